@@ -1,0 +1,1 @@
+"""Pure tensor math: advantages, losses and divergences."""

@@ -1,0 +1,131 @@
+"""A batch: a table of named columns, ragged ones included, in flat arrays that Ray shares without copying.
+
+Each row carries its id, its place in the step's whole batch. Batches are immutable; operations return new ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Values of one column, one after the other; where `offsets` is set, row i is ``values[offsets[i]:offsets[i + 1]]``."""
+
+    values: np.ndarray
+    offsets: np.ndarray | None = None
+
+    @staticmethod
+    def ragged(rows: Sequence[np.ndarray | Sequence[float]], dtype: str) -> Column:
+        """A ragged column of rows of any lengths."""
+        arrays = [np.asarray(row, dtype=dtype) for row in rows]
+        offsets = np.zeros(len(arrays) + 1, dtype=np.int64)
+        np.cumsum([len(array) for array in arrays], out=offsets[1:])
+        return Column(np.concatenate(arrays) if arrays else np.zeros(0, dtype=dtype), offsets)
+
+    @staticmethod
+    def text(rows: Sequence[str]) -> Column:
+        """A column of strings, held as UTF-8."""
+        return Column.ragged([np.frombuffer(row.encode(), dtype=np.uint8) for row in rows], "uint8")
+
+    def __len__(self) -> int:
+        return len(self.values) if self.offsets is None else len(self.offsets) - 1
+
+    def __getitem__(self, row: int) -> np.ndarray:
+        """Row `row`: a scalar, or an array where the column is ragged."""
+        if self.offsets is None:
+            return self.values[row]
+        return self.values[self.offsets[row] : self.offsets[row + 1]]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Values in each row, int64 [rows]; 1 for a column that is not ragged."""
+        return np.ones(len(self), dtype=np.int64) if self.offsets is None else np.diff(self.offsets)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the column occupies."""
+        return self.values.nbytes + (0 if self.offsets is None else self.offsets.nbytes)
+
+    def take(self, indices: np.ndarray) -> Column:
+        """The rows at `indices`, in that order."""
+        if self.offsets is None:
+            return Column(self.values[indices])
+        lengths = self.lengths[indices]
+        offsets = np.zeros(len(indices) + 1, dtype=np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        # Position of each value in the source: its row's start there, plus its place within the row.
+        within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
+        return Column(self.values[np.repeat(self.offsets[:-1][indices], lengths) + within], offsets)
+
+    def strings(self) -> list[str]:
+        """The rows of a text column."""
+        return [bytes(self[row]).decode() for row in range(len(self))]
+
+    @staticmethod
+    def concat(parts: Sequence[Column]) -> Column:
+        """The rows of all parts, in order; at least one part."""
+        if parts[0].offsets is None:
+            return Column(np.concatenate([part.values for part in parts]))
+        lengths = np.concatenate([part.lengths for part in parts])
+        offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        return Column(np.concatenate([part.values for part in parts]), offsets)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows of a step's batch, by id, with some of their columns."""
+
+    rows: np.ndarray
+    """Row ids, int64 [rows]."""
+    columns: Mapping[str, Column]
+
+    def __post_init__(self) -> None:
+        wrong = {name: len(column) for name, column in self.columns.items() if len(column) != len(self.rows)}
+        assert not wrong, f"a batch of {len(self.rows)} rows cannot hold columns of lengths {wrong}"
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, name: str) -> Column:
+        return self.columns[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.columns
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all columns and the row ids."""
+        return self.rows.nbytes + sum(column.nbytes for column in self.columns.values())
+
+    def select(self, names: Iterable[str]) -> Batch:
+        """The same rows with only these columns."""
+        return Batch(self.rows, {name: self.columns[name] for name in names})
+
+    def with_columns(self, columns: Mapping[str, Column]) -> Batch:
+        """The same rows with further columns."""
+        return Batch(self.rows, {**self.columns, **columns})
+
+    def take(self, indices: np.ndarray) -> Batch:
+        """The rows at positions `indices`, in that order."""
+        return Batch(self.rows[indices], {name: column.take(indices) for name, column in self.columns.items()})
+
+    def in_order(self, rows: np.ndarray) -> Batch:
+        """The rows with these ids, in that order; every id must be here."""
+        order = np.argsort(self.rows, kind="stable")
+        positions = order[np.searchsorted(self.rows[order], rows)]
+        assert np.array_equal(self.rows[positions], rows), "in_order: a row id is not in the batch"
+        return self.take(positions)
+
+    @staticmethod
+    def concat(parts: Sequence[Batch]) -> Batch:
+        """The rows of all parts, in order; all have the same columns, and there is at least one part."""
+        names = parts[0].columns.keys()
+        return Batch(
+            np.concatenate([part.rows for part in parts]),
+            {name: Column.concat([part[name] for part in parts]) for name in names},
+        )

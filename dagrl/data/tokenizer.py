@@ -1,0 +1,95 @@
+"""The tokenizer of a pipeline: read from a Hugging Face folder, or made on the spot for models of random weights.
+
+Prompts, generators and rewards all take it from here, so that they agree about every token. The libraries behind it
+are imported when a tokenizer is loaded, not with this module.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dagrl.spec.schema import ModelSpec, TokenizerSpec
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
+
+_CONCATENATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+
+
+def load_tokenizer(model: ModelSpec) -> PreTrainedTokenizerBase:
+    """The tokenizer that `model` names: ``model.tokenizer``, or the one in the model's own folder.
+
+    It always has a padding token. Raises ValueError where no tokenizer is named, the folder holds none, or the
+    description of a made one does not make sense.
+    """
+    source = model.tokenizer or model.path
+    if source is None:
+        raise ValueError("the model has no tokenizer; set model.path or model.tokenizer")
+    return make_tokenizer(source) if isinstance(source, TokenizerSpec) else _from_folder(source)
+
+
+def make_tokenizer(spec: TokenizerSpec) -> PreTrainedTokenizerBase:
+    """A tokenizer without merges, so one token for each character, or for each byte of UTF-8.
+
+    ``bytes``: token b is byte b, followed by ``<pad>`` and ``<eos>``. ``characters``: ``<pad>``, ``<eos>`` and
+    ``<unk>``, then the alphabet in its order. Text that looks like a special token is read as the characters it is,
+    decoding inserts nothing, and the chat template joins the messages' contents.
+    """
+    from tokenizers import Tokenizer, decoders
+    from tokenizers.models import BPE
+    from transformers import PreTrainedTokenizerFast
+
+    if spec.kind == "bytes":
+        vocabulary = _byte_vocabulary(spec)
+        backend = Tokenizer(BPE(vocabulary, merges=[], byte_fallback=True))
+        backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    else:
+        vocabulary = _character_vocabulary(spec)
+        backend = Tokenizer(BPE(vocabulary, merges=[], unk_token=UNKNOWN))
+        backend.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token=PAD,
+        eos_token=EOS,
+        unk_token=UNKNOWN if UNKNOWN in vocabulary else None,
+        chat_template=_CONCATENATE,
+        clean_up_tokenization_spaces=False,
+        split_special_tokens=True,
+    )
+
+
+def _byte_vocabulary(spec: TokenizerSpec) -> dict[str, int]:
+    if spec.alphabet:
+        raise ValueError("a tokenizer of kind 'bytes' has no alphabet; remove it, or set kind: characters")
+    # "<0x..>" is the tokenizers library's own name of a byte that stands for itself.
+    return {name: index for index, name in enumerate([*(f"<0x{byte:02X}>" for byte in range(256)), PAD, EOS])}
+
+
+def _character_vocabulary(spec: TokenizerSpec) -> dict[str, int]:
+    if not spec.alphabet:
+        raise ValueError("a tokenizer of kind 'characters' needs an alphabet; set model.tokenizer.alphabet")
+    doubled = [character for character, count in Counter(spec.alphabet).items() if count > 1]
+    if doubled:
+        raise ValueError(f"model.tokenizer.alphabet holds {doubled[0]!r} more than once; name each character once")
+    return {name: index for index, name in enumerate([PAD, EOS, UNKNOWN, *spec.alphabet])}
+
+
+def _from_folder(source: Path) -> PreTrainedTokenizerBase:
+    from transformers import AutoTokenizer
+
+    folder = source.expanduser()
+    # Checked here, for the library takes a path that does not exist for a repository on the hub.
+    if not folder.is_dir():
+        raise ValueError(f"there is no tokenizer folder {folder}; set model.tokenizer or model.path to an existing one")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"cannot load a tokenizer from {folder}: {error}; it needs tokenizer.json or its kin") from error
+    if tokenizer.pad_token is None:
+        # Padding is always masked, so any token will do; models without one are commonly padded with this.
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer

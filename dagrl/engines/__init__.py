@@ -1,0 +1,1 @@
+"""Models that train, score or generate."""

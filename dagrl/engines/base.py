@@ -1,0 +1,149 @@
+"""What a node may ask of an engine. A worker holds one rank of one engine and calls these methods on all ranks alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from dagrl.data.batch import Batch, Column
+from dagrl.data.stats import Stat
+from dagrl.spec.schema import SamplingSpec
+
+Bucket = list[tuple[str, torch.Tensor]]
+"""Some weights by their Hugging Face names, full (not split over ranks), on the CPU or the engine's device."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankContext:
+    """Where a worker stands among the ranks of its engine."""
+
+    rank: int
+    world_size: int
+    master_addr: str
+    master_port: int
+    timeout_s: float
+    """Bound of every collective."""
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseTokens:
+    """The response tokens of one packed micro-batch, in row order: what an objective sees. T tokens, S rows."""
+
+    logprob: torch.Tensor
+    """Log-prob of each token under the weights being trained, float32 [T], with gradient."""
+    entropy: torch.Tensor | None
+    """Entropy of the distribution that each token was drawn from, float32 [T]; None unless asked for."""
+    weight: torch.Tensor
+    """Weight of each token in the loss, divided by the global normalizer already, float32 [T]."""
+    columns: Mapping[str, torch.Tensor]
+    """The objective's columns: per-response-token ones as [T], per-sample ones as [S]."""
+    row: torch.Tensor
+    """Row that each token belongs to, int64 [T], in 0..S-1."""
+
+
+class Objective(Protocol):
+    """A loss over response tokens. It is the same number whatever the micro-batches, packing and ranks."""
+
+    columns: Sequence[str]
+    """Columns it reads, beside the tokens."""
+    needs_entropy: bool
+    temperature: float
+    """Log-probs are of logits / temperature, as the tokens were drawn."""
+
+    def token_weights(self, batch: Batch) -> tuple[Column, float]:
+        """Weight of each response token of `batch`, ragged as response_tokens, and what `batch` adds to the normalizer.
+
+        The engine sums the second over all ranks and divides the first by it.
+        """
+        ...
+
+    def __call__(self, tokens: ResponseTokens) -> tuple[torch.Tensor, dict[str, tuple[torch.Tensor, torch.Tensor]]]:
+        """The micro-batch's share of the loss (scalar), and metrics as name -> (sum, count), detached scalars."""
+        ...
+
+
+class Engine(Protocol):
+    """One rank of an engine."""
+
+    policy_version: int
+    """Optimizer steps (pipeline steps) behind the weights that it holds."""
+
+    def close(self) -> None:
+        """Free what the rank holds: process groups, memory, files."""
+        ...
+
+
+class TrainEngine(Engine, Protocol):
+    """A rank that computes log-probs and trains. Every method is collective: all ranks call it in the same order."""
+
+    def logprobs(self, batch: Batch, *, temperature: float, tokens_per_micro_batch: int) -> Column:
+        """Log-probs of the response tokens of this data-parallel rank's rows, float32, ragged as response_tokens.
+
+        `batch` holds prompt_tokens and response_tokens; it may be empty on some ranks.
+        """
+        ...
+
+    def update(
+        self, mini_batches: Sequence[Batch], objective: Objective, *, tokens_per_micro_batch: int
+    ) -> dict[str, Stat]:
+        """One optimizer step for each mini-batch (this data-parallel rank's rows of it, maybe none).
+
+        Returns the objective's metrics over all ranks, and grad_norm and lr; the same on each rank. Raises
+        FloatingPointError where the gradient is not finite. Counts one policy version for the whole call.
+        """
+        ...
+
+    def start_weights(self) -> AbstractContextManager[None]:
+        """Within the context the engine computes with the frozen weights it started from."""
+        ...
+
+    def export_weights(self, bucket_bytes: int) -> Iterator[Bucket]:
+        """The current weights by Hugging Face names, in buckets of about that size. Collective; only rank 0's
+        buckets hold tensors, the others' are empty."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write model, optimizer, learning-rate schedule and RNG to `folder`, all ranks together."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Bring back what `save` wrote, also in another parallel layout."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One finished response."""
+
+    index: int
+    """Place of its prompt in the call."""
+    tokens: np.ndarray
+    """Sampled tokens, the one that ended it included, int64."""
+    logprobs: np.ndarray
+    """Log-prob of each under logits / temperature, before top-p and top-k, float32."""
+    finish_reason: str
+    """``stop`` or ``length``."""
+
+
+class GenerateEngine(Engine, Protocol):
+    """A rank that samples: ranks are independent replicas."""
+
+    def generate(
+        self, prompts: Sequence[np.ndarray], seeds: Sequence[int], sampling: SamplingSpec
+    ) -> Iterator[Completion]:
+        """Sample one response to each prompt, yielded as they finish, in any order.
+
+        The same prompt, seed and weights give the same response.
+        """
+        ...
+
+    def load_weights(self, buckets: Iterator[Bucket], version: int) -> None:
+        """Replace all weights. ValueError where a name is unknown, doubled or missing; then the old ones stay."""
+        ...

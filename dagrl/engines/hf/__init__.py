@@ -1,0 +1,1 @@
+"""A Hugging Face model as an embedded generator."""

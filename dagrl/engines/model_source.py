@@ -1,0 +1,203 @@
+"""Where a model comes from: its Hugging Face config and its start weights, read from a folder or drawn at random.
+
+Every engine starts here, so that two engines of one pipeline agree on the weights to the bit, whatever their backend
+and parallel layout. Works with `dagrl.data.tokenizer`, which knows the vocabulary of models without a folder.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from dataclasses import fields
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from dagrl.spec.schema import ModelSpec
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+_INDEX = "model.safetensors.index.json"
+_SINGLE_FILE = "model.safetensors"
+_TIED_OUTPUT = "lm_head.weight"
+
+
+class WeightSource(Protocol):
+    """The full start weights of a model, tensor by tensor, by their Hugging Face names."""
+
+    def names(self) -> list[str]:
+        """All tensors, each stored once: an output layer tied to the embedding is not among them."""
+        ...
+
+    def get(self, name: str) -> torch.Tensor:
+        """The tensor on the CPU, in the dtype it is stored in. ValueError where there is none of that name."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Its shape, without reading it. ValueError where there is none of that name."""
+        ...
+
+
+def load_hf_config(model: ModelSpec) -> PretrainedConfig:
+    """The Hugging Face config of ``model.path``, or the one that ``model.init`` describes.
+
+    Where `init` leaves out the vocabulary's size or the special tokens' ids, they are the tokenizer's. ValueError for a
+    folder without a config, an unknown ``model_type`` or an unknown field of it.
+    """
+    if model.path is not None:
+        return _config_of_folder(model.path.expanduser())
+    if model.init is None:
+        raise ValueError("model: give either path (a Hugging Face folder) or init (model_type and its fields)")
+    return _config_of_fields(model, dict(model.init))
+
+
+def weight_source(model: ModelSpec, seed: int) -> WeightSource:
+    """The start weights of `model`; `seed` matters only where they are random."""
+    config = load_hf_config(model)
+    if model.path is None:
+        return RandomWeights(config, seed)
+    return SafetensorsFolder(model.path.expanduser(), tied_output=config.tie_word_embeddings)
+
+
+class SafetensorsFolder:
+    """Weights in a folder of safetensors, one file or several with an index; one tensor is in memory at a time."""
+
+    def __init__(self, folder: Path, *, tied_output: bool = False) -> None:
+        self._folder = folder
+        self._files = _files_by_tensor(folder)
+        if tied_output:
+            self._files.pop(_TIED_OUTPUT, None)
+
+    def names(self) -> list[str]:
+        """All tensors of the folder."""
+        return list(self._files)
+
+    def get(self, name: str) -> torch.Tensor:
+        """Read one tensor."""
+        from safetensors import safe_open
+
+        with safe_open(self._file_of(name), framework="pt") as file:
+            return file.get_tensor(name)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape out of the file's header."""
+        from safetensors import safe_open
+
+        with safe_open(self._file_of(name), framework="pt") as file:
+            return tuple(file.get_slice(name).get_shape())
+
+    def _file_of(self, name: str) -> Path:
+        if name not in self._files:
+            raise ValueError(f"{self._folder} has no tensor {name!r}: is its config.json that of these weights?")
+        return self._files[name]
+
+
+class RandomWeights:
+    """Freshly initialised weights. Each tensor has a random stream of its own, seeded by its name.
+
+    So a tensor is the same whichever rank asks for it, and in whatever order. Matrices are normal with the config's
+    ``initializer_range`` as standard deviation, norm weights 1 and biases 0, as Hugging Face initialises them.
+    """
+
+    def __init__(self, config: PretrainedConfig, seed: int) -> None:
+        self._config = config
+        self._seed = seed
+
+    def names(self) -> list[str]:
+        """All parameters of the Hugging Face model."""
+        return list(self._shapes)
+
+    def get(self, name: str) -> torch.Tensor:
+        """Draw one tensor, float32."""
+        shape = self.shape(name)
+        if len(shape) == 1:
+            return torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
+        digest = hashlib.sha256(f"{self._seed}/{name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
+        return torch.empty(shape).normal_(0.0, self._config.initializer_range, generator=generator)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape in the Hugging Face model."""
+        if name not in self._shapes:
+            raise ValueError(f"a {self._config.model_type} model has no tensor {name!r}")
+        return self._shapes[name]
+
+    @cached_property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        from transformers import AutoModelForCausalLM
+
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(self._config)
+        # named_parameters lists tied ones once, under the embedding's name.
+        return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
+def _config_of_folder(folder: Path) -> PretrainedConfig:
+    from transformers import AutoConfig
+
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{folder} has no config.json: model.path must be a Hugging Face model folder")
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"cannot read {folder / 'config.json'}: {_first_line(error)}") from error
+
+
+def _config_of_fields(model: ModelSpec, init: dict[str, Any]) -> PretrainedConfig:
+    from transformers import CONFIG_MAPPING
+
+    from dagrl.data.tokenizer import load_tokenizer
+
+    model_type = init.pop("model_type", None)
+    if model_type not in CONFIG_MAPPING:
+        hint = _nearest(str(model_type), CONFIG_MAPPING.keys())
+        raise ValueError(f"model.init.model_type: {model_type!r} is no model type of Hugging Face{hint}")
+    config_class = CONFIG_MAPPING[model_type]
+    # The config class takes any keyword; a misspelt one would silently leave the default in place.
+    known = {field.name for field in fields(config_class)}
+    for name in init:
+        if name not in known:
+            raise ValueError(f"model.init.{name}: {config_class.__name__} has no such field{_nearest(name, known)}")
+    tokenizer = load_tokenizer(model)
+    from_tokenizer = {
+        "vocab_size": len(tokenizer),
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    return config_class(**{**from_tokenizer, **init})
+
+
+def _files_by_tensor(folder: Path) -> dict[str, Path]:
+    """The file that holds each tensor. ValueError where the folder has none, or where one that the index names is gone."""
+    from safetensors import SafetensorError, safe_open
+
+    index = folder / _INDEX
+    if index.is_file():
+        files = {name: folder / file for name, file in json.loads(index.read_text())["weight_map"].items()}
+        for file in sorted(set(files.values())):
+            if not file.is_file():
+                lost = sum(holder == file for holder in files.values())
+                raise ValueError(f"{file} is missing: {index.name} says that it holds {lost} tensors; copy it again")
+        return files
+    single = folder / _SINGLE_FILE
+    if not single.is_file():
+        raise ValueError(f"{folder} holds neither {_SINGLE_FILE} nor {_INDEX}: save the model as safetensors")
+    try:
+        with safe_open(single, framework="pt") as file:
+            return dict.fromkeys(file.keys(), single)
+    except SafetensorError as error:
+        raise ValueError(f"{single} is no whole safetensors file: {_first_line(error)}") from error
+
+
+def _nearest(name: str, known: Any) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

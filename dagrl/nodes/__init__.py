@@ -1,0 +1,1 @@
+"""One file for each op: what it does to a batch."""

@@ -1,0 +1,113 @@
+"""The plan of a run: which executor does which task, on which ranks. Made by ``placement.py``, followed by the scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from dagrl.plan.coordinates import Coordinates
+from dagrl.spec.ops import Scope
+
+HOST = "host"
+"""The executor of nodes without an engine."""
+
+
+class Rows(Enum):
+    """Which batch of a step a task works on."""
+
+    TRAIN = "train"
+    VALIDATION = "val"
+
+
+@dataclass(frozen=True, slots=True)
+class Executor:
+    """Workers that run tasks together: the ranks of an engine, or the host."""
+
+    name: str
+    group: str | None
+    places: tuple[Coordinates, ...]
+    """Where each rank sits in the layout; ranks with the same dp get the same rows."""
+    engines: tuple[str, ...] = ()
+    """Engines on these ranks; the first is the one whose weights move, the others are frozen copies of its start."""
+    follows: str | None = None
+    """Executor whose weights it takes."""
+    trained: bool = False
+    """Whether some task trains it."""
+
+    @property
+    def ranks(self) -> int:
+        """Workers that it has."""
+        return len(self.places)
+
+    @property
+    def replicas(self) -> int:
+        """Data-parallel ranks: how many ways rows are split."""
+        return 1 + max(place.dp for place in self.places)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTask:
+    """A node as it runs in one step, on the training or the validation batch."""
+
+    name: str
+    """The node's name; ``val/`` before it on the validation batch."""
+    node: str
+    op: str
+    executor: str
+    scope: Scope
+    rows: Rows
+    engine: str | None = None
+    inputs: dict[str, tuple[str, str]] = field(default_factory=dict, hash=False)
+    """Column as the op calls it -> (task that wrote it, column as the pipeline calls it)."""
+    outputs: dict[str, str] = field(default_factory=dict, hash=False)
+    """Column as the op calls it -> column as the pipeline calls it."""
+    after: tuple[str, ...] = ()
+    """Tasks of the same step that must be done first although no column joins them."""
+    streams: bool = False
+    """One run takes all shards and finishes them one by one."""
+    trains: bool = False
+    generates: bool = False
+    frozen: bool = False
+    """Uses start weights that no update moves."""
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Tasks whose results it waits for, each once, in a fixed order."""
+        return tuple(dict.fromkeys([*(task for task, _ in self.inputs.values()), *self.after]))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All that the scheduler has to know."""
+
+    executors: dict[str, Executor]
+    tasks: tuple[PlannedTask, ...]
+    """In topological order, validation's included."""
+    shards: int
+    steps: int
+    max_staleness: int = 0
+    save_every: int | None = None
+    validate_every: int | None = None
+    validate_first: bool = False
+
+    def task(self, name: str) -> PlannedTask:
+        """The task of that name."""
+        return next(task for task in self.tasks if task.name == name)
+
+    def validates(self, step: int) -> bool:
+        """Whether `step` ends with a validation; step 0 is the one before training."""
+        if step == 0:
+            return self.validate_first
+        return self.validate_every is not None and step % self.validate_every == 0
+
+    def saves(self, step: int) -> bool:
+        """Whether a checkpoint is due after `step`."""
+        return step == self.steps or (self.save_every is not None and step % self.save_every == 0)
+
+    def tasks_of(self, step: int) -> tuple[PlannedTask, ...]:
+        """What has to be done in `step`, in topological order."""
+        return tuple(
+            task
+            for task in self.tasks
+            if (step > 0 if task.rows is Rows.TRAIN else self.validates(step))
+        )

@@ -1,0 +1,1 @@
+"""The run itself: the only package that talks to Ray."""

@@ -1,0 +1,56 @@
+"""The columns that travel between nodes: what each holds, and how its values are laid out.
+
+A batch is a table with one row for each sample. A ``SAMPLE`` column holds one value a row; ``PROMPT`` and ``RESPONSE``
+columns are ragged, with one value for each prompt or response token of the row; ``TEXT`` holds a string a row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Shape(Enum):
+    """How many values a row has."""
+
+    SAMPLE = "per sample"
+    PROMPT = "per prompt token"
+    RESPONSE = "per response token"
+    TEXT = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSpec:
+    """The contract of one column."""
+
+    name: str
+    dtype: str
+    """A numpy dtype's name; ``uint8`` for text, which is held as UTF-8."""
+    shape: Shape
+    meaning: str
+
+
+_CORE = (
+    ColumnSpec("sample_id", "int64", Shape.SAMPLE, "row of the step's batch"),
+    ColumnSpec("group_id", "int64", Shape.SAMPLE, "prompt of the step that the row answers"),
+    ColumnSpec("prompt_tokens", "int64", Shape.PROMPT, "the prompt, chat template applied"),
+    ColumnSpec("answer", "uint8", Shape.TEXT, "reference answer (reward_model.ground_truth)"),
+    ColumnSpec("data_source", "uint8", Shape.TEXT, "name of the data set"),
+    ColumnSpec("extra_info", "uint8", Shape.TEXT, "the row's extra_info, as JSON"),
+    ColumnSpec("response_tokens", "int64", Shape.RESPONSE, "sampled tokens, the one that ended it included"),
+    ColumnSpec("response_mask", "float32", Shape.RESPONSE, "1 where a token is trained on"),
+    ColumnSpec("rollout_logprob", "float32", Shape.RESPONSE, "log-prob under which the generator drew the token"),
+    ColumnSpec("policy_version", "int64", Shape.SAMPLE, "version of the weights that sampled the row"),
+    ColumnSpec("logprob", "float32", Shape.RESPONSE, "log-prob of the token under an engine's weights"),
+    ColumnSpec("old_logprob", "float32", Shape.RESPONSE, "log-prob under the trainer's weights before the update"),
+    ColumnSpec("ref_logprob", "float32", Shape.RESPONSE, "log-prob under the reference"),
+    ColumnSpec("reward", "float32", Shape.SAMPLE, "score of the response"),
+    ColumnSpec("value", "float32", Shape.RESPONSE, "critic's estimate of the return"),
+    ColumnSpec("advantage", "float32", Shape.RESPONSE, "how much better than expected"),
+    ColumnSpec("return", "float32", Shape.RESPONSE, "discounted sum of rewards to come"),
+)
+
+CORE_COLUMNS: dict[str, ColumnSpec] = {column.name: column for column in _CORE}
+
+SOURCE_COLUMNS = ("sample_id", "group_id", "prompt_tokens", "answer", "data_source", "extra_info")
+"""Columns of the data set: written by the implicit node `prompts`."""

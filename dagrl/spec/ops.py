@@ -1,0 +1,84 @@
+"""What each op reads and writes, and what it asks of the engine it runs on: the arrows of the graph come from here.
+
+Free of torch and ray, so that a pipeline is checked on any machine. The functions behind the ops are in `dagrl.nodes`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from dagrl.spec.columns import SOURCE_COLUMNS
+from dagrl.spec.schema import AdvantageNode, LogprobNode, NodeBase, RewardNode, RolloutNode, UpdateNode
+
+
+class Scope(Enum):
+    """How much of a step's batch an op must see at once."""
+
+    ROW = "row"
+    """Each row alone: starts on finished shards."""
+    GROUP = "group"
+    """All responses to a prompt: starts on finished shards too, for a shard holds whole groups."""
+    BATCH = "batch"
+    """The whole step."""
+
+
+class Capability(Enum):
+    """What an op asks of its engine."""
+
+    GENERATE = "generate"
+    SCORE = "score"
+    TRAIN = "train"
+
+
+@dataclass(frozen=True, slots=True)
+class OpContract:
+    """Columns in and out of an op, by the op's own names."""
+
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    scope: Scope = Scope.ROW
+    reads_if_written: tuple[str, ...] = ()
+    """Read where some node writes them, done without otherwise."""
+    needs: Capability | None = None
+    """What its engine must be able to do; None: runs on the host, without an engine."""
+
+
+PROMPTS = OpContract(reads=(), writes=SOURCE_COLUMNS, scope=Scope.BATCH)
+"""The implicit source of every pipeline: the step's prompts, each repeated for its n samples."""
+
+SAMPLES = OpContract(
+    reads=("group_id", "prompt_tokens", "response_tokens", "reward", "answer", "data_source"),
+    writes=(),
+    scope=Scope.BATCH,
+    reads_if_written=("advantage", "policy_version"),
+)
+"""The implicit sink: writes ``samples/step_N.parquet``."""
+
+
+def contract_of(node: NodeBase) -> OpContract:
+    """The contract of one of dagrl's own ops, its options taken into account.
+
+    A `CustomNode` has its contract on the user's function: see `dagrl.spec.custom.contract_of_function`.
+    """
+    match node:
+        case RolloutNode():
+            writes = ("response_tokens", "response_mask", "rollout_logprob", "policy_version")
+            return OpContract(("group_id", "prompt_tokens"), writes, needs=Capability.GENERATE)
+        case RewardNode():
+            reads = ("prompt_tokens", "response_tokens", "answer", "data_source", "extra_info")
+            return OpContract(reads, ("reward",))
+        case LogprobNode():
+            return OpContract(("prompt_tokens", "response_tokens"), ("logprob",), needs=Capability.SCORE)
+        case AdvantageNode():
+            reads = ("group_id", "reward", "response_mask")
+            if node.kl_in_reward:
+                reads += ("old_logprob", "ref_logprob")
+            return OpContract(reads, ("advantage",), Scope.GROUP)
+        case UpdateNode():
+            reads = ("prompt_tokens", "response_tokens", "response_mask", "advantage", "policy_version")
+            optional: tuple[str, ...] = ("old_logprob", "ref_logprob")
+            if node.loss.kl_coef > 0:
+                reads, optional = (*reads, "ref_logprob"), ("old_logprob",)
+            return OpContract(reads, (), Scope.BATCH, optional, Capability.TRAIN)
+    raise AssertionError(f"no contract for {node!r}")

@@ -1,0 +1,343 @@
+"""What a pipeline file may say: frozen models, one per section, that refuse unknown keys.
+
+``load.py`` turns YAML into a `Pipeline`; ``checks.py`` holds the rules that join several sections or look at
+files; ``ops.py`` says which columns each node reads and writes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+PositiveInt = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """A mapping of the pipeline file: immutable, and strict about its keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class ModelSpec(Section):
+    """The policy that is trained: a Hugging Face folder, or random weights of a stated shape."""
+
+    path: Path | None = None
+    """A Hugging Face folder with config.json, safetensors and a tokenizer."""
+    init: dict[str, Any] | None = None
+    """Random weights instead: the fields of a Hugging Face config, ``model_type`` among them."""
+    tokenizer: Path | TokenizerSpec | None = None
+    """A folder with a Hugging Face tokenizer, or one made on the spot. Default: the model's folder."""
+
+
+class TokenizerSpec(Section):
+    """A small tokenizer made from the pipeline file, for models that start from random weights."""
+
+    kind: Literal["characters", "bytes"]
+    """``characters``: one token for each character of `alphabet`; ``bytes``: one for each byte of UTF-8."""
+    alphabet: str = ""
+    """The characters that the model knows (``characters`` only)."""
+
+
+class DataSpec(Section):
+    """Prompts in verl's parquet schema: prompt, data_source, reward_model.ground_truth, extra_info."""
+
+    train: Path
+    """Parquet file with the training prompts."""
+    val: Path | None = None
+    """Parquet file with the validation prompts."""
+    prompts_per_step: PositiveInt
+    """Prompts in one step; the batch has ``prompts_per_step * n`` samples."""
+    max_prompt_tokens: PositiveInt
+    """Longest prompt, in tokens."""
+    overlong_prompts: Literal["drop", "cut", "error"] = "drop"
+    """What happens to longer ones: left out, cut at their beginning, or an error. Dropped and cut are counted."""
+    shuffle: bool = True
+    """A new order each epoch, drawn from ``run.seed``."""
+    val_prompts: PositiveInt | None = None
+    """Use only the first so many validation prompts."""
+
+
+class GroupSpec(Section):
+    """A named set of GPUs, or of CPU slots where there is no GPU."""
+
+    nodes: PositiveInt = 1
+    """Machines in the group."""
+    gpus_per_node: Annotated[int, Field(ge=0)] = 0
+    """GPUs on each; one engine rank each."""
+    cpus_per_node: Annotated[int, Field(ge=0)] = 0
+    """Instead of GPUs: CPU slots on each; one engine rank each."""
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether the group's ranks run without a GPU."""
+        return self.gpus_per_node == 0
+
+    @property
+    def ranks(self) -> int:
+        """Engine ranks that the group holds."""
+        return self.nodes * (self.gpus_per_node or self.cpus_per_node)
+
+
+class ParallelSpec(Section):
+    """Megatron's parallel layout. Data parallel is what remains: ranks / (tp * pp * cp)."""
+
+    tensor_model_parallel_size: PositiveInt = 1
+    """Ranks that share each layer's matrices."""
+    pipeline_model_parallel_size: PositiveInt = 1
+    """Stages of layers."""
+    context_parallel_size: PositiveInt = 1
+    """Ranks that share each sequence."""
+    expert_model_parallel_size: PositiveInt = 1
+    """Ranks that share the experts of a mixture."""
+    sequence_parallel: bool = False
+    """Split activations between tensor-parallel regions along the sequence."""
+
+    def data_parallel_size(self, ranks: int) -> int:
+        """Model replicas on `ranks` ranks; the sizes are checked to divide when the file is loaded."""
+        return ranks // (
+            self.tensor_model_parallel_size * self.pipeline_model_parallel_size * self.context_parallel_size
+        )
+
+
+class LearningRateSpec(Section):
+    """Learning-rate schedule, in Megatron's names; the peak is ``optimizer.lr``."""
+
+    lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root"] = "constant"
+    """Shape after the warm-up."""
+    lr_warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps of linear rise from 0, counted in pipeline steps."""
+    lr_decay_steps: PositiveInt | None = None
+    """Step at which `min_lr` is reached. Default: ``run.steps``."""
+    min_lr: Annotated[float, Field(ge=0)] = 0.0
+    """Floor of the decay."""
+
+
+class MegatronEngineSpec(Section):
+    """A Megatron-core model: trains, and computes log-probs."""
+
+    backend: Literal["megatron"]
+    group: Name | None = None
+    """The group that holds it."""
+    shares: Name | None = None
+    """Instead of a group: live on that engine's ranks, as its frozen start weights, swapped in when asked for."""
+    parallel: ParallelSpec = ParallelSpec()
+    """Parallel layout."""
+    transformer: dict[str, Any] = Field(default_factory=dict)
+    """Any field of Megatron's TransformerConfig."""
+    optimizer: dict[str, Any] = Field(default_factory=dict)
+    """Any field of Megatron's OptimizerConfig."""
+    lr_schedule: LearningRateSpec = LearningRateSpec()
+    """How the learning rate moves from ``optimizer.lr``."""
+    ddp: dict[str, Any] = Field(default_factory=dict)
+    """Any field of Megatron's DistributedDataParallelConfig."""
+
+
+class HfEngineSpec(Section):
+    """A Hugging Face model that generates inside its own process: small models, and machines without a GPU."""
+
+    backend: Literal["hf"]
+    group: Name
+    """The group that holds it: one replica for each rank."""
+    follows: Name | None = None
+    """The trained engine whose weights it takes before each rollout. Default: the model as it is, for ever."""
+    max_batch_size: PositiveInt = 256
+    """Sequences decoded at once."""
+
+
+EngineSpec = Annotated[MegatronEngineSpec | HfEngineSpec, Field(discriminator="backend")]
+
+
+class SamplingSpec(Section):
+    """How tokens are drawn, in SGLang's names."""
+
+    temperature: Annotated[float, Field(ge=0)] = 1.0
+    """0 takes the likeliest token."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Smallest set of tokens with at least this probability."""
+    top_k: int = -1
+    """Likeliest so many tokens; -1 for all."""
+    max_new_tokens: PositiveInt
+    """Longest response, in tokens."""
+    stop_token_ids: tuple[int, ...] = ()
+    """End a response, beside the tokenizer's end-of-sequence token. The token that ends it is part of it."""
+    ignore_eos: bool = False
+    """Go on after the end-of-sequence token."""
+
+
+class NodeBase(Section):
+    """What every node may say."""
+
+    read: dict[str, str] = Field(default_factory=dict)
+    """Column the op reads -> where it comes from: another column, or ``node.column``."""
+    write: str | dict[str, str] | None = None
+    """Name of the column it writes, or (op's name -> name in this pipeline) where it writes several."""
+
+
+class RolloutNode(NodeBase):
+    """Samples `n` responses to each prompt."""
+
+    op: Literal["rollout"]
+    engine: Name
+    """The engine that generates."""
+    n: PositiveInt = 1
+    """Responses for each prompt; together they are a group."""
+    sampling: SamplingSpec
+    """How tokens are drawn in training."""
+    val_sampling: SamplingSpec | None = None
+    """How they are drawn in validation, one response a prompt. Default: as in training, with temperature 0."""
+
+
+class RewardNode(NodeBase):
+    """Scores each response."""
+
+    op: Literal["reward"]
+    fn: str
+    """``math``, ``exact``, or your own as ``module:function``."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Further keyword arguments of the function."""
+    on_error: Literal["stop"] | float = "stop"
+    """When the function raises: stop the run and name the sample, or give the sample this reward."""
+
+
+class LogprobNode(NodeBase):
+    """Log-probs of the sampled tokens under an engine's current weights."""
+
+    op: Literal["logprob"]
+    engine: Name
+    """The engine that computes."""
+    tokens_per_micro_batch: PositiveInt = 16384
+    """Packed tokens in one forward pass of a model replica."""
+
+
+class KlInRewardSpec(Section):
+    """Charge the divergence from the reference to the reward, before advantages."""
+
+    coef: Annotated[float, Field(ge=0)]
+    """Weight of the penalty."""
+    estimator: Literal["k1", "k2", "k3"] = "k1"
+    """Schulman's estimators of the divergence."""
+
+
+class AdvantageNode(NodeBase):
+    """Turns rewards into advantages."""
+
+    op: Literal["advantage"]
+    estimator: Literal["grpo"]
+    """How."""
+    normalize_by_std: bool = True
+    """Divide a group's advantages by its standard deviation."""
+    kl_in_reward: KlInRewardSpec | None = None
+    """Penalty taken off the reward first."""
+
+
+class LossSpec(Section):
+    """The policy objective."""
+
+    policy: Literal["ppo_clip"] = "ppo_clip"
+    """Form of the policy loss."""
+    clip_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Ratio is kept within 1 - clip_ratio and 1 + clip_ratio."""
+    clip_ratio_high: Annotated[float, Field(gt=0)] | None = None
+    """Upper bound of its own. Default: clip_ratio."""
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    """Bound on the loss of negative advantages (dual-clip PPO), 3.0 in the paper. Default: none."""
+    kl_coef: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the divergence from the reference."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Schulman's estimators of the divergence."""
+    entropy_coef: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the entropy bonus."""
+    aggregation: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"] = "token-mean"
+    """How token losses become one number, over the global mini-batch."""
+
+
+class UpdateNode(NodeBase):
+    """Trains an engine on the step's samples."""
+
+    op: Literal["update"]
+    engine: Name
+    """The engine that is trained."""
+    loss: LossSpec = LossSpec()
+    """The objective."""
+    mini_batch: PositiveInt | None = None
+    """Prompts in one optimizer step. Default: all of the step."""
+    epochs: PositiveInt = 1
+    """Passes over the step's samples."""
+    tokens_per_micro_batch: PositiveInt = 16384
+    """Packed tokens in one forward and backward pass of a model replica."""
+
+
+class CustomNode(NodeBase):
+    """Your own op, ``module:function``, decorated with `dagrl.node`."""
+
+    op: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Further keyword arguments of the function."""
+
+
+def _node_tag(value: Any) -> str:
+    op = value.get("op") if isinstance(value, dict) else getattr(value, "op", None)
+    return "custom" if isinstance(op, str) and ":" in op else str(op)
+
+
+NodeSpec = Annotated[
+    Annotated[RolloutNode, Tag("rollout")]
+    | Annotated[RewardNode, Tag("reward")]
+    | Annotated[LogprobNode, Tag("logprob")]
+    | Annotated[AdvantageNode, Tag("advantage")]
+    | Annotated[UpdateNode, Tag("update")]
+    | Annotated[CustomNode, Tag("custom")],
+    Discriminator(_node_tag),
+]
+
+
+class ScheduleSpec(Section):
+    """How steps overlap."""
+
+    max_staleness: Annotated[int, Field(ge=0)] = 0
+    """Policy versions that a sample may be behind the weights it trains. 0 is on-policy."""
+    shards_per_step: PositiveInt = 4
+    """Pieces of a step's batch, whole groups each: row-wise nodes start on finished ones."""
+
+
+class RunSpec(Section):
+    """How long, how often, how safely."""
+
+    steps: PositiveInt
+    """Steps to train."""
+    seed: int = 0
+    """Source of all randomness."""
+    save_every: PositiveInt | None = None
+    """Steps between checkpoints. The last step is always saved."""
+    keep: PositiveInt = 3
+    """Checkpoints that stay."""
+    validate_every: PositiveInt | None = None
+    """Steps between validations."""
+    validate_first: bool = False
+    """Validate before the first step too."""
+    resume: Literal["auto", "never"] = "auto"
+    """``auto`` goes on from the run folder's newest checkpoint; ``never`` refuses a folder that holds one."""
+    samples_per_step: Annotated[int, Field(ge=0)] = 64
+    """Samples of each step written to ``samples/step_N.parquet``."""
+    start_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    """Longest wait for workers and engines to start."""
+    node_timeout_s: Annotated[float, Field(gt=0)] = 1800.0
+    """Longest wait for a sign of life from a running node, a weight sync or a save."""
+
+
+class Pipeline(Section):
+    """A whole pipeline file."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    """Names the run folder and the tracker's run."""
+    model: ModelSpec
+    data: DataSpec
+    groups: Annotated[dict[Name, GroupSpec], Field(min_length=1)]
+    engines: Annotated[dict[Name, EngineSpec], Field(min_length=1)]
+    nodes: Annotated[dict[Name, NodeSpec], Field(min_length=1)]
+    schedule: ScheduleSpec = ScheduleSpec()
+    run: RunSpec
+    track: tuple[Literal["console", "tensorboard", "wandb"], ...] = ("console",)

@@ -1,0 +1,1 @@
+"""Where metrics, samples and spans are written."""
