@@ -13,18 +13,22 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Values of one column, one after the other; where `offsets` is set, row i is ``values[offsets[i]:offsets[i + 1]]``."""
+    """Values of one column, one after the other; with `offsets`, row i is ``values[offsets[i] : offsets[i + 1]]``."""
 
     values: np.ndarray
     offsets: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        if self.offsets is not None:
+            first, last = self.offsets[0], self.offsets[-1]
+            assert first == 0 and last == len(self.values), f"offsets {first}..{last} of {len(self.values)} values"
 
     @staticmethod
     def ragged(rows: Sequence[np.ndarray | Sequence[float]], dtype: str) -> Column:
         """A ragged column of rows of any lengths."""
         arrays = [np.asarray(row, dtype=dtype) for row in rows]
-        offsets = np.zeros(len(arrays) + 1, dtype=np.int64)
-        np.cumsum([len(array) for array in arrays], out=offsets[1:])
-        return Column(np.concatenate(arrays) if arrays else np.zeros(0, dtype=dtype), offsets)
+        values = np.concatenate(arrays) if arrays else np.zeros(0, dtype=dtype)
+        return Column(values, _offsets([len(array) for array in arrays]))
 
     @staticmethod
     def text(rows: Sequence[str]) -> Column:
@@ -52,11 +56,11 @@ class Column:
 
     def take(self, indices: np.ndarray) -> Column:
         """The rows at `indices`, in that order."""
+        indices = _positions(indices)
         if self.offsets is None:
             return Column(self.values[indices])
         lengths = self.lengths[indices]
-        offsets = np.zeros(len(indices) + 1, dtype=np.int64)
-        np.cumsum(lengths, out=offsets[1:])
+        offsets = _offsets(lengths)
         # Position of each value in the source: its row's start there, plus its place within the row.
         within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
         return Column(self.values[np.repeat(self.offsets[:-1][indices], lengths) + within], offsets)
@@ -67,13 +71,11 @@ class Column:
 
     @staticmethod
     def concat(parts: Sequence[Column]) -> Column:
-        """The rows of all parts, in order; at least one part."""
-        if parts[0].offsets is None:
-            return Column(np.concatenate([part.values for part in parts]))
-        lengths = np.concatenate([part.lengths for part in parts])
-        offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        return Column(np.concatenate([part.values for part in parts]), offsets)
+        """The rows of all parts, in order; all are ragged or none is, and there is at least one part."""
+        ragged = {part.offsets is not None for part in parts}
+        assert len(ragged) == 1, "concat: no parts, or ragged ones among others"
+        values = np.concatenate([part.values for part in parts])
+        return Column(values, _offsets(np.concatenate([part.lengths for part in parts])) if ragged == {True} else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,20 +114,35 @@ class Batch:
 
     def take(self, indices: np.ndarray) -> Batch:
         """The rows at positions `indices`, in that order."""
+        indices = _positions(indices)
         return Batch(self.rows[indices], {name: column.take(indices) for name, column in self.columns.items()})
 
     def in_order(self, rows: np.ndarray) -> Batch:
         """The rows with these ids, in that order; every id must be here."""
+        missing = np.setdiff1d(rows, self.rows)
+        assert not missing.size, f"in_order: row {missing[0]} is not in the batch"
         order = np.argsort(self.rows, kind="stable")
-        positions = order[np.searchsorted(self.rows[order], rows)]
-        assert np.array_equal(self.rows[positions], rows), "in_order: a row id is not in the batch"
-        return self.take(positions)
+        return self.take(order[np.searchsorted(self.rows[order], rows)])
 
     @staticmethod
     def concat(parts: Sequence[Batch]) -> Batch:
         """The rows of all parts, in order; all have the same columns, and there is at least one part."""
         names = parts[0].columns.keys()
+        assert all(part.columns.keys() == names for part in parts), "concat: the parts have different columns"
         return Batch(
             np.concatenate([part.rows for part in parts]),
             {name: Column.concat([part[name] for part in parts]) for name in names},
         )
+
+
+def _offsets(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Where rows of these lengths begin and the last one ends, int64 [rows + 1]."""
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(np.asarray(lengths, dtype=np.int64), out=offsets[1:])
+    return offsets
+
+
+def _positions(indices: np.ndarray) -> np.ndarray:
+    """`indices` as int64: an empty array may come with any dtype, a mask must not be taken for positions."""
+    assert indices.dtype != np.bool_, "positions are wanted, not a mask"
+    return indices.astype(np.int64, copy=False)

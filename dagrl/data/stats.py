@@ -22,7 +22,7 @@ class Stat:
     @staticmethod
     def of(values: np.ndarray | Iterable[float]) -> Stat:
         """Statistics of an array of any shape; of nothing at all, a Stat whose mean is NaN."""
-        array = np.asarray(values, dtype=np.float64).ravel()
+        array = np.asarray(values if isinstance(values, np.ndarray) else list(values), dtype=np.float64).ravel()
         if array.size == 0:
             return Stat(0, 0.0, 0.0, math.inf, -math.inf)
         return Stat(
@@ -32,7 +32,10 @@ class Stat:
     @staticmethod
     def weighted(total: float, count: float) -> Stat:
         """A mean known only as its numerator and denominator; `std` has no meaning for it."""
-        mean = total / count if count else math.nan
+        if not count:
+            # Its mean is unknown; written down as NaN it would spoil every merge.
+            return Stat.of(())
+        mean = total / count
         return Stat(count, total, mean * total, mean, mean)
 
     def __add__(self, other: Stat) -> Stat:

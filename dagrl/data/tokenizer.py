@@ -88,7 +88,9 @@ def _from_folder(source: Path) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"cannot load a tokenizer from {folder}: {error}; it needs tokenizer.json or its kin") from error
+        raise ValueError(
+            f"cannot load a tokenizer from {folder}: {error}; it needs tokenizer.json or its kin"
+        ) from error
     if tokenizer.pad_token is None:
         # Padding is always masked, so any token will do; models without one are commonly padded with this.
         tokenizer.pad_token = tokenizer.eos_token

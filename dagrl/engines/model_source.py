@@ -9,6 +9,8 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 _INDEX = "model.safetensors.index.json"
 _SINGLE_FILE = "model.safetensors"
 _TIED_OUTPUT = "lm_head.weight"
+_ROPE_SHORTHANDS = {"rope_theta", "rope_scaling"}
+"""Names of older config files that config classes still fold into ``rope_parameters``."""
 
 
 class WeightSource(Protocol):
@@ -78,22 +82,26 @@ class SafetensorsFolder:
 
     def get(self, name: str) -> torch.Tensor:
         """Read one tensor."""
-        from safetensors import safe_open
-
-        with safe_open(self._file_of(name), framework="pt") as file:
+        with self._open(name) as file:
             return file.get_tensor(name)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape out of the file's header."""
-        from safetensors import safe_open
-
-        with safe_open(self._file_of(name), framework="pt") as file:
+        with self._open(name) as file:
             return tuple(file.get_slice(name).get_shape())
 
-    def _file_of(self, name: str) -> Path:
+    @contextmanager
+    def _open(self, name: str) -> Iterator[Any]:
+        from safetensors import SafetensorError, safe_open
+
         if name not in self._files:
             raise ValueError(f"{self._folder} has no tensor {name!r}: is its config.json that of these weights?")
-        return self._files[name]
+        file = self._files[name]
+        try:
+            with safe_open(file, framework="pt") as opened:
+                yield opened
+        except SafetensorError as error:
+            raise ValueError(f"cannot read tensor {name!r} in {file}: {error}; copy the file again") from error
 
 
 class RandomWeights:
@@ -148,6 +156,7 @@ def _config_of_folder(folder: Path) -> PretrainedConfig:
 
 
 def _config_of_fields(model: ModelSpec, init: dict[str, Any]) -> PretrainedConfig:
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING
 
     from dagrl.data.tokenizer import load_tokenizer
@@ -158,7 +167,7 @@ def _config_of_fields(model: ModelSpec, init: dict[str, Any]) -> PretrainedConfi
         raise ValueError(f"model.init.model_type: {model_type!r} is no model type of Hugging Face{hint}")
     config_class = CONFIG_MAPPING[model_type]
     # The config class takes any keyword; a misspelt one would silently leave the default in place.
-    known = {field.name for field in fields(config_class)}
+    known = {field.name for field in fields(config_class)} | _ROPE_SHORTHANDS
     for name in init:
         if name not in known:
             raise ValueError(f"model.init.{name}: {config_class.__name__} has no such field{_nearest(name, known)}")
@@ -169,11 +178,15 @@ def _config_of_fields(model: ModelSpec, init: dict[str, Any]) -> PretrainedConfi
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
     }
-    return config_class(**{**from_tokenizer, **init})
+    try:
+        return config_class(**{**from_tokenizer, **init})
+    except StrictDataclassError as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise ValueError(f"model.init is no valid {config_class.__name__}: {reason}") from error
 
 
 def _files_by_tensor(folder: Path) -> dict[str, Path]:
-    """The file that holds each tensor. ValueError where the folder has none, or where one that the index names is gone."""
+    """The file that holds each tensor. ValueError where there is none, or where one that the index names is gone."""
     from safetensors import SafetensorError, safe_open
 
     index = folder / _INDEX
@@ -191,10 +204,10 @@ def _files_by_tensor(folder: Path) -> dict[str, Path]:
         with safe_open(single, framework="pt") as file:
             return dict.fromkeys(file.keys(), single)
     except SafetensorError as error:
-        raise ValueError(f"{single} is no whole safetensors file: {_first_line(error)}") from error
+        raise ValueError(f"cannot read {single}: {_first_line(error)}; copy the file again") from error
 
 
-def _nearest(name: str, known: Any) -> str:
+def _nearest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 

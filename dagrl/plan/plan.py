@@ -61,8 +61,6 @@ class PlannedTask:
     """Column as the op calls it -> (task that wrote it, column as the pipeline calls it)."""
     outputs: dict[str, str] = field(default_factory=dict, hash=False)
     """Column as the op calls it -> column as the pipeline calls it."""
-    after: tuple[str, ...] = ()
-    """Tasks of the same step that must be done first although no column joins them."""
     streams: bool = False
     """One run takes all shards and finishes them one by one."""
     trains: bool = False
@@ -73,7 +71,7 @@ class PlannedTask:
     @property
     def needs(self) -> tuple[str, ...]:
         """Tasks whose results it waits for, each once, in a fixed order."""
-        return tuple(dict.fromkeys([*(task for task, _ in self.inputs.values()), *self.after]))
+        return tuple(dict.fromkeys(task for task, _ in self.inputs.values()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ shard as soon as its inputs are there, a batch task when all are. Synchronous, c
 differ only in `Plan.max_staleness` and in who shares a group:
 
 - A step opens once step ``s - 1 - max_staleness`` has nothing left to run.
-- A task runs when its inputs are done, its executor has a free worker, and no other executor of its group is busy.
+- A task runs when its inputs are done (a source: when the earlier steps have theirs), its executor has a free worker,
+  and no other executor of its group is busy.
 - Weights: version v is the policy after step v. A rollout of step s needs version ``s - 1 - max_staleness`` or newer,
   a validation of step s needs version s; where the generator is behind, a `Sync` comes first. Tasks on trained
   weights keep the order of the steps.
@@ -232,7 +233,9 @@ class Scheduler:
         return step if task.rows is Rows.VALIDATION else max(0, step - 1 - self.plan.max_staleness)
 
     def _in_turn(self, step: int, task: PlannedTask, executor: Executor) -> bool:
-        """Whether the order of the steps allows `task` on weights that move."""
+        """Whether the order of the steps allows `task`: on weights that move, and on a source that is read in order."""
+        if not task.inputs:
+            return all(task.name in state.done for earlier, state in self._open.items() if earlier < step)
         if not executor.trained or task.frozen:
             return True
         if task.trains and self.committed < step - 1:

@@ -21,6 +21,15 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
+class TokenizerSpec(Section):
+    """A small tokenizer made from the pipeline file, for models that start from random weights."""
+
+    kind: Literal["characters", "bytes"]
+    """``characters``: one token for each character of `alphabet`; ``bytes``: one for each byte of UTF-8."""
+    alphabet: str = ""
+    """The characters that the model knows (``characters`` only)."""
+
+
 class ModelSpec(Section):
     """The policy that is trained: a Hugging Face folder, or random weights of a stated shape."""
 
@@ -30,15 +39,6 @@ class ModelSpec(Section):
     """Random weights instead: the fields of a Hugging Face config, ``model_type`` among them."""
     tokenizer: Path | TokenizerSpec | None = None
     """A folder with a Hugging Face tokenizer, or one made on the spot. Default: the model's folder."""
-
-
-class TokenizerSpec(Section):
-    """A small tokenizer made from the pipeline file, for models that start from random weights."""
-
-    kind: Literal["characters", "bytes"]
-    """``characters``: one token for each character of `alphabet`; ``bytes``: one for each byte of UTF-8."""
-    alphabet: str = ""
-    """The characters that the model knows (``characters`` only)."""
 
 
 class DataSpec(Section):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerBase
 
 from dagrl.data.tokenizer import load_tokenizer, make_tokenizer
 from dagrl.spec.schema import ModelSpec, TokenizerSpec
@@ -33,7 +34,7 @@ def test_characters_are_one_token_each_and_come_back(text: str) -> None:
 
 
 @pytest.mark.parametrize("tokenizer", [BYTES, CHARACTERS])
-def test_special_tokens_are_distinct_and_vanish_when_decoded(tokenizer) -> None:
+def test_special_tokens_are_distinct_and_vanish_when_decoded(tokenizer: PreTrainedTokenizerBase) -> None:
     pad, eos = tokenizer.pad_token_id, tokenizer.eos_token_id
     assert pad != eos
     tokens = [pad, *tokenizer.encode("1 + 1 .", add_special_tokens=False), eos, pad]
@@ -42,7 +43,7 @@ def test_special_tokens_are_distinct_and_vanish_when_decoded(tokenizer) -> None:
 
 @pytest.mark.parametrize("tokenizer", [BYTES, CHARACTERS])
 @pytest.mark.parametrize("text", ["<eos>", "<pad>", "1<unk>2"])
-def test_text_that_spells_a_special_token_is_only_text(tokenizer, text: str) -> None:
+def test_text_that_spells_a_special_token_is_only_text(tokenizer: PreTrainedTokenizerBase, text: str) -> None:
     tokens = tokenizer.encode(text, add_special_tokens=False)
     assert len(tokens) == len(text)
     assert tokenizer.decode(tokens, skip_special_tokens=True) == text

@@ -1,0 +1,34 @@
+"""Estimators of a KL divergence from single samples: charged to the loss, to the reward, or only reported."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+KlEstimator = Literal["k1", "k2", "k3"]
+
+
+def kl_estimate(logprob: torch.Tensor, reference: torch.Tensor, estimator: KlEstimator) -> torch.Tensor:
+    """Estimates of KL(policy || reference), one for each token; the tokens were drawn from the policy.
+
+    `logprob` and `reference` are the log-probs of the same tokens under both, of one shape. With d = logprob -
+    reference (Schulman 2020, http://joschu.net/blog/kl-approx.html, where r = exp(-d)):
+
+    - ``k1`` = d: unbiased, but often negative and of high variance;
+    - ``k2`` = d**2 / 2: biased, never negative;
+    - ``k3`` = exp(-d) - 1 + d: unbiased and never negative (GRPO, arXiv 2402.03300, eq. 4).
+
+    That holds for values. Gradients taken through them differ (Tang & Munos 2025, arXiv 2506.09477): over the policy's
+    own tokens that of k1 is zero on average, so as a loss it does not pull; that of k2 is the gradient of the token's
+    KL(policy || reference), and that of k3 the gradient of KL(reference || policy).
+    """
+    difference = logprob - reference
+    match estimator:
+        case "k1":
+            return difference
+        case "k2":
+            return difference.square() / 2
+        case "k3":
+            # expm1 keeps the small difference that exp() - 1 would round away in float32.
+            return torch.expm1(-difference) + difference

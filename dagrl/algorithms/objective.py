@@ -1,0 +1,119 @@
+"""The policy objective: clipped loss + KL to the reference - entropy, averaged over the global batch.
+
+It implements `dagrl.engines.base.Objective`: engines ask it for token weights, then for the loss of each micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+import torch
+
+from dagrl.algorithms.kl import kl_estimate
+from dagrl.algorithms.losses import ppo_clip
+from dagrl.data.batch import Batch, Column
+from dagrl.engines.base import ResponseTokens
+from dagrl.spec.schema import LossSpec
+
+Metrics = dict[str, tuple[torch.Tensor, torch.Tensor]]
+
+
+class PolicyObjective:
+    """What `LossSpec` says, as a function of response tokens.
+
+    Each micro-batch contributes a sum of weighted token losses, with weights that know the whole batch: so the loss and
+    its gradient do not depend on how the batch is cut.
+    """
+
+    def __init__(
+        self, loss: LossSpec, temperature: float, available: Collection[str], *, needs_entropy: bool = True
+    ) -> None:
+        """`available`: columns that the pipeline writes; what the objective can do without, it uses if it is there.
+
+        - ``old_logprob``: without it the tokens' current log-probs stand in for the old ones. That is exact as long as
+          the weights have not moved since sampling: with one optimizer step for each batch.
+        - ``ref_logprob``: must be there if ``loss.kl_coef`` is above 0; else the divergence is only reported.
+
+        `needs_entropy` False leaves the entropy out of the metrics where the loss does not need it.
+        """
+        assert "ref_logprob" in available or not loss.kl_coef, "kl_coef needs ref_logprob: the graph checks it"
+        self.loss = loss
+        self.temperature = temperature
+        self.needs_entropy = needs_entropy or loss.entropy_coef > 0
+        optional = tuple(name for name in ("old_logprob", "ref_logprob") if name in available)
+        self.columns: tuple[str, ...] = ("advantage", *optional)
+
+    def token_weights(self, batch: Batch) -> tuple[Column, float]:
+        """Weights from ``response_mask``, and the normalizer's share of `batch`; see ``LossSpec.aggregation``.
+
+        ==================== ============================ ===============
+        aggregation          weight of a token            normalizer
+        ==================== ============================ ===============
+        token-mean           its mask                     sum of the mask
+        seq-mean-token-sum   its mask                     responses
+        seq-mean-token-mean  its mask / its row's sum     responses
+        ==================== ============================ ===============
+
+        token-mean is DAPO's (arXiv 2503.14476, section 3.3), seq-mean-token-mean GRPO's (arXiv 2402.03300, eq. 3);
+        seq-mean-token-sum is without bias for length (arXiv 2503.20783). Responses without any token to train on do
+        not count.
+        """
+        mask = batch["response_mask"]
+        values = mask.values.astype(np.float64)
+        row = np.repeat(np.arange(len(mask)), mask.lengths)
+        row_sums = np.bincount(row, values, minlength=len(mask))
+        responses = float(np.count_nonzero(row_sums))
+        match self.loss.aggregation:
+            case "token-mean":
+                weights, normalizer = values, float(values.sum())
+            case "seq-mean-token-sum":
+                weights, normalizer = values, responses
+            case "seq-mean-token-mean":
+                weights, normalizer = values / np.where(row_sums > 0, row_sums, 1.0)[row], responses
+        return Column(weights.astype(np.float32), mask.offsets), normalizer
+
+    def __call__(self, tokens: ResponseTokens) -> tuple[torch.Tensor, Metrics]:
+        """The micro-batch's share of the loss, and metrics as sums and counts.
+
+        ``loss/policy`` is averaged with the loss's own weights; the others are plain means over the tokens with a
+        weight above 0. ``kl/ref`` is KL(policy || reference) by the loss's estimator; ``kl/old`` is KL(old || policy)
+        by k3, for the tokens come from the old policy. ``ratio/clip_fraction`` counts the tokens that a clip cut off
+        from the gradient.
+        """
+        active = tokens.weight > 0
+        current = tokens.logprob.detach()
+        # Tokens of weight 0 must not reach exp(): 0 * inf would make the sum, and its gradient, NaN.
+        given = {name: torch.where(active, tokens.columns[name], current) for name in self.columns if "logprob" in name}
+        old = given.get("old_logprob", current)
+        policy = ppo_clip(
+            tokens.logprob,
+            old,
+            tokens.columns["advantage"],
+            clip_low=self.loss.clip_ratio,
+            clip_high=self.loss.clip_ratio if self.loss.clip_ratio_high is None else self.loss.clip_ratio_high,
+            dual_clip=self.loss.dual_clip,
+        )
+        per_token = policy.loss
+        metrics = {
+            "loss/policy": (_sum(policy.loss, tokens.weight), _sum(tokens.weight)),
+            "ratio/mean": (_sum(policy.ratio, active), _sum(active)),
+            "ratio/clip_fraction": (_sum(policy.clipped, active), _sum(active)),
+            "kl/old": (_sum(kl_estimate(old, current, "k3"), active), _sum(active)),
+        }
+        if "ref_logprob" in given:
+            divergence = kl_estimate(tokens.logprob, given["ref_logprob"], self.loss.kl_estimator)
+            metrics["kl/ref"] = (_sum(divergence, active), _sum(active))
+            if self.loss.kl_coef:
+                per_token = per_token + self.loss.kl_coef * divergence
+        if tokens.entropy is not None:
+            metrics["entropy"] = (_sum(tokens.entropy, active), _sum(active))
+            if self.loss.entropy_coef:
+                per_token = per_token - self.loss.entropy_coef * tokens.entropy
+        return (tokens.weight * per_token).sum(), metrics
+
+
+def _sum(values: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
+    """Sum, weighted where `weight` is given, in float64 and without gradient."""
+    values = values.detach().double()
+    return values.sum() if weight is None else (values * weight).sum()

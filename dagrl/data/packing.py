@@ -1,0 +1,59 @@
+"""Which rows go together into one micro-batch: a token budget, few micro-batches, and about as many tokens in each.
+
+Pure numpy; the engines call it on the rows of one data-parallel rank.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+
+import numpy as np
+
+
+def pack(lengths: np.ndarray, budget: int) -> list[np.ndarray]:
+    """Split rows into micro-batches of at most `budget` tokens.
+
+    Longest rows first, each into the lightest micro-batch (Graham's LPT rule), with as few micro-batches as that rule
+    can do with. Each row is in exactly one.
+
+    Args:
+        lengths: tokens of each row, int64 [rows], all positive.
+        budget: most tokens of a micro-batch.
+
+    Returns:
+        Row positions of each micro-batch, ascending, int64; the heaviest micro-batch first, so that one too large for
+        the memory shows at once. Nothing for no rows. The same lengths give the same answer.
+
+    Raises:
+        ValueError: a row alone is longer than the budget.
+    """
+    if len(lengths) == 0:
+        return []
+    assert lengths.min() > 0, "a row without tokens cannot be packed"
+    longest = int(np.argmax(lengths))
+    if lengths[longest] > budget:
+        raise ValueError(
+            f"row {longest} has {lengths[longest]} tokens, more than the {budget} of a micro-batch; "
+            "raise tokens_per_micro_batch or shorten prompts and responses"
+        )
+    for count in range(math.ceil(lengths.sum() / budget), len(lengths) + 1):
+        loads, bins = _spread(lengths, count)
+        if max(loads) <= budget:
+            order = sorted(range(count), key=lambda i: (-loads[i], bins[i]))
+            return [np.array(sorted(bins[i]), dtype=np.int64) for i in order]
+    raise AssertionError("one row to a micro-batch always fits")
+
+
+def _spread(lengths: np.ndarray, count: int) -> tuple[list[int], list[list[int]]]:
+    """Loads and rows of `count` bins: longest row first, into the lightest bin; ties go to the lower number."""
+    bins: list[list[int]] = [[] for _ in range(count)]
+    heap = [(0, i) for i in range(count)]
+    for row in np.argsort(-lengths, kind="stable").tolist():
+        load, lightest = heap[0]
+        bins[lightest].append(row)
+        heapq.heapreplace(heap, (load + int(lengths[row]), lightest))
+    loads = [0] * count
+    for load, i in heap:
+        loads[i] = load
+    return loads, bins

@@ -1,0 +1,1 @@
+"""Megatron-core without a GPU: stand-ins for CUDA and for Transformer Engine, on gloo."""

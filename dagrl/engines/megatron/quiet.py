@@ -1,0 +1,39 @@
+"""Silences what megatron says about libraries that it can do without. Everything else it warns of stays heard."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+_WARNINGS = (
+    # Transformer Engine and Apex are choices of the machine; the engine itself says when it lacks one.
+    (UserWarning, r"Transformer Engine and Apex are not installed"),
+    (UserWarning, r"Apex is not installed"),
+    # A docstring of megatron's that newer Pythons complain about when they compile it.
+    (SyntaxWarning, r"invalid escape sequence"),
+)
+
+_LOG_RECORDS = (
+    # Model construction stands behind one function here, ready for the successor.
+    ("megatron.core.models.gpt.gpt_model", "GPTModel IS DEPRECATED"),
+    ("torch.utils.cpp_extension", "No CUDA runtime is found"),
+)
+
+
+def hush() -> None:
+    """Filter the warnings and log records above, from now on. Calling it again changes nothing."""
+    for category, message in _WARNINGS:
+        warnings.filterwarnings("ignore", message=message, category=category)
+    for logger, text in _LOG_RECORDS:
+        logging.getLogger(logger).addFilter(_Without(text))
+
+
+class _Without(logging.Filter):
+    """Drops the records that contain a text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._text = text
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return self._text not in record.getMessage()

@@ -1,0 +1,112 @@
+"""What an op gets and gives: the contract between a worker and the functions of this package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dagrl.data.batch import Batch, Column
+from dagrl.data.stats import Stat
+from dagrl.spec.schema import NodeBase, Pipeline, RolloutNode
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows that an op takes together: a shard, or a mini-batch of an update. Only this data-parallel rank's rows."""
+
+    index: int
+    batch: Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What an op made of some rows."""
+
+    shards: tuple[int, ...]
+    """Shards that this output belongs to; a hint for the timeline."""
+    rows: np.ndarray
+    """Row ids, int64 [rows]."""
+    columns: Mapping[str, Column] = field(default_factory=dict)
+    """By the op's own names."""
+    stats: Mapping[str, Stat] = field(default_factory=dict)
+    """Metrics, to be merged over shards and ranks."""
+    facts: Mapping[str, int] = field(default_factory=dict)
+    """Small numbers that the driver keeps, such as the place in the data set."""
+
+
+class Resources:
+    """What a worker keeps from one task to the next: the pipeline, its tokenizer, its data."""
+
+    def __init__(self, pipeline: Pipeline, folder: Path | None, run_dir: Path) -> None:
+        self.pipeline = pipeline
+        self.folder = folder
+        """Where the user's own modules are."""
+        self.run_dir = run_dir
+        self.cache: dict[str, Any] = {}
+        """What an op loads once, by a key of its own."""
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The policy's tokenizer."""
+        from dagrl.data.tokenizer import load_tokenizer
+
+        return load_tokenizer(self.pipeline.model)
+
+    @cached_property
+    def rollout(self) -> RolloutNode:
+        """The pipeline's rollout node."""
+        return next(node for node in self.pipeline.nodes.values() if isinstance(node, RolloutNode))
+
+    def once(self, key: str, make: Callable[[], Any]) -> Any:
+        """What `make` returned when it was first asked for under this key."""
+        if key not in self.cache:
+            self.cache[key] = make()
+        return self.cache[key]
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Where and when an op runs."""
+
+    node: NodeBase | None
+    """The declared node; None for the implicit ones."""
+    step: int
+    validation: bool
+    position: int
+    """Prompts of the data set that earlier steps have used."""
+    shards: int
+    """Shards in the step's batch."""
+    resources: Resources
+    engine: Any = None
+    """This rank's engine, where the op has one."""
+    frozen: bool = False
+    """Use the engine's start weights."""
+    replica: int = 0
+    """This worker's data-parallel rank."""
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The whole pipeline."""
+        return self.resources.pipeline
+
+    @property
+    def samples_per_prompt(self) -> int:
+        """Rows of a group."""
+        return 1 if self.validation else self.resources.rollout.n
+
+    @property
+    def temperature(self) -> float:
+        """Temperature at which training samples are drawn; 1 where they are the likeliest tokens."""
+        return self.resources.rollout.sampling.temperature or 1.0
+
+
+Op = Callable[[Sequence[Part], Context], Iterator[Output]]
+"""An op: parts in, outputs out, as they are ready."""

@@ -1,0 +1,43 @@
+"""``samples``, the implicit sink: writes ``samples/step_N.parquet``, so that one can read what the policy says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dagrl.data.batch import Batch
+from dagrl.nodes.base import Context, Output, Part
+
+
+def samples(parts: Sequence[Part], context: Context) -> Iterator[Output]:
+    """Write the first rows of the step's batch, as text, and yield nothing but their ids."""
+    (part,) = parts
+    batch = part.batch
+    limit = context.pipeline.run.samples_per_step
+    if limit:
+        folder = context.resources.run_dir / "samples"
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"step_{context.step}{'_val' if context.validation else ''}.parquet"
+        aside = folder / f".{name}"
+        pq.write_table(_table(batch, min(limit, len(batch)), context), aside)
+        aside.replace(folder / name)
+    yield Output((), batch.rows)
+
+
+def _table(batch: Batch, rows: int, context: Context) -> pa.Table:
+    decode = context.resources.tokenizer.decode
+    table: dict[str, list] = {"group_id": [int(batch["group_id"][row]) for row in range(rows)]}
+    table["prompt"] = [decode(batch["prompt_tokens"][row]) for row in range(rows)]
+    table["response"] = [decode(batch["response_tokens"][row]) for row in range(rows)]
+    table["answer"] = [bytes(batch["answer"][row]).decode() for row in range(rows)]
+    table["data_source"] = [bytes(batch["data_source"][row]).decode() for row in range(rows)]
+    table["reward"] = [float(batch["reward"][row]) for row in range(rows)]
+    table["response_tokens"] = [batch["response_tokens"][row].tolist() for row in range(rows)]
+    if "advantage" in batch:
+        means = [batch["advantage"][row] for row in range(rows)]
+        table["advantage"] = [float(values.mean()) if len(values) else 0.0 for values in means]
+    if "policy_version" in batch:
+        table["policy_version"] = [int(batch["policy_version"][row]) for row in range(rows)]
+    return pa.table(table)

@@ -1,0 +1,114 @@
+"""The `math` reward: 1 where the response's final answer equals the reference as mathematics, by math-verify.
+
+Comparisons run in helper processes (`dagrl.rewards.math_checker`), which bound their time; each concurrent caller gets one.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, Any
+
+from dagrl.rewards.math_checker import READY
+
+
+def math_reward(response: str, answer: str, *, timeout_s: float = 3.0) -> float:
+    """1.0 where the final answer of `response` equals `answer`, else 0.0.
+
+    The final answer is what is in the last ``\\boxed{}``, else behind ``####``, else the last formula or number. A
+    comparison that takes more than `timeout_s` seconds of CPU time is given up, and its response gets 0.0. Raises
+    ValueError where `answer` holds nothing to compare with. May be called from any thread.
+    """
+    if timeout_s <= 0:
+        raise ValueError(f"timeout_s of the math reward must be above 0, not {timeout_s}")
+    with _CHECKERS.borrowed() as checker:
+        reply = checker.ask({"response": response, "answer": answer, "cpu_seconds": timeout_s})
+    if "error" in reply:
+        raise ValueError(reply["error"])
+    return float(reply["matches"])
+
+
+class _Checker:
+    """One helper process."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", "dagrl.rewards.math_checker"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        if self._replies.readline().strip() != READY:
+            raise RuntimeError(f"{' '.join(command)} did not start; its error output says why")
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The reply; no match where the time ran out. RuntimeError where the process died of anything else."""
+        print(json.dumps(request), file=self._requests, flush=True)
+        reply = self._replies.readline()
+        if reply:
+            return json.loads(reply)
+        status = self._process.wait()
+        if status == -signal.SIGPROF:
+            return {"matches": False}
+        raise RuntimeError(f"the process that compares formulas died with status {status}")
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        """End the process and free its pipes."""
+        self._process.kill()
+        self._process.wait()
+        self._requests.close()
+        self._replies.close()
+
+    @property
+    def _requests(self) -> IO[str]:
+        assert self._process.stdin is not None
+        return self._process.stdin
+
+    @property
+    def _replies(self) -> IO[str]:
+        assert self._process.stdout is not None
+        return self._process.stdout
+
+
+class _Checkers:
+    """Helper processes that wait for work: started when all are busy, kept for the next call."""
+
+    def __init__(self) -> None:
+        self._idle: list[_Checker] = []
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def borrowed(self) -> Iterator[_Checker]:
+        """A process that nobody else uses within the context."""
+        checker = self._take_idle() or _Checker()
+        try:
+            yield checker
+        except BaseException:
+            # Its pipes may hold a reply that nobody has read: to the next caller that would be the wrong one.
+            checker.close()
+            raise
+        self._give_back(checker)
+
+    def _take_idle(self) -> _Checker | None:
+        with self._lock:
+            while self._idle:
+                checker = self._idle.pop()
+                if checker.alive:
+                    return checker
+                checker.close()
+        return None
+
+    def _give_back(self, checker: _Checker) -> None:
+        if not checker.alive:
+            checker.close()
+            return
+        with self._lock:
+            self._idle.append(checker)
+
+
+_CHECKERS = _Checkers()

@@ -1,0 +1,121 @@
+"""Ray for the length of a run: joins the cluster that is there, or starts a small one on this machine and ends it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+from dagrl.runtime import reaper
+from dagrl.runtime.errors import RunError
+from dagrl.spec.schema import Pipeline
+
+_OBJECT_STORE_BYTES = 2 * 2**30
+
+
+@contextmanager
+def cluster(pipeline: Pipeline, logs: Path) -> Iterator[ModuleType]:
+    """The `ray` module, connected; RunError where the pipeline asks for more than there is.
+
+    A Ray that was started here is ended with the context, its processes and its files with it; its workers' logs are
+    kept in `logs`.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Actors on CPU slots must not see a GPU machine's devices vanish: that is for the placement to decide.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    import ray
+
+    address = os.environ.get("RAY_ADDRESS")
+    if address:
+        with _joined(ray, address):
+            _check_resources(ray, pipeline)
+            yield ray
+    else:
+        with _started(ray, pipeline, logs):
+            _check_resources(ray, pipeline)
+            yield ray
+
+
+@contextmanager
+def _joined(ray: ModuleType, address: str) -> Iterator[None]:
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR", namespace="dagrl")
+    except (ConnectionError, ValueError) as error:
+        raise RunError(
+            f"no Ray cluster answers at RAY_ADDRESS={address}: {error}",
+            hint="unset RAY_ADDRESS to start a local one, or start one there with `ray start --head`",
+        ) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def _started(ray: ModuleType, pipeline: Pipeline, logs: Path) -> Iterator[None]:
+    # Short on purpose: Ray puts sockets below it, and their paths must stay under 108 bytes.
+    folder = Path(tempfile.mkdtemp(prefix="dagrl-", dir="/tmp"))
+    slots = sum(group.ranks for group in pipeline.groups.values() if group.is_cpu)
+    watcher = subprocess.Popen(
+        [sys.executable, "-I", reaper.__file__], stdin=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert watcher.stdin is not None
+    watcher.stdin.write(f"{folder}\n")
+    watcher.stdin.flush()
+    processes: list[str] = []
+    try:
+        ray.init(
+            address="local",
+            num_cpus=max(os.cpu_count() or 1, slots),
+            include_dashboard=False,
+            object_store_memory=_object_store_bytes(),
+            _temp_dir=str(folder),
+            log_to_driver=False,
+            logging_level="ERROR",
+            namespace="dagrl",
+        )
+        processes = [each for pid in reaper.descendants(os.getpid()) if pid != watcher.pid and (each := reaper.identity(pid))]
+        watcher.stdin.write("\n".join(processes) + "\n")
+        watcher.stdin.flush()
+        yield
+    finally:
+        workers = [each for pid in reaper.descendants(os.getpid()) if pid != watcher.pid and (each := reaper.identity(pid))]
+        ray.shutdown()
+        reaper.end([*processes, *workers])
+        _keep_worker_logs(folder, logs)
+        shutil.rmtree(folder, ignore_errors=True)
+        watcher.stdin.write(f"{reaper.CLEAN}\n")
+        watcher.stdin.close()
+        watcher.wait(timeout=10)
+
+
+def _object_store_bytes() -> int:
+    """A store that fits: Ray would take 30% of the memory, and warns where shared memory is small."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(128 * 2**20, min(_OBJECT_STORE_BYTES, memory // 10))
+
+
+def _keep_worker_logs(folder: Path, logs: Path) -> None:
+    """Keep what the workers printed, where they printed something."""
+    for file in folder.glob("session_*/logs/worker-*"):
+        if file.is_file() and not file.is_symlink() and file.stat().st_size:
+            logs.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, logs / file.name)
+
+
+def _check_resources(ray: ModuleType, pipeline: Pipeline) -> None:
+    there = ray.cluster_resources()
+    for kind, name in (("GPU", "gpus_per_node"), ("CPU", "cpus_per_node")):
+        asked = sum(group.nodes * getattr(group, name) for group in pipeline.groups.values())
+        if asked > there.get(kind, 0):
+            groups = ", ".join(group for group, spec in pipeline.groups.items() if getattr(spec, name))
+            raise RunError(
+                f"the groups {groups} ask for {asked} {kind}s and the cluster has {there.get(kind, 0):g}",
+                hint=f"make the groups smaller ({name}), or run where there are {asked} {kind}s",
+            )

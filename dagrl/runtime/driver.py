@@ -1,0 +1,175 @@
+"""The main loop: carries out the scheduler's commands on the workers, and tells it what has happened.
+
+    scheduler --Run, Sync, Commit--> driver --work--> workers
+    scheduler <--ShardDone, RunDone, ...-- driver <--blocks (metadata and refs)-- workers
+
+Each command is a coroutine of its own, so that all that may run does; each ends by reporting an event. The first one
+that fails ends the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from dagrl.plan.plan import HOST, Plan, PlannedTask, Rows
+from dagrl.plan.scheduler import (
+    Command,
+    Commit,
+    Event,
+    Run,
+    RunDone,
+    Scheduler,
+    ShardDone,
+    StepCommitted,
+    StopRequested,
+    Sync,
+    WeightsSynced,
+)
+from dagrl.runtime.checkpoint import RunState
+from dagrl.runtime.exchange import share_out
+from dagrl.runtime.fleet import Fleet, Member
+from dagrl.runtime.ledger import Ledger
+from dagrl.runtime.messages import Block
+from dagrl.runtime.record import StepRecord
+from dagrl.runtime.run_folder import RunFolder, model_identity
+from dagrl.spec.schema import Pipeline
+from dagrl.track import Trackers
+
+
+@dataclass(slots=True)
+class Driver:
+    """One run, from its first step to its last."""
+
+    pipeline: Pipeline
+    plan: Plan
+    scheduler: Scheduler
+    fleet: Fleet
+    folder: RunFolder
+    trackers: Trackers
+    position: int = 0
+    """Prompts of the data set used so far."""
+
+    def __post_init__(self) -> None:
+        self._events: asyncio.Queue[Event | BaseException] = asyncio.Queue()
+        self._running: set[asyncio.Task[None]] = set()
+        self._ledgers: dict[tuple[int, Rows], Ledger] = {}
+        self._records: dict[int, StepRecord] = {}
+        self._idle_hosts: list[Member] = []
+
+    async def train(self) -> None:
+        """Run until the scheduler has nothing left to do; raises the first failure of a command."""
+        self._idle_hosts = list(self.fleet.members(HOST))
+        try:
+            commands = self.scheduler.start()
+            while not self.scheduler.finished:
+                for command in commands:
+                    self._begin(command)
+                commands = self.scheduler.handle(await self._next_event())
+        finally:
+            for task in self._running:
+                task.cancel()
+
+    def request_stop(self) -> None:
+        """End at the next step boundary, with a checkpoint."""
+        self._events.put_nowait(StopRequested())
+
+    async def _next_event(self) -> Event:
+        event = await self._events.get()
+        if isinstance(event, BaseException):
+            raise event
+        return event
+
+    def _begin(self, command: Command) -> None:
+        actions: dict[type, Callable[[Any], Coroutine[Any, Any, Event]]] = {
+            Run: self._run,
+            Sync: self._sync,
+            Commit: self._commit,
+        }
+        task = asyncio.get_running_loop().create_task(self._reported(actions[type(command)](command)))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def _reported(self, action: Coroutine[Any, Any, Event]) -> None:
+        """Report the event that ends an action, or the failure that ends the run."""
+        try:
+            self._events.put_nowait(await action)
+        except Exception as failure:  # noqa: BLE001 - handed to the main loop, which raises it
+            self._events.put_nowait(failure)
+
+    # -- commands
+
+    async def _run(self, run: Run) -> Event:
+        task = self.plan.task(run.task)
+        ledger = self._ledger(run.step, task.rows)
+        record = self._record(run.step)
+        executor = self.plan.executors[task.executor]
+        work = share_out(run, task, executor, ledger, self.pipeline, self.position)
+        if task.engine is None:
+            member = self._idle_hosts.pop()
+            members = [member]
+        else:
+            members = self.fleet.members(task.executor)
+
+        async def follow(member: Member, share: Any) -> None:
+            async for block in self.fleet.stream(member, share):
+                self._take_note(run, task, block, member, ledger, record)
+
+        await self.fleet.gang([follow(member, share) for member, share in zip(members, work, strict=True)])
+        if task.engine is None:
+            self._idle_hosts.append(member)
+        record.finish_run(run, task, executor)
+        return RunDone(run)
+
+    def _take_note(
+        self, run: Run, task: PlannedTask, block: Block, member: Member, ledger: Ledger, record: StepRecord
+    ) -> None:
+        record.note(run, block, member.name)
+        if "next_position" in block.facts:
+            self.position = block.facts["next_position"]
+        if task.inputs:
+            ledger.add(task.name, block)
+        else:
+            ledger.add_source(task.name, block)
+        if task.streams:
+            for shard in ledger.arrived(task.name, block):
+                self._events.put_nowait(ShardDone(run.step, task.name, shard))
+
+    async def _sync(self, sync: Sync) -> Event:
+        what = f"the weights of {sync.source} to reach {sync.follower}"
+        refs = await self.fleet.call_all(sync.source, "send_weights", waits_for=what)
+        await self.fleet.call_all(sync.follower, "receive_weights", refs[0], sync.version, waits_for=what)
+        return WeightsSynced(sync)
+
+    async def _commit(self, commit: Commit) -> Event:
+        record = self._record(commit.step)
+        if commit.save:
+            await self._save(commit.step)
+        tokens = sum(ledger.total_tokens for (step, _), ledger in self._ledgers.items() if step == commit.step)
+        self.trackers.log(commit.step, record.metrics(tokens, policy_version=commit.step))
+        self.trackers.spans(record.spans)
+        self._records.pop(commit.step)
+        for rows in Rows:
+            self._ledgers.pop((commit.step, rows), None)
+        return StepCommitted(commit)
+
+    async def _save(self, step: int) -> None:
+        aside = self.folder.checkpoints.begin(step)
+        for name, executor in self.plan.executors.items():
+            if executor.trained:
+                await self.fleet.call_all(name, "save", aside / name, waits_for=f"{name} to save step {step}")
+        state = RunState(step, self.position, model_identity(self.pipeline))
+        self.folder.checkpoints.finish(aside, state)
+
+    # -- what belongs to a step
+
+    def _ledger(self, step: int, rows: Rows) -> Ledger:
+        if (step, rows) not in self._ledgers:
+            group_size = self.plan.samples_per_prompt if rows is Rows.TRAIN else 1
+            self._ledgers[step, rows] = Ledger(group_size, self.plan.shards)
+        return self._ledgers[step, rows]
+
+    def _record(self, step: int) -> StepRecord:
+        return self._records.setdefault(step, StepRecord(step))

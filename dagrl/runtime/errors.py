@@ -1,0 +1,21 @@
+"""How a run fails: one exception that says where, who and why."""
+
+from __future__ import annotations
+
+
+class RunError(Exception):
+    """A run that cannot go on. `node` and `worker` are empty where the failure is not theirs."""
+
+    def __init__(self, cause: str, *, node: str = "", worker: str = "", hint: str = "", details: str = "") -> None:
+        super().__init__(cause)
+        self.cause = cause
+        self.node = node
+        self.worker = worker
+        self.hint = hint
+        self.details = details
+        """What goes to the log and not to the terminal: a traceback, for instance."""
+
+    def lines(self) -> list[str]:
+        """The failure as lines for a terminal."""
+        rows = (("node", self.node), ("worker", self.worker), ("cause", self.cause), ("hint", self.hint))
+        return [f"  {name:<7} {text}" for name, text in rows if text]

@@ -1,0 +1,224 @@
+"""The workers of a run, by executor: placed, started, called as gangs, and closed. Every wait has a bound and a name."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from dagrl.plan.plan import Executor, Plan
+from dagrl.runtime.errors import RunError
+from dagrl.runtime.messages import Block, StartEngine, TaskWork
+from dagrl.runtime.worker import Worker
+from dagrl.spec.schema import Pipeline
+
+_CLOSE_TIMEOUT_S = 10.0
+_SECOND_FAILURE_S = 2.0
+"""How long the other ranks may take to fail too: where one has died, the others' complaints are its consequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One worker of an executor."""
+
+    name: str
+    """``executor/rank``."""
+    actor: Any
+    host: str
+    address: str
+    free_port: int
+    pid: int
+
+    @property
+    def where(self) -> str:
+        """The worker, for messages."""
+        return f"{self.name} (host {self.host}, pid {self.pid})"
+
+
+class Fleet:
+    """All workers of a run."""
+
+    def __init__(self, ray: ModuleType, plan: Plan, pipeline: Pipeline) -> None:
+        self._ray = ray
+        self._plan = plan
+        self._pipeline = pipeline
+        self._members: dict[str, list[Member]] = {}
+        self._placement_groups: list[Any] = []
+
+    def members(self, executor: str) -> list[Member]:
+        """The workers of an executor, by rank."""
+        return self._members[executor]
+
+    # -- beginning and end
+
+    async def launch(self, setup: StartEngine) -> None:
+        """Place all workers and make each the rank that it is to be; `setup` holds what they have in common."""
+        bound = self._pipeline.run.start_timeout_s
+        actors = {name: self._place(executor) for name, executor in self._plan.executors.items()}
+        for name, handles in actors.items():
+            described = await self._bounded(
+                asyncio.gather(*(self._describe(f"{name}/{rank}", actor) for rank, actor in enumerate(handles))),
+                bound,
+                f"the workers of {name} to start; are there enough free CPUs and GPUs?",
+            )
+            self._members[name] = described
+        from dataclasses import replace
+
+        starts = []
+        for name, executor in self._plan.executors.items():
+            first = self._members[name][0]
+            for rank, (member, place) in enumerate(zip(self._members[name], executor.places, strict=True)):
+                mine = replace(
+                    setup,
+                    engine=executor.engines[0] if executor.engines else None,
+                    rank=rank,
+                    world_size=executor.ranks,
+                    replica=place.dp,
+                    trained=executor.trained,
+                    keeps_start_weights=len(executor.engines) > 1,
+                    master_addr=first.address,
+                    master_port=first.free_port,
+                )
+                starts.append(self._call(member, "start", (mine,), bound, f"engine {name} to start"))
+        await self._together(starts)
+
+    def _place(self, executor: Executor) -> list[Any]:
+        """Create the actors of an executor on its group's slots."""
+        remote = self._ray.remote(Worker)
+        if executor.group is None:
+            return [remote.options(num_cpus=0).remote() for _ in range(executor.ranks)]
+        spec = self._pipeline.groups[executor.group]
+        tenants = sum(other.group == executor.group for other in self._plan.executors.values())
+        share = {"num_cpus": 1 / tenants} if spec.is_cpu else {"num_cpus": 0, "num_gpus": 1 / tenants}
+        return [
+            remote.options(**share, placement_group=self._placement_group(executor.group), placement_group_bundle_index=rank).remote()
+            for rank in range(executor.ranks)
+        ]
+
+    def _placement_group(self, group: str) -> Any:
+        from ray.util.placement_group import placement_group
+
+        name = f"dagrl-{group}"
+        for known_name, known in self._placement_groups:
+            if known_name == name:
+                return known
+        spec = self._pipeline.groups[group]
+        bundle = {"CPU": 1} if spec.is_cpu else {"GPU": 1}
+        made = placement_group([bundle] * spec.ranks, strategy="PACK", name=name)
+        self._placement_groups.append((name, made))
+        return made
+
+    async def _describe(self, name: str, actor: Any) -> Member:
+        host, address, port = await actor.describe.remote()
+        return Member(name, actor, host, address, port, await actor.pid.remote())
+
+    async def close(self) -> None:
+        """Let every worker free what it holds, for a few seconds at most; then end them."""
+        everyone = [member for members in self._members.values() for member in members]
+        closing = [asyncio.ensure_future(_awaited(member.actor.close.remote())) for member in everyone]
+        if closing:
+            await asyncio.wait(closing, timeout=_CLOSE_TIMEOUT_S)
+        self.kill()
+
+    def kill(self) -> None:
+        """End every worker now."""
+        for members in self._members.values():
+            for member in members:
+                self._ray.kill(member.actor)
+        from ray.util.placement_group import remove_placement_group
+
+        for _, group in self._placement_groups:
+            remove_placement_group(group)
+        self._members, self._placement_groups = {}, []
+
+    # -- work
+
+    async def call_all(self, executor: str, method: str, *args: Any, waits_for: str) -> list[Any]:
+        """Call a method on all ranks of an executor; their results by rank."""
+        bound = self._pipeline.run.node_timeout_s
+        calls = [self._call(member, method, args, bound, waits_for) for member in self._members[executor]]
+        return await self._together(calls)
+
+    async def stream(self, member: Member, work: TaskWork) -> AsyncIterator[Block]:
+        """Run a task on one worker, block by block."""
+        bound = self._pipeline.run.node_timeout_s
+        node = f"{work.task} (step {work.step})"
+        blocks = member.actor.run.options(num_returns="streaming").remote(work)
+        try:
+            while True:
+                what = f"a sign of life of {node} from {member.where}"
+                try:
+                    ref = await self._bounded(_awaited(anext(blocks)), bound, what, node, member)
+                except StopAsyncIteration:
+                    return
+                yield await ref
+        except self._ray.exceptions.RayError as error:
+            raise self._translated(error, member, node) from error
+
+    async def gang(self, coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+        """Wait for the ranks of one run together."""
+        return await self._together(coroutines)
+
+    async def _call(self, member: Member, method: str, args: tuple, bound: float, waits_for: str) -> Any:
+        try:
+            ref = getattr(member.actor, method).remote(*args)
+            return await self._bounded(_awaited(ref), bound, f"{waits_for}, from {member.where}", waits_for, member)
+        except self._ray.exceptions.RayError as error:
+            raise self._translated(error, member, waits_for) from error
+
+    async def _bounded(
+        self, awaitable: Any, bound: float, waits_for: str, node: str = "", member: Member | None = None
+    ) -> Any:
+        try:
+            return await asyncio.wait_for(awaitable, bound)
+        except TimeoutError as error:
+            raise RunError(
+                f"waited {bound:g} s for {waits_for}",
+                node=node,
+                worker=member.where if member else "",
+                hint="raise run.node_timeout_s or run.start_timeout_s if it needs longer",
+            ) from error
+
+    async def _together(self, coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+        """All results, or the failure that explains the others: a death comes before its witnesses."""
+        tasks = [asyncio.ensure_future(each) for each in coroutines]
+        try:
+            done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            failures = [task.exception() for task in done if task.exception()]
+            if failures and pending:
+                late, _ = await asyncio.wait(pending, timeout=_SECOND_FAILURE_S)
+                failures += [task.exception() for task in late if task.exception()]
+            for failure in sorted(failures, key=lambda each: not isinstance(each, WorkerDied)):
+                assert failure is not None
+                raise failure
+            return [task.result() for task in tasks]
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    def _translated(self, error: Exception, member: Member, node: str) -> RunError:
+        """What a Ray error means for the user."""
+        exceptions = self._ray.exceptions
+        if isinstance(error, exceptions.RayTaskError):
+            cause = error.cause if error.cause is not None else error
+            name = "" if isinstance(cause, ValueError | OSError) else f"{type(cause).__name__}: "
+            return RunError(f"{name}{cause}".strip(), node=node, worker=member.where, details=str(error))
+        if isinstance(error, exceptions.RayActorError):
+            return WorkerDied(
+                "the worker's process died",
+                node=node,
+                worker=member.where,
+                hint="was it killed, or out of memory (see `dmesg`)? `dagrl run` goes on from the last checkpoint",
+                details=str(error),
+            )
+        return RunError(f"{type(error).__name__}: {error}", node=node, worker=member.where)
+
+
+class WorkerDied(RunError):
+    """A worker's process is gone."""
+
+
+async def _awaited(awaitable: Any) -> Any:
+    return await awaitable

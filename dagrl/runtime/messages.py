@@ -1,0 +1,98 @@
+"""What the driver and its workers say to each other: metadata and object refs, never the columns themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dagrl.data.stats import Stat
+from dagrl.spec.schema import Pipeline
+
+if TYPE_CHECKING:
+    import ray
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Rows of one block in the object store, and the columns wanted of them."""
+
+    ref: ray.ObjectRef
+    positions: np.ndarray | None
+    """Places of the rows in the block, int64; None for all of them, in order."""
+    columns: dict[str, str]
+    """Column as the op calls it -> column as the block calls it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartWork:
+    """Rows that a rank takes together, and where their columns lie."""
+
+    index: int
+    rows: np.ndarray
+    """Row ids in the order in which the op gets them, int64."""
+    sources: tuple[Source, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskWork:
+    """One rank's share of a run."""
+
+    step: int
+    task: str
+    op: str
+    node: str | None
+    """Declared node; None for the implicit ones."""
+    validation: bool
+    position: int
+    shards: int
+    parts: tuple[PartWork, ...]
+    outputs: dict[str, str]
+    """Column as the op calls it -> column as the pipeline calls it."""
+    frozen: bool
+    hands_in: bool
+    """Whether this rank's results count: one of the ranks with the same rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """When something ran, in seconds since the epoch."""
+
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What a rank has put into the object store, or finished without columns."""
+
+    rows: np.ndarray
+    """Row ids, int64; empty from ranks that do not hand in."""
+    ref: ray.ObjectRef | None
+    tokens: np.ndarray | None
+    """Tokens that the block adds to each row, int64: what rows cost to process; None where it adds none."""
+    span: Span
+    shards: tuple[int, ...] = ()
+    stats: dict[str, Stat] = field(default_factory=dict)
+    facts: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StartEngine:
+    """All that a worker needs to become one rank of an executor."""
+
+    pipeline: Pipeline
+    folder: Path | None
+    """Where the user's own modules are."""
+    run_dir: Path
+    engine: str | None
+    """The engine to hold; None on the host."""
+    rank: int
+    world_size: int
+    replica: int
+    trained: bool
+    keeps_start_weights: bool
+    master_addr: str = ""
+    master_port: int = 0

@@ -1,0 +1,71 @@
+"""What is kept of a step while it runs: its statistics and its spans, until they become metrics and a timeline."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from dagrl.data.stats import Stat, merge
+from dagrl.plan.plan import HOST, Executor, PlannedTask
+from dagrl.plan.scheduler import Run
+from dagrl.runtime.messages import Block, Span
+from dagrl.track.timeline import TimelineEvent
+
+_DETAILS = {
+    "reward": ("mean", "std"),
+    "response_tokens": ("mean", "max"),
+    "staleness": ("max",),
+}
+"""Statistics that give more than their mean, which is called as the statistic itself."""
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """One step so far."""
+
+    step: int
+    position: int | None = None
+    """Prompts of the data set used when the step had its own, over all epochs."""
+    events: list[TimelineEvent] = field(default_factory=list)
+    _began: float = field(default_factory=time.time)
+    _stats: list[dict[str, Stat]] = field(default_factory=list)
+    _spans: dict[Run, list[tuple[tuple[int, ...], Span, str]]] = field(default_factory=dict)
+    _busy: dict[str, float] = field(default_factory=dict)
+
+    def note(self, run: Run, block: Block, worker: str) -> None:
+        """Keep what a block says beside its rows."""
+        self._stats.append(block.stats)
+        self._spans.setdefault(run, []).append((block.shards, block.span, worker))
+
+    def finish_run(self, run: Run, task: PlannedTask, executor: Executor) -> None:
+        """Turn the spans of a run's ranks into one event for each shard."""
+        by_shards: dict[tuple[int, ...], list[tuple[Span, str]]] = {}
+        for shards, span, worker in self._spans.pop(run, []):
+            by_shards.setdefault(shards, []).append((span, worker))
+        for shards, spans in by_shards.items():
+            start, end = min(span.start for span, _ in spans), max(span.end for span, _ in spans)
+            shard = shards[0] if len(shards) == 1 else None
+            self.add_event(task.name, start, end, executor.group or HOST, spans[0][1], shard, category=task.op)
+
+    def add_event(
+        self, name: str, start: float, end: float, group: str, worker: str, shard: int | None, category: str
+    ) -> None:
+        """Note that something ran, from `start` to `end` in seconds since the epoch."""
+        self._busy[name] = self._busy.get(name, 0.0) + end - start
+        self.events.append(TimelineEvent(name, category, start, end, self.step, shard, group, worker))
+
+    def metrics(self, tokens: int, policy_version: int) -> dict[str, float]:
+        """The step's metrics by the names of the contract."""
+        seconds = time.time() - self._began
+        found: dict[str, float] = {"policy_version": policy_version}
+        for name, stat in merge(self._stats).items():
+            details = _DETAILS.get(name.removeprefix("val/"))
+            if details is None:
+                found[name] = stat.mean
+                continue
+            values = {"mean": stat.mean, "std": stat.std, "max": stat.high}
+            found.update({f"{name}/{detail}": values[detail] for detail in details})
+        found["time/step_s"] = seconds
+        found.update({f"time/{name}_s": busy for name, busy in self._busy.items()})
+        found["throughput/tokens_per_s"] = tokens / seconds
+        return found

@@ -1,0 +1,83 @@
+"""The folder of one run: who writes to it, and whether there is something to go on from."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from dagrl.runtime.checkpoint import Checkpoints, RunState
+from dagrl.runtime.errors import RunError
+from dagrl.spec.schema import Pipeline
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """A run's folder, held by this process alone."""
+
+    path: Path
+    checkpoints: Checkpoints
+    resumed: RunState | None
+    """Where an earlier run got to."""
+    resumed_from: Path | None
+
+
+@contextmanager
+def open_run_folder(path: Path, pipeline: Pipeline, resolved: dict) -> Iterator[RunFolder]:
+    """Take `path` for this run and write the resolved pipeline there.
+
+    RunError where another process holds it, where it cannot be written, where ``resume: never`` finds a checkpoint, or
+    where the checkpoint belongs to another model.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = (path / ".lock").open("a+")
+    except OSError as error:
+        raise RunError(f"cannot write to the run folder {path}: {error.strerror}") from error
+    with lock:
+        _take(lock, path)
+        checkpoints = Checkpoints(path, pipeline.run.keep)
+        newest = checkpoints.newest()
+        state = checkpoints.read(newest) if newest else None
+        if newest and state:
+            _check(pipeline, newest, state)
+        aside = path / ".pipeline.yaml"
+        aside.write_text(yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True))
+        aside.replace(path / "pipeline.yaml")
+        yield RunFolder(path, checkpoints, state, newest)
+
+
+def model_identity(pipeline: Pipeline) -> str:
+    """What a checkpoint's weights belong to, as text that can be compared."""
+    return pipeline.model.model_dump_json(include={"path", "init"})
+
+
+def _take(lock, path: Path) -> None:  # type: ignore[no-untyped-def]
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        lock.seek(0)
+        holder = lock.read().strip() or "unknown"
+        raise RunError(
+            f"another run (pid {holder}) is writing to {path}", hint="wait for it, or give this one its own --run-dir"
+        ) from error
+    lock.truncate(0)
+    lock.write(f"{os.getpid()}\n")
+    lock.flush()
+
+
+def _check(pipeline: Pipeline, newest: Path, state: RunState) -> None:
+    if pipeline.run.resume == "never":
+        raise RunError(
+            f"{newest.parent.parent} holds a checkpoint of step {state.step} and the pipeline says resume: never",
+            hint="say resume: auto, or give the run a new --run-dir",
+        )
+    if state.model != model_identity(pipeline):
+        raise RunError(
+            f"{newest} holds another model than the pipeline's", hint="give the run a new --run-dir, or put the model back"
+        )

@@ -1,0 +1,132 @@
+"""The actor shell around one engine rank, or around the host's ops: fetches rows, runs the op, publishes what it made.
+
+Every method that takes time is called by `dagrl.runtime.driver` through `dagrl.runtime.fleet`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+
+from dagrl.data.batch import Batch, Column
+from dagrl.engines.weights.object_store import PackedBucket
+from dagrl.nodes.base import Context, Output, Part, Resources
+from dagrl.nodes.registry import load_op
+from dagrl.runtime.messages import Block, PartWork, Span, StartEngine, TaskWork
+
+BUCKET_BYTES = 256 * 2**20
+"""Weights that travel as one object."""
+
+
+class Worker:
+    """One process of an executor."""
+
+    def __init__(self) -> None:
+        self._engine: Any = None
+        self._resources: Resources | None = None
+        self._replica = 0
+
+    def describe(self) -> tuple[str, str, int]:
+        """Host name, address, and a port that is free just now, for the ranks to meet at."""
+        address = ray.util.get_node_ip_address()
+        with socket.socket() as probe:
+            probe.bind((address, 0))
+            return socket.gethostname(), address, probe.getsockname()[1]
+
+    def pid(self) -> int:
+        """The process's id, for messages."""
+        return os.getpid()
+
+    def start(self, setup: StartEngine) -> None:
+        """Become the rank that `setup` describes. Collective over the executor's ranks."""
+        self._resources = Resources(setup.pipeline, setup.folder, setup.run_dir)
+        self._replica = setup.replica
+        if setup.engine is not None:
+            from dagrl.runtime.engines import make_engine
+
+            self._engine = make_engine(setup)
+
+    def run(self, work: TaskWork) -> Iterator[Block]:
+        """Run one task on this rank's rows; yields a block whenever the op has an output."""
+        resources = self._resources
+        assert resources is not None, "run before start"
+        context = Context(
+            node=resources.pipeline.nodes[work.node] if work.node else None,
+            step=work.step,
+            validation=work.validation,
+            position=work.position,
+            shards=work.shards,
+            resources=resources,
+            engine=self._engine,
+            frozen=work.frozen,
+            replica=self._replica,
+        )
+        op = load_op(work.op, resources.folder)
+        begin = time.time()
+        parts = [Part(part.index, fetch(part)) for part in work.parts]
+        for output in op(parts, context):
+            end = time.time()
+            yield self._publish(work, output, Span(begin, end))
+            begin = time.time()
+
+    def _publish(self, work: TaskWork, output: Output, span: Span) -> Block:
+        if not work.hands_in:
+            return Block(np.zeros(0, dtype=np.int64), None, None, span, output.shards)
+        columns = {work.outputs[name]: column for name, column in output.columns.items() if name in work.outputs}
+        ref = ray.put(Batch(output.rows, columns)) if columns else None
+        return Block(
+            output.rows, ref, _tokens(columns), span, output.shards, dict(output.stats), dict(output.facts)
+        )
+
+    def send_weights(self) -> list[ray.ObjectRef]:
+        """Put the engine's weights into the object store, a bucket an object; rank 0 returns the refs. Collective."""
+        return [ray.put(PackedBucket.pack(bucket)) for bucket in self._engine.export_weights(BUCKET_BYTES) if bucket]
+
+    def receive_weights(self, refs: list[ray.ObjectRef], version: int) -> None:
+        """Take the weights that `send_weights` has put into the object store."""
+
+        def fetched() -> Iterator[PackedBucket]:
+            for ref in refs:
+                yield ray.get(ref)
+
+        self._engine.load_weights((bucket.unpack() for bucket in fetched()), version)
+
+    def save(self, folder: Path) -> None:
+        """Write the engine's state. Collective."""
+        self._engine.save(folder)
+
+    def load(self, folder: Path) -> None:
+        """Bring back the engine's state. Collective."""
+        self._engine.load(folder)
+
+    def close(self) -> None:
+        """Free what the engine holds."""
+        if self._engine is not None:
+            self._engine.close()
+
+
+def fetch(part: PartWork) -> Batch:
+    """Bring a part's columns here and put its rows in order."""
+    columns: dict[str, Column] = {}
+    by_columns: dict[tuple[tuple[str, str], ...], list[Batch]] = {}
+    for source in part.sources:
+        block: Batch = ray.get(source.ref)
+        piece = Batch(block.rows, {mine: block[theirs] for mine, theirs in source.columns.items()})
+        taken = piece if source.positions is None else piece.take(source.positions)
+        by_columns.setdefault(tuple(source.columns.items()), []).append(taken)
+    for pieces in by_columns.values():
+        columns.update(Batch.concat(pieces).in_order(part.rows).columns)
+    return Batch(part.rows, columns)
+
+
+def _tokens(columns: dict[str, Column]) -> np.ndarray | None:
+    """Token ids that the columns add to each row: the ragged columns of whole numbers hold them."""
+    added = [column.lengths for column in columns.values() if column.offsets is not None and column.values.dtype == np.int64]
+    return np.sum(added, axis=0) if added else None

@@ -1,0 +1,61 @@
+"""What is wrong with a pipeline file, said so that its author can mend it: file, line, place, fault and remedy.
+
+Used by everything in `dagrl.spec`; `positions.py` knows the lines.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+Place = tuple[str | int, ...]
+"""Where something stands in the pipeline file: the keys (and list indices) that lead to it."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Problem:
+    """One fault. Prints as ``FILE:LINE: where.in.the.file: what is wrong; what to do``."""
+
+    file: str
+    line: int
+    place: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.place}: {self.message}"
+
+
+class PipelineError(ValueError):
+    """A pipeline that cannot run as it is written; holds every problem found, by file and line, each once."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(sorted(set(problems)))
+        assert self.problems, "a PipelineError without a problem"
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+    def __reduce__(self) -> tuple[type[PipelineError], tuple[tuple[Problem, ...]]]:
+        return type(self), (self.problems,)
+
+
+def dotted(place: Place) -> str:
+    """A place as users write it: ``engines.actor.optimizer.lr``, ``track[1]``; ``file`` for the whole."""
+    text = ""
+    for key in place:
+        text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else key
+    return text or "file"
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """The remedy for a name that does not exist: the nearest known one, or all of them."""
+    names = list(dict.fromkeys(known))
+    near = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    if near:
+        return f"did you mean `{near[0]}`?"
+    return f"choose from: {', '.join(names)}" if names else "there is none to choose from"
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names in a sentence: ```a` and `b```."""
+    quoted = [f"`{name}`" for name in names]
+    return " and ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)

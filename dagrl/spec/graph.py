@@ -1,0 +1,208 @@
+"""The pipeline's DAG, inferred from what its nodes read and write. Immutable; the same on every run and machine.
+
+Beside the declared nodes there are two implicit ones: `prompts`, the data set, and `samples`, which writes the samples
+down. A column is known by its writer and its name in the pipeline (after ``write:``). `draw.py` and `summary.py` show
+the graph; the scheduler runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+import networkx as nx
+
+from dagrl.spec.custom import contract_of_function, load_function
+from dagrl.spec.errors import Place, dotted, listed, suggest
+from dagrl.spec.ops import PROMPTS, SAMPLES, Capability, OpContract, contract_of
+from dagrl.spec.positions import Findings, Positions
+from dagrl.spec.schema import CustomNode, NodeBase, Pipeline, RolloutNode
+from dagrl.spec.wiring import Reading, Wiring
+
+PROMPTS_NODE = "prompts"
+"""Name of the implicit source."""
+SAMPLES_NODE = "samples"
+"""Name of the implicit sink."""
+_ALL_NODES: Place = ("nodes",)
+
+
+class Wire(NamedTuple):
+    """Where a column comes from."""
+
+    node: str
+    """The node that writes it."""
+    column: str
+    """Its name in the pipeline: one of that node's `outputs` values."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphNode:
+    """A node and its connections."""
+
+    name: str
+    spec: NodeBase | None
+    """What the file says of it; None for the implicit nodes."""
+    contract: OpContract
+    inputs: Mapping[str, Wire]
+    """Column that the op reads, by the op's own name -> where it comes from."""
+    outputs: Mapping[str, str]
+    """Column that the op writes, by the op's own name -> its name in the pipeline."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The nodes of a pipeline, in an order in which each comes after all that it reads from."""
+
+    nodes: Mapping[str, GraphNode]
+    """By name, in topological order; among nodes that are ready alike, in the order of the file."""
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """Names of the nodes, in topological order."""
+        return tuple(self.nodes)
+
+    @cached_property
+    def edges(self) -> Mapping[tuple[str, str], tuple[str, ...]]:
+        """(writer, reader) -> names of the columns that go from one to the other."""
+        columns: dict[tuple[str, str], list[str]] = {}
+        for node in self.nodes.values():
+            for wire in dict.fromkeys(node.inputs.values()):
+                columns.setdefault((wire.node, node.name), []).append(wire.column)
+        return MappingProxyType({edge: tuple(names) for edge, names in columns.items()})
+
+    @cached_property
+    def digraph(self) -> nx.DiGraph:
+        """The same as a frozen networkx graph."""
+        digraph = nx.DiGraph()
+        digraph.add_nodes_from(self.nodes)
+        digraph.add_edges_from(self.edges)
+        return nx.freeze(digraph)
+
+    def producers(self, name: str) -> tuple[str, ...]:
+        """Nodes that `name` reads from, in topological order."""
+        wanted = {wire.node for wire in self.nodes[name].inputs.values()}
+        return tuple(node for node in self.nodes if node in wanted)
+
+    def consumers(self, name: str) -> tuple[str, ...]:
+        """Nodes that read from `name`, in topological order."""
+        return tuple(node for node in self.nodes if (name, node) in self.edges)
+
+    def ancestors(self, name: str) -> frozenset[str]:
+        """All nodes that must run before `name` can."""
+        return frozenset(nx.ancestors(self.digraph, name))
+
+    @cached_property
+    def validation(self) -> Graph:
+        """What runs in validation: the nodes needed to get a reward from prompts, and `samples`. Nothing in it trains."""
+        scored = self.nodes[SAMPLES_NODE].inputs["reward"].node
+        needed = self.ancestors(scored) | {scored}
+        kept = {name: node for name, node in self.nodes.items() if name in needed}
+        sink = self.nodes[SAMPLES_NODE]
+        seen = {column: wire for column, wire in sink.inputs.items() if wire.node in needed}
+        kept[SAMPLES_NODE] = GraphNode(sink.name, None, sink.contract, MappingProxyType(seen), sink.outputs)
+        return Graph(MappingProxyType(kept))
+
+
+def build_graph(pipeline: Pipeline, folder: Path | None = None, positions: Positions | None = None) -> Graph:
+    """The graph of a pipeline whose own modules are in `folder`. PipelineError with everything wrong with it."""
+    findings = Findings(positions or Positions({}))
+    graph = infer_graph(pipeline, folder, findings)
+    findings.raise_if_any()
+    assert graph is not None
+    return graph
+
+
+def infer_graph(pipeline: Pipeline, folder: Path | None, findings: Findings) -> Graph | None:
+    """The graph, its problems and warnings reported to `findings`; None where there is a problem."""
+    before = len(findings.problems)
+    contracts = _contracts(pipeline, folder, findings)
+    wiring = Wiring(
+        contracts,
+        {name: node for name, node in pipeline.nodes.items() if name in contracts},
+        findings,
+    )
+    if not any(isinstance(node, RolloutNode) for node in pipeline.nodes.values()):
+        message = "no node samples responses; add `rollout: {op: rollout, engine: ..., sampling: ...}`"
+        findings.error(_ALL_NODES, message)
+    readings = wiring.readings()
+    _report_cycles(readings, findings)
+    wiring.warn_of_unread(readings)
+    if len(findings.problems) > before or not findings.trusted(_ALL_NODES):
+        return None
+    graph = _graph(pipeline, contracts, wiring, readings)
+    _check_validation(graph, findings)
+    return graph
+
+
+def _contracts(pipeline: Pipeline, folder: Path | None, findings: Findings) -> dict[str, OpContract]:
+    """Contracts of all nodes whose contract is known, `prompts` first and `samples` last."""
+    contracts = {PROMPTS_NODE: PROMPTS}
+    rollouts: list[str] = []
+    for name, node in pipeline.nodes.items():
+        place: Place = ("nodes", name)
+        if name in (PROMPTS_NODE, SAMPLES_NODE):
+            findings.error(place, f"`{name}` is the name of a node that every pipeline has; choose another name")
+            continue
+        if isinstance(node, RolloutNode):
+            rollouts.append(name)
+            if len(rollouts) > 1:
+                findings.error(place, f"`{rollouts[0]}` is a rollout already; this version takes one rollout node")
+        if isinstance(node, CustomNode):
+            try:
+                contracts[name] = contract_of_function(load_function(node.op, folder), node.op)
+            except ValueError as error:
+                findings.error((*place, "op"), str(error))
+        else:
+            contracts[name] = contract_of(node)
+    contracts[SAMPLES_NODE] = SAMPLES
+    return contracts
+
+
+def _report_cycles(readings: list[Reading], findings: Findings) -> None:
+    digraph = nx.DiGraph()
+    for reading in readings:
+        if reading.writer != reading.reader:
+            digraph.add_edge(reading.writer, reading.reader, column=reading.column)
+    for component in nx.strongly_connected_components(digraph):
+        if len(component) < 2:
+            continue
+        names = [reading.reader for reading in readings if reading.reader in component]
+        cycle = nx.find_cycle(digraph.subgraph(component), source=names[0])
+        path = "".join(f" -> {reader} (`{digraph.edges[writer, reader]['column']}`)" for writer, reader in cycle)
+        message = f"nodes wait for each other in a circle: {cycle[0][0]}{path}; let one of them read another column"
+        findings.error(("nodes", names[0]), message)
+
+
+def _graph(
+    pipeline: Pipeline, contracts: dict[str, OpContract], wiring: Wiring, readings: list[Reading]
+) -> Graph:
+    digraph = nx.DiGraph()
+    digraph.add_nodes_from(contracts)
+    digraph.add_edges_from((reading.writer, reading.reader) for reading in readings)
+    # `prompts` is declared first and `samples` last, so they begin and end the order too.
+    rank = {name: index for index, name in enumerate(contracts)}
+    order = nx.lexicographical_topological_sort(digraph, key=rank.__getitem__)
+    inputs: dict[str, dict[str, Wire]] = {name: {} for name in contracts}
+    for reading in readings:
+        inputs[reading.reader][reading.op_column] = Wire(reading.writer, reading.column)
+    nodes = {
+        name: GraphNode(
+            name,
+            pipeline.nodes.get(name),
+            contracts[name],
+            MappingProxyType(inputs[name]),
+            MappingProxyType(wiring.outputs[name]),
+        )
+        for name in order
+    }
+    return Graph(MappingProxyType(nodes))
+
+
+def _check_validation(graph: Graph, findings: Findings) -> None:
+    for name, node in graph.validation.nodes.items():
+        if node.contract.needs is Capability.TRAIN:
+            findings.error(("nodes", name), "the reward depends on this update; a reward must come before training")

@@ -1,0 +1,240 @@
+"""YAML + `extends` + dotted overrides -> a `Pipeline`, with the line of everything for later messages.
+
+- ``extends: NAME`` takes ``NAME.yaml`` beside the file, in its ``dag_templates/`` or in dagrl's own; ``extends: some/path.yaml``
+  is relative to the file. Mappings merge key by key; lists and single values replace the inherited ones; ``key: null``
+  takes an inherited key away.
+- ``engines.actor.optimizer.lr=3e-6`` on the command line sets one key, its value read as YAML.
+- Paths (``model.path``, ``model.tokenizer``, ``data.train``, ``data.val``) may begin with ``~``, and are relative to the
+  folder of the file that says them; in an override, to the working directory.
+
+``yaml_source.py`` reads the files, ``sentences.py`` turns pydantic's errors into ours, ``checks`` holds all further rules.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from dagrl.spec.errors import PipelineError, Place, Problem, dotted, suggest
+from dagrl.spec.positions import COMMAND_LINE, Findings, Position, Positions
+from dagrl.spec.schema import Pipeline
+from dagrl.spec.sentences import Fault, faults_of
+from dagrl.spec.yaml_source import Document, Tree, dump_document, parse_value, read_document
+
+PATH_PLACES: tuple[Place, ...] = (("model", "path"), ("model", "tokenizer"), ("data", "train"), ("data", "val"))
+_NAMED = ("groups", "engines", "nodes")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPipeline:
+    """A pipeline and where it came from."""
+
+    pipeline: Pipeline
+    path: Path
+    positions: Positions
+    resolved: Mapping[str, Any]
+    """The file's content after `extends` and overrides, with absolute paths: what `pipeline` was made from."""
+
+    @property
+    def folder(self) -> Path:
+        """Where the user's own modules are looked for: the folder of the pipeline file."""
+        return self.path.resolve().parent
+
+    def to_yaml(self) -> str:
+        """`resolved` as YAML that loads as the same pipeline from any folder."""
+        return dump_document(dict(self.resolved))
+
+
+def load_pipeline(path: Path | str, overrides: Sequence[str] = ()) -> LoadedPipeline:
+    """Read a pipeline file. PipelineError with all problems of form; `dagrl.spec.checks` finds those of substance."""
+    loaded, findings = salvage_pipeline(path, overrides)
+    findings.raise_if_any()
+    assert loaded is not None
+    return loaded
+
+
+def salvage_pipeline(path: Path | str, overrides: Sequence[str] = ()) -> tuple[LoadedPipeline | None, Findings]:
+    """Read a pipeline file and go on past its mistakes, so that further checks can look at the rest.
+
+    The second result holds the problems found; the first is None where too little is left to go on with.
+    """
+    path = Path(path)
+    try:
+        document = _read_with_parents(path, ())
+    except PipelineError as error:
+        return None, Findings(Positions({}), error.problems)
+    for number, override in enumerate(overrides, start=1):
+        _apply_override(document, override, number)
+    _prune_nulls(document.tree)
+    _resolve_paths(document)
+    positions = Positions(document.positions)
+    pipeline, faults = _validate(document.tree, document)
+    problems = document.problems + [positions.problem(fault.place, fault.message) for fault in faults]
+    findings = Findings(positions, problems, document.broken.union(fault.place for fault in faults))
+    loaded = LoadedPipeline(pipeline, path, positions, document.tree) if pipeline else None
+    return loaded, findings
+
+
+def _read_with_parents(path: Path, children: tuple[Path, ...]) -> Document:
+    document = read_document(path)
+    parent = document.tree.pop("extends", None)
+    if parent is None:
+        return document
+    position = document.positions[("extends",)]
+    try:
+        parent_path = _find_parent(parent, path)
+    except ValueError as error:
+        document.problems.append(Problem(str(path), position.line, "extends", str(error)))
+        return document
+    family = (*children, path)
+    if parent_path.resolve() in [child.resolve() for child in family]:
+        circle = " -> ".join(str(child) for child in (*family, parent_path))
+        message = f"the files extend each other in a circle ({circle}); take one `extends` out"
+        document.problems.append(Problem(str(path), position.line, "extends", message))
+        return document
+    inherited = _read_with_parents(parent_path, family)
+    _merge(inherited, document, inherited.tree, document.tree, ())
+    inherited.positions[()] = document.positions[()]
+    inherited.problems += document.problems
+    inherited.broken |= document.broken
+    return inherited
+
+
+def _find_parent(parent: Any, path: Path) -> Path:
+    if not isinstance(parent, str) or not parent:
+        raise ValueError(f"expected a template's name or a file's path, got {parent!r}; write `extends: NAME`")
+    if "/" in parent or parent.endswith((".yaml", ".yml")):
+        found = path.parent / Path(parent).expanduser()
+        if not found.is_file():
+            raise ValueError(f"there is no file {found}; check the path, which is relative to {path.parent}")
+        return found
+    own_templates = Path(__file__).resolve().parents[2] / "dag_templates"
+    folders = [path.parent, path.parent / "dag_templates", own_templates]
+    for folder in folders:
+        found = folder / f"{parent}.yaml"
+        # A file may extend the template that it is named after.
+        if found.is_file() and not (folder == path.parent and found.resolve() == path.resolve()):
+            return found
+    known = {found.stem for folder in folders[1:] for found in folder.glob("*.yaml")}
+    raise ValueError(f"there is no template `{parent}`; {suggest(parent, sorted(known))}")
+
+
+def _merge(into: Document, source: Document, old: Tree, new: Tree, place: Place) -> None:
+    for key, value in new.items():
+        inner = (*place, key)
+        if isinstance(value, dict) and isinstance(old.get(key), dict):
+            into.positions[inner] = source.positions[inner]
+            _merge(into, source, old[key], value, inner)
+        else:
+            _forget(into.positions, inner)
+            into.positions |= {known: at for known, at in source.positions.items() if known[: len(inner)] == inner}
+            old[key] = value
+
+
+def _forget(positions: dict[Place, Position], place: Place) -> None:
+    for known in [known for known in positions if known[: len(place)] == place]:
+        del positions[known]
+
+
+def _apply_override(document: Document, override: str, number: int) -> None:
+    position = Position(COMMAND_LINE, number, override)
+    key, equals, text = override.partition("=")
+    place = tuple(key.split("."))
+    try:
+        if not equals or not all(place):
+            raise ValueError("is not KEY=VALUE; write for example `run.steps=10`")
+        value = parse_value(text)
+        section = _section_for(document, place, position)
+    except ValueError as error:
+        document.problems.append(Problem(COMMAND_LINE, number, f"override {override}", str(error)))
+        return
+    section[place[-1]] = value
+    _forget(document.positions, place)
+    document.positions[place] = position
+
+
+def _section_for(document: Document, place: Place, position: Position) -> Tree:
+    """The mapping that holds the last key of `place`; made where the schema has it and the file does not."""
+    section = document.tree
+    for depth, key in enumerate(place[:-1], start=1):
+        if key not in section or section[key] is None:
+            if depth == 2 and place[0] in _NAMED:
+                kind = str(place[0]).removesuffix("s")
+                raise ValueError(f"there is no {kind} `{key}`; {suggest(str(key), section)}")
+            section[key] = {}
+            document.positions[place[:depth]] = position
+        section = section[key]
+        if not isinstance(section, dict):
+            raise ValueError(f"`{dotted(place[:depth])}` has no keys of its own; override it as a whole")
+    return section
+
+
+def _prune_nulls(tree: Tree) -> None:
+    for key in [key for key, value in tree.items() if value is None]:
+        del tree[key]
+    for value in tree.values():
+        if isinstance(value, dict):
+            _prune_nulls(value)
+
+
+def _resolve_paths(document: Document) -> None:
+    positions = Positions(document.positions)
+    for section, key in PATH_PLACES:
+        holder = document.tree.get(section)
+        value = holder.get(key) if isinstance(holder, dict) else None
+        if isinstance(value, str) and value:
+            path = Path(value)
+            if value.startswith("~/") or value == "~":
+                path = path.expanduser()
+            holder[key] = str((positions.at((section, key)).folder / path).resolve())
+
+
+def _validate(tree: Tree, document: Document) -> tuple[Pipeline | None, list[Fault]]:
+    """The pipeline, and what is wrong with it; where something is, a pipeline of the parts that are right, or None.
+
+    Repairs go from small to large: first a wrong key goes, then the whole engine, group, node or section.
+    """
+    told: list[Fault] = []
+    remains: Tree = json.loads(json.dumps(tree))
+    for depth in (None, 2, 1):
+        try:
+            # Through JSON, because only there does pydantic's strict mode take a text for a path and a list for a tuple.
+            return Pipeline.model_validate_json(json.dumps(remains), strict=True), told
+        except ValidationError as error:
+            faults = faults_of(error, remains)
+        if depth is None:
+            told = [fault for fault in faults if not (fault.missing and fault.place in document.broken)]
+            document.broken.update(fault.place for fault in faults)
+        for fault in faults:
+            _repair(remains, fault.place[:depth])
+    return None, told
+
+
+_STAND_INS: dict[Place, Any] = {
+    ("name",): "unnamed",
+    ("model",): {},
+    ("data",): {"train": "unknown", "prompts_per_step": 1, "max_prompt_tokens": 1},
+    ("data", "train"): "unknown",
+    ("data", "prompts_per_step"): 1,
+    ("data", "max_prompt_tokens"): 1,
+    ("run",): {"steps": 1},
+    ("run", "steps"): 1,
+}
+"""What takes the place of required keys that are missing or wrong; no message ever shows them."""
+
+
+def _repair(tree: Tree, place: Place) -> None:
+    section: Any = tree
+    for key in place[:-1]:
+        section = section[key] if isinstance(section, list) or key in section else {}
+    if isinstance(section, list):
+        section.clear()
+    elif place in _STAND_INS:
+        section[place[-1]] = _STAND_INS[place]
+    elif place:
+        section.pop(place[-1], None)

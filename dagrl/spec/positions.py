@@ -1,0 +1,82 @@
+"""From places in a pipeline to lines in its files, and the collector of findings that every check reports to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dagrl.spec.errors import PipelineError, Place, Problem, dotted
+
+COMMAND_LINE = "command line"
+"""Stands for the file of what an override says; its line is the override's number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a key or value was written."""
+
+    file: str
+    line: int
+    override: str | None = None
+    """The whole ``KEY=VALUE`` if it came from the command line."""
+
+    @property
+    def folder(self) -> Path:
+        """What a relative path written there is relative to."""
+        return Path() if self.override else Path(self.file).parent
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """Position of every place of a pipeline; of places that nobody wrote, that of the section around them."""
+
+    known: Mapping[Place, Position]
+
+    def at(self, place: Place) -> Position:
+        """The position of a place, or of the nearest section around it."""
+        while place and place not in self.known:
+            place = place[:-1]
+        return self.known.get(place, Position("pipeline", 1))
+
+    def problem(self, place: Place, message: str) -> Problem:
+        """A problem at a place."""
+        position = self.at(place)
+        shown = f"override {position.override}" if position.override else dotted(place)
+        return Problem(position.file, position.line, shown, message)
+
+
+class Findings:
+    """Problems and warnings found so far. One mistake is told once: what only follows from another stays silent."""
+
+    def __init__(self, positions: Positions, problems: Iterable[Problem] = (), broken: Iterable[Place] = ()) -> None:
+        self._positions = positions
+        self._broken = set(broken)
+        self._doubtful = set(self._broken)
+        self.problems = list(problems)
+        self.warnings: list[Problem] = []
+
+    def error(self, place: Place, message: str, *, depends_on: Iterable[Place] = ()) -> None:
+        """Report a problem, unless `place`, or a place that the rule looks at too, is known to be wrong already."""
+        if self.trusted(*depends_on) and not any(_related(place, other) for other in self._broken):
+            self.problems.append(self._positions.problem(place, message))
+        self._doubtful.add(place)
+
+    def warning(self, place: Place, message: str, *, depends_on: Iterable[Place] = ()) -> None:
+        """Report something odd that does not hinder a run."""
+        if self.trusted(place, *depends_on):
+            self.warnings.append(self._positions.problem(place, message))
+
+    def trusted(self, *places: Place) -> bool:
+        """Whether nothing wrong is known of these places, of what is in them, and of what they are in."""
+        return not any(_related(place, other) for place in places for other in self._doubtful)
+
+    def raise_if_any(self) -> None:
+        """PipelineError with all problems, if there are any."""
+        if self.problems:
+            raise PipelineError(self.problems)
+
+
+def _related(one: Place, other: Place) -> bool:
+    shorter = min(len(one), len(other))
+    return one[:shorter] == other[:shorter]

@@ -1,0 +1,229 @@
+"""Pydantic's errors in the words of people who write pipeline files: the place, what is wrong, what to do.
+
+`load.py` gives it what pydantic said and the tree that it said it about.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from dagrl.spec.errors import Place, suggest
+from dagrl.spec.schema import CustomNode, Pipeline, Section
+
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "text",
+    "path": "a path",
+    "dict": "a mapping",
+    "model": "a mapping",
+    "tuple": "a list",
+    "list": "a list",
+}
+_REMEDIES = {
+    "a whole number": "write digits without quotes",
+    "a number": "write it in digits, such as 0.5 or 1e-6, without quotes",
+    "true or false": "write `true` or `false` without quotes",
+    "text": "write a word, or text in quotes",
+    "a path": "write the path as text",
+    "a mapping": "write `key: value` lines beneath it",
+    "a list": "write `[one, two]`",
+}
+_BOUNDS = {
+    "greater_than_equal": ("ge", "at least"),
+    "greater_than": ("gt", "more than"),
+    "less_than_equal": ("le", "at most"),
+    "less_than": ("lt", "less than"),
+}
+_NAME_RULE = "begin with a lower-case letter, then use lower-case letters, digits and `_`"
+_PATTERN_RULES = {
+    r"^[a-z][a-z0-9_]*$": _NAME_RULE,
+    r"^[A-Za-z0-9][A-Za-z0-9._-]*$": "use letters, digits, `.`, `_` and `-`, and begin with a letter or digit",
+    r"^[\w.]+:\w+$": "write it as `module:function`",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A place and what is wrong there."""
+
+    place: Place
+    message: str
+    missing: bool = False
+
+
+def faults_of(error: ValidationError, tree: dict[str, Any]) -> list[Fault]:
+    """All that pydantic found wrong with `tree`, one fault for each place."""
+    by_place: dict[Place, list[ErrorDetails]] = {}
+    for details in error.errors(include_url=False):
+        by_place.setdefault(_place_of(details, tree), []).append(details)
+    faults = []
+    for place, several in by_place.items():
+        # A value that may be one of two types draws an error from each; where it looks like one of them and is wrong
+        # within, only that one counts.
+        if all(_expected(details) for details in several) and any(
+            len(other) > len(place) and other[: len(place)] == place for other in by_place
+        ):
+            continue
+        faults.append(_fault(place, several, tree))
+    return _without_echoes(faults, tree)
+
+
+def _place_of(details: ErrorDetails, tree: dict[str, Any]) -> Place:
+    """Pydantic's location without the names of union members and the mark of a key."""
+    place: list[str | int] = []
+    value: Any = tree
+    location = details["loc"]
+    for index, key in enumerate(location):
+        last = index == len(location) - 1
+        if (isinstance(value, dict) and key in value) or (isinstance(value, list) and isinstance(key, int)):
+            place.append(key)
+            value = value[key]  # type: ignore[index]
+        elif last and details["type"] == "missing":
+            place.append(key)
+    if details["type"] == "union_tag_invalid" and isinstance(value, dict):
+        place.append(_tag_key(value))
+    elif details["type"] == "union_tag_not_found":
+        place.append("backend")
+    return tuple(place)
+
+
+def _tag_key(value: dict[str, Any]) -> str:
+    return "backend" if "backend" in value else "op"
+
+
+def _fault(place: Place, several: list[ErrorDetails], tree: dict[str, Any]) -> Fault:
+    details = several[0]
+    kind = details["type"]
+    expected = list(dict.fromkeys(filter(None, map(_expected, several))))
+    if kind == "missing" or (kind.startswith("union_tag") and _value_at(tree, place) is None):
+        return Fault(place, _missing(place, tree), missing=True)
+    if kind == "extra_forbidden":
+        return Fault(place, f"unknown key `{place[-1]}`; {suggest(str(place[-1]), fields_at(place[:-1], tree))}")
+    if kind == "union_tag_invalid":
+        return Fault(place, _unknown_tag(details, place, tree))
+    if kind == "literal_error" and not expected:
+        options = _literal_options(details)
+        return Fault(place, f"{_shown(details['input'])} is not known here; {suggest(str(details['input']), options)}")
+    if expected:
+        got = _shown(several[-1]["input"])
+        literals = [option for each in several if each["type"] == "literal_error" for option in _literal_options(each)]
+        wanted = " or ".join([*(f"`{option}`" for option in literals), *expected])
+        remedy = _REMEDIES[expected[0]] if len(expected) + len(literals) == 1 else "write one of these"
+        return Fault(place, f"expected {wanted}, got {got}; {remedy}")
+    if kind in _BOUNDS:
+        bound, words = _BOUNDS[kind]
+        limit = f"{words} {details['ctx'][bound]:g}"
+        return Fault(place, f"must be {limit}, got {_shown(details['input'])}; choose a number that is {limit}")
+    if kind == "string_pattern_mismatch":
+        rule = _PATTERN_RULES[details["ctx"]["pattern"]]
+        return Fault(place, f"{_shown(details['input'])} is not a name that can stand here; {rule}")
+    if kind == "too_short":
+        return Fault(place, "is empty; it needs at least one entry")
+    return Fault(place, f"{_shown(details['input'])} cannot stand here; {details['msg'].lower()}")
+
+
+def _expected(details: ErrorDetails) -> str | None:
+    stem, _, what = details["type"].partition("_")
+    return _KINDS.get(stem) if what in ("type", "parsing", "from_float", "attributes_type") else None
+
+
+def _missing(place: Place, tree: dict[str, Any]) -> str:
+    field = fields_at(place[:-1], tree).get(str(place[-1]))
+    meaning = (field.description or "").split("\n")[0].rstrip(".") if field else ""
+    return f"the key is missing; add `{place[-1]}:`" + (f" ({meaning[0].lower()}{meaning[1:]})" if meaning else "")
+
+
+def _unknown_tag(details: ErrorDetails, place: Place, tree: dict[str, Any]) -> str:
+    value = _value_at(tree, place)
+    if not isinstance(details["input"], dict):
+        return f"expected a mapping, got {_shown(value)}; {_REMEDIES['a mapping']}"
+    known = [tag.strip(" '") for tag in details["ctx"]["expected_tags"].split(",")]
+    remedy = suggest(str(value), [tag for tag in known if tag != "custom"])
+    own = " (your own op is written `module:function`)" if "custom" in known else ""
+    return f"{_shown(value)} is not a known {place[-1]}{own}; {remedy}"
+
+
+def _literal_options(details: ErrorDetails) -> list[str]:
+    return [option.strip(" '") for option in details["ctx"]["expected"].replace(" or ", ",").split(",")]
+
+
+def _without_echoes(faults: list[Fault], tree: dict[str, Any]) -> list[Fault]:
+    """Without missing keys whose misspelt form is reported as an unknown key of the same section."""
+    unknown = [fault.place for fault in faults if fault.message.startswith("unknown key")]
+    kept = []
+    for fault in faults:
+        siblings = [str(place[-1]) for place in unknown if place[:-1] == fault.place[:-1]]
+        if not (fault.missing and difflib.get_close_matches(str(fault.place[-1]), siblings, n=1, cutoff=0.6)):
+            kept.append(fault)
+    return kept
+
+
+def _shown(value: Any) -> str:
+    """A value as the file would say it, shortened."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _value_at(tree: Any, place: Place) -> Any:
+    for key in place:
+        if isinstance(tree, dict):
+            tree = tree.get(key)
+        elif isinstance(tree, list) and isinstance(key, int):
+            tree = tree[key]
+    return tree
+
+
+def fields_at(place: Place, tree: dict[str, Any]) -> dict[str, FieldInfo]:
+    """The fields of the section at `place`; none where no section of fixed keys stands there."""
+    kinds: list[Any] = [Pipeline]
+    value: Any = tree
+    for key in place:
+        inner: list[Any] = []
+        for kind in kinds:
+            if get_origin(kind) is dict:
+                inner += _members(get_args(kind)[1])
+            elif isinstance(kind, type) and issubclass(kind, Section) and key in kind.model_fields:
+                inner += _members(kind.model_fields[str(key)].annotation)
+        value = value.get(key) if isinstance(value, dict) else None
+        kinds = _chosen(inner, value)
+    sections = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)]
+    return sections[0].model_fields if len(sections) == 1 else {}
+
+
+def _members(annotation: Any) -> list[Any]:
+    """The types that a union, annotated or not, is made of."""
+    if get_origin(annotation) is Annotated:
+        return _members(get_args(annotation)[0])
+    if get_origin(annotation) in (None, dict, tuple, list, Literal):
+        return [annotation]
+    return [member for argument in get_args(annotation) for member in _members(argument)]
+
+
+def _chosen(kinds: list[Any], value: Any) -> list[Any]:
+    """Of several sections, the one that the value's `backend` or `op` names."""
+    sections = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)]
+    if len(sections) < 2 or not isinstance(value, dict):
+        return kinds
+    tag = value.get(_tag_key(value))
+    if isinstance(tag, str) and ":" in tag:
+        return [CustomNode]
+    return [
+        section
+        for section in sections
+        for field in (section.model_fields.get("backend") or section.model_fields["op"],)
+        if tag in get_args(field.annotation)
+    ]

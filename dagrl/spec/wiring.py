@@ -1,0 +1,200 @@
+"""Who reads which column from whom: names resolved through ``read:`` and ``write:``, with all that can be wrong in it.
+
+`graph.py` makes the graph of the result.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from dagrl.spec.columns import CORE_COLUMNS
+from dagrl.spec.errors import Place, listed, suggest
+from dagrl.spec.ops import OpContract
+from dagrl.spec.positions import Findings
+from dagrl.spec.schema import NodeBase
+
+_COLUMN_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_ALL_NODES: Place = ("nodes",)
+_USUAL_WRITERS = {
+    "response_tokens": "op: rollout",
+    "response_mask": "op: rollout",
+    "rollout_logprob": "op: rollout",
+    "policy_version": "op: rollout",
+    "reward": "op: reward",
+    "advantage": "op: advantage",
+    "old_logprob": "op: logprob, write: old_logprob",
+    "ref_logprob": "op: logprob, write: ref_logprob",
+    "logprob": "op: logprob",
+}
+
+
+class Reading(NamedTuple):
+    """One column that one node reads."""
+
+    reader: str
+    op_column: str
+    """The reader's own name for it."""
+    writer: str
+    column: str
+    """Its name in the pipeline."""
+
+
+class Wiring:
+    """Resolves the columns of all nodes; faults go to the findings."""
+
+    def __init__(
+        self, contracts: Mapping[str, OpContract], specs: Mapping[str, NodeBase], findings: Findings
+    ) -> None:
+        self._contracts = contracts
+        self._specs = specs
+        self._findings = findings
+        self.outputs = {name: self._outputs_of(name) for name in contracts}
+        """Node -> column it writes, by the op's own name -> its name in the pipeline."""
+        self._writers: dict[str, list[str]] = {}
+        for name, outputs in self.outputs.items():
+            for column in dict.fromkeys(outputs.values()):
+                self._writers.setdefault(column, []).append(name)
+
+    def readings(self) -> list[Reading]:
+        """Everything that is read, by reader in the order of the file."""
+        found: list[Reading] = []
+        bare: dict[str, list[str]] = {}
+        missing: dict[str, list[tuple[str, str]]] = {}
+        for reader, contract in self._contracts.items():
+            renames = self._renames_of(reader)
+            for op_column in (*contract.reads, *contract.reads_if_written):
+                source = renames.get(op_column, op_column)
+                if "." in source:
+                    found += self._from_named_node(reader, op_column, source)
+                elif source in self._writers:
+                    bare.setdefault(source, []).append(reader)
+                    found.append(Reading(reader, op_column, self._writers[source][0], source))
+                elif op_column in contract.reads or op_column in renames:
+                    missing.setdefault(source, []).append((reader, op_column))
+        for column, readers in missing.items():
+            self._report_missing(column, readers)
+        self._report_doubles(bare, {reading.column for reading in found if self._is_named(reading)})
+        for reading in found:
+            self._check_reading(reading)
+        return found
+
+    def warn_of_unread(self, readings: list[Reading]) -> None:
+        """Warn of nodes all of whose columns are read by nobody: their work is for nothing."""
+        read = {(reading.writer, reading.column) for reading in readings}
+        for name in self._specs:
+            written = list(self.outputs[name].values())
+            if written and not any((name, column) in read for column in written):
+                hint = "say `write: old_logprob` or `write: ref_logprob`" if written == ["logprob"] else "take it out"
+                message = f"nobody reads what it writes ({listed(written)}); {hint}"
+                self._findings.warning(("nodes", name), message, depends_on=[_ALL_NODES])
+
+    def _outputs_of(self, name: str) -> dict[str, str]:
+        writes = self._contracts[name].writes
+        spec = self._specs.get(name)
+        outputs = {column: column for column in writes}
+        place: Place = ("nodes", name, "write")
+        if spec is None or spec.write is None:
+            return outputs
+        if isinstance(spec.write, str):
+            if len(writes) != 1:
+                what = f"{len(writes)} columns ({listed(writes)})" if writes else "no column"
+                example = f"write a mapping such as `{{{writes[0]}: ...}}`" if writes else "take `write` out"
+                self._findings.error(place, f"the op writes {what}, so one name does not do; {example}")
+                return outputs
+            renames = {writes[0]: spec.write}
+        else:
+            renames = spec.write
+        for column, new_name in renames.items():
+            inner = place if isinstance(spec.write, str) else (*place, column)
+            if column not in writes:
+                self._findings.error(inner, f"the op writes no column `{column}`; {suggest(column, writes)}")
+            elif not _COLUMN_NAME.fullmatch(new_name):
+                rule = "begin with a lower-case letter, then use lower-case letters, digits and `_`"
+                self._findings.error(inner, f"{new_name!r} is not a column's name; {rule}")
+            else:
+                outputs[column] = new_name
+                self._check_kind(inner, column, new_name, f"`{name}` writes `{column}`, which is")
+        self._check_own_doubles(place, outputs)
+        return outputs
+
+    def _check_own_doubles(self, place: Place, outputs: dict[str, str]) -> None:
+        for new_name in dict.fromkeys(outputs.values()):
+            columns = [column for column, name in outputs.items() if name == new_name]
+            if len(columns) > 1:
+                self._findings.error(place, f"{listed(columns)} would both be `{new_name}`; give each its own name")
+
+    def _renames_of(self, reader: str) -> dict[str, str]:
+        spec = self._specs.get(reader)
+        if spec is None:
+            return {}
+        contract = self._contracts[reader]
+        known = (*contract.reads, *contract.reads_if_written)
+        for column in spec.read:
+            if column not in known:
+                message = f"the op reads no column `{column}`; {suggest(column, known)}"
+                self._findings.error(("nodes", reader, "read", column), message)
+        return {column: source for column, source in spec.read.items() if column in known}
+
+    def _from_named_node(self, reader: str, op_column: str, source: str) -> list[Reading]:
+        place: Place = ("nodes", reader, "read", op_column)
+        writer, _, column = source.partition(".")
+        if writer not in self._contracts:
+            message = f"there is no node `{writer}`; {suggest(writer, self._contracts)}"
+            self._findings.error(place, message, depends_on=[("nodes", writer)])
+            return []
+        if column not in self.outputs[writer].values():
+            message = f"`{writer}` writes no column `{column}`; {suggest(column, self.outputs[writer].values())}"
+            self._findings.error(place, message, depends_on=[("nodes", writer)])
+            return []
+        return [Reading(reader, op_column, writer, column)]
+
+    def _is_named(self, reading: Reading) -> bool:
+        spec = self._specs.get(reading.reader)
+        return spec is not None and "." in spec.read.get(reading.op_column, "")
+
+    def _report_missing(self, column: str, readers: list[tuple[str, str]]) -> None:
+        reader, op_column = readers[0]
+        spec = self._specs.get(reader)
+        renamed = spec is not None and op_column in spec.read
+        place: Place = ("nodes", reader, "read", op_column) if renamed else ("nodes", reader)
+        if spec is None:
+            place = _ALL_NODES
+        remedies = []
+        if column in _USUAL_WRITERS:
+            remedies.append(f"add a node `{{{_USUAL_WRITERS[column]}}}`")
+        else:
+            remedies.append(suggest(column, self._writers))
+        if spec is not None and not renamed:
+            remedies.append(f"or name another column with `read: {{{op_column}: ...}}`")
+        names = listed(dict.fromkeys(name for name, _ in readers))
+        message = f"column `{column}` is read by {names}, but no node writes it; {', '.join(remedies)}"
+        self._findings.error(place, message, depends_on=[_ALL_NODES])
+
+    def _report_doubles(self, bare: dict[str, list[str]], named: set[str]) -> None:
+        for column, writers in self._writers.items():
+            if len(writers) < 2 or (column in named and column not in bare):
+                continue
+            place: Place = ("nodes", writers[-1] if writers[-1] in self._specs else writers[-2])
+            remedy = f"give one of them another name with `write:`, or read it as `read: {{{column}: {writers[0]}.{column}}}`"
+            if readers := bare.get(column):
+                remedy += f" in {listed(dict.fromkeys(readers))}"
+            self._findings.error(place, f"column `{column}` is written by {listed(writers)}; {remedy}")
+
+    def _check_reading(self, reading: Reading) -> None:
+        if reading.writer == reading.reader:
+            message = f"it reads `{reading.column}`, which it writes itself; rename one with `write:` or `read:`"
+            several = [("nodes", name) for name in self._writers[reading.column] if name != reading.reader]
+            self._findings.error(("nodes", reading.reader), message, depends_on=several)
+        elif reading.op_column != reading.column:
+            writer_column = next(op for op, name in self.outputs[reading.writer].items() if name == reading.column)
+            place: Place = ("nodes", reading.reader, "read", reading.op_column)
+            self._check_kind(place, writer_column, reading.op_column, f"`{reading.writer}.{reading.column}` is")
+
+    def _check_kind(self, place: Place, given: str, wanted: str, subject: str) -> None:
+        """Columns of dagrl's own have a fixed kind: one may stand for another only if the kinds agree."""
+        one, other = CORE_COLUMNS.get(given), CORE_COLUMNS.get(wanted)
+        if one and other and (one.shape, one.dtype) != (other.shape, other.dtype):
+            kinds = f"{one.dtype} {one.shape.value}, but `{wanted}` is {other.dtype} {other.shape.value}"
+            self._findings.error(place, f"{subject} {kinds}; choose a column of the same kind")

@@ -1,0 +1,234 @@
+"""The policy objective: numbers by hand, and the same loss however the batch is cut."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dagrl.algorithms.objective import PolicyObjective
+from dagrl.data.batch import Batch, Column
+from dagrl.engines.base import ResponseTokens
+from dagrl.spec.schema import LossSpec
+
+VOCAB = 5
+ALL = ("advantage", "old_logprob", "ref_logprob")
+
+
+def packed(batch: Batch, objective: PolicyObjective, logits: torch.Tensor, normalizer: float) -> ResponseTokens:
+    """What an engine makes of a micro-batch: `logits` [all tokens, vocab] are the model, tokens index them."""
+    index = torch.from_numpy(batch["position"].values)
+    distribution = logits[index].log_softmax(-1)
+    tokens = torch.from_numpy(batch["response_tokens"].values)
+    return ResponseTokens(
+        logprob=distribution.gather(-1, tokens[:, None])[:, 0],
+        entropy=-(distribution.exp() * distribution).sum(-1) if objective.needs_entropy else None,
+        weight=torch.from_numpy(objective.token_weights(batch)[0].values).double() / normalizer,
+        columns={name: torch.from_numpy(batch[name].values).double() for name in objective.columns},
+        row=torch.from_numpy(np.repeat(np.arange(len(batch)), batch["response_tokens"].lengths)),
+    )
+
+
+def train(parts: list[Batch], objective: PolicyObjective, logits: torch.Tensor):
+    """Loss, gradient and metrics of a batch that comes in `parts`, as an engine accumulates them."""
+    logits = logits.clone().requires_grad_()
+    normalizer = sum(objective.token_weights(part)[1] for part in parts)
+    total, metrics = 0.0, {}
+    for part in parts:
+        loss, shares = objective(packed(part, objective, logits, normalizer))
+        loss.backward()
+        total += loss.item()
+        for name, (value, count) in shares.items():
+            assert not value.requires_grad
+            before = metrics.get(name, (0.0, 0.0))
+            metrics[name] = (before[0] + value.item(), before[1] + count.item())
+    return total, logits.grad, {name: value / count for name, (value, count) in metrics.items()}
+
+
+def make_batch(mask: list[list[int]], seed: int) -> tuple[Batch, torch.Tensor]:
+    """Responses with random tokens, advantages and log-probs, and the logits of the policy for them."""
+    random = np.random.default_rng(seed)
+    count = sum(len(row) for row in mask)
+    offsets = np.concatenate([[0], np.cumsum([len(row) for row in mask])])
+    values = {
+        "response_tokens": random.integers(0, VOCAB, count),
+        "response_mask": np.array([value for row in mask for value in row], dtype=np.float32),
+        "advantage": random.normal(size=count),
+        "old_logprob": -random.exponential(1.6, count),
+        "ref_logprob": -random.exponential(1.6, count),
+        "position": np.arange(count),
+    }
+    columns = {name: Column(array, offsets) for name, array in values.items()}
+    return Batch(np.arange(len(mask)), columns), torch.from_numpy(random.normal(size=(count, VOCAB)))
+
+
+@st.composite
+def cut_batches(draw):
+    """A batch, its logits, and the same rows in any order and number of parts; some may be empty."""
+    mask = draw(st.lists(st.lists(st.integers(0, 1), max_size=5), min_size=1, max_size=7))
+    if not any(map(any, mask)):
+        mask.append([1])
+    batch, logits = make_batch(mask, draw(st.integers(0, 1000)))
+    order = np.array(draw(st.permutations(range(len(mask)))))
+    cuts = sorted(draw(st.lists(st.integers(0, len(mask)), max_size=4)))
+    return batch, logits, [batch.take(part) for part in np.split(order, cuts)]
+
+
+@settings(deadline=None)
+@given(
+    cut_batches(),
+    st.sampled_from(["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"]),
+    st.sampled_from(["k1", "k2", "k3"]),
+    st.sampled_from([None, 2.0]),
+)
+def test_micro_batches_do_not_change_loss_gradient_or_metrics(cut, aggregation, estimator, dual_clip):
+    batch, logits, parts = cut
+    spec = LossSpec(aggregation=aggregation, kl_coef=0.3, kl_estimator=estimator, entropy_coef=0.1, dual_clip=dual_clip)
+    objective = PolicyObjective(spec, 1.0, ALL)
+    loss, gradient, metrics = train([batch], objective, logits)
+    loss_in_parts, gradient_in_parts, metrics_in_parts = train(parts, objective, logits)
+    assert loss_in_parts == pytest.approx(loss, abs=1e-10)
+    torch.testing.assert_close(gradient_in_parts, gradient, atol=1e-10, rtol=0)
+    assert metrics_in_parts == pytest.approx(metrics, abs=1e-10)
+    assert gradient.abs().max() > 0
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "weights", "normalizer"),
+    [
+        ("token-mean", [1, 1, 0, 1, 0], 3),
+        ("seq-mean-token-sum", [1, 1, 0, 1, 0], 2),
+        ("seq-mean-token-mean", [0.5, 0.5, 0, 1, 0], 2),
+    ],
+)
+def test_weights_of_the_aggregations(aggregation, weights, normalizer):
+    # Three tokens of which two count, one that counts, one that does not, none: two responses can be trained on.
+    batch, _ = make_batch([[1, 1, 0], [1], [0], []], seed=0)
+    column, share = PolicyObjective(LossSpec(aggregation=aggregation), 1.0, ()).token_weights(batch)
+    assert column.values.tolist() == weights
+    assert column.lengths.tolist() == [3, 1, 1, 0]
+    assert share == normalizer
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "loss"),
+    [
+        # On policy the token losses are -A = -1, -2 | -6.
+        # Mean of the three; half the sum of -3 and -6; half the sum of the means -1.5 and -6.
+        ("token-mean", -3.0),
+        ("seq-mean-token-sum", -4.5),
+        ("seq-mean-token-mean", -3.75),
+    ],
+)
+def test_aggregations_of_an_on_policy_batch(aggregation, loss):
+    batch, logits = make_batch([[1, 1], [1]], seed=0)
+    batch = batch.with_columns({"advantage": Column.ragged([[1, 2], [6]], "float64")})
+    objective = PolicyObjective(LossSpec(aggregation=aggregation), 1.0, ())
+    assert train([batch], objective, logits)[0] == pytest.approx(loss, abs=1e-12)
+
+
+def test_without_old_logprobs_the_gradient_is_the_policy_gradient():
+    batch, logits = make_batch([[1, 0, 1], [1, 1]], seed=3)
+    _, gradient, metrics = train([batch], PolicyObjective(LossSpec(), 1.0, ("advantage",)), logits)
+    # d(-A log p(token)) / d logits = -A (one-hot - p), averaged over the four tokens that count.
+    one_hot = torch.nn.functional.one_hot(torch.from_numpy(batch["response_tokens"].values), VOCAB)
+    weight = torch.from_numpy(batch["advantage"].values * batch["response_mask"].values) / 4
+    torch.testing.assert_close(gradient, -weight[:, None] * (one_hot - logits.softmax(-1)), atol=1e-14, rtol=0)
+    assert (metrics["ratio/mean"], metrics["ratio/clip_fraction"], metrics["kl/old"]) == (1.0, 0.0, 0.0)
+
+
+def test_old_logprobs_of_the_same_weights_give_ratio_one_exactly():
+    batch, logits = make_batch([[1, 1], [1]], seed=4)
+    objective = PolicyObjective(LossSpec(), 1.0, ("old_logprob",))
+    current = packed(batch, objective, logits, 1.0).logprob
+    same = batch.with_columns({"old_logprob": Column(current.numpy(), batch["response_tokens"].offsets)})
+    loss, gradient, metrics = train([same], objective, logits)
+    assert metrics["ratio/mean"] == 1.0
+    without = train([batch], PolicyObjective(LossSpec(), 1.0, ()), logits)
+    assert loss == without[0]
+    assert torch.equal(gradient, without[1])
+
+
+def two_tokens(**columns: list[float]) -> ResponseTokens:
+    """Probabilities 1/2 and 1/4 now, weights 1/2 each; then a token of weight 0 whose numbers are absurd."""
+    return ResponseTokens(
+        logprob=torch.tensor([math.log(0.5), math.log(0.25), -900.0], dtype=torch.float64, requires_grad=True),
+        entropy=torch.tensor([1.0, 3.0, 50.0], dtype=torch.float64),
+        weight=torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64),
+        columns={name: torch.tensor(values, dtype=torch.float64) for name, values in columns.items()},
+        row=torch.zeros(3, dtype=torch.int64),
+    )
+
+
+def test_loss_and_metrics_of_two_tokens():
+    tokens = two_tokens(
+        advantage=[1.0, -1.0, 9.0],
+        old_logprob=[math.log(0.25), math.log(0.5), 900.0],
+        ref_logprob=[math.log(0.25), math.log(0.25), 900.0],
+    )
+    objective = PolicyObjective(LossSpec(kl_coef=0.1, kl_estimator="k1", entropy_coef=0.01), 1.0, ALL)
+    loss, metrics = objective(tokens)
+    loss.backward()
+    # Ratios 2 and 1/2 with advantages 1 and -1: both clipped, losses -1.2 and 0.8, mean -0.2. k1: log 2 and 0, mean
+    # 0.3465736. Entropy 2. Together -0.2 + 0.1 * 0.3465736 - 0.01 * 2 = -0.18534264.
+    assert loss.item() == pytest.approx(-0.18534264097, abs=1e-10)
+    # Only the KL pulls: 0.1 * 1/2 for each token; nothing for the one without weight.
+    assert tokens.logprob.grad.tolist() == pytest.approx([0.05, 0.05, 0.0], abs=1e-15)
+    # k3 of old || policy: exp(log(policy / old)) - 1 - log(policy / old) = 2 - 1 - log 2 and 1/2 - 1 + log 2: mean 1/4.
+    means = {name: (total / count).item() for name, (total, count) in metrics.items()}
+    assert means == pytest.approx(
+        {
+            "loss/policy": -0.2,
+            "ratio/mean": 1.25,
+            "ratio/clip_fraction": 1.0,
+            "kl/old": 0.25,
+            "kl/ref": 0.34657359028,
+            "entropy": 2.0,
+        },
+        abs=1e-10,
+    )
+    assert metrics["entropy"][1].item() == 2
+
+
+def test_the_upper_clip_of_the_spec_is_used():
+    tokens = two_tokens(advantage=[1.0, 0.0, 0.0], old_logprob=[math.log(0.25), math.log(0.25), 0.0])
+    # Ratio 2, advantage 1: clipped at 1.5, weight 1/2; the other token gives 0.
+    loss, _ = PolicyObjective(LossSpec(clip_ratio_high=0.5), 1.0, ("old_logprob",))(tokens)
+    assert loss.item() == pytest.approx(-0.75, abs=1e-12)
+
+
+def test_the_divergence_is_reported_but_not_charged_at_coefficient_0():
+    tokens = two_tokens(advantage=[0.0, 0.0, 0.0], ref_logprob=[math.log(0.25), math.log(0.25), 0.0])
+    loss, metrics = PolicyObjective(LossSpec(), 1.0, ("ref_logprob",))(tokens)
+    loss.backward()
+    # k3 = 1/2 - 1 + log 2 for the first token, 0 for the second.
+    assert metrics["kl/ref"][0].item() == pytest.approx(0.1931471805599453, abs=1e-12)
+    assert loss.item() == 0.0
+    assert tokens.logprob.grad.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_columns_are_those_that_the_pipeline_has():
+    assert PolicyObjective(LossSpec(), 0.7, ()).columns == ("advantage",)
+    objective = PolicyObjective(LossSpec(), 0.7, ("reward", "ref_logprob", "old_logprob"))
+    assert objective.columns == ("advantage", "old_logprob", "ref_logprob")
+    assert objective.temperature == 0.7
+
+
+def test_entropy_can_be_left_out_unless_the_loss_needs_it():
+    assert not PolicyObjective(LossSpec(), 1.0, (), needs_entropy=False).needs_entropy
+    assert PolicyObjective(LossSpec(entropy_coef=0.1), 1.0, (), needs_entropy=False).needs_entropy
+    batch, logits = make_batch([[1]], seed=0)
+    assert "entropy" not in train([batch], PolicyObjective(LossSpec(), 1.0, (), needs_entropy=False), logits)[2]
+
+
+def test_an_empty_micro_batch_adds_nothing():
+    batch, logits = make_batch([[1, 1]], seed=5)
+    objective = PolicyObjective(LossSpec(), 1.0, ())
+    nothing = batch.take(np.zeros(0, dtype=np.int64))
+    loss, gradient, metrics = train([nothing, batch, nothing], objective, logits)
+    alone = train([batch], objective, logits)
+    assert loss == alone[0]
+    assert torch.equal(gradient, alone[1])
+    assert metrics == alone[2]

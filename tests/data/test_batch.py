@@ -1,0 +1,133 @@
+"""Columns and batches against plain Python lists."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagrl.data.batch import Batch, Column
+
+EMPTY = np.zeros(0, dtype=np.int64)
+numbers_ = st.lists(st.integers(-1000, 1000), max_size=6)
+table_ = st.lists(numbers_, max_size=12)
+texts_ = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), max_size=8)
+
+
+def listed(column: Column) -> list:
+    return [np.asarray(column[row]).tolist() for row in range(len(column))]
+
+
+def positions_of(rows: list) -> st.SearchStrategy[list[int]]:
+    return st.lists(st.integers(0, len(rows) - 1), max_size=10) if rows else st.just([])
+
+
+def batch_of(rows: list[list[int]], start: int = 0) -> Batch:
+    """A batch with ids start, start + 1, ... and a column of each layout."""
+    ids = np.arange(start, start + len(rows), dtype=np.int64)
+    return Batch(
+        ids,
+        {
+            "tokens": Column.ragged(rows, "int64"),
+            "total": Column(np.array([sum(row) for row in rows], dtype=np.float32)),
+            "text": Column.text([str(row) for row in rows]),
+        },
+    )
+
+
+@given(table_)
+def test_a_ragged_column_gives_back_its_rows(rows: list[list[int]]) -> None:
+    column = Column.ragged(rows, "int32")
+    assert listed(column) == rows
+    assert column.lengths.tolist() == [len(row) for row in rows]
+    assert column.values.dtype == np.int32
+    assert column.nbytes == 4 * sum(map(len, rows)) + 8 * (len(rows) + 1)
+
+
+@given(texts_)
+def test_text_gives_back_its_strings(rows: list[str]) -> None:
+    column = Column.text(rows)
+    assert column.strings() == rows
+    assert column.values.dtype == np.uint8
+    assert column.lengths.tolist() == [len(row.encode()) for row in rows]
+
+
+@given(table_.flatmap(lambda rows: st.tuples(st.just(rows), positions_of(rows))))
+def test_take_gives_the_rows_asked_for(case: tuple[list[list[int]], list[int]]) -> None:
+    rows, positions = case
+    taken = batch_of(rows).take(np.array(positions, dtype=np.int64))
+    assert taken.rows.tolist() == positions
+    assert listed(taken["tokens"]) == [rows[position] for position in positions]
+    assert listed(taken["total"]) == [sum(rows[position]) for position in positions]
+    assert taken["text"].strings() == [str(rows[position]) for position in positions]
+
+
+@given(st.lists(table_, min_size=1, max_size=4))
+def test_concat_joins_in_order_and_keeps_dtypes(tables: list[list[list[int]]]) -> None:
+    starts = np.cumsum([0, *(len(table) for table in tables)])
+    joined = Batch.concat([batch_of(table, int(start)) for table, start in zip(tables, starts, strict=False)])
+    rows = [row for table in tables for row in table]
+    assert joined.rows.tolist() == list(range(len(rows)))
+    assert listed(joined["tokens"]) == rows
+    assert listed(joined["total"]) == [sum(row) for row in rows]
+    assert joined["text"].strings() == [str(row) for row in rows]
+    assert (joined["tokens"].values.dtype, joined["total"].values.dtype) == (np.int64, np.float32)
+
+
+@given(table_.flatmap(lambda rows: st.tuples(st.just(rows), st.permutations(range(len(rows))), st.integers(0, 12))))
+def test_in_order_finds_rows_by_id(case: tuple[list[list[int]], list[int], int]) -> None:
+    rows, order, count = case
+    shuffled = batch_of(rows).take(np.array(order, dtype=np.int64))
+    wanted = np.arange(len(rows), dtype=np.int64)[:count]
+    found = shuffled.in_order(wanted)
+    assert found.rows.tolist() == wanted.tolist()
+    assert listed(found["tokens"]) == rows[:count]
+
+
+@pytest.mark.parametrize("wanted", [[3], [-1], [0, 1, 99]])
+def test_in_order_refuses_ids_that_are_not_there(wanted: list[int]) -> None:
+    with pytest.raises(AssertionError, match="not in the batch"):
+        batch_of([[1], [2], [3]]).in_order(np.array(wanted))
+    with pytest.raises(AssertionError, match="not in the batch"):
+        batch_of([]).in_order(np.array(wanted))
+
+
+def test_an_empty_batch_is_a_batch() -> None:
+    empty = batch_of([])
+    for same in (empty.take(EMPTY), empty.take(np.array([])), empty.in_order(EMPTY), Batch.concat([empty, empty])):
+        assert len(same) == 0
+        assert same["text"].strings() == []
+        assert same["tokens"].values.dtype == np.int64
+        assert same["tokens"].lengths.tolist() == []
+    full = batch_of([[1, 2], []])
+    assert listed(Batch.concat([empty, full, empty])["tokens"]) == [[1, 2], []]
+    assert full.take(EMPTY)["tokens"].offsets.tolist() == [0]
+
+
+def test_select_and_with_columns_keep_the_rows() -> None:
+    batch = batch_of([[1, 2], [3]], start=7)
+    assert list(batch.select(["text"]).columns) == ["text"]
+    wider = batch.with_columns({"reward": Column(np.array([0.5, 1.0], dtype=np.float32))})
+    assert "reward" in wider and "reward" not in batch
+    assert wider.rows.tolist() == [7, 8]
+    assert wider.nbytes == batch.nbytes + 8
+
+
+def test_rows_and_columns_must_agree() -> None:
+    with pytest.raises(AssertionError, match=r"3 rows cannot hold columns of lengths \{'tokens': 2\}"):
+        Batch(np.arange(3), {"tokens": Column.ragged([[1], [2]], "int64")})
+    with pytest.raises(AssertionError, match=r"offsets 0\.\.5 of 2 values"):
+        Column(np.arange(2), np.array([0, 5]))
+
+
+def test_parts_that_do_not_match_are_not_joined() -> None:
+    with pytest.raises(AssertionError, match="ragged ones among others"):
+        Column.concat([Column(np.arange(2)), Column.ragged([[1]], "int64")])
+    with pytest.raises(AssertionError, match="different columns"):
+        Batch.concat([batch_of([[1]]), batch_of([[1]]).select(["text"])])
+
+
+def test_a_mask_is_not_taken_for_positions() -> None:
+    with pytest.raises(AssertionError, match="not a mask"):
+        batch_of([[1], [2]]).take(np.array([True, False]))

@@ -1,0 +1,51 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagrl.data.packing import pack
+
+LENGTHS = st.lists(st.integers(1, 50), max_size=60)
+
+
+def as_array(lengths: list[int]) -> np.ndarray:
+    return np.array(lengths, dtype=np.int64)
+
+
+@given(LENGTHS, st.integers(50, 200))
+def test_each_row_is_in_exactly_one_micro_batch_within_the_budget(lengths: list[int], budget: int) -> None:
+    parts = pack(as_array(lengths), budget)
+    assert sorted(row for part in parts for row in part.tolist()) == list(range(len(lengths)))
+    assert all(as_array(lengths)[part].sum() <= budget for part in parts)
+    assert all(len(part) and np.all(np.diff(part) > 0) for part in parts)
+
+
+@given(LENGTHS, st.integers(50, 200))
+def test_micro_batches_are_few_and_balanced(lengths: list[int], budget: int) -> None:
+    loads = [int(as_array(lengths)[part].sum()) for part in pack(as_array(lengths), budget)]
+    # Two half-empty ones could be joined; a spread wider than the longest row could be evened out.
+    fewest = math.ceil(sum(lengths) / budget)
+    assert len(loads) <= max(fewest, 2 * fewest - 1)
+    if loads:
+        assert max(loads) - min(loads) <= max(lengths)
+        assert loads == sorted(loads, reverse=True)
+
+
+def test_rows_are_spread_by_tokens_not_by_count() -> None:
+    # 12 tokens each: five rows against two.
+    assert [part.tolist() for part in pack(as_array([8, 1, 1, 1, 5, 1, 7]), 13)] == [[0, 1, 2, 3, 5], [4, 6]]
+
+
+def test_rows_that_fit_together_stay_together() -> None:
+    assert [part.tolist() for part in pack(as_array([4, 4, 4]), 12)] == [[0, 1, 2]]
+
+
+def test_no_rows_need_no_micro_batch() -> None:
+    assert pack(as_array([]), 8) == []
+
+
+def test_a_row_longer_than_the_budget_is_named() -> None:
+    with pytest.raises(ValueError, match="row 1 has 9 tokens, more than the 8 of a micro-batch"):
+        pack(as_array([3, 9, 8]), 8)

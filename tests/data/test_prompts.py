@@ -1,0 +1,233 @@
+"""The prompt loader: which prompts come, in which order, in which shape, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dagrl.data.prompts import PromptLoader, PromptSlice
+from dagrl.data.tokenizer import make_tokenizer
+from dagrl.spec.schema import TokenizerSpec
+
+TOKENIZER = make_tokenizer(TokenizerSpec(kind="bytes"))
+
+
+def row(prompt: Any, answer: Any = "7", **more: Any) -> dict[str, Any]:
+    return {"prompt": prompt, "data_source": "demo", "reward_model": {"style": "rule", "ground_truth": answer}, **more}
+
+
+@pytest.fixture
+def loader(tmp_path: Path) -> Callable[..., PromptLoader]:
+    """Make a loader over rows, or over the texts of prompts."""
+
+    def make(rows: list[Any], **options: Any) -> PromptLoader:
+        path = tmp_path / "prompts.parquet"
+        records = [each if isinstance(each, dict) else row(each) for each in rows]
+        pq.write_table(pa.Table.from_pylist(records), path, row_group_size=3)
+        tokenizer = options.pop("tokenizer", TOKENIZER)
+        defaults = {"max_prompt_tokens": 100, "overlong": "drop", "shuffle": False, "seed": 1}
+        return PromptLoader(path, tokenizer, **{**defaults, **options})
+
+    return make
+
+
+def texts(piece: PromptSlice) -> list[str]:
+    tokens = piece.columns["prompt_tokens"]
+    return [bytes(tokens[index].astype("uint8")).decode() for index in range(len(tokens))]
+
+
+NAMES = [f"p{index}" for index in range(10)]
+
+
+def test_unshuffled_prompts_come_in_file_order_epoch_after_epoch(loader: Callable[..., PromptLoader]) -> None:
+    piece = loader(NAMES).take(8, 14)
+    assert texts(piece) == [*NAMES[8:], *NAMES, *NAMES[:2]]
+    assert (piece.next_position, piece.dropped, piece.cut) == (22, 0, 0)
+
+
+def test_each_epoch_is_a_new_permutation_given_by_the_seed(loader: Callable[..., PromptLoader]) -> None:
+    epochs = [texts(loader(NAMES, shuffle=True).take(10 * epoch, 10)) for epoch in range(3)]
+    assert all(sorted(epoch) == NAMES for epoch in epochs)
+    assert len({tuple(epoch) for epoch in [*epochs, NAMES]}) == 4
+    assert texts(loader(NAMES, shuffle=True).take(0, 10)) == epochs[0]
+    assert texts(loader(NAMES, shuffle=True, seed=-2).take(0, 10)) not in (epochs[0], NAMES)
+
+
+@pytest.fixture(scope="module")
+def ragged_loader(tmp_path_factory: pytest.TempPathFactory) -> PromptLoader:
+    path = tmp_path_factory.mktemp("ragged") / "prompts.parquet"
+    pq.write_table(pa.Table.from_pylist([row("x" * length) for length in (3, 9, 1, 12, 5, 8, 2)]), path)
+    return PromptLoader(path, TOKENIZER, max_prompt_tokens=6, overlong="drop", shuffle=True, seed=3)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 9), max_size=6), st.integers(0, 30))
+def test_any_way_to_slice_gives_the_same_sequence(ragged_loader: PromptLoader, counts: list[int], start: int) -> None:
+    whole = ragged_loader.take(start, sum(counts))
+    pieces, position = [], start
+    for count in counts:
+        pieces.append(ragged_loader.take(position, count))
+        position = pieces[-1].next_position
+    assert [text for piece in pieces for text in texts(piece)] == texts(whole)
+    assert sum(piece.dropped for piece in pieces) == whole.dropped
+    assert position == whole.next_position == start + sum(counts) + whole.dropped
+
+
+def test_too_long_prompts_are_dropped_and_counted(loader: Callable[..., PromptLoader]) -> None:
+    piece = loader(["aa", "b" * 7, "cc", "d" * 8, "ee"], max_prompt_tokens=6).take(0, 4)
+    assert texts(piece) == ["aa", "cc", "ee", "aa"]
+    assert (piece.next_position, piece.dropped, piece.cut) == (6, 2, 0)
+
+
+def test_too_long_prompts_are_cut_at_their_beginning(loader: Callable[..., PromptLoader]) -> None:
+    piece = loader(["aa", "0123456789", "123456"], max_prompt_tokens=6, overlong="cut").take(0, 3)
+    assert texts(piece) == ["aa", "456789", "123456"]
+    assert (piece.next_position, piece.dropped, piece.cut) == (3, 0, 1)
+
+
+def test_too_long_prompts_are_an_error_where_wished(loader: Callable[..., PromptLoader]) -> None:
+    strict = loader(["aa", "b" * 7], max_prompt_tokens=6, overlong="error")
+    assert texts(strict.take(0, 1)) == ["aa"]
+    with pytest.raises(ValueError, match=r"prompts\.parquet, row 1 .*7 tokens, more than max_prompt_tokens=6"):
+        strict.take(0, 2)
+
+
+def test_an_epoch_without_a_usable_prompt_is_an_error(loader: Callable[..., PromptLoader]) -> None:
+    with pytest.raises(ValueError, match="none of its 3 prompts fits max_prompt_tokens=2; they have 3 to 5 tokens"):
+        loader(["aaa", "bbbb", "ccccc"], max_prompt_tokens=2, shuffle=True).take(1, 1)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_only_usable_prompt_is_found_in_every_epoch(loader: Callable[..., PromptLoader], seed: int) -> None:
+    rows = ["ok", *("long" * 3 for _ in range(4))]
+    piece = loader(rows, max_prompt_tokens=2, shuffle=True, seed=seed).take(0, 6)
+    assert texts(piece) == ["ok"] * 6
+    assert 25 < piece.next_position <= 30
+
+
+def test_limit_uses_the_first_rows_only(loader: Callable[..., PromptLoader]) -> None:
+    limited = loader(NAMES, limit=4)
+    assert len(limited) == 4
+    assert texts(limited.take(0, 5)) == [*NAMES[:4], NAMES[0]]
+    assert len(loader(NAMES, limit=99)) == 10
+
+
+def test_taking_nothing_gives_empty_columns(loader: Callable[..., PromptLoader]) -> None:
+    piece = loader(NAMES).take(5, 0)
+    assert piece.next_position == 5
+    assert {name: len(column) for name, column in piece.columns.items()} == {
+        "prompt_tokens": 0,
+        "answer": 0,
+        "data_source": 0,
+        "extra_info": 0,
+    }
+
+
+def test_chats_go_through_the_chat_template(loader: Callable[..., PromptLoader]) -> None:
+    template = (
+        "{% for message in messages %}[{{ message['role'] }}]{{ message['content'] }}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    tokenizer = make_tokenizer(TokenizerSpec(kind="bytes"))
+    tokenizer.chat_template = template
+    chat = [{"role": "system", "content": "add"}, {"role": "user", "content": "1+1"}]
+    assert texts(loader([row(chat)], tokenizer=tokenizer).take(0, 1)) == ["[system]add[user]1+1[assistant]"]
+
+
+def test_a_chat_without_a_chat_template_is_refused(loader: Callable[..., PromptLoader]) -> None:
+    tokenizer = make_tokenizer(TokenizerSpec(kind="bytes"))
+    tokenizer.chat_template = None
+    with pytest.raises(ValueError, match=r"row 0 .*no chat template; use the tokenizer of an instruction-tuned"):
+        loader([row([{"role": "user", "content": "hi"}])], tokenizer=tokenizer).take(0, 1)
+    assert texts(loader(["hi"], tokenizer=tokenizer).take(0, 1)) == ["hi"]
+
+
+@pytest.mark.parametrize(
+    ("truth", "text"),
+    [("7", "7"), ("", ""), (7, "7"), (0.5, "0.5"), (True, "true"), (["a", "b"], '["a", "b"]'), ("é", "é")],
+)
+def test_ground_truths_become_text(loader: Callable[..., PromptLoader], truth: Any, text: str) -> None:
+    assert loader([row("p", truth)]).take(0, 1).columns["answer"].strings() == [text]
+
+
+def test_a_missing_ground_truth_is_empty_text(loader: Callable[..., PromptLoader]) -> None:
+    piece = loader([row("p", "7"), row("p", None), {**row("p"), "reward_model": None}]).take(0, 3)
+    assert piece.columns["answer"].strings() == ["7", "", ""]
+
+
+def test_sources_and_extra_info_come_along(loader: Callable[..., PromptLoader]) -> None:
+    extra = {"index": 3, "note": "für"}
+    piece = loader([row("a", extra_info=extra), {**row("b", extra_info=None), "data_source": None}]).take(0, 2)
+    assert piece.columns["data_source"].strings() == ["demo", ""]
+    assert [json.loads(text) for text in piece.columns["extra_info"].strings()] == [extra, {}]
+    assert loader([row("a")]).take(0, 1).columns["extra_info"].strings() == ["{}"]
+
+
+def test_other_columns_do_not_matter(loader: Callable[..., PromptLoader]) -> None:
+    piece = loader([row("a", ability="math", images=[b"\x00"], agent_name="x")]).take(0, 1)
+    assert texts(piece) == ["a"]
+    assert set(piece.columns) == {"prompt_tokens", "answer", "data_source", "extra_info"}
+
+
+def test_a_character_outside_the_alphabet_is_named(loader: Callable[..., PromptLoader]) -> None:
+    tokenizer = make_tokenizer(TokenizerSpec(kind="characters", alphabet="0123456789+="))
+    rows = ["1+1=", [{"role": "user", "content": "2x3="}]]
+    with pytest.raises(ValueError, match=r"row 0 .*does not know the character 'x' of the prompt '2x3='"):
+        loader([row(rows[1])], tokenizer=tokenizer).take(0, 1)
+    assert len(loader(rows[:1], tokenizer=tokenizer).take(0, 1).columns["prompt_tokens"][0]) == 4
+
+
+@pytest.mark.parametrize("prompt", ["", [], [{"role": "user", "content": ""}]])
+def test_an_empty_prompt_is_refused_with_its_place(loader: Callable[..., PromptLoader], prompt: Any) -> None:
+    filled = "ok" if isinstance(prompt, str) else [{"role": "user", "content": "ok"}]
+    with pytest.raises(ValueError, match=r"prompts\.parquet, row 1 \(the first is 0\): the prompt is empty"):
+        loader([row(filled), row(prompt)]).take(0, 2)
+
+
+def test_a_null_prompt_is_refused_with_its_place(loader: Callable[..., PromptLoader]) -> None:
+    with pytest.raises(ValueError, match=r"row 1 .*the prompt is empty"):
+        loader([row("ok"), row(None)]).take(0, 2)
+
+
+@pytest.mark.parametrize("message", [{"role": "user", "content": None}, {"role": None, "content": "x"}])
+def test_a_message_without_role_or_content_is_refused(loader: Callable[..., PromptLoader], message: dict) -> None:
+    complete = {"role": "user", "content": "fine"}
+    with pytest.raises(ValueError, match=r"row 0 .*a message of the chat has no (role|content)"):
+        loader([row([complete, message])]).take(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("record", "column"),
+    [
+        ({"data_source": "d", "reward_model": {"ground_truth": "1"}}, "prompt"),
+        ({"prompt": "p", "reward_model": {"ground_truth": "1"}}, "data_source"),
+        ({"prompt": "p", "data_source": "d"}, "reward_model"),
+        ({"prompt": "p", "data_source": "d", "reward_model": {"style": "rule"}}, "reward_model.ground_truth"),
+        ({"prompt": "p", "data_source": "d", "reward_model": "7"}, "reward_model.ground_truth"),
+    ],
+)
+def test_a_missing_column_is_named(loader: Callable[..., PromptLoader], record: dict, column: str) -> None:
+    with pytest.raises(ValueError, match=rf"has no column {column}; .* has: {', '.join(record)}"):
+        loader([record])
+
+
+def test_missing_broken_and_empty_files_are_refused(tmp_path: Path, loader: Callable[..., PromptLoader]) -> None:
+    options: dict[str, Any] = {"max_prompt_tokens": 9, "overlong": "drop", "shuffle": False, "seed": 0}
+    with pytest.raises(ValueError, match="there is no prompt file"):
+        PromptLoader(tmp_path / "no.parquet", TOKENIZER, **options)
+    for content in (b"", b"not parquet at all", b"PAR1" + b"\0" * 20 + b"PAR1"):
+        (tmp_path / "bad.parquet").write_bytes(content)
+        with pytest.raises(ValueError, match=r"bad\.parquet cannot be read as parquet"):
+            PromptLoader(tmp_path / "bad.parquet", TOKENIZER, **options)
+    empty = pa.Table.from_pylist([row("x")]).slice(0, 0)
+    pq.write_table(empty, tmp_path / "empty.parquet")
+    with pytest.raises(ValueError, match="has no rows"):
+        PromptLoader(tmp_path / "empty.parquet", TOKENIZER, **options)

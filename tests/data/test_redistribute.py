@@ -1,0 +1,126 @@
+"""Any rows, any layouts: each row is consumed once, in balance, with its group, and comes back in order."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagrl.data.batch import Batch, Column
+from dagrl.data.redistribute import assign, locate, restore
+
+ranks_ = st.integers(1, 9)
+lengths_ = st.lists(st.integers(0, 5000), max_size=60)
+
+
+@given(lengths_, ranks_)
+def test_each_row_goes_to_one_rank(lengths: list[int], ranks: int) -> None:
+    parts = assign(np.array(lengths, dtype=np.int64), None, ranks)
+    assert len(parts) == ranks
+    assert sorted(np.concatenate(parts).tolist()) == list(range(len(lengths)))
+    assert all((np.diff(part) > 0).all() for part in parts)
+
+
+@given(lengths_, ranks_)
+def test_no_rank_holds_more_than_the_mean_and_one_row(lengths: list[int], ranks: int) -> None:
+    tokens = np.array(lengths, dtype=np.int64)
+    loads = [tokens[part].sum() for part in assign(tokens, None, ranks)]
+    assert max(loads) <= tokens.sum() / ranks + max(lengths, default=0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5000), st.integers(-3, 9)), max_size=60), ranks_)
+def test_groups_stay_whole_and_balanced(rows: list[tuple[int, int]], ranks: int) -> None:
+    tokens, groups = np.array(rows, dtype=np.int64).reshape(-1, 2).T
+    parts = assign(tokens, groups, ranks)
+    held = [set(groups[part].tolist()) for part in parts]
+    assert sum(len(names) for names in held) == len(set(groups.tolist()))
+    assert sorted(np.concatenate(parts).tolist()) == list(range(len(rows)))
+    largest = max((tokens[groups == name].sum() for name in set(groups.tolist())), default=0)
+    assert max(tokens[part].sum() for part in parts) <= tokens.sum() / ranks + largest
+
+
+@given(st.integers(0, 20), ranks_)
+def test_rows_without_tokens_are_spread_evenly(rows: int, ranks: int) -> None:
+    counts = [len(part) for part in assign(np.zeros(rows, dtype=np.int64), None, ranks)]
+    assert max(counts) - min(counts) <= 1
+
+
+def test_the_longest_rows_are_placed_first() -> None:
+    # 7 | 6, then 4 beside 6, 3 beside 7, and 2 to the first of two ranks of 10.
+    parts = assign(np.array([2, 7, 4, 3, 6]), None, 2)
+    assert [part.tolist() for part in parts] == [[0, 1, 3], [2, 4]]
+
+
+def test_ranks_stay_empty_where_groups_are_few() -> None:
+    parts = assign(np.array([1, 1, 5]), np.array([4, 4, 2]), 4)
+    assert [part.tolist() for part in parts] == [[2], [0, 1], [], []]
+
+
+@given(lengths_, ranks_)
+def test_results_of_ranks_come_back_in_row_order(lengths: list[int], ranks: int) -> None:
+    tokens = np.array(lengths, dtype=np.int64)
+    parts = assign(tokens, None, ranks)
+    results = np.concatenate([part * 10 for part in parts])
+    assert results[restore(parts)].tolist() == [row * 10 for row in range(len(lengths))]
+
+
+def test_restore_of_nothing_is_nothing() -> None:
+    assert restore([]).tolist() == []
+
+
+def test_restore_refuses_a_row_consumed_twice() -> None:
+    with pytest.raises(AssertionError, match="twice"):
+        restore([np.array([0, 1]), np.array([1, 2])])
+
+
+@given(lengths_, ranks_, ranks_, st.randoms(use_true_random=False))
+def test_any_two_layouts_fit_together(lengths: list[int], producers: int, consumers: int, random) -> None:
+    ids = random.sample(range(1000), len(lengths))
+    whole = Batch(
+        np.array(ids, dtype=np.int64),
+        {
+            "response_tokens": Column.ragged(
+                [[row] * length for row, length in zip(ids, lengths, strict=True)], "int64"
+            ),
+            "reward": Column(np.array(ids, dtype=np.float32) / 2),
+        },
+    )
+    tokens = np.array(lengths, dtype=np.int64)
+    # A producer's layout has nothing to do with lengths: rows were dealt out by chance.
+    producer_of_row = np.array([random.randrange(producers) for _ in ids], dtype=np.int64)
+    blocks = [whole.take(np.flatnonzero(producer_of_row == producer)) for producer in range(producers)]
+
+    received = []
+    for positions in assign(tokens, None, consumers):
+        rows = whole.rows[positions]
+        pieces = locate([block.rows for block in blocks], rows)
+        fetched = [blocks[index].take(taken) for index, taken in pieces] or [whole.take(np.zeros(0, dtype=np.int64))]
+        received.append(Batch.concat(fetched).in_order(rows))
+    assert sum(len(batch) for batch in received) == len(ids)
+    back = Batch.concat(received).in_order(whole.rows)
+    assert back["response_tokens"].values.tolist() == whole["response_tokens"].values.tolist()
+    assert back["response_tokens"].lengths.tolist() == lengths
+    assert back["reward"].values.tolist() == [row / 2 for row in ids]
+
+
+def test_only_needed_blocks_are_named() -> None:
+    blocks = [np.array([5, 1]), np.array([7]), np.array([2, 9, 4])]
+    pieces = locate(blocks, np.array([4, 5, 2]))
+    assert [(index, positions.tolist()) for index, positions in pieces] == [(0, [0]), (2, [0, 2])]
+    assert locate(blocks, np.zeros(0, dtype=np.int64)) == []
+
+
+def test_a_row_in_two_blocks_is_taken_from_the_first() -> None:
+    pieces = locate([np.array([3]), np.array([3, 4])], np.array([3, 4]))
+    assert [(index, positions.tolist()) for index, positions in pieces] == [(0, [0]), (1, [1])]
+
+
+def test_a_row_twice_in_one_block_is_a_bug() -> None:
+    with pytest.raises(AssertionError, match="block 1 holds a row twice"):
+        locate([np.array([1]), np.array([3, 3])], np.array([1, 3]))
+
+
+def test_a_row_that_nobody_holds_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"row 8 is in none of the 1 blocks \(2 rows are missing\)"):
+        locate([np.array([1, 2])], np.array([1, 8, 9]))

@@ -1,0 +1,91 @@
+import math
+
+import pytest
+import torch
+
+from dagrl.engines.megatron.logprob import token_logprobs
+
+
+def plain(logits: torch.Tensor, targets: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    log_p = torch.log_softmax(logits / temperature, dim=-1)
+    return log_p.gather(1, targets[:, None]).squeeze(1), -(log_p.exp() * log_p).sum(-1)
+
+
+@pytest.fixture
+def sample() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(7, 12, generator=generator, dtype=torch.float64)
+    return logits, torch.randint(0, 12, (7,), generator=generator)
+
+
+def test_two_equally_likely_tokens_have_log_half_and_entropy_log_two() -> None:
+    logits = torch.tensor([[5.0, 5.0]])
+    logprob, entropy = token_logprobs(
+        logits, torch.tensor([1]), temperature=0.7, vocab_size=2, with_entropy=True
+    )
+    assert logprob.tolist() == pytest.approx([-math.log(2)])
+    assert entropy is not None and entropy.tolist() == pytest.approx([math.log(2)])
+
+
+@pytest.mark.parametrize("chunk_elements", [1, 30, 10**6])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_values_and_gradients_are_those_of_log_softmax(sample, temperature: float, chunk_elements: int) -> None:
+    logits, targets = sample
+    up_logprob, up_entropy = torch.randn(2, 7, dtype=torch.float64)
+    ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    logprob, entropy = token_logprobs(
+        ours, targets, temperature=temperature, vocab_size=12, with_entropy=True, chunk_elements=chunk_elements
+    )
+    expected_logprob, expected_entropy = plain(theirs, targets, temperature)
+    assert entropy is not None
+    torch.testing.assert_close(logprob, expected_logprob, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(entropy, expected_entropy, rtol=1e-12, atol=1e-12)
+    (logprob @ up_logprob + entropy @ up_entropy).backward()
+    (expected_logprob @ up_logprob + expected_entropy @ up_entropy).backward()
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-12, atol=1e-12)
+
+
+def test_gradients_hold_against_finite_differences(sample) -> None:
+    logits, targets = sample
+    assert torch.autograd.gradcheck(
+        lambda x: token_logprobs(x, targets, temperature=0.8, vocab_size=12, with_entropy=True),
+        logits.requires_grad_(),
+    )
+
+
+def test_padding_columns_have_no_probability_and_no_gradient(sample) -> None:
+    logits, targets = sample
+    targets = targets % 9
+    padded = logits.clone()
+    padded[:, 9:] = 100.0
+    padded.requires_grad_()
+    logprob, _ = token_logprobs(padded, targets, temperature=1.0, vocab_size=9)
+    torch.testing.assert_close(logprob, plain(logits[:, :9], targets, 1.0)[0], rtol=1e-12, atol=1e-12)
+    logprob.sum().backward()
+    assert padded.grad is not None and padded.grad[:, 9:].abs().max() == 0 and padded.grad[:, :9].abs().max() > 0
+
+
+def test_half_precision_logits_are_worked_on_in_float32(sample) -> None:
+    logits, targets = sample
+    half = logits.to(torch.bfloat16).requires_grad_()
+    logprob, _ = token_logprobs(half, targets, temperature=1.0, vocab_size=12)
+    assert logprob.dtype == torch.float32
+    exact = plain(half.detach().double(), targets, 1.0)[0]
+    torch.testing.assert_close(logprob.double(), exact, rtol=1e-6, atol=1e-6)
+    logprob.sum().backward()
+    assert half.grad is not None and half.grad.dtype == torch.bfloat16
+
+
+def test_entropy_is_left_out_unless_asked_for(sample) -> None:
+    logits, targets = sample
+    assert token_logprobs(logits, targets, temperature=1.0, vocab_size=12)[1] is None
+
+
+def test_no_tokens_give_an_empty_result_with_a_gradient_of_zero(sample) -> None:
+    logits = sample[0][:0].clone().requires_grad_()
+    logprob, entropy = token_logprobs(
+        logits, sample[1][:0], temperature=1.0, vocab_size=12, with_entropy=True
+    )
+    assert entropy is not None and logprob.shape == entropy.shape == (0,)
+    (logprob.sum() + entropy.sum()).backward()
+    assert logits.grad is not None and logits.grad.shape == (0, 12)

@@ -1,0 +1,118 @@
+import pickle
+import warnings
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+
+from dagrl.engines.weights.object_store import PackedBucket, weights_checksum
+
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.int8,
+    torch.uint8,
+    torch.int32,
+    torch.int64,
+    torch.bool,
+]
+
+
+def random_tensor(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 8).to(dtype)
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def assert_same(left: list[tuple[str, torch.Tensor]], right: list[tuple[str, torch.Tensor]]) -> None:
+    described = [[(name, t.dtype, t.shape, bits(t)) for name, t in bucket] for bucket in (left, right)]
+    assert described[0] == described[1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 5), max_size=3).map(tuple)), min_size=0, max_size=6
+    )
+)
+def test_what_is_unpacked_is_what_was_packed(tensors: list[tuple[torch.dtype, tuple[int, ...]]]) -> None:
+    bucket = [(f"layer.{i}", random_tensor(shape, dtype, i)) for i, (dtype, shape) in enumerate(tensors)]
+    assert_same(PackedBucket.pack(bucket).unpack(), bucket)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype_keeps_its_bits(dtype: torch.dtype) -> None:
+    bucket = [("odd", random_tensor((3,), torch.uint8)), ("weight", random_tensor((4, 5), dtype))]
+    assert_same(PackedBucket.pack(bucket).unpack(), bucket)
+
+
+def test_not_a_number_and_infinities_survive() -> None:
+    bucket = [("w", torch.tensor([float("nan"), float("inf"), -0.0], dtype=torch.bfloat16))]
+    assert_same(PackedBucket.pack(bucket).unpack(), bucket)
+
+
+def test_transposed_and_trained_tensors_are_packed() -> None:
+    weight = random_tensor((3, 4), torch.float32).requires_grad_()
+    bucket = PackedBucket.pack([("w", weight.T)]).unpack()
+    assert_same(bucket, [("w", weight.detach().T.contiguous())])
+    assert not bucket[0][1].requires_grad
+
+
+def test_unpacking_copies_nothing() -> None:
+    packed = PackedBucket.pack(
+        [("a", random_tensor((5,), torch.bfloat16)), ("b", random_tensor((7, 3), torch.float32))]
+    )
+    begin, end = packed.data.ctypes.data, packed.data.ctypes.data + packed.data.nbytes
+    for _, tensor in packed.unpack():
+        assert begin <= tensor.data_ptr() < end
+        assert tensor.data_ptr() + tensor.nbytes <= end
+
+
+def test_read_only_memory_is_unpacked_without_a_warning() -> None:
+    bucket = [("w", random_tensor((6,), torch.bfloat16))]
+    packed = PackedBucket.pack(bucket)
+    packed.data.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_same(packed.unpack(), bucket)
+
+
+def test_a_packed_bucket_travels_as_one_buffer() -> None:
+    bucket = [("a", random_tensor((5,), torch.bfloat16)), ("b", random_tensor((300, 20), torch.float32))]
+    packed = PackedBucket.pack(bucket)
+    assert packed.data.dtype == np.uint8
+    assert packed.data.ndim == 1
+    buffers: list[pickle.PickleBuffer] = []
+    message = pickle.dumps(packed, protocol=5, buffer_callback=buffers.append)
+    assert len(buffers) == 1
+    assert len(message) < 1000
+    assert_same(pickle.loads(message, buffers=buffers).unpack(), bucket)
+
+
+def test_the_checksum_does_not_depend_on_order_or_layout() -> None:
+    weights = [("a", random_tensor((4, 4), torch.bfloat16)), ("b", random_tensor((3,), torch.float32))]
+    transposed = [("a", weights[0][1].T.contiguous().T), weights[1]]
+    assert weights_checksum(weights) == weights_checksum(reversed(weights)) == weights_checksum(transposed)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        ("other", torch.tensor([1.0, 2.0])),
+        ("w", torch.tensor([2.0, 1.0])),
+        ("w", torch.tensor([1.0, 2.0 + 2**-22])),
+        ("w", torch.tensor([[1.0, 2.0]])),
+        ("w", torch.tensor([1.0, 2.0]).view(torch.int32)),
+    ],
+    ids=["name", "order", "last bit", "shape", "dtype"],
+)
+def test_the_checksum_sees_any_change(changed: tuple[str, torch.Tensor]) -> None:
+    assert weights_checksum([changed]) != weights_checksum([("w", torch.tensor([1.0, 2.0]))])
