@@ -22,11 +22,7 @@ def prompts(parts: Sequence[Part], context: Context) -> Iterator[Output]:
     loader = _loader(context)
     position, count = (0, len(loader)) if context.validation else (context.position, context.pipeline.data.prompts_per_step)
     taken = loader.take(position, count)
-    prefix = "val/" if context.validation else ""
-    stats = {
-        f"{prefix}data/dropped_prompts": Stat.of([taken.dropped]),
-        f"{prefix}data/cut_prompts": Stat.of([taken.cut]),
-    }
+    stats = {"data/dropped_prompts": Stat.of([taken.dropped]), "data/cut_prompts": Stat.of([taken.cut])}
     facts = {} if context.validation else {"next_position": taken.next_position}
     table = _repeat(taken.columns, context.samples_per_prompt)
     for shard, (begin, end) in enumerate(shard_bounds(len(table), context.samples_per_prompt, context.shards)):

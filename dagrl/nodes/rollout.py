@@ -22,12 +22,12 @@ def rollout(parts: Sequence[Part], context: Context) -> Iterator[Output]:
     finished: list[dict[int, Completion]] = [{} for _ in parts]
     for part in parts:
         if len(part.batch) == 0:
-            yield _output(part, {}, engine.policy_version, context)
+            yield _output(part, {}, engine.policy_version)
     for completion in engine.generate(prompts, seeds, _sampling(context)):
         position, row = owners[completion.index]
         finished[position][row] = completion
         if len(finished[position]) == len(parts[position].batch):
-            yield _output(parts[position], finished[position], engine.policy_version, context)
+            yield _output(parts[position], finished[position], engine.policy_version)
 
 
 def sample_seed(context: Context, row: int) -> int:
@@ -44,7 +44,7 @@ def _sampling(context: Context) -> SamplingSpec:
     return node.val_sampling or node.sampling.model_copy(update={"temperature": 0.0})
 
 
-def _output(part: Part, completions: dict[int, Completion], version: int, context: Context) -> Output:
+def _output(part: Part, completions: dict[int, Completion], version: int) -> Output:
     ordered = [completions[row] for row in range(len(part.batch))]
     tokens = Column.ragged([completion.tokens for completion in ordered], "int64")
     columns = {
@@ -53,9 +53,8 @@ def _output(part: Part, completions: dict[int, Completion], version: int, contex
         "rollout_logprob": Column.ragged([completion.logprobs for completion in ordered], "float32"),
         "policy_version": Column(np.full(len(ordered), version, dtype=np.int64)),
     }
-    prefix = "val/" if context.validation else ""
     stats = {
-        f"{prefix}response_tokens": Stat.of(tokens.lengths),
-        f"{prefix}response_tokens/cut_fraction": Stat.of([each.finish_reason == "length" for each in ordered]),
+        "response_tokens": Stat.of(tokens.lengths),
+        "response_tokens/cut_fraction": Stat.of([each.finish_reason == "length" for each in ordered]),
     }
     return Output((part.index,), part.batch.rows, columns, stats)

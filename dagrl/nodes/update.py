@@ -19,12 +19,7 @@ def update(parts: Sequence[Part], context: Context) -> Iterator[Output]:
     node = context.node
     assert isinstance(node, UpdateNode)
     version = engine.policy_version
-    objective = PolicyObjective(
-        node.loss,
-        temperature=context.temperature,
-        has_old_logprob="old_logprob" in parts[0].batch,
-        has_ref_logprob="ref_logprob" in parts[0].batch,
-    )
+    objective = PolicyObjective(node.loss, context.temperature, available=parts[0].batch.columns.keys())
     stats = engine.update(
         [part.batch for part in parts] * node.epochs, objective, tokens_per_micro_batch=node.tokens_per_micro_batch
     )

@@ -83,6 +83,8 @@ class Plan:
     """In topological order, validation's included."""
     shards: int
     steps: int
+    samples_per_prompt: int = 1
+    """Rows of a group on the training batch; 1 on the validation batch."""
     max_staleness: int = 0
     save_every: int | None = None
     validate_every: int | None = None

@@ -218,13 +218,12 @@ class Scheduler:
         if task.generates and executor.follows:
             wanted, newest = self._wanted_version(step, task), self._version[executor.follows]
             held = self._version[executor.name]
-            assert newest is not None, "a trained executor always has a version"
-            if held is None or held < newest:
-                if newest >= wanted and self._free(self.plan.executors[executor.follows]):
-                    self._occupy(executor.name, executor.follows)
-                    return Sync(executor.name, executor.follows, newest)
-                if held is None or held < wanted:
-                    return None
+            assert newest is not None, "an executor that is followed holds weights from the start"
+            if (held is None or held < newest) and newest >= wanted and self._free(self.plan.executors[executor.follows]):
+                self._occupy(executor.name, executor.follows)
+                return Sync(executor.name, executor.follows, newest)
+            if held is None or held < wanted:
+                return None
         self._occupy(executor.name)
         self._open[step].started.setdefault(task.name, set()).update(shards)
         return Run(step, task.name, shards)

@@ -1,6 +1,6 @@
 """The `math` reward: 1 where the response's final answer equals the reference as mathematics, by math-verify.
 
-Comparisons run in helper processes (`dagrl.rewards.math_checker`), which bound their time; each concurrent caller gets one.
+Comparisons run in helper processes (`dagrl.rewards.math_checker`) that bound their time: one for each caller at a time.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import IO, Any
 from dagrl.rewards.math_checker import READY
 
 
-def math_reward(response: str, answer: str, *, timeout_s: float = 3.0) -> float:
-    """1.0 where the final answer of `response` equals `answer`, else 0.0.
+def math_reward(response: str, answer: str, *, timeout_s: float = 2.0) -> float:
+    r"""1.0 where the final answer of `response` equals `answer`, else 0.0.
 
-    The final answer is what is in the last ``\\boxed{}``, else behind ``####``, else the last formula or number. A
+    The final answer is what is in the last ``\boxed{}``, else behind ``####``, else the last formula or number. A
     comparison that takes more than `timeout_s` seconds of CPU time is given up, and its response gets 0.0. Raises
     ValueError where `answer` holds nothing to compare with. May be called from any thread.
     """
@@ -40,6 +40,7 @@ class _Checker:
         command = [sys.executable, "-m", "dagrl.rewards.math_checker"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         if self._replies.readline().strip() != READY:
+            self.close()
             raise RuntimeError(f"{' '.join(command)} did not start; its error output says why")
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 Comparing formulas can take for ever (``9^{9^{9^9}}``), and neither a signal handler nor a thread can stop Python inside
 one long operation on integers. Here the kernel does: before each comparison the process arms a timer on its own CPU
-time whose signal, left unhandled, ends it. So the bound holds, it needs no main thread in the caller, it does not depend
-on how busy the machine is, and nothing is left running when the caller dies.
+time whose signal, left unhandled, ends it. So the bound holds; it needs no main thread in the caller, does not depend
+on how busy the machine is, and leaves nothing running when the caller dies.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _FINAL_ANSWER = "####"
 
 
 def matches(response: str, answer: str) -> bool:
-    """Whether the final answer of `response` equals the reference `answer`. ValueError for a reference without one.
+    r"""Whether the final answer of `response` equals the reference `answer`. ValueError for a reference without one.
 
-    The final answer is what is in the last ``\\boxed{}``; without one, what follows GSM8K's ``####``; without either,
+    The final answer is what is in the last ``\boxed{}``; without one, what follows GSM8K's ``####``; without either,
     the last formula or number, as math-verify finds it. The reference may also be a worked solution in GSM8K's form.
     """
     from math_verify import verify

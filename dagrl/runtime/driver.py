@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any
 
 from dagrl.plan.plan import HOST, Plan, PlannedTask, Rows
@@ -33,26 +32,32 @@ from dagrl.runtime.exchange import share_out
 from dagrl.runtime.fleet import Fleet, Member
 from dagrl.runtime.ledger import Ledger
 from dagrl.runtime.messages import Block
-from dagrl.runtime.record import StepRecord
+from dagrl.runtime.record import Activity, StepRecord
 from dagrl.runtime.run_folder import RunFolder, model_identity
 from dagrl.spec.schema import Pipeline
 from dagrl.track import Trackers
 
 
-@dataclass(slots=True)
 class Driver:
-    """One run, from its first step to its last."""
+    """One run, from its first step to its last. `position`: prompts of the data set used so far, over all epochs."""
 
-    pipeline: Pipeline
-    plan: Plan
-    scheduler: Scheduler
-    fleet: Fleet
-    folder: RunFolder
-    trackers: Trackers
-    position: int = 0
-    """Prompts of the data set used so far."""
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        plan: Plan,
+        scheduler: Scheduler,
+        fleet: Fleet,
+        folder: RunFolder,
+        trackers: Trackers,
+        position: int,
+    ) -> None:
+        self.pipeline = pipeline
+        self.plan = plan
+        self.scheduler = scheduler
+        self.fleet = fleet
+        self.folder = folder
+        self.trackers = trackers
+        self.position = position
         self._events: asyncio.Queue[Event | BaseException] = asyncio.Queue()
         self._running: set[asyncio.Task[None]] = set()
         self._ledgers: dict[tuple[int, Rows], Ledger] = {}
@@ -128,7 +133,7 @@ class Driver:
     ) -> None:
         record.note(run, block, member.name)
         if "next_position" in block.facts:
-            self.position = block.facts["next_position"]
+            record.position = self.position = block.facts["next_position"]
         if task.inputs:
             ledger.add(task.name, block)
         else:
@@ -146,21 +151,35 @@ class Driver:
     async def _commit(self, commit: Commit) -> Event:
         record = self._record(commit.step)
         if commit.save:
-            await self._save(commit.step)
+            assert record.position is not None, "a step that trained has had prompts"
+            await self._save(commit.step, record.position)
         tokens = sum(ledger.total_tokens for (step, _), ledger in self._ledgers.items() if step == commit.step)
         self.trackers.log(commit.step, record.metrics(tokens, policy_version=commit.step))
-        self.trackers.spans(record.spans)
+        for activity in record.activities:
+            self._draw(commit.step, activity)
         self._records.pop(commit.step)
         for rows in Rows:
             self._ledgers.pop((commit.step, rows), None)
         return StepCommitted(commit)
 
-    async def _save(self, step: int) -> None:
+    def _draw(self, step: int, activity: Activity) -> None:
+        self.trackers.timeline.complete(
+            activity.name,
+            activity.category,
+            activity.start,
+            activity.end,
+            step=step,
+            shard=activity.shard,
+            group=activity.group,
+            worker=activity.worker,
+        )
+
+    async def _save(self, step: int, position: int) -> None:
         aside = self.folder.checkpoints.begin(step)
         for name, executor in self.plan.executors.items():
             if executor.trained:
                 await self.fleet.call_all(name, "save", aside / name, waits_for=f"{name} to save step {step}")
-        state = RunState(step, self.position, model_identity(self.pipeline))
+        state = RunState(step, position, model_identity(self.pipeline))
         self.folder.checkpoints.finish(aside, state)
 
     # -- what belongs to a step

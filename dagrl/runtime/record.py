@@ -9,7 +9,6 @@ from dagrl.data.stats import Stat, merge
 from dagrl.plan.plan import HOST, Executor, PlannedTask
 from dagrl.plan.scheduler import Run
 from dagrl.runtime.messages import Block, Span
-from dagrl.track.timeline import TimelineEvent
 
 _DETAILS = {
     "reward": ("mean", "std"),
@@ -19,6 +18,20 @@ _DETAILS = {
 """Statistics that give more than their mean, which is called as the statistic itself."""
 
 
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """That something ran, from `start` to `end` in seconds since the epoch."""
+
+    name: str
+    category: str
+    start: float
+    end: float
+    shard: int | None
+    """None: all of the step's batch."""
+    group: str
+    worker: str
+
+
 @dataclass(slots=True)
 class StepRecord:
     """One step so far."""
@@ -26,7 +39,7 @@ class StepRecord:
     step: int
     position: int | None = None
     """Prompts of the data set used when the step had its own, over all epochs."""
-    events: list[TimelineEvent] = field(default_factory=list)
+    activities: list[Activity] = field(default_factory=list)
     _began: float = field(default_factory=time.time)
     _stats: list[dict[str, Stat]] = field(default_factory=list)
     _spans: dict[Run, list[tuple[tuple[int, ...], Span, str]]] = field(default_factory=dict)
@@ -45,14 +58,12 @@ class StepRecord:
         for shards, spans in by_shards.items():
             start, end = min(span.start for span, _ in spans), max(span.end for span, _ in spans)
             shard = shards[0] if len(shards) == 1 else None
-            self.add_event(task.name, start, end, executor.group or HOST, spans[0][1], shard, category=task.op)
+            self.add(Activity(task.name, task.op, start, end, shard, executor.group or HOST, spans[0][1]))
 
-    def add_event(
-        self, name: str, start: float, end: float, group: str, worker: str, shard: int | None, category: str
-    ) -> None:
-        """Note that something ran, from `start` to `end` in seconds since the epoch."""
-        self._busy[name] = self._busy.get(name, 0.0) + end - start
-        self.events.append(TimelineEvent(name, category, start, end, self.step, shard, group, worker))
+    def add(self, activity: Activity) -> None:
+        """Keep that something ran."""
+        self._busy[activity.name] = self._busy.get(activity.name, 0.0) + activity.end - activity.start
+        self.activities.append(activity)
 
     def metrics(self, tokens: int, policy_version: int) -> dict[str, float]:
         """The step's metrics by the names of the contract."""

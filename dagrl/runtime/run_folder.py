@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-import yaml
+from typing import TextIO
 
 from dagrl.runtime.checkpoint import Checkpoints, RunState
 from dagrl.runtime.errors import RunError
@@ -28,8 +27,8 @@ class RunFolder:
 
 
 @contextmanager
-def open_run_folder(path: Path, pipeline: Pipeline, resolved: dict) -> Iterator[RunFolder]:
-    """Take `path` for this run and write the resolved pipeline there.
+def open_run_folder(path: Path, pipeline: Pipeline, resolved: str) -> Iterator[RunFolder]:
+    """Take `path` for this run and write the resolved pipeline, as YAML, there.
 
     RunError where another process holds it, where it cannot be written, where ``resume: never`` finds a checkpoint, or
     where the checkpoint belongs to another model.
@@ -47,7 +46,7 @@ def open_run_folder(path: Path, pipeline: Pipeline, resolved: dict) -> Iterator[
         if newest and state:
             _check(pipeline, newest, state)
         aside = path / ".pipeline.yaml"
-        aside.write_text(yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True))
+        aside.write_text(resolved)
         aside.replace(path / "pipeline.yaml")
         yield RunFolder(path, checkpoints, state, newest)
 
@@ -57,7 +56,7 @@ def model_identity(pipeline: Pipeline) -> str:
     return pipeline.model.model_dump_json(include={"path", "init"})
 
 
-def _take(lock, path: Path) -> None:  # type: ignore[no-untyped-def]
+def _take(lock: TextIO, path: Path) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

@@ -81,9 +81,9 @@ class Worker:
             return Block(np.zeros(0, dtype=np.int64), None, None, span, output.shards)
         columns = {work.outputs[name]: column for name, column in output.columns.items() if name in work.outputs}
         ref = ray.put(Batch(output.rows, columns)) if columns else None
-        return Block(
-            output.rows, ref, _tokens(columns), span, output.shards, dict(output.stats), dict(output.facts)
-        )
+        prefix = "val/" if work.validation else ""
+        stats = {prefix + name: stat for name, stat in output.stats.items()}
+        return Block(output.rows, ref, _tokens(columns), span, output.shards, stats, dict(output.facts))
 
     def send_weights(self) -> list[ray.ObjectRef]:
         """Put the engine's weights into the object store, a bucket an object; rank 0 returns the refs. Collective."""

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any, TypeVar
 
+from dagrl.spec.errors import suggest
 from dagrl.spec.ops import OpContract, Scope
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -33,6 +36,10 @@ def node(
     `scope` is ``row`` (may start on finished shards), ``group`` (needs all responses to a prompt) or ``batch``.
     Raises ValueError for an unknown scope.
     """
+    if scope not in (known := [each.value for each in Scope]):
+        raise ValueError(f"a node's scope cannot be {scope!r}; {suggest(scope, known)}")
+    if isinstance(reads, str) or isinstance(writes, str):
+        raise ValueError("a node's columns are a list, not one text; write `reads=['reward'], writes=['bonus']`")
     contract = OpContract(tuple(reads), tuple(writes), Scope(scope))
 
     def mark(function: Function) -> Function:
@@ -61,7 +68,7 @@ def contract_of_function(function: Callable[..., Any], place: str) -> OpContract
     """The contract that `node` put on a function; ValueError where it is missing."""
     contract = getattr(function, "dagrl_contract", None)
     if contract is None:
-        raise ValueError(f"{place} is not decorated with @dagrl.node(reads=..., writes=...)")
+        raise ValueError(f"`{place}` does not say its columns; decorate it with @dagrl.node(reads=[...], writes=[...])")
     return contract
 
 
@@ -73,6 +80,7 @@ def importable_from(folder: Path | None) -> Iterator[None]:
         return
     entry = str(folder.resolve())
     sys.path.insert(0, entry)
+    importlib.invalidate_caches()  # The file may be younger than what Python remembers of its folder.
     try:
         yield
     finally:
@@ -80,14 +88,40 @@ def importable_from(folder: Path | None) -> Iterator[None]:
 
 
 def load_function(place: str, folder: Path | None = None) -> Callable[..., Any]:
-    """Import ``module:function``. ValueError with one sentence where the module or the function is not there."""
-    module_name, _, function_name = place.partition(":")
+    """Import ``module:function``. ValueError with one sentence where it is not there, or the module itself fails."""
+    module_name, colon, function_name = place.partition(":")
+    if not (colon and module_name and function_name):
+        raise ValueError(f"{place!r} is not `module:function`; write the module's name, a colon, the function's name")
     try:
         with importable_from(folder):
             module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ValueError(f"cannot import {module_name!r} of {place!r}: {error}") from error
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
+            where = f"beside the pipeline file ({folder}) or on PYTHONPATH" if folder else "on PYTHONPATH"
+            raise ValueError(f"there is no module {error.name!r}; put {module_name}.py {where}") from error
+        raise ValueError(_import_failure(module_name, error)) from error
+    except (Exception, SystemExit) as error:
+        raise ValueError(_import_failure(module_name, error)) from error
     function = getattr(module, function_name, None)
     if not callable(function):
-        raise ValueError(f"{module_name!r} has no function {function_name!r}")
+        raise ValueError(
+            f"module {module_name!r} has no function {function_name!r}; {_functions_of(module, function_name)}"
+        )
     return function
+
+
+def _import_failure(module_name: str, error: BaseException) -> str:
+    """What a user's module raised when it was imported, and in which line of theirs."""
+    if isinstance(error, SyntaxError) and error.filename:
+        where = f"{error.filename}:{error.lineno}"
+    else:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if "importlib" not in frame.filename and frame.filename != __file__]
+        where = f"{own[-1].filename}:{own[-1].lineno}" if own else f"module {module_name}"
+    what = error.msg if isinstance(error, SyntaxError) else str(error)
+    sentence = " ".join(what.split())
+    return f"importing {module_name!r} fails at {where}: {type(error).__name__}: {sentence}; mend the module"
+
+
+def _functions_of(module: ModuleType, wanted: str) -> str:
+    return suggest(wanted, [name for name, value in vars(module).items() if isinstance(value, FunctionType)])

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import networkx as nx
 
 from dagrl.spec.custom import contract_of_function, load_function
-from dagrl.spec.errors import Place, dotted, listed, suggest
-from dagrl.spec.ops import PROMPTS, SAMPLES, Capability, OpContract, contract_of
+from dagrl.spec.errors import Place
+from dagrl.spec.ops import PROMPTS, SAMPLES, OpContract, contract_of
 from dagrl.spec.positions import Findings, Positions
 from dagrl.spec.schema import CustomNode, NodeBase, Pipeline, RolloutNode
 from dagrl.spec.wiring import Reading, Wiring
@@ -97,7 +97,10 @@ class Graph:
 
     @cached_property
     def validation(self) -> Graph:
-        """What runs in validation: the nodes needed to get a reward from prompts, and `samples`. Nothing in it trains."""
+        """What runs in validation: the nodes needed to get a reward from prompts, and `samples`.
+
+        Nothing in it trains, because an op that trains writes no column that a reward could need.
+        """
         scored = self.nodes[SAMPLES_NODE].inputs["reward"].node
         needed = self.ancestors(scored) | {scored}
         kept = {name: node for name, node in self.nodes.items() if name in needed}
@@ -125,17 +128,15 @@ def infer_graph(pipeline: Pipeline, folder: Path | None, findings: Findings) -> 
         {name: node for name, node in pipeline.nodes.items() if name in contracts},
         findings,
     )
+    readings = wiring.readings()
     if not any(isinstance(node, RolloutNode) for node in pipeline.nodes.values()):
         message = "no node samples responses; add `rollout: {op: rollout, engine: ..., sampling: ...}`"
         findings.error(_ALL_NODES, message)
-    readings = wiring.readings()
     _report_cycles(readings, findings)
     wiring.warn_of_unread(readings)
     if len(findings.problems) > before or not findings.trusted(_ALL_NODES):
         return None
-    graph = _graph(pipeline, contracts, wiring, readings)
-    _check_validation(graph, findings)
-    return graph
+    return _graph(pipeline, contracts, wiring, readings)
 
 
 def _contracts(pipeline: Pipeline, folder: Path | None, findings: Findings) -> dict[str, OpContract]:
@@ -177,9 +178,7 @@ def _report_cycles(readings: list[Reading], findings: Findings) -> None:
         findings.error(("nodes", names[0]), message)
 
 
-def _graph(
-    pipeline: Pipeline, contracts: dict[str, OpContract], wiring: Wiring, readings: list[Reading]
-) -> Graph:
+def _graph(pipeline: Pipeline, contracts: dict[str, OpContract], wiring: Wiring, readings: list[Reading]) -> Graph:
     digraph = nx.DiGraph()
     digraph.add_nodes_from(contracts)
     digraph.add_edges_from((reading.writer, reading.reader) for reading in readings)
@@ -200,9 +199,3 @@ def _graph(
         for name in order
     }
     return Graph(MappingProxyType(nodes))
-
-
-def _check_validation(graph: Graph, findings: Findings) -> None:
-    for name, node in graph.validation.nodes.items():
-        if node.contract.needs is Capability.TRAIN:
-            findings.error(("nodes", name), "the reward depends on this update; a reward must come before training")

@@ -1,13 +1,13 @@
 """YAML + `extends` + dotted overrides -> a `Pipeline`, with the line of everything for later messages.
 
-- ``extends: NAME`` takes ``NAME.yaml`` beside the file, in its ``dag_templates/`` or in dagrl's own; ``extends: some/path.yaml``
-  is relative to the file. Mappings merge key by key; lists and single values replace the inherited ones; ``key: null``
-  takes an inherited key away.
+- ``extends: NAME`` takes ``NAME.yaml`` beside the file, in its ``dag_templates/`` or in dagrl's own;
+  ``extends: some/path.yaml`` is relative to the file. Mappings merge key by key; lists and single values replace the
+  inherited ones; ``key: null`` takes an inherited key away.
 - ``engines.actor.optimizer.lr=3e-6`` on the command line sets one key, its value read as YAML.
-- Paths (``model.path``, ``model.tokenizer``, ``data.train``, ``data.val``) may begin with ``~``, and are relative to the
-  folder of the file that says them; in an override, to the working directory.
+- Paths (``model.path``, ``model.tokenizer``, ``data.train``, ``data.val``) may begin with ``~``, and are relative to
+  the folder of the file that says them; in an override, to the working directory.
 
-``yaml_source.py`` reads the files, ``sentences.py`` turns pydantic's errors into ours, ``checks`` holds all further rules.
+``yaml_source.py`` reads the files, ``sentences.py`` words pydantic's errors, ``checks`` holds all further rules.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dagrl.spec.schema import Pipeline
 from dagrl.spec.sentences import Fault, faults_of
 from dagrl.spec.yaml_source import Document, Tree, dump_document, parse_value, read_document
 
-PATH_PLACES: tuple[Place, ...] = (("model", "path"), ("model", "tokenizer"), ("data", "train"), ("data", "val"))
+PATH_PLACES = (("model", "path"), ("model", "tokenizer"), ("data", "train"), ("data", "val"))
 _NAMED = ("groups", "engines", "nodes")
 
 
@@ -144,7 +144,7 @@ def _forget(positions: dict[Place, Position], place: Place) -> None:
 def _apply_override(document: Document, override: str, number: int) -> None:
     position = Position(COMMAND_LINE, number, override)
     key, equals, text = override.partition("=")
-    place = tuple(key.split("."))
+    place: tuple[str, ...] = tuple(key.split("."))
     try:
         if not equals or not all(place):
             raise ValueError("is not KEY=VALUE; write for example `run.steps=10`")
@@ -158,14 +158,14 @@ def _apply_override(document: Document, override: str, number: int) -> None:
     document.positions[place] = position
 
 
-def _section_for(document: Document, place: Place, position: Position) -> Tree:
+def _section_for(document: Document, place: tuple[str, ...], position: Position) -> Tree:
     """The mapping that holds the last key of `place`; made where the schema has it and the file does not."""
     section = document.tree
     for depth, key in enumerate(place[:-1], start=1):
         if key not in section or section[key] is None:
             if depth == 2 and place[0] in _NAMED:
-                kind = str(place[0]).removesuffix("s")
-                raise ValueError(f"there is no {kind} `{key}`; {suggest(str(key), section)}")
+                kind = place[0].removesuffix("s")
+                raise ValueError(f"there is no {kind} `{key}`; {suggest(key, section)}")
             section[key] = {}
             document.positions[place[:depth]] = position
         section = section[key]
@@ -186,7 +186,9 @@ def _resolve_paths(document: Document) -> None:
     positions = Positions(document.positions)
     for section, key in PATH_PLACES:
         holder = document.tree.get(section)
-        value = holder.get(key) if isinstance(holder, dict) else None
+        if not isinstance(holder, dict):
+            continue
+        value = holder.get(key)
         if isinstance(value, str) and value:
             path = Path(value)
             if value.startswith("~/") or value == "~":
@@ -203,7 +205,7 @@ def _validate(tree: Tree, document: Document) -> tuple[Pipeline | None, list[Fau
     remains: Tree = json.loads(json.dumps(tree))
     for depth in (None, 2, 1):
         try:
-            # Through JSON, because only there does pydantic's strict mode take a text for a path and a list for a tuple.
+            # Through JSON: only there does pydantic's strict mode take a text for a path and a list for a tuple.
             return Pipeline.model_validate_json(json.dumps(remains), strict=True), told
         except ValidationError as error:
             faults = faults_of(error, remains)
@@ -231,7 +233,9 @@ _STAND_INS: dict[Place, Any] = {
 def _repair(tree: Tree, place: Place) -> None:
     section: Any = tree
     for key in place[:-1]:
-        section = section[key] if isinstance(section, list) or key in section else {}
+        if not isinstance(section, list) and key not in section:
+            return
+        section = section[key]
     if isinstance(section, list):
         section.clear()
     elif place in _STAND_INS:

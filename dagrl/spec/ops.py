@@ -31,6 +31,13 @@ class Capability(Enum):
     TRAIN = "train"
 
 
+CAPABILITIES: dict[str, frozenset[Capability]] = {
+    "megatron": frozenset({Capability.SCORE, Capability.TRAIN}),
+    "hf": frozenset({Capability.GENERATE}),
+}
+"""What each backend can do."""
+
+
 @dataclass(frozen=True, slots=True)
 class OpContract:
     """Columns in and out of an op, by the op's own names."""
@@ -66,12 +73,12 @@ def contract_of(node: NodeBase) -> OpContract:
             writes = ("response_tokens", "response_mask", "rollout_logprob", "policy_version")
             return OpContract(("group_id", "prompt_tokens"), writes, needs=Capability.GENERATE)
         case RewardNode():
-            reads = ("prompt_tokens", "response_tokens", "answer", "data_source", "extra_info")
-            return OpContract(reads, ("reward",))
+            scored = ("prompt_tokens", "response_tokens", "answer", "data_source", "extra_info")
+            return OpContract(scored, ("reward",))
         case LogprobNode():
             return OpContract(("prompt_tokens", "response_tokens"), ("logprob",), needs=Capability.SCORE)
         case AdvantageNode():
-            reads = ("group_id", "reward", "response_mask")
+            reads: tuple[str, ...] = ("group_id", "reward", "response_mask")
             if node.kl_in_reward:
                 reads += ("old_logprob", "ref_logprob")
             return OpContract(reads, ("advantage",), Scope.GROUP)

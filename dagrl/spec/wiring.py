@@ -13,15 +13,16 @@ from dagrl.spec.columns import CORE_COLUMNS
 from dagrl.spec.errors import Place, listed, suggest
 from dagrl.spec.ops import OpContract
 from dagrl.spec.positions import Findings
-from dagrl.spec.schema import NodeBase
+from dagrl.spec.schema import NodeBase, RolloutNode
 
 _COLUMN_NAME = re.compile(r"[a-z][a-z0-9_]*")
 _ALL_NODES: Place = ("nodes",)
+_ROLLOUT = "op: rollout"
 _USUAL_WRITERS = {
-    "response_tokens": "op: rollout",
-    "response_mask": "op: rollout",
-    "rollout_logprob": "op: rollout",
-    "policy_version": "op: rollout",
+    "response_tokens": _ROLLOUT,
+    "response_mask": _ROLLOUT,
+    "rollout_logprob": _ROLLOUT,
+    "policy_version": _ROLLOUT,
     "reward": "op: reward",
     "advantage": "op: advantage",
     "old_logprob": "op: logprob, write: old_logprob",
@@ -44,9 +45,7 @@ class Reading(NamedTuple):
 class Wiring:
     """Resolves the columns of all nodes; faults go to the findings."""
 
-    def __init__(
-        self, contracts: Mapping[str, OpContract], specs: Mapping[str, NodeBase], findings: Findings
-    ) -> None:
+    def __init__(self, contracts: Mapping[str, OpContract], specs: Mapping[str, NodeBase], findings: Findings) -> None:
         self._contracts = contracts
         self._specs = specs
         self._findings = findings
@@ -59,6 +58,8 @@ class Wiring:
 
     def readings(self) -> list[Reading]:
         """Everything that is read, by reader in the order of the file."""
+        # What a broken node would have read and written is unknown: then a missing writer says nothing.
+        complete = self._findings.trusted(_ALL_NODES)
         found: list[Reading] = []
         bare: dict[str, list[str]] = {}
         missing: dict[str, list[tuple[str, str]]] = {}
@@ -73,9 +74,10 @@ class Wiring:
                     found.append(Reading(reader, op_column, self._writers[source][0], source))
                 elif op_column in contract.reads or op_column in renames:
                     missing.setdefault(source, []).append((reader, op_column))
-        for column, readers in missing.items():
-            self._report_missing(column, readers)
-        self._report_doubles(bare, {reading.column for reading in found if self._is_named(reading)})
+        if complete:
+            for column, readers in missing.items():
+                self._report_missing(column, readers)
+            self._report_doubles(bare, {reading.column for reading in found if self._is_named(reading)})
         for reading in found:
             self._check_reading(reading)
         return found
@@ -155,29 +157,29 @@ class Wiring:
         return spec is not None and "." in spec.read.get(reading.op_column, "")
 
     def _report_missing(self, column: str, readers: list[tuple[str, str]]) -> None:
+        usual_writer = _USUAL_WRITERS.get(column)
+        if usual_writer == _ROLLOUT and not any(isinstance(spec, RolloutNode) for spec in self._specs.values()):
+            return  # That there is no rollout is told once, by the graph.
         reader, op_column = readers[0]
         spec = self._specs.get(reader)
         renamed = spec is not None and op_column in spec.read
         place: Place = ("nodes", reader, "read", op_column) if renamed else ("nodes", reader)
         if spec is None:
             place = _ALL_NODES
-        remedies = []
-        if column in _USUAL_WRITERS:
-            remedies.append(f"add a node `{{{_USUAL_WRITERS[column]}}}`")
-        else:
-            remedies.append(suggest(column, self._writers))
+        remedies = [f"add a node `{{{usual_writer}}}`" if usual_writer else suggest(column, self._writers)]
         if spec is not None and not renamed:
             remedies.append(f"or name another column with `read: {{{op_column}: ...}}`")
         names = listed(dict.fromkeys(name for name, _ in readers))
         message = f"column `{column}` is read by {names}, but no node writes it; {', '.join(remedies)}"
-        self._findings.error(place, message, depends_on=[_ALL_NODES])
+        self._findings.error(place, message)
 
     def _report_doubles(self, bare: dict[str, list[str]], named: set[str]) -> None:
         for column, writers in self._writers.items():
             if len(writers) < 2 or (column in named and column not in bare):
                 continue
             place: Place = ("nodes", writers[-1] if writers[-1] in self._specs else writers[-2])
-            remedy = f"give one of them another name with `write:`, or read it as `read: {{{column}: {writers[0]}.{column}}}`"
+            qualified = f"{{{column}: {writers[0]}.{column}}}"
+            remedy = f"give one of them another name with `write:`, or say which is meant with `read: {qualified}`"
             if readers := bare.get(column):
                 remedy += f" in {listed(dict.fromkeys(readers))}"
             self._findings.error(place, f"column `{column}` is written by {listed(writers)}; {remedy}")

@@ -1,8 +1,8 @@
 """YAML with line numbers, read the way people expect it.
 
-PyYAML follows YAML 1.1, where ``1e-6`` is a string, ``010`` is 8, ``1:30`` is 90 and ``no`` is false. Here numbers are
-YAML 1.2's (``1e-6``, ``3E5`` and ``1_000`` are numbers), booleans are ``true`` and ``false``, dates are text, and a bare
-``yes``, ``no``, ``on`` or ``off`` is refused, for readers cannot know which YAML they are in. `load.py` builds on this.
+PyYAML follows YAML 1.1, where ``1e-6`` is a string, ``010`` is 8, ``1:30`` is 90 and ``no`` is false. Here ``1e-6``,
+``3E5`` and ``1_000`` are numbers and ``010`` is 10; booleans are ``true`` and ``false``, dates are text, and a bare ``yes``,
+``no``, ``on`` or ``off`` is refused, for readers cannot know which YAML they are in. `load.py` builds on this.
 """
 
 from __future__ import annotations
@@ -142,6 +142,7 @@ class _Builder:
         self._open: list[yaml.Node] = []
 
     def value(self, node: yaml.Node, place: Place) -> Any:
+        """The node's value; None where it cannot be read."""
         if any(node is parent for parent in self._open):
             return self._broken(node, place, "an alias (`*name`) contains itself; write the value out")
         self._open.append(node)
@@ -150,6 +151,7 @@ class _Builder:
                 return self._mapping(node, place)
             if isinstance(node, yaml.SequenceNode):
                 return self._sequence(node, place)
+            assert isinstance(node, yaml.ScalarNode), f"YAML has no node such as {node!r}"
             return self._scalar(node, place)
         finally:
             self._open.pop()
@@ -189,7 +191,7 @@ class _Builder:
             items.append(self.value(item, (*place, index)))
         return items
 
-    def _scalar(self, node: yaml.Node, place: Place) -> Any:
+    def _scalar(self, node: yaml.ScalarNode, place: Place) -> Any:
         if node.style is None and node.value.lower() in _AMBIGUOUS:
             meant = "true" if node.value.lower() in ("yes", "on") else "false"
             message = f"a bare `{node.value}` can mean two things; write `{meant}`, or quotes for the word"
@@ -203,9 +205,10 @@ class _Builder:
             return self._broken(node, place, f"cannot be read as `{tag}`; write a plain value without a `!` tag")
         return value
 
-    def _broken(self, node: yaml.Node, place: Place, message: str) -> None:
+    def _broken(self, node: yaml.Node, place: Place, message: str) -> Any:
         self._problem(node, place, message)
         self._document.broken.add(place)
+        return None
 
     def _problem(self, node: yaml.Node, place: Place, message: str) -> None:
         self._document.problems.append(Problem(self._file, node.start_mark.line + 1, dotted(place), message))

@@ -1,1 +1,102 @@
-"""Where metrics, samples and spans are written."""
+"""What a run leaves for people to look at: console, metrics.jsonl, TensorBoard, wandb, timeline.
+
+`open_trackers` opens those that a pipeline asks for; the runtime talks to all of them as one, by `Trackers`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from dagrl.track.base import Tracker
+from dagrl.track.console import Console
+from dagrl.track.metrics_file import MetricsFile
+from dagrl.track.tensorboard import TensorBoard
+from dagrl.track.timeline import Timeline
+from dagrl.track.wandb import Wandb
+
+__all__ = ["Timeline", "Tracker", "Trackers", "open_trackers"]
+
+
+class Trackers:
+    """All trackers of a run. A context manager: it closes them, as failed where an exception comes through."""
+
+    def __init__(self, trackers: Sequence[Tracker], timeline: Timeline, console: Console | None) -> None:
+        self._trackers = trackers
+        self._console = console
+        self.timeline = timeline
+        """Where the runtime records what ran when."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record a step everywhere, in metrics.jsonl first. OSError where a file cannot be written."""
+        for tracker in self._trackers:
+            tracker.log(step, metrics)
+
+    def note(self, message: str) -> None:
+        """Tell the user something; on stderr if the pipeline has no console."""
+        if self._console is not None:
+            self._console.note(message)
+        else:
+            print(message, file=sys.stderr, flush=True)
+
+    def close(self, ok: bool) -> None:
+        """Close all, also if closing one fails; the first such OSError is raised at the end."""
+        self.timeline.close()
+        failure: OSError | None = None
+        for tracker in reversed(self._trackers):
+            try:
+                tracker.close(ok)
+            except OSError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close(ok=error is None)
+        except OSError as failure:
+            # What ended the run must stay the error that is seen.
+            if error is None:
+                raise
+            self.note(str(failure))
+
+
+def open_trackers(
+    names: Sequence[str],
+    *,
+    run_dir: Path,
+    run_name: str,
+    config: Mapping[str, Any],
+    total_steps: int,
+    resumed_step: int | None,
+) -> Trackers:
+    """Open metrics.jsonl, the timeline, and what `names` asks for: ``console``, ``tensorboard``, ``wandb``.
+
+    `config` is the resolved pipeline as plain YAML values. `resumed_step` is the last step that stays, None in a run
+    from the start: whatever the folder holds of later steps is cut. Raises OSError where a file cannot be written.
+    """
+    console = Console(total_steps) if "console" in names else None
+    trackers: list[Tracker] = [MetricsFile()]
+    together = Trackers(trackers, Timeline(), console)
+    if console is not None:
+        trackers.append(console)
+    if "tensorboard" in names:
+        trackers.append(TensorBoard())
+    if "wandb" in names:
+        trackers.append(Wandb(run_name, together.note))
+    try:
+        together.timeline.start(run_dir, resumed_step)
+        for tracker in trackers:
+            tracker.start(run_dir, config, resumed_step)
+    except BaseException:
+        together.close(ok=False)
+        raise
+    return together

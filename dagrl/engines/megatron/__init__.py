@@ -1,7 +1,7 @@
 """The Megatron-core engine: trains, and computes log-probs.
 
 Importing the package readies the process for megatron, so that its modules may import megatron at their top: the noise
-of that import is filtered, and on a machine without CUDA the stand-ins of `dagrl.engines.megatron.cpu` are put in place.
+of that import is filtered, and without CUDA the stand-ins of `dagrl.engines.megatron.cpu` are put in place.
 """
 
 from dagrl.engines.megatron.cpu.shims import install

@@ -24,10 +24,8 @@ RANK_ORDER = "tp-cp-ep-dp-pp"
 def start(ranks: RankContext, parallel: ParallelSpec) -> None:
     """Join the other ranks, split them into parallel groups, and seed the generators. Collective.
 
-    Raises ValueError for a layout that the engine cannot run, TimeoutError where ranks do not meet in time, and OSError
-    where rank 0 cannot listen on its port.
+    Raises TimeoutError where ranks do not meet in time, and OSError where rank 0 cannot listen on its port.
     """
-    check_layout(parallel, ranks.world_size)
     on_gpu = torch.cuda.is_available()
     if on_gpu:
         torch.cuda.set_device(ranks.rank % torch.cuda.device_count())
@@ -51,16 +49,6 @@ def stop() -> None:
         dist.destroy_process_group()
 
 
-def check_layout(parallel: ParallelSpec, ranks: int) -> None:
-    """ValueError for a layout that does not fit `ranks`, or that the engine does not run yet."""
-    for name in ("pipeline_model_parallel_size", "context_parallel_size", "expert_model_parallel_size"):
-        if (size := getattr(parallel, name)) > 1:
-            raise ValueError(f"parallel.{name} is {size}: the engine runs tensor and data parallel only; set it to 1")
-    size = parallel.tensor_model_parallel_size
-    if ranks % size:
-        raise ValueError(f"parallel.tensor_model_parallel_size {size} does not divide the engine's {ranks} ranks")
-
-
 def _rendezvous(ranks: RankContext, backend: str) -> None:
     timeout = datetime.timedelta(seconds=ranks.timeout_s)
     begun = time.monotonic()
@@ -68,9 +56,7 @@ def _rendezvous(ranks: RankContext, backend: str) -> None:
         store = dist.TCPStore(
             ranks.master_addr, ranks.master_port, ranks.world_size, is_master=ranks.rank == 0, timeout=timeout
         )
-        dist.init_process_group(
-            backend, store=store, rank=ranks.rank, world_size=ranks.world_size, timeout=timeout
-        )
+        dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.world_size, timeout=timeout)
     except (dist.DistStoreError, dist.DistNetworkError) as error:
         place = f"{ranks.master_addr}:{ranks.master_port}"
         if "EADDRINUSE" in str(error):

@@ -42,7 +42,7 @@ class MappedTensor:
 
 
 def family_of(config: PretrainedConfig) -> Family:
-    """The family of a model. ValueError where the engine has none for it, or where the config asks for more than that."""
+    """The family of a model. ValueError where there is none for it, or where the config asks for more than it has."""
     family = _FAMILIES.get(config.model_type)
     if family is None:
         raise ValueError(
@@ -83,7 +83,9 @@ def rope_fields(config: PretrainedConfig) -> dict[str, Any]:
     rope = dict(config.rope_parameters)
     kind = rope.get("rope_type", "default")
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ValueError("the megatron engine rotates whole heads only; rope_parameters.partial_rotary_factor must be 1")
+        raise ValueError(
+            "the megatron engine rotates whole heads only; rope_parameters.partial_rotary_factor must be 1"
+        )
     if kind == "default":
         return {"rotary_base": rope["rope_theta"]}
     if kind != "llama3":

@@ -27,22 +27,15 @@ def token_logprobs(
     with_entropy: bool = False,
     chunk_elements: int = CHUNK_ELEMENTS,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Log-prob of each target, and the entropy of its distribution, under ``softmax(logits / temperature)``.
+    """Log-prob of each target, and the entropy in nats of what it was drawn from: softmax(logits / temperature).
 
-    Every rank of `group` gets the same result. As everywhere in Megatron, each is taken to compute the same loss from
-    it, so that the gradient of a rank's logits needs no communication.
+    `logits` are this rank's columns of the vocabulary, [T, columns], equally many on each rank of `group` and in rank
+    order; columns at or beyond `vocab_size`, counted over all ranks, are padding that no token has. `targets` are token
+    ids, int64 [T]. `group` is None where the vocabulary is not split. `chunk_elements` logits are worked on at once.
 
-    Args:
-        logits: this rank's columns of the vocabulary, [T, columns]; equally many on each rank, in rank order.
-        targets: token ids, int64 [T].
-        temperature: what the logits are divided by, above 0.
-        vocab_size: columns at or beyond it, over all ranks, are padding that no token has.
-        group: the tensor-parallel ranks; None where the vocabulary is not split.
-        with_entropy: whether to compute the entropy, and its gradient.
-        chunk_elements: logits worked on at once.
-
-    Returns:
-        Log-probs, float32 [T] (float64 for float64 logits), and entropies in nats, alike, or None.
+    Returns two tensors [T], float32 (float64 for float64 logits); the entropy is None unless asked for. Every rank of
+    the group gets the same. As everywhere in Megatron, each is taken to compute the same loss from it: then the
+    gradient of a rank's logits needs no communication.
     """
     assert temperature > 0, "logits are divided by the temperature"
     assert logits.shape[:1] == targets.shape, "one row of logits for each target"

@@ -55,9 +55,7 @@ def split_batch(batch: Batch, *, tokens: int, alignment: int, device: torch.devi
     micro_batches = []
     for rows in pack(_align(lengths, alignment), tokens):
         token_ids = [np.concatenate([batch["prompt_tokens"][row], batch["response_tokens"][row]]) for row in rows]
-        micro_batches.append(
-            _micro_batch(token_ids, batch["prompt_tokens"].lengths[rows], rows, alignment, device)
-        )
+        micro_batches.append(_micro_batch(token_ids, batch["prompt_tokens"].lengths[rows], rows, alignment, device))
     return micro_batches
 
 

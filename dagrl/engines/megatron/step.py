@@ -6,7 +6,7 @@ Only the positions that predict response tokens reach the output layer. The sche
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -29,6 +29,9 @@ from dagrl.engines.megatron.micro_batch import MicroBatch, split_batch
 
 Sums = dict[str, tuple[float, float]]
 """Metrics as name -> (sum, count)."""
+
+LossFunction = Callable[..., Any]
+"""What megatron's schedule calls with the model's output on a micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,22 +69,29 @@ class PackedModel:
         """
         micro_batches = self._split(batch, tokens_per_micro_batch)
         prediction = _Prediction(self.vocab_size, objective.temperature, objective.needs_entropy)
-        share = partial(_loss_share, objective=objective, batch=_with_weights(batch, objective))
-        metrics = self._run(
-            micro_batches, prediction, lambda micro_batch: partial(share, micro_batch=micro_batch), forward_only=False
-        )
-        return _add_up({name: (float(s), float(n)) for name, (s, n) in part.items()} for part in metrics)
+        weights = _normalized_weights(batch, objective)
+
+        def finish(micro_batch: MicroBatch) -> LossFunction:
+            return partial(_loss_share, micro_batch=micro_batch, batch=batch, weights=weights, objective=objective)
+
+        metrics = self._run(micro_batches, prediction, finish, forward_only=False)
+        return add_up({name: (float(s), float(n)) for name, (s, n) in part.items()} for part in metrics)
 
     def _split(self, batch: Batch, tokens: int) -> list[MicroBatch]:
         device = next(self.chunks[0].parameters()).device
         return split_batch(batch, tokens=tokens, alignment=self.alignment, device=device)
 
     def _run(
-        self, micro_batches: Sequence[MicroBatch], prediction: _Prediction, finish: Any, *, forward_only: bool
+        self,
+        micro_batches: Sequence[MicroBatch],
+        prediction: _Prediction,
+        finish: Callable[[MicroBatch], LossFunction],
+        *,
+        forward_only: bool,
     ) -> list[Any]:
         """Take every micro-batch through the model; what ``finish(micro_batch)`` makes of each output."""
 
-        def forward(waiting: Iterator[MicroBatch], model: MegatronModule) -> tuple[torch.Tensor, Any]:
+        def forward(waiting: Iterator[MicroBatch], model: MegatronModule) -> tuple[torch.Tensor, LossFunction]:
             micro_batch = next(waiting)
             output = model(
                 input_ids=micro_batch.input_ids,
@@ -112,7 +122,7 @@ def sum_over_replicas(sums: Mapping[str, tuple[float, float]]) -> Sums:
     group = parallel_state.get_data_parallel_group()
     parts: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(parts, dict(sums), group=group)
-    return _add_up(parts)
+    return add_up(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,46 +175,43 @@ def _predict(
     return logprob[None] if entropy is None else torch.stack([logprob, entropy])
 
 
-_WEIGHT = "loss weight"
-"""Column of the tokens' weights beside the objective's own; no pipeline column can have a space in its name."""
-
-
-def _with_weights(batch: Batch, objective: Objective) -> Batch:
-    """The objective's columns, and each token's weight in the loss over all ranks' rows. Collective."""
+def _normalized_weights(batch: Batch, objective: Objective) -> Column:
+    """Weight of each response token in the loss over all ranks' rows, float32. Collective."""
     weights, share = objective.token_weights(batch) if len(batch) else (Column.ragged([], "float32"), 0.0)
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
     normalizer = torch.tensor(share, dtype=torch.float64, device=device)
     dist.all_reduce(normalizer, group=parallel_state.get_data_parallel_group())
-    # Where no rank has anything to train on, all weights are 0 and so is the loss.
+    # Where no rank has anything to train on, all weights are 0, and so is the loss.
     divisor = normalizer.item() or 1.0
-    values = (weights.values.astype(np.float64) / divisor).astype(np.float32)
-    columns = objective.columns if len(batch) else ()
-    return batch.select(columns).with_columns({_WEIGHT: Column(values, weights.offsets)})
+    return Column((weights.values.astype(np.float64) / divisor).astype(np.float32), weights.offsets)
 
 
 def _loss_share(
-    output: torch.Tensor, *, micro_batch: MicroBatch, batch: Batch, objective: Objective
+    output: torch.Tensor, *, micro_batch: MicroBatch, batch: Batch, weights: Column, objective: Objective
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, tuple[torch.Tensor, torch.Tensor]]]:
     """A micro-batch's part of the loss, in the form that megatron's schedule takes: loss, token count, what to keep."""
     # The weights are divided by the global normalizer: there is nothing left for megatron to divide by.
     nothing = torch.zeros((), dtype=torch.int, device=output.device)
     if len(micro_batch.targets) == 0:
         return output.sum(), nothing, {}
-    rows = batch.take(micro_batch.rows)
-    columns = {name: torch.from_numpy(rows[name].values).to(output.device) for name in rows.columns}
+
+    def on_device(column: Column) -> torch.Tensor:
+        return torch.from_numpy(column.take(micro_batch.rows).values).to(output.device)
+
     loss, metrics = objective(
         ResponseTokens(
             logprob=output[0],
             entropy=output[1] if objective.needs_entropy else None,
-            weight=columns.pop(_WEIGHT),
-            columns=columns,
+            weight=on_device(weights),
+            columns={name: on_device(batch[name]) for name in objective.columns},
             row=micro_batch.row,
         )
     )
     return loss, nothing, metrics
 
 
-def _add_up(parts: Any) -> Sums:
+def add_up(parts: Iterable[Mapping[str, tuple[float, float]]]) -> Sums:
+    """Metrics of several micro-batches, mini-batches or ranks; each may lack some."""
     total: Sums = {}
     for part in parts:
         for name, (added, count) in part.items():

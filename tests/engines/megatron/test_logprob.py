@@ -20,9 +20,7 @@ def sample() -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_two_equally_likely_tokens_have_log_half_and_entropy_log_two() -> None:
     logits = torch.tensor([[5.0, 5.0]])
-    logprob, entropy = token_logprobs(
-        logits, torch.tensor([1]), temperature=0.7, vocab_size=2, with_entropy=True
-    )
+    logprob, entropy = token_logprobs(logits, torch.tensor([1]), temperature=0.7, vocab_size=2, with_entropy=True)
     assert logprob.tolist() == pytest.approx([-math.log(2)])
     assert entropy is not None and entropy.tolist() == pytest.approx([math.log(2)])
 
@@ -83,9 +81,7 @@ def test_entropy_is_left_out_unless_asked_for(sample) -> None:
 
 def test_no_tokens_give_an_empty_result_with_a_gradient_of_zero(sample) -> None:
     logits = sample[0][:0].clone().requires_grad_()
-    logprob, entropy = token_logprobs(
-        logits, sample[1][:0], temperature=1.0, vocab_size=12, with_entropy=True
-    )
+    logprob, entropy = token_logprobs(logits, sample[1][:0], temperature=1.0, vocab_size=12, with_entropy=True)
     assert entropy is not None and logprob.shape == entropy.shape == (0,)
     (logprob.sum() + entropy.sum()).backward()
     assert logits.grad is not None and logits.grad.shape == (0, 12)

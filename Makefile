@@ -1,0 +1,39 @@
+# setup builds .venv in this folder; demo and test call it when it is needed.
+PYTHON ?= python3.12
+VENV := .venv
+BIN := $(VENV)/bin
+REQUIREMENTS := requirements/base.txt requirements/dev.txt
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: setup demo test lint format clean
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: $(REQUIREMENTS) pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "dagrl needs Python 3.12: install it, or say make PYTHON=/path/to/python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==0.13.8
+	$(BIN)/uv pip install --quiet --python $(BIN)/python $(addprefix -r ,$(REQUIREMENTS))
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
+	@touch $@
+
+demo: setup
+	rm -rf runs/demo
+	$(BIN)/python data_preprocess/arithmetic.py --local_dir runs/demo/data
+	$(BIN)/dagrl run dag_templates/tiny_grpo.yaml --run-dir runs/demo
+
+test: setup lint
+	$(BIN)/pytest
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) runs build dist *.egg-info

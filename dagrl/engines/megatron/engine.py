@@ -1,0 +1,135 @@
+"""One rank of a Megatron-core engine: log-probs, updates, weights out, checkpoints. What `TrainEngine` promises.
+
+Here the parts of this package come together; none of the arithmetic is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+from dagrl.data.batch import Batch, Column
+from dagrl.data.stats import Stat
+from dagrl.engines.base import Bucket, Objective, RankContext
+from dagrl.engines.megatron import checkpoint, distributed
+from dagrl.engines.megatron.hf_weights import export_hf_weights, load_hf_weights
+from dagrl.engines.megatron.micro_batch import row_alignment
+from dagrl.engines.megatron.model import build_model, transformer_config
+from dagrl.engines.megatron.optimizer import (
+    apply_gradient,
+    clear_gradients,
+    ddp_config,
+    gather_parameters,
+    make_optimizer,
+    make_schedule,
+    optimizer_config,
+    wrap_for_training,
+)
+from dagrl.engines.megatron.start_weights import StartWeights
+from dagrl.engines.megatron.step import PackedModel, add_up, sum_over_replicas
+from dagrl.engines.model_source import load_hf_config, weight_source
+from dagrl.spec.schema import MegatronEngineSpec, ModelSpec
+
+
+class MegatronEngine:
+    """A rank of a Megatron engine; a `dagrl.engines.base.TrainEngine`. One in a process."""
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        spec: MegatronEngineSpec,
+        ranks: RankContext,
+        *,
+        train_steps: int,
+        trainable: bool,
+        keep_start_weights: bool = False,
+    ) -> None:
+        """Join the other ranks and build the model with its start weights. Collective.
+
+        `train_steps` is the length of the learning-rate schedule. An engine that is not `trainable` has no gradients
+        and no optimizer. `keep_start_weights` holds a copy of the weights in host memory for `start_weights`. Random
+        start weights are drawn from ``ranks.seed``, so engines that share it share them. Raises ValueError for what the
+        pipeline file gets wrong, before any rank is waited for where possible, and TimeoutError where ranks do not meet.
+        """
+        self.policy_version = 0
+        self._hf_config = load_hf_config(model)
+        dtype = transformer_config(self._hf_config, spec).params_dtype
+        optimizer_config(spec, dtype)
+        ddp_config(spec)
+        distributed.start(ranks, spec.parallel)
+        chunks = build_model(self._hf_config, spec)
+        load_hf_weights(chunks, self._hf_config, weight_source(model, ranks.seed))
+        self._start_weights = StartWeights(chunks) if keep_start_weights else None
+        self._training: checkpoint.TrainingState | None = None
+        if trainable:
+            chunks = wrap_for_training(chunks, spec)
+            optimizer = make_optimizer(chunks, spec)
+            schedule = make_schedule(optimizer, spec.lr_schedule, train_steps=train_steps)
+            self._training = checkpoint.TrainingState(chunks, optimizer, schedule, spec.parallel)
+        self._model = PackedModel(chunks, self._hf_config.vocab_size, row_alignment(spec.parallel))
+
+    def logprobs(self, batch: Batch, *, temperature: float, tokens_per_micro_batch: int) -> Column:
+        """See `TrainEngine.logprobs`. ValueError where a row is longer than `tokens_per_micro_batch`."""
+        return self._model.logprobs(batch, temperature=temperature, tokens_per_micro_batch=tokens_per_micro_batch)
+
+    def update(
+        self, mini_batches: Sequence[Batch], objective: Objective, *, tokens_per_micro_batch: int
+    ) -> dict[str, Stat]:
+        """See `TrainEngine.update`. The learning rate moves on once a call, whatever the number of mini-batches.
+
+        Metrics are means over the whole call, weighted by their counts; ``grad_norm`` is taken before clipping.
+        """
+        training = self._own_training()
+        training.schedule.step(1)
+        lr = training.schedule.get_lr({})
+        sums, norms = [], []
+        for mini_batch in mini_batches:
+            clear_gradients(training.chunks, training.optimizer)
+            sums.append(
+                self._model.accumulate_gradient(mini_batch, objective, tokens_per_micro_batch=tokens_per_micro_batch)
+            )
+            try:
+                norms.append(apply_gradient(training.optimizer))
+            except FloatingPointError as error:
+                place = f"policy version {self.policy_version}, mini-batch {len(sums)} of {len(mini_batches)}"
+                figures = _readable({"lr": Stat.of([lr]), **_means(sum_over_replicas(sums[-1]))})
+                raise FloatingPointError(f"{place}: {error}; {figures}; norms before it: {norms}") from error
+        gather_parameters(training.chunks)
+        self.policy_version += 1
+        return _means(sum_over_replicas(add_up(sums))) | {"grad_norm": Stat.of(norms), "lr": Stat.of([lr])}
+
+    def start_weights(self) -> AbstractContextManager[None]:
+        """See `TrainEngine.start_weights`; an engine that trains must have been built to keep them."""
+        if self._start_weights is not None:
+            return self._start_weights.in_place()
+        assert self._training is None, "the engine was not built to keep its start weights"
+        return nullcontext()
+
+    def export_weights(self, bucket_bytes: int) -> Iterator[Bucket]:
+        """See `TrainEngine.export_weights`."""
+        return export_hf_weights(self._model.chunks, self._hf_config, bucket_bytes)
+
+    def save(self, folder: Path) -> None:
+        """See `TrainEngine.save`."""
+        checkpoint.save(folder, self._own_training(), policy_version=self.policy_version)
+
+    def load(self, folder: Path) -> None:
+        """See `TrainEngine.load`. FileNotFoundError or ValueError for a folder that cannot be resumed from."""
+        self.policy_version = checkpoint.load(folder, self._own_training())
+
+    def close(self) -> None:
+        """Leave the other ranks. The engine is of no use afterwards."""
+        distributed.stop()
+
+    def _own_training(self) -> checkpoint.TrainingState:
+        assert self._training is not None, "the engine was not built to train"
+        return self._training
+
+
+def _means(sums: Mapping[str, tuple[float, float]]) -> dict[str, Stat]:
+    return {name: Stat.weighted(total, count) for name, (total, count) in sums.items()}
+
+
+def _readable(stats: Mapping[str, Stat]) -> str:
+    return ", ".join(f"{name} {stat.mean:.6g}" for name, stat in stats.items())

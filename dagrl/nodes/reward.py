@@ -1,0 +1,46 @@
+"""``reward``: scores each response with a function of its text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from dagrl.data.batch import Batch, Column
+from dagrl.data.stats import Stat
+from dagrl.nodes.base import Context, Output, Part
+from dagrl.rewards.registry import load_reward
+from dagrl.rewards.score import Samples, score
+from dagrl.spec.schema import RewardNode
+
+
+def reward(parts: Sequence[Part], context: Context) -> Iterator[Output]:
+    """Yield the rewards of each shard; RewardError where the function fails and ``on_error`` says stop."""
+    node = context.node
+    assert isinstance(node, RewardNode)
+    resources = context.resources
+    function = resources.once(f"reward {node.fn}", lambda: load_reward(node.fn, resources.folder))
+    for part in parts:
+        scores = score(function, _samples(part.batch, context), args=node.args, on_error=node.on_error)
+        stats = {"reward": Stat.of(scores.rewards)}
+        if node.on_error != "stop":
+            stats["reward/failed_fraction"] = Stat.of(np.arange(len(part.batch)) < scores.failures)
+        yield Output((part.index,), part.batch.rows, {"reward": Column(scores.rewards)}, stats)
+
+
+def _samples(batch: Batch, context: Context) -> Samples:
+    """The rows as a reward function sees them: text without special tokens."""
+    decode = context.resources.tokenizer.batch_decode
+    prompts, responses = (
+        decode([batch[name][row] for row in range(len(batch))], skip_special_tokens=True) if len(batch) else []
+        for name in ("prompt_tokens", "response_tokens")
+    )
+    return Samples(
+        sample_id=batch.rows.tolist(),
+        prompt=prompts,
+        response=responses,
+        answer=batch["answer"].strings(),
+        data_source=batch["data_source"].strings(),
+        extra_info=[json.loads(text) if text else {} for text in batch["extra_info"].strings()],
+    )

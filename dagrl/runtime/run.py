@@ -1,0 +1,133 @@
+"""A run from a checked pipeline file to its end: folder, cluster, workers, driver; and back down in reverse order."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from dagrl.plan.placement import make_plan
+from dagrl.plan.plan import Plan
+from dagrl.plan.scheduler import Scheduler
+from dagrl.runtime.cluster import cluster
+from dagrl.runtime.driver import Driver
+from dagrl.runtime.errors import RunError
+from dagrl.runtime.fleet import Fleet
+from dagrl.runtime.messages import StartEngine
+from dagrl.runtime.run_folder import RunFolder, open_run_folder
+from dagrl.spec.graph import Graph
+from dagrl.spec.load import LoadedPipeline
+from dagrl.track import Trackers, open_trackers
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run has ended well."""
+
+    step: int
+    """Newest finished step."""
+    stopped: bool
+    """Whether the user stopped it before its last step."""
+
+
+def run_pipeline(loaded: LoadedPipeline, graph: Graph, run_dir: Path) -> Outcome:
+    """Train as the file says, or go on where the run folder got to. RunError for whatever ends the run early."""
+    pipeline = loaded.pipeline
+    plan = make_plan(pipeline, graph)
+    with open_run_folder(run_dir, pipeline, loaded.to_yaml()) as folder:
+        done = folder.resumed.step if folder.resumed else 0
+        if done >= pipeline.run.steps:
+            return Outcome(done, stopped=False)
+        trackers = open_trackers(
+            pipeline.track,
+            run_dir=folder.path,
+            run_name=pipeline.name,
+            config=loaded.resolved,
+            total_steps=pipeline.run.steps,
+            resumed_step=folder.resumed.step if folder.resumed else None,
+        )
+        with trackers, cluster(pipeline, folder.path / "logs") as ray:
+            trackers.note(f"run folder {folder.path}" + (f", going on after step {done}" if done else ""))
+            return asyncio.run(_train(ray, loaded, plan, folder, trackers))
+
+
+async def _train(
+    ray: ModuleType, loaded: LoadedPipeline, plan: Plan, folder: RunFolder, trackers: Trackers
+) -> Outcome:
+    resumed = folder.resumed
+    scheduler = Scheduler(plan, first_step=resumed.step + 1 if resumed else 1)
+    fleet = Fleet(ray, plan, loaded.pipeline)
+    driver = Driver(
+        loaded.pipeline, plan, scheduler, fleet, folder, trackers, position=resumed.position if resumed else 0
+    )
+    with _Interrupts(driver, trackers) as interrupts:
+        try:
+            began = time.time()
+            await fleet.launch(_common_setup(loaded, folder))
+            await _load(fleet, plan, folder)
+            trackers.note(f"{len(plan.executors)} executors started in {time.time() - began:.0f} s")
+            interrupts.training = True
+            await driver.train()
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
+        except RunError:
+            fleet.kill()
+            raise
+    await fleet.close()
+    return Outcome(scheduler.committed, stopped=scheduler.committed < plan.steps)
+
+
+def _common_setup(loaded: LoadedPipeline, folder: RunFolder) -> StartEngine:
+    return StartEngine(
+        pipeline=loaded.pipeline,
+        folder=loaded.folder,
+        run_dir=folder.path.resolve(),
+        engine=None,
+        rank=0,
+        world_size=1,
+        replica=0,
+        trained=False,
+        keeps_start_weights=False,
+    )
+
+
+async def _load(fleet: Fleet, plan: Plan, folder: RunFolder) -> None:
+    if folder.resumed_from is None:
+        return
+    for name, executor in plan.executors.items():
+        if executor.trained:
+            await fleet.call_all(
+                name, "load", folder.resumed_from.resolve() / name, waits_for=f"{name} to load {folder.resumed_from}"
+            )
+
+
+class _Interrupts:
+    """Ctrl-C and SIGTERM: the first ends the run at the next step boundary, the second ends it now."""
+
+    def __init__(self, driver: Driver, trackers: Trackers) -> None:
+        self.training = False
+        self._driver = driver
+        self._trackers = trackers
+        self._asked = False
+
+    def __enter__(self) -> _Interrupts:
+        self._loop = asyncio.get_running_loop()
+        self._main = asyncio.current_task()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._loop.add_signal_handler(number, self._interrupt)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._loop.remove_signal_handler(number)
+
+    def _interrupt(self) -> None:
+        if self.training and not self._asked:
+            self._asked = True
+            self._trackers.note("stopping after this step, with a checkpoint; Ctrl-C again to stop at once")
+            self._driver.request_stop()
+        elif self._main is not None:
+            self._main.cancel()

@@ -1,0 +1,53 @@
+"""Everything that must hold before a run beyond the form of the file: rules between sections, and files on disk.
+
+`check_file` is the door for the command line and the runtime. One module for each concern, each a function that looks
+at a pipeline and reports to `Findings`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dagrl.spec.checks.batches import check_batches
+from dagrl.spec.checks.data_files import check_data_files
+from dagrl.spec.checks.engines import check_engines
+from dagrl.spec.checks.megatron_fields import check_megatron_fields
+from dagrl.spec.checks.model import check_model
+from dagrl.spec.checks.nodes import check_nodes
+from dagrl.spec.errors import Problem
+from dagrl.spec.graph import Graph, infer_graph
+from dagrl.spec.load import LoadedPipeline, salvage_pipeline
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedPipeline:
+    """A pipeline that nothing is known to be wrong with."""
+
+    loaded: LoadedPipeline
+    graph: Graph
+    rows: dict[str, int]
+    """Rows of the data files: ``train``, and ``val`` where there is one."""
+    warnings: tuple[Problem, ...]
+    """What is odd, but does not hinder a run."""
+
+
+def check_file(path: Path | str, overrides: Sequence[str] = ()) -> CheckedPipeline:
+    """Load a pipeline file and check all that can be checked without its engines. PipelineError with all problems."""
+    loaded, findings = salvage_pipeline(path, overrides)
+    if loaded is None:
+        findings.raise_if_any()
+    assert loaded is not None
+    pipeline = loaded.pipeline
+    # The graph first: it reads a mistake in a node as a reason to be silent about missing columns.
+    graph = infer_graph(pipeline, loaded.folder, findings)
+    check_model(pipeline, findings)
+    rows = check_data_files(pipeline, findings)
+    check_engines(pipeline, findings)
+    check_megatron_fields(pipeline, findings)
+    check_nodes(pipeline, loaded.folder, findings)
+    check_batches(pipeline, graph, findings)
+    findings.raise_if_any()
+    assert graph is not None
+    return CheckedPipeline(loaded, graph, rows, tuple(sorted(set(findings.warnings))))

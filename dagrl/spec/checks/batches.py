@@ -1,0 +1,81 @@
+"""Sizes of batches, mini-batches and shards, and what the schedule asks for."""
+
+from __future__ import annotations
+
+from dagrl.spec.errors import Place
+from dagrl.spec.graph import Graph
+from dagrl.spec.positions import Findings
+from dagrl.spec.schema import LogprobNode, Pipeline, RolloutNode, UpdateNode
+
+_PROMPTS: Place = ("data", "prompts_per_step")
+
+
+def check_batches(pipeline: Pipeline, graph: Graph | None, findings: Findings) -> None:
+    """Report sizes that do not divide or fit; `graph` is None where the columns are not sorted out yet."""
+    for name, node in pipeline.nodes.items():
+        if isinstance(node, UpdateNode):
+            _check_mini_batches(pipeline, name, node, graph, findings)
+        if isinstance(node, UpdateNode | LogprobNode):
+            _check_micro_batch(pipeline, name, node, findings)
+    _check_schedule(pipeline, findings)
+    if (pipeline.run.validate_every or pipeline.run.validate_first) and pipeline.data.val is None:
+        key = "validate_every" if pipeline.run.validate_every else "validate_first"
+        message = "there are no validation prompts; add `val:` under `data`, or take this out"
+        findings.error(("run", key), message, depends_on=[("data", "val")])
+
+
+def _check_mini_batches(
+    pipeline: Pipeline, name: str, node: UpdateNode, graph: Graph | None, findings: Findings
+) -> None:
+    prompts = pipeline.data.prompts_per_step
+    mini_batch = node.mini_batch or prompts
+    place: Place = ("nodes", name, "mini_batch")
+    if mini_batch > prompts:
+        message = f"{mini_batch} prompts are more than a step has (data.prompts_per_step = {prompts}); lower it"
+        findings.error(place, message, depends_on=[_PROMPTS])
+    elif prompts % mini_batch:
+        message = (
+            f"{mini_batch} prompts do not divide the step's {prompts} (data.prompts_per_step); choose a divisor, "
+            f"such as {_nearest_divisor(prompts, mini_batch)}"
+        )
+        findings.error(place, message, depends_on=[_PROMPTS])
+    updates = -(-prompts // mini_batch) * node.epochs
+    if updates > 1 and graph is not None and "old_logprob" not in graph.nodes[name].inputs:
+        message = (
+            f"{updates} optimizer steps on one batch need the log-probs from before the first; add a node "
+            f"`{{op: logprob, engine: {node.engine}, write: old_logprob}}`"
+        )
+        blamed = place if mini_batch < prompts else ("nodes", name, "epochs")
+        findings.error(blamed, message, depends_on=[_PROMPTS])
+
+
+def _nearest_divisor(number: int, wanted: int) -> int:
+    return min((size for size in range(1, number + 1) if number % size == 0), key=lambda size: abs(size - wanted))
+
+
+def _check_micro_batch(pipeline: Pipeline, name: str, node: UpdateNode | LogprobNode, findings: Findings) -> None:
+    rollouts = [(other, spec) for other, spec in pipeline.nodes.items() if isinstance(spec, RolloutNode)]
+    for rollout, spec in rollouts[:1]:
+        longest = pipeline.data.max_prompt_tokens + spec.sampling.max_new_tokens
+        if node.tokens_per_micro_batch < longest:
+            message = (
+                f"{node.tokens_per_micro_batch} tokens cannot hold the longest sample, {longest} "
+                f"(data.max_prompt_tokens + nodes.{rollout}.sampling.max_new_tokens); set it to {longest} or more"
+            )
+            depends: list[Place] = [
+                ("data", "max_prompt_tokens"),
+                ("nodes", rollout, "sampling", "max_new_tokens"),
+            ]
+            findings.error(("nodes", name, "tokens_per_micro_batch"), message, depends_on=depends)
+
+
+def _check_schedule(pipeline: Pipeline, findings: Findings) -> None:
+    schedule, prompts = pipeline.schedule, pipeline.data.prompts_per_step
+    if schedule.max_staleness > 0:
+        message = "training on older samples is not in this version yet; leave it at 0"
+        findings.error(("schedule", "max_staleness"), message)
+    if "shards_per_step" in schedule.model_fields_set and schedule.shards_per_step > prompts:
+        message = (
+            f"a shard holds whole prompts, and a step has {prompts} (data.prompts_per_step); choose {prompts} or less"
+        )
+        findings.error(("schedule", "shards_per_step"), message, depends_on=[_PROMPTS])

@@ -1,0 +1,202 @@
+"""Groups and engines: that they exist, fit each other, and that each node's engine can do what the node asks."""
+
+from __future__ import annotations
+
+from dagrl.spec.errors import Place, listed, suggest
+from dagrl.spec.ops import CAPABILITIES, Capability, contract_of
+from dagrl.spec.positions import Findings
+from dagrl.spec.schema import CustomNode, HfEngineSpec, MegatronEngineSpec, Pipeline, RolloutNode, UpdateNode
+
+_LATER_LAYOUTS = ("pipeline_model_parallel_size", "context_parallel_size", "expert_model_parallel_size")
+_OWN_SECTIONS = ("parallel", "transformer", "optimizer", "lr_schedule", "ddp")
+_VERBS = {
+    Capability.GENERATE: "generates",
+    Capability.SCORE: "computes log-probs",
+    Capability.TRAIN: "trains",
+}
+
+
+def check_engines(pipeline: Pipeline, findings: Findings) -> None:
+    """Report what is wrong with groups, engines and the nodes' use of them."""
+    _check_groups(pipeline, findings)
+    for name, engine in pipeline.engines.items():
+        place: Place = ("engines", name)
+        if engine.group is not None and engine.group not in pipeline.groups:
+            message = f"there is no group `{engine.group}`; {suggest(engine.group, pipeline.groups)}"
+            findings.error((*place, "group"), message, depends_on=[("groups", engine.group)])
+        if isinstance(engine, MegatronEngineSpec):
+            _check_home(pipeline, name, engine, findings)
+            _check_layout(pipeline, name, engine, findings)
+        else:
+            _check_follows(pipeline, name, engine, findings)
+    _check_use(pipeline, findings)
+    _check_trained(pipeline, findings)
+    _warn_of_unused(pipeline, findings)
+
+
+def trained_by(pipeline: Pipeline) -> dict[str, list[str]]:
+    """Engine -> the update nodes that train it."""
+    trained: dict[str, list[str]] = {}
+    for name, node in pipeline.nodes.items():
+        if isinstance(node, UpdateNode):
+            trained.setdefault(node.engine, []).append(name)
+    return trained
+
+
+def _check_groups(pipeline: Pipeline, findings: Findings) -> None:
+    for name, group in pipeline.groups.items():
+        if bool(group.gpus_per_node) == bool(group.cpus_per_node):
+            what = "both gpus_per_node and cpus_per_node" if group.gpus_per_node else "neither GPUs nor CPU slots"
+            message = f"the group has {what}; give one of `gpus_per_node:` and `cpus_per_node:`, 1 or more"
+            findings.error(("groups", name), message)
+
+
+def _check_home(pipeline: Pipeline, name: str, engine: MegatronEngineSpec, findings: Findings) -> None:
+    place: Place = ("engines", name)
+    if engine.shares is None:
+        if engine.group is None:
+            message = "the engine has no place to run; add `group:`, or `shares:` to live on another engine's ranks"
+            findings.error(place, message)
+        return
+    if engine.group is not None:
+        findings.error((*place, "shares"), "the engine has `group` and `shares`; take one of them out")
+    shares: Place = (*place, "shares")
+    owner = pipeline.engines.get(engine.shares)
+    candidates = [
+        other
+        for other, spec in pipeline.engines.items()
+        if isinstance(spec, MegatronEngineSpec) and spec.shares is None and other != name
+    ]
+    if engine.shares == name:
+        findings.error(shares, f"an engine cannot share its own ranks; {suggest(name, candidates)}")
+    elif owner is None:
+        message = f"there is no engine `{engine.shares}`; {suggest(engine.shares, candidates)}"
+        findings.error(shares, message, depends_on=[("engines", engine.shares)])
+    elif not isinstance(owner, MegatronEngineSpec):
+        message = f"`{engine.shares}` is a {owner.backend} engine; share a megatron engine ({listed(candidates)})"
+        findings.error(shares, message)
+    elif owner.shares is not None:
+        findings.error(shares, f"`{engine.shares}` shares `{owner.shares}` itself; name an engine with a group")
+    else:
+        for section in _OWN_SECTIONS:
+            if section in engine.model_fields_set and getattr(engine, section) != getattr(owner, section):
+                message = f"differs from that of `{engine.shares}`, whose model this engine is; take `{section}` out"
+                findings.error((*place, section), message, depends_on=[("engines", engine.shares, section)])
+
+
+def _check_layout(pipeline: Pipeline, name: str, engine: MegatronEngineSpec, findings: Findings) -> None:
+    place: Place = ("engines", name, "parallel")
+    layout = engine.parallel
+    for size in _LATER_LAYOUTS:
+        if getattr(layout, size) > 1:
+            findings.error((*place, size), "more than 1 is not in this version yet; leave it at 1")
+    tensor = layout.tensor_model_parallel_size
+    if layout.sequence_parallel and tensor == 1:
+        message = "splits along the sequence what tensor-parallel ranks hold; set tensor_model_parallel_size above 1"
+        findings.error((*place, "sequence_parallel"), f"{message}, or this to false")
+    group = pipeline.groups.get(engine.group or "")
+    model_ranks = tensor * layout.pipeline_model_parallel_size * layout.context_parallel_size
+    if group and group.ranks and group.ranks % model_ranks:
+        message = (
+            f"one model takes {model_ranks} ranks, which do not divide the {group.ranks} of group `{engine.group}`; "
+            f"choose sizes whose product divides {group.ranks}, or change the group"
+        )
+        blamed = (*place, "tensor_model_parallel_size") if tensor > 1 else place
+        findings.error(blamed, message, depends_on=[("groups", str(engine.group)), place])
+
+
+def _check_follows(pipeline: Pipeline, name: str, engine: HfEngineSpec, findings: Findings) -> None:
+    if engine.follows is None:
+        return
+    place: Place = ("engines", name, "follows")
+    trained = [other for other in trained_by(pipeline) if other in pipeline.engines]
+    if engine.follows not in pipeline.engines:
+        message = f"there is no engine `{engine.follows}`; {suggest(engine.follows, trained or pipeline.engines)}"
+        findings.error(place, message, depends_on=[("engines", engine.follows)])
+    elif engine.follows not in trained:
+        remedy = f"follow {listed(trained)}" if trained else f"add a node `{{op: update, engine: {engine.follows}}}`"
+        message = f"no update node trains `{engine.follows}`, so there is nothing to follow; {remedy}"
+        findings.error(place, message, depends_on=[("nodes",)])
+
+
+def _check_use(pipeline: Pipeline, findings: Findings) -> None:
+    for name, node in pipeline.nodes.items():
+        engine_name = getattr(node, "engine", None)
+        if engine_name is None or isinstance(node, CustomNode):
+            continue
+        need = contract_of(node).needs
+        assert need is not None, f"op {node.op} has an engine and asks nothing of it"
+        place: Place = ("nodes", name, "engine")
+        able = [other for other, spec in pipeline.engines.items() if need in CAPABILITIES[spec.backend]]
+        engine = pipeline.engines.get(engine_name)
+        if engine is None:
+            message = f"there is no engine `{engine_name}`; {suggest(engine_name, able or pipeline.engines)}"
+            findings.error(place, message, depends_on=[("engines", engine_name)])
+        elif engine_name not in able:
+            backends = [backend for backend, can in CAPABILITIES.items() if need in can]
+            remedy = f"take {' or '.join(f'`{other}`' for other in able)}" if able else "add one that does"
+            fact = f"`{engine_name}` is a {engine.backend} engine, and only {' or '.join(backends)} {_VERBS[need]}"
+            message = f"{fact}; {remedy}"
+            findings.error(place, message)
+
+
+def _check_trained(pipeline: Pipeline, findings: Findings) -> None:
+    for engine_name, updates in trained_by(pipeline).items():
+        for update in updates[1:]:
+            message = f"`{engine_name}` is trained by `{updates[0]}` already; keep one update node for each engine"
+            findings.error(("nodes", update, "engine"), message)
+        engine = pipeline.engines.get(engine_name)
+        if not isinstance(engine, MegatronEngineSpec):
+            continue
+        place: Place = ("engines", engine_name)
+        if engine.shares is not None:
+            message = f"`{engine_name}` is the frozen start of `{engine.shares}`; train `{engine.shares}`"
+            findings.error(("nodes", updates[0], "engine"), message)
+        elif "lr" not in engine.optimizer:
+            message = f"`{updates[0]}` trains the engine, and it has no learning rate; add `optimizer: {{lr: 1e-6}}`"
+            findings.error((*place, "optimizer"), message)
+        else:
+            _check_learning_rate(pipeline, place, engine, findings)
+
+
+def _check_learning_rate(pipeline: Pipeline, place: Place, engine: MegatronEngineSpec, findings: Findings) -> None:
+    schedule = engine.lr_schedule
+    peak = engine.optimizer["lr"]
+    if isinstance(peak, bool) or not isinstance(peak, int | float):
+        return  # `megatron_fields.py` says what is wrong.
+    lr: Place = (*place, "optimizer", "lr")
+    if not 0 < peak < float("inf"):
+        findings.error(lr, f"the learning rate is {peak:g}; choose a number above 0, such as 1e-6")
+    if schedule.min_lr > peak:
+        message = f"the floor {schedule.min_lr:g} is above the peak, optimizer.lr = {peak:g}; lower it"
+        findings.error((*place, "lr_schedule", "min_lr"), message, depends_on=[lr])
+    end = schedule.lr_decay_steps or pipeline.run.steps
+    if schedule.lr_warmup_steps >= end:
+        said = "lr_decay_steps" if schedule.lr_decay_steps else "run.steps"
+        message = (
+            f"the warm-up takes {schedule.lr_warmup_steps} steps, and the decay ends at {said} = {end}; shorten it"
+        )
+        depends = [("run", "steps"), (*place, "lr_schedule", "lr_decay_steps")]
+        findings.error((*place, "lr_schedule", "lr_warmup_steps"), message, depends_on=depends)
+
+
+def _warn_of_unused(pipeline: Pipeline, findings: Findings) -> None:
+    homes = {engine.group for engine in pipeline.engines.values()}
+    for name in pipeline.groups:
+        if name not in homes:
+            message = "no engine runs on the group; take it out, or name it in an engine"
+            findings.warning(("groups", name), message, depends_on=[("engines",)])
+    used = {getattr(node, "engine", None) for node in pipeline.nodes.values()}
+    for name in pipeline.engines:
+        if name not in used:
+            message = "no node uses the engine; take it out, or name it in a node"
+            findings.warning(("engines", name), message, depends_on=[("nodes",)])
+    if not (trained := trained_by(pipeline)):
+        return
+    for node in pipeline.nodes.values():
+        if not isinstance(node, RolloutNode):
+            continue
+        engine = pipeline.engines.get(node.engine)
+        if isinstance(engine, HfEngineSpec) and engine.follows is None:
+            message = "samples come from the start weights for ever; to sample from what is trained, "
+            findings.warning(("engines", node.engine), f"{message}say `follows: {next(iter(trained))}`")

@@ -1,0 +1,103 @@
+"""The terminal: a live table of steps, or one plain line a step where output is not a terminal."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console as Terminal
+from rich.console import Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+VISIBLE_STEPS = 12
+"""Rows of the live table: the newest steps. metrics.jsonl has all of them."""
+
+COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("reward", "reward/mean", "{:.3f}".format),
+    ("loss", "loss/policy", "{:.4f}".format),
+    ("kl", "kl/ref", "{:.5f}".format),
+    ("entropy", "entropy", "{:.3f}".format),
+    ("tokens", "response_tokens/mean", "{:.1f}".format),
+    ("grad norm", "grad_norm", "{:.3f}".format),
+    ("tokens/s", "throughput/tokens_per_s", "{:,.0f}".format),
+    ("seconds", "time/step_s", "{:.2f}".format),
+)
+"""Heading, metric, format. ``tokens`` is the mean length of a response."""
+
+
+class Console:
+    """Shows the run to whoever watches it."""
+
+    def __init__(self, total_steps: int, terminal: Terminal | None = None) -> None:
+        """`total_steps` of the whole run; `terminal` is standard output unless given."""
+        self._terminal = terminal or Terminal(highlight=False)
+        self._total_steps = total_steps
+        self._rows: deque[tuple[str, ...]] = deque(maxlen=VISIBLE_STEPS)
+        self._progress = Progress(
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn("elapsed"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            auto_refresh=False,
+        )
+        self._task = self._progress.add_task("steps", total=total_steps, start=False)
+        self._live: Live | None = None
+
+    def start(self, run_dir: Path, config: Mapping[str, Any], resumed_step: int | None) -> None:
+        """Begin to draw; the progress counts from `resumed_step`."""
+        self._progress.update(self._task, completed=resumed_step or 0)
+        self._progress.start_task(self._task)
+        if self._terminal.is_terminal and not self._terminal.is_dumb_terminal:
+            self._live = Live(console=self._terminal, get_renderable=self._picture, refresh_per_second=2)
+            self._live.start()
+        if resumed_step is not None:
+            self.note(f"going on after step {resumed_step}, in {run_dir}")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Show a step; of a validation, its own line."""
+        values = tuple(form(metrics[name]) if name in metrics else "-" for _, name, form in COLUMNS)
+        if any(value != "-" for value in values):
+            self._progress.update(self._task, completed=step)
+            self._rows.append((str(step), *values))
+            if self._live is None:
+                shown = (f"{head} {value}" for (head, _, _), value in zip(COLUMNS, values, strict=True) if value != "-")
+                self._line(f"step {step}/{self._total_steps}  " + "  ".join(shown))
+        validation = [f"{name.removeprefix('val/')} {value:.4g}" for name, value in metrics.items() if _is_val(name)]
+        if validation:
+            self._line(f"step {step} validation  " + "  ".join(validation))
+        if self._live is not None:
+            self._live.refresh()
+
+    def note(self, message: str) -> None:
+        """Print a line above the table."""
+        self._line(message)
+
+    def close(self, ok: bool) -> None:
+        """Leave the last table on the screen and give the cursor back."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _line(self, text: str) -> None:
+        # soft_wrap: a log file has no width to wrap at.
+        self._terminal.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._terminal.file.flush()
+
+    def _picture(self) -> Group:
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        for head in ("step", *(head for head, _, _ in COLUMNS)):
+            table.add_column(head, justify="right", no_wrap=True)
+        for row in self._rows:
+            table.add_row(*row)
+        return Group(table, self._progress)
+
+
+def _is_val(name: str) -> bool:
+    return name.startswith("val/")

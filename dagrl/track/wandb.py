@@ -1,0 +1,130 @@
+"""Weights & Biases, online or offline. A guest of the run: where it fails, the run goes on and says so once."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import wandb
+
+START_TIMEOUT_S = 60.0
+"""Longest wait for the server when the run starts."""
+FINISH_TIMEOUT_S = 120.0
+"""Longest wait for uploads at the end; what is not uploaded by then stays in the run folder."""
+
+
+class Wandb:
+    """Logs to wandb; its files are under ``wandb/`` of the run folder.
+
+    Without a key (``WANDB_API_KEY``) and without ``WANDB_MODE`` it works offline, and ``wandb sync`` uploads later. A
+    run that goes on stays one run, by an id kept in the run folder; as wandb cannot take steps back, metrics are
+    plotted over their ``step``, and steps that were done again are there twice.
+    """
+
+    def __init__(self, name: str, note: Callable[[str], None]) -> None:
+        """`name` is the run's; `note` tells the user something."""
+        self._name = name
+        self._note = note
+        self._run: wandb.Run | None = None
+
+    def start(self, run_dir: Path, config: Mapping[str, Any], resumed_step: int | None) -> None:
+        """Begin the run, or go on with it; offline where the server does not answer."""
+        mode: Literal["offline"] | None = None
+        if not os.environ.keys() & {"WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_MODE"}:
+            mode = "offline"
+        with self._forgiven():
+            run_id = _stable_id(run_dir)
+            try:
+                self._run = self._begin(run_dir, config, run_id, mode)
+            except _failures() as error:
+                self._note(f"wandb: {_first_line(error)}; logging offline")
+                self._run = self._begin(run_dir, config, run_id, "offline")
+        if self._run is not None and self._run.offline:
+            self._note(f"wandb: offline; upload with: wandb sync {run_dir / 'wandb'}/offline-run-*")
+        elif self._run is not None and self._run.url:
+            self._note(f"wandb: {self._run.url}")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Hand a step's metrics to wandb's own process."""
+        if self._run is not None:
+            with self._forgiven():
+                self._run.log({"step": step, **metrics})
+
+    def close(self, ok: bool) -> None:
+        """Upload the rest, mark the run as finished or failed, and end wandb's process."""
+        if self._run is None:
+            return
+        with self._forgiven():
+            self._run.finish(exit_code=0 if ok else 1)
+        if self._run is not None:
+            self._stop()
+
+    def _begin(
+        self, run_dir: Path, config: Mapping[str, Any], run_id: str, mode: Literal["offline"] | None
+    ) -> wandb.Run:
+        import wandb
+
+        settings = wandb.Settings(
+            # wandb's own lines would tear the live table apart, and it would capture the table as output.
+            silent=True,
+            console="off",
+            init_timeout=START_TIMEOUT_S,
+            finish_timeout=FINISH_TIMEOUT_S,
+        )
+        run = wandb.init(
+            project="dagrl",
+            name=self._name,
+            id=run_id,
+            resume="allow",
+            dir=run_dir,
+            mode=mode,
+            config=dict(config),
+            settings=settings,
+        )
+        run.define_metric("*", step_metric="step")
+        return run
+
+    @contextmanager
+    def _forgiven(self) -> Iterator[None]:
+        """Within the context a failure of wandb becomes a note, and the end of wandb for this run."""
+        try:
+            yield
+        except _failures() as error:
+            self._note(f"wandb stopped: {_first_line(error)}; metrics.jsonl has every step")
+            self._stop()
+
+    def _stop(self) -> None:
+        """End wandb's process; it is our child, and must not outlive the run."""
+        self._run = None
+        import wandb
+
+        try:
+            wandb.teardown()
+        except _failures() as error:
+            self._note(f"wandb did not end well: {_first_line(error)}")
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    """What wandb raises when its process, the network or the disk fails it."""
+    import wandb
+    from wandb.sdk.mailbox import HandleAbandonedError, MailboxClosedError
+
+    return (wandb.Error, HandleAbandonedError, MailboxClosedError, OSError)
+
+
+def _stable_id(run_dir: Path) -> str:
+    """The run's id: made once, kept in the run folder."""
+    path = run_dir / "wandb" / "run_id"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.is_file() or not path.read_text().strip():
+        path.write_text(secrets.token_hex(4) + "\n")
+    return path.read_text().strip()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

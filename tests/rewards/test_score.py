@@ -1,0 +1,187 @@
+"""Reward functions get what they ask for by name, and their failures are named or counted."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dagrl
+from dagrl.rewards.score import RewardError, Samples, fields_of, score
+
+
+def samples(count: int = 3) -> Samples:
+    numbers = range(count)
+    return Samples(
+        sample_id=[10 + number for number in numbers],
+        prompt=[f"prompt {number}" for number in numbers],
+        response=[str(number) for number in numbers],
+        answer=["1"] * count,
+        data_source=["demo"] * count,
+        extra_info=[{"bonus": number / 2} for number in numbers],
+    )
+
+
+def stop(function: Callable[..., Any], **args: Any) -> list[float]:
+    scores = score(function, samples(), args=args, on_error="stop")
+    assert (scores.failures, scores.first_failure) == (0, None)
+    assert scores.rewards.dtype == np.float32
+    return scores.rewards.tolist()
+
+
+def test_arguments_are_given_by_name() -> None:
+    assert stop(lambda answer, response: int(response == answer)) == [0, 1, 0]
+    assert stop(lambda extra_info, prompt: extra_info["bonus"] + int(prompt[-1])) == [0, 1.5, 3]
+    assert stop(lambda *, data_source, scale, shift=1.0: len(data_source) * scale + shift, scale=2) == [9, 9, 9]
+    assert stop(lambda **everything: len(everything), weight=0) == [6, 6, 6]
+    assert stop(lambda: 0.25) == [0.25, 0.25, 0.25]
+
+
+def test_a_batched_function_is_called_once_with_lists() -> None:
+    calls = []
+
+    @dagrl.reward(batched=True)
+    def by_length(response: list[str], extra_info: list[dict], power: int) -> np.ndarray:
+        calls.append(len(response))
+        return np.array([int(text) ** power + info["bonus"] for text, info in zip(response, extra_info, strict=True)])
+
+    assert stop(by_length, power=2) == [0, 1.5, 5]
+    assert calls == [3]
+    assert score(by_length, samples(0), args={"power": 1}, on_error="stop").rewards.shape == (0,)
+    assert calls == [3]
+
+
+@pytest.mark.parametrize("number", [1, 1.0, np.float32(1), np.int64(1), np.array(1.0)])
+def test_numbers_of_any_make_are_rewards(number: Any) -> None:
+    assert stop(lambda: number) == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [None, True, np.bool_(True), "1", math.nan, math.inf, -math.inf, 1e39, 10**400, [1.0], np.array([1.0, 2.0])],
+)
+def test_what_is_not_a_finite_number_is_a_failure(nonsense: Any) -> None:
+    with pytest.raises(RewardError, match=r"returned .*; a reward is a (finite )?number") as caught:
+        stop(lambda: nonsense)
+    assert "sample 10 data_source: demo" in str(caught.value)
+    scores = score(lambda: nonsense, samples(), args={}, on_error=-1)
+    assert (scores.rewards.tolist(), scores.failures) == ([-1, -1, -1], 3)
+
+
+def picky(response: str) -> float:
+    return float(json.loads('{"0": 0.5, "2": 1.0}')[response])
+
+
+def broken(response: str) -> float:
+    return json.loads(response + "}")
+
+
+def test_a_failure_names_sample_function_line_and_error() -> None:
+    with pytest.raises(RewardError) as caught:
+        stop(picky)
+    line = picky.__code__.co_firstlineno + 1
+    assert str(caught.value).splitlines() == [
+        f"reward {__name__}:picky raised KeyError: '1' ({__file__}:{line})",
+        "  sample 11 data_source: demo",
+        "  prompt: 'prompt 1'",
+        "  response: '1'",
+    ]
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_the_line_is_the_users_not_the_librarys() -> None:
+    with pytest.raises(RewardError, match=rf"JSONDecodeError: .*{__file__}:{broken.__code__.co_firstlineno + 1}\)"):
+        stop(broken)
+
+
+def test_failures_count_as_the_stated_reward() -> None:
+    scores = score(picky, samples(), args={}, on_error=-0.5)
+    assert scores.rewards.tolist() == [0.5, -0.5, 1.0]
+    assert scores.failures == 1
+    assert scores.first_failure is not None and "sample 11" in scores.first_failure
+
+
+def test_a_batched_function_that_raises_names_its_samples() -> None:
+    @dagrl.reward(batched=True)
+    def failing(response: list[str]) -> list[float]:
+        raise RuntimeError("judge is down")
+
+    with pytest.raises(RewardError, match=r"RuntimeError: judge is down[\s\S]*samples 10\.\.12, the first one's"):
+        stop(failing)
+    scores = score(failing, samples(), args={}, on_error=0.0)
+    assert (scores.rewards.tolist(), scores.failures) == ([0, 0, 0], 3)
+
+
+@pytest.mark.parametrize(
+    ("results", "message"),
+    [
+        ([1.0], "returned 1 rewards for 3 samples"),
+        ([1.0] * 4, "returned 4 rewards for 3 samples"),
+        (None, "returned None; a batched reward returns a number for each sample"),
+        (1.0, r"returned 1\.0; a batched"),
+        ("123", "returned '123'; a batched"),
+        ([0.0, None, 1.0], r"returned None; a reward is a number[\s\S]*sample 11 "),
+        (np.array([0.0, 1.0, np.nan]), r"returned nan; a reward is a finite number[\s\S]*sample 12 "),
+    ],
+)
+def test_batched_results_are_checked(results: Any, message: str) -> None:
+    function = dagrl.reward(batched=True)(lambda response: results)
+    with pytest.raises(RewardError, match=message):
+        stop(function)
+
+
+def test_one_bad_number_of_a_batch_is_one_failure() -> None:
+    function = dagrl.reward(batched=True)(lambda response: [0.25, math.nan, 1.0])
+    scores = score(function, samples(), args={}, on_error=0.0)
+    assert (scores.rewards.tolist(), scores.failures) == ([0.25, 0, 1], 1)
+
+
+def test_long_texts_are_shortened_in_errors() -> None:
+    long = Samples([0], ["p" * 10_000], ["r" * 10_000], ["1"], ["demo"], [{}])
+    with pytest.raises(RewardError) as caught:
+        score(picky, long, args={}, on_error="stop")
+    shown = str(caught.value).partition("\n")[2]
+    assert len(shown) < 600
+    assert "rrr ... rrr" in shown
+
+
+def test_interrupts_are_not_failures() -> None:
+    def interrupted() -> float:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        score(interrupted, samples(), args={}, on_error=0.0)
+
+
+def by_position(response: str, /) -> float:
+    return 0.0
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "message"),
+    [
+        (lambda respons: 0.0, {}, "wants 'respons', which is none of prompt, response, answer"),
+        (lambda response: 0.0, {"scale": 1}, "has no parameter 'scale'"),
+        (lambda response: 0.0, {"answer": "7"}, "may not set 'answer'"),
+        (by_position, {}, "takes 'response' by position"),
+    ],
+)
+def test_functions_and_args_that_do_not_fit_are_refused(function: Callable, args: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fields_of(function, args)
+
+
+def test_objects_that_are_called_are_rewards_too() -> None:
+    class Constant:
+        def __call__(self, response: str) -> float:
+            return {"0": 0.5}[response]
+
+    assert score(Constant(), samples(1), args={}, on_error="stop").rewards.tolist() == [0.5]
+    with pytest.raises(RewardError, match="KeyError: '1'"):
+        score(Constant(), samples(2), args={}, on_error="stop")

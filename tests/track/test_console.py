@@ -1,0 +1,144 @@
+"""What a user sees: a live table on a terminal, plain lines elsewhere."""
+
+import io
+import os
+import pty
+import signal
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console as Terminal
+
+from dagrl.track.console import VISIBLE_STEPS, Console
+
+METRICS = {
+    "reward/mean": 0.25,
+    "loss/policy": -0.0125,
+    "kl/ref": 0.00042,
+    "entropy": 1.5,
+    "response_tokens/mean": 12.25,
+    "grad_norm": 0.75,
+    "throughput/tokens_per_s": 12345.6,
+    "time/step_s": 2.5,
+    "lr": 0.001,
+}
+SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
+
+
+def plain_console(total_steps: int = 3) -> tuple[Console, io.StringIO]:
+    stream = io.StringIO()
+    return Console(total_steps, Terminal(file=stream, force_terminal=False, width=40)), stream
+
+
+def live_console(total_steps: int = 30) -> tuple[Console, io.StringIO]:
+    stream = io.StringIO()
+    terminal = Terminal(file=stream, force_terminal=True, width=110, height=40, _environ={"TERM": "xterm"})
+    return Console(total_steps, terminal), stream
+
+
+def test_elsewhere_a_step_is_one_line(tmp_path):
+    console, stream = plain_console()
+    console.start(tmp_path, {}, None)
+    console.log(1, METRICS)
+    assert stream.getvalue() == (
+        "step 1/3  reward 0.250  loss -0.0125  kl 0.00042  entropy 1.500  tokens 12.2  grad norm 0.750"
+        "  tokens/s 12,346  seconds 2.50\n"
+    )
+    console.close(ok=True)
+
+
+def test_validation_has_its_own_line(tmp_path):
+    console, stream = plain_console()
+    console.start(tmp_path, {}, None)
+    console.log(0, {"val/reward/mean": 0.125, "val/response_tokens/mean": 7.0})
+    console.log(1, {"reward/mean": 0.5, "val/reward/mean": 0.75})
+    assert stream.getvalue().splitlines() == [
+        "step 0 validation  reward/mean 0.125  response_tokens/mean 7",
+        "step 1/3  reward 0.500",
+        "step 1 validation  reward/mean 0.75",
+    ]
+
+
+def test_notes_are_printed_as_they_are(tmp_path):
+    console, stream = plain_console()
+    console.note("dropped [3] prompts [bold]longer[/bold] than 16 tokens")
+    console.start(tmp_path, {}, 4)
+    console.close(ok=True)
+    console.note("done")
+    assert stream.getvalue().splitlines() == [
+        "dropped [3] prompts [bold]longer[/bold] than 16 tokens",
+        f"going on after step 4, in {tmp_path}",
+        "done",
+    ]
+
+
+def test_on_a_terminal_the_table_shows_the_newest_steps_and_the_progress(tmp_path):
+    console, stream = live_console()
+    console.start(tmp_path, {}, None)
+    for step in range(1, 21):
+        console.log(step, {**METRICS, "reward/mean": 100 + step})
+    console.note("a note")
+    console.close(ok=True)
+    output = stream.getvalue()
+    last_picture = output[output.rindex("reward") :]
+    assert "120.000" in last_picture
+    assert f"{120 - VISIBLE_STEPS + 1}.000" in last_picture
+    assert f"{120 - VISIBLE_STEPS}.000" not in last_picture
+    assert "20/30" in last_picture
+    assert "a note" in output
+    assert output.rindex(SHOW_CURSOR) > output.rindex(HIDE_CURSOR)
+
+
+def test_a_resumed_run_counts_on(tmp_path):
+    console, stream = live_console()
+    console.start(tmp_path, {}, 7)
+    console.close(ok=True)
+    assert "7/30" in stream.getvalue()
+
+
+@pytest.mark.parametrize("total", [0, 2])
+def test_a_missing_metric_is_a_dash_in_the_table(tmp_path, total):
+    console, stream = live_console()
+    console.start(tmp_path, {}, None)
+    console.log(1, {"reward/mean": 0.5})
+    console.close(ok=True)
+    row = next(line for line in reversed(stream.getvalue().splitlines()) if "0.500" in line)
+    assert row.split() == ["1", "0.500"] + ["-"] * 7
+
+
+def test_ctrl_c_on_a_real_terminal_gives_the_cursor_back(tmp_path):
+    program = f"""
+import time
+from pathlib import Path
+from dagrl.track import open_trackers
+with open_trackers(["console"], run_dir=Path({str(tmp_path)!r}), run_name="r", config={{}}, total_steps=9,
+                   resumed_step=None) as trackers:
+    trackers.log(1, {{"reward/mean": 0.5}})
+    trackers.note("ready")
+    time.sleep(60)
+"""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "110", "LINES": "40"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=theirs, stderr=subprocess.PIPE, env=environment, text=True
+    )
+    os.close(theirs)
+    output = ""
+    while "ready" not in output:
+        output += os.read(ours, 65536).decode()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    while chunk := read_rest(ours):
+        output += chunk
+    assert "KeyboardInterrupt" in errors
+    assert output.rindex(SHOW_CURSOR) > output.rindex(HIDE_CURSOR)
+    assert "0.500" in output
+
+
+def read_rest(terminal: int) -> str:
+    """More output; Linux raises EIO at the end of a terminal whose other side is closed."""
+    try:
+        return os.read(terminal, 65536).decode()
+    except OSError:
+        return ""
