@@ -15,9 +15,9 @@ def pack(lengths: np.ndarray, budget: int) -> list[np.ndarray]:
     """Split rows of `lengths` tokens, all positive, into micro-batches of at most `budget` tokens.
 
     Longest rows first, each into the lightest micro-batch (Graham's LPT rule), with as few micro-batches as that rule
-    can do with. Returns the row positions of each, ascending; each row is in exactly one. The heaviest micro-batch comes
-    first, so that one too large for the memory shows at once. The same lengths always give the same answer.
-    ValueError where a row alone is longer than the budget.
+    can do with. Returns the row positions of each, ascending; each row is in exactly one. The heaviest comes first, so
+    that one too large for the memory shows at once. The same lengths always give the same answer. ValueError where a
+    row alone is longer than the budget.
     """
     if len(lengths) == 0:
         return []

@@ -51,7 +51,7 @@ class ResponseTokens:
 class Objective(Protocol):
     """A loss over response tokens. It is the same number whatever the micro-batches, packing and ranks."""
 
-    columns: Sequence[str]
+    columns: tuple[str, ...]
     """Columns it reads, beside the tokens."""
     needs_entropy: bool
     temperature: float

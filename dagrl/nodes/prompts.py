@@ -20,14 +20,18 @@ def prompts(parts: Sequence[Part], context: Context) -> Iterator[Output]:
     """
     del parts  # the source has no inputs
     loader = _loader(context)
-    position, count = (0, len(loader)) if context.validation else (context.position, context.pipeline.data.prompts_per_step)
+    position, count = (
+        (0, len(loader)) if context.validation else (context.position, context.pipeline.data.prompts_per_step)
+    )
     taken = loader.take(position, count)
     stats = {"data/dropped_prompts": Stat.of([taken.dropped]), "data/cut_prompts": Stat.of([taken.cut])}
     facts = {} if context.validation else {"next_position": taken.next_position}
     table = _repeat(taken.columns, context.samples_per_prompt)
     for shard, (begin, end) in enumerate(shard_bounds(len(table), context.samples_per_prompt, context.shards)):
         piece = table.take(np.arange(begin, end))
-        yield Output((shard,), piece.rows, dict(piece.columns), stats if shard == 0 else {}, facts if shard == 0 else {})
+        yield Output(
+            (shard,), piece.rows, dict(piece.columns), stats if shard == 0 else {}, facts if shard == 0 else {}
+        )
 
 
 def _repeat(columns: dict[str, Column], times: int) -> Batch:

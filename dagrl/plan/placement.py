@@ -17,7 +17,10 @@ def make_plan(pipeline: Pipeline, graph: Graph) -> Plan:
     """The plan of a pipeline that has passed its checks."""
     rollout = next(node for node in pipeline.nodes.values() if isinstance(node, RolloutNode))
     validates = pipeline.run.validate_first or pipeline.run.validate_every is not None
-    tasks = [*_tasks(graph, pipeline, Rows.TRAIN), *(_tasks(graph.validation, pipeline, Rows.VALIDATION) if validates else ())]
+    tasks = [
+        *_tasks(graph, pipeline, Rows.TRAIN),
+        *(_tasks(graph.validation, pipeline, Rows.VALIDATION) if validates else ()),
+    ]
     return Plan(
         executors=_executors(pipeline, graph),
         tasks=tuple(tasks),

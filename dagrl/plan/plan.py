@@ -1,4 +1,4 @@
-"""The plan of a run: which executor does which task, on which ranks. Made by ``placement.py``, followed by the scheduler."""
+"""The plan of a run: which executor does which task, on which ranks. Made by `placement.py`, followed by `scheduler.py`."""
 
 from __future__ import annotations
 
@@ -106,8 +106,4 @@ class Plan:
 
     def tasks_of(self, step: int) -> tuple[PlannedTask, ...]:
         """What has to be done in `step`, in topological order."""
-        return tuple(
-            task
-            for task in self.tasks
-            if (step > 0 if task.rows is Rows.TRAIN else self.validates(step))
-        )
+        return tuple(task for task in self.tasks if (step > 0 if task.rows is Rows.TRAIN else self.validates(step)))

@@ -36,8 +36,9 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """Bring the weights of `source`, at `version`, to `follower`."""
+    """Bring the weights of `source`, at `version`, to `follower`, for which `step` waits."""
 
+    step: int
     follower: str
     source: str
     version: int
@@ -219,9 +220,13 @@ class Scheduler:
             wanted, newest = self._wanted_version(step, task), self._version[executor.follows]
             held = self._version[executor.name]
             assert newest is not None, "an executor that is followed holds weights from the start"
-            if (held is None or held < newest) and newest >= wanted and self._free(self.plan.executors[executor.follows]):
+            if (
+                (held is None or held < newest)
+                and newest >= wanted
+                and self._free(self.plan.executors[executor.follows])
+            ):
                 self._occupy(executor.name, executor.follows)
-                return Sync(executor.name, executor.follows, newest)
+                return Sync(step, executor.name, executor.follows, newest)
             if held is None or held < wanted:
                 return None
         self._occupy(executor.name)

@@ -19,7 +19,10 @@ from typing import Any
 READY = "ready"
 MEMORY_BYTES = 4 << 30
 
-_FINAL_ANSWER = "####"
+_BOXED = r"\boxed{"
+_GSM8K_MARK = "####"
+# The mark and the answer are a line; what only begins with the mark may be a heading of Markdown.
+_GSM8K_ANSWER = re.compile(_GSM8K_MARK + r"[ \t]*(\S*\d\S*)[ \t]*$", re.MULTILINE)
 
 
 def matches(response: str, answer: str) -> bool:
@@ -43,15 +46,29 @@ def _parse(text: str) -> list[Any]:
 
 
 def _as_formula(answer: str) -> str:
-    answer = answer.rpartition(_FINAL_ANSWER)[2].strip()
-    # A bare reference is a formula as a whole; math-verify would look for the last number in it.
-    return answer if not answer or re.search(r"\\boxed|\$.*\$|\\\(|\\\[", answer) else f"\\boxed{{{answer}}}"
+    """A reference as one formula: a bare one is meant whole, and math-verify would look for the last number in it."""
+    answer = answer.rpartition(_GSM8K_MARK)[2].strip()
+    return answer if not answer or re.search(r"\\boxed|\$.*\$|\\\(|\\\[", answer) else f"{_BOXED}{answer}}}"
 
 
 def _final_part(response: str) -> str:
-    after = response.rpartition(_FINAL_ANSWER)[2]
-    # A heading of Markdown looks like GSM8K's mark; one with no digit behind it cannot be the answer's.
-    return after if "\\boxed" not in response and re.search(r"\d", after) else response
+    """The part of a response that says its final answer; all of it where nothing marks one."""
+    boxed = _last_boxed(response)
+    if boxed is not None:
+        return boxed
+    marked = _GSM8K_ANSWER.findall(response)
+    return marked[-1] if marked else response
+
+
+def _last_boxed(text: str) -> str | None:
+    r"""The last ``\boxed{...}`` with its braces; None without one, or where it does not close."""
+    start = text.rfind(_BOXED)
+    depth = 0
+    for end in range(start + len(_BOXED) - 1, len(text)) if start >= 0 else ():
+        depth += (text[end] == "{") - (text[end] == "}")
+        if depth == 0:
+            return text[start : end + 1]
+    return None
 
 
 def _answer_to(request: dict[str, Any]) -> dict[str, Any]:

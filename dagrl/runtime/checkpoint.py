@@ -1,7 +1,7 @@
 """Checkpoints of a whole run: written aside, renamed into place, found again, and thinned out.
 
-``checkpoints/step_N/`` holds a folder for each trained engine and ``state.json``, which is written last: a folder without
-it is torn and never picked.
+``checkpoints/step_N/`` holds a folder for each trained engine and ``state.json``, which is written last: a folder
+without it is torn and never picked.
 """
 
 from __future__ import annotations

@@ -80,12 +80,16 @@ def _started(ray: ModuleType, pipeline: Pipeline, logs: Path) -> Iterator[None]:
             logging_level="ERROR",
             namespace="dagrl",
         )
-        processes = [each for pid in reaper.descendants(os.getpid()) if pid != watcher.pid and (each := reaper.identity(pid))]
+        processes = [
+            each for pid in reaper.descendants(os.getpid()) if pid != watcher.pid and (each := reaper.identity(pid))
+        ]
         watcher.stdin.write("\n".join(processes) + "\n")
         watcher.stdin.flush()
         yield
     finally:
-        workers = [each for pid in reaper.descendants(os.getpid()) if pid != watcher.pid and (each := reaper.identity(pid))]
+        workers = [
+            each for pid in reaper.descendants(os.getpid()) if pid != watcher.pid and (each := reaper.identity(pid))
+        ]
         ray.shutdown()
         reaper.end([*processes, *workers])
         _keep_worker_logs(folder, logs)

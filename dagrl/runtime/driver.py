@@ -10,7 +10,9 @@ that fails ends the run.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from dagrl.plan.plan import HOST, Plan, PlannedTask, Rows
@@ -111,7 +113,15 @@ class Driver:
         ledger = self._ledger(run.step, task.rows)
         record = self._record(run.step)
         executor = self.plan.executors[task.executor]
-        work = share_out(run, task, executor, ledger, self.pipeline, self.position)
+        work = share_out(
+            run,
+            task,
+            executor,
+            ledger,
+            self.pipeline,
+            position=self.position,
+            committed=self.scheduler.committed,
+        )
         if task.engine is None:
             member = self._idle_hosts.pop()
             members = [member]
@@ -144,8 +154,9 @@ class Driver:
 
     async def _sync(self, sync: Sync) -> Event:
         what = f"the weights of {sync.source} to reach {sync.follower}"
-        refs = await self.fleet.call_all(sync.source, "send_weights", waits_for=what)
-        await self.fleet.call_all(sync.follower, "receive_weights", refs[0], sync.version, waits_for=what)
+        with self._timed(sync.step, "sync", sync.follower):
+            refs = await self.fleet.call_all(sync.source, "send_weights", waits_for=what)
+            await self.fleet.call_all(sync.follower, "receive_weights", refs[0], sync.version, waits_for=what)
         return WeightsSynced(sync)
 
     async def _commit(self, commit: Commit) -> Event:
@@ -178,11 +189,20 @@ class Driver:
         aside = self.folder.checkpoints.begin(step)
         for name, executor in self.plan.executors.items():
             if executor.trained:
-                await self.fleet.call_all(name, "save", aside / name, waits_for=f"{name} to save step {step}")
+                with self._timed(step, "save", name):
+                    await self.fleet.call_all(name, "save", aside / name, waits_for=f"{name} to save step {step}")
         state = RunState(step, position, model_identity(self.pipeline))
         self.folder.checkpoints.finish(aside, state)
 
     # -- what belongs to a step
+
+    @contextmanager
+    def _timed(self, step: int, name: str, executor: str) -> Iterator[None]:
+        """Put what happens within the context into the step's record."""
+        start = time.time()
+        yield
+        group = self.plan.executors[executor].group or HOST
+        self._record(step).add(Activity(name, name, start, time.time(), None, group, f"{executor}/0"))
 
     def _ledger(self, step: int, rows: Rows) -> Ledger:
         if (step, rows) not in self._ledgers:

@@ -16,9 +16,19 @@ from dagrl.spec.schema import Pipeline, UpdateNode
 
 
 def share_out(
-    run: Run, task: PlannedTask, executor: Executor, ledger: Ledger, pipeline: Pipeline, position: int
+    run: Run,
+    task: PlannedTask,
+    executor: Executor,
+    ledger: Ledger,
+    pipeline: Pipeline,
+    *,
+    position: int,
+    committed: int,
 ) -> list[TaskWork]:
-    """The work of each rank of `executor`, or of the one host worker that takes the run; `position` in the data set."""
+    """The work of each rank of `executor`, or of the one host worker that takes the run.
+
+    `position` in the data set and the newest `committed` step are passed on.
+    """
     on_host = task.engine is None
     replicas = 1 if on_host else executor.replicas
     cuts = _cuts(run, task, ledger, pipeline)
@@ -37,6 +47,7 @@ def share_out(
             node=task.node if task.node in pipeline.nodes else None,
             validation=task.rows is Rows.VALIDATION,
             position=position,
+            committed=committed,
             shards=pipeline.schedule.shards_per_step,
             parts=tuple(parts[replica]),
             outputs=task.outputs,

@@ -1,10 +1,10 @@
-"""The workers of a run, by executor: placed, started, called as gangs, and closed. Every wait has a bound and a name."""
+"""The workers of a run, by executor: placed, started, called as gangs, closed. Every wait has a bound and a name."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -64,8 +64,6 @@ class Fleet:
                 f"the workers of {name} to start; are there enough free CPUs and GPUs?",
             )
             self._members[name] = described
-        from dataclasses import replace
-
         starts = []
         for name, executor in self._plan.executors.items():
             first = self._members[name][0]
@@ -93,7 +91,9 @@ class Fleet:
         tenants = sum(other.group == executor.group for other in self._plan.executors.values())
         share = {"num_cpus": 1 / tenants} if spec.is_cpu else {"num_cpus": 0, "num_gpus": 1 / tenants}
         return [
-            remote.options(**share, placement_group=self._placement_group(executor.group), placement_group_bundle_index=rank).remote()
+            remote.options(
+                **share, placement_group=self._placement_group(executor.group), placement_group_bundle_index=rank
+            ).remote()
             for rank in range(executor.ranks)
         ]
 
@@ -190,7 +190,7 @@ class Fleet:
             if failures and pending:
                 late, _ = await asyncio.wait(pending, timeout=_SECOND_FAILURE_S)
                 failures += [task.exception() for task in late if task.exception()]
-            for failure in sorted(failures, key=lambda each: not isinstance(each, WorkerDied)):
+            for failure in sorted(failures, key=lambda each: not isinstance(each, WorkerDiedError)):
                 assert failure is not None
                 raise failure
             return [task.result() for task in tasks]
@@ -206,7 +206,7 @@ class Fleet:
             name = "" if isinstance(cause, ValueError | OSError) else f"{type(cause).__name__}: "
             return RunError(f"{name}{cause}".strip(), node=node, worker=member.where, details=str(error))
         if isinstance(error, exceptions.RayActorError):
-            return WorkerDied(
+            return WorkerDiedError(
                 "the worker's process died",
                 node=node,
                 worker=member.where,
@@ -216,7 +216,7 @@ class Fleet:
         return RunError(f"{type(error).__name__}: {error}", node=node, worker=member.where)
 
 
-class WorkerDied(RunError):
+class WorkerDiedError(RunError):
     """A worker's process is gone."""
 
 

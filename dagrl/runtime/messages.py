@@ -47,6 +47,9 @@ class TaskWork:
     """Declared node; None for the implicit ones."""
     validation: bool
     position: int
+    """Prompts of the data set that earlier steps have used."""
+    committed: int
+    """Newest committed step: what was made in it and before is no longer needed."""
     shards: int
     parts: tuple[PartWork, ...]
     outputs: dict[str, str]

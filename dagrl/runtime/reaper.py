@@ -1,4 +1,4 @@
-"""Ends what a killed driver leaves behind: started by `cluster.py` as a process of its own, with a pipe from the driver.
+"""Ends what a killed driver leaves behind: a process of its own, with a pipe from the driver (see `cluster.py`).
 
 The driver writes the ids of Ray's processes and the session folder to the pipe, and closes it when it has cleaned up by
 itself. Where the pipe closes without that word, the driver is gone: the processes are ended and the folder is removed.

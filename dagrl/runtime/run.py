@@ -18,9 +18,18 @@ from dagrl.runtime.errors import RunError
 from dagrl.runtime.fleet import Fleet
 from dagrl.runtime.messages import StartEngine
 from dagrl.runtime.run_folder import RunFolder, open_run_folder
-from dagrl.spec.graph import Graph
+from dagrl.spec.checks import CheckedPipeline
 from dagrl.spec.load import LoadedPipeline
 from dagrl.track import Trackers, open_trackers
+
+
+_CONTENTS = {
+    "metrics.jsonl": "metrics, one line a step",
+    "samples": "what the policy said, as parquet",
+    "timeline.json": "what ran when: open it in ui.perfetto.dev",
+    "tensorboard": "tensorboard --logdir",
+    "checkpoints": "where `dagrl run` goes on",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +41,21 @@ class Outcome:
     stopped: bool
     """Whether the user stopped it before its last step."""
 
+    def summary(self, folder: Path) -> str:
+        """The last words of a run: how far it got, and where to look."""
+        goes_on = "stopped after step {}; `dagrl run` with the same folder goes on"
+        lines = [(goes_on if self.stopped else "finished step {}").format(self.step)]
+        for name, what in _CONTENTS.items():
+            if (folder / name).exists():
+                lines.append(f"  {folder / name}  {what}")
+        return "\n".join(lines)
 
-def run_pipeline(loaded: LoadedPipeline, graph: Graph, run_dir: Path) -> Outcome:
+
+def run_pipeline(checked: CheckedPipeline, run_dir: Path) -> Outcome:
     """Train as the file says, or go on where the run folder got to. RunError for whatever ends the run early."""
+    loaded = checked.loaded
     pipeline = loaded.pipeline
-    plan = make_plan(pipeline, graph)
+    plan = make_plan(pipeline, checked.graph)
     with open_run_folder(run_dir, pipeline, loaded.to_yaml()) as folder:
         done = folder.resumed.step if folder.resumed else 0
         if done >= pipeline.run.steps:
@@ -54,9 +73,7 @@ def run_pipeline(loaded: LoadedPipeline, graph: Graph, run_dir: Path) -> Outcome
             return asyncio.run(_train(ray, loaded, plan, folder, trackers))
 
 
-async def _train(
-    ray: ModuleType, loaded: LoadedPipeline, plan: Plan, folder: RunFolder, trackers: Trackers
-) -> Outcome:
+async def _train(ray: ModuleType, loaded: LoadedPipeline, plan: Plan, folder: RunFolder, trackers: Trackers) -> Outcome:
     resumed = folder.resumed
     scheduler = Scheduler(plan, first_step=resumed.step + 1 if resumed else 1)
     fleet = Fleet(ray, plan, loaded.pipeline)

@@ -78,5 +78,6 @@ def _check(pipeline: Pipeline, newest: Path, state: RunState) -> None:
         )
     if state.model != model_identity(pipeline):
         raise RunError(
-            f"{newest} holds another model than the pipeline's", hint="give the run a new --run-dir, or put the model back"
+            f"{newest} holds another model than the pipeline's",
+            hint="give the run a new --run-dir, or put the model back",
         )

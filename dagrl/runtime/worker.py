@@ -32,6 +32,10 @@ class Worker:
         self._engine: Any = None
         self._resources: Resources | None = None
         self._replica = 0
+        # Refs that travel inside a streamed block are not counted reliably until the driver has them: the producer
+        # keeps its own until the step is committed, and weights until the next are sent.
+        self._held: dict[int, list[ray.ObjectRef]] = {}
+        self._sent: list[ray.ObjectRef] = []
 
     def describe(self) -> tuple[str, str, int]:
         """Host name, address, and a port that is free just now, for the ranks to meet at."""
@@ -57,6 +61,7 @@ class Worker:
         """Run one task on this rank's rows; yields a block whenever the op has an output."""
         resources = self._resources
         assert resources is not None, "run before start"
+        self._held = {step: refs for step, refs in self._held.items() if step > work.committed}
         context = Context(
             node=resources.pipeline.nodes[work.node] if work.node else None,
             step=work.step,
@@ -81,13 +86,19 @@ class Worker:
             return Block(np.zeros(0, dtype=np.int64), None, None, span, output.shards)
         columns = {work.outputs[name]: column for name, column in output.columns.items() if name in work.outputs}
         ref = ray.put(Batch(output.rows, columns)) if columns else None
+        if ref is not None:
+            self._held.setdefault(work.step, []).append(ref)
         prefix = "val/" if work.validation else ""
         stats = {prefix + name: stat for name, stat in output.stats.items()}
         return Block(output.rows, ref, _tokens(columns), span, output.shards, stats, dict(output.facts))
 
     def send_weights(self) -> list[ray.ObjectRef]:
         """Put the engine's weights into the object store, a bucket an object; rank 0 returns the refs. Collective."""
-        return [ray.put(PackedBucket.pack(bucket)) for bucket in self._engine.export_weights(BUCKET_BYTES) if bucket]
+        self._sent = []
+        self._sent = [
+            ray.put(PackedBucket.pack(bucket)) for bucket in self._engine.export_weights(BUCKET_BYTES) if bucket
+        ]
+        return self._sent
 
     def receive_weights(self, refs: list[ray.ObjectRef], version: int) -> None:
         """Take the weights that `send_weights` has put into the object store."""
@@ -128,5 +139,7 @@ def fetch(part: PartWork) -> Batch:
 
 def _tokens(columns: dict[str, Column]) -> np.ndarray | None:
     """Token ids that the columns add to each row: the ragged columns of whole numbers hold them."""
-    added = [column.lengths for column in columns.values() if column.offsets is not None and column.values.dtype == np.int64]
+    added = [
+        column.lengths for column in columns.values() if column.offsets is not None and column.values.dtype == np.int64
+    ]
     return np.sum(added, axis=0) if added else None

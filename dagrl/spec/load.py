@@ -109,7 +109,7 @@ def _find_parent(parent: Any, path: Path) -> Path:
     if not isinstance(parent, str) or not parent:
         raise ValueError(f"expected a template's name or a file's path, got {parent!r}; write `extends: NAME`")
     if "/" in parent or parent.endswith((".yaml", ".yml")):
-        found = path.parent / Path(parent).expanduser()
+        found = path.parent / _expanded(parent)
         if not found.is_file():
             raise ValueError(f"there is no file {found}; check the path, which is relative to {path.parent}")
         return found
@@ -190,10 +190,11 @@ def _resolve_paths(document: Document) -> None:
             continue
         value = holder.get(key)
         if isinstance(value, str) and value:
-            path = Path(value)
-            if value.startswith("~/") or value == "~":
-                path = path.expanduser()
-            holder[key] = str((positions.at((section, key)).folder / path).resolve())
+            holder[key] = str((positions.at((section, key)).folder / _expanded(value)).resolve())
+
+
+def _expanded(path: str) -> Path:
+    return Path(path).expanduser() if path == "~" or path.startswith("~/") else Path(path)
 
 
 def _validate(tree: Tree, document: Document) -> tuple[Pipeline | None, list[Fault]]:
@@ -232,12 +233,13 @@ _STAND_INS: dict[Place, Any] = {
 
 def _repair(tree: Tree, place: Place) -> None:
     section: Any = tree
+    key: Any
     for key in place[:-1]:
         if not isinstance(section, list) and key not in section:
             return
         section = section[key]
     if isinstance(section, list):
-        section.clear()
+        section.clear()  # An entry alone cannot go: the others' indices would move.
     elif place in _STAND_INS:
         section[place[-1]] = _STAND_INS[place]
     elif place:

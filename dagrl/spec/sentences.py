@@ -21,7 +21,6 @@ _KINDS = {
     "float": "a number",
     "bool": "true or false",
     "string": "text",
-    "path": "a path",
     "dict": "a mapping",
     "model": "a mapping",
     "tuple": "a list",
@@ -32,7 +31,6 @@ _REMEDIES = {
     "a number": "write it in digits, such as 0.5 or 1e-6, without quotes",
     "true or false": "write `true` or `false` without quotes",
     "text": "write a word, or text in quotes",
-    "a path": "write the path as text",
     "a mapping": "write `key: value` lines beneath it",
     "a list": "write `[one, two]`",
 }

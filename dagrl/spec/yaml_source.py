@@ -1,8 +1,8 @@
 """YAML with line numbers, read the way people expect it.
 
 PyYAML follows YAML 1.1, where ``1e-6`` is a string, ``010`` is 8, ``1:30`` is 90 and ``no`` is false. Here ``1e-6``,
-``3E5`` and ``1_000`` are numbers and ``010`` is 10; booleans are ``true`` and ``false``, dates are text, and a bare ``yes``,
-``no``, ``on`` or ``off`` is refused, for readers cannot know which YAML they are in. `load.py` builds on this.
+``3E5`` and ``1_000`` are numbers and ``010`` is 10; booleans are ``true`` and ``false``, dates are text, and a bare
+``yes``, ``no``, ``on`` or ``off`` is refused, for readers cannot know which YAML they are in. `load.py` builds on this.
 """
 
 from __future__ import annotations
@@ -59,11 +59,14 @@ class Document:
 
 def read_document(path: Path) -> Document:
     """Read a YAML file. PipelineError where there is no mapping to be had from it; smaller faults are `problems`."""
-    loader = _Loader(_text_of(path))
+    text = _text_of(path)
     try:
+        loader = _Loader(text)
         root = loader.get_single_node()
     except yaml.YAMLError as error:
         raise PipelineError([_syntax_problem(str(path), error)]) from error
+    except RecursionError:
+        raise _unreadable(path, "is nested hundreds of levels deep; close the brackets that were left open") from None
     if root is None:
         raise _unreadable(path, "is empty; write the pipeline into it, or start from `extends: NAME`")
     if not isinstance(root, yaml.MappingNode):
@@ -76,8 +79,8 @@ def read_document(path: Path) -> Document:
 
 def parse_value(text: str) -> Any:
     """The value of an override, by the rules of the file. ValueError where it is not YAML."""
-    loader = _Loader(text)
     try:
+        loader = _Loader(text)
         node = loader.get_single_node()
     except yaml.YAMLError as error:
         raise ValueError("the value is not valid YAML; put it in quotes if it is text") from error
@@ -114,8 +117,8 @@ def _text_of(path: Path) -> str:
 
 def _syntax_problem(file: str, error: yaml.YAMLError) -> Problem:
     if isinstance(error, yaml.reader.ReaderError):
-        character = f"character #x{ord(error.character):02x}" if isinstance(error.character, str) else "a byte"
-        return Problem(file, 1, "file", f"holds {character}, which YAML forbids; take it out")
+        # Of text that is decoded already, PyYAML gives the character's number.
+        return Problem(file, 1, "file", f"holds the character #x{error.character:02x}, which YAML forbids; take it out")
     assert isinstance(error, yaml.MarkedYAMLError)
     mark = error.problem_mark or error.context_mark
     line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
@@ -160,7 +163,7 @@ class _Builder:
         self._check_duplicates(node, place)
         try:
             self._loader.flatten_mapping(node)
-        except (yaml.constructor.ConstructorError, RecursionError):
+        except yaml.constructor.ConstructorError:
             message = "`<<` must name another mapping; write `<<: *name`, or write the keys out"
             return self._broken(node, place, message)
         tree: Tree = {}

@@ -57,8 +57,6 @@ class Console:
         if self._terminal.is_terminal and not self._terminal.is_dumb_terminal:
             self._live = Live(console=self._terminal, get_renderable=self._picture, refresh_per_second=2)
             self._live.start()
-        if resumed_step is not None:
-            self.note(f"going on after step {resumed_step}, in {run_dir}")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show a step; of a validation, its own line."""

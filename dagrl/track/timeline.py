@@ -37,7 +37,8 @@ class Timeline:
             run_dir.mkdir(parents=True, exist_ok=True)
             kept = _kept_events(self._path, resumed_step) if self._path.is_file() else []
             lines = [json.dumps(named) for event in kept for named in self._with_names(event)]
-            replace_text(self._path, "[\n" + ",\n".join(lines) + _END.decode())
+            start = "[\n" if lines else "["
+            replace_text(self._path, start + ",\n".join(lines) + _END.decode())
             self._file = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
 
     def complete(
@@ -88,7 +89,7 @@ class Timeline:
         assert self._file is not None, "complete before start"
         with naming(self._path):
             end = os.fstat(self._file).st_size - len(_END)
-            separator = b"\n" if end == 1 else b",\n"
+            separator = b"\n" if end == len(b"[") else b",\n"
             lines = ",\n".join(json.dumps(event) for event in events).encode()
             whole = separator + lines + _END
             written = os.pwrite(self._file, whole, end)

@@ -41,8 +41,12 @@ class Wandb:
             run_id = _stable_id(run_dir)
             try:
                 self._run = self._begin(run_dir, config, run_id, mode)
-            except _failures() as error:
+            except Exception as error:
+                if not _is_wandbs(error):
+                    raise
                 self._note(f"wandb: {_first_line(error)}; logging offline")
+                # The failed start still holds the run's id in wandb's process.
+                self._stop()
                 self._run = self._begin(run_dir, config, run_id, "offline")
         if self._run is not None and self._run.offline:
             self._note(f"wandb: offline; upload with: wandb sync {run_dir / 'wandb'}/offline-run-*")
@@ -94,7 +98,9 @@ class Wandb:
         """Within the context a failure of wandb becomes a note, and the end of wandb for this run."""
         try:
             yield
-        except _failures() as error:
+        except Exception as error:
+            if not _is_wandbs(error):
+                raise
             self._note(f"wandb stopped: {_first_line(error)}; metrics.jsonl has every step")
             self._stop()
 
@@ -105,16 +111,17 @@ class Wandb:
 
         try:
             wandb.teardown()
-        except _failures() as error:
-            self._note(f"wandb did not end well: {_first_line(error)}")
+        except Exception as error:
+            if not _is_wandbs(error):
+                raise
 
 
-def _failures() -> tuple[type[Exception], ...]:
-    """What wandb raises when its process, the network or the disk fails it."""
-    import wandb
-    from wandb.sdk.mailbox import HandleAbandonedError, MailboxClosedError
+def _is_wandbs(error: Exception) -> bool:
+    """Whether wandb's process, the network or the disk failed it; any other error is a bug of ours.
 
-    return (wandb.Error, HandleAbandonedError, MailboxClosedError, OSError)
+    wandb raises private classes without a common base, so they are told by where they come from.
+    """
+    return isinstance(error, OSError) or type(error).__module__.partition(".")[0] == "wandb"
 
 
 def _stable_id(run_dir: Path) -> str:

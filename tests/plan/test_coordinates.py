@@ -18,9 +18,7 @@ def test_tensor_parallel_ranks_are_neighbours_then_context_then_data_then_pipeli
 
 @pytest.mark.parametrize(("tp", "cp", "pp", "dp"), [(1, 1, 1, 4), (2, 1, 1, 2), (2, 2, 2, 3), (1, 4, 2, 1)])
 def test_one_rank_of_each_replica_hands_in(tp, cp, pp, dp):
-    parallel = ParallelSpec(
-        tensor_model_parallel_size=tp, context_parallel_size=cp, pipeline_model_parallel_size=pp
-    )
+    parallel = ParallelSpec(tensor_model_parallel_size=tp, context_parallel_size=cp, pipeline_model_parallel_size=pp)
     places = coordinates(parallel, tp * cp * pp * dp)
     primaries = [place for place in places if place.primary]
     assert [place.dp for place in primaries] == list(range(dp))

@@ -55,9 +55,7 @@ def diamond(*, groups: tuple[str, str] = ("train", "rollout"), **settings) -> Pl
             streams=True,
             generates=True,
         ),
-        PlannedTask(
-            "reward", "reward", "reward", HOST, Scope.ROW, Rows.TRAIN, inputs=reads(response_tokens="rollout")
-        ),
+        PlannedTask("reward", "reward", "reward", HOST, Scope.ROW, Rows.TRAIN, inputs=reads(response_tokens="rollout")),
         PlannedTask(
             "ref",
             "ref",
@@ -103,7 +101,7 @@ def done(step: int, task: str, shards: tuple[int, ...] = ALL) -> RunDone:
 
 def test_a_synchronous_step_from_its_prompts_to_its_commit():
     scheduler = Scheduler(diamond(steps=1))
-    sync = Sync("generator", "actor", 0)
+    sync = Sync(1, "generator", "actor", 0)
     assert scheduler.start() == [Run(1, "prompts", ALL)]
     table: list[tuple[Event, list[Command]]] = [
         (done(1, "prompts"), [sync]),
@@ -196,7 +194,7 @@ def test_a_save_waits_for_its_turn_and_keeps_the_trainer():
 def test_going_on_after_a_checkpoint_starts_with_the_next_step_and_its_weights():
     scheduler = Scheduler(diamond(steps=5, validate_first=True), first_step=4)
     assert scheduler.start() == [Run(4, "prompts", ALL)]
-    assert scheduler.handle(done(4, "prompts")) == [Sync("generator", "actor", 3)]
+    assert scheduler.handle(done(4, "prompts")) == [Sync(4, "generator", "actor", 3)]
 
 
 def test_a_stop_finishes_the_step_saves_it_and_starts_no_other():

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 
-import pytest
 from rich.console import Console as Terminal
 
 from dagrl.track.console import VISIBLE_STEPS, Console
@@ -68,7 +67,6 @@ def test_notes_are_printed_as_they_are(tmp_path):
     console.note("done")
     assert stream.getvalue().splitlines() == [
         "dropped [3] prompts [bold]longer[/bold] than 16 tokens",
-        f"going on after step 4, in {tmp_path}",
         "done",
     ]
 
@@ -97,8 +95,7 @@ def test_a_resumed_run_counts_on(tmp_path):
     assert "7/30" in stream.getvalue()
 
 
-@pytest.mark.parametrize("total", [0, 2])
-def test_a_missing_metric_is_a_dash_in_the_table(tmp_path, total):
+def test_a_missing_metric_is_a_dash_in_the_table(tmp_path):
     console, stream = live_console()
     console.start(tmp_path, {}, None)
     console.log(1, {"reward/mean": 0.5})

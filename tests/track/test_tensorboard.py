@@ -1,5 +1,7 @@
 """TensorBoard event files, read back as TensorBoard reads them."""
 
+import time
+
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -41,7 +43,8 @@ def test_a_step_is_in_the_file_as_soon_as_it_is_logged(tmp_path):
 def test_steps_done_again_replace_the_old_ones(tmp_path, resumed_step, kept, monkeypatch):
     write(tmp_path, [1, 2, 3, 4])
     # Event files are read in the order of their names, which begin with the second they were made in.
-    monkeypatch.setattr("time.time", lambda now=__import__("time").time: now() + 10)
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 10)
     write(tmp_path, [3], resumed_step, scale=10.0)
     assert scalars(tmp_path) == [*kept, (3, 30.0)]
 

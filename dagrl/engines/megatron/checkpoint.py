@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -90,7 +90,8 @@ def load(folder: Path, state: TrainingState) -> int:
 
 
 def _tensors(state: TrainingState, *, loading: bool) -> dict[str, Any]:
-    model = {f"model_{i}": unwrap(chunk).sharded_state_dict() for i, chunk in enumerate(state.chunks)}
+    models = [cast(MegatronModule, unwrap(chunk)) for chunk in state.chunks]
+    model = {f"model_{i}": chunk.sharded_state_dict() for i, chunk in enumerate(models)}
     return model | {"optimizer": state.optimizer.sharded_state_dict(model, loading, metadata=_RESHARDABLE)}
 
 

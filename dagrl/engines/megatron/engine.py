@@ -49,8 +49,8 @@ class MegatronEngine:
 
         `train_steps` is the length of the learning-rate schedule. An engine that is not `trainable` has no gradients
         and no optimizer. `keep_start_weights` holds a copy of the weights in host memory for `start_weights`. Random
-        start weights are drawn from ``ranks.seed``, so engines that share it share them. Raises ValueError for what the
-        pipeline file gets wrong, before any rank is waited for where possible, and TimeoutError where ranks do not meet.
+        start weights are drawn from ``ranks.seed``: engines of one seed have the same. Raises ValueError for what the
+        pipeline file gets wrong, before waiting for any rank where possible, and TimeoutError where ranks do not meet.
         """
         self.policy_version = 0
         self._hf_config = load_hf_config(model)

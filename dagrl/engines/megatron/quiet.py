@@ -9,6 +9,10 @@ _WARNINGS = (
     # Transformer Engine and Apex are choices of the machine; the engine itself says when it lacks one.
     (UserWarning, r"Transformer Engine and Apex are not installed"),
     (UserWarning, r"Apex is not installed"),
+    # Megatron takes its own default for a deprecated choice.
+    (UserWarning, r"full scope is deprecated"),
+    # Between two of its own modules.
+    (DeprecationWarning, r"The following imports from `dynamic_context.py`"),
     # A docstring of megatron's that newer Pythons complain about when they compile it.
     (SyntaxWarning, r"invalid escape sequence"),
 )

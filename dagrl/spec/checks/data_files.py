@@ -36,6 +36,14 @@ def check_data_files(pipeline: Pipeline, findings: Findings) -> dict[str, int]:
 
 def _check_file(path: Path, place: Place, findings: Findings) -> int | None:
     """Rows of the file, if it is a prompt file."""
+    try:
+        return _check_kind(path, place, findings)
+    except OSError as error:
+        findings.error(place, f"{path} cannot be read ({error.strerror}); check the path and its permissions")
+        return None
+
+
+def _check_kind(path: Path, place: Place, findings: Findings) -> int | None:
     if path.is_dir():
         files = sorted(path.glob("*.parquet"))
         remedy = f"name a file in it, such as {files[0].name}" if files else "give a parquet file"

@@ -113,6 +113,10 @@ def _check_follows(pipeline: Pipeline, name: str, engine: HfEngineSpec, findings
     if engine.follows not in pipeline.engines:
         message = f"there is no engine `{engine.follows}`; {suggest(engine.follows, trained or pipeline.engines)}"
         findings.error(place, message, depends_on=[("engines", engine.follows)])
+    elif not isinstance(pipeline.engines[engine.follows], MegatronEngineSpec):
+        backend = pipeline.engines[engine.follows].backend
+        remedy = f"follow {listed(trained)}" if trained else "follow a megatron engine that an update node trains"
+        findings.error(place, f"`{engine.follows}` is a {backend} engine, which is never trained; {remedy}")
     elif engine.follows not in trained:
         remedy = f"follow {listed(trained)}" if trained else f"add a node `{{op: update, engine: {engine.follows}}}`"
         message = f"no update node trains `{engine.follows}`, so there is nothing to follow; {remedy}"

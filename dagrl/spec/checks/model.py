@@ -6,6 +6,7 @@ Only small text files are read, and no weights: `dagrl.engines` loads the model.
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,7 +37,12 @@ def check_model(pipeline: Pipeline, findings: Findings) -> None:
         findings.error(_MODEL if model.path is None else ("model", "path"), message)
         config = None
     elif model.path is not None:
-        config = _check_folder(model.path, model, findings)
+        try:
+            config = _check_folder(model.path, model, findings)
+        except OSError as error:
+            message = f"{model.path} cannot be read ({error.strerror}); check the path and its permissions"
+            findings.error(("model", "path"), message)
+            config = None
     else:
         config = _check_init(model, findings)
     _check_tokenizer(model, findings)
@@ -138,8 +144,10 @@ def _check_vocabulary(model: ModelSpec, findings: Findings) -> None:
 def _check_tokenizer(model: ModelSpec, findings: Findings) -> None:
     tokenizer = model.tokenizer
     if isinstance(tokenizer, Path):
-        if not tokenizer.is_dir():
-            findings.error(_TOKENIZER, f"{tokenizer} is not a folder; give one with a Hugging Face tokenizer")
+        if not os.access(tokenizer, os.R_OK | os.X_OK) or not tokenizer.is_dir():
+            findings.error(
+                _TOKENIZER, f"{tokenizer} is not a folder that can be read; give one with a Hugging Face tokenizer"
+            )
         elif not any((tokenizer / name).is_file() for name in _TOKENIZER_FILES):
             findings.error(_TOKENIZER, f"{tokenizer} has no tokenizer.json or the like; give a tokenizer's folder")
     elif tokenizer is not None and tokenizer.kind == "bytes":

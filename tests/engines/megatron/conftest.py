@@ -4,32 +4,42 @@ import datetime
 import functools
 import os
 import pickle
+import socket
 import time
 import traceback
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+if TYPE_CHECKING:
+    from dagrl.data.batch import Batch, Column
+    from dagrl.engines.base import ResponseTokens
+    from dagrl.spec.schema import MegatronEngineSpec, ModelSpec
+
 TIMEOUT_S = 90.0
 
-MODELS = ("qwen2", "qwen3", "qwen3_tied", "llama", "llama_scaled")
-"""Names that `tiny_hf_model` knows."""
 
-
-@pytest.fixture(scope="session")
-def tiny_hf_model() -> Callable[..., Any]:
-    """``tiny_hf_model(name)``: a Hugging Face model of few thousand random weights, float32, the same at each call.
+@pytest.fixture(scope="session", params=("qwen2", "qwen3", "qwen3_tied", "llama", "llama_scaled"))
+def hf_model(request: pytest.FixtureRequest) -> Any:
+    """A Hugging Face model of a few thousand random weights, float32; one of each family and variant.
 
     Its 59 tokens are no multiple of anything, and its norms and biases are not those of a fresh model.
     """
-    return _tiny_hf_model
+    return tiny_hf_model(request.param)
+
+
+@pytest.fixture(scope="session")
+def qwen3() -> Any:
+    """The `hf_model` of a single family, for what does not depend on it."""
+    return tiny_hf_model("qwen3")
 
 
 @functools.cache
-def _tiny_hf_model(name: str) -> Any:
+def tiny_hf_model(name: str) -> Any:
     import torch
     import transformers
 
@@ -45,7 +55,7 @@ def _tiny_hf_model(name: str) -> Any:
         family,
         vocab_size=59,
         num_hidden_layers=2,
-        max_position_embeddings=64,
+        max_position_embeddings=16384,
         rope_parameters=rope,
         tie_word_embeddings=variant == "tied",
         attn_implementation="sdpa",
@@ -60,16 +70,75 @@ def _tiny_hf_model(name: str) -> Any:
 
 
 @pytest.fixture(scope="session")
+def megatron_spec() -> Callable[..., "MegatronEngineSpec"]:
+    """``megatron_spec(tp, sequence_parallel, **transformer)``."""
+    from dagrl.spec.schema import MegatronEngineSpec, ParallelSpec
+
+    def make(tp: int = 1, sequence_parallel: bool = False, **transformer: Any) -> MegatronEngineSpec:
+        parallel = ParallelSpec(tensor_model_parallel_size=tp, sequence_parallel=sequence_parallel)
+        return MegatronEngineSpec(backend="megatron", group="all", parallel=parallel, transformer=transformer)
+
+    return make
+
+
+class ModelWeights:
+    """A weight source: the weights of a Hugging Face model, some of them left out, changed or added."""
+
+    def __init__(self, hf_model: Any, **changes: Any) -> None:
+        weights = {name: parameter.detach() for name, parameter in hf_model.named_parameters()} | changes
+        self.tensors = {name: tensor for name, tensor in weights.items() if tensor is not None}
+
+    def names(self) -> list[str]:
+        return list(self.tensors)
+
+    def get(self, name: str) -> Any:
+        if name not in self.tensors:
+            raise ValueError(f"no tensor {name!r}")
+        return self.tensors[name]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.get(name).shape)
+
+
+@pytest.fixture(scope="session")
+def load_chunks() -> Callable[..., list[Any]]:
+    """``load_chunks(hf_model, spec, **changes)``, called on a rank: the Megatron model with the weights of `hf_model`.
+
+    `changes` are tensors to put in place of its own; None leaves one out.
+    """
+
+    def load(hf_model: Any, spec: "MegatronEngineSpec", **changes: Any) -> list[Any]:
+        from megatron.core import parallel_state
+        from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+
+        from dagrl.engines.megatron.hf_weights import load_hf_weights
+        from dagrl.engines.megatron.model import build_model
+
+        parallel_state.initialize_model_parallel(spec.parallel.tensor_model_parallel_size)
+        model_parallel_cuda_manual_seed(1)
+        chunks = build_model(hf_model.config, spec)
+        load_hf_weights(chunks, hf_model.config, ModelWeights(hf_model, **changes))
+        return chunks
+
+    return load
+
+
+@pytest.fixture(scope="session")
 def run_ranks() -> Callable[..., list[Any]]:
     """``run_ranks(world_size, function, *args)``: what ``function(rank, *args)`` returned on each rank, in rank order.
 
     The ranks are joined by gloo, unless ``joined=False``; the function initialises megatron itself. Anything may be
-    passed, closures too; results must pickle. A rank's exception fails the test, with its traceback; the other ranks are then ended.
+    passed, closures too; results must pickle. A rank's exception fails the test, with its traceback; the other ranks
+    are then ended.
     """
     import torch
 
-    import dagrl.engines.megatron  # noqa: F401 - imported before the fork, so that the ranks need not
-
+    with warnings.catch_warnings():
+        # pytest has its own filters in place of those that the package sets.
+        warnings.simplefilter("ignore")
+        # Imported before the fork, so that the ranks need not.
+        import dagrl.engines.megatron.hf_weights
+        import dagrl.engines.megatron.model  # noqa: F401
     torch.set_num_threads(1)
     return _run_ranks
 
@@ -141,3 +210,101 @@ def _collect(receiving: list[Connection]) -> list[Any]:
                 pytest.fail(f"rank {rank}:\n{answer}", pytrace=False)
             answers[rank] = answer
     return [answers[rank] for rank in range(len(receiving))]
+
+
+# -- a tiny engine, and something to train it on --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WeightedLikelihood:
+    """An objective that takes everything an engine offers: both shapes of columns, entropy, masked and empty rows."""
+
+    needs_entropy: bool = True
+    entropy_coef: float = 0.3
+    temperature: float = 0.8
+    columns: tuple[str, ...] = ("advantage", "reward")
+
+    def token_weights(self, batch: "Batch") -> "tuple[Column, float]":
+        return batch["response_mask"], float(batch["response_mask"].values.sum())
+
+    def __call__(self, tokens: "ResponseTokens") -> Any:
+        loss = -(tokens.columns["advantage"] + tokens.columns["reward"][tokens.row]) * tokens.logprob
+        if tokens.entropy is not None:
+            loss = loss - self.entropy_coef * tokens.entropy
+        total = (tokens.weight * loss).sum()
+        count = tokens.logprob.new_tensor(len(tokens.logprob))
+        return total, {"loss": (total.detach(), count.new_ones(())), "nll": (-tokens.logprob.detach().sum(), count)}
+
+
+@pytest.fixture(scope="session")
+def objective() -> WeightedLikelihood:
+    return WeightedLikelihood()
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> "ModelSpec":
+    from dagrl.spec.schema import ModelSpec
+
+    # 61 tokens: the vocabulary is padded. A padding token would have no gradient in Hugging Face's model.
+    special = {"pad_token_id": None}
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": False}
+    return ModelSpec.model_validate(
+        {
+            "init": {"model_type": "qwen3", "vocab_size": 61, "initializer_range": 0.15, **special, **shape, **heads},
+            "tokenizer": {"kind": "characters", "alphabet": "ab"},
+        }
+    )
+
+
+@pytest.fixture(scope="session")
+def samples() -> "Batch":
+    """12 rows of 2 to 19 tokens, ids 100 to 111; one response is masked, one is a single token."""
+    import numpy as np
+
+    from dagrl.data.batch import Batch, Column
+
+    random = np.random.default_rng(5)
+    prompts, responses = random.integers(1, 9, 12), random.integers(1, 11, 12)
+    responses[4] = 1
+    masks = [np.ones(n) for n in responses]
+    masks[7][:] = 0
+    return Batch(
+        np.arange(100, 112),
+        {
+            "prompt_tokens": Column.ragged([random.integers(0, 61, n) for n in prompts], "int64"),
+            "response_tokens": Column.ragged([random.integers(0, 61, n) for n in responses], "int64"),
+            "response_mask": Column.ragged(masks, "float32"),
+            "advantage": Column.ragged([random.normal(size=n) for n in responses], "float32"),
+            "reward": Column(random.normal(size=12).astype("float32")),
+        },
+    )
+
+
+@pytest.fixture(scope="session")
+def run_engine(run_ranks: Callable[..., list[Any]], tiny_model: "ModelSpec") -> Callable[..., list[Any]]:
+    """``run_engine(world_size, function, **spec)``: ``function(engine)`` on each rank of a `MegatronEngine`.
+
+    Keyword arguments are fields of MegatronEngineSpec, or of the engine.
+    """
+    from dagrl.engines.base import RankContext
+    from dagrl.engines.megatron.engine import MegatronEngine
+    from dagrl.spec.schema import MegatronEngineSpec
+
+    def run(world_size: int, function: Callable[[Any], Any], **fields: Any) -> list[Any]:
+        own = {"train_steps": 10, "trainable": True, "keep_start_weights": False}
+        options = {name: fields.pop(name, value) for name, value in own.items()}
+        spec = MegatronEngineSpec.model_validate({"backend": "megatron", "group": "train", **fields})
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+
+        def on_rank(rank: int) -> Any:
+            engine = MegatronEngine(
+                tiny_model, spec, RankContext(rank, world_size, "127.0.0.1", port, 60.0, 3), **options
+            )
+            return function(engine)
+
+        return run_ranks(world_size, on_rank, joined=False)
+
+    return run

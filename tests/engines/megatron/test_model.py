@@ -1,17 +1,13 @@
-"""The built model computes what Hugging Face computes, in every layout."""
+"""The built model computes what Hugging Face computes, in every layout; what cannot be built is refused."""
+
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dagrl.spec.schema import MegatronEngineSpec, ParallelSpec
-
-MODELS = ("qwen2", "qwen3", "qwen3_tied", "llama", "llama_scaled")
 LENGTHS = (11, 1, 40, 7, 23, 2)
-
-
-def megatron_spec(tensor_parallel: int = 1, sequence_parallel: bool = False, **transformer) -> MegatronEngineSpec:
-    parallel = ParallelSpec(tensor_model_parallel_size=tensor_parallel, sequence_parallel=sequence_parallel)
-    return MegatronEngineSpec(backend="megatron", group="all", parallel=parallel, transformer=transformer)
 
 
 def sequences(vocab_size: int) -> list[torch.Tensor]:
@@ -19,69 +15,147 @@ def sequences(vocab_size: int) -> list[torch.Tensor]:
     return [torch.randint(0, vocab_size, (length,), generator=generator) for length in LENGTHS]
 
 
-def packed(rows: list[torch.Tensor]):
+def run_packed(chunk: Any, rows: list[torch.Tensor]) -> torch.Tensor:
+    """Logits [tokens, this rank's columns] of the rows, one behind the other in a single pack."""
     from megatron.core.packed_seq_params import PackedSeqParams
 
     bounds = torch.tensor([0, *(len(row) for row in rows)]).cumsum(0).int()
     longest = max(len(row) for row in rows)
-    return torch.cat(rows)[None], PackedSeqParams(
-        qkv_format="thd",
-        cu_seqlens_q=bounds,
-        cu_seqlens_kv=bounds,
-        max_seqlen_q=longest,
-        max_seqlen_kv=longest,
+    params = PackedSeqParams(
+        qkv_format="thd", cu_seqlens_q=bounds, cu_seqlens_kv=bounds, max_seqlen_q=longest, max_seqlen_kv=longest
     )
+    tokens = torch.cat(rows)[None]
+    return chunk(tokens, torch.zeros_like(tokens), None, packed_seq_params=params)[0]
 
 
-class StateDict:
-    """A weight source out of a Hugging Face model."""
+@pytest.mark.parametrize("layout", [(1,), (2,), (2, True)], ids=["tp1", "tp2", "tp2-sequence-parallel"])
+def test_logits_of_a_pack_are_those_of_each_sequence_alone(run_ranks, load_chunks, megatron_spec, hf_model, layout):
+    spec = megatron_spec(*layout)
+    rows = sequences(hf_model.config.vocab_size)
 
-    def __init__(self, model):
-        self._tensors = {name: tensor.detach() for name, tensor in model.named_parameters()}
+    def on_rank(rank: int) -> Any:
+        from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
 
-    def names(self):
-        return list(self._tensors)
+        with torch.no_grad():
+            logits = run_packed(load_chunks(hf_model, spec)[0], rows)
+            return gather_from_tensor_model_parallel_region(logits).numpy()
 
-    def get(self, name):
-        return self._tensors[name]
-
-    def shape(self, name):
-        return tuple(self._tensors[name].shape)
-
-
-def loaded_chunk(hf_model, spec: MegatronEngineSpec):
-    from megatron.core import parallel_state
-    from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
-
-    from dagrl.engines.megatron.hf_weights import load_hf_weights
-    from dagrl.engines.megatron.model import build_model
-
-    parallel_state.initialize_model_parallel(spec.parallel.tensor_model_parallel_size)
-    model_parallel_cuda_manual_seed(1)
-    chunks = build_model(hf_model.config, spec)
-    load_hf_weights(chunks, hf_model.config, StateDict(hf_model))
-    return chunks[0]
-
-
-def logits_of_pack(rank: int, hf_model, spec: MegatronEngineSpec) -> torch.Tensor:
-    from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
-
-    chunk = loaded_chunk(hf_model, spec)
-    tokens, params = packed(sequences(hf_model.config.vocab_size))
     with torch.no_grad():
-        logits = chunk(tokens, torch.zeros_like(tokens), None, packed_seq_params=params)
-        return gather_from_tensor_model_parallel_region(logits)[0, :, : hf_model.config.vocab_size].numpy()
+        alone = torch.cat([hf_model(row[None]).logits[0] for row in rows])
+    for logits in run_ranks(layout[0], on_rank):
+        assert logits.shape == (sum(LENGTHS), 64), "59 tokens, and padding that every layout shares"
+        torch.testing.assert_close(torch.from_numpy(logits[:, :59]), alone, atol=5e-6, rtol=0)
+
+
+def test_gradients_are_those_of_hugging_face(run_ranks, load_chunks, megatron_spec, hf_model):
+    rows = sequences(hf_model.config.vocab_size)
+
+    def on_rank(rank: int) -> dict[str, Any]:
+        from dagrl.engines.megatron.hf_weights import export_hf_weights
+
+        chunks = load_chunks(hf_model, megatron_spec())
+        logits = run_packed(chunks[0], rows)[:-1, :59]
+        torch.nn.functional.cross_entropy(logits, torch.cat(rows)[1:]).backward()
+        for parameter in chunks[0].parameters():
+            parameter.data = parameter.grad
+        buckets = export_hf_weights(chunks, hf_model.config, bucket_bytes=1 << 20)
+        return {name: tensor.numpy() for bucket in buckets for name, tensor in bucket}
+
+    alone = torch.cat([hf_model(row[None]).logits[0] for row in rows])[:-1]
+    loss = torch.nn.functional.cross_entropy(alone, torch.cat(rows)[1:])
+    names, parameters = zip(*hf_model.named_parameters(), strict=True)
+    expected = dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
+    (found,) = run_ranks(1, on_rank)
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        error = (torch.from_numpy(found[name]) - gradient).abs().max() / gradient.abs().max()
+        assert error < 1e-5, f"{name}: {error:.1e}"
 
 
 @pytest.mark.parametrize(
-    "spec",
-    [megatron_spec(), megatron_spec(2), megatron_spec(2, sequence_parallel=True)],
-    ids=["tp1", "tp2", "tp2-sequence-parallel"],
+    ("fields", "complaint"),
+    [
+        ({"recompute_granularty": "full"}, "no such field; did you mean 'recompute_granularity'?"),
+        ({"recompute_granularity": "ful"}, "'ful' does not fit: Input should be 'full' or 'selective'"),
+        ({"recompute_num_layers": "two"}, "'two' does not fit"),
+        ({"hidden_size": 64}, "64 clashes with 32: the field follows from the model"),
+        ({"tensor_model_parallel_size": 4}, "4 clashes with 1: the field is set by the engine's `parallel` section"),
+        ({"virtual_pipeline_model_parallel_size": 2}, "`parallel` section, where this version has it"),
+        ({"calculate_per_token_loss": False}, "makes the loss a mean over the global batch"),
+        ({"params_dtype": "float16"}, "follows from `bf16`"),
+        ({"grad_scale_func": "mine"}, "takes a function"),
+        ({"attention_backend": "flsh"}, "'flsh' does not fit"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
-@pytest.mark.parametrize("name", MODELS)
-def test_logits_of_a_pack_are_those_of_each_sequence_alone_in_hugging_face(run_ranks, tiny_hf_model, name, spec):
-    hf_model = tiny_hf_model(name)
-    with torch.no_grad():
-        alone = [hf_model(row[None]).logits[0] for row in sequences(hf_model.config.vocab_size)]
-    for logits in run_ranks(spec.parallel.tensor_model_parallel_size, logits_of_pack, hf_model, spec):
-        torch.testing.assert_close(torch.from_numpy(logits), torch.cat(alone), atol=1e-5, rtol=0)
+def test_a_wrong_transformer_field_is_refused_with_the_reason(run_ranks, megatron_spec, qwen3, fields, complaint):
+    from dagrl.engines.megatron.model import transformer_config
+
+    with pytest.raises(ValueError, match="^transformer\\." + next(iter(fields))) as caught:
+        transformer_config(qwen3.config, megatron_spec(**fields))
+    assert complaint in str(caught.value)
+
+
+def test_all_wrong_fields_are_named_at_once(run_ranks, megatron_spec, qwen3):
+    from dagrl.engines.megatron.model import transformer_config
+
+    with pytest.raises(ValueError) as caught:
+        transformer_config(qwen3.config, megatron_spec(hidden_size=64, num_layer=3))
+    lines = str(caught.value).splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["transformer.hidden_size", "transformer.num_layer"]
+
+
+def test_transformer_fields_pass_through_by_name(run_ranks, megatron_spec, qwen3):
+    from megatron.core.transformer.enums import AttnBackend
+
+    from dagrl.engines.megatron.model import transformer_config
+
+    config = transformer_config(
+        qwen3.config,
+        megatron_spec(2, True, recompute_modules=["mlp"], attention_backend="flash", bf16=True, hidden_size=32),
+    )
+    assert config.recompute_modules == ["mlp"]
+    assert config.attention_backend is AttnBackend.flash
+    assert config.params_dtype == config.pipeline_dtype == torch.bfloat16
+    assert config.sequence_parallel and config.tensor_model_parallel_size == 2
+    assert config.hidden_dropout == config.attention_dropout == 0.0
+
+
+def test_what_megatron_itself_refuses_is_the_users_error_too(run_ranks, megatron_spec, qwen3):
+    from dagrl.engines.megatron.model import transformer_config
+
+    with pytest.raises(ValueError, match=r"^transformer: Megatron refuses these fields: .*recompute_method"):
+        transformer_config(qwen3.config, megatron_spec(recompute_granularity="full"))
+
+
+@pytest.mark.parametrize(
+    "name", ["pipeline_model_parallel_size", "context_parallel_size", "expert_model_parallel_size"]
+)
+def test_layouts_of_later_versions_are_refused(run_ranks, qwen3, name):
+    from dagrl.engines.megatron.model import transformer_config
+    from dagrl.spec.schema import MegatronEngineSpec, ParallelSpec
+
+    spec = MegatronEngineSpec(backend="megatron", group="all", parallel=ParallelSpec(**{name: 2}))
+    with pytest.raises(ValueError, match=f"parallel.{name}: 2 is not in this version yet"):
+        transformer_config(qwen3.config, spec)
+
+
+def test_a_tensor_parallel_size_that_does_not_divide_the_model_is_refused(run_ranks, megatron_spec, qwen3):
+    from dagrl.engines.megatron.model import transformer_config
+
+    with pytest.raises(ValueError, match="4 does not divide the model's num_key_value_heads, 2"):
+        transformer_config(qwen3.config, megatron_spec(4))
+    with pytest.raises(ValueError, match="sequence_parallel: needs tensor_model_parallel_size above 1"):
+        transformer_config(qwen3.config, megatron_spec(1, True))
+
+
+@given(vocab_size=st.integers(1, 300_000), ranks=st.integers(1, 16))
+def test_a_padded_vocabulary_holds_all_tokens_and_divides(vocab_size: int, ranks: int):
+    from dagrl.engines.megatron.model import padded_vocab_size
+
+    padded = padded_vocab_size(vocab_size, ranks)
+    assert padded >= vocab_size
+    assert padded % ranks == 0
+    assert padded - vocab_size < ranks * (1024 if vocab_size >= 16384 else 8)
+    if ranks in (1, 2, 4, 8):
+        assert padded == padded_vocab_size(vocab_size, 1), "a checkpoint fits other numbers of ranks"

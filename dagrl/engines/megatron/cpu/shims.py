@@ -13,7 +13,6 @@ import os
 import queue
 import sys
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -41,7 +40,6 @@ def install() -> None:
     random_state_is_the_cpus()
     # From here on megatron is imported: what stands above has to be there first.
     rng_tracker_forks_the_cpu_generator()
-    names_of_transformer_engine_exist()
     adam_has_the_layout_of_transformer_engine()
     checkpoint_results_stay_in_the_process()
     packed_rope_is_one_operation()
@@ -145,16 +143,6 @@ def rng_tracker_forks_the_cpu_generator() -> None:
     random._set_cuda_rng_state = lambda state, *args, **kwargs: torch.set_rng_state(state)
     # The tracker warns when the CPU's generator moves within a fork of the device's: here they are one.
     logging.getLogger(random.__name__).addFilter(lambda record: "CPU RNG state changed" not in record.getMessage())
-
-
-def names_of_transformer_engine_exist() -> None:
-    """Recomputation of single modules asks Transformer Engine whether FP8 is on, also where it is not installed."""
-    from megatron.core.tensor_parallel import random
-
-    if not hasattr(random, "FP8GlobalStateManager"):
-        random.FP8GlobalStateManager = SimpleNamespace(is_fp8_enabled=lambda: False)
-        random.activation_recompute_forward = lambda **kwargs: contextlib.nullcontext()
-        random.fp8_autocast = lambda **kwargs: contextlib.nullcontext()
 
 
 def adam_has_the_layout_of_transformer_engine() -> None:

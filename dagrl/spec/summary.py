@@ -1,0 +1,88 @@
+"""A checked pipeline in a few readable lines: what `dagrl validate` says when all is well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from dagrl.spec.checks import CheckedPipeline
+from dagrl.spec.draw import executor_of
+from dagrl.spec.graph import Graph
+from dagrl.spec.schema import GroupSpec, MegatronEngineSpec, ModelSpec, Pipeline, TokenizerSpec
+
+
+def summarize(checked: CheckedPipeline) -> str:
+    """Name, model, data, groups, engines with their layouts, nodes in order, and warnings."""
+    pipeline = checked.loaded.pipeline
+    data = [f"{key}  {_path(getattr(pipeline.data, key))}  ({rows} prompts)" for key, rows in checked.rows.items()]
+    sections = [
+        ("model", [_model(pipeline.model)]),
+        ("data", [*data, f"{pipeline.data.prompts_per_step} prompts a step, {pipeline.run.steps} steps"]),
+        ("groups", _columns((name, _group(group)) for name, group in pipeline.groups.items())),
+        ("engines", _columns(_engines(pipeline))),
+        ("nodes", _columns(_nodes(checked.graph))),
+    ]
+    lines = [f"{checked.loaded.path}: {pipeline.name} is valid"]
+    for title, rows in sections:
+        lines += ["", title, *(f"  {row}" for row in rows)]
+    if checked.warnings:
+        lines += ["", "warnings", *(f"  {warning}" for warning in checked.warnings)]
+    return "\n".join(lines) + "\n"
+
+
+def _path(path: Path) -> str:
+    """A path as it is shortest to read."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _model(model: ModelSpec) -> str:
+    if model.path is not None:
+        text = _path(model.path)
+    else:
+        assert model.init is not None
+        sizes = [f"{key} {model.init[key]}" for key in ("hidden_size", "num_hidden_layers") if key in model.init]
+        text = f"{model.init['model_type']} with random weights" + (f" ({', '.join(sizes)})" if sizes else "")
+    if isinstance(model.tokenizer, TokenizerSpec):
+        return f"{text}, a tokenizer of {model.tokenizer.kind}"
+    return f"{text}, tokenizer {_path(model.tokenizer)}" if model.tokenizer else text
+
+
+def _group(group: GroupSpec) -> str:
+    each = f"{group.cpus_per_node} CPU slot" if group.is_cpu else f"{group.gpus_per_node} GPU"
+    each += "" if each.startswith("1 ") else "s"
+    return each if group.nodes == 1 else f"{group.nodes} nodes with {each} each"
+
+
+def _engines(pipeline: Pipeline) -> Iterable[tuple[str, ...]]:
+    for name, engine in pipeline.engines.items():
+        if isinstance(engine, MegatronEngineSpec):
+            if engine.shares is not None:
+                yield name, engine.backend, f"start weights of {engine.shares}, on its ranks"
+                continue
+            ranks = pipeline.groups[engine.group or ""].ranks
+            layout = engine.parallel
+            tensor = f"tp {layout.tensor_model_parallel_size}" + (" + sp" if layout.sequence_parallel else "")
+            yield name, engine.backend, f"on {engine.group}: {tensor}, dp {layout.data_parallel_size(ranks)}"
+        else:
+            ranks = pipeline.groups[engine.group].ranks
+            replicas = f"on {engine.group}: {ranks} replica" + ("s" if ranks > 1 else "")
+            yield name, engine.backend, replicas + (f", follows {engine.follows}" if engine.follows else "")
+
+
+def _nodes(graph: Graph) -> Iterable[tuple[str, ...]]:
+    for name, node in graph.nodes.items():
+        if node.spec is None:
+            continue
+        reads = ", ".join(
+            column if column == wire.column else f"{column} = {wire.node}.{wire.column}"
+            for column, wire in node.inputs.items()
+        )
+        writes = ", ".join(node.outputs.values()) or "nothing"
+        yield name, f"{getattr(node.spec, 'op', '')} on {executor_of(node)}", f"{reads} -> {writes}"
+
+
+def _columns(rows: Iterable[tuple[str, ...]]) -> list[str]:
+    """Rows with their cells one below the other."""
+    table = list(rows)
+    widths = [max(len(cell) for cell in column) for column in zip(*table, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]

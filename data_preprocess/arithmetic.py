@@ -1,0 +1,67 @@
+"""Additions such as ``3+4=`` as prompts: python data_preprocess/arithmetic.py --local_dir data/arithmetic.
+
+Every pair of operands is in train.parquet or in test.parquet, never in both: the test file asks what training has not
+shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from dagrl.data.prompt_file import PromptRow, write_prompts
+
+EXTRA_INFO = {"split": pa.string(), "left": pa.int64(), "right": pa.int64()}
+
+
+def split_pairs(largest: int, held_out: float, seed: int) -> dict[str, np.ndarray]:
+    """All pairs of operands 0..largest, shuffled and split: {"train": int64 [n, 2], "test": int64 [m, 2]}.
+
+    ``held_out`` is the share of pairs in the test file. Raises ValueError where a file would be empty.
+    """
+    operands = largest + 1
+    pairs = operands * operands
+    test = round(pairs * held_out)
+    if largest < 1 or not 0 < test < pairs:
+        raise ValueError(
+            f"operands up to {largest} with a share of {held_out} held out leave train.parquet or test.parquet empty; "
+            "raise --largest, or choose --held_out between 0 and 1"
+        )
+    order = np.random.default_rng(seed).permutation(pairs)
+    both = np.stack([order // operands, order % operands], axis=1)
+    return {"train": both[test:], "test": both[:test]}
+
+
+def prompts(pairs: np.ndarray, split: str) -> Iterator[PromptRow]:
+    """The additions of `pairs` [n, 2]."""
+    for left, right in pairs.tolist():
+        yield PromptRow(
+            "dagrl/arithmetic", f"{left}+{right}=", str(left + right), {"split": split, "left": left, "right": right}
+        )
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Write both files and report on them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--local_dir", type=Path, required=True, help="folder to write train.parquet and test.parquet to"
+    )
+    parser.add_argument("--largest", type=int, default=9, help="largest operand; default: %(default)s")
+    parser.add_argument("--held_out", type=float, default=0.2, help="share of test.parquet; default: %(default)s")
+    parser.add_argument("--seed", type=int, default=1, help="of order and split, 0 or above; default: %(default)s")
+    options = parser.parse_args(arguments)
+    try:
+        for split, pairs in split_pairs(options.largest, options.held_out, options.seed).items():
+            path = options.local_dir / f"{split}.parquet"
+            print(f"{path}: {write_prompts(path, prompts(pairs, split), EXTRA_INFO)} rows")
+    except (ValueError, OSError) as error:
+        sys.exit(f"arithmetic.py: {error}")
+
+
+if __name__ == "__main__":
+    main()

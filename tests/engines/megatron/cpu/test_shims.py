@@ -1,0 +1,61 @@
+"""The stand-ins for CUDA: there once, and invisible to code that does not ask for CUDA."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from dagrl.engines.megatron.cpu import shims
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="nothing is changed where there is CUDA")
+
+
+def test_installing_again_changes_nothing():
+    before = (torch.zeros, torch.Tensor.type, torch.cuda.current_device)
+    shims.install()
+    assert (torch.zeros, torch.Tensor.type, torch.cuda.current_device) == before
+
+
+def test_tensors_asked_for_on_cuda_are_on_the_cpu():
+    assert torch.zeros(2, device="cuda").device.type == "cpu"
+    assert torch.ones_like(torch.zeros(2), device=torch.device("cuda", 0)).device.type == "cpu"
+    assert torch.empty(2, device=torch.cuda.current_device()).device.type == "cpu"
+
+
+def test_the_meta_device_still_works():
+    """Hugging Face loads models under it; with our constructors unknown to torch, buffers stayed uninitialised."""
+    with torch.device("meta"):
+        assert torch.arange(4).device.type == "meta"
+        assert torch.empty(4).device.type == "meta"
+
+
+def test_a_tensor_is_of_the_type_that_optimizers_know_and_converts_as_ever():
+    assert torch.zeros(1).type() == "torch.cuda.FloatTensor"
+    assert torch.zeros(1).type(torch.int64).dtype == torch.int64
+
+
+def test_compilation_is_off():
+    import torch._dynamo
+
+    assert torch._dynamo.config.disable
+    assert torch.compile(lambda x: x + 1)(torch.ones(1)).item() == 2.0
+
+
+def test_packed_sequences_are_rotated_as_one_by_one():
+    from megatron.core.models.common.embeddings import rope_utils
+
+    lengths = [5, 1, 9]
+    bounds = torch.tensor([0, *lengths]).cumsum(0).int()
+    freqs = torch.randn(9, 1, 1, 8, dtype=torch.float64)
+    tokens = torch.randn(sum(lengths), 2, 12, dtype=torch.float64, requires_grad=True)
+    alone = SimpleNamespace(size=lambda: 1, rank=lambda: 0)
+    rotate = rope_utils._apply_rotary_pos_emb_thd
+    outputs = [
+        function(tokens, bounds, freqs, rotary_interleaved=False, cp_group=alone)
+        for function in (rotate, rotate.__wrapped__)
+    ]
+    torch.testing.assert_close(*outputs, rtol=1e-12, atol=1e-12)
+    direction = torch.randn_like(tokens)
+    torch.testing.assert_close(
+        *(torch.autograd.grad(output, tokens, direction)[0] for output in outputs), rtol=1e-12, atol=1e-12
+    )

@@ -1,0 +1,141 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dagrl.data.batch import Batch
+
+OPTIONS: dict[str, Any] = {
+    "optimizer": {"lr": 1e-2, "adam_eps": 1e-2},
+    "lr_schedule": {"lr_decay_style": "cosine", "lr_warmup_steps": 1},
+}
+TP2 = {"tensor_model_parallel_size": 2}
+
+
+def update(engine: Any, batch: Batch, objective: Any) -> dict[str, float]:
+    from megatron.core import parallel_state
+
+    rank, size = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
+    mine = batch.take(np.arange(rank, len(batch), size))
+    metrics = engine.update([mine, mine], objective, tokens_per_micro_batch=40)
+    return {name: stat.mean for name, stat in metrics.items()}
+
+
+@pytest.fixture(scope="module")
+def saved(run_engine: Callable[..., list[Any]], samples: Batch, objective: Any, tmp_path_factory) -> dict[str, Any]:
+    """A run on two replicas: saved after two updates, and what the two updates after it report."""
+    folder = tmp_path_factory.mktemp("run") / "step_2"
+
+    def on_rank(engine: Any) -> list[dict[str, float]]:
+        for _ in range(2):
+            update(engine, samples, objective)
+        engine.save(folder)
+        return [update(engine, samples, objective) for _ in range(2)]
+
+    return {"folder": folder, "next": run_engine(2, on_rank, **OPTIONS)[0]}
+
+
+def resumed(
+    run_engine: Any, world_size: int, saved: dict[str, Any], samples: Batch, objective: Any, **fields: Any
+) -> Any:
+    def on_rank(engine: Any) -> tuple[int, list[dict[str, float]]]:
+        engine.load(saved["folder"])
+        version = engine.policy_version
+        return version, [update(engine, samples, objective) for _ in range(2)]
+
+    return run_engine(world_size, on_rank, **{**OPTIONS, **fields})[0]
+
+
+def test_the_same_layout_resumes_to_the_bit(run_engine, saved, samples: Batch, objective: Any) -> None:
+    assert resumed(run_engine, 2, saved, samples, objective) == (2, saved["next"])
+
+
+@pytest.mark.parametrize(
+    ("world_size", "parallel"), [(1, {}), (2, TP2), (4, {**TP2, "sequence_parallel": True})], ids=["1", "tp2", "dp2tp2"]
+)
+def test_other_layouts_resume(run_engine, saved, samples: Batch, objective: Any, world_size: int, parallel) -> None:
+    version, metrics = resumed(run_engine, world_size, saved, samples, objective, parallel=parallel)
+    assert version == 2
+    for found, expected in zip(metrics, saved["next"], strict=True):
+        assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_an_engine_that_has_trained_goes_back(run_engine, saved, samples: Batch, objective: Any) -> None:
+    def on_rank(engine: Any) -> Any:
+        for _ in range(3):
+            update(engine, samples, objective)
+        engine.load(saved["folder"])
+        return [update(engine, samples, objective) for _ in range(2)]
+
+    assert run_engine(2, on_rank, **OPTIONS)[0] == saved["next"]
+
+
+def test_todays_learning_rate_counts_when_a_run_is_resumed(run_engine, saved, samples: Batch, objective: Any) -> None:
+    optimizer = {**OPTIONS["optimizer"], "lr": 3e-3}
+    _, metrics = resumed(run_engine, 1, saved, samples, objective, optimizer=optimizer, lr_schedule={})
+    assert [step["lr"] for step in metrics] == [3e-3, 3e-3]
+
+
+def test_random_generators_go_on_where_they_were(run_engine, tmp_path: Path) -> None:
+    def on_rank(engine: Any) -> tuple[Any, Any]:
+        import torch
+        from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
+
+        def draw() -> list[float]:
+            with get_cuda_rng_tracker().fork():
+                tracked = torch.rand(1).item()
+            return [torch.rand(1).item(), tracked]
+
+        draw()
+        engine.save(tmp_path / "step_1")
+        expected = draw()
+        draw()
+        engine.load(tmp_path / "step_1")
+        return expected, draw()
+
+    for expected, found in run_engine(2, on_rank, parallel=TP2):
+        assert found == expected
+
+
+def test_half_precision_weights_resume_from_float32_ones(run_engine, samples: Batch, objective: Any, tmp_path) -> None:
+    options = {**OPTIONS, "transformer": {"bf16": True}}
+
+    def first(engine: Any) -> Any:
+        update(engine, samples, objective)
+        engine.save(tmp_path / "step_1")
+        return update(engine, samples, objective)
+
+    def second(engine: Any) -> Any:
+        engine.load(tmp_path / "step_1")
+        return update(engine, samples, objective)
+
+    assert run_engine(2, first, **options) == run_engine(2, second, **options)
+
+
+def load_error(run_engine: Any, folder: Path, **fields: Any) -> str:
+    def on_rank(engine: Any) -> str:
+        with pytest.raises((ValueError, OSError)) as caught:
+            engine.load(folder)
+        return str(caught.value)
+
+    return run_engine(1, on_rank, **fields)[0]
+
+
+def test_a_folder_that_cannot_be_resumed_from_is_refused_in_a_sentence(run_engine, saved, tmp_path: Path) -> None:
+    import shutil
+
+    assert load_error(run_engine, tmp_path / "gone") == f"checkpoint {tmp_path / 'gone'} does not exist"
+    torn = shutil.copytree(saved["folder"], tmp_path / "torn")
+    name = max(json.loads((torn / "files.json").read_text()).items(), key=lambda item: item[1])[0]
+    content = (torn / name).read_bytes()
+    (torn / name).write_bytes(content[:-1])
+    assert f"is torn: {name} has {len(content) - 1} bytes, not {len(content)}" in load_error(run_engine, torn)
+    (torn / name).unlink()
+    assert f"is torn: {name} is missing" in load_error(run_engine, torn)
+    (torn / "files.json").unlink()
+    assert "is no finished checkpoint" in load_error(run_engine, torn)
+    plain = load_error(run_engine, saved["folder"], optimizer={"use_distributed_optimizer": False})
+    assert "was saved with optimizer.use_distributed_optimizer: True" in plain

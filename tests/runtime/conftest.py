@@ -1,0 +1,209 @@
+"""Real runs of a tiny pipeline, as a user starts them: `dagrl run` in a process of its own, real Ray, real engines."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+RUN_TIMEOUT_S = 240
+
+REWARDS = '''
+import time
+
+import dagrl
+
+
+@dagrl.reward(batched=True)
+def unhurried(response, answer):
+    """Exact comparison that takes a moment, so that its overlap with other nodes can be seen."""
+    time.sleep(0.1)
+    return [float(said == right) for said, right in zip(response, answer)]
+
+
+def fails_on(response, answer, prompt, trouble):
+    if prompt == trouble:
+        raise KeyError("this reward knows no " + trouble)
+    return float(response == answer)
+'''
+
+
+def tiny_pipeline() -> dict[str, Any]:
+    """Additions of one digit, a two-layer Qwen3, GRPO on two CPU slots."""
+    return {
+        "name": "tiny",
+        "model": {
+            "init": {
+                "model_type": "qwen3",
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "head_dim": 8,
+                "max_position_embeddings": 32,
+                "tie_word_embeddings": False,
+            },
+            "tokenizer": {"kind": "characters", "alphabet": "0123456789+="},
+        },
+        "data": {"train": "train.parquet", "val": "train.parquet", "prompts_per_step": 8, "max_prompt_tokens": 8},
+        "groups": {"train": {"cpus_per_node": 1}, "rollout": {"cpus_per_node": 1}},
+        "engines": {
+            "actor": {"backend": "megatron", "group": "train", "optimizer": {"lr": 1e-3}},
+            "reference": {"backend": "megatron", "shares": "actor"},
+            "generator": {"backend": "hf", "group": "rollout", "follows": "actor"},
+        },
+        "nodes": {
+            "rollout": {"op": "rollout", "engine": "generator", "n": 4, "sampling": {"max_new_tokens": 3}},
+            "reward": {"op": "reward", "fn": "rewards:unhurried"},
+            "old": {"op": "logprob", "engine": "actor", "write": "old_logprob"},
+            "ref": {"op": "logprob", "engine": "reference", "write": "ref_logprob"},
+            "advantage": {"op": "advantage", "estimator": "grpo"},
+            "update": {"op": "update", "engine": "actor", "mini_batch": 4, "loss": {"kl_coef": 0.01}},
+        },
+        "schedule": {"shards_per_step": 2},
+        "run": {"steps": 6, "seed": 3, "save_every": 2, "validate_every": 3, "start_timeout_s": 200},
+        "track": ["console"],
+    }
+
+
+def write_pipeline(folder: Path, pipeline: dict[str, Any]) -> Path:
+    """Put a pipeline, its data and its rewards into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [
+        {
+            "data_source": "addition",
+            "prompt": [{"role": "user", "content": f"{left}+{right}="}],
+            "reward_model": {"style": "rule", "ground_truth": str(left + right)},
+            "extra_info": {"index": left * 4 + right},
+        }
+        for left in range(4)
+        for right in range(4)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "train.parquet")
+    (folder / "rewards.py").write_text(REWARDS)
+    path = folder / "pipeline.yaml"
+    path.write_text(yaml.safe_dump(pipeline, sort_keys=False))
+    return path
+
+
+class Run:
+    """One `dagrl run`, under way or over."""
+
+    def __init__(self, pipeline: Path, folder: Path, *overrides: str) -> None:
+        self.folder = folder
+        self.before = ray_processes()
+        self._output = folder.with_suffix(".out")
+        environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+        with self._output.open("a") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "dagrl.cli", "run", str(pipeline), "--run-dir", str(folder), *overrides],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,
+            )
+
+    @property
+    def output(self) -> str:
+        """What it has printed."""
+        return self._output.read_text()
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The whole lines of metrics.jsonl."""
+        path = self.folder / "metrics.jsonl"
+        if not path.is_file():
+            return []
+        return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+    def wait_for_step(self, step: int) -> None:
+        """Until that step is in the metrics."""
+        deadline = time.monotonic() + RUN_TIMEOUT_S
+        while not any(line["step"] >= step for line in self.metrics()):
+            assert self.process.poll() is None, f"ended before step {step}:\n{self.output}"
+            assert time.monotonic() < deadline, f"no step {step} within {RUN_TIMEOUT_S} s:\n{self.output}"
+            time.sleep(0.02)
+
+    def wait(self) -> int:
+        """Its exit code."""
+        return self.process.wait(timeout=RUN_TIMEOUT_S)
+
+    def kill(self) -> None:
+        """SIGKILL to the driver alone."""
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def left_behind(self) -> list[str]:
+        """Ray processes that were not there before, after a moment to end, and session folders."""
+        deadline = time.monotonic() + 15
+        while (left := ray_processes() - self.before) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return sorted(left)
+
+
+def ray_processes() -> set[str]:
+    """Processes of Ray, and its session folders."""
+    found = {str(folder) for folder in Path("/tmp").glob("dagrl-*")}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if "ray::" in command or "/ray/core/" in command or "/tmp/dagrl-" in command:
+            found.add(f"{folder.name} {command[:100]}")
+    return found
+
+
+def comparable(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Metrics without those that measure time."""
+    return [
+        {name: value for name, value in line.items() if not name.startswith(("time/", "throughput/"))}
+        for line in metrics
+    ]
+
+
+class Lab:
+    """Makes pipelines and runs them."""
+
+    tiny_pipeline = staticmethod(tiny_pipeline)
+    write_pipeline = staticmethod(write_pipeline)
+    comparable = staticmethod(comparable)
+
+    def __init__(self) -> None:
+        self.runs: list[Run] = []
+
+    def start(self, pipeline: Path, folder: Path, *overrides: str) -> Run:
+        """Start `dagrl run` in the background."""
+        self.runs.append(Run(pipeline, folder, *overrides))
+        return self.runs[-1]
+
+
+@pytest.fixture(scope="session")
+def lab() -> Iterator[Lab]:
+    """A lab whose runs, those still under way, are killed at the end of the session."""
+    lab = Lab()
+    yield lab
+    for run in lab.runs:
+        if run.process.poll() is None:
+            run.kill()
+
+
+@pytest.fixture(scope="session")
+def unbroken(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The tiny pipeline from its first step to its last, in one go."""
+    folder = tmp_path_factory.mktemp("unbroken")
+    run = lab.start(write_pipeline(folder, tiny_pipeline()), folder / "run")
+    assert run.wait() == 0, run.output
+    return run
