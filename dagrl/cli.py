@@ -18,7 +18,13 @@ _OVERRIDES_HELP = "set a key for this call: engines.actor.optimizer.lr=3e-6 (YAM
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
-    options = vars(_parser().parse_args(arguments))
+    parser = _parser()
+    known, rest = parser.parse_known_args(arguments)
+    options = vars(known)
+    # argparse takes positionals in one go: overrides that stand after an option come back as unknown.
+    if rest and (any(argument.startswith("-") for argument in rest) or "overrides" not in options):
+        parser.error(f"unknown arguments: {' '.join(rest)}")
+    options.setdefault("overrides", []).extend(rest)
     command = options.pop("command")
     try:
         return command(**options)

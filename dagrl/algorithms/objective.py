@@ -6,6 +6,7 @@ It implements `dagrl.engines.base.Objective`: engines ask it for token weights, 
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,8 +14,11 @@ import torch
 from dagrl.algorithms.kl import kl_estimate
 from dagrl.algorithms.losses import ppo_clip
 from dagrl.data.batch import Batch, Column
-from dagrl.engines.base import ResponseTokens
 from dagrl.spec.schema import LossSpec
+
+if TYPE_CHECKING:
+    # The contract only: formulas do not need engines to run.
+    from dagrl.engines.base import ResponseTokens
 
 Metrics = dict[str, tuple[torch.Tensor, torch.Tensor]]
 

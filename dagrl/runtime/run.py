@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import time
 from dataclasses import dataclass
@@ -85,6 +86,7 @@ async def _train(ray: ModuleType, loaded: LoadedPipeline, plan: Plan, folder: Ru
             began = time.time()
             await fleet.launch(_common_setup(loaded, folder))
             await _load(fleet, plan, folder)
+            _write_workers(fleet, plan, folder)
             trackers.note(f"{len(plan.executors)} executors started in {time.time() - began:.0f} s")
             interrupts.training = True
             await driver.train()
@@ -119,6 +121,16 @@ async def _load(fleet: Fleet, plan: Plan, folder: RunFolder) -> None:
             await fleet.call_all(
                 name, "load", folder.resumed_from.resolve() / name, waits_for=f"{name} to load {folder.resumed_from}"
             )
+
+
+def _write_workers(fleet: Fleet, plan: Plan, folder: RunFolder) -> None:
+    """Say where each worker is: for whoever has to look at one."""
+    workers = {
+        member.name: {"host": member.host, "pid": member.pid}
+        for name in plan.executors
+        for member in fleet.members(name)
+    }
+    (folder.path / "workers.json").write_text(json.dumps(workers, indent=1))
 
 
 class _Interrupts:

@@ -58,7 +58,7 @@ class Findings:
 
     def error(self, place: Place, message: str, *, depends_on: Iterable[Place] = ()) -> None:
         """Report a problem, unless `place`, or a place that the rule looks at too, is known to be wrong already."""
-        if self.trusted(*depends_on) and not any(_related(place, other) for other in self._broken):
+        if self.trusted(*depends_on) and self.readable(place):
             self.problems.append(self._positions.problem(place, message))
         self._doubtful.add(place)
 
@@ -70,6 +70,10 @@ class Findings:
     def trusted(self, *places: Place) -> bool:
         """Whether nothing wrong is known of these places, of what is in them, and of what they are in."""
         return not any(_related(place, other) for place in places for other in self._doubtful)
+
+    def readable(self, place: Place) -> bool:
+        """Whether everything at a place could be read as it is written."""
+        return not any(_related(place, other) for other in self._broken)
 
     def raise_if_any(self) -> None:
         """PipelineError with all problems, if there are any."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -47,18 +48,14 @@ def test_a_killed_worker_is_named_and_the_run_ends(lab, tmp_path):
     pipeline["run"] = {"steps": 500, "save_every": 1}
     run = lab.start(lab.write_pipeline(tmp_path, pipeline), tmp_path / "run")
     run.wait_for_step(2)
-    os.kill(worker_pid(run, "actor"), signal.SIGKILL)
+    worker = json.loads((run.folder / "workers.json").read_text())["actor/0"]
+    os.kill(worker["pid"], signal.SIGKILL)
     assert run.wait() == 1
     assert "actor/0" in run.output
     assert "process died" in run.output
     assert "Traceback" not in run.output
     assert run.left_behind() == []
     assert list((run.folder / "checkpoints").glob("step_*"))
-
-
-def worker_pid(run, executor: str) -> int:
-    """The process of an executor's first worker, as the run has announced it."""
-    return int(re.search(rf"{executor}/0 .*pid (\d+)", run.output)[1])
 
 
 def test_two_runs_cannot_share_a_folder(lab, tmp_path):

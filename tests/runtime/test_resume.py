@@ -24,7 +24,13 @@ def broken(lab, unbroken, tmp_path_factory):
     killed.kill()
     finished = lab.start(pipeline, folder / "run")
     assert finished.wait() == 0, finished.output
-    return {"stopped": stopped, "code": stopped_code, "checkpoints": checkpoints, "killed": killed, "finished": finished}
+    return {
+        "stopped": stopped,
+        "code": stopped_code,
+        "checkpoints": checkpoints,
+        "killed": killed,
+        "finished": finished,
+    }
 
 
 def test_ctrl_c_saves_the_step_under_way_and_exits_cleanly(broken):

@@ -98,7 +98,7 @@ class TestInference:
                 text=True,
                 check=True,
             ).stdout
-            for seed in ("1", "2", "3")
+            for seed in ("1", "2")
         }
         assert len(told) == 1
 
@@ -208,10 +208,10 @@ CASES = {
         "'ref.logprob' is not a column's name; begin with a lower-case letter",
     ),
     "cycle": (
-        REF,
-        REF.replace("}", ", read: {response_tokens: loop.response_tokens}}") + "\n  loop: {op: 'loops:loop'}",
-        "nodes.ref",
-        "nodes wait for each other in a circle: ref -> loop (`ref_logprob`) -> ref (`response_tokens`); let one",
+        REWARD,
+        "{op: reward, fn: exact, read: {extra_info: hint}} #!\n  loop: {op: 'loops:loop'}",
+        "nodes.reward",
+        "nodes wait for each other in a circle: reward -> loop (`reward`) -> reward (`hint`); let one of them",
     ),
     "reads its own": (
         REF,
@@ -242,7 +242,7 @@ CASES = {
 }
 LOOPS = """\
 import dagrl
-@dagrl.node(reads=["ref_logprob"], writes=["response_tokens"])
+@dagrl.node(reads=["reward"], writes=["hint"])
 def loop(batch): ...
 @dagrl.node(reads=["score"], writes=["score"])
 def own(batch): ...
@@ -257,7 +257,7 @@ def test_what_is_wrong_with_columns_is_told_once(project, monkeypatch, old, new,
     path = project.pipeline((old, new))
     with pytest.raises(PipelineError) as caught:
         graph_of(path)
-    (problem,) = [each for each in caught.value.problems if "circle" in each.message or "cycle" != place]
+    (problem,) = caught.value.problems
     assert problem.place == place
     assert fragment in problem.message
     assert "; " in problem.message
@@ -274,7 +274,11 @@ def test_all_problems_are_told_at_once(project):
     )
     with pytest.raises(PipelineError) as caught:
         graph_of(path)
-    assert [problem.place for problem in caught.value.problems] == ["nodes.reward.read.anser"]
+    assert [(problem.place, problem.message.partition(" is read by")[0]) for problem in caught.value.problems] == [
+        ("nodes.reward.read.anser", "the op reads no column `anser`; did you mean `answer`?"),
+        ("nodes.advantage", "column `old_logprob`"),
+        ("nodes.advantage", "column `ref_logprob`"),
+    ]
 
 
 def _pipeline(base_pipeline: Pipeline, names: list[str]) -> Pipeline:

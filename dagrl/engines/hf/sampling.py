@@ -69,7 +69,5 @@ def inverse_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     Weights are 0 or more with a positive sum in each row; a token of weight 0 is never drawn.
     """
     running = weights.cumsum(dim=-1, dtype=torch.float64)
-    total = running[:, -1:]
-    # Rounding could lift a uniform close to 1 to the total itself, which no token passes.
-    target = torch.minimum(uniforms.unsqueeze(-1) * total, total.nextafter(torch.zeros_like(total)))
-    return torch.searchsorted(running, target, right=True).squeeze(-1)
+    # For a uniform below 1 the product is below the total also after rounding, so that some token always passes it.
+    return torch.searchsorted(running, uniforms.unsqueeze(-1) * running[:, -1:], right=True).squeeze(-1)

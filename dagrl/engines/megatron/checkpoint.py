@@ -48,6 +48,7 @@ def save(folder: Path, state: TrainingState, *, policy_version: int) -> None:
     if dist.get_rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
     dist.barrier()
+    _complete(state.optimizer)
     content = _tensors(state, loading=False) | {
         "rng": _rng_of_this_rank(),
         "layout": _layout(state),
@@ -93,6 +94,13 @@ def _tensors(state: TrainingState, *, loading: bool) -> dict[str, Any]:
     models = [cast(MegatronModule, unwrap(chunk)) for chunk in state.chunks]
     model = {f"model_{i}": chunk.sharded_state_dict() for i, chunk in enumerate(models)}
     return model | {"optimizer": state.optimizer.sharded_state_dict(model, loading, metadata=_RESHARDABLE)}
+
+
+def _complete(optimizer: MegatronOptimizer) -> None:
+    """Give the optimizer the moments that it makes in its first step, for it may not have taken one yet."""
+    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+        if part.init_state_fn is not None:
+            part.init_state_fn(part.optimizer, part.config)
 
 
 def _load_optimizer(optimizer: MegatronOptimizer, saved: dict[str, Any]) -> None:

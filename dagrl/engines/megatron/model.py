@@ -92,8 +92,8 @@ def padded_vocab_size(vocab_size: int, tensor_parallel_size: int) -> int:
 
 def unwrap(chunk: torch.nn.Module) -> torch.nn.Module:
     """The model within megatron's wrappers (data parallel, and the like)."""
-    while hasattr(chunk, "module"):
-        chunk = chunk.module
+    while isinstance(inner := getattr(chunk, "module", None), torch.nn.Module):
+        chunk = inner
     return chunk
 
 

@@ -13,6 +13,10 @@ _WARNINGS = (
     (UserWarning, r"full scope is deprecated"),
     # Between two of its own modules.
     (DeprecationWarning, r"The following imports from `dynamic_context.py`"),
+    # Imported by the optimizer and not used.
+    (UserWarning, r"MimoModelConfig is experimental"),
+    # The optimizer looks at the gradients of its views of the weights, which have none.
+    (UserWarning, r"The \.grad attribute of a Tensor that is not a leaf Tensor"),
     # A docstring of megatron's that newer Pythons complain about when they compile it.
     (SyntaxWarning, r"invalid escape sequence"),
 )
@@ -21,6 +25,9 @@ _LOG_RECORDS = (
     # Model construction stands behind one function here, ready for the successor.
     ("megatron.core.models.gpt.gpt_model", "GPTModel IS DEPRECATED"),
     ("torch.utils.cpp_extension", "No CUDA runtime is found"),
+    # Two pieces of advice to callers who want something else than the default, which is what is wanted here.
+    ("megatron.core.distributed.distributed_data_parallel", "full_param_layout not provided"),
+    ("megatron.core.dist_checkpointing.strategies.torch", "MCore's async save is deprecated"),
 )
 
 

@@ -19,6 +19,8 @@ _VERBS = {
 def check_engines(pipeline: Pipeline, findings: Findings) -> None:
     """Report what is wrong with groups, engines and the nodes' use of them."""
     _check_groups(pipeline, findings)
+    _check_use(pipeline, findings)
+    _check_trained(pipeline, findings)
     for name, engine in pipeline.engines.items():
         place: Place = ("engines", name)
         if engine.group is not None and engine.group not in pipeline.groups:
@@ -29,8 +31,6 @@ def check_engines(pipeline: Pipeline, findings: Findings) -> None:
             _check_layout(pipeline, name, engine, findings)
         else:
             _check_follows(pipeline, name, engine, findings)
-    _check_use(pipeline, findings)
-    _check_trained(pipeline, findings)
     _warn_of_unused(pipeline, findings)
 
 
@@ -117,10 +117,11 @@ def _check_follows(pipeline: Pipeline, name: str, engine: HfEngineSpec, findings
         backend = pipeline.engines[engine.follows].backend
         remedy = f"follow {listed(trained)}" if trained else "follow a megatron engine that an update node trains"
         findings.error(place, f"`{engine.follows}` is a {backend} engine, which is never trained; {remedy}")
-    elif engine.follows not in trained:
+    elif engine.follows not in trained and findings.readable(("nodes",)):
         remedy = f"follow {listed(trained)}" if trained else f"add a node `{{op: update, engine: {engine.follows}}}`"
         message = f"no update node trains `{engine.follows}`, so there is nothing to follow; {remedy}"
-        findings.error(place, message, depends_on=[("nodes",)])
+        updates = [update for names in trained_by(pipeline).values() for update in names]
+        findings.error(place, message, depends_on=[("nodes", update, "engine") for update in updates])
 
 
 def _check_use(pipeline: Pipeline, findings: Findings) -> None:

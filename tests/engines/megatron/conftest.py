@@ -289,7 +289,11 @@ def run_engine(run_ranks: Callable[..., list[Any]], tiny_model: "ModelSpec") -> 
     """
     from dagrl.engines.base import RankContext
     from dagrl.engines.megatron.engine import MegatronEngine
+    from dagrl.engines.model_source import weight_source
     from dagrl.spec.schema import MegatronEngineSpec
+
+    # Imports Hugging Face's model before the fork, so that no rank has to.
+    weight_source(tiny_model, 3).names()
 
     def run(world_size: int, function: Callable[[Any], Any], **fields: Any) -> list[Any]:
         own = {"train_steps": 10, "trainable": True, "keep_start_weights": False}

@@ -70,7 +70,7 @@ def expected(tiny_model, samples, objective) -> dict[str, Any]:
 
 
 def gradients(engine: Any) -> dict[str, np.ndarray]:
-    """The reduced gradients by Hugging Face names: exported as if they were the weights. The model is of no use then."""
+    """The reduced gradients by Hugging Face names, exported as if they were the weights; they overwrite them."""
     for chunk in engine._model.chunks:
         for parameter in chunk.parameters():
             parameter.data.copy_(parameter.main_grad)

@@ -23,14 +23,12 @@ def use_plain_modules() -> None:
     gpt_layer_specs.TENorm = TENorm
 
 
-class TENorm:
-    """Builds an RMS norm. Its weight is marked as megatron marks those that see only a part of the sequence."""
+class TENorm(torch.nn.RMSNorm):
+    """An RMS norm, whose weight is marked as megatron marks those that see only a part of the sequence."""
 
-    def __new__(cls, config: TransformerConfig, hidden_size: int, eps: float, **unused: Any) -> torch.nn.Module:
-        """Return torch's own module: like Transformer Engine's builder, this class is never instantiated."""
-        norm = torch.nn.RMSNorm(hidden_size, eps=eps, dtype=config.params_dtype)
-        norm.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
-        return norm
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float, **unused: Any) -> None:
+        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
 
 class TELayerNormColumnParallelLinear(ColumnParallelLinear):

@@ -11,7 +11,6 @@ import functools
 import logging
 import os
 import queue
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -48,11 +47,9 @@ def install() -> None:
 def disable_compilation() -> None:
     """Megatron's ``jit_fuser`` is torch.compile, which would start a C++ compiler for minutes to fuse small functions.
 
-    Dynamo reads its switch from the environment when it is imported; megatron decorates when it is imported.
+    torch asks this variable whenever it is told to compile something, which megatron does when it is imported.
     """
     os.environ["TORCHDYNAMO_DISABLE"] = "1"
-    if "torch._dynamo.config" in sys.modules:
-        sys.modules["torch._dynamo.config"].disable = True  # type: ignore[attr-defined]
 
 
 def current_device_is_the_cpu() -> None:
@@ -85,8 +82,8 @@ def _on_the_cpu(construct: Callable[..., torch.Tensor]) -> Callable[..., torch.T
 
 def moving_to_cuda_stays() -> None:
     """Checkpoints, context-parallel RoPE and gradient scalers move tensors with ``.cuda()``."""
-    torch.Tensor.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign, assignment]
-    torch.nn.Module.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign, assignment]
+    torch.Tensor.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
+    torch.nn.Module.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
 
 
 def tensor_types_read_as_cuda() -> None:
@@ -122,10 +119,10 @@ def streams_do_nothing() -> None:
     """Gradient reduction and checkpoints order themselves behind CUDA streams and events."""
     stream = _NothingToWaitFor()
     torch.cuda.Stream = torch.cuda.Event = _NothingToWaitFor  # type: ignore[misc, assignment]
-    torch.cuda.current_stream = torch.cuda.default_stream = lambda *args: stream  # type: ignore[assignment, return-value]
-    torch.cuda.stream = lambda stream: contextlib.nullcontext()  # type: ignore[assignment, misc, return-value]
+    torch.cuda.current_stream = torch.cuda.default_stream = lambda *args: stream  # type: ignore[assignment]
+    torch.cuda.stream = lambda stream: contextlib.nullcontext()  # type: ignore[assignment, return-value]
     torch.cuda.synchronize = lambda *args: None
-    torch.Tensor.record_stream = lambda self, stream: None  # type: ignore[method-assign]
+    torch.Tensor.record_stream = lambda self, s: None  # type: ignore[method-assign]
 
 
 def random_state_is_the_cpus() -> None:

@@ -1,0 +1,165 @@
+import pytest
+
+from dagrl.spec.checks import check_file
+
+ACTOR = "    group: train\n"
+CASES = {
+    "no such group": (ACTOR, "    group: trian #!\n", "engines.actor.group", "no group `trian`; did you mean `train`?"),
+    "GPUs and CPUs": (
+        "  train: {cpus_per_node: 2}",
+        "  train: {cpus_per_node: 2, gpus_per_node: 8} #!",
+        "groups.train",
+        "the group has both gpus_per_node and cpus_per_node; give one",
+    ),
+    "neither": ("  train: {cpus_per_node: 2}", "  train: {nodes: 2} #!", "groups.train", "neither GPUs nor CPU slots"),
+    "no place": ("  actor:\n", "  critic: {backend: megatron} #!\n  actor:\n", "engines.critic", "has no place to run"),
+    "group and shares": (
+        "shares: actor}",
+        "shares: actor, group: train} #!",
+        "engines.reference.shares",
+        "the engine has `group` and `shares`; take one of them out",
+    ),
+    "shares nobody": ("shares: actor}", "shares: acter} #!", "engines.reference.shares", "did you mean `actor`?"),
+    "shares itself": (
+        "shares: actor}",
+        "shares: reference} #!",
+        "engines.reference.shares",
+        "an engine cannot share its own ranks; choose from: actor",
+    ),
+    "shares a generator": (
+        "shares: actor}",
+        "shares: generator} #!",
+        "engines.reference.shares",
+        "`generator` is a hf engine; share a megatron engine (`actor`)",
+    ),
+    "shares a sharer": (
+        "shares: actor}",
+        "shares: actor}\n  third: {backend: megatron, shares: reference} #!",
+        "engines.third.shares",
+        "`reference` shares `actor` itself; name an engine with a group",
+    ),
+    "shares with a layout of its own": (
+        "shares: actor}",
+        "shares: actor, parallel: {tensor_model_parallel_size: 2}} #!",
+        "engines.reference.parallel",
+        "differs from that of `actor`, whose model this engine is; take `parallel` out",
+    ),
+    "follows nobody": ("follows: actor}", "follows: acto} #!", "engines.generator.follows", "did you mean `actor`?"),
+    "follows a frozen engine": (
+        "follows: actor}",
+        "follows: reference} #!",
+        "engines.generator.follows",
+        "no update node trains `reference`, so there is nothing to follow; follow `actor`",
+    ),
+    "follows a generator": (
+        "follows: actor}",
+        "follows: generator} #!",
+        "engines.generator.follows",
+        "`generator` is a hf engine, which is never trained; follow `actor`",
+    ),
+    "no such engine": (
+        "{op: update, engine: actor, loss: {kl_coef: 0.01}}",
+        "{op: update, engine: acter, loss: {kl_coef: 0.01}} #!",
+        "nodes.update.engine",
+        "there is no engine `acter`; did you mean `actor`?",
+    ),
+    "cannot generate": (
+        "engine: generator, n: 4, sampling: {max_new_tokens: 8}}",
+        "engine: actor, n: 4, sampling: {max_new_tokens: 8}} #!",
+        "nodes.rollout.engine",
+        "`actor` is a megatron engine, and only hf generates; take `generator`",
+    ),
+    "cannot score": (
+        "engine: reference, write: ref_logprob}",
+        "engine: generator, write: ref_logprob} #!",
+        "nodes.ref.engine",
+        "`generator` is a hf engine, and only megatron computes log-probs; take `actor` or `reference`",
+    ),
+    "trained twice": (
+        "loss: {kl_coef: 0.01}}",
+        "loss: {kl_coef: 0.01}}\n  again: {op: update, engine: actor} #!",
+        "nodes.again.engine",
+        "`actor` is trained by `update` already; keep one update node for each engine",
+    ),
+    "trains a frozen engine": (
+        "loss: {kl_coef: 0.01}}",
+        "loss: {kl_coef: 0.01}}\n  again: {op: update, engine: reference} #!",
+        "nodes.again.engine",
+        "`reference` is the frozen start of `actor`; train `actor`",
+    ),
+    "no learning rate": (
+        "    optimizer: {lr: 1e-3}",
+        "    optimizer: {} #!",
+        "engines.actor.optimizer",
+        "no learning rate",
+    ),
+    "learning rate of zero": (
+        "{lr: 1e-3}",
+        "{lr: 0} #!",
+        "engines.actor.optimizer.lr",
+        "the learning rate is 0; choose",
+    ),
+    "floor above peak": (
+        ACTOR,
+        ACTOR + "    lr_schedule: {min_lr: 0.01} #!\n",
+        "engines.actor.lr_schedule.min_lr",
+        "the floor 0.01 is above the peak, optimizer.lr = 0.001; lower it",
+    ),
+    "warm-up too long": (
+        ACTOR,
+        ACTOR + "    lr_schedule: {lr_warmup_steps: 10} #!\n",
+        "engines.actor.lr_schedule.lr_warmup_steps",
+        "the warm-up takes 10 steps, and the decay ends at run.steps = 10; shorten it",
+    ),
+    "ranks do not divide": (
+        ACTOR + "    optimizer",
+        "    group: three\n    parallel: {tensor_model_parallel_size: 2} #!\n    optimizer",
+        "engines.actor.parallel.tensor_model_parallel_size",
+        "one model takes 2 ranks, which do not divide the 3 of group `three`; choose",
+    ),
+    "sequence parallel alone": (
+        ACTOR,
+        ACTOR + "    parallel: {sequence_parallel: true} #!\n",
+        "engines.actor.parallel.sequence_parallel",
+        "set tensor_model_parallel_size above 1, or this to false",
+    ),
+    "pipeline parallel": (
+        ACTOR,
+        ACTOR + "    parallel: {pipeline_model_parallel_size: 2} #!\n",
+        "engines.actor.parallel.pipeline_model_parallel_size",
+        "more than 1 is not in this version yet; leave it at 1",
+    ),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "place", "fragment"), CASES.values(), ids=CASES.keys())
+def test_what_is_wrong_with_engines_is_told(project, old, new, place, fragment):
+    edits = [(old, new)]
+    if "group: three" in new:
+        edits.append(("  train: {cpus_per_node: 2}", "  train: {cpus_per_node: 2}\n  three: {cpus_per_node: 3}"))
+    project.assert_problem(project.pipeline(*edits), place, fragment)
+
+
+def test_sizes_that_fit_are_accepted(project):
+    path = project.folder / "p.yaml"
+    check_file(path, ["engines.actor.parallel={tensor_model_parallel_size: 2, sequence_parallel: true}"])
+    check_file(
+        path, ["groups.train={nodes: 4, gpus_per_node: 8}", "engines.actor.parallel.tensor_model_parallel_size=2"]
+    )
+
+
+def test_a_layout_that_is_the_owners_may_be_repeated(project):
+    layout = "{tensor_model_parallel_size: 2}"
+    check_file(project.folder / "p.yaml", [f"engines.actor.parallel={layout}", f"engines.reference.parallel={layout}"])
+
+
+def test_what_is_declared_for_nothing_is_a_warning(project):
+    path = project.pipeline(
+        ("  rollout: {cpus_per_node: 1}", "  rollout: {cpus_per_node: 1}\n  spare: {cpus_per_node: 1}"),
+        ("follows: actor}", "}\n  idle: {backend: hf, group: rollout}"),
+    )
+    assert [(warning.place, warning.message.partition(";")[0]) for warning in check_file(path).warnings] == [
+        ("groups.spare", "no engine runs on the group"),
+        ("engines.generator", "samples come from the start weights for ever"),
+        ("engines.idle", "no node uses the engine"),
+    ]

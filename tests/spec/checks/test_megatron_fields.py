@@ -1,0 +1,65 @@
+import dataclasses
+
+import pytest
+
+from dagrl.spec.checks import check_file, megatron_fields
+
+
+@pytest.mark.parametrize(
+    ("line", "place", "fragment"),
+    [
+        ("transformer: {recompute_granlarity: full}", "transformer.recompute_granlarity", "`recompute_granularity`?"),
+        ("transformer: {no_such_thing_at_all_here: 1}", "transformer.no_such_thing_at_all_here", "look the name up"),
+        ("ddp: {overlap_grad_reduc: true}", "ddp.overlap_grad_reduc", "did you mean `overlap_grad_reduce`?"),
+        ("ddp: {overlap_grad_reduce: 1}", "ddp.overlap_grad_reduce", "expected true or false, got 1; write"),
+        ("transformer: {layernorm_epsilon: small}", "transformer.layernorm_epsilon", "expected a number, got 'small'"),
+        ("transformer: {recompute_num_layers: 1.5}", "transformer.recompute_num_layers", "a whole number, got 1.5"),
+        (
+            "transformer: {tensor_model_parallel_size: 2}",
+            "transformer.tensor_model_parallel_size",
+            "is not said here; say it as `parallel.tensor_model_parallel_size` of the engine",
+        ),
+        ("transformer: {sequence_parallel: true}", "transformer.sequence_parallel", "`parallel.sequence_parallel`"),
+    ],
+)
+def test_fields_are_held_against_megatron(project, line, place, fragment):
+    path = project.pipeline(("    group: train\n", f"    group: train\n    {line} #!\n"))
+    project.assert_problem(path, f"engines.actor.{place}", fragment)
+
+
+def test_optimizer_fields_are_held_against_megatron(project):
+    path = project.pipeline(("{lr: 1e-3}", "{lr: 1e-3, clip_gard: 1.0} #!"))
+    project.assert_problem(path, "engines.actor.optimizer.clip_gard", "OptimizerConfig has no field", "`clip_grad`?")
+    path = project.pipeline(("{lr: 1e-3}", "{lr: 1e-3, min_lr: 1e-4} #!"))
+    project.assert_problem(path, "engines.actor.optimizer.min_lr", "say it as `lr_schedule.min_lr`")
+    path = project.pipeline(("{lr: 1e-3}", "{lr: fast} #!"))
+    project.assert_problem(path, "engines.actor.optimizer.lr", "expected a number, got 'fast'")
+
+
+def test_right_fields_of_base_class_and_class_pass(project):
+    check_file(
+        project.folder / "p.yaml",
+        [
+            "engines.actor.transformer={deallocate_pipeline_outputs: true, recompute_num_layers: 1, bf16: true}",
+            "engines.actor.optimizer={lr: 1, clip_grad: 1.0, use_distributed_optimizer: true}",
+        ],
+    )
+
+
+def test_without_megatron_nothing_is_said(project, monkeypatch):
+    monkeypatch.setattr(megatron_fields, "megatron_fields", lambda section: None)
+    check_file(project.folder / "p.yaml", ["engines.actor.transformer.no_such_field=1"])
+
+
+def test_fields_read_as_text_are_those_that_python_sees():
+    pytest.importorskip("megatron.core")
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.transformer import TransformerConfig
+
+    for section, config in (
+        ("transformer", TransformerConfig),
+        ("optimizer", OptimizerConfig),
+        ("ddp", DistributedDataParallelConfig),
+    ):
+        assert set(megatron_fields.megatron_fields(section)) == {field.name for field in dataclasses.fields(config)}

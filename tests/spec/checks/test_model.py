@@ -1,0 +1,140 @@
+import json
+
+import pytest
+
+from dagrl.spec.checks import check_file
+
+INIT = "  init: {model_type: qwen3, hidden_size: 64, num_attention_heads: 4, num_key_value_heads: 2, intermediate_size: 128}"
+TOKENIZER = '  tokenizer: {kind: characters, alphabet: "0123456789+= "}'
+CASES = {
+    "nothing": (f"model:\n{INIT}\n{TOKENIZER}", f"model: #!\n{TOKENIZER}", "model", "says no model; add `path:`"),
+    "both": (INIT, f"{INIT}\n  path: somewhere #!", "model.path", "has `path` and `init`; keep one"),
+    "no folder": (INIT, "  path: Qwen/Qwen3-8B #!", "model.path", "Qwen/Qwen3-8B does not exist; give a Hugging Face"),
+    "a file": (INIT, "  path: train.parquet #!", "model.path", "train.parquet is a file, not a folder"),
+    "no model type": ("model_type: qwen3, ", "", "model.init.model_type", "does not say which architecture; add"),
+    "no tokenizer": (
+        f"model:\n{INIT}\n{TOKENIZER}",
+        f"model: #!\n{INIT}",
+        "model",
+        "random weights bring no tokenizer",
+    ),
+    "size as text": (
+        "hidden_size: 64",
+        "hidden_size: '64'",
+        "model.init.hidden_size",
+        "a whole number above 0, got '64'",
+    ),
+    "heads": (
+        "hidden_size: 64",
+        "hidden_size: 66",
+        "model.init",
+        "num_attention_heads 4 does not divide hidden_size 66",
+    ),
+    "groups": (
+        "num_key_value_heads: 2",
+        "num_key_value_heads: 3",
+        "model.init",
+        "num_key_value_heads 3 does not divide num_attention_heads 4",
+    ),
+    "vocabulary": (
+        "hidden_size: 64",
+        "hidden_size: 64, vocab_size: 13",
+        "model.init.vocab_size",
+        "13 rows cannot hold the tokenizer's 13 characters and its special tokens; take vocab_size out",
+    ),
+    "no alphabet": (
+        TOKENIZER,
+        "  tokenizer: {kind: characters} #!",
+        "model.tokenizer.alphabet",
+        "a tokenizer of characters needs to know which; add `alphabet:`",
+    ),
+    "doubled": (
+        TOKENIZER,
+        "  tokenizer: {kind: characters, alphabet: abcab} #!",
+        "model.tokenizer.alphabet",
+        "holds 'a', 'b' more than once; write each character once",
+    ),
+    "bytes with alphabet": (
+        TOKENIZER,
+        "  tokenizer: {kind: bytes, alphabet: ab} #!",
+        "model.tokenizer.alphabet",
+        "a tokenizer of bytes has no alphabet; take it out",
+    ),
+    "tokenizer nowhere": (TOKENIZER, "  tokenizer: tok #!", "model.tokenizer", "tok is not a folder that can be read"),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "place", "fragment"), CASES.values(), ids=CASES.keys())
+def test_what_is_wrong_with_the_model_is_told(project, old, new, place, fragment):
+    path = project.pipeline((old, new))
+    if "#!" in new:
+        project.assert_problem(path, place, fragment)
+    else:
+        problem = project.only_problem(path)
+        assert (problem.line, problem.place) == (3, place)
+        assert fragment in problem.message
+
+
+def test_tensor_parallel_ranks_share_heads_groups_and_ffn(project):
+    layout = "engines.actor.parallel.tensor_model_parallel_size=4"
+    problem = project.only_problem(project.folder / "p.yaml", "groups.train.cpus_per_node=4", layout)
+    assert problem.place == f"override {layout}"
+    assert problem.message == "4 does not divide the model's num_key_value_heads, 2; choose a divisor of it"
+
+
+class TestFolder:
+    @pytest.fixture
+    def folder(self, project):
+        folder = project.folder / "model"
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps({"num_attention_heads": 3, "hidden_size": 6}))
+        (folder / "tokenizer.json").write_text("{}")
+        (folder / "model.safetensors").write_bytes(b"x")
+        return folder
+
+    @pytest.fixture
+    def path(self, project):
+        return project.pipeline((f"{INIT}\n{TOKENIZER}", "  path: model #!"))
+
+    def test_a_whole_one_passes(self, folder, path):
+        check_file(path)
+
+    def test_its_config_is_held_against_the_layout(self, project, folder, path):
+        problem = project.only_problem(path, "engines.actor.parallel.tensor_model_parallel_size=2")
+        assert "2 does not divide the model's num_attention_heads, 3" in problem.message
+
+    @pytest.mark.parametrize(
+        ("name", "fragment"),
+        [
+            ("config.json", "has no config.json; give the folder"),
+            ("tokenizer.json", "has no tokenizer (tokenizer.json, tokenizer.model); copy it there"),
+            ("model.safetensors", "has no safetensors weights; save the model as safetensors"),
+        ],
+    )
+    def test_a_missing_file(self, project, folder, path, name, fragment):
+        (folder / name).unlink()
+        project.assert_problem(path, "model.path", fragment)
+
+    def test_broken_files(self, project, folder, path):
+        (folder / "config.json").write_text("{")
+        (folder / "model.safetensors").write_bytes(b"")
+        messages = [problem.message for problem in project.problems(path)]
+        assert messages == [
+            f"{folder / 'config.json'} is not a JSON object; copy the file again",
+            f"{folder / 'model.safetensors'} is empty; copy the file again",
+        ]
+
+    def test_weight_files_that_the_index_names_must_be_there(self, project, folder, path):
+        (folder / "model.safetensors").unlink()
+        (folder / "pytorch_model.bin").write_bytes(b"x")
+        project.assert_problem(path, "model.path", "has no safetensors weights (only PyTorch's .bin files)")
+        index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        (folder / "two.safetensors").write_bytes(b"x")
+        project.assert_problem(path, "model.path", "lacks 1 of its weight files, one.safetensors among them; copy")
+
+    def test_tokenizer_of_its_own_folder(self, project, folder, path):
+        empty = project.folder / "empty"
+        empty.mkdir()
+        problem = project.only_problem(path, f"model.tokenizer={empty}")
+        assert "has no tokenizer.json or the like" in problem.message

@@ -1,0 +1,111 @@
+import pytest
+
+from dagrl.spec.checks import check_file
+
+UPDATE = "loss: {kl_coef: 0.01}}"
+SAMPLING = "sampling: {max_new_tokens: 8}}"
+CASES = {
+    "reward": ("fn: exact}", "fn: exakt} #!", "nodes.reward.fn", "there is no reward `exakt`", "did you mean `exact`?"),
+    "reward module": (
+        "fn: exact}",
+        "fn: 'gone:f'} #!",
+        "nodes.reward.fn",
+        "there is no module 'gone'; put gone.py beside",
+    ),
+    "temperature": (
+        SAMPLING,
+        "sampling: {max_new_tokens: 8, temperature: 0}} #!",
+        "nodes.rollout.sampling.temperature",
+        "0 always draws the same response",
+    ),
+    "top_k": (
+        SAMPLING,
+        "sampling: {max_new_tokens: 8, top_k: 0}} #!",
+        "nodes.rollout.sampling.top_k",
+        "0 tokens to draw from; choose 1 or more, or -1 for all",
+    ),
+    "one response": (
+        f"n: 4, {SAMPLING}",
+        f"n: 1, {SAMPLING} #!",
+        "nodes.rollout.n",
+        "`advantage` compares the responses to a prompt (grpo), and there is only 1; set `n: 2` or more",
+    ),
+    "mini-batch too large": (
+        UPDATE,
+        "loss: {kl_coef: 0.01}, mini_batch: 16} #!",
+        "nodes.update.mini_batch",
+        "16 prompts are more than a step has (data.prompts_per_step = 8); lower it",
+    ),
+    "micro-batch": (
+        UPDATE,
+        "loss: {kl_coef: 0.01}, tokens_per_micro_batch: 23} #!",
+        "nodes.update.tokens_per_micro_batch",
+        "23 tokens cannot hold the longest sample, 24 (data.max_prompt_tokens + nodes.rollout.sampling.max_new_tokens); "
+        "set it to 24 or more",
+    ),
+    "micro-batch of log-probs": (
+        "write: ref_logprob}",
+        "write: ref_logprob, tokens_per_micro_batch: 8} #!",
+        "nodes.ref.tokens_per_micro_batch",
+        "8 tokens cannot hold the longest sample, 24",
+    ),
+    "epochs": (
+        UPDATE,
+        "loss: {kl_coef: 0.01}, epochs: 2} #!",
+        "nodes.update.epochs",
+        "2 optimizer steps on one batch need the log-probs from before the first; add a node "
+        "`{op: logprob, engine: actor, write: old_logprob}`",
+    ),
+    "several steps": (
+        UPDATE,
+        "loss: {kl_coef: 0.01}, mini_batch: 4} #!",
+        "nodes.update.mini_batch",
+        "2 optimizer steps on one batch need the log-probs",
+    ),
+    "staleness": (
+        "run: {steps: 10}",
+        "run: {steps: 10}\nschedule: {max_staleness: 1} #!",
+        "schedule.max_staleness",
+        "is not in this version yet; leave it at 0",
+    ),
+    "shards": (
+        "run: {steps: 10}",
+        "run: {steps: 10}\nschedule: {shards_per_step: 9} #!",
+        "schedule.shards_per_step",
+        "a step has 8 (data.prompts_per_step); choose 8 or less",
+    ),
+    "nothing to validate on": (
+        "run: {steps: 10}",
+        "run: {steps: 10, validate_first: true} #!",
+        "run.validate_first",
+        "there are no validation prompts; add `val:` under `data`, or take this out",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_what_is_wrong_with_nodes_and_sizes_is_told(project, case):
+    old, new, place, *fragments = case
+    project.assert_problem(project.pipeline((old, new)), place, *fragments)
+
+
+def test_mini_batches_that_do_not_divide_the_step(project):
+    path = project.pipeline((UPDATE, "loss: {kl_coef: 0.01}, mini_batch: 3}"))
+    messages = [problem.message for problem in project.problems(path)]
+    assert "3 prompts do not divide the step's 8 (data.prompts_per_step); choose a divisor, such as 2" in messages
+
+
+def test_several_steps_with_old_logprobs_pass(project):
+    check_file(
+        project.folder / "p.yaml",
+        ["nodes.old={op: logprob, engine: actor, write: old_logprob}", "nodes.update.mini_batch=4"],
+    )
+
+
+def test_a_reward_of_ones_own_passes(project):
+    project.write("own_reward.py", "def score(**sample): return 1.0\n")
+    check_file(project.folder / "p.yaml", ["nodes.reward.fn=own_reward:score"])
+
+
+def test_fewer_prompts_than_the_default_number_of_shards_pass(project):
+    check_file(project.folder / "p.yaml", ["data.prompts_per_step=2"])

@@ -1,0 +1,156 @@
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from dagrl.cli import main
+
+ROW = {"prompt": "1+1=", "data_source": "sums", "reward_model": {"ground_truth": "2"}}
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Path:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.Table.from_pylist([ROW] * 16), tmp_path / "train.parquet")
+    path = tmp_path / "p.yaml"
+    path.write_text(
+        "name: tiny\n"
+        "model: {init: {model_type: qwen3, hidden_size: 64}, tokenizer: {kind: bytes}}\n"
+        "data: {train: train.parquet, prompts_per_step: 8, max_prompt_tokens: 16}\n"
+        "groups: {all: {cpus_per_node: 2}}\n"
+        "engines:\n"
+        "  actor: {backend: megatron, group: all, optimizer: {lr: 1e-3}}\n"
+        "  generator: {backend: hf, group: all, follows: actor}\n"
+        "nodes:\n"
+        "  rollout: {op: rollout, engine: generator, n: 4, sampling: {max_new_tokens: 8}}\n"
+        "  reward: {op: reward, fn: exact}\n"
+        "  advantage: {op: advantage, estimator: grpo}\n"
+        "  update: {op: update, engine: actor}\n"
+        "run: {steps: 10}\n"
+    )
+    return path
+
+
+class TestValidate:
+    def test_says_what_the_file_declares(self, pipeline, capsys):
+        assert main(["validate", str(pipeline)]) == 0
+        out = capsys.readouterr().out.splitlines()
+        assert out[0] == f"{pipeline}: tiny is valid"
+        for line in (
+            "  qwen3 with random weights (hidden_size 64), a tokenizer of bytes",
+            f"  train  {pipeline.parent / 'train.parquet'}  (16 prompts)",
+            "  all  2 CPU slots",
+            "  actor      megatron  on all: tp 1, dp 2",
+            "  generator  hf        on all: 2 replicas, follows actor",
+            "  advantage  advantage on host     group_id, reward, response_mask -> advantage",
+        ):
+            assert line in out
+
+    def test_takes_overrides(self, pipeline, capsys):
+        assert (
+            main(["validate", str(pipeline), "name=other", "engines.actor.parallel.tensor_model_parallel_size=2"]) == 0
+        )
+        out = capsys.readouterr().out
+        assert "other is valid" in out
+        assert "on all: tp 2, dp 1" in out
+
+    def test_prints_every_problem_on_stderr_and_exits_with_2(self, pipeline, capsys):
+        assert (
+            main(["validate", str(pipeline), "run.stepz=1", "groups.all.cpus_per_node=x", "data.train=no.parquet"]) == 2
+        )
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        lines = captured.err.splitlines()
+        assert [line.split(": ")[1] for line in lines] == [
+            "override run.stepz=1",
+            "override groups.all.cpus_per_node=x",
+            "override data.train=no.parquet",
+        ]
+
+    @pytest.mark.parametrize("content", ["", "- a\n", "name: [\n", "a: 1\na: 2\n", "name: x\n", "data: 1\nnodes: []\n"])
+    def test_never_ends_in_a_traceback(self, tmp_path, capsys, content):
+        path = tmp_path / "p.yaml"
+        path.write_text(content)
+        assert main(["validate", str(path)]) == 2
+        lines = capsys.readouterr().err.splitlines()
+        assert lines
+        for line in lines:
+            file, number, place, message = line.split(":", 3)
+            assert (file, int(number) >= 1) == (str(path), True)
+            assert place.strip()
+            assert "; " in message
+
+
+class TestGraph:
+    def test_text_lists_stages(self, pipeline, capsys):
+        assert main(["graph", str(pipeline)]) == 0
+        out = capsys.readouterr().out
+        assert out.startswith("stage 0\n  prompts  (the data set)\nstage 1\n  rollout  (rollout on generator)\n")
+        assert "  update  (update on actor)\n    prompts -> prompt_tokens\n" in out
+
+    def test_needs_no_data(self, pipeline, capsys):
+        (pipeline.parent / "train.parquet").unlink()
+        assert main(["graph", str(pipeline)]) == 0
+
+    def test_mermaid(self, pipeline, tmp_path):
+        assert main(["graph", str(pipeline), "-o", str(tmp_path / "g.mmd")]) == 0
+        lines = (tmp_path / "g.mmd").read_text().splitlines()
+        assert lines[0] == "flowchart TD"
+        assert '    n_reward -->|"reward"| n_advantage' in lines
+        assert '    n_prompts(["<b>prompts</b><br/>the data set"])' in lines
+
+    def test_svg_holds_every_node_and_column(self, pipeline, tmp_path):
+        assert main(["graph", str(pipeline), "-o", str(tmp_path / "g.svg")]) == 0
+        root = ElementTree.parse(tmp_path / "g.svg").getroot()
+        texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+        for name in ("prompts", "rollout", "reward", "advantage", "update", "samples", "update on actor"):
+            assert texts.count(name) >= 1
+        assert texts.count("response_mask") == 2
+        lines = [path for path in root.iter("{http://www.w3.org/2000/svg}path") if path.get("marker-end")]
+        assert len(lines) == 13
+
+    def test_png_is_a_picture_of_the_same_shape(self, pipeline, tmp_path):
+        image = pytest.importorskip("PIL.Image")
+        assert main(["graph", str(pipeline), "-o", str(tmp_path / "g.png")]) == 0
+        assert main(["graph", str(pipeline), "-o", str(tmp_path / "g.svg")]) == 0
+        svg = ElementTree.parse(tmp_path / "g.svg").getroot()
+        with image.open(tmp_path / "g.png") as picture:
+            assert abs(picture.width - 2 * float(svg.get("width"))) <= 2
+            # The boxes' fill is there, so something was drawn.
+            assert (219, 234, 254) in {colour for _, colour in picture.getcolors(1 << 24)}
+
+    def test_png_without_pillow_says_what_to_do(self, pipeline, tmp_path, capsys, monkeypatch):
+        monkeypatch.setitem(sys.modules, "PIL", None)
+        assert main(["graph", str(pipeline), "-o", str(tmp_path / "g.png")]) == 2
+        assert "write an .svg file instead" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(("name", "fragment"), [("g.pdf", "end it in .svg"), ("no/g.svg", "there is no folder")])
+    def test_an_impossible_file_is_one_line(self, pipeline, tmp_path, capsys, name, fragment):
+        assert main(["graph", str(pipeline), "-o", str(tmp_path / name)]) == 2
+        err = capsys.readouterr().err
+        assert fragment in err
+        assert err.count("\n") == 1
+
+
+def test_the_command_is_installed(pipeline):
+    command = shutil.which("dagrl", path=str(Path(sys.executable).parent))
+    assert command is not None
+    done = subprocess.run([command, "validate", str(pipeline), "run.steps=x"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "command line:1: override run.steps=x: expected a whole number, got 'x'; write digits without quotes\n"
+    )
+
+
+def test_help_names_the_commands(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    assert caught.value.code == 0
+    out = capsys.readouterr().out
+    assert "validate" in out
+    assert "graph" in out
