@@ -71,9 +71,10 @@ class PromptLoader:
         """Rows of an epoch, too long ones included."""
         return self._table.num_rows
 
-    def take(self, position: int, count: int) -> PromptSlice:
+    def take(self, position: int, count: int, *, end: int | None = None) -> PromptSlice:
         """The next `count` usable prompts from `position` on, which counts all prompts of the endless sequence.
 
+        With `end`, those before that position, which may be fewer.
         The same arguments give the same prompts. Raises ValueError for a prompt that is empty or that the tokenizer has
         no tokens for, for a too long one with overlong ``error``, and when a whole epoch holds none that is short.
         """
@@ -81,7 +82,7 @@ class PromptLoader:
         tokens: list[np.ndarray] = []
         dropped = cut = 0
         passed_over: list[int] = []
-        while len(rows) < count:
+        while len(rows) < count and (end is None or position < end):
             row = self._row_at(position)
             position += 1
             prompt = self._tokens_of(row)
@@ -105,6 +106,16 @@ class PromptLoader:
         return PromptSlice(
             {"prompt_tokens": Column.ragged(tokens, "int64"), **self._text_columns(rows)}, position, dropped, cut
         )
+
+    def one_epoch(self) -> PromptSlice:
+        """All usable prompts of the file, each once, in the order of its first epoch. Raises ValueError like `take`."""
+        taken = self.take(0, len(self), end=len(self))
+        if not len(taken.columns["prompt_tokens"]):
+            raise ValueError(
+                f"{self.path}: none of its {len(self)} prompts fits max_prompt_tokens={self._max_tokens}; raise that, "
+                "or set data.overlong_prompts: cut"
+            )
+        return taken
 
     def _row_at(self, position: int) -> int:
         epoch, index = divmod(position, len(self))

@@ -20,10 +20,8 @@ def prompts(parts: Sequence[Part], context: Context) -> Iterator[Output]:
     """
     del parts  # the source has no inputs
     loader = _loader(context)
-    position, count = (
-        (0, len(loader)) if context.validation else (context.position, context.pipeline.data.prompts_per_step)
-    )
-    taken = loader.take(position, count)
+    count = context.pipeline.data.prompts_per_step
+    taken = loader.one_epoch() if context.validation else loader.take(context.position, count)
     stats = {"data/dropped_prompts": Stat.of([taken.dropped]), "data/cut_prompts": Stat.of([taken.cut])}
     facts = {} if context.validation else {"next_position": taken.next_position}
     table = _repeat(taken.columns, context.samples_per_prompt)

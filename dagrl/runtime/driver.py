@@ -33,7 +33,7 @@ from dagrl.runtime.checkpoint import RunState
 from dagrl.runtime.exchange import share_out
 from dagrl.runtime.fleet import Fleet, Member
 from dagrl.runtime.ledger import Ledger
-from dagrl.runtime.messages import Block
+from dagrl.runtime.messages import Block, TaskWork, message_bytes
 from dagrl.runtime.record import Activity, StepRecord
 from dagrl.runtime.run_folder import RunFolder, model_identity
 from dagrl.spec.schema import Pipeline
@@ -60,6 +60,8 @@ class Driver:
         self.folder = folder
         self.trackers = trackers
         self.position = position
+        self.overlong = {"dropped": 0, "cut": 0}
+        """Training prompts that were longer than ``max_prompt_tokens``, by what was done about them."""
         self._events: asyncio.Queue[Event | BaseException] = asyncio.Queue()
         self._running: set[asyncio.Task[None]] = set()
         self._ledgers: dict[tuple[int, Rows], Ledger] = {}
@@ -128,7 +130,8 @@ class Driver:
         else:
             members = self.fleet.members(task.executor)
 
-        async def follow(member: Member, share: Any) -> None:
+        async def follow(member: Member, share: TaskWork) -> None:
+            record.driver_bytes += message_bytes(share)
             async for block in self.fleet.stream(member, share):
                 self._take_note(run, task, block, member, ledger, record)
 
@@ -142,6 +145,7 @@ class Driver:
         self, run: Run, task: PlannedTask, block: Block, member: Member, ledger: Ledger, record: StepRecord
     ) -> None:
         record.note(run, block, member.name)
+        record.driver_bytes += message_bytes(block)
         if "next_position" in block.facts:
             record.position = self.position = block.facts["next_position"]
         if task.inputs:
@@ -165,7 +169,10 @@ class Driver:
             assert record.position is not None, "a step that trained has had prompts"
             await self._save(commit.step, record.position)
         tokens = sum(ledger.total_tokens for (step, _), ledger in self._ledgers.items() if step == commit.step)
-        self.trackers.log(commit.step, record.metrics(tokens, policy_version=commit.step))
+        metrics = record.metrics(tokens, policy_version=commit.step)
+        for what in self.overlong:
+            self.overlong[what] += int(metrics.get(f"data/{what}_prompts", 0))
+        self.trackers.log(commit.step, metrics)
         for activity in record.activities:
             self._draw(commit.step, activity)
         self._records.pop(commit.step)

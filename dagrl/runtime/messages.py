@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import pickle
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
+import ray
 
 from dagrl.data.stats import Stat
 from dagrl.spec.schema import Pipeline
-
-if TYPE_CHECKING:
-    import ray
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +99,15 @@ class StartEngine:
     keeps_start_weights: bool
     master_addr: str = ""
     master_port: int = 0
+
+
+def message_bytes(message: Any) -> int:
+    """Size of a message on its way, object refs counted as their ids."""
+    buffer = io.BytesIO()
+    _RefsAsIds(buffer, protocol=5).dump(message)
+    return buffer.tell()
+
+
+class _RefsAsIds(pickle.Pickler):
+    def persistent_id(self, thing: Any) -> bytes | None:
+        return thing.binary() if isinstance(thing, ray.ObjectRef) else None

@@ -39,6 +39,8 @@ class StepRecord:
     step: int
     position: int | None = None
     """Prompts of the data set used when the step had its own, over all epochs."""
+    driver_bytes: int = 0
+    """What went through the driver: messages, never columns."""
     activities: list[Activity] = field(default_factory=list)
     _began: float = field(default_factory=time.time)
     _stats: list[dict[str, Stat]] = field(default_factory=list)
@@ -79,4 +81,5 @@ class StepRecord:
         found["time/step_s"] = seconds
         found.update({f"time/{name}_s": busy for name, busy in self._busy.items()})
         found["throughput/tokens_per_s"] = tokens / seconds
+        found["driver/bytes"] = self.driver_bytes
         return found

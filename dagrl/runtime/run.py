@@ -23,7 +23,6 @@ from dagrl.spec.checks import CheckedPipeline
 from dagrl.spec.load import LoadedPipeline
 from dagrl.track import Trackers, open_trackers
 
-
 _CONTENTS = {
     "metrics.jsonl": "metrics, one line a step",
     "samples": "what the policy said, as parquet",
@@ -90,6 +89,9 @@ async def _train(ray: ModuleType, loaded: LoadedPipeline, plan: Plan, folder: Ru
             trackers.note(f"{len(plan.executors)} executors started in {time.time() - began:.0f} s")
             interrupts.training = True
             await driver.train()
+            if any(driver.overlong.values()):
+                found = ", ".join(f"{count} {what}" for what, count in driver.overlong.items())
+                trackers.note(f"prompts longer than max_prompt_tokens: {found}")
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
         except RunError:

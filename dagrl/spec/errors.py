@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 Place = tuple[str | int, ...]
 """Where something stands in the pipeline file: the keys (and list indices) that lead to it."""
@@ -46,12 +47,16 @@ def dotted(place: Place) -> str:
     return text or "file"
 
 
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known name that a misspelt one was likely meant to be."""
+    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)), None)
+
+
 def suggest(word: str, known: Iterable[str]) -> str:
     """The remedy for a name that does not exist: the nearest known one, or all of them."""
     names = list(dict.fromkeys(known))
-    near = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
-    if near:
-        return f"did you mean `{near[0]}`?"
+    if near := nearest(word, names):
+        return f"did you mean `{near}`?"
     return f"choose from: {', '.join(names)}" if names else "there is none to choose from"
 
 
@@ -59,3 +64,15 @@ def listed(names: Iterable[str]) -> str:
     """Names in a sentence: ```a` and `b```."""
     quoted = [f"`{name}`" for name in names]
     return " and ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)
+
+
+def shown(value: Any) -> str:
+    """A value as the file would say it, shortened."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -189,7 +189,12 @@ def _resolve_paths(document: Document) -> None:
         if not isinstance(holder, dict):
             continue
         value = holder.get(key)
-        if isinstance(value, str) and value:
+        if isinstance(value, str) and "\0" in value:
+            message = "a path cannot hold a NUL character; take it out"
+            document.problems.append(positions.problem((section, key), message))
+            document.broken.add((section, key))
+            del holder[key]
+        elif isinstance(value, str) and value:
             holder[key] = str((positions.at((section, key)).folder / _expanded(value)).resolve())
 
 
@@ -213,6 +218,7 @@ def _validate(tree: Tree, document: Document) -> tuple[Pipeline | None, list[Fau
         if depth is None:
             told = [fault for fault in faults if not (fault.missing and fault.place in document.broken)]
             document.broken.update(fault.place for fault in faults)
+            document.broken.update(fault.meant for fault in faults if fault.meant)
         for fault in faults:
             _repair(remains, fault.place[:depth])
     return None, told

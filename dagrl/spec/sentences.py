@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -13,7 +12,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from dagrl.spec.errors import Place, suggest
+from dagrl.spec.errors import Place, nearest, shown, suggest
 from dagrl.spec.schema import CustomNode, Pipeline, Section
 
 _KINDS = {
@@ -55,6 +54,8 @@ class Fault:
     place: Place
     message: str
     missing: bool = False
+    meant: Place | None = None
+    """The key that a misspelt one was meant to be."""
 
 
 def faults_of(error: ValidationError, tree: dict[str, Any]) -> list[Fault]:
@@ -71,7 +72,8 @@ def faults_of(error: ValidationError, tree: dict[str, Any]) -> list[Fault]:
         ):
             continue
         faults.append(_fault(place, several, tree))
-    return _without_echoes(faults, tree)
+    meant = {fault.meant for fault in faults}
+    return [fault for fault in faults if not (fault.missing and fault.place in meant)]
 
 
 def _place_of(details: ErrorDetails, tree: dict[str, Any]) -> Place:
@@ -104,14 +106,17 @@ def _fault(place: Place, several: list[ErrorDetails], tree: dict[str, Any]) -> F
     if kind == "missing" or (kind.startswith("union_tag") and _value_at(tree, place) is None):
         return Fault(place, _missing(place, tree), missing=True)
     if kind == "extra_forbidden":
-        return Fault(place, f"unknown key `{place[-1]}`; {suggest(str(place[-1]), fields_at(place[:-1], tree))}")
+        known = fields_at(place[:-1], tree)
+        near = nearest(str(place[-1]), known)
+        message = f"unknown key `{place[-1]}`; {suggest(str(place[-1]), known)}"
+        return Fault(place, message, meant=(*place[:-1], near) if near else None)
     if kind == "union_tag_invalid":
         return Fault(place, _unknown_tag(details, place, tree))
     if kind == "literal_error" and not expected:
         options = _literal_options(details)
-        return Fault(place, f"{_shown(details['input'])} is not known here; {suggest(str(details['input']), options)}")
+        return Fault(place, f"{shown(details['input'])} is not known here; {suggest(str(details['input']), options)}")
     if expected:
-        got = _shown(several[-1]["input"])
+        got = shown(several[-1]["input"])
         literals = [option for each in several if each["type"] == "literal_error" for option in _literal_options(each)]
         wanted = " or ".join([*(f"`{option}`" for option in literals), *expected])
         remedy = _REMEDIES[expected[0]] if len(expected) + len(literals) == 1 else "write one of these"
@@ -119,13 +124,13 @@ def _fault(place: Place, several: list[ErrorDetails], tree: dict[str, Any]) -> F
     if kind in _BOUNDS:
         bound, words = _BOUNDS[kind]
         limit = f"{words} {details['ctx'][bound]:g}"
-        return Fault(place, f"must be {limit}, got {_shown(details['input'])}; choose a number that is {limit}")
+        return Fault(place, f"must be {limit}, got {shown(details['input'])}; choose a number that is {limit}")
     if kind == "string_pattern_mismatch":
         rule = _PATTERN_RULES[details["ctx"]["pattern"]]
-        return Fault(place, f"{_shown(details['input'])} is not a name that can stand here; {rule}")
+        return Fault(place, f"{shown(details['input'])} is not a name that can stand here; {rule}")
     if kind == "too_short":
         return Fault(place, "is empty; it needs at least one entry")
-    return Fault(place, f"{_shown(details['input'])} cannot stand here; {details['msg'].lower()}")
+    return Fault(place, f"{shown(details['input'])} cannot stand here; {details['msg'].lower()}")
 
 
 def _expected(details: ErrorDetails) -> str | None:
@@ -142,38 +147,15 @@ def _missing(place: Place, tree: dict[str, Any]) -> str:
 def _unknown_tag(details: ErrorDetails, place: Place, tree: dict[str, Any]) -> str:
     value = _value_at(tree, place)
     if not isinstance(details["input"], dict):
-        return f"expected a mapping, got {_shown(value)}; {_REMEDIES['a mapping']}"
+        return f"expected a mapping, got {shown(value)}; {_REMEDIES['a mapping']}"
     known = [tag.strip(" '") for tag in details["ctx"]["expected_tags"].split(",")]
     remedy = suggest(str(value), [tag for tag in known if tag != "custom"])
     own = " (your own op is written `module:function`)" if "custom" in known else ""
-    return f"{_shown(value)} is not a known {place[-1]}{own}; {remedy}"
+    return f"{shown(value)} is not a known {place[-1]}{own}; {remedy}"
 
 
 def _literal_options(details: ErrorDetails) -> list[str]:
     return [option.strip(" '") for option in details["ctx"]["expected"].replace(" or ", ",").split(",")]
-
-
-def _without_echoes(faults: list[Fault], tree: dict[str, Any]) -> list[Fault]:
-    """Without missing keys whose misspelt form is reported as an unknown key of the same section."""
-    unknown = [fault.place for fault in faults if fault.message.startswith("unknown key")]
-    kept = []
-    for fault in faults:
-        siblings = [str(place[-1]) for place in unknown if place[:-1] == fault.place[:-1]]
-        if not (fault.missing and difflib.get_close_matches(str(fault.place[-1]), siblings, n=1, cutoff=0.6)):
-            kept.append(fault)
-    return kept
-
-
-def _shown(value: Any) -> str:
-    """A value as the file would say it, shortened."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, dict):
-        return "a mapping"
-    if isinstance(value, list):
-        return "a list"
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _value_at(tree: Any, place: Place) -> Any:

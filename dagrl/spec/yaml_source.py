@@ -98,8 +98,8 @@ def dump_document(tree: Tree) -> str:
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
-def _unreadable(path: Path, message: str, line: int = 1) -> PipelineError:
-    return PipelineError([Problem(str(path), line, "file", message)])
+def _unreadable(path: Path, message: str) -> PipelineError:
+    return PipelineError([Problem(str(path), 1, "file", message)])
 
 
 def _text_of(path: Path) -> str:

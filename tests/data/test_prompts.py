@@ -113,6 +113,17 @@ def test_the_only_usable_prompt_is_found_in_every_epoch(loader: Callable[..., Pr
     assert 25 < piece.next_position <= 30
 
 
+def test_one_epoch_has_every_usable_prompt_once(loader: Callable[..., PromptLoader]) -> None:
+    piece = loader(["ab", "much too long", "cd"], max_prompt_tokens=4).one_epoch()
+    assert texts(piece) == ["ab", "cd"]
+    assert (piece.next_position, piece.dropped) == (3, 1)
+
+
+def test_one_epoch_without_a_usable_prompt_is_an_error(loader: Callable[..., PromptLoader]) -> None:
+    with pytest.raises(ValueError, match="none of its 1 prompts fits max_prompt_tokens=4"):
+        loader(["much too long"], max_prompt_tokens=4).one_epoch()
+
+
 def test_limit_uses_the_first_rows_only(loader: Callable[..., PromptLoader]) -> None:
     limited = loader(NAMES, limit=4)
     assert len(limited) == 4

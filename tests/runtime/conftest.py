@@ -169,7 +169,7 @@ def ray_processes() -> set[str]:
 def comparable(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Metrics without those that measure time."""
     return [
-        {name: value for name, value in line.items() if not name.startswith(("time/", "throughput/"))}
+        {name: value for name, value in line.items() if not name.startswith(("time/", "throughput/", "driver/"))}
         for line in metrics
     ]
 

@@ -187,7 +187,7 @@ CASES = {
         "n: 4, sampling: {max_new_tokens: 8}}",
         "n: 4, write: responses, sampling: {max_new_tokens: 8}} #!",
         "nodes.rollout.write",
-        "the op writes 4 columns (`response_tokens`, `response_mask`, `rollout_logprob` and `policy_version`), so one name",
+        "the op writes 4 columns (`response_tokens`, `response_mask`, `rollout_logprob` and `policy_version`), so",
     ),
     "two into one": (
         "n: 4, sampling: {max_new_tokens: 8}}",

@@ -54,7 +54,7 @@ class PackedBucket:
             packed = PackedTensor(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), offset)
             manifest.append(packed)
             offset += -(-packed.nbytes // _ALIGNMENT) * _ALIGNMENT
-        # Never of size 0, for torch does not view an empty array as another dtype: a bucket may hold empty tensors only.
+        # Never of size 0, for torch does not view an empty array as another dtype, and all tensors may be empty.
         data = np.zeros(max(offset, _ALIGNMENT), dtype=np.uint8)
         for packed, (_, tensor) in zip(manifest, bucket, strict=True):
             _view(torch.from_numpy(data), packed).copy_(tensor.detach())

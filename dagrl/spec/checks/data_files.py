@@ -12,8 +12,6 @@ from dagrl.spec.schema import Pipeline
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_PREPROCESS = "data_preprocess/gsm8k.py"
-
 
 def check_data_files(pipeline: Pipeline, findings: Findings) -> dict[str, int]:
     """Report what is wrong with the prompt files; the rows of those that are right, by their key under ``data``."""
@@ -49,20 +47,20 @@ def _check_kind(path: Path, place: Place, findings: Findings) -> int | None:
         remedy = f"name a file in it, such as {files[0].name}" if files else "give a parquet file"
         findings.error(place, f"{path} is a folder; {remedy}")
     elif not path.exists():
-        message = f"{path} does not exist; check the path, or make it with `python {_script_for(path)} --local_dir DIR`"
-        findings.error(place, message)
+        command = f"{_script_for(path)} --local_dir {path.parent}"
+        findings.error(place, f"{path} does not exist; check the path, or make the file with `python {command}`")
     elif path.stat().st_size == 0:
         findings.error(place, f"{path} is empty (0 bytes); make the file again")
     elif (other := _other_format(path)) is not None:
-        remedy = f"turn it into parquet with `python {_script_for(path)} --local_dir DIR --source {path.parent}`"
-        findings.error(place, f"{path} is {other}, not parquet; {remedy}, or a script like it")
+        command = f"{_script_for(path)} --local_dir DIR --source {path.parent}"
+        findings.error(place, f"{path} is {other}, not parquet; make parquet of it with `python {command}`")
     else:
         return _check_parquet(path, place, findings)
     return None
 
 
 def _script_for(path: Path) -> str:
-    return _PREPROCESS if "gsm8k" in str(path).lower() else f"data_preprocess/NAME.py` (such as `{_PREPROCESS}"
+    return f"data_preprocess/{'gsm8k' if 'gsm8k' in str(path).lower() else 'NAME'}.py"
 
 
 def _other_format(path: Path) -> str | None:

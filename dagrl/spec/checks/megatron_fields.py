@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dagrl.spec.errors import Place, suggest
+from dagrl.spec.errors import Place, nearest, shown, suggest
 from dagrl.spec.positions import Findings
 from dagrl.spec.schema import MegatronEngineSpec, ParallelSpec, Pipeline
 
@@ -60,14 +60,12 @@ def _check_section(place: Place, section: str, given: Mapping[str, Any], finding
         elif known[field] in _PLAIN_TYPES:
             types, words = _PLAIN_TYPES[known[field]]
             if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-                shown = str(value).lower() if isinstance(value, bool) else repr(value)
-                findings.error(inner, f"expected {words}, got {shown}; write {words}")
+                findings.error(inner, f"expected {words}, got {shown(value)}; write {words}")
 
 
 def _near(field: str, known: Mapping[str, str]) -> str:
-    remedy = suggest(field, known)
-    # Hundreds of names help nobody.
-    return remedy if remedy.startswith("did you mean") else "look the name up in Megatron-core, or take it out"
+    # All of the hundreds of names would help nobody.
+    return suggest(field, known) if nearest(field, known) else "look the name up in Megatron-core, or take it out"
 
 
 @cache

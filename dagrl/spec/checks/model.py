@@ -14,7 +14,7 @@ from typing import Any
 
 from typing_extensions import TypeIs
 
-from dagrl.spec.errors import Place
+from dagrl.spec.errors import Place, shown
 from dagrl.spec.positions import Findings
 from dagrl.spec.schema import MegatronEngineSpec, ModelSpec, Pipeline, TokenizerSpec
 
@@ -117,7 +117,7 @@ def _check_init(model: ModelSpec, findings: Findings) -> Mapping[str, Any] | Non
         if name in model.init and not _is_size(model.init[name])
     ]
     for name in wrong:
-        message = f"expected a whole number above 0, got {model.init[name]!r}; write digits without quotes"
+        message = f"expected a whole number above 0, got {shown(model.init[name])}; write digits without quotes"
         findings.error(("model", "init", name), message)
     _check_vocabulary(model, findings)
     return None if wrong else model.init

@@ -233,7 +233,11 @@ class WeightedLikelihood:
             loss = loss - self.entropy_coef * tokens.entropy
         total = (tokens.weight * loss).sum()
         count = tokens.logprob.new_tensor(len(tokens.logprob))
-        return total, {"loss": (total.detach(), count.new_ones(())), "nll": (-tokens.logprob.detach().sum(), count)}
+        # Weights add up to 1 over a mini-batch.
+        return total, {
+            "loss": (total.detach(), tokens.weight.sum()),
+            "nll": (-tokens.logprob.detach().sum(), count),
+        }
 
 
 @pytest.fixture(scope="session")

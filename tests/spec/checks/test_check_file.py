@@ -1,7 +1,13 @@
 import subprocess
 import sys
+from pathlib import Path
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from dagrl.spec.checks import check_file
+from dagrl.spec.errors import PipelineError
+from dagrl.spec.yaml_source import dump_document, read_document
 
 
 def test_a_right_pipeline_comes_with_its_graph_and_rows(project):
@@ -64,3 +70,32 @@ def test_checking_needs_neither_torch_nor_ray_nor_transformers(project):
     )
     done = subprocess.run([sys.executable, "-c", code, str(project.folder / "p.yaml")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+_SCALARS = [None, 0, -1, 2, 10**20, 1.5, float("nan"), True, "", "x", "~", "\0", "a:b", "a.b", "a" * 5000]
+_NAMES = ["actor", "reference", "generator", "train", "reward.reward", "samples"]
+_VALUES = st.sampled_from([*_SCALARS, *_NAMES, [], {}, ["x"], [[1]], {"op": "rollout"}, {"backend": "hf"}])
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_whatever_stands_in_the_file_the_answer_is_a_pipeline_or_lines_with_a_remedy(project, data):
+    tree = read_document(Path(project.folder / "p.yaml")).tree
+    for _ in range(data.draw(st.integers(1, 3))):
+        section = tree
+        while True:
+            key = data.draw(st.sampled_from(sorted(section)))
+            if not (isinstance(section[key], dict) and section[key] and data.draw(st.booleans())):
+                break
+            section = section[key]
+        section[data.draw(st.sampled_from([key, f"{key}s", "read", "shares", "1"]))] = data.draw(_VALUES)
+    path = project.write("changed.yaml", dump_document(tree))
+    try:
+        check_file(path)
+    except PipelineError as error:
+        lines = len(path.read_text().splitlines())
+        for problem in error.problems:
+            assert problem.file == str(path)
+            assert 1 <= problem.line <= lines
+            assert "; " in problem.message
+            assert "\n" not in str(problem)

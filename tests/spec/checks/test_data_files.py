@@ -13,12 +13,14 @@ def data_problems(project, name):
 
 def test_a_missing_file(project):
     (message,) = data_problems(project, "gone.parquet")
-    assert message.startswith("gone.parquet does not exist; check the path, or make it with `python data_preprocess/")
+    assert message.startswith(
+        "gone.parquet does not exist; check the path, or make the file with `python data_preprocess/NAME.py "
+    )
 
 
 def test_a_missing_gsm8k_file_names_its_script(project):
     (message,) = data_problems(project, "gsm8k/train.parquet")
-    assert message.endswith("or make it with `python data_preprocess/gsm8k.py --local_dir DIR`")
+    assert message.endswith(f"with `python data_preprocess/gsm8k.py --local_dir {project.folder}/gsm8k`")
 
 
 def test_a_folder(project):
@@ -40,7 +42,7 @@ def test_a_folder(project):
         (b"\x00" * 100, "bad.parquet cannot be read as parquet ("),
         (
             b'{"question": "?"}\n',
-            "bad.parquet is JSON, not parquet; turn it into parquet with `python data_preprocess/",
+            "bad.parquet is JSON, not parquet; make parquet of it with `python data_preprocess/",
         ),
     ],
 )

@@ -4,7 +4,10 @@ import pytest
 
 from dagrl.spec.checks import check_file
 
-INIT = "  init: {model_type: qwen3, hidden_size: 64, num_attention_heads: 4, num_key_value_heads: 2, intermediate_size: 128}"
+INIT = (
+    "  init: {model_type: qwen3, hidden_size: 64, num_attention_heads: 4, num_key_value_heads: 2, "
+    "intermediate_size: 128}"
+)
 TOKENIZER = '  tokenizer: {kind: characters, alphabet: "0123456789+= "}'
 CASES = {
     "nothing": (f"model:\n{INIT}\n{TOKENIZER}", f"model: #!\n{TOKENIZER}", "model", "says no model; add `path:`"),

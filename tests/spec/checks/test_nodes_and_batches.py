@@ -40,8 +40,8 @@ CASES = {
         UPDATE,
         "loss: {kl_coef: 0.01}, tokens_per_micro_batch: 23} #!",
         "nodes.update.tokens_per_micro_batch",
-        "23 tokens cannot hold the longest sample, 24 (data.max_prompt_tokens + nodes.rollout.sampling.max_new_tokens); "
-        "set it to 24 or more",
+        "23 tokens cannot hold the longest sample, 24 (data.max_prompt_tokens + "
+        "nodes.rollout.sampling.max_new_tokens); set it to 24 or more",
     ),
     "micro-batch of log-probs": (
         "write: ref_logprob}",
