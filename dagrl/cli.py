@@ -67,7 +67,7 @@ def run(pipeline: Path, overrides: list[str], run_dir: Path | None) -> int:
 
     checked = check_file(pipeline, overrides)
     folder = run_dir or Path("runs") / checked.loaded.pipeline.name
-    from dagrl.runtime.errors import RunError
+    from dagrl.runtime.errors import InterruptedRunError, RunError
     from dagrl.runtime.run import run_pipeline
 
     try:
@@ -75,7 +75,7 @@ def run(pipeline: Path, overrides: list[str], run_dir: Path | None) -> int:
     except RunError as error:
         print(f"dagrl run: failed; what there is lies in {folder}", *error.lines(), sep="\n", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
+    except (InterruptedRunError, KeyboardInterrupt):
         print(f"dagrl run: stopped at once; `dagrl run` goes on from the last checkpoint in {folder}", file=sys.stderr)
         return 130
     print(outcome.summary(folder))
@@ -114,8 +114,8 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser(
         "run",
         help="train",
-        description="Train as a pipeline file says, or go on from the newest checkpoint in the run folder. Ctrl-C saves "
-        "and stops. Exits 0 at the end, 1 if the run failed, with the failing node, worker and cause on the last lines.",
+        description="Train as a pipeline file says, or go on from the newest checkpoint in the run folder. Ctrl-C "
+        "saves and stops. Exits 0 at the end; 1 if the run failed, with node, worker and cause on the last lines.",
     )
     _add_pipeline(command)
     command.add_argument("--run-dir", type=Path, metavar="DIR", help="the run folder (default: runs/NAME)")

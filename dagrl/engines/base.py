@@ -1,4 +1,4 @@
-"""What a node may ask of an engine. A worker holds one rank of one engine and calls these methods on all ranks alike."""
+"""What a node may ask of an engine. A worker holds one rank of an engine and calls these methods on all ranks alike."""
 
 from __future__ import annotations
 
@@ -106,7 +106,8 @@ class TrainEngine(Engine, Protocol):
 
     def export_weights(self, bucket_bytes: int) -> Iterator[Bucket]:
         """The current weights by Hugging Face names, in buckets of about that size. Collective; only rank 0's
-        buckets hold tensors, the others' are empty."""
+        buckets hold tensors, the others' are empty.
+        """
         ...
 
     def save(self, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The plan of a run: which executor does which task, on which ranks. Made by `placement.py`, followed by `scheduler.py`."""
+"""The plan of a run: which executor does which task, on which ranks. `placement.py` makes it."""
 
 from __future__ import annotations
 

@@ -14,8 +14,20 @@ class RunError(Exception):
         self.hint = hint
         self.details = details
         """What goes to the log and not to the terminal: a traceback, for instance."""
+        self.log = ""
+        """The file that holds them."""
 
     def lines(self) -> list[str]:
         """The failure as lines for a terminal."""
-        rows = (("node", self.node), ("worker", self.worker), ("cause", self.cause), ("hint", self.hint))
+        rows = (
+            ("node", self.node),
+            ("worker", self.worker),
+            ("cause", self.cause),
+            ("hint", self.hint),
+            ("details", self.log),
+        )
         return [f"  {name:<7} {text}" for name, text in rows if text]
+
+
+class InterruptedRunError(Exception):
+    """The user wanted the run to end at once."""

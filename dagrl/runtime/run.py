@@ -15,7 +15,7 @@ from dagrl.plan.plan import Plan
 from dagrl.plan.scheduler import Scheduler
 from dagrl.runtime.cluster import cluster
 from dagrl.runtime.driver import Driver
-from dagrl.runtime.errors import RunError
+from dagrl.runtime.errors import InterruptedRunError, RunError
 from dagrl.runtime.fleet import Fleet
 from dagrl.runtime.messages import StartEngine
 from dagrl.runtime.run_folder import RunFolder, open_run_folder
@@ -83,6 +83,7 @@ async def _train(ray: ModuleType, loaded: LoadedPipeline, plan: Plan, folder: Ru
     with _Interrupts(driver, trackers) as interrupts:
         try:
             began = time.time()
+            trackers.note(f"starting {', '.join(plan.executors)}")
             await fleet.launch(_common_setup(loaded, folder))
             await _load(fleet, plan, folder)
             _write_workers(fleet, plan, folder)
@@ -92,11 +93,13 @@ async def _train(ray: ModuleType, loaded: LoadedPipeline, plan: Plan, folder: Ru
             if any(driver.overlong.values()):
                 found = ", ".join(f"{count} {what}" for what, count in driver.overlong.items())
                 trackers.note(f"prompts longer than max_prompt_tokens: {found}")
-        except asyncio.CancelledError:
-            raise KeyboardInterrupt from None
-        except RunError:
-            fleet.kill()
+        except asyncio.CancelledError as cancelled:
+            raise InterruptedRunError from cancelled
+        except RunError as error:
+            _keep_details(error, folder)
             raise
+        except OSError as error:
+            raise RunError(str(error), hint="is the disk full, or the run folder no longer writable?") from error
     await fleet.close()
     return Outcome(scheduler.committed, stopped=scheduler.committed < plan.steps)
 
@@ -113,6 +116,15 @@ def _common_setup(loaded: LoadedPipeline, folder: RunFolder) -> StartEngine:
         trained=False,
         keeps_start_weights=False,
     )
+
+
+def _keep_details(error: RunError, folder: RunFolder) -> None:
+    """Keep the traceback of a worker where a developer finds it, and off the terminal."""
+    if error.details:
+        log = folder.path / "logs" / "failure.txt"
+        log.parent.mkdir(exist_ok=True)
+        log.write_text(error.details)
+        error.log = str(log)
 
 
 async def _load(fleet: Fleet, plan: Plan, folder: RunFolder) -> None:

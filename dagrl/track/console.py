@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -28,13 +30,25 @@ COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 )
 """Heading, metric, format. ``tokens`` is the mean length of a response."""
 
+VALIDATION = (("val/reward/mean", "reward"), ("val/response_tokens/mean", "tokens"))
+"""Metric, heading: what is shown of a validation."""
+
+
+class _Terminal(Terminal):
+    """Standard output; where its reader has gone, silence, for a run does not end with a closed pipe."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        # Python writes what is left in its buffer when it exits: that must not fail either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
 
 class Console:
     """Shows the run to whoever watches it."""
 
     def __init__(self, total_steps: int, terminal: Terminal | None = None) -> None:
         """`total_steps` of the whole run; `terminal` is standard output unless given."""
-        self._terminal = terminal or Terminal(highlight=False)
+        self._terminal = terminal or _Terminal(highlight=False)
         self._total_steps = total_steps
         self._rows: deque[tuple[str, ...]] = deque(maxlen=VISIBLE_STEPS)
         self._progress = Progress(
@@ -61,15 +75,15 @@ class Console:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show a step; of a validation, its own line."""
         values = tuple(form(metrics[name]) if name in metrics else "-" for _, name, form in COLUMNS)
-        if any(value != "-" for value in values):
+        if step > 0:
             self._progress.update(self._task, completed=step)
             self._rows.append((str(step), *values))
             if self._live is None:
                 shown = (f"{head} {value}" for (head, _, _), value in zip(COLUMNS, values, strict=True) if value != "-")
                 self._line(f"step {step}/{self._total_steps}  " + "  ".join(shown))
-        validation = [f"{name.removeprefix('val/')} {value:.4g}" for name, value in metrics.items() if _is_val(name)]
+        validation = [f"{head} {metrics[name]:.4g}" for name, head in VALIDATION if name in metrics]
         if validation:
-            self._line(f"step {step} validation  " + "  ".join(validation))
+            self._line(f"step {step}/{self._total_steps} validation  " + "  ".join(validation))
         if self._live is not None:
             self._live.refresh()
 
@@ -95,7 +109,3 @@ class Console:
         for row in self._rows:
             table.add_row(*row)
         return Group(table, self._progress)
-
-
-def _is_val(name: str) -> bool:
-    return name.startswith("val/")

@@ -53,9 +53,9 @@ def test_validation_has_its_own_line(tmp_path):
     console.log(0, {"val/reward/mean": 0.125, "val/response_tokens/mean": 7.0})
     console.log(1, {"reward/mean": 0.5, "val/reward/mean": 0.75})
     assert stream.getvalue().splitlines() == [
-        "step 0 validation  reward/mean 0.125  response_tokens/mean 7",
+        "step 0/3 validation  reward 0.125  tokens 7",
         "step 1/3  reward 0.500",
-        "step 1 validation  reward/mean 0.75",
+        "step 1/3 validation  reward 0.75",
     ]
 
 
@@ -139,3 +139,24 @@ def read_rest(terminal: int) -> str:
         return os.read(terminal, 65536).decode()
     except OSError:
         return ""
+
+
+def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path):
+    script = (
+        "from pathlib import Path\n"
+        "from dagrl.track.console import Console\n"
+        "console = Console(1000)\n"
+        f"console.start(Path({str(tmp_path)!r}), {{}}, None)\n"
+        "for step in range(1, 1001):\n"
+        "    console.log(step, {'reward/mean': 0.5})\n"
+        "console.close(ok=True)\n"
+        f"Path({str(tmp_path / 'reached')!r}).touch()\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    errors = process.stderr.read() if process.stderr else b""
+    assert process.wait(timeout=60) == 0
+    assert errors == b""
+    assert (tmp_path / "reached").exists()

@@ -7,6 +7,8 @@ choosing which one to resume from, is the runtime's.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -49,13 +51,14 @@ def save(folder: Path, state: TrainingState, *, policy_version: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     dist.barrier()
     _complete(state.optimizer)
-    content = _tensors(state, loading=False) | {
-        "rng": _rng_of_this_rank(),
-        "layout": _layout(state),
-        "schedule_steps": state.schedule.num_steps,
-        "policy_version": policy_version,
-    }
-    dist_checkpointing.save(content, str(folder))
+    with _rates_set_aside(state.optimizer):
+        content = _tensors(state, loading=False) | {
+            "rng": _rng_of_this_rank(),
+            "layout": _layout(state),
+            "schedule_steps": state.schedule.num_steps,
+            "policy_version": policy_version,
+        }
+        dist_checkpointing.save(content, str(folder))
     if dist.get_rank() == 0:
         sizes = {str(path.relative_to(folder)): path.stat().st_size for path in _files(folder)}
         (folder / _FILES).write_text(json.dumps(sizes, indent=1))
@@ -82,7 +85,8 @@ def load(folder: Path, state: TrainingState) -> int:
         raise ValueError(f"checkpoint {folder} does not fit this engine: {error}") from error
     for i, chunk in enumerate(state.chunks):
         unwrap(chunk).load_state_dict(loaded[f"model_{i}"])
-    _load_optimizer(state.optimizer, loaded["optimizer"])
+    with _rates_set_aside(state.optimizer):
+        state.optimizer.load_state_dict(loaded["optimizer"])
     state.schedule.num_steps = saved["schedule_steps"]
     state.schedule.step(0)
     if "rng" in loaded:
@@ -103,12 +107,21 @@ def _complete(optimizer: MegatronOptimizer) -> None:
             part.init_state_fn(part.optimizer, part.config)
 
 
-def _load_optimizer(optimizer: MegatronOptimizer, saved: dict[str, Any]) -> None:
-    # The saved groups bring the learning rates of the pipeline file of that day.
+@contextmanager
+def _rates_set_aside(optimizer: MegatronOptimizer) -> Iterator[None]:
+    """Within the context, parameter groups have no highest and lowest learning rate of their own.
+
+    They are today's pipeline file's, but megatron would save them, and find a saved group by them.
+    """
     rates = [(group["max_lr"], group["min_lr"]) for group in optimizer.param_groups]
-    optimizer.load_state_dict(saved)
-    for group, (highest, lowest) in zip(optimizer.param_groups, rates, strict=True):
-        group["max_lr"], group["min_lr"] = highest, lowest
+    for group in optimizer.param_groups:
+        group["max_lr"] = group["min_lr"] = None
+    try:
+        yield
+    finally:
+        # Loading replaces the groups, in the same order.
+        for group, (highest, lowest) in zip(optimizer.param_groups, rates, strict=True):
+            group["max_lr"], group["min_lr"] = highest, lowest
 
 
 def _layout(state: TrainingState) -> dict[str, Any]:
