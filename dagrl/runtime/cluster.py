@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -17,44 +18,53 @@ from dagrl.runtime.errors import RunError
 from dagrl.spec.schema import Pipeline
 
 _OBJECT_STORE_BYTES = 2 * 2**30
+_KNOCK_TIMEOUT_S = 10.0
+_RUNNING_CLUSTER = Path("/tmp/ray/ray_current_cluster")
+"""Where `ray start` writes the address of the cluster on this machine."""
 
 
 @contextmanager
 def cluster(pipeline: Pipeline, logs: Path) -> Iterator[ModuleType]:
     """The `ray` module, connected; RunError where the pipeline asks for more than there is.
 
-    A Ray that was started here is ended with the context, its processes and its files with it; its workers' logs are
-    kept in `logs`.
+    The cluster is the one at RAY_ADDRESS, or else the one that `ray start` has started on this machine, or else one
+    that is started here. The last is ended with the context, its processes and files with it; what its workers have
+    printed is kept in `logs`.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")
     # Actors on CPU slots must not see a GPU machine's devices vanish: that is for the placement to decide.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray
 
-    address = os.environ.get("RAY_ADDRESS")
-    if address:
-        with _joined(ray, address):
-            _check_resources(ray, pipeline)
-            yield ray
-    else:
-        with _started(ray, pipeline, logs):
-            _check_resources(ray, pipeline)
-            yield ray
+    address = os.environ.get("RAY_ADDRESS") or ("auto" if _RUNNING_CLUSTER.exists() else None)
+    with _joined(ray, address) if address else _started(ray, pipeline, logs):
+        _check_resources(ray, pipeline)
+        yield ray
 
 
 @contextmanager
 def _joined(ray: ModuleType, address: str) -> Iterator[None]:
     try:
+        _knock(address)
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", namespace="dagrl")
-    except (ConnectionError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise RunError(
-            f"no Ray cluster answers at RAY_ADDRESS={address}: {error}",
-            hint="unset RAY_ADDRESS to start a local one, or start one there with `ray start --head`",
+            f"no Ray cluster answers at {address}: {error}",
+            hint="if it asks for a token, set RAY_AUTH_MODE=token; for a local one, unset RAY_ADDRESS and, if a "
+            f"cluster has died, remove {_RUNNING_CLUSTER}",
         ) from error
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """OSError within seconds where nobody listens at ``host:port``: Ray would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=_KNOCK_TIMEOUT_S).close()
 
 
 @contextmanager

@@ -101,11 +101,13 @@ def write_pipeline(folder: Path, pipeline: dict[str, Any]) -> Path:
 class Run:
     """One `dagrl run`, under way or over."""
 
-    def __init__(self, pipeline: Path, folder: Path, *overrides: str) -> None:
+    def __init__(self, pipeline: Path, folder: Path, *overrides: str, ray_address: str | None = None) -> None:
         self.folder = folder
         self.before = ray_processes()
         self._output = folder.with_suffix(".out")
         environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+        if ray_address:
+            environment |= {"RAY_ADDRESS": ray_address, "RAY_AUTH_MODE": "disabled"}
         with self._output.open("a") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "dagrl.cli", "run", str(pipeline), "--run-dir", str(folder), *overrides],
@@ -184,9 +186,9 @@ class Lab:
     def __init__(self) -> None:
         self.runs: list[Run] = []
 
-    def start(self, pipeline: Path, folder: Path, *overrides: str) -> Run:
+    def start(self, pipeline: Path, folder: Path, *overrides: str, ray_address: str | None = None) -> Run:
         """Start `dagrl run` in the background."""
-        self.runs.append(Run(pipeline, folder, *overrides))
+        self.runs.append(Run(pipeline, folder, *overrides, ray_address=ray_address))
         return self.runs[-1]
 
 

@@ -1,6 +1,7 @@
 """Ranks of a megatron engine in one test, forked from the test process, and tiny Hugging Face models for them."""
 
 import datetime
+import faulthandler
 import functools
 import os
 import pickle
@@ -149,25 +150,27 @@ def _run_ranks(world_size: int, function: Callable[..., Any], *args: Any, joined
 
     context = multiprocessing.get_context("fork")
     # This process holds the store, on a port that the system chooses: no rank can find it taken.
-    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    port = store.port if joined else None
-    pipes = [context.Pipe(duplex=False) for _ in range(world_size)]
-    ranks = [
-        context.Process(target=_rank, args=(rank, world_size, port, pipes[rank][1], function, args), daemon=True)
-        for rank in range(world_size)
-    ]
-    for rank, (_, sending) in zip(ranks, pipes, strict=True):
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if joined else None
+    port = store.port if store else None
+    ranks, answers = [], []
+    for rank in range(world_size):
+        # Made one by one, so that no rank holds another's sending end: the pipe breaks when its rank dies.
+        receiving, sending = context.Pipe(duplex=False)
+        ranks.append(context.Process(target=_rank, args=(rank, world_size, port, sending, function, args), daemon=True))
         with warnings.catch_warnings():
             # The store's thread does not follow into the ranks, and they do not need it there.
             warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
-            rank.start()
+            ranks[-1].start()
         sending.close()
+        answers.append(receiving)
     try:
-        return _collect([receiving for receiving, _ in pipes])
+        return _collect(answers)
     finally:
         for rank in ranks:
             rank.kill()
             rank.join()
+        # A failed test keeps this frame: a later rank that collects it would wait for the store's thread, for ever.
+        del store
 
 
 def _rank(
@@ -176,6 +179,8 @@ def _rank(
     import torch.distributed as dist
 
     timeout = datetime.timedelta(seconds=TIMEOUT_S)
+    # A rank that hangs says where, on stderr, before the test gives it up.
+    faulthandler.dump_traceback_later(TIMEOUT_S - 5)
     try:
         if port is not None:
             store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timeout)
@@ -300,7 +305,7 @@ def run_engine(run_ranks: Callable[..., list[Any]], tiny_model: "ModelSpec") -> 
     weight_source(tiny_model, 3).names()
 
     def run(world_size: int, function: Callable[[Any], Any], **fields: Any) -> list[Any]:
-        own = {"train_steps": 10, "trainable": True, "keep_start_weights": False}
+        own = {"model": tiny_model, "train_steps": 10, "trainable": True, "keep_start_weights": False}
         options = {name: fields.pop(name, value) for name, value in own.items()}
         spec = MegatronEngineSpec.model_validate({"backend": "megatron", "group": "train", **fields})
         with socket.socket() as free:
@@ -308,9 +313,8 @@ def run_engine(run_ranks: Callable[..., list[Any]], tiny_model: "ModelSpec") -> 
             port = free.getsockname()[1]
 
         def on_rank(rank: int) -> Any:
-            engine = MegatronEngine(
-                tiny_model, spec, RankContext(rank, world_size, "127.0.0.1", port, 60.0, 3), **options
-            )
+            ranks = RankContext(rank, world_size, "127.0.0.1", port, 60.0, 3)
+            engine = MegatronEngine(spec=spec, ranks=ranks, **options)
             return function(engine)
 
         return run_ranks(world_size, on_rank, joined=False)

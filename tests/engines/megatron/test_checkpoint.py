@@ -139,3 +139,9 @@ def test_a_folder_that_cannot_be_resumed_from_is_refused_in_a_sentence(run_engin
     assert "is no finished checkpoint" in load_error(run_engine, torn)
     plain = load_error(run_engine, saved["folder"], optimizer={"use_distributed_optimizer": False})
     assert "was saved with optimizer.use_distributed_optimizer: True" in plain
+
+
+def test_a_checkpoint_of_another_model_is_refused(run_engine, saved, tiny_model) -> None:
+    wider = tiny_model.model_copy(update={"init": {**tiny_model.init, "intermediate_size": 64}})
+    message = load_error(run_engine, saved["folder"], model=wider)
+    assert message.startswith(f"checkpoint {saved['folder']} does not fit this engine: ")

@@ -85,3 +85,34 @@ def test_no_tokens_give_an_empty_result_with_a_gradient_of_zero(sample) -> None:
     assert entropy is not None and logprob.shape == entropy.shape == (0,)
     (logprob.sum() + entropy.sum()).backward()
     assert logits.grad is not None and logits.grad.shape == (0, 12)
+
+
+def test_a_vocabulary_split_over_ranks_gives_the_same_as_a_whole_one(sample, run_ranks) -> None:
+    logits, targets = sample
+    targets = targets % 9
+
+    def on_rank(rank: int) -> tuple[torch.Tensor, ...]:
+        own = logits.chunk(4, dim=1)[rank].clone().requires_grad_()
+        logprob, entropy = token_logprobs(
+            own,
+            targets,
+            temperature=0.8,
+            vocab_size=9,
+            group=torch.distributed.group.WORLD,
+            with_entropy=True,
+            chunk_elements=5,
+        )
+        (logprob.sum() + 0.5 * entropy.square().sum()).backward()
+        return logprob.detach(), entropy.detach(), own.grad
+
+    # Of the 12 columns, the last rank's three are all padding.
+    whole = logits[:, :9].clone().requires_grad_()
+    logprob, entropy = plain(whole, targets, 0.8)
+    (logprob.sum() + 0.5 * entropy.square().sum()).backward()
+    ranks = run_ranks(4, on_rank)
+    for found_logprob, found_entropy, _ in ranks:
+        torch.testing.assert_close(found_logprob, logprob.detach(), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(found_entropy, entropy.detach(), rtol=1e-12, atol=1e-12)
+    found = torch.cat([grad for _, _, grad in ranks], dim=1)
+    torch.testing.assert_close(found[:, :9], whole.grad, rtol=1e-12, atol=1e-12)
+    assert found[:, 9:].abs().max() == 0

@@ -1,0 +1,57 @@
+"""Joining a Ray that is there, and asking for more than there is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+RAY = Path(sys.executable).parent / "ray"
+
+
+@pytest.fixture(scope="module")
+def running_ray(tmp_path_factory):
+    """A Ray with two CPUs that somebody else has started; yields its address."""
+    address = "127.0.0.1:26379"
+    folder = tmp_path_factory.mktemp("r", numbered=False)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.STDOUT, "timeout": 120}
+    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+    start = ["start", "--head", "--port=26379", "--num-cpus=2", f"--temp-dir={folder}", "--include-dashboard=false"]
+    start += ["--object-store-memory=134217728", "--node-ip-address=127.0.0.1"]
+    subprocess.run([RAY, *start], check=True, env=environment, **quiet)
+    yield address
+    subprocess.run([RAY, "stop", "--force"], check=True, env=environment, **quiet)
+
+
+def test_a_running_ray_is_joined_and_left_as_it_was(lab, running_ray, tmp_path):
+    pipeline = lab.tiny_pipeline()
+    pipeline["run"] = {"steps": 1}
+    run = lab.start(lab.write_pipeline(tmp_path, pipeline), tmp_path / "run", ray_address=running_ray)
+    assert run.wait() == 0, run.output
+    assert run.left_behind() == []
+    environment = {**os.environ, "RAY_AUTH_MODE": "disabled"}
+    command = [RAY, "status", f"--address={running_ray}"]
+    status = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert "0.0/2.0 CPU" in status.stdout
+
+
+def test_a_pipeline_that_asks_for_more_than_there_is_says_so(lab, running_ray, tmp_path):
+    pipeline = lab.tiny_pipeline()
+    pipeline["groups"]["train"] = {"cpus_per_node": 8}
+    run = lab.start(lab.write_pipeline(tmp_path, pipeline), tmp_path / "run", ray_address=running_ray)
+    assert run.wait() == 1
+    assert "the groups train, rollout ask for 9 CPUs and the cluster has 2" in run.output
+    assert "Traceback" not in run.output
+
+
+def test_an_address_where_nobody_answers_is_named(lab, tmp_path):
+    pipeline = lab.write_pipeline(tmp_path, lab.tiny_pipeline())
+    run = lab.start(pipeline, tmp_path / "run", ray_address="127.0.0.1:9")
+    assert run.wait() == 1
+    assert "no Ray cluster answers at 127.0.0.1:9" in run.output
+    assert "Traceback" not in run.output
