@@ -19,7 +19,6 @@ $(VENV)/.ready: $(REQUIREMENTS) pyproject.toml
 
 demo: setup
 	rm -rf runs/demo
-	$(BIN)/python data_preprocess/arithmetic.py --local_dir runs/demo/data
 	$(BIN)/dagrl run dag_templates/tiny_grpo.yaml --run-dir runs/demo
 
 test: setup lint

@@ -30,17 +30,24 @@ def reward(parts: Sequence[Part], context: Context) -> Iterator[Output]:
 
 
 def _samples(batch: Batch, context: Context) -> Samples:
-    """The rows as a reward function sees them: text without special tokens."""
-    decode = context.resources.tokenizer.batch_decode
-    prompts, responses = (
-        decode([batch[name][row] for row in range(len(batch))], skip_special_tokens=True) if len(batch) else []
-        for name in ("prompt_tokens", "response_tokens")
-    )
+    """The rows as a reward function sees them."""
+    tokenizer = context.resources.tokenizer
+    prompts = [tokenizer.decode(batch["prompt_tokens"][row], skip_special_tokens=True) for row in range(len(batch))]
     return Samples(
         sample_id=batch.rows.tolist(),
         prompt=prompts,
-        response=responses,
+        response=[response_text(batch["response_tokens"][row], context) for row in range(len(batch))],
         answer=batch["answer"].strings(),
         data_source=batch["data_source"].strings(),
         extra_info=[json.loads(text) if text else {} for text in batch["extra_info"].strings()],
     )
+
+
+def response_text(tokens: np.ndarray, context: Context) -> str:
+    """A response without the token that ended it.
+
+    Other special tokens stay: a policy must not pass by hiding them in an answer that would be right without them.
+    """
+    tokenizer = context.resources.tokenizer
+    ends = {tokenizer.eos_token_id, *context.resources.rollout.sampling.stop_token_ids}
+    return tokenizer.decode(tokens[:-1] if len(tokens) and int(tokens[-1]) in ends else tokens)

@@ -32,7 +32,6 @@ def cluster(pipeline: Pipeline, logs: Path) -> Iterator[ModuleType]:
     printed is kept in `logs`.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")
     # Actors on CPU slots must not see a GPU machine's devices vanish: that is for the placement to decide.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray

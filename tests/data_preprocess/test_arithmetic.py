@@ -36,7 +36,7 @@ def test_the_seed_decides(arithmetic: ModuleType, tmp_path: Path) -> None:
     assert first == same != other
 
 
-@pytest.mark.parametrize("options", [["--held_out", "0"], ["--held_out", "1"], ["--largest", "0"], ["--largest", "-5"]])
+@pytest.mark.parametrize("options", [["--held_out", "1"], ["--largest", "0"], ["--largest", "-5"]])
 def test_options_that_leave_a_file_empty_are_refused(
     arithmetic: ModuleType, tmp_path: Path, options: list[str]
 ) -> None:
