@@ -29,6 +29,12 @@ def test_every_sum_is_right_and_in_one_file(arithmetic: ModuleType, tmp_path: Pa
     assert list(train | test) != list(expected)
 
 
+def test_with_nothing_held_out_both_files_hold_all_pairs(arithmetic: ModuleType, tmp_path: Path) -> None:
+    arithmetic.main(["--local_dir", str(tmp_path), "--largest", "4", "--held_out", "0"])
+    assert questions(tmp_path, "train") == questions(tmp_path, "test")
+    assert len(questions(tmp_path, "train")) == 25
+
+
 def test_the_seed_decides(arithmetic: ModuleType, tmp_path: Path) -> None:
     for name, seed in (("a", "1"), ("b", "1"), ("c", "2")):
         arithmetic.main(["--local_dir", str(tmp_path / name), "--seed", seed])

@@ -1,0 +1,28 @@
+"""The reference of the pipeline file is the one in docs/."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dagrl.spec import schema
+from dagrl.spec.reference import reference
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "pipeline.md"
+
+
+def test_docs_are_up_to_date() -> None:
+    assert DOCUMENT.read_text() == reference(), "run: python -m dagrl.spec.reference > docs/pipeline.md"
+
+
+def test_every_section_of_the_schema_has_a_heading_and_a_meaning_for_every_key() -> None:
+    sections = [
+        each
+        for each in vars(schema).values()
+        if isinstance(each, type) and issubclass(each, schema.Section) and each not in (schema.Section, schema.NodeBase)
+    ]
+    for section in sections:
+        assert section.__doc__ is not None
+        assert section.__doc__.strip() in reference()
+        undocumented = [name for name, field in section.model_fields.items() if not field.description]
+        # The sections of the file say what they are by themselves.
+        assert undocumented in ([], ["model", "data", "groups", "engines", "nodes", "schedule", "run", "track"])
