@@ -53,7 +53,9 @@ def main(arguments: list[str] | None = None) -> None:
         "--local_dir", type=Path, required=True, help="folder to write train.parquet and test.parquet to"
     )
     parser.add_argument("--largest", type=int, default=9, help="largest operand; default: %(default)s")
-    parser.add_argument("--held_out", type=float, default=0.2, help="share of pairs for test.parquet only; default: %(default)s")
+    parser.add_argument(
+        "--held_out", type=float, default=0.2, help="share of pairs for test.parquet only; default: %(default)s"
+    )
     parser.add_argument("--seed", type=int, default=1, help="of order and split, 0 or above; default: %(default)s")
     options = parser.parse_args(arguments)
     try:

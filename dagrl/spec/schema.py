@@ -119,6 +119,7 @@ class MegatronEngineSpec(Section):
     """A Megatron-core model: trains, and computes log-probs."""
 
     backend: Literal["megatron"]
+    """Megatron-core, with Transformer Engine on GPUs."""
     group: Name | None = None
     """The group that holds it."""
     shares: Name | None = None
@@ -139,6 +140,7 @@ class HfEngineSpec(Section):
     """A Hugging Face model that generates inside its own process: small models, and machines without a GPU."""
 
     backend: Literal["hf"]
+    """Transformers, inside the worker."""
     group: Name
     """The group that holds it: one replica for each rank."""
     follows: Name | None = None
@@ -180,6 +182,7 @@ class RolloutNode(NodeBase):
     """Samples `n` responses to each prompt."""
 
     op: Literal["rollout"]
+    """Names this kind of node."""
     engine: Name
     """The engine that generates."""
     n: PositiveInt = 1
@@ -194,6 +197,7 @@ class RewardNode(NodeBase):
     """Scores each response."""
 
     op: Literal["reward"]
+    """Names this kind of node."""
     fn: str
     """``math``, ``exact``, or your own as ``module:function``."""
     args: dict[str, Any] = Field(default_factory=dict)
@@ -206,6 +210,7 @@ class LogprobNode(NodeBase):
     """Log-probs of the sampled tokens under an engine's current weights."""
 
     op: Literal["logprob"]
+    """Names this kind of node."""
     engine: Name
     """The engine that computes."""
     tokens_per_micro_batch: PositiveInt = 16384
@@ -225,6 +230,7 @@ class AdvantageNode(NodeBase):
     """Turns rewards into advantages."""
 
     op: Literal["advantage"]
+    """Names this kind of node."""
     estimator: Literal["grpo"]
     """How."""
     normalize_by_std: bool = True
@@ -258,6 +264,7 @@ class UpdateNode(NodeBase):
     """Trains an engine on the step's samples."""
 
     op: Literal["update"]
+    """Names this kind of node."""
     engine: Name
     """The engine that is trained."""
     loss: LossSpec = LossSpec()
@@ -274,6 +281,7 @@ class CustomNode(NodeBase):
     """Your own op, ``module:function``, decorated with `dagrl.node`."""
 
     op: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
+    """``module:function``, looked for beside the pipeline file and on the Python path."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Further keyword arguments of the function."""
 
@@ -336,10 +344,18 @@ class Pipeline(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     """Names the run folder and the tracker's run."""
     model: ModelSpec
+    """The policy."""
     data: DataSpec
+    """The prompts."""
     groups: Annotated[dict[Name, GroupSpec], Field(min_length=1)]
+    """GPUs or CPU slots, by name."""
     engines: Annotated[dict[Name, EngineSpec], Field(min_length=1)]
+    """Models with a layout on a group, by name."""
     nodes: Annotated[dict[Name, NodeSpec], Field(min_length=1)]
+    """The stages of a step, by name."""
     schedule: ScheduleSpec = ScheduleSpec()
+    """How steps overlap."""
     run: RunSpec
+    """How long, how often, how safely."""
     track: tuple[Literal["console", "tensorboard", "wandb"], ...] = ("console",)
+    """Where metrics go, beside metrics.jsonl."""
