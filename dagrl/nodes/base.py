@@ -12,7 +12,7 @@ import numpy as np
 
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
-from dagrl.spec.schema import NodeBase, Pipeline, RolloutNode
+from dagrl.spec.schema import NodeBase, Pipeline, RolloutNode, SamplingSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -101,6 +101,14 @@ class Context:
     def samples_per_prompt(self) -> int:
         """Rows of a group."""
         return 1 if self.validation else self.resources.rollout.n
+
+    @property
+    def sampling(self) -> SamplingSpec:
+        """How the batch's tokens are drawn; in validation the likeliest ones, unless ``val_sampling`` says otherwise."""
+        rollout = self.resources.rollout
+        if not self.validation:
+            return rollout.sampling
+        return rollout.val_sampling or rollout.sampling.model_copy(update={"temperature": 0.0})
 
     @property
     def temperature(self) -> float:

@@ -48,6 +48,6 @@ def response_text(tokens: np.ndarray, context: Context) -> str:
 
     Other special tokens stay: a policy must not pass by hiding them in an answer that would be right without them.
     """
-    tokenizer = context.resources.tokenizer
-    ends = {tokenizer.eos_token_id, *context.resources.rollout.sampling.stop_token_ids}
+    tokenizer, sampling = context.resources.tokenizer, context.sampling
+    ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else (tokenizer.eos_token_id,))}
     return tokenizer.decode(tokens[:-1] if len(tokens) and int(tokens[-1]) in ends else tokens)

@@ -10,7 +10,6 @@ from dagrl.data.batch import Column
 from dagrl.data.stats import Stat
 from dagrl.engines.base import Completion, GenerateEngine
 from dagrl.nodes.base import Context, Output, Part
-from dagrl.spec.schema import RolloutNode, SamplingSpec
 
 
 def rollout(parts: Sequence[Part], context: Context) -> Iterator[Output]:
@@ -23,7 +22,7 @@ def rollout(parts: Sequence[Part], context: Context) -> Iterator[Output]:
     for part in parts:
         if len(part.batch) == 0:
             yield _output(part, {}, engine.policy_version)
-    for completion in engine.generate(prompts, seeds, _sampling(context)):
+    for completion in engine.generate(prompts, seeds, context.sampling):
         position, row = owners[completion.index]
         finished[position][row] = completion
         if len(finished[position]) == len(parts[position].batch):
@@ -32,16 +31,9 @@ def rollout(parts: Sequence[Part], context: Context) -> Iterator[Output]:
 
 def sample_seed(context: Context, row: int) -> int:
     """Seed of one sample: from the run's seed, the step and the row alone, so that a resumed run draws the same."""
-    entropy = [context.pipeline.run.seed, context.step, int(context.validation), row]
+    # A seed may be negative, numpy's sources of randomness take none such.
+    entropy = [context.pipeline.run.seed % 2**64, context.step, int(context.validation), row]
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
-
-
-def _sampling(context: Context) -> SamplingSpec:
-    node = context.node
-    assert isinstance(node, RolloutNode)
-    if not context.validation:
-        return node.sampling
-    return node.val_sampling or node.sampling.model_copy(update={"temperature": 0.0})
 
 
 def _output(part: Part, completions: dict[int, Completion], version: int) -> Output:

@@ -32,8 +32,8 @@ def cluster(pipeline: Pipeline, logs: Path) -> Iterator[ModuleType]:
     printed is kept in `logs`.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Actors on CPU slots must not see a GPU machine's devices vanish: that is for the placement to decide.
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Workers on CPU slots, and the host, must not see the GPUs of their machine.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
     import ray
 
     address = os.environ.get("RAY_ADDRESS") or ("auto" if _RUNNING_CLUSTER.exists() else None)

@@ -70,4 +70,5 @@ def _cuts(run: Run, task: PlannedTask, ledger: Ledger, pipeline: Pipeline) -> Se
         return list(enumerate(np.split(rows, ends)))
     if task.scope is Scope.BATCH:
         return [(0, ledger.rows(run.shards))]
-    return [(shard, ledger.rows((shard,))) for shard in run.shards]
+    # Where there are fewer groups than shards, an empty one comes before anybody has written the columns it would have.
+    return [(shard, rows) for shard in run.shards if len(rows := ledger.rows((shard,)))]

@@ -45,7 +45,7 @@ class Fleet:
         self._plan = plan
         self._pipeline = pipeline
         self._members: dict[str, list[Member]] = {}
-        self._placement_groups: list[Any] = []
+        self._placement_groups: dict[str, Any] = {}
 
     def members(self, executor: str) -> list[Member]:
         """The workers of an executor, by rank."""
@@ -100,15 +100,11 @@ class Fleet:
     def _placement_group(self, group: str) -> Any:
         from ray.util.placement_group import placement_group
 
-        name = f"dagrl-{group}"
-        for known_name, known in self._placement_groups:
-            if known_name == name:
-                return known
-        spec = self._pipeline.groups[group]
-        bundle = {"CPU": 1} if spec.is_cpu else {"GPU": 1}
-        made = placement_group([bundle] * spec.ranks, strategy="PACK", name=name)
-        self._placement_groups.append((name, made))
-        return made
+        if group not in self._placement_groups:
+            spec = self._pipeline.groups[group]
+            slot = {"CPU": 1} if spec.is_cpu else {"GPU": 1}
+            self._placement_groups[group] = placement_group([slot] * spec.ranks, strategy="PACK")
+        return self._placement_groups[group]
 
     async def _describe(self, name: str, actor: Any) -> Member:
         host, address, port = await actor.describe.remote()
@@ -129,9 +125,9 @@ class Fleet:
                 self._ray.kill(member.actor)
         from ray.util.placement_group import remove_placement_group
 
-        for _, group in self._placement_groups:
+        for group in self._placement_groups.values():
             remove_placement_group(group)
-        self._members, self._placement_groups = {}, []
+        self._members, self._placement_groups = {}, {}
 
     # -- work
 
