@@ -104,7 +104,7 @@ class Context:
 
     @property
     def sampling(self) -> SamplingSpec:
-        """How the batch's tokens are drawn; in validation the likeliest ones, unless ``val_sampling`` says otherwise."""
+        """How the batch's tokens are drawn; in validation the likeliest, unless ``val_sampling`` says otherwise."""
         rollout = self.resources.rollout
         if not self.validation:
             return rollout.sampling

@@ -10,7 +10,7 @@ import numpy as np
 
 from dagrl.data.batch import Batch, Column
 from dagrl.nodes.base import Context, Op, Output, Part
-from dagrl.spec.columns import CORE_COLUMNS, Shape
+from dagrl.spec.columns import CORE_COLUMNS, ColumnSpec, Shape
 from dagrl.spec.custom import contract_of_function, load_function
 from dagrl.spec.schema import CustomNode
 
@@ -47,11 +47,39 @@ def _view(batch: Batch) -> dict[str, Any]:
 
 
 def _column(name: str, values: Any, rows: int, place: str) -> Column:
-    known = CORE_COLUMNS.get(name)
-    if len(values) != rows:
-        raise ValueError(f"{place} returned {len(values)} values of {name!r} for {rows} rows")
-    if isinstance(values[0], str) if rows else known is not None and known.shape is Shape.TEXT:
-        return Column.text(list(values))
-    dtype = known.dtype if known else "float32"
-    ragged = known.shape is not Shape.SAMPLE if known else bool(rows) and np.ndim(values[0]) > 0
-    return Column.ragged(list(values), dtype) if ragged else Column(np.asarray(values, dtype=dtype))
+    try:
+        listed = list(values)
+    except TypeError as error:
+        raise ValueError(
+            f"{place} returned {values!r} as {name!r}; return a value for each of the {rows} rows"
+        ) from error
+    if len(listed) != rows:
+        raise ValueError(f"{place} returned {len(listed)} values of {name!r} for {rows} rows")
+    known = CORE_COLUMNS.get(name) or ColumnSpec(name, "float32", _shape_of(listed), "the user's own")
+    try:
+        return _as_declared(known, listed)
+    except (TypeError, ValueError) as error:
+        what = "text" if known.shape is Shape.TEXT else f"{known.dtype} {known.shape.value}"
+        raise ValueError(f"{place} returned values of {name!r} that are not {what}: {error}") from error
+
+
+def _shape_of(values: list[Any]) -> Shape:
+    """The shape of a column that only the user knows, as its first row has it."""
+    if values and isinstance(values[0], str):
+        return Shape.TEXT
+    return Shape.RESPONSE if values and np.ndim(values[0]) else Shape.SAMPLE
+
+
+def _as_declared(column: ColumnSpec, values: list[Any]) -> Column:
+    """TypeError or ValueError where the values do not have the column's shape."""
+    if column.shape is Shape.TEXT:
+        wrong = [value for value in values if not isinstance(value, str)]
+        if wrong:
+            raise TypeError(f"{wrong[0]!r} is no string")
+        return Column.text(values)
+    ndim = 0 if column.shape is Shape.SAMPLE else 1
+    arrays = [np.asarray(value, dtype=column.dtype) for value in values]
+    wrong = [value for value, array in zip(values, arrays, strict=True) if array.ndim != ndim]
+    if wrong:
+        raise ValueError(f"{wrong[0]!r} is {'no list' if ndim else 'no number'}")
+    return Column.ragged(arrays, column.dtype) if ndim else Column(np.array(arrays, dtype=column.dtype))

@@ -55,10 +55,11 @@ def main() -> None:
     """Read the folder and the processes; wait for the pipe to close; clean up unless the driver has."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    folder, *lines = [line.strip() for line in sys.stdin]
-    if lines and lines[-1] == CLEAN:
+    lines = [line.strip() for line in sys.stdin]
+    if not lines or lines[-1] == CLEAN:
         return
-    end([line for line in lines if line])
+    folder, *processes = lines
+    end([process for process in processes if process])
     shutil.rmtree(folder, ignore_errors=True)
 
 

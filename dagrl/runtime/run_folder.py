@@ -31,29 +31,45 @@ def open_run_folder(path: Path, pipeline: Pipeline, resolved: str) -> Iterator[R
     """Take `path` for this run and write the resolved pipeline, as YAML, there.
 
     RunError where another process holds it, where it cannot be written, where ``resume: never`` finds a checkpoint, or
-    where the checkpoint belongs to another model.
+    where the checkpoint belongs to another model or cannot be read.
     """
-    try:
+    with _writing(path):
         path.mkdir(parents=True, exist_ok=True)
         lock = (path / ".lock").open("a+")
-    except OSError as error:
-        raise RunError(f"cannot write to the run folder {path}: {error.strerror}") from error
     with lock:
         _take(lock, path)
         checkpoints = Checkpoints(path, pipeline.run.keep)
         newest = checkpoints.newest()
-        state = checkpoints.read(newest) if newest else None
+        state = _read(checkpoints, newest) if newest else None
         if newest and state:
             _check(pipeline, newest, state)
-        aside = path / ".pipeline.yaml"
-        aside.write_text(resolved)
-        aside.replace(path / "pipeline.yaml")
+        with _writing(path):
+            aside = path / ".pipeline.yaml"
+            aside.write_text(resolved)
+            aside.replace(path / "pipeline.yaml")
         yield RunFolder(path, checkpoints, state, newest)
 
 
 def model_identity(pipeline: Pipeline) -> str:
     """What a checkpoint's weights belong to, as text that can be compared."""
     return pipeline.model.model_dump_json(include={"path", "init"})
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"cannot write to the run folder {path}: {error.strerror}") from error
+
+
+def _read(checkpoints: Checkpoints, newest: Path) -> RunState:
+    try:
+        return checkpoints.read(newest)
+    except ValueError as error:
+        raise RunError(
+            str(error), hint="go on with the dagrl that wrote it, or give the run a new --run-dir"
+        ) from error
 
 
 def _take(lock: TextIO, path: Path) -> None:

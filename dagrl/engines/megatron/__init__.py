@@ -4,8 +4,13 @@ Importing the package readies the process for megatron, so that its modules may 
 of that import is filtered, and without CUDA the stand-ins of `dagrl.engines.megatron.cpu` are put in place.
 """
 
+import os
+
 from dagrl.engines.megatron.cpu.shims import install
 from dagrl.engines.megatron.quiet import hush
 
+# Tensor and sequence parallelism overlap communication by the order in which kernels are queued: one queue keeps it.
+# CUDA reads it when it starts.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 hush()
 install()

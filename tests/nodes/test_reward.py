@@ -1,0 +1,122 @@
+"""Rewards: what text is scored, by whose function, and what a failure counts."""
+
+from __future__ import annotations
+
+import pytest
+
+from dagrl.nodes.base import Part
+from dagrl.nodes.reward import response_text, reward
+from dagrl.rewards.score import RewardError
+
+EOS, PAD = 1, 0
+
+
+def part_of(bench, responses: list, answers: list[str], index: int = 0) -> Part:
+    rows = list(range(10, 10 + len(responses)))
+    batch = bench.batch(
+        rows,
+        prompt_tokens=["1+1="] * len(rows),
+        response_tokens=responses,
+        answer=answers,
+        data_source=["sums"] * len(rows),
+        extra_info=[f'{{"index": {row}}}' for row in rows],
+    )
+    return Part(index, batch)
+
+
+def node(fn: str, **options) -> dict:
+    return {"reward": {"op": "reward", "fn": fn, **options}}
+
+
+def test_each_shard_is_scored_by_the_text_of_its_responses(bench) -> None:
+    parts = [part_of(bench, ["2", "3"], ["2", "2"], 0), part_of(bench, [], [], 1), part_of(bench, ["12"], ["12"], 2)]
+    outputs = list(reward(parts, bench.context("reward")))
+    assert [output.shards for output in outputs] == [(0,), (1,), (2,)]
+    assert [output.columns["reward"].values.tolist() for output in outputs] == [[1, 0], [], [1]]
+    assert outputs[0].rows.tolist() == [10, 11]
+    assert outputs[0].columns["reward"].values.dtype == "float32"
+    assert (outputs[0].stats["reward"].mean, outputs[0].stats["reward"].count) == (0.5, 2)
+    assert "reward/failed_fraction" not in outputs[0].stats, "a run that stops at the first failure has none to count"
+
+
+def test_a_users_batched_function_sees_a_whole_shard_and_the_nodes_args(bench) -> None:
+    bench.write_module(
+        "rewards_of_a_shard",
+        """
+import dagrl
+
+@dagrl.reward(batched=True)
+def seen(prompt, response, answer, data_source, extra_info, bonus):
+    assert prompt == ["1+1="] * 2 and data_source == ["sums"] * 2, (prompt, data_source)
+    assert response == ["2", "34"] and answer == ["2", "5"], (response, answer)
+    return [info["index"] + bonus for info in extra_info]
+""",
+    )
+    context = bench.context("reward", nodes=node("rewards_of_a_shard:seen", args={"bonus": 0.5}))
+    (output,) = reward([part_of(bench, ["2", "34"], ["2", "5"])], context)
+    assert output.columns["reward"].values.tolist() == [10.5, 11.5]
+
+
+FAILS = """
+def on_three(response):
+    if response == "3":
+        raise KeyError("no three")
+    return 1.0
+"""
+
+
+def test_a_failure_stops_with_the_sample_in_its_message(bench) -> None:
+    bench.write_module("rewards_that_stop", FAILS)
+    context = bench.context("reward", nodes=node("rewards_that_stop:on_three"))
+    with pytest.raises(RewardError, match=r"(?s)KeyError: 'no three'.*sample 11\b"):
+        list(reward([part_of(bench, ["2", "3"], ["2", "2"])], context))
+
+
+def test_a_failure_can_count_as_a_value_and_is_counted(bench) -> None:
+    bench.write_module("rewards_that_count", FAILS)
+    context = bench.context("reward", nodes=node("rewards_that_count:on_three", on_error=-2.0))
+    parts = [part_of(bench, ["2", "3", "3"], [""] * 3, 0), part_of(bench, ["4"], [""], 1)]
+    first, second = reward(parts, context)
+    assert first.columns["reward"].values.tolist() == [1, -2, -2]
+    failed = first.stats["reward/failed_fraction"] + second.stats["reward/failed_fraction"]
+    assert (failed.total, failed.count) == (2, 4)
+
+
+def test_the_functions_module_is_imported_once_by_a_worker(bench) -> None:
+    bench.write_module("rewards_of_a_worker", "def half(response):\n    return 0.5\n")
+    context = bench.context("reward", nodes=node("rewards_of_a_worker:half"))
+    list(reward([part_of(bench, ["1"], ["1"])], context))
+    (bench.folder / "rewards_of_a_worker.py").unlink()
+    (output,) = reward([part_of(bench, ["1"], ["1"])], context)
+    assert output.columns["reward"].values.tolist() == [0.5]
+
+
+def text_of(bench, tokens: list[int], *, validation: bool = False, val_sampling: dict | None = None, **sampling) -> str:
+    rollout = {"op": "rollout", "engine": "generator", "sampling": {"max_new_tokens": 8, **sampling}}
+    if val_sampling:
+        rollout["val_sampling"] = {"max_new_tokens": 8, **val_sampling}
+    batch = bench.batch([0], response_tokens=[tokens])
+    return response_text(batch["response_tokens"][0], bench.context(validation=validation, nodes={"rollout": rollout}))
+
+
+def test_the_token_that_ended_a_response_is_no_part_of_its_text(bench) -> None:
+    two, plus = bench.tokenizer.encode("2+")
+    assert text_of(bench, [two, EOS]) == "2"
+    assert text_of(bench, [two, plus], stop_token_ids=(plus,)) == "2"
+    assert text_of(bench, [two, plus]) == "2+"
+    assert text_of(bench, [EOS]) == text_of(bench, []) == ""
+
+
+def test_other_special_tokens_stay_so_that_nothing_hides_in_a_right_answer(bench) -> None:
+    (two,) = bench.tokenizer.encode("2")
+    assert text_of(bench, [PAD, two, EOS]) == "<pad>2"
+    assert text_of(bench, [two, EOS, EOS]) == "2<eos>"
+    assert text_of(bench, [two, EOS], ignore_eos=True) == "2<eos>", "it did not end the response"
+
+
+def test_in_validation_its_own_sampling_says_what_ends_a_response(bench) -> None:
+    two, plus, equals = bench.tokenizer.encode("2+=")
+    stops = {"stop_token_ids": (plus,), "val_sampling": {"stop_token_ids": (equals,)}}
+    assert text_of(bench, [two, equals], validation=True, **stops) == "2"
+    assert text_of(bench, [two, plus], validation=True, **stops) == "2+"
+    assert text_of(bench, [two, plus], **stops) == "2"

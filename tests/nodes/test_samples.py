@@ -1,0 +1,94 @@
+"""The sink: what one can read of a step's samples, and under which name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from dagrl.nodes.base import Part
+from dagrl.nodes.samples import samples
+
+
+def part_of(bench, **more: Any) -> Part:
+    batch = bench.batch(
+        [0, 1, 2],
+        group_id=[0, 0, 1],
+        prompt_tokens=["1+1=", "1+1=", "1+2="],
+        response_tokens=["2", [1], "34"],
+        reward=[1, 0, 0.5],
+        answer=["2", "2", "3"],
+        data_source=["sums", "sums", "Größe"],
+        **more,
+    )
+    return Part(0, batch)
+
+
+def written(bench) -> dict[str, list[dict[str, Any]]]:
+    """The rows of each file that is there."""
+    return {path.name: pq.read_table(path).to_pylist() for path in (bench.folder / "run" / "samples").iterdir()}
+
+
+def test_samples_are_written_as_text_with_their_tokens(bench) -> None:
+    (output,) = samples([part_of(bench)], bench.context(step=12))
+    assert (output.rows.tolist(), output.columns) == ([0, 1, 2], {})
+    rows = written(bench)["step_12.parquet"]
+    assert rows[0] == {
+        "group_id": 0,
+        "prompt": "1+1=",
+        "response": "2",
+        "answer": "2",
+        "data_source": "sums",
+        "reward": 1.0,
+        "response_tokens": bench.tokenizer.encode("2"),
+    }
+    assert [row["response"] for row in rows] == ["2", "<eos>", "34"]
+    assert [row["reward"] for row in rows] == [1.0, 0.0, 0.5]
+    assert rows[2]["data_source"] == "Größe"
+
+
+def test_advantages_and_versions_are_written_where_there_are_any(bench) -> None:
+    part = part_of(bench, advantage=[[0.5, 1.5], [], [-1.0]], policy_version=[4, 4, 3])
+    list(samples([part], bench.context()))
+    rows = written(bench)["step_1.parquet"]
+    assert [row["advantage"] for row in rows] == [1.0, 0.0, -1.0]
+    assert [row["policy_version"] for row in rows] == [4, 4, 3]
+
+
+@pytest.mark.parametrize(("limit", "count"), [(1, 1), (2, 2), (64, 3)])
+def test_only_the_first_rows_are_written(bench, limit: int, count: int) -> None:
+    (output,) = samples([part_of(bench)], bench.context(run={"samples_per_step": limit}))
+    rows = written(bench)["step_1.parquet"]
+    assert [row["prompt"] for row in rows] == ["1+1=", "1+1=", "1+2="][:count]
+    assert len(output.rows) == 3, "all rows are done, written or not"
+
+
+def test_no_samples_are_written_where_none_are_wanted(bench) -> None:
+    (output,) = samples([part_of(bench)], bench.context(run={"samples_per_step": 0}))
+    assert len(output.rows) == 3
+    assert not (bench.folder / "run").exists()
+
+
+def test_validation_has_a_file_of_its_own(bench) -> None:
+    list(samples([part_of(bench)], bench.context(step=3)))
+    list(samples([part_of(bench)], bench.context(step=3, validation=True)))
+    assert set(written(bench)) == {"step_3.parquet", "step_3_val.parquet"}
+
+
+def test_a_step_done_again_replaces_its_file_in_one_go(bench, monkeypatch) -> None:
+    list(samples([part_of(bench)], bench.context()))
+    before = (bench.folder / "run" / "samples" / "step_1.parquet").read_bytes()
+
+    def torn(table: Any, where: Path) -> None:
+        where.write_bytes(b"half of it")
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
+        patch.setattr(pq, "write_table", torn)
+        list(samples([part_of(bench)], bench.context()))
+    assert (bench.folder / "run" / "samples" / "step_1.parquet").read_bytes() == before
+    list(samples([part_of(bench, policy_version=[1, 1, 1])], bench.context()))
+    assert list(written(bench)) == ["step_1.parquet"]
+    assert "policy_version" in written(bench)["step_1.parquet"][0]
