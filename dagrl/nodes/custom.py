@@ -11,7 +11,7 @@ import numpy as np
 from dagrl.data.batch import Batch, Column
 from dagrl.nodes.base import Context, Op, Output, Part
 from dagrl.spec.columns import CORE_COLUMNS, ColumnSpec, Shape
-from dagrl.spec.custom import contract_of_function, load_function
+from dagrl.spec.custom import contract_of_function, load_function, raised_by
 from dagrl.spec.schema import CustomNode
 
 
@@ -24,7 +24,10 @@ def custom_op(place: str, folder: Path | None) -> Op:
         node = context.node
         assert isinstance(node, CustomNode)
         for part in parts:
-            result = function(_view(part.batch), **node.args)
+            try:
+                result = function(_view(part.batch), **node.args)
+            except (Exception, SystemExit) as error:  # a user's function may raise anything
+                raise ValueError(f"{place} {raised_by(function, error)}") from error
             if not isinstance(result, dict) or set(result) != set(contract.writes):
                 raise ValueError(f"{place} must return a dict with the columns it writes: {', '.join(contract.writes)}")
             columns = {name: _column(name, values, len(part.batch), place) for name, values in result.items()}

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from dagrl.spec.custom import reward_traits
+from dagrl.spec.custom import FIELDS, fields_of, name_of, raised_by, reward_traits
 
 SHOWN_CHARACTERS = 200
 """Of a prompt or a response in an error."""
@@ -42,10 +40,6 @@ class Samples:
         return len(self.sample_id)
 
 
-FIELDS = ("prompt", "response", "answer", "data_source", "extra_info")
-"""Keyword arguments that a reward function may ask for."""
-
-
 @dataclass(frozen=True, slots=True)
 class Scores:
     """What a reward function made of some samples."""
@@ -56,32 +50,6 @@ class Scores:
     """Samples that got the reward of ``on_error``."""
     first_failure: str | None
     """What the first of them failed of."""
-
-
-def fields_of(function: Callable[..., Any], args: Mapping[str, Any]) -> tuple[str, ...]:
-    """Which of `FIELDS` a reward function takes, by its parameters' names; all of them where it has ``**kwargs``.
-
-    Raises ValueError where `args` do not fit the function, or it asks for what nobody gives.
-    """
-    name = _name(function)
-    given = [field for field in FIELDS if field in args]
-    if given:
-        raise ValueError(f"args of the reward {name} may not set {given[0]!r}, which is the sample's")
-    parameters = inspect.signature(function).parameters.values()
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    named = {each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
-    for parameter in parameters:
-        if parameter.kind is parameter.POSITIONAL_ONLY:
-            raise ValueError(f"the reward {name} takes {parameter.name!r} by position; arguments are given by name")
-        if parameter.name in named and parameter.default is parameter.empty and parameter.name not in (*FIELDS, *args):
-            raise ValueError(
-                f"the reward {name} wants {parameter.name!r}, which is none of {', '.join(FIELDS)}; "
-                "give it in the node's args"
-            )
-    unknown = [key for key in args if key not in named and not takes_any]
-    if unknown:
-        raise ValueError(f"the reward {name} has no parameter {unknown[0]!r}; remove it from the node's args")
-    return FIELDS if takes_any else tuple(field for field in FIELDS if field in named)
 
 
 def score(
@@ -113,8 +81,8 @@ def _score_one_by_one(
         given = {field: getattr(ledger.samples, field)[index] for field in fields}
         try:
             result = function(**given, **args)
-        except Exception as error:  # noqa: BLE001 - a user's function may raise anything, and on_error rules over it
-            ledger.fail([index], _raised(function, error), error)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's function may raise anything
+            ledger.fail([index], raised_by(function, error), error)
         else:
             ledger.enter(index, result)
 
@@ -127,8 +95,8 @@ def _score_together(
         return
     try:
         results = _plain(function(**{field: list(getattr(ledger.samples, field)) for field in fields}, **args))
-    except Exception as error:  # noqa: BLE001 - as above
-        ledger.fail(everyone, _raised(function, error), error)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
+        ledger.fail(everyone, raised_by(function, error), error)
         return
     if not isinstance(results, Sequence) or isinstance(results, str):
         ledger.fail(everyone, f"returned {_shown(results)}; a batched reward returns a number for each sample")
@@ -147,7 +115,7 @@ class _Ledger:
         self.rewards = np.zeros(len(samples), dtype=np.float32)
         self.failures = 0
         self.first_failure: str | None = None
-        self._name = _name(function)
+        self._name = name_of(function)
         self._on_error = on_error
 
     def enter(self, index: int, result: Any) -> None:
@@ -181,14 +149,6 @@ class _Ledger:
         )
 
 
-def _raised(function: Callable[..., Any], error: Exception) -> str:
-    """What was raised, and where: the innermost line in the function's own file, not the library below it."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own_file = inspect.unwrap(function).__code__.co_filename if inspect.isfunction(inspect.unwrap(function)) else None
-    frame = next((each for each in reversed(frames) if each.filename == own_file), frames[-1])
-    return f"raised {type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
-
-
 def _plain(value: Any) -> Any:
     """Arrays, tensors and their scalars as Python's own lists and numbers."""
     return value.tolist() if hasattr(value, "tolist") else value
@@ -198,8 +158,3 @@ def _shown(value: Any) -> str:
     text = repr(value)
     half = SHOWN_CHARACTERS // 2
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:half]} ... {text[-half:]}"
-
-
-def _name(function: Callable[..., Any]) -> str:
-    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
-    return f"{module}:{name}" if module and name else repr(function)

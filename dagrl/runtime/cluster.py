@@ -19,6 +19,7 @@ from dagrl.spec.schema import Pipeline
 
 _OBJECT_STORE_BYTES = 2 * 2**30
 _KNOCK_TIMEOUT_S = 10.0
+_LONGEST_TEMPORARY_FOLDER = 25
 _RUNNING_CLUSTER = Path("/tmp/ray/ray_current_cluster")
 """Where `ray start` writes the address of the cluster on this machine."""
 
@@ -68,8 +69,9 @@ def _knock(address: str) -> None:
 
 @contextmanager
 def _started(ray: ModuleType, pipeline: Pipeline, logs: Path) -> Iterator[None]:
-    # Short on purpose: Ray puts sockets below it, and their paths must stay under 108 bytes.
-    folder = Path(tempfile.mkdtemp(prefix="dagrl-", dir="/tmp"))
+    # Ray puts sockets some 65 characters below it, and a socket's path must stay under 108 bytes.
+    roomy = len(tempfile.gettempdir()) <= _LONGEST_TEMPORARY_FOLDER
+    folder = Path(tempfile.mkdtemp(prefix="dagrl-", dir=None if roomy else "/tmp"))
     slots = sum(group.ranks for group in pipeline.groups.values() if group.is_cpu)
     watcher = subprocess.Popen(
         [sys.executable, "-I", reaper.__file__], stdin=subprocess.PIPE, text=True, start_new_session=True
@@ -78,6 +80,9 @@ def _started(ray: ModuleType, pipeline: Pipeline, logs: Path) -> Iterator[None]:
     watcher.stdin.write(f"{folder}\n")
     watcher.stdin.flush()
     processes: list[str] = []
+    outer = os.environ.get("TMPDIR")
+    # Workers are killed in the end, and do not clean up after themselves: their temporary files go the same way.
+    os.environ["TMPDIR"] = str(folder)
     try:
         ray.init(
             address="local",
@@ -99,6 +104,10 @@ def _started(ray: ModuleType, pipeline: Pipeline, logs: Path) -> Iterator[None]:
         workers = [
             each for pid in reaper.descendants(os.getpid()) if pid != watcher.pid and (each := reaper.identity(pid))
         ]
+        if outer is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = outer
         ray.shutdown()
         reaper.end([*processes, *workers])
         _keep_worker_logs(folder, logs)

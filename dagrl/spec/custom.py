@@ -1,4 +1,4 @@
-"""The user's own ops and rewards: how they are declared, found and imported.
+"""The user's own ops and rewards: how they are declared, found, imported and called, and how their failures read.
 
 A pipeline names them as ``module:function``; the module is looked for beside the pipeline file and on the Python path.
 """
@@ -6,9 +6,10 @@ A pipeline names them as ``module:function``; the module is looked for beside th
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,12 @@ from dagrl.spec.errors import suggest
 from dagrl.spec.ops import OpContract, Scope
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+FIELDS = ("prompt", "response", "answer", "data_source", "extra_info")
+"""Keyword arguments that a reward function may ask for."""
+
+_SHOWN_CHARACTERS = 500
+"""Of what a user's function says when it fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +115,57 @@ def load_function(place: str, folder: Path | None = None) -> Callable[..., Any]:
             f"module {module_name!r} has no function {function_name!r}; {_functions_of(module, function_name)}"
         )
     return function
+
+
+def fields_of(function: Callable[..., Any], args: Mapping[str, Any]) -> tuple[str, ...]:
+    """Which of `FIELDS` a reward function takes, by its parameters' names; all of them where it has ``**kwargs``.
+
+    Raises ValueError where `args` do not fit the function, or it asks for what nobody gives.
+    """
+    name = name_of(function)
+    given = [field for field in FIELDS if field in args]
+    if given:
+        raise ValueError(f"args of the reward {name} may not set {given[0]!r}, which is the sample's")
+    parameters = inspect.signature(function).parameters.values()
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    named = {each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
+    for parameter in parameters:
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            raise ValueError(f"the reward {name} takes {parameter.name!r} by position; arguments are given by name")
+        if parameter.name in named and parameter.default is parameter.empty and parameter.name not in (*FIELDS, *args):
+            raise ValueError(
+                f"the reward {name} wants {parameter.name!r}, which is none of {', '.join(FIELDS)}; "
+                "give it in the node's args"
+            )
+    unknown = [key for key in args if key not in named and not takes_any]
+    if unknown:
+        raise ValueError(f"the reward {name} has no parameter {unknown[0]!r}; remove it from the node's args")
+    return FIELDS if takes_any else tuple(field for field in FIELDS if field in named)
+
+
+def check_arguments(function: Callable[..., Any], place: str, args: Mapping[str, Any]) -> None:
+    """ValueError where an op, a ``function(batch, **args)``, cannot be called with these arguments."""
+    try:
+        inspect.signature(function).bind(None, **args)
+    except TypeError as error:
+        raise ValueError(f"`{place}` is called with the batch and the node's args: {error}; mend `args`") from error
+
+
+def raised_by(function: Callable[..., Any], error: BaseException) -> str:
+    """What a user's function raised, and where: the innermost line in its own file, not in the library below it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own_file = inspect.unwrap(function).__code__.co_filename if inspect.isfunction(inspect.unwrap(function)) else None
+    frame = next((each for each in reversed(frames) if each.filename == own_file), frames[-1])
+    what = str(error)
+    if len(what) > _SHOWN_CHARACTERS:
+        what = f"{what[:_SHOWN_CHARACTERS]} ..."
+    return f"raised {type(error).__name__}: {what} ({frame.filename}:{frame.lineno})"
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """A function as ``module:function``."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    return f"{module}:{name}" if module and name else repr(function)
 
 
 def _import_failure(module_name: str, error: BaseException) -> str:

@@ -144,7 +144,7 @@ def write_drawing(graph: Graph, path: Path) -> None:
     elif ending in _TEXT_FORMATS:
         path.write_text(_TEXT_FORMATS[ending](graph), encoding="utf-8")
     else:
-        raise ValueError(f"{path.name} does not say a format; end it in .svg, .png, .mmd or .txt")
+        raise ValueError(f"{path} does not say a format; end it in .svg, .png, .mmd or .txt")
 
 
 def stages_of(graph: Graph) -> dict[str, int]:

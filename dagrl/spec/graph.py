@@ -27,6 +27,11 @@ PROMPTS_NODE = "prompts"
 """Name of the implicit source."""
 SAMPLES_NODE = "samples"
 """Name of the implicit sink."""
+_TAKEN = {
+    **dict.fromkeys((PROMPTS_NODE, SAMPLES_NODE), "a node"),
+    **dict.fromkeys(("step", "sync", "save"), "a time in the metrics (`time/NAME_s`)"),
+}
+"""Names that no declared node may have, and what has them."""
 _ALL_NODES: Place = ("nodes",)
 
 
@@ -145,8 +150,10 @@ def _contracts(pipeline: Pipeline, folder: Path | None, findings: Findings) -> d
     rollouts: list[str] = []
     for name, node in pipeline.nodes.items():
         place: Place = ("nodes", name)
-        if name in (PROMPTS_NODE, SAMPLES_NODE):
-            findings.error(place, f"`{name}` is the name of a node that every pipeline has; choose another name")
+        if name in _TAKEN:
+            findings.error(
+                place, f"`{name}` is the name of {_TAKEN[name]} that every pipeline has; choose another name"
+            )
             continue
         if isinstance(node, RolloutNode):
             rollouts.append(name)
@@ -155,6 +162,9 @@ def _contracts(pipeline: Pipeline, folder: Path | None, findings: Findings) -> d
         if isinstance(node, CustomNode):
             try:
                 contracts[name] = contract_of_function(load_function(node.op, folder), node.op)
+                if not contracts[name].reads:
+                    message = f"`{node.op}` reads no column, so it has no rows to work on; read `sample_id` at least"
+                    findings.error((*place, "op"), message)
             except ValueError as error:
                 findings.error((*place, "op"), str(error))
         else:

@@ -85,24 +85,28 @@ def _read_with_parents(path: Path, children: tuple[Path, ...]) -> Document:
     parent = document.tree.pop("extends", None)
     if parent is None:
         return document
-    position = document.positions[("extends",)]
     try:
         parent_path = _find_parent(parent, path)
     except ValueError as error:
-        document.problems.append(Problem(str(path), position.line, "extends", str(error)))
-        return document
+        return _orphaned(document, path, str(error))
     family = (*children, path)
     if parent_path.resolve() in [child.resolve() for child in family]:
         circle = " -> ".join(str(child) for child in (*family, parent_path))
         message = f"the files extend each other in a circle ({circle}); take one `extends` out"
-        document.problems.append(Problem(str(path), position.line, "extends", message))
-        return document
+        return _orphaned(document, path, message)
     inherited = _read_with_parents(parent_path, family)
     _merge(inherited, document, inherited.tree, document.tree, ())
     inherited.positions[()] = document.positions[()]
     inherited.problems += document.problems
     inherited.broken |= document.broken
     return inherited
+
+
+def _orphaned(document: Document, path: Path, message: str) -> Document:
+    """A file that cannot have what it extends: what it lacks may be inherited, so nothing is said of the whole."""
+    document.problems.append(Problem(str(path), document.positions[("extends",)].line, "extends", message))
+    document.broken.add(())
+    return document
 
 
 def _find_parent(parent: Any, path: Path) -> Path:
@@ -216,7 +220,8 @@ def _validate(tree: Tree, document: Document) -> tuple[Pipeline | None, list[Fau
         except ValidationError as error:
             faults = faults_of(error, remains)
         if depth is None:
-            told = [fault for fault in faults if not (fault.missing and fault.place in document.broken)]
+            unread = document.broken.intersection
+            told = [fault for fault in faults if not (fault.missing and unread({fault.place, ()}))]
             document.broken.update(fault.place for fault in faults)
             document.broken.update(fault.meant for fault in faults if fault.meant)
         for fault in faults:

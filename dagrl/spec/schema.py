@@ -9,10 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, FiniteFloat, Tag
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 PositiveInt = Annotated[int, Field(ge=1)]
+Coefficient = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Section(BaseModel):
@@ -111,7 +112,7 @@ class LearningRateSpec(Section):
     """Steps of linear rise from 0, counted in pipeline steps."""
     lr_decay_steps: PositiveInt | None = None
     """Step at which `min_lr` is reached. Default: ``run.steps``."""
-    min_lr: Annotated[float, Field(ge=0)] = 0.0
+    min_lr: Coefficient = 0.0
     """Floor of the decay."""
 
 
@@ -155,7 +156,7 @@ EngineSpec = Annotated[MegatronEngineSpec | HfEngineSpec, Field(discriminator="b
 class SamplingSpec(Section):
     """How tokens are drawn, in SGLang's names."""
 
-    temperature: Annotated[float, Field(ge=0)] = 1.0
+    temperature: Coefficient = 1.0
     """0 takes the likeliest token."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Smallest set of tokens with at least this probability."""
@@ -163,7 +164,7 @@ class SamplingSpec(Section):
     """Likeliest so many tokens; -1 for all."""
     max_new_tokens: PositiveInt
     """Longest response, in tokens."""
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = ()
     """End a response, beside the tokenizer's end-of-sequence token. The token that ends it is part of it."""
     ignore_eos: bool = False
     """Go on after the end-of-sequence token."""
@@ -202,7 +203,7 @@ class RewardNode(NodeBase):
     """``math``, ``exact``, or your own as ``module:function``."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Further keyword arguments of the function."""
-    on_error: Literal["stop"] | float = "stop"
+    on_error: Literal["stop"] | FiniteFloat = "stop"
     """When the function raises: stop the run and name the sample, or give the sample this reward."""
 
 
@@ -220,7 +221,7 @@ class LogprobNode(NodeBase):
 class KlInRewardSpec(Section):
     """Charge the divergence from the reference to the reward, before advantages."""
 
-    coef: Annotated[float, Field(ge=0)]
+    coef: Coefficient
     """Weight of the penalty."""
     estimator: Literal["k1", "k2", "k3"] = "k1"
     """Schulman's estimators of the divergence."""
@@ -250,11 +251,11 @@ class LossSpec(Section):
     """Upper bound of its own. Default: clip_ratio."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
     """Bound on the loss of negative advantages (dual-clip PPO), 3.0 in the paper. Default: none."""
-    kl_coef: Annotated[float, Field(ge=0)] = 0.0
+    kl_coef: Coefficient = 0.0
     """Weight of the divergence from the reference."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Schulman's estimators of the divergence."""
-    entropy_coef: Annotated[float, Field(ge=0)] = 0.0
+    entropy_coef: Coefficient = 0.0
     """Weight of the entropy bonus."""
     aggregation: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"] = "token-mean"
     """How token losses become one number, over the global mini-batch."""
@@ -316,7 +317,7 @@ class RunSpec(Section):
 
     steps: PositiveInt
     """Steps to train."""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
     """Source of all randomness."""
     save_every: PositiveInt | None = None
     """Steps between checkpoints. The last step is always saved."""

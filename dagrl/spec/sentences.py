@@ -18,6 +18,7 @@ from dagrl.spec.schema import CustomNode, Pipeline, Section
 _KINDS = {
     "int": "a whole number",
     "float": "a number",
+    "finite": "a finite number",
     "bool": "true or false",
     "string": "text",
     "dict": "a mapping",
@@ -28,6 +29,7 @@ _KINDS = {
 _REMEDIES = {
     "a whole number": "write digits without quotes",
     "a number": "write it in digits, such as 0.5 or 1e-6, without quotes",
+    "a finite number": "write it in digits, such as 0.5 or 1e-6",
     "true or false": "write `true` or `false` without quotes",
     "text": "write a word, or text in quotes",
     "a mapping": "write `key: value` lines beneath it",
@@ -135,13 +137,15 @@ def _fault(place: Place, several: list[ErrorDetails], tree: dict[str, Any]) -> F
 
 def _expected(details: ErrorDetails) -> str | None:
     stem, _, what = details["type"].partition("_")
-    return _KINDS.get(stem) if what in ("type", "parsing", "from_float", "attributes_type") else None
+    return _KINDS.get(stem) if what in ("type", "parsing", "from_float", "attributes_type", "number") else None
 
 
 def _missing(place: Place, tree: dict[str, Any]) -> str:
     field = fields_at(place[:-1], tree).get(str(place[-1]))
     meaning = (field.description or "").split("\n")[0].rstrip(".") if field else ""
-    return f"the key is missing; add `{place[-1]}:`" + (f" ({meaning[0].lower()}{meaning[1:]})" if meaning else "")
+    if meaning[1:2].islower():  # else: an abbreviation, such as GPUs
+        meaning = meaning[0].lower() + meaning[1:]
+    return f"the key is missing; add `{place[-1]}:`" + (f" ({meaning})" if meaning else "")
 
 
 def _unknown_tag(details: ErrorDetails, place: Place, tree: dict[str, Any]) -> str:

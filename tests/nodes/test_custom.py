@@ -132,6 +132,12 @@ def test_what_makes_no_column_is_refused_by_the_functions_name(run_op, part, ret
         run_op([part], f"return {returned}", reads=[], writes=["reward", "bonus"])
 
 
+@pytest.mark.parametrize("error", ["RuntimeError", "SystemExit"])
+def test_what_a_function_raises_is_told_with_its_line(run_op, part, error: str) -> None:
+    with pytest.raises(ValueError, match=rf"^ops_of_\d+:op raised {error}: out of ideas \(.*ops_of_\d+\.py:7\)$"):
+        run_op([part], f"raise {error}('out of ideas')", reads=[], writes=["reward"])
+
+
 @pytest.mark.parametrize("returned", ["[1, 2]", "[[1], [[2]]]"])
 def test_a_column_of_tokens_wants_a_list_for_each_row(run_op, part, returned: str) -> None:
     with pytest.raises(ValueError, match="'advantage' that are not float32 per response token"):

@@ -100,6 +100,13 @@ def test_a_worker_serves_training_and_validation_from_different_files(bench, tra
     assert [texts(batch["prompt_tokens"]) for batch in (train, val, again)] == [["1+1="], ["9+9="], ["1+1="]]
 
 
+def test_a_worker_reads_its_file_once(bench, trained_on) -> None:
+    context = trained_on()
+    list(prompts((), context))
+    (bench.folder / "train.parquet").unlink()
+    assert len(whole(prompts((), replace(context, position=4)))) == 8
+
+
 def test_the_same_position_gives_the_same_shuffled_rows(trained_on) -> None:
     def tokens(seed: int) -> np.ndarray:
         context = trained_on(data={"shuffle": True, "prompts_per_step": 5}, run={"steps": 1, "seed": seed})

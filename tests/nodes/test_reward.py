@@ -82,15 +82,6 @@ def test_a_failure_can_count_as_a_value_and_is_counted(bench) -> None:
     assert (failed.total, failed.count) == (2, 4)
 
 
-def test_the_functions_module_is_imported_once_by_a_worker(bench) -> None:
-    bench.write_module("rewards_of_a_worker", "def half(response):\n    return 0.5\n")
-    context = bench.context("reward", nodes=node("rewards_of_a_worker:half"))
-    list(reward([part_of(bench, ["1"], ["1"])], context))
-    (bench.folder / "rewards_of_a_worker.py").unlink()
-    (output,) = reward([part_of(bench, ["1"], ["1"])], context)
-    assert output.columns["reward"].values.tolist() == [0.5]
-
-
 def text_of(bench, tokens: list[int], *, validation: bool = False, val_sampling: dict | None = None, **sampling) -> str:
     rollout = {"op": "rollout", "engine": "generator", "sampling": {"max_new_tokens": 8, **sampling}}
     if val_sampling:

@@ -151,6 +151,17 @@ def test_long_texts_are_shortened_in_errors() -> None:
     assert "rrr ... rrr" in shown
 
 
+def test_a_function_that_exits_has_failed_and_does_not_take_the_worker_along() -> None:
+    def leaving(response: str) -> float:
+        raise SystemExit("usage: judge FILE")
+
+    with pytest.raises(RewardError, match=rf"raised SystemExit: usage: judge FILE \({__file__}:\d+\)\n  sample 10 "):
+        stop(leaving)
+    assert score(leaving, samples(), args={}, on_error=-1.0).failures == 3
+    batched = dagrl.reward(batched=True)(leaving)
+    assert score(batched, samples(), args={}, on_error=-1.0).rewards.tolist() == [-1, -1, -1]
+
+
 def test_interrupts_are_not_failures() -> None:
     def interrupted() -> float:
         raise KeyboardInterrupt

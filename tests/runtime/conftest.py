@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,7 +64,8 @@ def tiny_pipeline() -> dict[str, Any]:
         "engines": {
             "actor": {"backend": "megatron", "group": "train", "optimizer": {"lr": 1e-3}},
             "reference": {"backend": "megatron", "shares": "actor"},
-            "generator": {"backend": "hf", "group": "rollout", "follows": "actor"},
+            # Batches smaller than a shard, so that a shard is finished while the next is sampled.
+            "generator": {"backend": "hf", "group": "rollout", "follows": "actor", "max_batch_size": 4},
         },
         "nodes": {
             "rollout": {"op": "rollout", "engine": "generator", "n": 4, "sampling": {"max_new_tokens": 3}},
@@ -103,9 +106,11 @@ class Run:
 
     def __init__(self, pipeline: Path, folder: Path, *overrides: str, ray_address: str | None = None) -> None:
         self.folder = folder
-        self.before = ray_processes()
+        # Short, for Ray puts sockets into it.
+        self.temporary = Path(tempfile.mkdtemp(prefix="dt", dir="/tmp"))
         self._output = folder.with_suffix(".out")
         environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+        environment["TMPDIR"] = str(self.temporary)
         if ray_address:
             environment |= {"RAY_ADDRESS": ray_address, "RAY_AUTH_MODE": "disabled"}
         with self._output.open("a") as output:
@@ -148,24 +153,25 @@ class Run:
         self.process.wait()
 
     def left_behind(self) -> list[str]:
-        """Ray processes that were not there before, after a moment to end, and session folders."""
+        """What is left of the run after a moment to end: processes that use its temporary folder, and what is in it."""
         deadline = time.monotonic() + 15
-        while (left := ray_processes() - self.before) and time.monotonic() < deadline:
+        while (left := [*self._processes(), *map(str, self.temporary.iterdir())]) and time.monotonic() < deadline:
             time.sleep(0.1)
-        return sorted(left)
+        return left
 
-
-def ray_processes() -> set[str]:
-    """Processes of Ray, and its session folders."""
-    found = {str(folder) for folder in Path("/tmp").glob("dagrl-*")}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if "ray::" in command or "/ray/core/" in command or "/tmp/dagrl-" in command:
-            found.add(f"{folder.name} {command[:100]}")
-    return found
+    def _processes(self) -> list[str]:
+        """Processes that were started with the temporary folder, or have a file of it open: all that belong to Ray."""
+        mark = str(self.temporary)
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                opened = [str(each.readlink()) for each in (folder / "fd").iterdir()]
+            except OSError:
+                continue
+            if mark in command or any(mark in each for each in opened):
+                found.append(f"{folder.name} {command[:100]}")
+        return found
 
 
 def comparable(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -200,6 +206,7 @@ def lab() -> Iterator[Lab]:
     for run in lab.runs:
         if run.process.poll() is None:
             run.kill()
+        shutil.rmtree(run.temporary, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pyarrow.parquet as pq
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -12,12 +13,19 @@ def test_dp2_x_tp2_trains_like_one_process(lab, unbroken, tmp_path):
     pipeline["groups"]["train"] = {"cpus_per_node": 4}
     pipeline["engines"]["actor"]["parallel"] = {"tensor_model_parallel_size": 2}
     pipeline["groups"]["rollout"] = {"cpus_per_node": 2}
-    pipeline["run"] = {"steps": 2, "seed": 3}
+    # One step: from the second on, rounding may turn a sampled token, and then the numbers are others.
+    pipeline["run"] = {"steps": 1, "seed": 3}
     run = lab.start(lab.write_pipeline(tmp_path, pipeline), tmp_path / "run")
     assert run.wait() == 0, run.output
-    for mine, theirs in zip(run.metrics(), unbroken.metrics(), strict=False):
-        for name in ("reward/mean", "loss/policy", "kl/ref", "entropy", "grad_norm", "ratio/mean", "kl/old"):
-            assert mine[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-6), (mine["step"], name)
+    assert said(run) == said(unbroken)
+    mine, theirs = run.metrics()[0], unbroken.metrics()[0]
+    for name in ("reward/mean", "loss/policy", "kl/ref", "entropy", "grad_norm", "ratio/mean", "kl/old"):
+        assert mine[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-7), name
+
+
+def said(run) -> list[list[int]]:
+    """The responses of the first step."""
+    return pq.read_table(run.folder / "samples" / "step_1.parquet")["response_tokens"].to_pylist()
 
 
 def test_engines_that_share_a_group_give_the_same_numbers(lab, unbroken, tmp_path):

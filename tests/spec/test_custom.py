@@ -1,6 +1,14 @@
 import pytest
 
-from dagrl.spec.custom import contract_of_function, importable_from, load_function, node, reward, reward_traits
+from dagrl.spec.custom import (
+    contract_of_function,
+    importable_from,
+    load_function,
+    node,
+    raised_by,
+    reward,
+    reward_traits,
+)
 from dagrl.spec.ops import Scope
 
 
@@ -15,6 +23,18 @@ def test_a_decorated_function_says_its_columns(project):
 def test_an_undecorated_function_is_refused():
     with pytest.raises(ValueError, match=r"`m:f` does not say its columns; decorate it"):
         contract_of_function(print, "m:f")
+
+
+def test_a_long_complaint_is_shortened():
+    def wordy():
+        raise ValueError("x" * 10_000)
+
+    with pytest.raises(ValueError, match="xxx") as caught:
+        wordy()
+    told = raised_by(wordy, caught.value)
+    assert told.startswith("raised ValueError: xxx")
+    assert f"xxx ... ({__file__}:" in told
+    assert len(told) < 800
 
 
 def test_reward_traits_default_to_one_call_a_sample():

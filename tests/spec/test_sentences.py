@@ -18,6 +18,12 @@ CASES = [
     ("run: {steps: 10}", "run: {} #!", "run.steps", "the key is missing; add `steps:` (steps to train)"),
     ("run: {steps: 10}", "run: 10 #!", "run", "expected a mapping, got 10; write `key: value` lines beneath it"),
     ("run: {steps: 10}", "", "run", "the key is missing; add `run:`"),
+    (
+        "groups:\n  train: {cpus_per_node: 2}\n  rollout: {cpus_per_node: 1}\n",
+        "",
+        "groups",
+        "add `groups:` (GPUs or CPU slots",
+    ),
     ("name: tiny", "name: 3 #!", "name", "expected text, got 3; write a word, or text in quotes"),
     ("name: tiny", "name: a/b #!", "name", "'a/b' is not a name that can stand here; use letters, digits"),
     ("train: train.parquet", "train: 3 #!", "data.train", "expected text, got 3; write a word"),
@@ -38,6 +44,25 @@ CASES = [
     ("{op: reward, fn: exact}", "{fn: exact} #!", "nodes.reward.op", "the key is missing; add `op:`"),
     ("{op: reward, fn: exact}", "exact #!", "nodes.reward", "expected a mapping, got 'exact'"),
     ("fn: exact}", "fn: exact, on_error: go} #!", "nodes.reward.on_error", "expected `stop` or a number, got 'go'"),
+    (
+        "fn: exact}",
+        "fn: exact, on_error: .nan} #!",
+        "nodes.reward.on_error",
+        "expected `stop` or a finite number, got nan",
+    ),
+    (
+        "max_new_tokens: 8}}",
+        "max_new_tokens: 8, temperature: .inf}} #!",
+        "nodes.rollout.sampling.temperature",
+        "expected a finite number, got inf; write it in digits",
+    ),
+    (
+        "max_new_tokens: 8}}",
+        "max_new_tokens: 8, stop_token_ids: [-1]}} #!",
+        "nodes.rollout.sampling.stop_token_ids[0]",
+        "must be at least 0, got -1",
+    ),
+    ("run: {steps: 10}", "run: {steps: 10, seed: 9223372036854775808} #!", "run.seed", "must be less than 9.22"),
     ("write: ref_logprob}", "write: 3} #!", "nodes.ref.write", "expected text or a mapping, got 3"),
     (
         "  rollout: {cpus_per_node: 1}",

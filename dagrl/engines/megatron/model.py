@@ -66,7 +66,7 @@ def transformer_config(hf_config: PretrainedConfig, spec: MegatronEngineSpec) ->
     }
     dtype = torch.bfloat16 if spec.transformer.get("bf16", on_gpu) is True else torch.float32
     fixed = (
-        Fixed(transformer_fields(hf_config), "follows from the model"),
+        Fixed({**transformer_fields(hf_config), "num_moe_experts": None}, "follows from the model"),
         Fixed(_parallel_fields(spec.parallel), "is set by the engine's `parallel` section, where this version has it"),
         Fixed({"params_dtype": dtype, "pipeline_dtype": dtype, "fp16": False}, "follows from `bf16`"),
         Fixed({"calculate_per_token_loss": True}, "makes the loss a mean over the global batch"),

@@ -8,6 +8,8 @@ from dagrl.spec.positions import Findings
 from dagrl.spec.schema import CustomNode, HfEngineSpec, MegatronEngineSpec, Pipeline, RolloutNode, UpdateNode
 
 _LATER_LAYOUTS = ("pipeline_model_parallel_size", "context_parallel_size", "expert_model_parallel_size")
+_HOST = "host"
+"""Runs the nodes without an engine; the plan and the timeline call it so."""
 _OWN_SECTIONS = ("parallel", "transformer", "optimizer", "lr_schedule", "ddp")
 _VERBS = {
     Capability.GENERATE: "generates",
@@ -23,6 +25,8 @@ def check_engines(pipeline: Pipeline, findings: Findings) -> None:
     _check_trained(pipeline, findings)
     for name, engine in pipeline.engines.items():
         place: Place = ("engines", name)
+        if name == _HOST:
+            findings.error(place, f"`{name}` is the name of the workers without an engine; choose another name")
         if engine.group is not None and engine.group not in pipeline.groups:
             message = f"there is no group `{engine.group}`; {suggest(engine.group, pipeline.groups)}"
             findings.error((*place, "group"), message, depends_on=[("groups", engine.group)])
@@ -179,7 +183,8 @@ def _check_learning_rate(pipeline: Pipeline, place: Place, engine: MegatronEngin
     if schedule.lr_warmup_steps >= end:
         said = "lr_decay_steps" if schedule.lr_decay_steps else "run.steps"
         message = (
-            f"the warm-up takes {schedule.lr_warmup_steps} steps, and the decay ends at {said} = {end}; shorten it"
+            f"the warm-up takes {schedule.lr_warmup_steps} steps, and the decay ends at {said} = {end}; "
+            f"shorten it, or raise {said}"
         )
         depends = [("run", "steps"), (*place, "lr_schedule", "lr_decay_steps")]
         findings.error((*place, "lr_schedule", "lr_warmup_steps"), message, depends_on=depends)

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dagrl.spec.custom import load_function
+from dagrl.spec.custom import check_arguments, fields_of, load_function
 from dagrl.spec.errors import Place, suggest
 from dagrl.spec.positions import Findings
-from dagrl.spec.schema import AdvantageNode, Pipeline, RewardNode, RolloutNode, SamplingSpec
+from dagrl.spec.schema import AdvantageNode, CustomNode, Pipeline, RewardNode, RolloutNode, SamplingSpec
 
 OWN_REWARDS = ("math", "exact")
 """Rewards that come with dagrl."""
 
 
 def check_nodes(pipeline: Pipeline, folder: Path, findings: Findings) -> None:
-    """Report what is wrong with rewards and sampling; `folder` holds the user's own modules."""
+    """Report what is wrong with rewards, own ops and sampling; `folder` holds the user's own modules."""
     for name, node in pipeline.nodes.items():
         place: Place = ("nodes", name)
         if isinstance(node, RewardNode):
             _check_reward(place, node, folder, findings)
+        elif isinstance(node, CustomNode):
+            _check_op(place, node, folder, findings)
         elif isinstance(node, RolloutNode):
             _check_sampling((*place, "sampling"), node.sampling, findings)
             if node.sampling.temperature == 0:
@@ -36,9 +38,25 @@ def _check_reward(place: Place, node: RewardNode, folder: Path, findings: Findin
             findings.error((*place, "fn"), message + suggest(node.fn, OWN_REWARDS))
         return
     try:
-        load_function(node.fn, folder)
+        function = load_function(node.fn, folder)
     except ValueError as error:
         findings.error((*place, "fn"), str(error))
+        return
+    try:
+        fields_of(function, node.args)
+    except ValueError as error:
+        findings.error((*place, "args") if node.args else (*place, "fn"), str(error))
+
+
+def _check_op(place: Place, node: CustomNode, folder: Path, findings: Findings) -> None:
+    try:
+        function = load_function(node.op, folder)
+    except ValueError:
+        return  # `infer_graph` says what is wrong.
+    try:
+        check_arguments(function, node.op, node.args)
+    except ValueError as error:
+        findings.error((*place, "args") if node.args else (*place, "op"), str(error))
 
 
 def _check_sampling(place: Place, sampling: SamplingSpec, findings: Findings) -> None:

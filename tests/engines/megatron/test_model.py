@@ -79,6 +79,7 @@ def test_gradients_are_those_of_hugging_face(run_ranks, load_chunks, megatron_sp
         ({"recompute_granularity": "ful"}, "'ful' does not fit: Input should be 'full' or 'selective'"),
         ({"recompute_num_layers": "two"}, "'two' does not fit"),
         ({"hidden_size": 64}, "64 clashes with 32: the field follows from the model"),
+        ({"num_moe_experts": 4}, "4 clashes with None: the field follows from the model"),
         ({"tensor_model_parallel_size": 4}, "4 clashes with 1: the field is set by the engine's `parallel` section"),
         ({"virtual_pipeline_model_parallel_size": 2}, "`parallel` section, where this version has it"),
         ({"calculate_per_token_loss": False}, "makes the loss a mean over the global batch"),

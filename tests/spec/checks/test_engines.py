@@ -11,6 +11,12 @@ CASES = {
         "groups.train",
         "the group has both gpus_per_node and cpus_per_node; give one",
     ),
+    "name of the workers without an engine": (
+        "  generator: {",
+        "  host: {backend: hf, group: rollout} #!\n  generator: {",
+        "engines.host",
+        "`host` is the name of the workers without an engine; choose another name",
+    ),
     "neither": ("  train: {cpus_per_node: 2}", "  train: {nodes: 2} #!", "groups.train", "neither GPUs nor CPU slots"),
     "no place": ("  actor:\n", "  critic: {backend: megatron} #!\n  actor:\n", "engines.critic", "has no place to run"),
     "group and shares": (
@@ -109,7 +115,7 @@ CASES = {
         ACTOR,
         ACTOR + "    lr_schedule: {lr_warmup_steps: 10} #!\n",
         "engines.actor.lr_schedule.lr_warmup_steps",
-        "the warm-up takes 10 steps, and the decay ends at run.steps = 10; shorten it",
+        "the warm-up takes 10 steps, and the decay ends at run.steps = 10; shorten it, or raise run.steps",
     ),
     "ranks do not divide": (
         ACTOR + "    optimizer",

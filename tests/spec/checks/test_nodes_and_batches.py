@@ -89,6 +89,39 @@ def test_what_is_wrong_with_nodes_and_sizes_is_told(project, case):
     project.assert_problem(project.pipeline((old, new)), place, *fragments)
 
 
+OWN = """
+import dagrl
+def score(response, scale): return 1.0
+@dagrl.node(reads=["reward"], writes=["bonus"])
+def bonus(batch, weight): return {}
+@dagrl.node(reads=[], writes=["clock"])
+def clock(batch): return {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("override", "fragment"),
+    [
+        ("nodes.reward={op: reward, fn: 'own_args:score'}", "wants 'scale', which is none of prompt"),
+        ("nodes.reward={op: reward, fn: 'own_args:score', args: {scale: 1, scal: 2}}", "has no parameter 'scal'"),
+        ("nodes.mine={op: 'own_args:bonus'}", "missing a required argument: 'weight'; mend `args`"),
+        ("nodes.mine={op: 'own_args:bonus', args: {weight: 1, w: 2}}", "got an unexpected keyword argument 'w'"),
+        ("nodes.mine={op: 'own_args:clock'}", "reads no column, so it has no rows to work on"),
+    ],
+)
+def test_own_functions_that_cannot_be_called_are_told(project, override, fragment):
+    project.write("own_args.py", OWN)
+    assert fragment in project.only_problem(project.folder / "p.yaml", override).message
+
+
+@pytest.mark.parametrize("name", ["prompts", "samples", "step", "sync", "save"])
+def test_names_that_are_taken_are_told(project, name):
+    place = "  reward: {op: reward, fn: exact}"
+    path = project.pipeline((place, f"{place}\n  {name}: {{op: reward, fn: exact, write: {{reward: more}}}}"))
+    told = {problem.place: problem.message for problem in project.problems(path)}
+    assert told[f"nodes.{name}"].startswith(f"`{name}` is the name of a ")
+
+
 def test_mini_batches_that_do_not_divide_the_step(project):
     path = project.pipeline((UPDATE, "loss: {kl_coef: 0.01}, mini_batch: 3}"))
     messages = [problem.message for problem in project.problems(path)]

@@ -1,0 +1,54 @@
+"""What a message weighs on its way: metadata and ids, never the columns."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import ray
+
+from dagrl.data.stats import Stat
+from dagrl.runtime.messages import Block, PartWork, Source, Span, TaskWork, message_bytes
+
+BYTES_OF_AN_ID = len(ray.ObjectRef.from_random().binary())
+
+
+def work_on(rows: int, refs: list[ray.ObjectRef]) -> TaskWork:
+    """One rank's share: every other row of each of these blocks."""
+    columns = {"prompt_tokens": "prompt_tokens", "response_tokens": "response_tokens"}
+    sources = tuple(Source(ref, np.arange(0, 2 * rows // len(refs), 2), columns) for ref in refs)
+    part = PartWork(0, np.arange(rows), sources)
+    return TaskWork(1, "ref", "logprob", "ref", False, 0, 0, 2, (part,), {"logprob": "ref_logprob"}, True, True)
+
+
+def block_of(response_lengths: list[int]) -> Block:
+    """What a rank says when it has put responses of these lengths into the store."""
+    rows = np.arange(len(response_lengths))
+    lengths = np.array(response_lengths)
+    return Block(rows, ray.ObjectRef.from_random(), lengths, Span(0.0, 1.0), (0,), {"reward": Stat.of(lengths)})
+
+
+def test_a_ref_counts_as_its_id() -> None:
+    none, one, three = (message_bytes([ray.ObjectRef.from_random() for _ in range(count)]) for count in (0, 1, 3))
+    assert BYTES_OF_AN_ID <= one - none < BYTES_OF_AN_ID + 16
+    assert 2 * BYTES_OF_AN_ID <= three - one < 2 * (BYTES_OF_AN_ID + 16)
+
+
+def test_a_message_without_refs_counts_as_it_is_pickled() -> None:
+    message = {"rows": np.arange(100), "name": "reward"}
+    assert message_bytes(message) == pytest.approx(len(pickle.dumps(message, protocol=5)), abs=8)
+
+
+def test_work_grows_with_its_rows_by_their_ids_and_places() -> None:
+    refs = [ray.ObjectRef.from_random() for _ in range(2)]
+    small, large = message_bytes(work_on(100, refs)), message_bytes(work_on(1100, refs))
+    # An id of eight bytes for each row, and its place in one of the two blocks.
+    assert large - small == pytest.approx(1000 * (8 + 8), rel=0.01)
+    assert small < 100 * 16 + 2 * BYTES_OF_AN_ID + 2000
+
+
+def test_a_block_weighs_the_same_whatever_lies_behind_it() -> None:
+    short, long = block_of([1] * 50), block_of([100_000] * 50)
+    assert abs(message_bytes(long) - message_bytes(short)) < 16
+    assert message_bytes(block_of([1] * 150)) - message_bytes(short) == pytest.approx(100 * (8 + 8), rel=0.01)

@@ -1,0 +1,136 @@
+"""A step's statistics and spans become metrics and a timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from dagrl.data.stats import Stat
+from dagrl.plan.coordinates import Coordinates
+from dagrl.plan.plan import HOST, Executor, PlannedTask, Rows
+from dagrl.plan.scheduler import Run
+from dagrl.runtime.messages import Block, Span
+from dagrl.runtime.record import Activity, StepRecord
+from dagrl.spec.ops import Scope
+
+RANKS = (Coordinates(0, 0, 0, 0, primary=True), Coordinates(0, 0, 1, 0, primary=True))
+GENERATOR = Executor("generator", "rollout", RANKS, ("generator",))
+ON_HOST = Executor(HOST, None, RANKS)
+ROLLOUT = PlannedTask("rollout", "rollout", "rollout", "generator", Scope.ROW, Rows.TRAIN)
+UPDATE = PlannedTask("train_it", "train_it", "update", "generator", Scope.BATCH, Rows.TRAIN)
+
+
+def block(start: float, end: float, *shards: int, stats: Mapping[str, Stat] | None = None) -> Block:
+    return Block(np.zeros(0, dtype=np.int64), None, None, Span(start, end), shards, dict(stats or {}))
+
+
+def metrics_of(*stats: Mapping[str, Stat]) -> dict[str, float]:
+    record = StepRecord(3)
+    for each in stats:
+        record.note(Run(3, "any", (0,)), block(0, 1, 0, stats=each), "w/0")
+    return record.metrics(tokens=100, policy_version=2)
+
+
+def test_spans_of_the_ranks_become_one_activity_for_each_shard() -> None:
+    record, run = StepRecord(3), Run(3, "rollout", (0, 1))
+    record.note(run, block(10, 12, 1), "generator/0")
+    record.note(run, block(12, 15, 0), "generator/0")
+    record.note(run, block(11, 13, 1), "generator/1")
+    record.note(run, block(13, 14, 0), "generator/1")
+    record.finish_run(run, ROLLOUT, GENERATOR)
+    assert sorted(record.activities, key=lambda each: each.start) == [
+        Activity("rollout", "rollout", 10, 13, 1, "rollout", "generator/0"),
+        Activity("rollout", "rollout", 12, 15, 0, "rollout", "generator/0"),
+    ]
+
+
+def test_an_activity_of_the_whole_batch_has_no_shard() -> None:
+    record, run = StepRecord(3), Run(3, "train_it", (0, 1))
+    record.note(run, block(2, 5), "generator/0")
+    record.note(run, block(1, 4), "generator/1")
+    record.finish_run(run, UPDATE, GENERATOR)
+    assert record.activities == [Activity("train_it", "update", 1, 5, None, "rollout", "generator/0")]
+
+
+def test_work_without_an_engine_belongs_to_the_host() -> None:
+    record, run = StepRecord(3), Run(3, "rollout", (0,))
+    record.note(run, block(2, 5, 0), "host/1")
+    record.finish_run(run, ROLLOUT, ON_HOST)
+    assert (record.activities[0].group, record.activities[0].worker) == (HOST, "host/1")
+
+
+def test_runs_of_a_task_that_overlap_are_kept_apart() -> None:
+    record, first, second = StepRecord(3), Run(3, "rollout", (0,)), Run(3, "rollout", (1,))
+    record.note(first, block(1, 2, 0), "host/0")
+    record.note(second, block(1, 9, 1), "host/1")
+    record.finish_run(first, ROLLOUT, ON_HOST)
+    assert [activity.shard for activity in record.activities] == [0]
+    record.finish_run(second, ROLLOUT, ON_HOST)
+    assert [activity.shard for activity in record.activities] == [0, 1]
+
+
+def test_a_run_without_work_leaves_no_trace() -> None:
+    record = StepRecord(3)
+    record.finish_run(Run(3, "rollout", (0,)), ROLLOUT, GENERATOR)
+    assert record.activities == []
+
+
+def test_a_nodes_time_is_that_of_all_its_shards() -> None:
+    record, run = StepRecord(3), Run(3, "rollout", (0, 1))
+    record.note(run, block(1, 2, 0), "host/0")
+    record.note(run, block(3, 5.5, 1), "host/0")
+    record.finish_run(run, ROLLOUT, ON_HOST)
+    record.add(Activity("val/rollout", "rollout", 0, 4, None, "rollout", "generator/0"))
+    found = record.metrics(tokens=100, policy_version=2)
+    assert found["time/rollout_s"] == 3.5
+    assert found["time/val/rollout_s"] == 4
+
+
+def test_statistics_of_the_contract_come_with_their_details() -> None:
+    found = metrics_of(
+        {
+            "reward": Stat.of([1, 0, 0, 1]),
+            "response_tokens": Stat.of([2, 6]),
+            "staleness": Stat.of([0, 1]),
+            "loss/policy": Stat.of([0.5]),
+            "reward/failed_fraction": Stat.of([1, 0, 0, 0]),
+        }
+    )
+    assert {name: value for name, value in found.items() if not name.startswith(("time/", "throughput/"))} == {
+        "policy_version": 2,
+        "driver/bytes": 0,
+        "reward/mean": 0.5,
+        "reward/std": 0.5,
+        "response_tokens/mean": 4,
+        "response_tokens/max": 6,
+        "staleness/max": 1,
+        "loss/policy": 0.5,
+        "reward/failed_fraction": 0.25,
+    }
+
+
+def test_validation_has_the_same_names_below_val() -> None:
+    found = metrics_of({"reward": Stat.of([1.0]), "val/reward": Stat.of([0, 0.5]), "val/response_tokens": Stat.of([3])})
+    assert (found["reward/mean"], found["val/reward/mean"], found["val/reward/std"]) == (1, 0.25, 0.25)
+    assert (found["val/response_tokens/mean"], found["val/response_tokens/max"]) == (3, 3)
+    assert "val/reward" not in found
+
+
+def test_statistics_of_shards_and_ranks_count_by_their_rows() -> None:
+    found = metrics_of({"reward": Stat.of([1.0])}, {"reward": Stat.of([0, 0, 0])}, {"grad_norm": Stat.of([2.0])}, {})
+    assert found["reward/mean"] == 0.25
+    assert found["reward/std"] == pytest.approx((1 / 4 - 1 / 16) ** 0.5)
+    assert found["grad_norm"] == 2
+
+
+def test_throughput_is_the_steps_tokens_over_its_time() -> None:
+    found = metrics_of({})
+    assert found["time/step_s"] > 0
+    assert found["throughput/tokens_per_s"] * found["time/step_s"] == pytest.approx(100)
+
+
+def test_what_went_through_the_driver_is_counted() -> None:
+    record = StepRecord(3, driver_bytes=1234)
+    assert record.metrics(tokens=1, policy_version=3)["driver/bytes"] == 1234
