@@ -8,11 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dagrl.data.batch import Batch
+from dagrl.data.stats import Stat
 from dagrl.nodes.base import Context, Output, Part
 
 
 def samples(parts: Sequence[Part], context: Context) -> Iterator[Output]:
-    """Write the first rows of the step's batch, as text, and yield nothing but their ids."""
+    """Write the first rows of the step's batch, as text; yield their ids and the metrics of the reward."""
     (part,) = parts
     batch = part.batch
     limit = context.pipeline.run.samples_per_step
@@ -23,7 +24,8 @@ def samples(parts: Sequence[Part], context: Context) -> Iterator[Output]:
         aside = folder / f".{name}"
         pq.write_table(_table(batch, min(limit, len(batch)), context), aside)
         aside.replace(folder / name)
-    yield Output((), batch.rows)
+    # Here and not in the op `reward`: there may be several of those, and an op of the user's own that joins them.
+    yield Output((), batch.rows, stats={"reward": Stat.of(batch["reward"].values)})
 
 
 def _table(batch: Batch, rows: int, context: Context) -> pa.Table:

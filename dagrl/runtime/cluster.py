@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -69,51 +69,75 @@ def _knock(address: str) -> None:
 
 @contextmanager
 def _started(ray: ModuleType, pipeline: Pipeline, logs: Path) -> Iterator[None]:
+    slots = sum(group.ranks for group in pipeline.groups.values() if group.is_cpu)
+    with _session_folder() as folder, _watched(folder) as watch:
+        try:
+            ray.init(
+                address="local",
+                num_cpus=max(os.cpu_count() or 1, slots),
+                include_dashboard=False,
+                object_store_memory=_object_store_bytes(),
+                _temp_dir=str(folder),
+                log_to_driver=False,
+                logging_level="ERROR",
+                namespace="dagrl",
+            )
+            watch()
+            yield
+        finally:
+            watch()
+            ray.shutdown()
+            _keep_worker_logs(folder, logs)
+
+
+@contextmanager
+def _session_folder() -> Iterator[Path]:
+    """A folder for Ray's files and for the temporary files of all workers, removed in the end.
+
+    Workers are killed when a run is over, so they cannot clean up after themselves.
+    """
     # Ray puts sockets some 65 characters below it, and a socket's path must stay under 108 bytes.
     roomy = len(tempfile.gettempdir()) <= _LONGEST_TEMPORARY_FOLDER
     folder = Path(tempfile.mkdtemp(prefix="dagrl-", dir=None if roomy else "/tmp"))
-    slots = sum(group.ranks for group in pipeline.groups.values() if group.is_cpu)
-    watcher = subprocess.Popen(
-        [sys.executable, "-I", reaper.__file__], stdin=subprocess.PIPE, text=True, start_new_session=True
-    )
-    assert watcher.stdin is not None
-    watcher.stdin.write(f"{folder}\n")
-    watcher.stdin.flush()
-    processes: list[str] = []
     outer = os.environ.get("TMPDIR")
-    # Workers are killed in the end, and do not clean up after themselves: their temporary files go the same way.
     os.environ["TMPDIR"] = str(folder)
     try:
-        ray.init(
-            address="local",
-            num_cpus=max(os.cpu_count() or 1, slots),
-            include_dashboard=False,
-            object_store_memory=_object_store_bytes(),
-            _temp_dir=str(folder),
-            log_to_driver=False,
-            logging_level="ERROR",
-            namespace="dagrl",
-        )
-        processes = [
-            each for pid in reaper.descendants(os.getpid()) if pid != watcher.pid and (each := reaper.identity(pid))
-        ]
-        watcher.stdin.write("\n".join(processes) + "\n")
-        watcher.stdin.flush()
-        yield
+        yield folder
     finally:
-        workers = [
-            each for pid in reaper.descendants(os.getpid()) if pid != watcher.pid and (each := reaper.identity(pid))
-        ]
         if outer is None:
             del os.environ["TMPDIR"]
         else:
             os.environ["TMPDIR"] = outer
-        ray.shutdown()
-        reaper.end([*processes, *workers])
-        _keep_worker_logs(folder, logs)
         shutil.rmtree(folder, ignore_errors=True)
-        watcher.stdin.write(f"{reaper.CLEAN}\n")
-        watcher.stdin.close()
+
+
+@contextmanager
+def _watched(folder: Path) -> Iterator[Callable[[], None]]:
+    """Have a reaper clean up if this process is killed. Yields a function that tells it of all processes there are.
+
+    Where this process lives, it ends them itself with the context.
+    """
+    watcher = subprocess.Popen(
+        [sys.executable, "-I", reaper.__file__], stdin=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert watcher.stdin is not None
+    tell = watcher.stdin
+    known: list[str] = []
+
+    def watch() -> None:
+        there = [reaper.identity(pid) for pid in reaper.descendants(os.getpid()) if pid != watcher.pid]
+        known.extend(each for each in there if each is not None)
+        tell.write("".join(f"{each}\n" for each in known))
+        tell.flush()
+
+    tell.write(f"{folder}\n")
+    tell.flush()
+    try:
+        yield watch
+    finally:
+        reaper.end(known)
+        tell.write(f"{reaper.CLEAN}\n")
+        tell.close()
         watcher.wait(timeout=10)
 
 

@@ -35,8 +35,15 @@ def test_each_shard_is_scored_by_the_text_of_its_responses(bench) -> None:
     assert [output.columns["reward"].values.tolist() for output in outputs] == [[1, 0], [], [1]]
     assert outputs[0].rows.tolist() == [10, 11]
     assert outputs[0].columns["reward"].values.dtype == "float32"
-    assert (outputs[0].stats["reward"].mean, outputs[0].stats["reward"].count) == (0.5, 2)
-    assert "reward/failed_fraction" not in outputs[0].stats, "a run that stops at the first failure has none to count"
+    assert not outputs[0].stats, "the reward's mean is that of the sink, and there are no failures to count"
+
+
+@pytest.mark.parametrize("write", ["judged", {"reward": "judged"}])
+def test_a_reward_of_another_name_has_a_mean_of_its_own(bench, write) -> None:
+    context = bench.context("reward", nodes=node("exact", write=write))
+    (output,) = reward([part_of(bench, ["2", "3"], ["2", "2"])], context)
+    assert list(output.stats) == ["reward/judged"]
+    assert (output.stats["reward/judged"].mean, output.stats["reward/judged"].count) == (0.5, 2)
 
 
 def test_a_users_batched_function_sees_a_whole_shard_and_the_nodes_args(bench) -> None:

@@ -34,6 +34,7 @@ def written(bench) -> dict[str, list[dict[str, Any]]]:
 def test_samples_are_written_as_text_with_their_tokens(bench) -> None:
     (output,) = samples([part_of(bench)], bench.context(step=12))
     assert (output.rows.tolist(), output.columns) == ([0, 1, 2], {})
+    assert (output.stats["reward"].mean, output.stats["reward"].count) == (0.5, 3)
     rows = written(bench)["step_12.parquet"]
     assert rows[0] == {
         "group_id": 0,
