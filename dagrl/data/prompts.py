@@ -184,7 +184,7 @@ class PromptLoader:
         return {
             "answer": Column.text(answers),
             "data_source": Column.text([source or "" for source in sources]),
-            "extra_info": Column.text([_as_text(extra or {}) for extra in extras]),
+            "extra_info": Column.text([_as_json(extra or {}) for extra in extras]),
         }
 
     def _place(self, row: int) -> str:
@@ -231,4 +231,8 @@ def _as_text(value: Any) -> str:
     """A string as it is, nothing as "", anything else as JSON (dates and the like as their text)."""
     if value is None:
         return ""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return value if isinstance(value, str) else _as_json(value)
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)

@@ -46,7 +46,7 @@ def _samples(batch: Batch, context: Context) -> Samples:
         response=[response_text(batch["response_tokens"][row], context) for row in range(len(batch))],
         answer=batch["answer"].strings(),
         data_source=batch["data_source"].strings(),
-        extra_info=[json.loads(text) if text else {} for text in batch["extra_info"].strings()],
+        extra_info=[json.loads(text) for text in batch["extra_info"].strings()],
     )
 
 

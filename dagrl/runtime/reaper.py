@@ -44,11 +44,22 @@ def descendants(pid: int) -> list[int]:
 
 def end(identities: list[str]) -> None:
     """Kill those of the processes that are still the same ones."""
-    for each in identities:
+    for each in filter(None, identities):
         pid = int(each.partition(":")[0])
         if identity(pid) == each:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+def _started_with(word: str) -> list[str]:
+    """Identities of the processes with `word` on their command line, this one aside."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            pid = int(folder.name)
+            if pid != os.getpid() and word.encode() in (folder / "cmdline").read_bytes():
+                found.append(identity(pid))
+    return [each for each in found if each]
 
 
 def main() -> None:
@@ -59,7 +70,8 @@ def main() -> None:
     if not lines or lines[-1] == CLEAN:
         return
     folder, *processes = lines
-    end([process for process in processes if process])
+    # What Ray had started when the driver could not tell of it any more names the folder on its command line.
+    end([*processes, *_started_with(folder)])
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -182,6 +182,12 @@ def test_sources_and_extra_info_come_along(loader: Callable[..., PromptLoader]) 
     assert loader([row("a")]).take(0, 1).columns["extra_info"].strings() == ["{}"]
 
 
+@pytest.mark.parametrize("extra", ["plain text", '{"a": 1}', {"index": 3, "split": "train"}])
+def test_extra_info_of_any_kind_comes_back_from_its_json(loader: Callable[..., PromptLoader], extra: Any) -> None:
+    (text,) = loader([row("p", extra_info=extra)]).take(0, 1).columns["extra_info"].strings()
+    assert json.loads(text) == extra
+
+
 def test_other_columns_do_not_matter(loader: Callable[..., PromptLoader]) -> None:
     piece = loader([row("a", ability="math", images=[b"\x00"], agent_name="x")]).take(0, 1)
     assert texts(piece) == ["a"]
