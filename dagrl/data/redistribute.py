@@ -1,4 +1,4 @@
-"""Which rows go to which data-parallel rank, where each of them lies, and how results come back in order.
+"""Which rows go to which data-parallel rank, and where each of them lies.
 
 Pure functions on row ids and lengths: the driver plans with metadata alone, workers then fetch what they were given.
 A consumer's layout never depends on the producer's; any two fit together by row ids.
@@ -34,17 +34,6 @@ def assign(tokens: np.ndarray, groups: np.ndarray | None, ranks: int) -> list[np
         heapq.heapreplace(ranks_by_load, (load + int(load_of_item[item]), count + 1, rank))
     rank_of_row = rank_of_item[item_of_row]
     return [np.flatnonzero(rank_of_row == rank) for rank in range(ranks)]
-
-
-def restore(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """The order that undoes `assign`: ``concatenated[restore(parts)]`` is ascending by row.
-
-    `parts` are the rows (or positions) of each rank, and `concatenated` are their results in rank order.
-    """
-    rows = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
-    order = np.argsort(rows, kind="stable")
-    assert (np.diff(rows[order]) > 0).all(), "restore: a row was consumed twice"
-    return order
 
 
 def locate(blocks: Sequence[np.ndarray], rows: np.ndarray) -> list[tuple[int, np.ndarray]]:

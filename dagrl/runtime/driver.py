@@ -135,7 +135,7 @@ class Driver:
             async for block in self.fleet.stream(member, share):
                 self._take_note(run, task, block, member, ledger, record)
 
-        await self.fleet.gang([follow(member, share) for member, share in zip(members, work, strict=True)])
+        await self.fleet.together([follow(member, share) for member, share in zip(members, work, strict=True)])
         if task.engine is None:
             self._idle_hosts.append(member)
         record.finish_run(run, task, executor)

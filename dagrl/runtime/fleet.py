@@ -80,7 +80,7 @@ class Fleet:
                     master_port=first.free_port,
                 )
                 starts.append(self._call(member, "start", (mine,), bound, f"engine {name} to start"))
-        await self._together(starts)
+        await self.together(starts)
 
     def _place(self, executor: Executor) -> list[Any]:
         """Create the actors of an executor on its group's slots."""
@@ -135,7 +135,7 @@ class Fleet:
         """Call a method on all ranks of an executor; their results by rank."""
         bound = self._pipeline.run.node_timeout_s
         calls = [self._call(member, method, args, bound, waits_for) for member in self._members[executor]]
-        return await self._together(calls)
+        return await self.together(calls)
 
     async def stream(self, member: Member, work: TaskWork) -> AsyncIterator[Block]:
         """Run a task on one worker, block by block."""
@@ -152,10 +152,6 @@ class Fleet:
                 yield await ref
         except self._ray.exceptions.RayError as error:
             raise self._translated(error, member, node) from error
-
-    async def gang(self, coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-        """Wait for the ranks of one run together."""
-        return await self._together(coroutines)
 
     async def _call(self, member: Member, method: str, args: tuple, bound: float, waits_for: str) -> Any:
         try:
@@ -177,7 +173,7 @@ class Fleet:
                 hint="raise run.node_timeout_s or run.start_timeout_s if it needs longer",
             ) from error
 
-    async def _together(self, coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+    async def together(self, coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
         """All results, or the failure that explains the others: a death comes before its witnesses."""
         tasks = [asyncio.ensure_future(each) for each in coroutines]
         try:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagrl.data.batch import Batch, Column
-from dagrl.data.redistribute import assign, locate, restore
+from dagrl.data.redistribute import assign, locate
 
 ranks_ = st.integers(1, 9)
 lengths_ = st.lists(st.integers(0, 5000), max_size=60)
@@ -55,23 +55,6 @@ def test_the_longest_rows_are_placed_first() -> None:
 def test_ranks_stay_empty_where_groups_are_few() -> None:
     parts = assign(np.array([1, 1, 5]), np.array([4, 4, 2]), 4)
     assert [part.tolist() for part in parts] == [[2], [0, 1], [], []]
-
-
-@given(lengths_, ranks_)
-def test_results_of_ranks_come_back_in_row_order(lengths: list[int], ranks: int) -> None:
-    tokens = np.array(lengths, dtype=np.int64)
-    parts = assign(tokens, None, ranks)
-    results = np.concatenate([part * 10 for part in parts])
-    assert results[restore(parts)].tolist() == [row * 10 for row in range(len(lengths))]
-
-
-def test_restore_of_nothing_is_nothing() -> None:
-    assert restore([]).tolist() == []
-
-
-def test_restore_refuses_a_row_consumed_twice() -> None:
-    with pytest.raises(AssertionError, match="twice"):
-        restore([np.array([0, 1]), np.array([1, 2])])
 
 
 @given(lengths_, ranks_, ranks_, st.randoms(use_true_random=False))
