@@ -24,13 +24,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # argparse takes positionals in one go: overrides that stand after an option come back as unknown.
     if rest and (any(argument.startswith("-") for argument in rest) or "overrides" not in options):
         parser.error(f"unknown arguments: {' '.join(rest)}")
-    options.setdefault("overrides", []).extend(rest)
+    options["overrides"] = [*options["overrides"], *rest]
     command = options.pop("command")
     try:
-        return command(**options)
+        code = command(**options)
+        sys.stdout.flush()
     except PipelineError as error:
         print(error, file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("dagrl: interrupted", file=sys.stderr)
+        return 130
+    except OSError as error:
+        print(f"dagrl: {error}", file=sys.stderr)
+        return 1
+    return code
 
 
 def validate(pipeline: Path, overrides: list[str]) -> int:
@@ -73,7 +81,8 @@ def run(pipeline: Path, overrides: list[str], run_dir: Path | None) -> int:
     try:
         outcome = run_pipeline(checked, folder)
     except RunError as error:
-        print(f"dagrl run: failed; what there is lies in {folder}", *error.lines(), sep="\n", file=sys.stderr)
+        left = f"; what there is lies in {folder}" if folder.is_dir() else ""
+        print(f"dagrl run: failed{left}", *error.lines(), sep="\n", file=sys.stderr)
         return 1
     except (InterruptedRunError, KeyboardInterrupt):
         print(f"dagrl run: stopped at once; `dagrl run` goes on from the last checkpoint in {folder}", file=sys.stderr)
@@ -125,7 +134,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_pipeline(command: argparse.ArgumentParser) -> None:
     command.add_argument("pipeline", type=Path, metavar="PIPELINE", help="the pipeline's YAML file")
-    command.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=_OVERRIDES_HELP)
+    command.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=_OVERRIDES_HELP)
 
 
 if __name__ == "__main__":

@@ -59,6 +59,11 @@ class Checkpoints:
             shutil.rmtree(old)
         return final
 
+    def remove_torn(self) -> None:
+        """Free the space that saves which were cut off still take."""
+        for aside in self._folder.glob(".step_*.partial"):
+            shutil.rmtree(aside, ignore_errors=True)
+
     def newest(self) -> Path | None:
         """The newest whole checkpoint, or None."""
         whole = self._whole()

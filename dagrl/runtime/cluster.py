@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -85,9 +87,12 @@ def _started(ray: ModuleType, pipeline: Pipeline, logs: Path) -> Iterator[None]:
             watch()
             yield
         finally:
+            # From here on everything has a bound, and half of it would leave processes behind.
+            interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
             watch()
             ray.shutdown()
             _keep_worker_logs(folder, logs)
+            signal.signal(signal.SIGINT, interrupt)
 
 
 @contextmanager
@@ -148,11 +153,14 @@ def _object_store_bytes() -> int:
 
 
 def _keep_worker_logs(folder: Path, logs: Path) -> None:
-    """Keep what the workers printed, where they printed something."""
-    for file in folder.glob("session_*/logs/worker-*"):
-        if file.is_file() and not file.is_symlink() and file.stat().st_size:
-            logs.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, logs / file.name)
+    """Keep what the workers printed, where they printed something; a full disk must not hide why a run has failed."""
+    with contextlib.suppress(OSError):
+        for file in folder.glob("session_*/logs/worker-*"):
+            lines = file.read_text(errors="replace").splitlines() if file.is_file() and not file.is_symlink() else []
+            printed = [line for line in lines if not line.startswith((":job_id:", ":actor_name:"))]
+            if printed:
+                logs.mkdir(parents=True, exist_ok=True)
+                (logs / file.name).write_text("\n".join(printed) + "\n")
 
 
 def _check_resources(ray: ModuleType, pipeline: Pipeline) -> None:

@@ -170,7 +170,8 @@ class Fleet:
                 f"waited {bound:g} s for {waits_for}",
                 node=node,
                 worker=member.where if member else "",
-                hint="raise run.node_timeout_s or run.start_timeout_s if it needs longer",
+                hint=f"raise run.{'start' if bound == self._pipeline.run.start_timeout_s else 'node'}_timeout_s if it "
+                "needs longer",
             ) from error
 
     async def together(self, coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:

@@ -18,6 +18,12 @@ CLEAN = "clean"
 """The driver's last word when nothing is left to do."""
 
 
+EPITAPH = (
+    "dagrl run: the driver was ended from outside; `dagrl run` with the same folder goes on from its last checkpoint"
+    """What a user is told who sees the driver vanish."""
+)
+
+
 def identity(pid: int) -> str | None:
     """A process's id and start time, which together are never used again; None where it is gone."""
     try:
@@ -70,6 +76,8 @@ def main() -> None:
     if not lines or lines[-1] == CLEAN:
         return
     folder, *processes = lines
+    with contextlib.suppress(OSError):
+        print(EPITAPH, file=sys.stderr, flush=True)
     # What Ray had started when the driver could not tell of it any more names the folder on its command line.
     end([*processes, *_started_with(folder)])
     shutil.rmtree(folder, ignore_errors=True)

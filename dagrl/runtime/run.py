@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
 import time
@@ -122,9 +123,10 @@ def _keep_details(error: RunError, folder: RunFolder) -> None:
     """Keep the traceback of a worker where a developer finds it, and off the terminal."""
     if error.details:
         log = folder.path / "logs" / "failure.txt"
-        log.parent.mkdir(exist_ok=True)
-        log.write_text(error.details)
-        error.log = str(log)
+        with contextlib.suppress(OSError):  # on a full disk the sentence on the terminal is what remains
+            log.parent.mkdir(exist_ok=True)
+            log.write_text(error.details)
+            error.log = str(log)
 
 
 async def _load(fleet: Fleet, plan: Plan, folder: RunFolder) -> None:

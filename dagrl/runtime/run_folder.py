@@ -39,6 +39,7 @@ def open_run_folder(path: Path, pipeline: Pipeline, resolved: str) -> Iterator[R
     with lock:
         _take(lock, path)
         checkpoints = Checkpoints(path, pipeline.run.keep)
+        checkpoints.remove_torn()
         newest = checkpoints.newest()
         state = _read(checkpoints, newest) if newest else None
         if newest and state:
@@ -51,8 +52,9 @@ def open_run_folder(path: Path, pipeline: Pipeline, resolved: str) -> Iterator[R
 
 
 def model_identity(pipeline: Pipeline) -> str:
-    """What a checkpoint's weights belong to, as text that can be compared."""
-    return pipeline.model.model_dump_json(include={"path", "init"})
+    """What a checkpoint's weights belong to, and the reference beside them, as text that can be compared."""
+    seed = f", start weights drawn from seed {pipeline.run.seed}" if pipeline.model.init else ""
+    return pipeline.model.model_dump_json(exclude_none=True) + seed
 
 
 @contextmanager
@@ -95,5 +97,5 @@ def _check(pipeline: Pipeline, newest: Path, state: RunState) -> None:
     if state.model != model_identity(pipeline):
         raise RunError(
             f"{newest} holds another model than the pipeline's",
-            hint="give the run a new --run-dir, or put the model back",
+            hint="give the run a new --run-dir, or put model (and run.seed, where it starts from random weights) back",
         )

@@ -44,6 +44,9 @@ def test_a_save_that_was_cut_off_is_never_picked_and_does_not_hinder_the_next(tm
     assert newest is not None
     assert newest.name == "step_1"
     assert list(checkpoints.begin(2).iterdir()) == []
+    checkpoints.remove_torn()
+    assert not torn.exists()
+    assert newest.is_dir()
 
 
 def test_saving_a_step_again_replaces_it(tmp_path):

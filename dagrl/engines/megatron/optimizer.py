@@ -89,10 +89,8 @@ def make_schedule(optimizer: MegatronOptimizer, spec: LearningRateSpec, *, train
     ``lr_decay_steps`` with ``min_lr``. ValueError where the warm-up leaves no steps for the decay.
     """
     config = optimizer.config
-    decay_steps = spec.lr_decay_steps or train_steps
-    if spec.lr_decay_style == "constant":
-        # Unused, but the scheduler asks for room behind the warm-up.
-        decay_steps = max(decay_steps, spec.lr_warmup_steps + 1)
+    # A run shorter than its warm-up never gets to the decay; the scheduler asks for room behind it all the same.
+    decay_steps = spec.lr_decay_steps or max(train_steps, spec.lr_warmup_steps + 1)
     if spec.lr_warmup_steps >= decay_steps:
         raise ValueError(
             f"lr_schedule.lr_warmup_steps {spec.lr_warmup_steps} leaves none of {decay_steps} steps for the decay; "

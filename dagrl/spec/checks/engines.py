@@ -179,14 +179,13 @@ def _check_learning_rate(pipeline: Pipeline, place: Place, engine: MegatronEngin
     if schedule.min_lr > peak:
         message = f"the floor {schedule.min_lr:g} is above the peak, optimizer.lr = {peak:g}; lower it"
         findings.error((*place, "lr_schedule", "min_lr"), message, depends_on=[lr])
-    end = schedule.lr_decay_steps or pipeline.run.steps
-    if schedule.lr_warmup_steps >= end:
-        said = "lr_decay_steps" if schedule.lr_decay_steps else "run.steps"
+    end = schedule.lr_decay_steps
+    if end is not None and schedule.lr_warmup_steps >= end:
         message = (
-            f"the warm-up takes {schedule.lr_warmup_steps} steps, and the decay ends at {said} = {end}; "
-            f"shorten it, or raise {said}"
+            f"the warm-up takes {schedule.lr_warmup_steps} steps, and the decay ends at lr_decay_steps = {end}; "
+            "shorten it, or raise lr_decay_steps"
         )
-        depends = [("run", "steps"), (*place, "lr_schedule", "lr_decay_steps")]
+        depends = [(*place, "lr_schedule", "lr_decay_steps")]
         findings.error((*place, "lr_schedule", "lr_warmup_steps"), message, depends_on=depends)
 
 

@@ -34,15 +34,16 @@ def rates(schedule: LearningRateSpec, steps: int, *, train_steps: int) -> list[f
         ({"lr_decay_style": "cosine", "lr_warmup_steps": 2}, [4, 8, 4, 0]),
         ({"lr_decay_style": "inverse-square-root", "lr_warmup_steps": 1}, [8, 8 / 2**0.5, 8 / 3**0.5, 4]),
         ({"lr_warmup_steps": 8}, [1, 2, 3, 4]),
+        ({"lr_decay_style": "linear", "lr_warmup_steps": 8}, [1, 2, 3, 4]),
     ],
 )
 def test_learning_rate_of_each_step(schedule: dict[str, Any], expected: list[float]) -> None:
     assert rates(LearningRateSpec(**schedule), 4, train_steps=4) == pytest.approx(expected)
 
 
-def test_a_warm_up_as_long_as_the_run_leaves_nothing_to_decay() -> None:
+def test_a_warm_up_as_long_as_the_decay_is_refused() -> None:
     with pytest.raises(ValueError, match="lr_warmup_steps 4 leaves none of 4 steps"):
-        rates(LearningRateSpec(lr_decay_style="linear", lr_warmup_steps=4), 1, train_steps=4)
+        rates(LearningRateSpec(lr_decay_style="linear", lr_warmup_steps=4, lr_decay_steps=4), 1, train_steps=9)
 
 
 def test_optimizer_defaults_and_fields_by_name() -> None:

@@ -113,9 +113,9 @@ CASES = {
     ),
     "warm-up too long": (
         ACTOR,
-        ACTOR + "    lr_schedule: {lr_warmup_steps: 10} #!\n",
+        ACTOR + "    lr_schedule: {lr_warmup_steps: 10, lr_decay_steps: 10} #!\n",
         "engines.actor.lr_schedule.lr_warmup_steps",
-        "the warm-up takes 10 steps, and the decay ends at run.steps = 10; shorten it, or raise run.steps",
+        "the warm-up takes 10 steps, and the decay ends at lr_decay_steps = 10; shorten it, or raise lr_decay_steps",
     ),
     "ranks do not divide": (
         ACTOR + "    optimizer",
