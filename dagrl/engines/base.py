@@ -30,6 +30,8 @@ class RankContext:
     timeout_s: float
     """Bound of every collective."""
     seed: int
+    listen_fd: int | None = None
+    """On rank 0: a socket that listens on `master_port` already, so that nobody else can take the port meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)

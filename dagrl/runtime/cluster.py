@@ -120,17 +120,19 @@ def _session_folder() -> Iterator[Path]:
 def _watched(folder: Path) -> Iterator[Callable[[], None]]:
     """Have a reaper clean up if this process is killed. Yields a function that tells it of all processes there are.
 
-    Where this process lives, it ends them itself with the context.
+    Where this process lives, it ends them itself with the context. Children that it had before are none of Ray's.
     """
+    others = set(reaper.descendants(os.getpid()))
     watcher = subprocess.Popen(
         [sys.executable, "-I", reaper.__file__], stdin=subprocess.PIPE, text=True, start_new_session=True
     )
+    others.add(watcher.pid)
     assert watcher.stdin is not None
     tell = watcher.stdin
     known: list[str] = []
 
     def watch() -> None:
-        there = [reaper.identity(pid) for pid in reaper.descendants(os.getpid()) if pid != watcher.pid]
+        there = [reaper.identity(pid) for pid in reaper.descendants(os.getpid()) if pid not in others]
         known.extend(each for each in there if each is not None)
         tell.write("".join(f"{each}\n" for each in known))
         tell.flush()

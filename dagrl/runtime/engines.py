@@ -9,8 +9,11 @@ from dagrl.runtime.messages import StartEngine
 from dagrl.spec.schema import HfEngineSpec, MegatronEngineSpec
 
 
-def make_engine(setup: StartEngine) -> Any:
-    """Build the rank of the engine that `setup` names; imports its backend only here."""
+def make_engine(setup: StartEngine, listen_fd: int | None) -> Any:
+    """Build the rank of the engine that `setup` names; imports its backend only here.
+
+    `listen_fd` is rank 0's socket, on which the ranks meet.
+    """
     pipeline = setup.pipeline
     assert setup.engine is not None
     spec = pipeline.engines[setup.engine]
@@ -21,6 +24,7 @@ def make_engine(setup: StartEngine) -> Any:
         master_port=setup.master_port,
         timeout_s=pipeline.run.node_timeout_s,
         seed=pipeline.run.seed,
+        listen_fd=listen_fd,
     )
     match spec:
         case MegatronEngineSpec():

@@ -28,7 +28,7 @@ class Member:
     actor: Any
     host: str
     address: str
-    free_port: int
+    port: int
     pid: int
 
     @property
@@ -77,7 +77,7 @@ class Fleet:
                     trained=executor.trained,
                     keeps_start_weights=len(executor.engines) > 1,
                     master_addr=first.address,
-                    master_port=first.free_port,
+                    master_port=first.port,
                 )
                 starts.append(self._call(member, "start", (mine,), bound, f"engine {name} to start"))
         await self.together(starts)

@@ -32,17 +32,17 @@ class Worker:
         self._engine: Any = None
         self._resources: Resources | None = None
         self._replica = 0
+        self._listener: socket.socket | None = None
         # Refs that travel inside a streamed block are not counted reliably until the driver has them: the producer
         # keeps its own until the step is committed, and weights until the next are sent.
         self._held: dict[int, list[ray.ObjectRef]] = {}
         self._sent: list[ray.ObjectRef] = []
 
     def describe(self) -> tuple[str, str, int]:
-        """Host name, address, and a port that is free just now, for the ranks to meet at."""
+        """Host name, address, and a port that this worker listens on from now on, for the ranks to meet at."""
         address = ray.util.get_node_ip_address()
-        with socket.socket() as probe:
-            probe.bind((address, 0))
-            return socket.gethostname(), address, probe.getsockname()[1]
+        self._listener = socket.create_server((address, 0))
+        return socket.gethostname(), address, self._listener.getsockname()[1]
 
     def pid(self) -> int:
         """The process's id, for messages."""
@@ -55,7 +55,11 @@ class Worker:
         if setup.engine is not None:
             from dagrl.runtime.engines import make_engine
 
-            self._engine = make_engine(setup)
+            self._engine = make_engine(setup, self._hand_over_listener() if setup.rank == 0 else None)
+
+    def _hand_over_listener(self) -> int | None:
+        """The listening socket, which belongs to the engine from now on."""
+        return self._listener.detach() if self._listener is not None else None
 
     def run(self, work: TaskWork) -> Iterator[Block]:
         """Run one task on this rank's rows; yields a block whenever the op has an output."""

@@ -6,6 +6,7 @@ import pty
 import signal
 import subprocess
 import sys
+import time
 
 from rich.console import Console as Terminal
 
@@ -118,12 +119,20 @@ with open_trackers(["console"], run_dir=Path({str(tmp_path)!r}), run_name="r", c
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "110", "LINES": "40"}
     process = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=theirs, stderr=subprocess.PIPE, env=environment, text=True
+        [sys.executable, "-c", program],
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        env=environment,
+        text=True,
+        # A shell that runs the tests in the background has them ignore interrupts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     os.close(theirs)
     output = ""
     while "ready" not in output:
         output += os.read(ours, 65536).decode()
+    # It is asleep by then: an interrupt amid the drawing might be raised where Python drops it.
+    time.sleep(0.5)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)
     while chunk := read_rest(ours):

@@ -54,7 +54,12 @@ def _rendezvous(ranks: RankContext, backend: str) -> None:
     begun = time.monotonic()
     try:
         store = dist.TCPStore(
-            ranks.master_addr, ranks.master_port, ranks.world_size, is_master=ranks.rank == 0, timeout=timeout
+            ranks.master_addr,
+            ranks.master_port,
+            ranks.world_size,
+            is_master=ranks.rank == 0,
+            timeout=timeout,
+            master_listen_fd=ranks.listen_fd,
         )
         dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.world_size, timeout=timeout)
     except (dist.DistStoreError, dist.DistNetworkError) as error:
