@@ -18,10 +18,8 @@ CLEAN = "clean"
 """The driver's last word when nothing is left to do."""
 
 
-EPITAPH = (
-    "dagrl run: the driver was ended from outside; `dagrl run` with the same folder goes on from its last checkpoint"
-    """What a user is told who sees the driver vanish."""
-)
+EPITAPH = "dagrl run: the driver was ended from outside; `dagrl run` with its folder goes on from the last checkpoint"
+"""What is said to whoever sees the driver vanish."""
 
 
 def identity(pid: int) -> str | None:
