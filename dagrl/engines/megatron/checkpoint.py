@@ -7,6 +7,7 @@ choosing which one to resume from, is the runtime's.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -58,7 +59,14 @@ def save(folder: Path, state: TrainingState, *, policy_version: int) -> None:
             "schedule_steps": state.schedule.num_steps,
             "policy_version": policy_version,
         }
-        dist_checkpointing.save(content, str(folder))
+        try:
+            dist_checkpointing.save(content, str(folder))
+        except (CheckpointingException, CheckpointException) as error:
+            # Its text is a traceback without the system's own words; space is what is lacking, nearly always.
+            free = shutil.disk_usage(folder).free / 2**20
+            raise OSError(
+                f"cannot write the checkpoint to {folder}, where {free:.0f} MiB are free; make room, or lower run.keep"
+            ) from error
     if dist.get_rank() == 0:
         sizes = {str(path.relative_to(folder)): path.stat().st_size for path in _files(folder)}
         (folder / _FILES).write_text(json.dumps(sizes, indent=1))
