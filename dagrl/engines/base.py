@@ -82,6 +82,16 @@ class Engine(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Slept:
+    """What `TrainEngine.sleep` did on one rank."""
+
+    freed_gib: float
+    """Device memory given back."""
+    held_gib: float
+    """Device memory that the process held before."""
+
+
 class TrainEngine(Engine, Protocol):
     """A rank that computes log-probs and trains. Every method is collective: all ranks call it in the same order."""
 
@@ -100,6 +110,25 @@ class TrainEngine(Engine, Protocol):
         Returns the objective's metrics over all ranks, and grad_norm and lr; the same on each rank. Raises
         FloatingPointError where the gradient is not finite. Counts one policy version for the whole call.
         """
+        ...
+
+    def values(self, batch: Batch, *, tokens_per_micro_batch: int) -> Column:
+        """What the head of a critic or reward model says, float32; rows as in `logprobs`.
+
+        A value head gives one value for each response token, read at the token before it as log-probs are; ragged as
+        response_tokens. A reward head gives one score for each row, read at its last token; a flat column.
+        """
+        ...
+
+    def sleep(self) -> Slept:
+        """Give the device's memory back: weights, gradients, optimizer and communicators; what matters waits on the host.
+
+        Until `wake`, nothing else may be asked of the engine.
+        """
+        ...
+
+    def wake(self) -> None:
+        """Bring back what `sleep` took away, to the bit."""
         ...
 
     def start_weights(self) -> AbstractContextManager[None]:

@@ -89,10 +89,14 @@ class ParallelSpec(Section):
     """Ranks that share each layer's matrices."""
     pipeline_model_parallel_size: PositiveInt = 1
     """Stages of layers."""
+    virtual_pipeline_model_parallel_size: PositiveInt | None = None
+    """Chunks of layers on each stage, for the interleaved schedule. Default: one, without interleaving."""
     context_parallel_size: PositiveInt = 1
     """Ranks that share each sequence."""
     expert_model_parallel_size: PositiveInt = 1
-    """Ranks that share the experts of a mixture."""
+    """Ranks that share the experts of a mixture; taken out of the tensor, context and data-parallel ones."""
+    expert_tensor_parallel_size: PositiveInt = 1
+    """Ranks that share each expert's matrices. Default: 1, whatever the tensor-parallel size: experts stay whole."""
     sequence_parallel: bool = False
     """Split activations between tensor-parallel regions along the sequence."""
 
@@ -116,6 +120,17 @@ class LearningRateSpec(Section):
     """Floor of the decay."""
 
 
+class OffloadSpec(Section):
+    """What waits in host memory while the engine does not use it."""
+
+    param: bool = False
+    """Weights, between the engine's tasks."""
+    grad: bool = False
+    """Gradient buffers, between updates: their memory is freed, as gradients outlive no update."""
+    optimizer: bool = False
+    """Optimizer states and float32 weights, except during the optimizer's step."""
+
+
 class MegatronEngineSpec(Section):
     """A Megatron-core model: trains, and computes log-probs."""
 
@@ -135,6 +150,16 @@ class MegatronEngineSpec(Section):
     """How the learning rate moves from ``optimizer.lr``."""
     ddp: dict[str, Any] = Field(default_factory=dict)
     """Any field of Megatron's DistributedDataParallelConfig."""
+    head: Literal["lm", "value", "reward"] = "lm"
+    """What stands on the last layer: the language model's output, a value for each token, or a score for each row."""
+    bridge: Literal["native", "megatron-bridge"] = "native"
+    """Who converts weights between Hugging Face and Megatron."""
+    dist_checkpointing_path: Path | None = None
+    """Start weights from a folder in Megatron's distributed format, instead of the model's own."""
+    fused_linear_cross_entropy: bool = False
+    """Compute logits and log-probs together in chunks, twice: slower, and without room for [tokens, vocabulary]."""
+    offload: OffloadSpec = OffloadSpec()
+    """What waits in host memory."""
 
 
 class HfEngineSpec(Section):
@@ -323,6 +348,8 @@ class RunSpec(Section):
     """Steps between checkpoints. The last step is always saved."""
     keep: PositiveInt = 3
     """Checkpoints that stay."""
+    async_save: bool = False
+    """Write checkpoints while training goes on; a step's checkpoint counts once it is whole."""
     validate_every: PositiveInt | None = None
     """Steps between validations."""
     validate_first: bool = False
@@ -337,6 +364,23 @@ class RunSpec(Section):
     """Longest wait for workers and engines to start."""
     node_timeout_s: Annotated[float, Field(gt=0)] = 1800.0
     """Longest wait for a sign of life from a running node, a weight sync or a save."""
+
+
+class ProfileSpec(Section):
+    """Which steps to look into, and with what."""
+
+    tool: Literal["torch", "nsys"] = "torch"
+    """``torch``: a Chrome trace of each rank in ``profile/``. ``nsys``: NVTX ranges, captured by ``nsys profile``."""
+    steps: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    """Steps that are profiled."""
+    nodes: tuple[Name, ...] | None = None
+    """Nodes that are profiled. Default: all that run on an engine."""
+    ranks: tuple[Annotated[int, Field(ge=0)], ...] = (0,)
+    """Ranks of each engine that are profiled."""
+    with_stack: bool = False
+    """Torch only: record the source lines."""
+    with_memory: bool = False
+    """Torch only: record allocations."""
 
 
 class Pipeline(Section):
@@ -358,5 +402,7 @@ class Pipeline(Section):
     """How steps overlap."""
     run: RunSpec
     """How long, how often, how safely."""
+    profile: ProfileSpec | None = None
+    """Traces of some steps."""
     track: tuple[Literal["console", "tensorboard", "wandb"], ...] = ("console",)
     """Where metrics go, beside metrics.jsonl."""
