@@ -11,13 +11,13 @@ import math
 import numpy as np
 
 
-def pack(lengths: np.ndarray, budget: int) -> list[np.ndarray]:
+def pack(lengths: np.ndarray, budget: int, at_least: int = 1) -> list[np.ndarray]:
     """Split rows of `lengths` tokens, all positive, into micro-batches of at most `budget` tokens.
 
     Longest rows first, each into the lightest micro-batch (Graham's LPT rule), with as few micro-batches as that rule
-    can do with. Returns the row positions of each, ascending; each row is in exactly one. The heaviest comes first, so
-    that one too large for the memory shows at once. The same lengths always give the same answer. ValueError where a
-    row alone is longer than the budget.
+    can do with, but `at_least` that many, or one for each row where there are fewer rows. Returns the row positions of
+    each, ascending; each row is in exactly one. The heaviest comes first, so that one too large for the memory shows at
+    once. The same lengths always give the same answer. ValueError where a row alone is longer than the budget.
     """
     if len(lengths) == 0:
         return []
@@ -28,7 +28,8 @@ def pack(lengths: np.ndarray, budget: int) -> list[np.ndarray]:
             f"row {longest} has {lengths[longest]} tokens, more than the {budget} of a micro-batch; "
             "raise tokens_per_micro_batch or shorten prompts and responses"
         )
-    for count in range(math.ceil(lengths.sum() / budget), len(lengths) + 1):
+    fewest = min(max(math.ceil(lengths.sum() / budget), at_least), len(lengths))
+    for count in range(fewest, len(lengths) + 1):
         loads, bins = _spread(lengths, count)
         if max(loads) <= budget:
             order = sorted(range(count), key=lambda i: (-loads[i], bins[i]))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -50,8 +50,28 @@ class ResponseTokens:
     """Row that each token belongs to, int64 [T], in 0..S-1."""
 
 
-class Objective(Protocol):
-    """A loss over response tokens. It is the same number whatever the micro-batches, packing and ranks."""
+@dataclass(frozen=True, slots=True)
+class ValueTokens:
+    """What a critic's or reward model's head says of one packed micro-batch, in row order. S rows.
+
+    A value head says R numbers, one for each response token, a reward head R = S, one for each row.
+    """
+
+    value: torch.Tensor
+    """Float32 [R], with gradient."""
+    weight: torch.Tensor
+    """Weight of each in the loss, divided by the global normalizer already, float32 [R]."""
+    columns: Mapping[str, torch.Tensor]
+    """The objective's columns: per-response-token ones as [T], per-sample ones as [S]."""
+    row: torch.Tensor
+    """Row that each value belongs to, int64 [R], in 0..S-1."""
+
+
+class Objective[Tokens: (ResponseTokens, ValueTokens)](Protocol):
+    """A loss over response tokens, or over values. It is the same number whatever the micro-batches, packing and ranks.
+
+    One over `ValueTokens` needs an engine with a value or reward head.
+    """
 
     columns: tuple[str, ...]
     """Columns it reads, beside the tokens."""
@@ -62,11 +82,11 @@ class Objective(Protocol):
     def token_weights(self, batch: Batch) -> tuple[Column, float]:
         """Weight of each response token of `batch`, ragged as response_tokens, and what `batch` adds to the normalizer.
 
-        The engine sums the second over all ranks and divides the first by it.
+        With a reward head, one weight for each row. The engine sums the second over all ranks and divides the first by it.
         """
         ...
 
-    def __call__(self, tokens: ResponseTokens) -> tuple[torch.Tensor, dict[str, tuple[torch.Tensor, torch.Tensor]]]:
+    def __call__(self, tokens: Tokens) -> tuple[torch.Tensor, dict[str, tuple[torch.Tensor, torch.Tensor]]]:
         """The micro-batch's share of the loss (scalar), and metrics as name -> (sum, count), detached scalars."""
         ...
 
@@ -103,7 +123,7 @@ class TrainEngine(Engine, Protocol):
         ...
 
     def update(
-        self, mini_batches: Sequence[Batch], objective: Objective, *, tokens_per_micro_batch: int
+        self, mini_batches: Sequence[Batch], objective: Objective[Any], *, tokens_per_micro_batch: int
     ) -> dict[str, Stat]:
         """One optimizer step for each mini-batch (this data-parallel rank's rows of it, maybe none).
 

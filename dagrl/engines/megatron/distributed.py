@@ -34,7 +34,9 @@ def start(ranks: RankContext, parallel: ParallelSpec) -> None:
         tensor_model_parallel_size=parallel.tensor_model_parallel_size,
         pipeline_model_parallel_size=parallel.pipeline_model_parallel_size,
         context_parallel_size=parallel.context_parallel_size,
+        virtual_pipeline_model_parallel_size=parallel.virtual_pipeline_model_parallel_size,
         expert_model_parallel_size=parallel.expert_model_parallel_size,
+        expert_tensor_parallel_size=parallel.expert_tensor_parallel_size,
         order=RANK_ORDER,
         distributed_timeout_minutes=math.ceil(ranks.timeout_s / 60),
     )

@@ -8,14 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
 from dagrl.engines.base import Bucket, Objective, RankContext
 from dagrl.engines.megatron import checkpoint, distributed
+from dagrl.engines.megatron.config import transformer_config
 from dagrl.engines.megatron.hf_weights import export_hf_weights, load_hf_weights
+from dagrl.engines.megatron.loss import add_up, sum_over_replicas
 from dagrl.engines.megatron.micro_batch import row_alignment
-from dagrl.engines.megatron.model import build_model, transformer_config
+from dagrl.engines.megatron.model import build_model
 from dagrl.engines.megatron.optimizer import (
     apply_gradient,
     clear_gradients,
@@ -27,7 +30,7 @@ from dagrl.engines.megatron.optimizer import (
     wrap_for_training,
 )
 from dagrl.engines.megatron.start_weights import StartWeights
-from dagrl.engines.megatron.step import PackedModel, add_up, sum_over_replicas
+from dagrl.engines.megatron.step import PackedModel
 from dagrl.engines.model_source import load_hf_config, weight_source
 from dagrl.spec.schema import MegatronEngineSpec, ModelSpec
 
@@ -67,14 +70,24 @@ class MegatronEngine:
             optimizer = make_optimizer(chunks, spec)
             schedule = make_schedule(optimizer, spec.lr_schedule, train_steps=train_steps)
             self._training = checkpoint.TrainingState(chunks, optimizer, schedule, spec.parallel)
-        self._model = PackedModel(chunks, self._hf_config.vocab_size, row_alignment(spec.parallel))
+        self._model = PackedModel(
+            chunks,
+            self._hf_config.vocab_size,
+            row_alignment(spec.parallel),
+            head=spec.head,
+            fused=spec.fused_linear_cross_entropy,
+        )
 
     def logprobs(self, batch: Batch, *, temperature: float, tokens_per_micro_batch: int) -> Column:
         """See `TrainEngine.logprobs`. ValueError where a row is longer than `tokens_per_micro_batch`."""
         return self._model.logprobs(batch, temperature=temperature, tokens_per_micro_batch=tokens_per_micro_batch)
 
+    def values(self, batch: Batch, *, tokens_per_micro_batch: int) -> Column:
+        """See `TrainEngine.values`. ValueError where a row is longer than `tokens_per_micro_batch`."""
+        return self._model.values(batch, tokens_per_micro_batch=tokens_per_micro_batch)
+
     def update(
-        self, mini_batches: Sequence[Batch], objective: Objective, *, tokens_per_micro_batch: int
+        self, mini_batches: Sequence[Batch], objective: Objective[Any], *, tokens_per_micro_batch: int
     ) -> dict[str, Stat]:
         """See `TrainEngine.update`. The learning rate moves on once a call, whatever the number of mini-batches.
 

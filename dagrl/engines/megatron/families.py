@@ -160,3 +160,15 @@ _FAMILIES: dict[str, Family] = {
         requires={"hidden_act": ("silu",), "attention_bias": (False,), "use_sliding_window": (False,)},
     ),
 }
+
+
+def transformer_defaults(config: PretrainedConfig) -> dict[str, Any]:
+    """TransformerConfig fields that an architecture is usually trained with; the pipeline file may change them."""
+    return {}
+
+
+def config_class(config: PretrainedConfig) -> Any:
+    """TransformerConfig, or the one of latent attention."""
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    return TransformerConfig

@@ -1,12 +1,14 @@
 """Log-probs and entropies out of logits whose vocabulary is split over tensor-parallel ranks.
 
-`step` calls it on the logits that predict response tokens. The arithmetic is float32 whatever the logits' dtype, in
-chunks of tokens: beside the logits and their gradient, nothing of the size [tokens, vocabulary] exists.
+`output` calls it on what predicts response tokens. The arithmetic is float32 whatever the logits' dtype, in chunks of
+tokens: beside the logits and their gradient, nothing of the size [tokens, vocabulary] exists; with
+`linear_token_logprobs` not even those.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,103 +39,201 @@ def token_logprobs(
     the group gets the same. As everywhere in Megatron, each is taken to compute the same loss from it: then the
     gradient of a rank's logits needs no communication.
     """
-    assert temperature > 0, "logits are divided by the temperature"
     assert logits.shape[:1] == targets.shape, "one row of logits for each target"
-    logprob, entropy = _VocabParallelLogprob.apply(
-        logits, targets, temperature, vocab_size, group, with_entropy, chunk_elements
-    )
+    columns = _Columns.of_rank(logits.shape[1], vocab_size, group, temperature, with_entropy, chunk_elements)
+    logprob, entropy = _OfLogits.apply(logits, targets, columns)
     return logprob, entropy
 
 
-class _VocabParallelLogprob(torch.autograd.Function):
-    """With x = logits / temperature and p = softmax(x): log p[target], and H = -sum p log p.
+def linear_token_logprobs(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    temperature: float,
+    vocab_size: int,
+    group: dist.ProcessGroup | None = None,
+    with_entropy: bool = False,
+    chunk_elements: int = CHUNK_ELEMENTS,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """`token_logprobs` of ``hidden @ weight.T``, whose logits never exist whole.
 
-    d log p[t] / dx = onehot(t) - p  and  dH / dx = -p (log p + H).
+    `hidden` is [T, hidden size], `weight` this rank's rows of the output layer, [columns, hidden size]. Logits are made
+    chunk by chunk, and once more in the backward pass. The gradient of `hidden` is this rank's part: the caller sums it
+    over `group`.
     """
+    columns = _Columns.of_rank(weight.shape[0], vocab_size, group, temperature, with_entropy, chunk_elements)
+    logprob, entropy = _OfLinear.apply(hidden, weight, targets, columns)
+    return logprob, entropy
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """The rank's part of the vocabulary, and what is asked about it."""
+
+    first: int
+    count: int
+    """Columns that stand for a token; the rank's further ones are padding."""
+    width: int
+    group: dist.ProcessGroup | None
+    temperature: float
+    with_entropy: bool
+    chunk_elements: int
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        logits: torch.Tensor,
-        targets: torch.Tensor,
-        temperature: float,
+    def of_rank(
+        width: int,
         vocab_size: int,
         group: dist.ProcessGroup | None,
+        temperature: float,
         with_entropy: bool,
         chunk_elements: int,
+    ) -> _Columns:
+        assert temperature > 0, "logits are divided by the temperature"
+        first = width * (dist.get_rank(group) if group else 0)
+        count = min(max(vocab_size - first, 0), width)
+        return _Columns(first, count, width, group, temperature, with_entropy, chunk_elements)
+
+    def chunks(self, rows: int) -> Iterator[slice]:
+        each = max(1, self.chunk_elements // max(1, self.width))
+        for start in range(0, rows, each):
+            yield slice(start, min(start + each, rows))
+
+    def targets_here(self, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Whether each target is one of the columns, and which; 0 for those of other ranks."""
+        is_here = (targets >= self.first) & (targets < self.first + self.count)
+        return is_here, torch.where(is_here, targets - self.first, 0)
+
+
+class _OfLogits(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, columns: _Columns
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        first = logits.shape[1] * (dist.get_rank(group) if group else 0)
-        columns = min(max(vocab_size - first, 0), logits.shape[1])
-        own = logits[:, :columns]
-        is_here = (targets >= first) & (targets < first + columns)
-        column = torch.where(is_here, targets - first, 0)
-
-        highest = _row_max(own, temperature)
-        _all_reduce(highest, dist.ReduceOp.MAX, group)
-        # Rows: sum of exponentials, the target's shifted logit, sum of exponential times shifted logit.
-        sums = highest.new_zeros(3 if with_entropy else 2, len(targets))
-        for part in _chunks(own, chunk_elements):
-            shifted = _scaled(own[part], temperature).sub_(highest[part, None])
-            if columns:
-                chosen = shifted.gather(1, column[part, None]).squeeze(1)
-                sums[1, part] = torch.where(is_here[part], chosen, 0.0)
-            exponential = shifted.exp()
-            sums[0, part] = exponential.sum(1)
-            if with_entropy:
-                sums[2, part] = exponential.mul_(shifted).sum(1)
-        _all_reduce(sums, dist.ReduceOp.SUM, group)
-
-        log_sum = sums[0].log()
-        entropy = log_sum - sums[2] / sums[0] if with_entropy else None
-        ctx.save_for_backward(logits, column, is_here, highest, log_sum, entropy)
-        ctx.temperature, ctx.columns, ctx.chunk_elements = temperature, columns, chunk_elements
-        return sums[1] - log_sum, entropy
+        logprob, log_sum, entropy = _forward(lambda part: logits[part], logits, targets, columns)
+        ctx.save_for_backward(logits, targets, log_sum, entropy)
+        ctx.columns = columns
+        return logprob, entropy
 
     @staticmethod
     @once_differentiable
     def backward(
         ctx: Any, grad_logprob: torch.Tensor, grad_entropy: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
-        logits, column, is_here, highest, log_sum, entropy = ctx.saved_tensors
-        temperature: float = ctx.temperature
-        own = logits[:, : ctx.columns]
+        logits, targets, log_sum, entropy = ctx.saved_tensors
+        slopes = _Slopes(targets, log_sum, entropy, grad_logprob, grad_entropy, ctx.columns)
         grad = torch.empty_like(logits)
-        grad[:, ctx.columns :] = 0
-        for part in _chunks(own, ctx.chunk_elements):
-            log_p = _scaled(own[part], temperature).sub_(highest[part, None]).sub_(log_sum[part, None])
-            p = log_p.exp()
-            slope = grad_logprob[part, None]
-            if entropy is not None:
-                assert grad_entropy is not None
-                slope = log_p.add_(entropy[part, None]).mul_(grad_entropy[part, None]).add_(slope)
-            chunk = p.mul_(slope).neg_()
-            if ctx.columns:
-                at_target = torch.where(is_here[part], grad_logprob[part], 0.0)
-                chunk.scatter_add_(1, column[part, None], at_target[:, None])
-            grad[part, : own.shape[1]] = chunk.div_(temperature)
-        return grad, None, None, None, None, None, None
+        for part in ctx.columns.chunks(len(logits)):
+            grad[part] = slopes.of(logits[part], part)
+        return grad, None, None
+
+
+class _OfLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, columns: _Columns
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        logprob, log_sum, entropy = _forward(lambda part: hidden[part] @ weight.t(), hidden, targets, columns)
+        ctx.save_for_backward(hidden, weight, targets, log_sum, entropy)
+        ctx.columns = columns
+        return logprob, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, grad_logprob: torch.Tensor, grad_entropy: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, ...]:
+        hidden, weight, targets, log_sum, entropy = ctx.saved_tensors
+        slopes = _Slopes(targets, log_sum, entropy, grad_logprob, grad_entropy, ctx.columns)
+        grad_hidden = torch.empty_like(hidden)
+        # Summed over chunks in float32: each rounded by itself would add up to more than one product's rounding.
+        grad_weight = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
+        for part in ctx.columns.chunks(len(hidden)):
+            slope = slopes.of(hidden[part] @ weight.t(), part).to(hidden.dtype)
+            grad_hidden[part] = slope @ weight
+            grad_weight += slope.t() @ hidden[part]
+        return grad_hidden, grad_weight.to(weight.dtype), None, None
+
+
+def _forward(
+    logits_of: Callable[[slice], torch.Tensor], like: torch.Tensor, targets: torch.Tensor, columns: _Columns
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Log-prob of the targets, log of the sum of exponentials, and entropy, all [T].
+
+    With x = logits / temperature and p = softmax(x): log p[target] = x[target] - log sum exp(x), and
+    H = log sum exp(x) - sum p x. Each rank works relative to its own highest logit, so that one pass over the logits is
+    enough; `_join` then brings the ranks together.
+    """
+    wide = torch.promote_types(like.dtype, torch.float32)
+    is_here, column = columns.targets_here(targets)
+    highest = like.new_full((len(targets),), -torch.inf, dtype=wide)
+    # Rows: sum of exponentials, the target's logit, sum of exponential times logit; all but the target's shifted.
+    sums = like.new_zeros(3 if columns.with_entropy else 2, len(targets), dtype=wide)
+    for part in columns.chunks(len(targets) if columns.count else 0):
+        x = _scaled(logits_of(part)[:, : columns.count], columns.temperature)
+        chosen = x.gather(1, column[part, None]).squeeze(1)
+        sums[1, part] = torch.where(is_here[part], chosen, 0.0)
+        highest[part] = x.amax(1)
+        x.sub_(highest[part, None])
+        exponential = x.exp()
+        sums[0, part] = exponential.sum(1)
+        if columns.with_entropy:
+            sums[2, part] = exponential.mul_(x).sum(1)
+    highest, sums = _join(highest, sums, columns.group)
+    log_sum = sums[0].log() + highest
+    entropy = log_sum - sums[2] / sums[0] - highest if columns.with_entropy else None
+    return sums[1] - log_sum, log_sum, entropy
+
+
+def _join(
+    highest: torch.Tensor, sums: torch.Tensor, group: dist.ProcessGroup | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Highest logit and sums over all ranks, out of each rank's own, which are relative to its own highest."""
+    if group is None or dist.get_world_size(group) == 1:
+        return highest, sums
+    own = highest.clone()
+    dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=group)
+    # A rank whose columns are all padding has sums of 0, and minus infinity as its highest logit.
+    lower = torch.where(own.isinf(), 0.0, own - highest)
+    factor = lower.exp()
+    if len(sums) == 3:
+        sums[2] = factor * (sums[2] + lower * sums[0])
+    sums[0] *= factor
+    dist.all_reduce(sums, group=group)
+    return highest, sums
+
+
+@dataclass(frozen=True, slots=True)
+class _Slopes:
+    """The gradient of the logits: d log p[t] / dx = onehot(t) - p  and  dH / dx = -p (log p + H)."""
+
+    targets: torch.Tensor
+    log_sum: torch.Tensor
+    entropy: torch.Tensor | None
+    grad_logprob: torch.Tensor
+    grad_entropy: torch.Tensor | None
+    columns: _Columns
+
+    def of(self, logits: torch.Tensor, part: slice) -> torch.Tensor:
+        """Of one chunk, [tokens, width], float32 at least."""
+        columns = self.columns
+        log_p = _scaled(logits[:, : columns.count], columns.temperature).sub_(self.log_sum[part, None])
+        p = log_p.exp()
+        slope = self.grad_logprob[part, None]
+        if self.entropy is not None:
+            assert self.grad_entropy is not None
+            slope = log_p.add_(self.entropy[part, None]).mul_(self.grad_entropy[part, None]).add_(slope)
+        grad = p.mul_(slope).neg_()
+        if columns.count:
+            is_here, column = columns.targets_here(self.targets[part])
+            at_target = torch.where(is_here, self.grad_logprob[part], 0.0)
+            grad.scatter_add_(1, column[:, None], at_target[:, None])
+        grad.div_(columns.temperature)
+        padding = columns.width - columns.count
+        return torch.nn.functional.pad(grad, (0, padding)) if padding else grad
 
 
 def _scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
     """A new tensor of logits / temperature, in float32 at least."""
     wide = torch.promote_types(logits.dtype, torch.float32)
     return logits.to(wide, copy=True).div_(temperature)
-
-
-def _row_max(logits: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Largest of logits / temperature in each row; minus infinity on a rank whose columns are all padding."""
-    if logits.shape[1] == 0:
-        wide = torch.promote_types(logits.dtype, torch.float32)
-        return logits.new_full(logits.shape[:1], -torch.inf, dtype=wide)
-    return _scaled(logits.amax(1), temperature)
-
-
-def _chunks(logits: torch.Tensor, chunk_elements: int) -> Iterator[slice]:
-    rows = max(1, chunk_elements // max(1, logits.shape[1]))
-    for start in range(0, len(logits), rows):
-        yield slice(start, start + rows)
-
-
-def _all_reduce(tensor: torch.Tensor, op: dist.ReduceOp.RedOpType, group: dist.ProcessGroup | None) -> None:
-    if group is not None and dist.get_world_size(group) > 1:
-        dist.all_reduce(tensor, op=op, group=group)

@@ -13,27 +13,101 @@ from megatron.core.packed_seq_params import PackedSeqParams
 
 from dagrl.data.batch import Batch
 from dagrl.data.packing import pack
+from dagrl.engines.megatron.context_parallel import zigzag_index
 from dagrl.spec.schema import ParallelSpec
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Some rows of a batch, packed. N tokens with padding, T response tokens, S rows."""
+    """Some rows of a batch, packed, as one rank sees them. S rows with R places to read the model's output at.
+
+    Of the pack's tokens, padding included, a context-parallel rank holds N; it reads P of the R places.
+    """
 
     rows: np.ndarray
     """Positions in the batch, int64 [S]; none in the micro-batch of a rank that has no rows."""
+    tokens: int
+    """Tokens of the pack, padding included, over all context-parallel ranks."""
     input_ids: torch.Tensor
     """Prompt, response and padding of each row, int64 [1, N]."""
     position_ids: torch.Tensor
     """Place of each token in its row, int64 [1, N]."""
     sequences: PackedSeqParams
-    """Where rows begin and end."""
-    predicting: torch.Tensor
-    """Places of the tokens whose logits predict the response tokens, in row order, int64 [T]."""
+    """Where rows begin and end in the whole pack."""
+    reading: torch.Tensor
+    """Places among the rank's tokens whose output is read, in row order, int64 [P]."""
     targets: torch.Tensor
-    """The response tokens, in row order, int64 [T]."""
+    """The token that follows each of them, int64 [P]."""
+    own: torch.Tensor | None
+    """Which of the R places the rank reads, int64 [P]; None where it reads all."""
     row: torch.Tensor
-    """Row that each response token belongs to, int64 [T], in 0..S-1."""
+    """Row that each of the R places belongs to, int64 [R], in 0..S-1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How a rank's engine packs rows."""
+
+    alignment: int
+    """What the length of every packed row is a multiple of; see `row_alignment`."""
+    context_rank: int = 0
+    context_ranks: int = 1
+    """Ranks that share each row."""
+    at_row_end: bool = False
+    """Read the output at each row's last token; else at every token that predicts one of the response."""
+
+    def bins(self, batch: Batch, budget: int, at_least: int = 1) -> list[np.ndarray]:
+        """Rows of each micro-batch of at most `budget` tokens, padding counted; none for a batch without rows.
+
+        ValueError where a row alone is longer than the budget.
+        """
+        return pack(self._padded(_lengths(batch)), budget, at_least)
+
+    def micro_batch(self, batch: Batch, rows: np.ndarray, device: torch.device) -> MicroBatch:
+        """Pack `rows` of `batch`, and take from the pack what this context-parallel rank holds.
+
+        Without rows the micro-batch reads nothing: its rank runs the model all the same, and takes part in what the
+        ranks do together.
+        """
+        lengths = _lengths(batch)[rows]
+        prompts = batch["prompt_tokens"].lengths[rows]
+        assert (prompts > 0).all(), "the first response token needs a prompt to be predicted from"
+        padded = self._padded(lengths) if len(rows) else np.array([self.alignment])
+        starts = np.cumsum(padded) - padded
+        token_ids = np.zeros(padded.sum(), dtype=np.int64)
+        for start, row in zip(starts, rows, strict=False):
+            for name in ("prompt_tokens", "response_tokens"):
+                values = batch[name][row]
+                token_ids[start : start + len(values)] = values
+                start += len(values)
+        starts = starts[: len(rows)]
+        if self.at_row_end:
+            counts, first = np.ones_like(lengths), starts + lengths - 1
+        else:
+            # A token is predicted by the one before it.
+            counts, first = lengths - prompts, starts + prompts - 1
+        places = np.repeat(first, counts) + _counting(counts)
+        held = zigzag_index(padded, self.context_rank, self.context_ranks)
+        reading, own = _held_places(places, held, len(token_ids))
+        followers = np.append(token_ids[1:], 0)
+
+        def on_device(array: np.ndarray) -> torch.Tensor:
+            return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
+
+        return MicroBatch(
+            rows=rows,
+            tokens=len(token_ids),
+            input_ids=on_device(token_ids[held])[None],
+            position_ids=on_device(_counting(padded)[held])[None],
+            sequences=_sequences(padded, device),
+            reading=on_device(reading),
+            targets=on_device(followers[places[own]]),
+            own=on_device(own) if len(held) < len(token_ids) else None,
+            row=on_device(np.repeat(np.arange(len(rows)), counts)),
+        )
+
+    def _padded(self, lengths: np.ndarray) -> np.ndarray:
+        return -(-lengths // self.alignment) * self.alignment
 
 
 def row_alignment(parallel: ParallelSpec) -> int:
@@ -43,60 +117,31 @@ def row_alignment(parallel: ParallelSpec) -> int:
     return chunks * (parallel.tensor_model_parallel_size if parallel.sequence_parallel else 1)
 
 
-def split_batch(batch: Batch, *, tokens: int, alignment: int, device: torch.device) -> list[MicroBatch]:
-    """Micro-batches of at most `tokens` tokens, padding counted. ValueError where a row alone is longer.
-
-    A batch without rows gives one micro-batch that predicts nothing: its rank runs the model all the same, and takes
-    part in what the ranks do together.
-    """
-    lengths = batch["prompt_tokens"].lengths + batch["response_tokens"].lengths
-    if len(batch) == 0:
-        return [_micro_batch([np.zeros(alignment, np.int64)], np.array([alignment]), np.arange(0), alignment, device)]
-    micro_batches = []
-    for rows in pack(_align(lengths, alignment), tokens):
-        token_ids = [np.concatenate([batch["prompt_tokens"][row], batch["response_tokens"][row]]) for row in rows]
-        micro_batches.append(_micro_batch(token_ids, batch["prompt_tokens"].lengths[rows], rows, alignment, device))
-    return micro_batches
+def _lengths(batch: Batch) -> np.ndarray:
+    return batch["prompt_tokens"].lengths + batch["response_tokens"].lengths
 
 
-def _micro_batch(
-    token_ids: list[np.ndarray], prompt_lengths: np.ndarray, rows: np.ndarray, alignment: int, device: torch.device
-) -> MicroBatch:
-    assert prompt_lengths.min() > 0, "the first response token needs a prompt to be predicted from"
-    lengths = np.array([len(ids) for ids in token_ids])
-    padded = _align(lengths, alignment)
-    ends = np.cumsum(padded)
-    starts = ends - padded
-    input_ids = np.zeros(ends[-1], dtype=np.int64)
-    for start, ids in zip(starts, token_ids, strict=True):
-        input_ids[start : start + len(ids)] = ids
-    # A token is predicted by the one before it.
-    responses = lengths - prompt_lengths
-    first = starts + prompt_lengths - 1
-    predicting = np.repeat(first, responses) + _counting(responses)
+def _held_places(places: np.ndarray, held: np.ndarray, tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    """Of `places` in a pack of `tokens` those that the rank holds: where among its tokens, and which of `places`."""
+    local = np.full(tokens, -1, dtype=np.int64)
+    local[held] = np.arange(len(held))
+    own = np.flatnonzero(local[places] >= 0)
+    return local[places[own]], own
+
+
+def _sequences(padded: np.ndarray, device: torch.device) -> PackedSeqParams:
     # Padding belongs to its row: attention is causal, so the row's own tokens never see it.
-    bounds = torch.tensor([0, *ends], dtype=torch.int32, device=device)
-    return MicroBatch(
-        rows=rows,
-        input_ids=torch.from_numpy(input_ids).to(device)[None],
-        position_ids=torch.from_numpy(_counting(padded)).to(device)[None],
-        sequences=PackedSeqParams(
-            qkv_format="thd",
-            cu_seqlens_q=bounds,
-            cu_seqlens_kv=bounds,
-            cu_seqlens_q_padded=bounds,
-            cu_seqlens_kv_padded=bounds,
-            max_seqlen_q=int(padded.max()),
-            max_seqlen_kv=int(padded.max()),
-        ),
-        predicting=torch.from_numpy(predicting).to(device),
-        targets=torch.from_numpy(input_ids[predicting + 1]).to(device),
-        row=torch.from_numpy(np.repeat(np.arange(len(responses)), responses)).to(device),
+    bounds = torch.tensor([0, *np.cumsum(padded)], dtype=torch.int32, device=device)
+    longest = int(padded.max())
+    return PackedSeqParams(
+        qkv_format="thd",
+        cu_seqlens_q=bounds,
+        cu_seqlens_kv=bounds,
+        cu_seqlens_q_padded=bounds,
+        cu_seqlens_kv_padded=bounds,
+        max_seqlen_q=longest,
+        max_seqlen_kv=longest,
     )
-
-
-def _align(lengths: np.ndarray, alignment: int) -> np.ndarray:
-    return -(-lengths // alignment) * alignment
 
 
 def _counting(lengths: np.ndarray) -> np.ndarray:

@@ -1,0 +1,84 @@
+"""The objective's loss, micro-batch by micro-batch, as parts of one loss over all ranks' rows. `step` runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+
+from dagrl.data.batch import Batch, Column
+from dagrl.engines.base import Objective, ResponseTokens, ValueTokens
+from dagrl.engines.megatron.micro_batch import MicroBatch
+
+Sums = dict[str, tuple[float, float]]
+"""Metrics as name -> (sum, count)."""
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalLoss:
+    """An objective on this data-parallel rank's rows, with weights that know all ranks' rows."""
+
+    objective: Objective[Any]
+    batch: Batch
+    weights: Column
+    """Weight of each response token (or row, with a reward head) in the loss over all ranks' rows, float32."""
+    of_values: bool
+    """The model's output is what a value or reward head says."""
+
+    @staticmethod
+    def over_all_ranks(objective: Objective[Any], batch: Batch, *, of_values: bool) -> GlobalLoss:
+        """Sum up what all ranks' rows weigh. Collective."""
+        weights, share = objective.token_weights(batch) if len(batch) else (Column.ragged([], "float32"), 0.0)
+        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+        normalizer = torch.tensor(share, dtype=torch.float64, device=device)
+        dist.all_reduce(normalizer, group=parallel_state.get_data_parallel_group())
+        # Where no rank has anything to train on, all weights are 0, and so is the loss.
+        divisor = normalizer.item() or 1.0
+        normalized = Column((weights.values.astype(np.float64) / divisor).astype(np.float32), weights.offsets)
+        return GlobalLoss(objective, batch, normalized, of_values)
+
+    def share(
+        self, output: torch.Tensor, micro_batch: MicroBatch
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, tuple[torch.Tensor, torch.Tensor]]]:
+        """A micro-batch's part, in the form that megatron's schedule takes: loss, token count, what to keep."""
+        # The weights are divided by the global normalizer: there is nothing left for megatron to divide by.
+        nothing = torch.zeros((), dtype=torch.int, device=output.device)
+        if output.shape[1] == 0:
+            return output.sum(), nothing, {}
+
+        def on_device(column: Column) -> torch.Tensor:
+            return torch.from_numpy(column.take(micro_batch.rows).values).to(output.device)
+
+        weight = on_device(self.weights)
+        columns = {name: on_device(self.batch[name]) for name in self.objective.columns}
+        tokens: ResponseTokens | ValueTokens
+        if self.of_values:
+            tokens = ValueTokens(output[0], weight, columns, micro_batch.row)
+        else:
+            entropy = output[1] if self.objective.needs_entropy else None
+            tokens = ResponseTokens(output[0], entropy, weight, columns, micro_batch.row)
+        loss, metrics = self.objective(tokens)
+        return loss, nothing, metrics
+
+
+def add_up(parts: Iterable[Mapping[str, tuple[float, float]]]) -> Sums:
+    """Metrics of several micro-batches, mini-batches or ranks; each may lack some."""
+    total: Sums = {}
+    for part in parts:
+        for name, (added, count) in part.items():
+            sum_so_far, count_so_far = total.get(name, (0.0, 0.0))
+            total[name] = (sum_so_far + added, count_so_far + count)
+    return total
+
+
+def sum_over_replicas(sums: Mapping[str, tuple[float, float]]) -> Sums:
+    """Metrics added up over the data-parallel ranks, the same on each to the bit. Ranks may lack some. Collective."""
+    group = parallel_state.get_data_parallel_group()
+    parts: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(parts, dict(sums), group=group)
+    return add_up(parts)
