@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -124,7 +125,7 @@ class _OfLogits(torch.autograd.Function):
         slopes = _Slopes(targets, log_sum, entropy, grad_logprob, grad_entropy, ctx.columns)
         grad = torch.empty_like(logits)
         for part in ctx.columns.chunks(len(logits)):
-            grad[part] = slopes.of(logits[part], part)
+            slopes.write(grad[part], logits[part], part)
         return grad, None, None
 
 
@@ -149,7 +150,9 @@ class _OfLinear(torch.autograd.Function):
         # Summed over chunks in float32: each rounded by itself would add up to more than one product's rounding.
         grad_weight = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
         for part in ctx.columns.chunks(len(hidden)):
-            slope = slopes.of(hidden[part] @ weight.t(), part).to(hidden.dtype)
+            logits = hidden[part] @ weight.t()
+            slope = torch.empty_like(logits)
+            slopes.write(slope, logits, part)
             grad_hidden[part] = slope @ weight
             grad_weight += slope.t() @ hidden[part]
         return grad_hidden, grad_weight.to(weight.dtype), None, None
@@ -169,16 +172,12 @@ def _forward(
     highest = like.new_full((len(targets),), -torch.inf, dtype=wide)
     # Rows: sum of exponentials, the target's logit, sum of exponential times logit; all but the target's shifted.
     sums = like.new_zeros(3 if columns.with_entropy else 2, len(targets), dtype=wide)
+    sum_up = _compiled(_row_sums)
     for part in columns.chunks(len(targets) if columns.count else 0):
-        x = _scaled(logits_of(part)[:, : columns.count], columns.temperature)
-        chosen = x.gather(1, column[part, None]).squeeze(1)
-        sums[1, part] = torch.where(is_here[part], chosen, 0.0)
-        highest[part] = x.amax(1)
-        x.sub_(highest[part, None])
-        exponential = x.exp()
-        sums[0, part] = exponential.sum(1)
-        if columns.with_entropy:
-            sums[2, part] = exponential.mul_(x).sum(1)
+        logits = logits_of(part)[:, : columns.count]
+        highest[part], sums[:, part] = sum_up(
+            logits, column[part], is_here[part], columns.temperature, columns.with_entropy
+        )
     highest, sums = _join(highest, sums, columns.group)
     log_sum = sums[0].log() + highest
     entropy = log_sum - sums[2] / sums[0] - highest if columns.with_entropy else None
@@ -205,7 +204,7 @@ def _join(
 
 @dataclass(frozen=True, slots=True)
 class _Slopes:
-    """The gradient of the logits: d log p[t] / dx = onehot(t) - p  and  dH / dx = -p (log p + H)."""
+    """The gradient of the logits, out of those of log-probs and entropies, all [T]."""
 
     targets: torch.Tensor
     log_sum: torch.Tensor
@@ -214,26 +213,61 @@ class _Slopes:
     grad_entropy: torch.Tensor | None
     columns: _Columns
 
-    def of(self, logits: torch.Tensor, part: slice) -> torch.Tensor:
-        """Of one chunk, [tokens, width], float32 at least."""
-        columns = self.columns
-        log_p = _scaled(logits[:, : columns.count], columns.temperature).sub_(self.log_sum[part, None])
-        p = log_p.exp()
-        slope = self.grad_logprob[part, None]
-        if self.entropy is not None:
-            assert self.grad_entropy is not None
-            slope = log_p.add_(self.entropy[part, None]).mul_(self.grad_entropy[part, None]).add_(slope)
-        grad = p.mul_(slope).neg_()
-        if columns.count:
-            is_here, column = columns.targets_here(self.targets[part])
-            at_target = torch.where(is_here, self.grad_logprob[part], 0.0)
-            grad.scatter_add_(1, column[:, None], at_target[:, None])
-        grad.div_(columns.temperature)
-        padding = columns.width - columns.count
-        return torch.nn.functional.pad(grad, (0, padding)) if padding else grad
+    def write(self, out: torch.Tensor, logits: torch.Tensor, part: slice) -> None:
+        """Of one chunk's logits, [tokens, width], into `out`."""
+        count = self.columns.count
+        is_here, column = self.columns.targets_here(self.targets[part])
+        out[:, count:] = 0
+        _compiled(_write_gradient)(
+            out[:, :count],
+            logits[:, :count],
+            self.log_sum[part],
+            self.grad_logprob[part],
+            torch.where(is_here, column, -1),
+            None if self.entropy is None else self.entropy[part],
+            None if self.entropy is None or self.grad_entropy is None else self.grad_entropy[part],
+            self.columns.temperature,
+        )
 
 
-def _scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
-    """A new tensor of logits / temperature, in float32 at least."""
-    wide = torch.promote_types(logits.dtype, torch.float32)
-    return logits.to(wide, copy=True).div_(temperature)
+@cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """On a GPU, one kernel that reads the logits once; without one, where a compiler would take minutes, as it is."""
+    return torch.compile(function, dynamic=True) if torch.cuda.is_available() else function
+
+
+def _row_sums(
+    logits: torch.Tensor, column: torch.Tensor, is_here: torch.Tensor, temperature: float, with_entropy: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each row's highest x = logits / temperature, [tokens], and its sums, [2 or 3, tokens]; see `_forward`."""
+    x = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
+    highest = x.amax(1)
+    shifted = x - highest[:, None]
+    exponential = shifted.exp()
+    sums = [exponential.sum(1), torch.where(is_here, x.gather(1, column[:, None]).squeeze(1), 0.0)]
+    if with_entropy:
+        sums.append((exponential * shifted).sum(1))
+    return highest, torch.stack(sums)
+
+
+def _write_gradient(
+    out: torch.Tensor,
+    logits: torch.Tensor,
+    log_sum: torch.Tensor,
+    grad_logprob: torch.Tensor,
+    target: torch.Tensor,
+    entropy: torch.Tensor | None,
+    grad_entropy: torch.Tensor | None,
+    temperature: float,
+) -> None:
+    """With d log p[t] / dx = onehot(t) - p  and  dH / dx = -p (log p + H), p = softmax(x), x = logits / temperature.
+
+    `target` is the target's column, -1 where another rank has it.
+    """
+    log_p = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature - log_sum[:, None]
+    slope = grad_logprob[:, None]
+    if entropy is not None and grad_entropy is not None:
+        slope = slope + grad_entropy[:, None] * (log_p + entropy[:, None])
+    is_target = torch.arange(logits.shape[1], device=logits.device)[None] == target[:, None]
+    grad = torch.where(is_target, grad_logprob[:, None], 0.0) - log_p.exp() * slope
+    out.copy_(grad / temperature)

@@ -83,18 +83,15 @@ def measure(run_engine: Callable[..., list[Any]], samples: "Batch", objective: A
 
         def on_rank(engine: Any) -> Any:
             import torch.distributed as dist
-            from gradients import hf_gradients
+            from gradients import gradients_and_sums
 
             from dagrl.engines.megatron.loss import sum_over_replicas
-            from dagrl.engines.megatron.optimizer import clear_gradients
 
             place = places[dist.get_rank()]
             mine = samples.take(np.arange(place.dp, len(samples), replicas))
             logprobs = engine.logprobs(mine, temperature=0.8, tokens_per_micro_batch=BUDGET)
-            clear_gradients(engine._training.chunks, engine._training.optimizer)
-            sums = engine._model.accumulate_gradient(mine, objective, tokens_per_micro_batch=BUDGET)
+            gradients, sums = gradients_and_sums(engine, mine, objective, tokens_per_micro_batch=BUDGET)
             metrics = {name: total / count for name, (total, count) in sum_over_replicas(sums).items()}
-            gradients = hf_gradients(engine)
             rows = {int(row): logprobs[i] for i, row in enumerate(mine.rows)}
             return gradients, metrics, rows, place.primary
 

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from dagrl.engines.megatron.logprob import token_logprobs
+from dagrl.engines.megatron.logprob import linear_token_logprobs, token_logprobs
 
 
 def plain(logits: torch.Tensor, targets: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -116,3 +116,41 @@ def test_a_vocabulary_split_over_ranks_gives_the_same_as_a_whole_one(sample, run
     found = torch.cat([grad for _, _, grad in ranks], dim=1)
     torch.testing.assert_close(found[:, :9], whole.grad, rtol=1e-12, atol=1e-12)
     assert found[:, 9:].abs().max() == 0
+
+
+@pytest.mark.parametrize("chunk_elements", [1, 30, 10**6])
+def test_logits_made_chunk_by_chunk_give_the_same_values_and_gradients(sample, chunk_elements: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(7, 5, generator=generator, dtype=torch.float64)
+    weight = torch.randn(12, 5, generator=generator, dtype=torch.float64)
+    targets = sample[1] % 10
+    how = {"temperature": 0.8, "vocab_size": 10, "with_entropy": True}
+    results = []
+    for fused in (True, False):
+        inputs = [tensor.clone().requires_grad_() for tensor in (hidden, weight)]
+        if fused:
+            logprob, entropy = linear_token_logprobs(*inputs, targets, chunk_elements=chunk_elements, **how)
+        else:
+            logprob, entropy = token_logprobs(inputs[0] @ inputs[1].t(), targets, **how)
+        (logprob.sum() + 0.5 * entropy.square().sum()).backward()
+        results.append([logprob.detach(), entropy.detach(), *(tensor.grad for tensor in inputs)])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_very_unlike_ranks_are_joined_without_overflow(run_ranks) -> None:
+    logits = torch.tensor([[1e4, -1e4, 3.0, 2.0], [-1e4, -1e4, 1e4, 9.9e3]], dtype=torch.float32)
+
+    def on_rank(rank: int) -> tuple[torch.Tensor, ...]:
+        return token_logprobs(
+            logits.chunk(2, dim=1)[rank],
+            torch.tensor([0, 3]),
+            temperature=1.0,
+            vocab_size=4,
+            group=torch.distributed.group.WORLD,
+            with_entropy=True,
+        )
+
+    for logprob, entropy in run_ranks(2, on_rank):
+        assert logprob.tolist() == [0.0, -100.0]
+        assert entropy.tolist() == [0.0, 0.0]

@@ -18,6 +18,13 @@ LAYOUTS = {
     "tp2": (2, {"tensor_model_parallel_size": 2}),
     "tp2 with sequence parallel": (2, {"tensor_model_parallel_size": 2, "sequence_parallel": True}),
     "dp2 x tp2 with sequence parallel": (4, {"tensor_model_parallel_size": 2, "sequence_parallel": True}),
+    "dp2 x cp2": (4, {"context_parallel_size": 2}),
+    "tp2 with fused logits": (2, {"tensor_model_parallel_size": 2}, {"fused_linear_cross_entropy": True}),
+    "sp2 with fused logits": (
+        2,
+        {"tensor_model_parallel_size": 2, "sequence_parallel": True},
+        {"fused_linear_cross_entropy": True},
+    ),
 }
 
 
@@ -69,31 +76,19 @@ def expected(tiny_model, samples, objective) -> dict[str, Any]:
     }
 
 
-def gradients(engine: Any) -> dict[str, np.ndarray]:
-    """The reduced gradients by Hugging Face names, exported as if they were the weights; they overwrite them."""
-    for chunk in engine._model.chunks:
-        for parameter in chunk.parameters():
-            parameter.data.copy_(parameter.main_grad)
-    return {name: tensor.numpy() for bucket in engine.export_weights(1 << 20) for name, tensor in bucket}
-
-
 def compute(engine: Any, batch: Batch, objective: Any, budget: int) -> dict[str, Any]:
-    from dagrl.engines.megatron.optimizer import clear_gradients
-    from dagrl.engines.megatron.step import sum_over_replicas
+    from gradients import gradients_and_sums
 
-    before = [parameter.detach().clone() for parameter in engine._model.chunks[0].parameters()]
-    clear_gradients(engine._training.chunks, engine._training.optimizer)
-    sums = engine._model.accumulate_gradient(batch, objective, tokens_per_micro_batch=budget)
-    result = {"metrics": sum_over_replicas(sums), "gradients": gradients(engine)}
-    for parameter, value in zip(engine._model.chunks[0].parameters(), before, strict=True):
-        parameter.data.copy_(value)
-    return result
+    from dagrl.engines.megatron.loss import sum_over_replicas
+
+    gradients, sums = gradients_and_sums(engine, batch, objective, tokens_per_micro_batch=budget)
+    return {"metrics": sum_over_replicas(sums), "gradients": gradients}
 
 
 @pytest.fixture(scope="module", params=LAYOUTS, ids=lambda name: name.replace(" ", "_"))
 def computed(request, run_engine: Callable[..., list[Any]], samples: Batch, objective: Any) -> list[dict[str, Any]]:
     """Each rank's results in a layout: log-probs, and gradients for two budgets and for all rows on one rank."""
-    world_size, parallel = LAYOUTS[request.param]
+    world_size, parallel, *fields = LAYOUTS[request.param]
 
     def on_rank(engine: Any) -> dict[str, Any]:
         mine = rows_of_this_rank(samples)
@@ -105,7 +100,7 @@ def computed(request, run_engine: Callable[..., list[Any]], samples: Batch, obje
             "uneven": compute(engine, all_rows_on_the_first_rank(samples), objective, SMALL_BUDGET),
         }
 
-    return run_engine(world_size, on_rank, parallel=parallel, optimizer=NO_CLIP)
+    return run_engine(world_size, on_rank, parallel=parallel, optimizer=NO_CLIP, **dict(*fields))
 
 
 def test_log_probs_are_those_of_hugging_face(computed, samples: Batch, expected) -> None:
@@ -128,7 +123,7 @@ def test_loss_and_every_gradient_are_those_of_one_process(computed, expected, ho
     found = computed[0][how]["gradients"]
     assert found.keys() == expected["gradients"].keys()
     for name, reference in expected["gradients"].items():
-        error = np.abs(found[name] - reference).max() / np.abs(reference).max()
+        error = np.abs(found[name].numpy() - reference).max() / np.abs(reference).max()
         assert error < 1e-5, f"{name}: {error:.1e}"
 
 

@@ -1,0 +1,126 @@
+"""A critic's and a reward model's head: values, scores and gradients are those of Hugging Face's model."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from dagrl.plan.coordinates import coordinates
+from dagrl.spec.schema import ModelSpec, ParallelSpec
+
+if TYPE_CHECKING:
+    from dagrl.data.batch import Batch
+
+LAYOUTS = {
+    "alone": (1, {}),
+    "dp2": (2, {}),
+    "tp2-sp": (2, {"tensor_model_parallel_size": 2, "sequence_parallel": True}),
+    "tp2": (2, {"tensor_model_parallel_size": 2}),
+    "cp2": (2, {"context_parallel_size": 2}),
+    "pp2": (2, {"pipeline_model_parallel_size": 2}),
+}
+
+
+@dataclass(frozen=True)
+class SquaredError:
+    """Of values against the advantage column, or of scores against the reward column."""
+
+    head: str
+    needs_entropy: bool = False
+    temperature: float = 1.0
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return ("advantage",) if self.head == "value" else ("reward",)
+
+    def token_weights(self, batch: "Batch") -> Any:
+        from dagrl.data.batch import Column
+
+        if self.head == "value":
+            return batch["response_mask"], float(batch["response_mask"].values.sum())
+        return Column(np.ones(len(batch), np.float32)), float(len(batch))
+
+    def __call__(self, tokens: Any) -> Any:
+        error = (tokens.value - tokens.columns[self.columns[0]]).square()
+        loss = (tokens.weight * error).sum()
+        return loss, {"loss": (loss.detach(), tokens.weight.sum())}
+
+
+@pytest.fixture(scope="module")
+def scorer(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """A Hugging Face model with one score, and the folder that it is saved in."""
+    from transformers import Qwen3Config, Qwen3ForSequenceClassification
+
+    config = Qwen3Config(
+        vocab_size=61,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        head_dim=8,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_labels=1,
+        pad_token_id=None,
+        initializer_range=0.15,
+    )
+    torch.manual_seed(4)
+    model = Qwen3ForSequenceClassification(config).float().eval()
+    folder = tmp_path_factory.mktemp("scorer")
+    model.save_pretrained(folder)
+    return model, folder
+
+
+def expected(model: Any, samples: "Batch", head: str) -> dict[str, Any]:
+    """Values by row, loss and gradients, row by row, by plain autograd."""
+    model.zero_grad()
+    values = []
+    for row in range(len(samples)):
+        prompt, response = samples["prompt_tokens"][row], samples["response_tokens"][row]
+        ids = torch.from_numpy(np.concatenate([prompt, response]))[None]
+        scores = model.score(model.model(ids).last_hidden_state)[0, :, 0]
+        values.append(scores[len(prompt) - 1 : -1] if head == "value" else scores[-1:])
+    objective = SquaredError(head)
+    weights, normalizer = objective.token_weights(samples)
+    target = torch.from_numpy(samples[objective.columns[0]].values)
+    loss = (torch.from_numpy(weights.values) / normalizer * (torch.cat(values) - target).square()).sum()
+    loss.backward()
+    gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    return {"values": [value.detach().numpy() for value in values], "loss": loss.item(), "gradients": gradients}
+
+
+@pytest.mark.parametrize("head", ["value", "reward"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_a_head_says_and_learns_is_that_of_hugging_face(
+    head: str, layout: str, scorer: tuple[Any, Path], run_engine: Any, samples: "Batch"
+) -> None:
+    from gradients import gradients_and_sums
+
+    from dagrl.engines.megatron.loss import sum_over_replicas
+
+    model, folder = scorer
+    ranks, sizes = LAYOUTS[layout]
+    parallel = ParallelSpec.model_validate(sizes)
+    places, replicas = coordinates(parallel, ranks), parallel.data_parallel_size(ranks)
+
+    def on_rank(engine: Any) -> Any:
+        mine = samples.take(np.arange(places[torch.distributed.get_rank()].dp, len(samples), replicas))
+        values = engine.values(mine, tokens_per_micro_batch=30)
+        gradients, sums = gradients_and_sums(engine, mine, SquaredError(head), tokens_per_micro_batch=30)
+        rows = {int(row) - 100: np.atleast_1d(values[i]) for i, row in enumerate(mine.rows)}
+        return rows, sum_over_replicas(sums), gradients
+
+    source = ModelSpec.model_validate({"path": folder, "tokenizer": {"kind": "characters", "alphabet": "ab"}})
+    answers = run_engine(ranks, on_rank, model=source, parallel=sizes, head=head, optimizer={"lr": 1e-3})
+    reference = expected(model, samples, head)
+    for rows, metrics, _ in answers:
+        for row, values in rows.items():
+            np.testing.assert_allclose(values, reference["values"][row], rtol=0, atol=1e-5)
+        assert metrics["loss"][0] == pytest.approx(reference["loss"], rel=1e-5)
+    gradients = answers[0][2]
+    assert gradients.keys() == reference["gradients"].keys()
+    for name, gradient in reference["gradients"].items():
+        error = float((gradients[name] - gradient).abs().max() / gradient.abs().max())
+        assert error < 1e-5, f"{name}: {error:.1e}"
