@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
-CHUNK_ELEMENTS = 2**26
-"""Logits worked on at once: 256 MiB in float32."""
+CHUNK_ELEMENTS = 2**27
+"""Logits worked on at once: 512 MiB in float32."""
 
 
 def token_logprobs(
@@ -223,7 +223,7 @@ class _Slopes:
             logits[:, :count],
             self.log_sum[part],
             self.grad_logprob[part],
-            torch.where(is_here, column, -1),
+            torch.where(is_here, column, -1).int(),
             None if self.entropy is None else self.entropy[part],
             None if self.entropy is None or self.grad_entropy is None else self.grad_entropy[part],
             self.columns.temperature,
@@ -233,7 +233,18 @@ class _Slopes:
 @cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """On a GPU, one kernel that reads the logits once; without one, where a compiler would take minutes, as it is."""
-    return torch.compile(function, dynamic=True) if torch.cuda.is_available() else function
+    if not torch.cuda.is_available():
+        return function
+    compiled = torch.compile(function)
+
+    def call(*args: Any) -> Any:
+        # Kernels for any number of rows, but this number of columns: indices would cost more than the arithmetic.
+        for tensor in args:
+            if isinstance(tensor, torch.Tensor):
+                torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        return compiled(*args)
+
+    return call
 
 
 def _row_sums(
@@ -268,6 +279,6 @@ def _write_gradient(
     slope = grad_logprob[:, None]
     if entropy is not None and grad_entropy is not None:
         slope = slope + grad_entropy[:, None] * (log_p + entropy[:, None])
-    is_target = torch.arange(logits.shape[1], device=logits.device)[None] == target[:, None]
+    is_target = torch.arange(logits.shape[1], device=logits.device, dtype=torch.int32)[None] == target[:, None]
     grad = torch.where(is_target, grad_logprob[:, None], 0.0) - log_p.exp() * slope
     out.copy_(grad / temperature)
