@@ -5,7 +5,7 @@
 # have not been tried. What to check when you build it first:
 #   1. the tag of the base image exists, and its CUDA release (`nvcc --version`) is the one that torch was built with
 #      (`python -c "import torch; print(torch.version.cuda)"`); Apex refuses to build where they differ;
-#   2. Apex and flash-attn compile against this torch; then set APEX_REF to the commit that did;
+#   2. Apex and flash-attn compile against this torch; if Apex's commit does not, set APEX_REF to one that does;
 #   3. `dagrl doctor` inside, and `pytest -m gpu`.
 #
 #   docker build -t dagrl .
@@ -17,7 +17,8 @@ FROM nvidia/cuda:13.0.1-cudnn-devel-ubuntu24.04
 ARG CUDA_ARCHS="9.0"
 # Compilers at once: each takes some GiB of memory.
 ARG MAX_JOBS=8
-ARG APEX_REF=master
+# A commit that several public projects build beside Megatron-core.
+ARG APEX_REF=10417aceddd7d5d05d7cbf7b0fc2daad1105f8b4
 
 ENV DEBIAN_FRONTEND=noninteractive \
     PATH=/opt/venv/bin:$PATH \
@@ -43,13 +44,13 @@ RUN TORCH_CUDA_ARCH_LIST="$CUDA_ARCHS" NVTE_CUDA_ARCHS="$(echo "$CUDA_ARCHS" | t
     uv pip install --no-cache --python /opt/venv -r base.txt -r gpu.txt --override gpu-overrides.txt \
         --no-build-isolation-package transformer-engine-torch
 
-# Its own dependencies clash with SGLang's; these are all that it needs here.
-RUN uv pip install --no-cache --python /opt/venv --no-deps megatron-bridge==0.6.2 omegaconf==2.4.0
+# megatron-bridge, without its dependencies, which clash with SGLang's: the file says more.
+RUN uv pip install --no-cache --python /opt/venv --no-deps -r bridge.txt
 
 # The newest 2.8 that Transformer Engine 2.20 takes. On Hopper it uses cuDNN's attention where that is faster.
+# It needs einops, which bridge.txt has.
 RUN FLASH_ATTENTION_FORCE_BUILD=TRUE FLASH_ATTN_CUDA_ARCHS="$(echo "$CUDA_ARCHS" | tr -d .)" \
-    uv pip install --no-cache --python /opt/venv --no-deps --no-build-isolation flash-attn==2.8.3.post2 \
-    && uv pip install --no-cache --python /opt/venv einops
+    uv pip install --no-cache --python /opt/venv --no-deps --no-build-isolation flash-attn==2.8.3.post2
 
 # Fused gradient accumulation for Megatron-core. Apex is on no registry: the `apex` there is another project.
 RUN git clone https://github.com/NVIDIA/apex /tmp/apex \

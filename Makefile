@@ -3,17 +3,20 @@ PYTHON ?= python3.12
 VENV := .venv
 BIN := $(VENV)/bin
 REQUIREMENTS := requirements/base.txt requirements/dev.txt
+# Whose own dependencies are left out: the file says why.
+WITHOUT_DEPENDENCIES := requirements/bridge.txt
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup demo test lint format clean
 
 setup: $(VENV)/.ready
 
-$(VENV)/.ready: $(REQUIREMENTS) pyproject.toml
+$(VENV)/.ready: $(REQUIREMENTS) $(WITHOUT_DEPENDENCIES) pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "dagrl needs Python 3.12: install it, or say make PYTHON=/path/to/python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==0.13.8
 	$(BIN)/uv pip install --quiet --python $(BIN)/python $(addprefix -r ,$(REQUIREMENTS))
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps $(addprefix -r ,$(WITHOUT_DEPENDENCIES))
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
 	@touch $@
 

@@ -1,6 +1,7 @@
 """The command line: one small function for each command, none with logic of its own.
 
-Exit codes: 0 all went well; 1 a run failed; 2 the pipeline or the call is wrong, one line for each problem on stderr.
+Exit codes: 0 all went well; 1 what was asked failed; 2 the pipeline or the call is wrong, one line for each problem on
+stderr.
 What a command needs is imported in it, so that ``dagrl validate`` is quick and needs neither torch nor ray.
 """
 
@@ -8,8 +9,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from dagrl.spec.errors import PipelineError
 
@@ -24,7 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # argparse takes positionals in one go: overrides that stand after an option come back as unknown.
     if rest and (any(argument.startswith("-") for argument in rest) or "overrides" not in options):
         parser.error(f"unknown arguments: {' '.join(rest)}")
-    options["overrides"] = [*options["overrides"], *rest]
+    if "overrides" in options:
+        options["overrides"] = [*options["overrides"], *rest]
     command = options.pop("command")
     try:
         code = command(**options)
@@ -91,6 +94,39 @@ def run(pipeline: Path, overrides: list[str], run_dir: Path | None) -> int:
     return 0
 
 
+def export(run_dir: Path, output: Path, step: int | None, engine: str | None) -> int:
+    """Write a run's policy as a Hugging Face folder."""
+    from dagrl.runtime.export import export_run
+
+    return _written("export", lambda: export_run(run_dir, output, step=step, engine=engine))
+
+
+def convert(source: Path, output: Path, to: str, model: Path | None) -> int:
+    """Write weights in the other format."""
+    from dagrl.runtime.export import convert_to_hf, convert_to_megatron
+
+    if to == "megatron":
+        return _written("convert", lambda: convert_to_megatron(source, output))
+    if model is None:
+        print("dagrl convert: --to hf needs --model, a Hugging Face folder for config and tokenizer", file=sys.stderr)
+        return 2
+    return _written("convert", lambda: convert_to_hf(source, model, output))
+
+
+def _written(command: str, write: Callable[[], str]) -> int:
+    """Carry out a command that writes weights; says in a line what it did, or why it could not."""
+    from dagrl.runtime.export import WrongCallError
+
+    try:
+        print(write())
+    except PipelineError:
+        raise
+    except (ValueError, OSError) as error:
+        print(f"dagrl {command}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, WrongCallError) else 1
+    return 0
+
+
 def _parser() -> argparse.ArgumentParser:
     from dagrl import __version__
 
@@ -129,7 +165,34 @@ def _parser() -> argparse.ArgumentParser:
     _add_pipeline(command)
     command.add_argument("--run-dir", type=Path, metavar="DIR", help="the run folder (default: runs/NAME)")
     command.set_defaults(command=run)
+    _add_weights(commands)
     return parser
+
+
+def _add_weights(commands: Any) -> None:
+    command = commands.add_parser(
+        "export",
+        help="write a run's policy as a Hugging Face folder",
+        description="Write the policy of a run as a Hugging Face folder: weights to the bit, config, tokenizer. "
+        "Needs neither the run's layout nor a GPU.",
+    )
+    command.add_argument("run_dir", type=Path, metavar="RUN", help="the run folder")
+    command.add_argument("-o", "--output", type=Path, metavar="DIR", required=True, help="the folder to write")
+    command.add_argument("--step", type=int, metavar="N", help="its checkpoint (default: the newest)")
+    command.add_argument("--engine", metavar="NAME", help="the engine, where the run trains several")
+    command.set_defaults(command=export)
+
+    command = commands.add_parser(
+        "convert",
+        help="convert weights between Hugging Face and Megatron",
+        description="Write a Hugging Face folder in Megatron's distributed format (for dist_checkpointing_path, or "
+        "for Megatron-LM), or the other way round.",
+    )
+    command.add_argument("source", type=Path, metavar="SOURCE", help="the folder to read")
+    command.add_argument("-o", "--output", type=Path, metavar="DIR", required=True, help="the folder to write")
+    command.add_argument("--to", choices=("hf", "megatron"), required=True, help="the format to write")
+    command.add_argument("--model", type=Path, metavar="FOLDER", help="with --to hf: where config and tokenizer are")
+    command.set_defaults(command=convert)
 
 
 def _add_pipeline(command: argparse.ArgumentParser) -> None:

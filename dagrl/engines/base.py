@@ -161,8 +161,20 @@ class TrainEngine(Engine, Protocol):
         """
         ...
 
-    def save(self, folder: Path) -> None:
-        """Write model, optimizer, learning-rate schedule and RNG to `folder`, all ranks together."""
+    def save(self, folder: Path, *, asynchronous: bool = False) -> None:
+        """Write model, optimizer, learning-rate schedule and RNG to `folder`, all ranks together.
+
+        An asynchronous save returns when the state is copied to the host; training may go on. It counts once
+        `finish_save` has said so on every rank. One may be under way at a time: a further save waits for it.
+        """
+        ...
+
+    def finish_save(self, *, wait: bool) -> bool:
+        """Whether no save is under way any more: the last one, if there was one, is whole on the disk.
+
+        With `wait`, returns when that is so. Not collective, and without use of the device, so that an engine that
+        sleeps can be asked. OSError, once, where the state could not be written.
+        """
         ...
 
     def load(self, folder: Path) -> None:

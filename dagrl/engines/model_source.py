@@ -9,10 +9,10 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,12 +26,16 @@ if TYPE_CHECKING:
 _INDEX = "model.safetensors.index.json"
 _SINGLE_FILE = "model.safetensors"
 _TIED_OUTPUT = "lm_head.weight"
+SCORE = "score.weight"
+"""A critic's or reward model's head, [1, hidden size], as Hugging Face names it."""
 _ROPE_SHORTHANDS = {"rope_theta", "rope_scaling"}
 """Names of older config files that config classes still fold into ``rope_parameters``."""
+_UNDECLARED = {"head_dim"}
+"""What models read from a config whose class does not declare it, such as Qwen3-MoE's."""
 
 
 class WeightSource(Protocol):
-    """The full start weights of a model, tensor by tensor, by their Hugging Face names."""
+    """The full start weights of a model, tensor by tensor, by the names that published checkpoints have."""
 
     def names(self) -> list[str]:
         """All tensors, each stored once: an output layer tied to the embedding is not among them."""
@@ -116,7 +120,7 @@ class RandomWeights:
         self._seed = seed
 
     def names(self) -> list[str]:
-        """All parameters of the Hugging Face model."""
+        """All tensors of the Hugging Face model."""
         return list(self._shapes)
 
     def get(self, name: str) -> torch.Tensor:
@@ -129,19 +133,32 @@ class RandomWeights:
         return torch.empty(shape).normal_(0.0, self._config.initializer_range, generator=generator)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape in the Hugging Face model."""
+        """Shape in the Hugging Face model. It has a score, too, where it is asked for one."""
+        if name == SCORE:
+            return 1, self._config.hidden_size
         if name not in self._shapes:
             raise ValueError(f"a {self._config.model_type} model has no tensor {name!r}")
         return self._shapes[name]
 
     @cached_property
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
-        from transformers import AutoModelForCausalLM
+    def _shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return published_shapes(self._config)
 
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(self._config)
-        # named_parameters lists tied ones once, under the embedding's name.
-        return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+def published_shapes(config: PretrainedConfig) -> Mapping[str, tuple[int, ...]]:
+    """Shapes of a causal language model's tensors, by the names of published checkpoints, tied ones once."""
+    return _published_shapes(config.model_type, json.dumps(config.to_dict(), sort_keys=True, default=str))
+
+
+def published_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The parameters and stored buffers of a Hugging Face model, by the names of published checkpoints.
+
+    The tensors are the model's own or views into them: transformers holds a layer's experts in one tensor, and
+    checkpoints hold each expert's by itself. Tied tensors are there under each of their names.
+    """
+    from transformers.core_model_loading import revert_weight_conversion
+
+    return revert_weight_conversion(model, model.state_dict(keep_vars=True))
 
 
 def _config_of_folder(folder: Path) -> PretrainedConfig:
@@ -167,7 +184,7 @@ def _config_of_fields(model: ModelSpec, init: dict[str, Any]) -> PretrainedConfi
         raise ValueError(f"model.init.model_type: {model_type!r} is no model type of Hugging Face{hint}")
     config_class = CONFIG_MAPPING[model_type]
     # The config class takes any keyword; a misspelt one would silently leave the default in place.
-    known = {field.name for field in fields(config_class)} | _ROPE_SHORTHANDS
+    known = {field.name for field in fields(config_class)} | _ROPE_SHORTHANDS | _UNDECLARED
     for name in init:
         if name not in known:
             raise ValueError(f"model.init.{name}: {config_class.__name__} has no such field{_nearest(name, known)}")
@@ -183,6 +200,17 @@ def _config_of_fields(model: ModelSpec, init: dict[str, Any]) -> PretrainedConfi
     except StrictDataclassError as error:
         reason = str(error).splitlines()[-1].strip()
         raise ValueError(f"model.init is no valid {config_class.__name__}: {reason}") from error
+
+
+@lru_cache(maxsize=4)
+def _published_shapes(model_type: str, fields: str) -> Mapping[str, tuple[int, ...]]:
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    config = CONFIG_MAPPING[model_type].from_dict(json.loads(fields))
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    tied = set(getattr(model, "all_tied_weights_keys", ()))
+    return {name: tuple(t.shape) for name, t in published_tensors(model).items() if name not in tied}
 
 
 def _files_by_tensor(folder: Path) -> dict[str, Path]:

@@ -14,7 +14,8 @@ _VALIDATION_PREFIX = "val/"
 
 
 def make_plan(pipeline: Pipeline, graph: Graph) -> Plan:
-    """The plan of a pipeline that has passed its checks."""
+    """The plan of a pipeline that has passed its checks, without the nodes that the graph skips."""
+    graph = graph.working
     rollout = next(node for node in pipeline.nodes.values() if isinstance(node, RolloutNode))
     validates = pipeline.run.validate_first or pipeline.run.validate_every is not None
     tasks = [

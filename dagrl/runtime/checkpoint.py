@@ -52,7 +52,7 @@ class Checkpoints:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        final = self._folder / f"step_{state.step}"
+        final = self.of_step(state.step)
         shutil.rmtree(final, ignore_errors=True)
         aside.rename(final)
         for old in self._whole()[: -self._keep]:
@@ -63,6 +63,14 @@ class Checkpoints:
         """Free the space that saves which were cut off still take."""
         for aside in self._folder.glob(".step_*.partial"):
             shutil.rmtree(aside, ignore_errors=True)
+
+    def steps(self) -> list[int]:
+        """Steps of which there is a whole checkpoint, in order."""
+        return [step for step, _ in self._numbered()]
+
+    def of_step(self, step: int) -> Path:
+        """Where the checkpoint of a step is."""
+        return self._folder / f"step_{step}"
 
     def newest(self) -> Path | None:
         """The newest whole checkpoint, or None."""
@@ -81,9 +89,12 @@ class Checkpoints:
 
     def _whole(self) -> list[Path]:
         """Whole checkpoints, oldest first."""
+        return [folder for _, folder in self._numbered()]
+
+    def _numbered(self) -> list[tuple[int, Path]]:
         found = []
         for folder in self._folder.glob("step_*"):
             number = re.fullmatch(r"step_(\d+)", folder.name)
             if number and (folder / _STATE).is_file():
                 found.append((int(number[1]), folder))
-        return [folder for _, folder in sorted(found)]
+        return sorted(found)

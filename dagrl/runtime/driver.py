@@ -13,6 +13,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from dagrl.plan.plan import HOST, Plan, PlannedTask, Rows
@@ -67,6 +68,8 @@ class Driver:
         self._ledgers: dict[tuple[int, Rows], Ledger] = {}
         self._records: dict[int, StepRecord] = {}
         self._idle_hosts: list[Member] = []
+        self._saving: asyncio.Task[Exception | None] | None = None
+        """The checkpoint that is written while training goes on."""
 
     async def train(self) -> None:
         """Run until the scheduler has nothing left to do; raises the first failure of a command."""
@@ -77,9 +80,12 @@ class Driver:
                 for command in commands:
                     self._begin(command)
                 commands = self.scheduler.handle(await self._next_event())
+            await self._last_save()
         finally:
             for task in self._running:
                 task.cancel()
+            if self._saving is not None:
+                self._saving.cancel()
 
     def request_stop(self) -> None:
         """End at the next step boundary, with a checkpoint."""
@@ -169,7 +175,8 @@ class Driver:
             assert record.position is not None, "a step that trained has had prompts"
             await self._save(commit.step, record.position)
         tokens = sum(ledger.total_tokens for (step, _), ledger in self._ledgers.items() if step == commit.step)
-        metrics = record.metrics(tokens, policy_version=commit.step)
+        slots = sum(group.ranks for group in self.pipeline.groups.values())
+        metrics = record.metrics(tokens, policy_version=commit.step, slots=slots)
         for what in self.overlong:
             self.overlong[what] += int(metrics.get(f"data/{what}_prompts", 0))
         self.trackers.log(commit.step, metrics)
@@ -193,13 +200,45 @@ class Driver:
         )
 
     async def _save(self, step: int, position: int) -> None:
+        """Save a step: wholly, or with ``run.async_save`` so far that training may go on."""
+        await self._last_save()
         aside = self.folder.checkpoints.begin(step)
-        for name, executor in self.plan.executors.items():
-            if executor.trained:
-                with self._timed(step, "save", name):
-                    await self.fleet.call_all(name, "save", aside / name, waits_for=f"{name} to save step {step}")
+        later = self.pipeline.run.async_save
+        for name in self._trained():
+            with self._timed(step, "save", name):
+                await self.fleet.call_all(name, "save", aside / name, later, waits_for=f"{name} to save step {step}")
         state = RunState(step, position, model_identity(self.pipeline))
-        self.folder.checkpoints.finish(aside, state)
+        if later:
+            self._saving = asyncio.get_running_loop().create_task(self._finish_save(aside, state))
+        else:
+            self.folder.checkpoints.finish(aside, state)
+
+    async def _last_save(self) -> None:
+        """Wait until no checkpoint is being written; raises what went wrong with it."""
+        if self._saving is not None:
+            failure = await self._saving
+            self._saving = None
+            if failure is not None:
+                raise failure
+
+    async def _finish_save(self, aside: Path, state: RunState) -> Exception | None:
+        """Put a checkpoint into its place when all ranks of all engines have written theirs."""
+        try:
+            for name in self._trained():
+                start = time.time()
+                what = f"{name} to write the checkpoint of step {state.step}"
+                await self.fleet.call_until_true(name, "finish_save", waits_for=what)
+                group = self.plan.executors[name].group or HOST
+                self._draw(state.step, Activity("write", "save", start, time.time(), None, group, f"{name}/0"))
+            # Removing old checkpoints takes time, which the main loop has not.
+            await asyncio.to_thread(self.folder.checkpoints.finish, aside, state)
+        except Exception as failure:  # noqa: BLE001 - handed to the main loop, which raises it
+            self._events.put_nowait(failure)
+            return failure
+        return None
+
+    def _trained(self) -> list[str]:
+        return [name for name, executor in self.plan.executors.items() if executor.trained]
 
     # -- what belongs to a step
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from dagrl.plan.plan import Executor, Plan
 from dagrl.runtime.errors import RunError
 from dagrl.runtime.messages import Block, StartEngine, TaskWork
+from dagrl.runtime.profiling import python_under_nsys
 from dagrl.runtime.worker import Worker
 from dagrl.spec.schema import Pipeline
 
 _CLOSE_TIMEOUT_S = 10.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
 _SECOND_FAILURE_S = 2.0
 """How long the other ranks may take to fail too: where one has died, the others' complaints are its consequence."""
 
@@ -46,6 +49,8 @@ class Fleet:
         self._pipeline = pipeline
         self._members: dict[str, list[Member]] = {}
         self._placement_groups: dict[str, Any] = {}
+        self._heard: dict[str, float] = {}
+        """When a worker's running task last gave a sign of life, by the loop's clock."""
 
     def members(self, executor: str) -> list[Member]:
         """The workers of an executor, by rank."""
@@ -56,7 +61,7 @@ class Fleet:
     async def launch(self, setup: StartEngine) -> None:
         """Place all workers and make each the rank that it is to be; `setup` holds what they have in common."""
         bound = self._pipeline.run.start_timeout_s
-        actors = {name: self._place(executor) for name, executor in self._plan.executors.items()}
+        actors = {name: self._place(executor, setup.run_dir) for name, executor in self._plan.executors.items()}
         for name, handles in actors.items():
             described = await self._bounded(
                 asyncio.gather(*(self._describe(f"{name}/{rank}", actor) for rank, actor in enumerate(handles))),
@@ -82,7 +87,7 @@ class Fleet:
                 starts.append(self._call(member, "start", (mine,), bound, f"engine {name} to start"))
         await self.together(starts)
 
-    def _place(self, executor: Executor) -> list[Any]:
+    def _place(self, executor: Executor, run_dir: Path) -> list[Any]:
         """Create the actors of an executor on its group's slots."""
         remote = self._ray.remote(Worker)
         if executor.group is None:
@@ -90,12 +95,17 @@ class Fleet:
         spec = self._pipeline.groups[executor.group]
         tenants = sum(other.group == executor.group for other in self._plan.executors.values())
         share = {"num_cpus": 1 / tenants} if spec.is_cpu else {"num_cpus": 0, "num_gpus": 1 / tenants}
-        return [
-            remote.options(
-                **share, placement_group=self._placement_group(executor.group), placement_group_bundle_index=rank
-            ).remote()
-            for rank in range(executor.ranks)
-        ]
+        actors = []
+        for rank in range(executor.ranks):
+            python = python_under_nsys(self._pipeline, executor.engines[0], rank, run_dir)
+            placed = remote.options(
+                **share,
+                placement_group=self._placement_group(executor.group),
+                placement_group_bundle_index=rank,
+                runtime_env={"py_executable": python} if python else None,
+            )
+            actors.append(placed.remote())
+        return actors
 
     def _placement_group(self, group: str) -> Any:
         from ray.util.placement_group import placement_group
@@ -137,6 +147,20 @@ class Fleet:
         calls = [self._call(member, method, args, bound, waits_for) for member in self._members[executor]]
         return await self.together(calls)
 
+    async def call_until_true(self, executor: str, method: str, *, waits_for: str) -> None:
+        """Call a method on all ranks of an executor, again and again, until all of them return True.
+
+        The calls wait their turn behind what the workers are running, and hold nothing up.
+        """
+        bound = self._pipeline.run.node_timeout_s
+        deadline = asyncio.get_running_loop().time() + bound
+        pause = _FIRST_PAUSE_S
+        while not all(await self.call_all(executor, method, waits_for=waits_for)):
+            if asyncio.get_running_loop().time() > deadline:
+                raise self._too_late(bound, waits_for)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
     async def stream(self, member: Member, work: TaskWork) -> AsyncIterator[Block]:
         """Run a task on one worker, block by block."""
         bound = self._pipeline.run.node_timeout_s
@@ -149,6 +173,7 @@ class Fleet:
                     ref = await self._bounded(_awaited(anext(blocks)), bound, what, node, member)
                 except StopAsyncIteration:
                     return
+                self._heard[member.name] = asyncio.get_running_loop().time()
                 yield await ref
         except self._ray.exceptions.RayError as error:
             raise self._translated(error, member, node) from error
@@ -163,16 +188,30 @@ class Fleet:
     async def _bounded(
         self, awaitable: Any, bound: float, waits_for: str, node: str = "", member: Member | None = None
     ) -> Any:
+        clock = asyncio.get_running_loop().time
+        begun = clock()
+        waiting = asyncio.ensure_future(awaitable)
         try:
-            return await asyncio.wait_for(awaitable, bound)
-        except TimeoutError as error:
-            raise RunError(
-                f"waited {bound:g} s for {waits_for}",
-                node=node,
-                worker=member.where if member else "",
-                hint=f"raise run.{'start' if bound == self._pipeline.run.start_timeout_s else 'node'}_timeout_s if it "
-                "needs longer",
-            ) from error
+            while True:
+                # What stands behind a running task waits anew whenever that shows that it is alive.
+                heard = self._heard.get(member.name, begun) if member else begun
+                left = max(begun, heard) + bound - clock()
+                done, _ = await asyncio.wait([waiting], timeout=max(0.0, left))
+                if done:
+                    return waiting.result()
+                if left <= 0:
+                    raise self._too_late(bound, waits_for, node, member)
+        finally:
+            waiting.cancel()
+
+    def _too_late(self, bound: float, waits_for: str, node: str = "", member: Member | None = None) -> RunError:
+        return RunError(
+            f"waited {bound:g} s for {waits_for}",
+            node=node,
+            worker=member.where if member else "",
+            hint=f"raise run.{'start' if bound == self._pipeline.run.start_timeout_s else 'node'}_timeout_s if it "
+            "needs longer",
+        )
 
     async def together(self, coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
         """All results, or the failure that explains the others: a death comes before its witnesses."""

@@ -68,6 +68,20 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
+class Effort:
+    """What a part of a run has taken of one rank of an engine."""
+
+    tokens: int
+    """Tokens that went through the model, or that it sampled; 0 from ranks that do not hand in."""
+    flops: int | None
+    """Model operations on those tokens, on all ranks that share them; None where they are not counted."""
+    peak_flops_per_s: float | None
+    """What the rank's device could do at best; None where that is not known."""
+    peak_bytes: int | None
+    """Most device memory in use since the run began; None without a GPU."""
+
+
+@dataclass(frozen=True, slots=True)
 class Block:
     """What a rank has put into the object store, or finished without columns."""
 
@@ -80,6 +94,8 @@ class Block:
     shards: tuple[int, ...] = ()
     stats: dict[str, Stat] = field(default_factory=dict)
     facts: dict[str, int] = field(default_factory=dict)
+    effort: Effort | None = None
+    """None on the host."""
 
 
 @dataclass(frozen=True, slots=True)

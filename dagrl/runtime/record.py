@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from dagrl.data.stats import Stat, merge
 from dagrl.plan.plan import HOST, Executor, PlannedTask
 from dagrl.plan.scheduler import Run
+from dagrl.runtime.efficiency import TaskUse
 from dagrl.runtime.messages import Block, Span
 
 _DETAILS = {
@@ -46,14 +47,19 @@ class StepRecord:
     _stats: list[dict[str, Stat]] = field(default_factory=list)
     _spans: dict[Run, list[tuple[tuple[int, ...], Span, str]]] = field(default_factory=dict)
     _busy: dict[str, float] = field(default_factory=dict)
+    _uses: dict[str, TaskUse] = field(default_factory=dict)
 
     def note(self, run: Run, block: Block, worker: str) -> None:
         """Keep what a block says beside its rows."""
         self._stats.append(block.stats)
         self._spans.setdefault(run, []).append((block.shards, block.span, worker))
+        if block.effort is not None:
+            self._uses.setdefault(run.task, TaskUse()).add(block.span, block.effort)
 
     def finish_run(self, run: Run, task: PlannedTask, executor: Executor) -> None:
         """Turn the spans of a run's ranks into one event for each shard."""
+        if task.name in self._uses:
+            self._uses[task.name].ranks = executor.ranks
         by_shards: dict[tuple[int, ...], list[tuple[Span, str]]] = {}
         for shards, span, worker in self._spans.pop(run, []):
             by_shards.setdefault(shards, []).append((span, worker))
@@ -67,8 +73,8 @@ class StepRecord:
         self._busy[activity.name] = self._busy.get(activity.name, 0.0) + activity.end - activity.start
         self.activities.append(activity)
 
-    def metrics(self, tokens: int, policy_version: int) -> dict[str, float]:
-        """The step's metrics by the names of the contract."""
+    def metrics(self, tokens: int, policy_version: int, slots: int) -> dict[str, float]:
+        """The step's metrics by the names of the contract; `slots` are the GPUs, or CPU slots, of all groups."""
         seconds = time.time() - self._began
         found: dict[str, float] = {"policy_version": policy_version}
         for name, stat in merge(self._stats).items():
@@ -81,5 +87,8 @@ class StepRecord:
         found["time/step_s"] = seconds
         found.update({f"time/{name}_s": busy for name, busy in self._busy.items()})
         found["throughput/tokens_per_s"] = tokens / seconds
+        found["throughput/tokens_per_s_per_gpu"] = tokens / seconds / slots
+        for name, use in self._uses.items():
+            found.update(use.metrics(name))
         found["driver/bytes"] = self.driver_bytes
         return found

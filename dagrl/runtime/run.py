@@ -28,6 +28,7 @@ _CONTENTS = {
     "metrics.jsonl": "metrics, one line a step",
     "samples": "what the policy said, as parquet",
     "timeline.json": "what ran when: open it in ui.perfetto.dev",
+    "profile": "traces of the profiled steps, by step",
     "tensorboard": "tensorboard --logdir",
     "checkpoints": "where `dagrl run` goes on",
 }

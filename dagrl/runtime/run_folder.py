@@ -12,7 +12,7 @@ from typing import TextIO
 
 from dagrl.runtime.checkpoint import Checkpoints, RunState
 from dagrl.runtime.errors import RunError
-from dagrl.spec.schema import Pipeline
+from dagrl.spec.schema import MegatronEngineSpec, Pipeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,12 @@ def open_run_folder(path: Path, pipeline: Pipeline, resolved: str) -> Iterator[R
 def model_identity(pipeline: Pipeline) -> str:
     """What a checkpoint's weights belong to, and the reference beside them, as text that can be compared."""
     seed = f", start weights drawn from seed {pipeline.run.seed}" if pipeline.model.init else ""
-    return pipeline.model.model_dump_json(exclude_none=True) + seed
+    stored = "".join(
+        f", {name} from {engine.dist_checkpointing_path}"
+        for name, engine in sorted(pipeline.engines.items())
+        if isinstance(engine, MegatronEngineSpec) and engine.dist_checkpointing_path
+    )
+    return pipeline.model.model_dump_json(exclude_none=True) + seed + stored
 
 
 @contextmanager

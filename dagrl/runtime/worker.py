@@ -9,6 +9,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ import ray
 
 from dagrl.data.batch import Batch, Column
 from dagrl.engines.weights.object_store import PackedBucket
-from dagrl.nodes.base import Context, Output, Part, Resources
+from dagrl.nodes.base import Context, Op, Output, Part, Resources
 from dagrl.nodes.registry import load_op
-from dagrl.runtime.messages import Block, PartWork, Span, StartEngine, TaskWork
+from dagrl.runtime.messages import Block, Effort, PartWork, Span, StartEngine, TaskWork
+from dagrl.runtime.meter import Meter
+from dagrl.runtime.profiling import Profiler, make_profiler
 
 BUCKET_BYTES = 256 * 2**20
 """Weights that travel as one object."""
@@ -30,6 +33,8 @@ class Worker:
 
     def __init__(self) -> None:
         self._engine: Any = None
+        self._meter: Meter | None = None
+        self._profiler: Profiler | None = None
         self._resources: Resources | None = None
         self._replica = 0
         self._listener: socket.socket | None = None
@@ -55,7 +60,9 @@ class Worker:
         if setup.engine is not None:
             from dagrl.runtime.engines import make_engine
 
+            self._profiler = make_profiler(setup)
             self._engine = make_engine(setup, self._hand_over_listener() if setup.rank == 0 else None)
+            self._meter = Meter(setup.pipeline)
 
     def _hand_over_listener(self) -> int | None:
         """The listening socket, which belongs to the engine from now on."""
@@ -78,23 +85,32 @@ class Worker:
             replica=self._replica,
         )
         op = load_op(work.op, resources.folder)
+        with self._profiler.around(work) if self._profiler else nullcontext():
+            yield from self._outputs(op, work, context)
+
+    def _outputs(self, op: Op, work: TaskWork, context: Context) -> Iterator[Block]:
         begin = time.time()
         parts = [Part(part.index, fetch(part)) for part in work.parts]
+        if self._meter:
+            self._meter.begin(work, parts)
         for output in op(parts, context):
-            end = time.time()
-            yield self._publish(work, output, Span(begin, end))
+            if self._meter:
+                self._meter.settle()
+            span = Span(begin, time.time())
+            effort = self._meter.effort(output, work.hands_in) if self._meter else None
+            yield self._publish(work, output, span, effort)
             begin = time.time()
 
-    def _publish(self, work: TaskWork, output: Output, span: Span) -> Block:
+    def _publish(self, work: TaskWork, output: Output, span: Span, effort: Effort | None) -> Block:
         if not work.hands_in:
-            return Block(np.zeros(0, dtype=np.int64), None, None, span, output.shards)
+            return Block(np.zeros(0, dtype=np.int64), None, None, span, output.shards, effort=effort)
         columns = {work.outputs[name]: column for name, column in output.columns.items() if name in work.outputs}
         ref = ray.put(Batch(output.rows, columns)) if columns else None
         if ref is not None:
             self._held.setdefault(work.step, []).append(ref)
         prefix = "val/" if work.validation else ""
         stats = {prefix + name: stat for name, stat in output.stats.items()}
-        return Block(output.rows, ref, _tokens(columns), span, output.shards, stats, dict(output.facts))
+        return Block(output.rows, ref, _tokens(columns), span, output.shards, stats, dict(output.facts), effort)
 
     def send_weights(self) -> list[ray.ObjectRef]:
         """Put the engine's weights into the object store, a bucket an object; rank 0 returns the refs. Collective."""
@@ -113,9 +129,13 @@ class Worker:
 
         self._engine.load_weights((bucket.unpack() for bucket in fetched()), version)
 
-    def save(self, folder: Path) -> None:
-        """Write the engine's state. Collective."""
-        self._engine.save(folder)
+    def save(self, folder: Path, asynchronous: bool = False) -> None:
+        """Write the engine's state, or begin to. Collective."""
+        self._engine.save(folder, asynchronous=asynchronous)
+
+    def finish_save(self) -> bool:
+        """Whether the state is written."""
+        return self._engine.finish_save(wait=False)
 
     def load(self, folder: Path) -> None:
         """Bring back the engine's state. Collective."""
@@ -123,6 +143,8 @@ class Worker:
 
     def close(self) -> None:
         """Free what the engine holds."""
+        if self._profiler is not None:
+            self._profiler.close()
         if self._engine is not None:
             self._engine.close()
 

@@ -21,13 +21,15 @@ def executor_of(node: GraphNode) -> str:
     return str(getattr(node.spec, "engine", "host"))
 
 
-def subtitle_of(node: GraphNode) -> str:
+def subtitle_of(graph: Graph, name: str) -> str:
     """What a node is, in a few words: ``logprob on reference``."""
+    node = graph.nodes[name]
     if node.name == PROMPTS_NODE:
         return "the data set"
     if node.name == SAMPLES_NODE:
         return "written to the run folder"
-    return f"{getattr(node.spec, 'op', '')} on {executor_of(node)}"
+    skipped = ", skipped" if name in graph.skipped else ""
+    return f"{getattr(node.spec, 'op', '')} on {executor_of(node)}{skipped}"
 
 
 def draw_text(graph: Graph) -> str:
@@ -38,7 +40,9 @@ def draw_text(graph: Graph) -> str:
         lines.append(f"stage {stage}")
         for name in (name for name in graph.order if stages[name] == stage):
             node = graph.nodes[name]
-            lines.append(f"  {name}  ({subtitle_of(node)})")
+            lines.append(f"  {name}  ({subtitle_of(graph, name)})")
+            if name in graph.skipped:
+                lines.append(f"    skipped: {graph.skipped[name]}")
             for producer in graph.producers(name):
                 lines.append(f"    {producer} -> {', '.join(graph.edges[producer, name])}")
             if node.outputs and not graph.consumers(name):
@@ -52,7 +56,7 @@ def draw_mermaid(graph: Graph) -> str:
     for name, node in graph.nodes.items():
         left, right = ("([", "])") if node.spec is None else ("[", "]")
         # A prefix, because Mermaid trips over ids that are its own words, such as `end`.
-        lines.append(f'    n_{name}{left}"<b>{name}</b><br/>{subtitle_of(node)}"{right}')
+        lines.append(f'    n_{name}{left}"<b>{name}</b><br/>{subtitle_of(graph, name)}"{right}')
     for (producer, consumer), columns in graph.edges.items():
         lines.append(f'    n_{producer} -->|"{"<br/>".join(columns)}"| n_{consumer}')
     for name, fill in _fills(graph).items():
@@ -157,7 +161,7 @@ def stages_of(graph: Graph) -> dict[str, int]:
 
 
 def _picture(graph: Graph) -> Picture:
-    subtitles = {name: subtitle_of(node) for name, node in graph.nodes.items()}
+    subtitles = {name: subtitle_of(graph, name) for name in graph.nodes}
     return lay_out(subtitles, graph.edges, stages_of(graph))
 
 

@@ -8,7 +8,7 @@ the graph; the scheduler runs it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -20,6 +20,7 @@ from dagrl.spec.custom import contract_of_function, load_function
 from dagrl.spec.errors import Place
 from dagrl.spec.ops import PROMPTS, SAMPLES, OpContract, contract_of
 from dagrl.spec.positions import Findings, Positions
+from dagrl.spec.redundant import redundant_nodes
 from dagrl.spec.schema import CustomNode, NodeBase, Pipeline, RolloutNode
 from dagrl.spec.wiring import Reading, Wiring
 
@@ -64,6 +65,8 @@ class Graph:
 
     nodes: Mapping[str, GraphNode]
     """By name, in topological order; among nodes that are ready alike, in the order of the file."""
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    """Nodes that need not run, and why; see `dagrl.spec.redundant`."""
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -99,6 +102,21 @@ class Graph:
     def ancestors(self, name: str) -> frozenset[str]:
         """All nodes that must run before `name` can."""
         return frozenset(nx.ancestors(self.digraph, name))
+
+    @cached_property
+    def working(self) -> Graph:
+        """What runs: without the skipped nodes, whose readers do without their columns."""
+        nodes = {
+            name: replace(
+                node,
+                inputs=MappingProxyType(
+                    {column: wire for column, wire in node.inputs.items() if wire.node not in self.skipped}
+                ),
+            )
+            for name, node in self.nodes.items()
+            if name not in self.skipped
+        }
+        return Graph(MappingProxyType(nodes))
 
     @cached_property
     def validation(self) -> Graph:
@@ -208,4 +226,4 @@ def _graph(pipeline: Pipeline, contracts: dict[str, OpContract], wiring: Wiring,
         )
         for name in order
     }
-    return Graph(MappingProxyType(nodes))
+    return Graph(MappingProxyType(nodes), MappingProxyType(redundant_nodes(pipeline, nodes)))

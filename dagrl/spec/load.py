@@ -4,8 +4,8 @@
   ``extends: some/path.yaml`` is relative to the file. Mappings merge key by key; lists and single values replace the
   inherited ones; ``key: null`` takes an inherited key away.
 - ``engines.actor.optimizer.lr=3e-6`` on the command line sets one key, its value read as YAML.
-- Paths (``model.path``, ``model.tokenizer``, ``data.train``, ``data.val``) may begin with ``~``, and are relative to
-  the folder of the file that says them; in an override, to the working directory.
+- Paths (``model.path``, ``model.tokenizer``, ``data.train``, ``data.val``, an engine's ``dist_checkpointing_path``) may
+  begin with ``~``, and are relative to the folder of the file that says them; in an override, to the working directory.
 
 ``yaml_source.py`` reads the files, ``sentences.py`` words pydantic's errors, ``checks`` holds all further rules.
 """
@@ -27,6 +27,7 @@ from dagrl.spec.sentences import Fault, faults_of
 from dagrl.spec.yaml_source import Document, Tree, dump_document, parse_value, read_document
 
 PATH_PLACES = (("model", "path"), ("model", "tokenizer"), ("data", "train"), ("data", "val"))
+ENGINE_PATH = "dist_checkpointing_path"
 _NAMED = ("groups", "engines", "nodes")
 
 
@@ -188,18 +189,22 @@ def _prune_nulls(tree: Tree) -> None:
 
 def _resolve_paths(document: Document) -> None:
     positions = Positions(document.positions)
-    for section, key in PATH_PLACES:
-        holder = document.tree.get(section)
+    engines = document.tree.get("engines")
+    names = engines if isinstance(engines, dict) else ()
+    for place in (*PATH_PLACES, *(("engines", name, ENGINE_PATH) for name in names)):
+        holder: Any = document.tree
+        for key in place[:-1]:
+            holder = holder.get(key) if isinstance(holder, dict) else None
         if not isinstance(holder, dict):
             continue
-        value = holder.get(key)
+        value = holder.get(place[-1])
         if isinstance(value, str) and "\0" in value:
             message = "a path cannot hold a NUL character; take it out"
-            document.problems.append(positions.problem((section, key), message))
-            document.broken.add((section, key))
-            del holder[key]
+            document.problems.append(positions.problem(place, message))
+            document.broken.add(place)
+            del holder[place[-1]]
         elif isinstance(value, str) and value:
-            holder[key] = str((positions.at((section, key)).folder / _expanded(value)).resolve())
+            holder[place[-1]] = str((positions.at(place).folder / _expanded(value)).resolve())
 
 
 def _expanded(path: str) -> Path:

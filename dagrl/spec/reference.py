@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeAliasType, Union, get_args, get_origin
@@ -23,8 +24,10 @@ from dagrl.spec.schema import (
     LossSpec,
     MegatronEngineSpec,
     ModelSpec,
+    OffloadSpec,
     ParallelSpec,
     Pipeline,
+    ProfileSpec,
     RewardNode,
     RolloutNode,
     RunSpec,
@@ -43,6 +46,7 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("engines.NAME, backend: megatron", MegatronEngineSpec),
     ("engines.NAME.parallel", ParallelSpec),
     ("engines.NAME.lr_schedule", LearningRateSpec),
+    ("engines.NAME.offload", OffloadSpec),
     ("engines.NAME, backend: hf", HfEngineSpec),
     ("nodes.NAME, op: rollout", RolloutNode),
     ("nodes.NAME.sampling", SamplingSpec),
@@ -55,6 +59,7 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("nodes.NAME, op: module:function", CustomNode),
     ("schedule", ScheduleSpec),
     ("run", RunSpec),
+    ("profile", ProfileSpec),
 )
 
 _INTRODUCTION = """\
@@ -73,7 +78,7 @@ def reference() -> str:
     parts = [_INTRODUCTION]
     for title, section in _SECTIONS:
         parts.append(
-            f"## {title}\n\n{(section.__doc__ or '').strip()}\n\n| key | value | default | |\n|---|---|---|---|"
+            f"## {title}\n\n{inspect.cleandoc(section.__doc__ or '')}\n\n| key | value | default | |\n|---|---|---|---|"
         )
         parts[-1] += "".join(f"\n{row}" for row in _rows(section)) + "\n"
     columns = [f"| `{each.name}` | {each.shape.value} | {each.meaning} |" for each in CORE_COLUMNS.values()]

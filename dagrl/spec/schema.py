@@ -100,6 +100,13 @@ class ParallelSpec(Section):
     sequence_parallel: bool = False
     """Split activations between tensor-parallel regions along the sequence."""
 
+    @property
+    def row_alignment(self) -> int:
+        """What the length of every packed row is padded to a multiple of, so that ranks share out its tokens evenly."""
+        context = self.context_parallel_size
+        chunks = 2 * context if context > 1 else 1
+        return chunks * (self.tensor_model_parallel_size if self.sequence_parallel else 1)
+
     def data_parallel_size(self, ranks: int) -> int:
         """Model replicas on `ranks` ranks; the sizes are checked to divide when the file is loaded."""
         return ranks // (
@@ -233,7 +240,11 @@ class RewardNode(NodeBase):
 
 
 class LogprobNode(NodeBase):
-    """Log-probs of the sampled tokens under an engine's current weights."""
+    """Log-probs of the sampled tokens under an engine's current weights.
+
+    Left out of the run where nobody but an update of the same engine reads it, as ``old_logprob``, and the update takes
+    one optimizer step for each batch: the ratio is 1 then.
+    """
 
     op: Literal["logprob"]
     """Names this kind of node."""

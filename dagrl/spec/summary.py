@@ -8,7 +8,7 @@ from pathlib import Path
 from dagrl.spec.checks import CheckedPipeline
 from dagrl.spec.draw import executor_of
 from dagrl.spec.graph import Graph
-from dagrl.spec.schema import GroupSpec, MegatronEngineSpec, ModelSpec, Pipeline, TokenizerSpec
+from dagrl.spec.schema import GroupSpec, MegatronEngineSpec, ModelSpec, ParallelSpec, Pipeline, TokenizerSpec
 
 
 def summarize(checked: CheckedPipeline) -> str:
@@ -60,13 +60,31 @@ def _engines(pipeline: Pipeline) -> Iterable[tuple[str, ...]]:
                 yield name, engine.backend, f"start weights of {engine.shares}, on its ranks"
                 continue
             ranks = pipeline.groups[engine.group or ""].ranks
-            layout = engine.parallel
-            tensor = f"tp {layout.tensor_model_parallel_size}" + (" + sp" if layout.sequence_parallel else "")
-            yield name, engine.backend, f"on {engine.group}: {tensor}, dp {layout.data_parallel_size(ranks)}"
+            head = "" if engine.head == "lm" else f", {engine.head} head"
+            yield name, engine.backend, f"on {engine.group}: {_layout(engine.parallel, ranks)}{head}"
         else:
             ranks = pipeline.groups[engine.group].ranks
             replicas = f"on {engine.group}: {ranks} replica" + ("s" if ranks > 1 else "")
             yield name, engine.backend, replicas + (f", follows {engine.follows}" if engine.follows else "")
+
+
+def _layout(layout: ParallelSpec, ranks: int) -> str:
+    """Sizes of a layout: tensor and data parallel always, the others where there is more than one part."""
+    stages, chunks = layout.pipeline_model_parallel_size, layout.virtual_pipeline_model_parallel_size
+    sizes = [
+        f"tp {layout.tensor_model_parallel_size}" + (" + sp" if layout.sequence_parallel else ""),
+        f"pp {stages}" + (f" x {chunks}" if chunks else "") if stages > 1 else "",
+        *(
+            f"{name} {size}" if size > 1 else ""
+            for name, size in (
+                ("cp", layout.context_parallel_size),
+                ("ep", layout.expert_model_parallel_size),
+                ("etp", layout.expert_tensor_parallel_size),
+            )
+        ),
+        f"dp {layout.data_parallel_size(ranks)}",
+    ]
+    return ", ".join(filter(None, sizes))
 
 
 def _nodes(graph: Graph) -> Iterable[tuple[str, ...]]:
@@ -78,6 +96,8 @@ def _nodes(graph: Graph) -> Iterable[tuple[str, ...]]:
             for column, wire in node.inputs.items()
         )
         writes = ", ".join(node.outputs.values()) or "nothing"
+        if name in graph.skipped:
+            writes += f"  (skipped: {graph.skipped[name]})"
         yield name, f"{getattr(node.spec, 'op', '')} on {executor_of(node)}", f"{reads} -> {writes}"
 
 

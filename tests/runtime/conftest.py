@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 RUN_TIMEOUT_S = 240
+_MEASURED = ("time/", "throughput/", "driver/", "mfu/", "memory/")
 
 REWARDS = '''
 import time
@@ -175,11 +176,8 @@ class Run:
 
 
 def comparable(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Metrics without those that measure time."""
-    return [
-        {name: value for name, value in line.items() if not name.startswith(("time/", "throughput/", "driver/"))}
-        for line in metrics
-    ]
+    """Metrics without those that measure time or memory."""
+    return [{name: value for name, value in line.items() if not name.startswith(_MEASURED)} for line in metrics]
 
 
 class Lab:

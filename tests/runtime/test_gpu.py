@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from typing import Any
 
 import pytest
@@ -42,3 +44,24 @@ def test_it_runs_with_tp2_on_two_gpus(lab, tmp_path):
         pytest.skip("needs two GPUs")
     pipeline = on_gpus(lab.tiny_pipeline(), 2, tensor_model_parallel_size=2, sequence_parallel=True)
     check(lab.start(lab.write_pipeline(tmp_path, pipeline), tmp_path / "run"), 6)
+
+
+def test_profiles_hold_kernels_and_nodes_say_how_well_they_use_the_gpu(lab, tmp_path):
+    from dagrl.engines.device_peaks import peak_flops_per_s
+
+    torch = pytest.importorskip("torch")
+    pipeline = on_gpus(lab.tiny_pipeline(), 1)
+    pipeline["run"]["steps"] = 2
+    pipeline["profile"] = {"steps": [2], "nodes": ["update"]}
+    run = lab.start(lab.write_pipeline(tmp_path, pipeline), tmp_path / "run")
+    check(run, 2)
+    with gzip.open(run.folder / "profile" / "step_2" / "update-actor-0.json.gz", "rt") as file:
+        events = json.load(file)["traceEvents"]
+    assert any(event.get("cat") == "kernel" for event in events)
+    for line in run.metrics():
+        for node in ("old", "ref", "update"):
+            assert 0 < line[f"memory/{node}_peak_gib"] < 10
+            if peak_flops_per_s(torch.cuda.get_device_name()):
+                assert 0 < line[f"mfu/{node}"] < 0.7
+        assert "mfu/rollout" not in line
+        assert line["memory/rollout_peak_gib"] > 0

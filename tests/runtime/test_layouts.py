@@ -21,6 +21,11 @@ def test_dp2_x_tp2_trains_like_one_process(lab, unbroken, tmp_path):
     mine, theirs = run.metrics()[0], unbroken.metrics()[0]
     for name in ("reward/mean", "loss/policy", "kl/ref", "entropy", "grad_norm", "ratio/mean", "kl/old"):
         assert mine[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-7), name
+    # Every row counts once, though two ranks compute it, and all four are held for it.
+    tokens = 32 * (4 + mine["response_tokens/mean"])
+    for name in ("ref", "update"):
+        per_rank = mine[f"throughput/{name}_tokens_per_s_per_gpu"]
+        assert per_rank * 4 * mine[f"time/{name}_s"] == pytest.approx(tokens), name
 
 
 def said(run) -> list[list[int]]:

@@ -11,7 +11,7 @@ from dagrl.data.stats import Stat
 from dagrl.plan.coordinates import Coordinates
 from dagrl.plan.plan import HOST, Executor, PlannedTask, Rows
 from dagrl.plan.scheduler import Run
-from dagrl.runtime.messages import Block, Span
+from dagrl.runtime.messages import Block, Effort, Span
 from dagrl.runtime.record import Activity, StepRecord
 from dagrl.spec.ops import Scope
 
@@ -22,15 +22,18 @@ ROLLOUT = PlannedTask("rollout", "rollout", "rollout", "generator", Scope.ROW, R
 UPDATE = PlannedTask("train_it", "train_it", "update", "generator", Scope.BATCH, Rows.TRAIN)
 
 
-def block(start: float, end: float, *shards: int, stats: Mapping[str, Stat] | None = None) -> Block:
-    return Block(np.zeros(0, dtype=np.int64), None, None, Span(start, end), shards, dict(stats or {}))
+def block(
+    start: float, end: float, *shards: int, stats: Mapping[str, Stat] | None = None, effort: Effort | None = None
+) -> Block:
+    nothing = np.zeros(0, dtype=np.int64)
+    return Block(nothing, None, None, Span(start, end), shards, dict(stats or {}), effort=effort)
 
 
 def metrics_of(*stats: Mapping[str, Stat]) -> dict[str, float]:
     record = StepRecord(3)
     for each in stats:
         record.note(Run(3, "any", (0,)), block(0, 1, 0, stats=each), "w/0")
-    return record.metrics(tokens=100, policy_version=2)
+    return record.metrics(tokens=100, policy_version=2, slots=4)
 
 
 def test_spans_of_the_ranks_become_one_activity_for_each_shard() -> None:
@@ -83,7 +86,7 @@ def test_a_nodes_time_is_that_of_all_its_shards() -> None:
     record.note(run, block(3, 5.5, 1), "host/0")
     record.finish_run(run, ROLLOUT, ON_HOST)
     record.add(Activity("val/rollout", "rollout", 0, 4, None, "rollout", "generator/0"))
-    found = record.metrics(tokens=100, policy_version=2)
+    found = record.metrics(tokens=100, policy_version=2, slots=4)
     assert found["time/rollout_s"] == 3.5
     assert found["time/val/rollout_s"] == 4
 
@@ -129,8 +132,31 @@ def test_throughput_is_the_steps_tokens_over_its_time() -> None:
     found = metrics_of({})
     assert found["time/step_s"] > 0
     assert found["throughput/tokens_per_s"] * found["time/step_s"] == pytest.approx(100)
+    assert found["throughput/tokens_per_s_per_gpu"] == found["throughput/tokens_per_s"] / 4
+
+
+def test_what_engines_tell_of_a_tasks_runs_is_taken_together() -> None:
+    record = StepRecord(3)
+    for shard, start in ((0, 0.0), (1, 5.0)):
+        run = Run(3, "rollout", (shard,))
+        for rank, seconds in ((0, 2.0), (1, 1.0)):
+            record.note(run, block(start, start + seconds, shard, effort=Effort(30, 100, 50.0, 2**31)), f"g/{rank}")
+        record.finish_run(run, ROLLOUT, GENERATOR)
+    found = record.metrics(tokens=1, policy_version=2, slots=1)
+    # Both ranks are held for two seconds in each of the two runs.
+    assert found["throughput/rollout_tokens_per_s_per_gpu"] == 120 / 4 / 2
+    assert found["mfu/rollout"] == 400 / (4 * 2 * 50)
+    assert found["memory/rollout_peak_gib"] == 2
+
+
+def test_the_host_has_no_share_in_it() -> None:
+    record, run = StepRecord(3), Run(3, "rollout", (0,))
+    record.note(run, block(1, 2, 0), "host/0")
+    record.finish_run(run, ROLLOUT, ON_HOST)
+    names = record.metrics(tokens=1, policy_version=2, slots=1)
+    assert not [name for name in names if name.startswith(("mfu/", "memory/", "throughput/rollout"))]
 
 
 def test_what_went_through_the_driver_is_counted() -> None:
     record = StepRecord(3, driver_bytes=1234)
-    assert record.metrics(tokens=1, policy_version=3)["driver/bytes"] == 1234
+    assert record.metrics(tokens=1, policy_version=3, slots=1)["driver/bytes"] == 1234

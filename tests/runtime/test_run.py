@@ -30,6 +30,10 @@ CONTRACT = {
     "time/ref_s",
     "time/update_s",
     "throughput/tokens_per_s",
+    "throughput/tokens_per_s_per_gpu",
+    "throughput/rollout_tokens_per_s_per_gpu",
+    "throughput/ref_tokens_per_s_per_gpu",
+    "throughput/update_tokens_per_s_per_gpu",
 }
 
 
@@ -51,6 +55,25 @@ def test_metrics_have_the_names_of_the_contract_one_line_a_step(unbroken):
         assert line["staleness/max"] == 0
         assert line["lr"] == pytest.approx(1e-3)
     assert [line["step"] for line in metrics if "val/reward/mean" in line] == [3, 6]
+
+
+def test_tokens_a_second_are_those_that_the_step_was_made_of(unbroken):
+    for line in unbroken.metrics():
+        sampled = line["response_tokens/mean"] * 32
+        # Every prompt is four tokens, such as "1+2=".
+        tokens = sampled + 32 * 4
+
+        def processed(node: str, line=line) -> float:
+            return line[f"throughput/{node}_tokens_per_s_per_gpu"] * line[f"time/{node}_s"]
+
+        # Each executor is one rank, and its shards come one after the other.
+        assert processed("rollout") == pytest.approx(sampled)
+        assert [processed(node) for node in ("old", "ref", "update")] == pytest.approx([tokens] * 3)
+        assert line["throughput/tokens_per_s_per_gpu"] == line["throughput/tokens_per_s"] / 2
+        if "val/reward/mean" not in line:
+            assert line["throughput/tokens_per_s"] * line["time/step_s"] == pytest.approx(tokens)
+        # A CPU has no peak to compare with, and no memory of its own.
+        assert not [name for name in line if name.startswith(("mfu/", "memory/"))]
 
 
 def test_the_first_update_starts_from_the_reference(unbroken):

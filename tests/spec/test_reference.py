@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 from dagrl.spec import schema
@@ -22,6 +23,6 @@ def test_every_section_of_the_schema_has_a_heading_and_a_meaning_for_every_key()
     ]
     for section in sections:
         assert section.__doc__ is not None
-        assert section.__doc__.strip() in reference()
+        assert inspect.cleandoc(section.__doc__) in reference()
         undocumented = [name for name, field in section.model_fields.items() if not field.description]
         assert undocumented == [], section.__name__

@@ -7,11 +7,13 @@ from collections.abc import Iterable
 
 import torch
 
+from dagrl.engines.model_source import published_tensors
+
 _NAMES_SHOWN = 5
 
 
 def replace_weights(model: torch.nn.Module, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Copy `tensors`, by their Hugging Face names, into the model's, which keep their dtype and device.
+    """Copy `tensors`, by the names of published checkpoints, into the model's, which keep their dtype and device.
 
     Tensors that the model ties together need to be given under one of their names only; under several they must be
     equal. ValueError where a name is unknown, doubled or missing, or a shape is not the model's; then, as when
@@ -22,7 +24,7 @@ def replace_weights(model: torch.nn.Module, tensors: Iterable[tuple[str, torch.T
     for name, tensor in tensors:
         names[name] += 1
         given[name] = tensor
-    targets = model.state_dict(keep_vars=True)
+    targets = published_tensors(model)
     faults = [
         *_listed("unknown", [name for name in given if name not in targets]),
         *_listed("doubled", [name for name, times in names.items() if times > 1]),

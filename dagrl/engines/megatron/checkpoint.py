@@ -1,15 +1,13 @@
 """A training engine's state on disk, in Megatron's distributed format: written by all ranks, read by any layout.
 
 The start weights are not in it: they come again from where they came from. Putting the folder in its place, and
-choosing which one to resume from, is the runtime's.
+choosing which one to resume from, is the runtime's. Works with `background_save`, which writes while training goes on.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -18,21 +16,21 @@ import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.core import CheckpointingException
-from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.dist_checkpointing.dict_utils import merge
+from megatron.core.dist_checkpointing.mapping import LocalNonpersistentObject, ShardedObject
+from megatron.core.dist_checkpointing.state_dict_utils import load_preprocess
+from megatron.core.dist_checkpointing.utils import extract_sharded_base
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from megatron.core.transformer import MegatronModule
 from torch.distributed.checkpoint import CheckpointException
 
+from dagrl.engines.megatron.background_save import FILES, BackgroundWriter, write_now
 from dagrl.engines.megatron.model import unwrap
+from dagrl.engines.megatron.stored_tensors import StoredTensors
+from dagrl.engines.megatron.stored_weights import check_fit
 from dagrl.spec.schema import ParallelSpec
-
-_FILES = "files.json"
-"""Size of each file of a finished checkpoint; written last."""
-
-_RESHARDABLE = {"distrib_optim_sharding_type": "fully_reshardable"}
-"""The distributed optimizer's format that loads into any layout; its default one fails to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,54 +45,39 @@ class TrainingState:
 
 @torch.no_grad()
 def save(folder: Path, state: TrainingState, *, policy_version: int) -> None:
-    """Write the state to `folder`. Collective."""
-    if dist.get_rank() == 0:
-        folder.mkdir(parents=True, exist_ok=True)
-    dist.barrier()
-    _complete(state.optimizer)
-    with _rates_set_aside(state.optimizer):
-        content = _tensors(state, loading=False) | {
-            "rng": _rng_of_this_rank(),
-            "layout": _layout(state),
-            "schedule_steps": state.schedule.num_steps,
-            "policy_version": policy_version,
-        }
-        try:
-            dist_checkpointing.save(content, str(folder))
-        except (CheckpointingException, CheckpointException) as error:
-            # Its text is a traceback without the system's own words; space is what is lacking, nearly always.
-            free = shutil.disk_usage(folder).free / 2**20
-            raise OSError(
-                f"cannot write the checkpoint to {folder}, where {free:.0f} MiB are free; make room, or lower run.keep"
-            ) from error
-    if dist.get_rank() == 0:
-        sizes = {str(path.relative_to(folder)): path.stat().st_size for path in _files(folder)}
-        (folder / _FILES).write_text(json.dumps(sizes, indent=1))
-    dist.barrier()
+    """Write the state to `folder`. Collective. OSError where it cannot be written."""
+    write_now(folder, _content(folder, state, policy_version))
+
+
+@torch.no_grad()
+def save_in_background(folder: Path, state: TrainingState, writer: BackgroundWriter, *, policy_version: int) -> None:
+    """Copy the state to the host and let `writer` write it to `folder` while the caller goes on. Collective."""
+    writer.start(folder, _content(folder, state, policy_version))
 
 
 @torch.no_grad()
 def load(folder: Path, state: TrainingState) -> int:
-    """Bring back what `save` wrote, and return its policy version. Collective.
+    """Bring back what a save wrote, and return its policy version. Collective.
 
     Random generators are brought back where the layout is the same; in another one they stay as they are. The learning
-    rate follows the schedule of today's pipeline file, from the step that was saved. Raises FileNotFoundError for a
-    missing folder and ValueError for one that is torn or does not fit the engine.
+    rate and the optimizer's options are today's pipeline file's, from the step that was saved. Raises FileNotFoundError
+    for a missing folder and ValueError for one that is torn or does not fit the engine.
     """
     _check_files(folder)
+    saved = dist_checkpointing.load_common_state_dict(str(folder))
+    _check_optimizer(folder, saved["layout"], _layout(state))
+    wanted, options = _tensors(state, loading=True)
+    check_fit(StoredTensors(folder), load_preprocess(wanted)[0])
+    if saved["layout"] == _layout(state):
+        wanted["rng"] = _rng_of_this_rank()
     try:
-        saved = dist_checkpointing.load_common_state_dict(str(folder))
-        _check_optimizer(folder, saved["layout"], _layout(state))
-        wanted = _tensors(state, loading=True)
-        if saved["layout"] == _layout(state):
-            wanted["rng"] = _rng_of_this_rank()
         loaded = dist_checkpointing.load(wanted, str(folder))
     except (CheckpointingException, CheckpointException) as error:
-        raise ValueError(f"checkpoint {folder} does not fit this engine: {error}") from error
+        raise ValueError(f"cannot read checkpoint {folder}; resume from an earlier one") from error
     for i, chunk in enumerate(state.chunks):
         unwrap(chunk).load_state_dict(loaded[f"model_{i}"])
-    with _rates_set_aside(state.optimizer):
-        state.optimizer.load_state_dict(loaded["optimizer"])
+    _set_steps(options, saved["optimizer_steps"])
+    state.optimizer.load_state_dict(merge(options, loaded["optimizer"]))
     state.schedule.num_steps = saved["schedule_steps"]
     state.schedule.step(0)
     if "rng" in loaded:
@@ -102,10 +85,76 @@ def load(folder: Path, state: TrainingState) -> int:
     return saved["policy_version"]
 
 
-def _tensors(state: TrainingState, *, loading: bool) -> dict[str, Any]:
+def _content(folder: Path, state: TrainingState, policy_version: int) -> dict[str, Any]:
+    """All that a save writes, still in the engine's own memory. Makes the folder. Collective."""
+    if dist.get_rank() == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+    dist.barrier()
+    _complete(state.optimizer)
+    tensors, options = _tensors(state, loading=False)
+    return tensors | {
+        "rng": _rng_of_this_rank(),
+        "layout": _layout(state),
+        "optimizer_steps": _steps(options),
+        "schedule_steps": state.schedule.num_steps,
+        "policy_version": policy_version,
+    }
+
+
+def _tensors(state: TrainingState, *, loading: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is saved of model and optimizer, and what the optimizer has beside: its groups' options.
+
+    The second is today's pipeline file's, but for the count of steps, and its form depends on the layout (with experts
+    over ranks there are two optimizers, on a pipeline's stages other groups), so it is not saved. The tensors' names on
+    disk are the same everywhere.
+    """
     models = [cast(MegatronModule, unwrap(chunk)) for chunk in state.chunks]
     model = {f"model_{i}": chunk.sharded_state_dict() for i, chunk in enumerate(models)}
-    return model | {"optimizer": state.optimizer.sharded_state_dict(model, loading, metadata=_RESHARDABLE)}
+    optimizer = state.optimizer.sharded_state_dict(model, loading, metadata=dict(_ANY_LAYOUT))
+    tensors, options = extract_sharded_base(optimizer)
+    return model | {"optimizer": tensors}, _unwrapped(options)
+
+
+_ANY_LAYOUT = {
+    # The distributed optimizer's format that loads into any layout; its default one fails to.
+    "distrib_optim_sharding_type": "fully_reshardable",
+    # Gathered to one replica by way of the host: the faster way holds the whole state once for each rank of a host.
+    "distrib_optim_fully_reshardable_mem_efficient": True,
+    # Without it the optimizer of experts that are spread over ranks gets names of its own.
+    "chained_optim_avoid_prefix": True,
+}
+
+
+def _unwrapped(options: Any) -> Any:
+    """The options without megatron's marks for what is not saved."""
+    if isinstance(options, dict):
+        return {name: _unwrapped(value) for name, value in options.items()}
+    if isinstance(options, list):
+        return [_unwrapped(value) for value in options]
+    return options.unwrap() if isinstance(options, LocalNonpersistentObject) else options
+
+
+def _groups(options: dict[Any, Any]) -> Iterator[dict[str, Any]]:
+    """The parameter groups in an optimizer's options, however deep they stand."""
+    for name, value in options.items():
+        if name == "param_groups":
+            yield from value
+        elif isinstance(value, dict):
+            yield from _groups(value)
+
+
+def _steps(options: dict[str, Any]) -> int | None:
+    """Optimizer steps so far, which all groups share; None before the first."""
+    steps = {int(group["step"]) for group in _groups(options) if group.get("step") is not None}
+    assert len(steps) <= 1, f"parameter groups disagree about their steps: {steps}"
+    return max(steps, default=None)
+
+
+def _set_steps(options: dict[str, Any], steps: int | None) -> None:
+    for group in _groups(options):
+        group.pop("step", None)
+        if steps is not None:
+            group["step"] = steps
 
 
 def _complete(optimizer: MegatronOptimizer) -> None:
@@ -113,23 +162,6 @@ def _complete(optimizer: MegatronOptimizer) -> None:
     for part in getattr(optimizer, "chained_optimizers", [optimizer]):
         if part.init_state_fn is not None:
             part.init_state_fn(part.optimizer, part.config)
-
-
-@contextmanager
-def _rates_set_aside(optimizer: MegatronOptimizer) -> Iterator[None]:
-    """Within the context, parameter groups have no highest and lowest learning rate of their own.
-
-    They are today's pipeline file's, but megatron would save them, and find a saved group by them.
-    """
-    rates = [(group["max_lr"], group["min_lr"]) for group in optimizer.param_groups]
-    for group in optimizer.param_groups:
-        group["max_lr"] = group["min_lr"] = None
-    try:
-        yield
-    finally:
-        # Loading replaces the groups, in the same order.
-        for group, (highest, lowest) in zip(optimizer.param_groups, rates, strict=True):
-            group["max_lr"], group["min_lr"] = highest, lowest
 
 
 def _layout(state: TrainingState) -> dict[str, Any]:
@@ -145,16 +177,12 @@ def _check_optimizer(folder: Path, saved: dict[str, Any], own: dict[str, Any]) -
         )
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != _FILES)
-
-
 def _check_files(folder: Path) -> None:
     if not folder.is_dir():
         raise FileNotFoundError(f"checkpoint {folder} does not exist")
-    if not (folder / _FILES).is_file():
-        raise ValueError(f"{folder} is no finished checkpoint: it has no {_FILES}; resume from an earlier one")
-    for name, size in json.loads((folder / _FILES).read_text()).items():
+    if not (folder / FILES).is_file():
+        raise ValueError(f"{folder} is no finished checkpoint: it has no {FILES}; resume from an earlier one")
+    for name, size in json.loads((folder / FILES).read_text()).items():
         path = folder / name
         found = path.stat().st_size if path.is_file() else None
         if found != size:

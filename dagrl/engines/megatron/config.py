@@ -38,6 +38,8 @@ def transformer_config(hf_config: PretrainedConfig, spec: MegatronEngineSpec) ->
         "apply_rope_fusion": on_gpu,
         "bias_activation_fusion": on_gpu,
         "deallocate_pipeline_outputs": True,
+        # Megatron asks it of models without experts too, where stages send packs of any length.
+        "moe_token_dispatcher_type": "alltoall",
     }
     dtype = torch.bfloat16 if spec.transformer.get("bf16", on_gpu) is True else torch.float32
     fixed = (
@@ -90,6 +92,12 @@ def _check_sizes(config: TransformerConfig, parallel: ParallelSpec) -> None:
     if parallel.sequence_parallel and tensor == 1:
         raise ValueError("parallel.sequence_parallel: needs tensor_model_parallel_size above 1; set it to false")
     mixture = config.num_moe_experts is not None
+    if tensor > 1 and not parallel.sequence_parallel and (mixture or config.multi_latent_attention):
+        kind = "experts" if mixture else "latent attention"
+        raise ValueError(
+            f"parallel.sequence_parallel: Megatron trains a model with {kind} over tensor-parallel ranks with it only; "
+            "set it to true"
+        )
     sizes = [
         ("tensor_model_parallel_size", tensor, "num_attention_heads", config.num_attention_heads),
         ("tensor_model_parallel_size", tensor, "num_key_value_heads", config.num_query_groups),

@@ -15,6 +15,7 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from dagrl.engines.base import RankContext
+from dagrl.engines.megatron.communicators import reopenable
 from dagrl.spec.schema import ParallelSpec
 
 RANK_ORDER = "tp-cp-ep-dp-pp"
@@ -29,7 +30,8 @@ def start(ranks: RankContext, parallel: ParallelSpec) -> None:
     on_gpu = torch.cuda.is_available()
     if on_gpu:
         torch.cuda.set_device(ranks.rank % torch.cuda.device_count())
-    _rendezvous(ranks, "nccl" if on_gpu else "gloo")
+    # The groups of NCCL give their memory back while the engine sleeps.
+    _rendezvous(ranks, reopenable("nccl") if on_gpu else "gloo")
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=parallel.tensor_model_parallel_size,
         pipeline_model_parallel_size=parallel.pipeline_model_parallel_size,

@@ -6,17 +6,19 @@ Here the parts of this package come together; none of the arithmetic is here.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
-from dagrl.engines.base import Bucket, Objective, RankContext
-from dagrl.engines.megatron import checkpoint, distributed
+from dagrl.engines.base import Bucket, Objective, RankContext, Slept
+from dagrl.engines.megatron import checkpoint, communicators, distributed
+from dagrl.engines.megatron.background_save import BackgroundWriter
 from dagrl.engines.megatron.config import transformer_config
-from dagrl.engines.megatron.hf_weights import export_hf_weights, load_hf_weights
+from dagrl.engines.megatron.converters import choose_converter
 from dagrl.engines.megatron.loss import add_up, sum_over_replicas
+from dagrl.engines.megatron.memory import EngineMemory, device_gib_used, release_caches
 from dagrl.engines.megatron.micro_batch import row_alignment
 from dagrl.engines.megatron.model import build_model
 from dagrl.engines.megatron.optimizer import (
@@ -31,6 +33,7 @@ from dagrl.engines.megatron.optimizer import (
 )
 from dagrl.engines.megatron.start_weights import StartWeights
 from dagrl.engines.megatron.step import PackedModel
+from dagrl.engines.megatron.stored_weights import load_start_weights
 from dagrl.engines.model_source import load_hf_config, weight_source
 from dagrl.spec.schema import MegatronEngineSpec, ModelSpec
 
@@ -60,16 +63,23 @@ class MegatronEngine:
         dtype = transformer_config(self._hf_config, spec).params_dtype
         optimizer_config(spec, dtype)
         ddp_config(spec)
+        self._converter = choose_converter(self._hf_config, spec)
         distributed.start(ranks, spec.parallel)
+        self._timeout_s, self._gib_used_by_others = ranks.timeout_s, device_gib_used()
         chunks = build_model(self._hf_config, spec)
-        load_hf_weights(chunks, self._hf_config, weight_source(model, ranks.seed))
+        if spec.dist_checkpointing_path is not None:
+            load_start_weights(chunks, self._hf_config, spec.dist_checkpointing_path, spec.head)
+        else:
+            self._converter.load_hf_weights(chunks, self._hf_config, weight_source(model, ranks.seed))
         self._start_weights = StartWeights(chunks) if keep_start_weights else None
         self._training: checkpoint.TrainingState | None = None
+        self._writer = BackgroundWriter(ranks.timeout_s)
         if trainable:
             chunks = wrap_for_training(chunks, spec)
             optimizer = make_optimizer(chunks, spec)
             schedule = make_schedule(optimizer, spec.lr_schedule, train_steps=train_steps)
             self._training = checkpoint.TrainingState(chunks, optimizer, schedule, spec.parallel)
+        self._memory = EngineMemory(chunks, self._training.optimizer if self._training else None, spec.offload)
         self._model = PackedModel(
             chunks,
             self._hf_config.vocab_size,
@@ -80,11 +90,13 @@ class MegatronEngine:
 
     def logprobs(self, batch: Batch, *, temperature: float, tokens_per_micro_batch: int) -> Column:
         """See `TrainEngine.logprobs`. ValueError where a row is longer than `tokens_per_micro_batch`."""
-        return self._model.logprobs(batch, temperature=temperature, tokens_per_micro_batch=tokens_per_micro_batch)
+        with self._memory.weights():
+            return self._model.logprobs(batch, temperature=temperature, tokens_per_micro_batch=tokens_per_micro_batch)
 
     def values(self, batch: Batch, *, tokens_per_micro_batch: int) -> Column:
         """See `TrainEngine.values`. ValueError where a row is longer than `tokens_per_micro_batch`."""
-        return self._model.values(batch, tokens_per_micro_batch=tokens_per_micro_batch)
+        with self._memory.weights():
+            return self._model.values(batch, tokens_per_micro_batch=tokens_per_micro_batch)
 
     def update(
         self, mini_batches: Sequence[Batch], objective: Objective[Any], *, tokens_per_micro_batch: int
@@ -93,6 +105,12 @@ class MegatronEngine:
 
         Metrics are means over the whole call, weighted by their counts; ``grad_norm`` is taken before clipping.
         """
+        with self._memory.gradients():
+            return self._update(mini_batches, objective, tokens_per_micro_batch)
+
+    def _update(
+        self, mini_batches: Sequence[Batch], objective: Objective[Any], tokens_per_micro_batch: int
+    ) -> dict[str, Stat]:
         training = self._own_training()
         training.schedule.step(1)
         lr = training.schedule.get_lr({})
@@ -103,7 +121,8 @@ class MegatronEngine:
                 self._model.accumulate_gradient(mini_batch, objective, tokens_per_micro_batch=tokens_per_micro_batch)
             )
             try:
-                norms.append(apply_gradient(training.optimizer))
+                with self._memory.optimizer():
+                    norms.append(apply_gradient(training.optimizer))
             except FloatingPointError as error:
                 place = f"policy version {self.policy_version}, mini-batch {len(sums)} of {len(mini_batches)}"
                 figures = _readable({"lr": Stat.of([lr]), **_means(sum_over_replicas(sums[-1]))})
@@ -112,24 +131,57 @@ class MegatronEngine:
         self.policy_version += 1
         return _means(sum_over_replicas(add_up(sums))) | {"grad_norm": Stat.of(norms), "lr": Stat.of([lr])}
 
-    def start_weights(self) -> AbstractContextManager[None]:
+    def sleep(self) -> Slept:
+        """See `TrainEngine.sleep`. RuntimeError where it is asleep already; TimeoutError where other ranks are not.
+
+        The figures are the driver's for the whole device: what other processes took or gave back since this engine
+        began is in `held_gib`, and what they do meanwhile in both.
+        """
+        before = device_gib_used()
+        self._memory.sleep()
+        communicators.close_all(self._timeout_s)
+        release_caches()
+        return Slept(freed_gib=before - device_gib_used(), held_gib=before - self._gib_used_by_others)
+
+    def wake(self) -> None:
+        """See `TrainEngine.wake`. RuntimeError where it is not asleep. NCCL connects again in the first task."""
+        communicators.open_all()
+        self._memory.wake()
+
+    @contextmanager
+    def start_weights(self) -> Iterator[None]:
         """See `TrainEngine.start_weights`; an engine that trains must have been built to keep them."""
-        if self._start_weights is not None:
-            return self._start_weights.in_place()
-        assert self._training is None, "the engine was not built to keep its start weights"
-        return nullcontext()
+        assert self._training is None or self._start_weights, "the engine was not built to keep its start weights"
+        with self._memory.weights():
+            if self._start_weights is None:
+                yield
+                return
+            with self._start_weights.in_place():
+                yield
 
     def export_weights(self, bucket_bytes: int) -> Iterator[Bucket]:
         """See `TrainEngine.export_weights`."""
-        return export_hf_weights(self._model.chunks, self._hf_config, bucket_bytes)
+        with self._memory.weights():
+            yield from self._converter.export_hf_weights(self._model.chunks, self._hf_config, bucket_bytes)
 
-    def save(self, folder: Path) -> None:
-        """See `TrainEngine.save`."""
-        checkpoint.save(folder, self._own_training(), policy_version=self.policy_version)
+    def save(self, folder: Path, *, asynchronous: bool = False) -> None:
+        """See `TrainEngine.save`. OSError where the state cannot be written."""
+        training = self._own_training()
+        with self._memory.optimizer():
+            if asynchronous:
+                checkpoint.save_in_background(folder, training, self._writer, policy_version=self.policy_version)
+            else:
+                self._writer.finish(wait=True)
+                checkpoint.save(folder, training, policy_version=self.policy_version)
+
+    def finish_save(self, *, wait: bool) -> bool:
+        """See `TrainEngine.finish_save`. OSError where the state could not be written."""
+        return self._writer.finish(wait=wait)
 
     def load(self, folder: Path) -> None:
         """See `TrainEngine.load`. FileNotFoundError or ValueError for a folder that cannot be resumed from."""
-        self.policy_version = checkpoint.load(folder, self._own_training())
+        with self._memory.optimizer():
+            self.policy_version = checkpoint.load(folder, self._own_training())
 
     def close(self) -> None:
         """Leave the other ranks. The engine is of no use afterwards."""

@@ -16,6 +16,9 @@ from typing import Any
 import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from dagrl.spec.megatron_clashes import clashes_of
+from dagrl.spec.schema import MegatronEngineSpec
+
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
@@ -24,6 +27,16 @@ class Fixed:
     values: Mapping[str, Any]
     reason: str
     """Ends the sentence that begins with the field's name."""
+
+
+def refuse_clashes(spec: MegatronEngineSpec) -> None:
+    """ValueError, one line for each field of an engine's sections that clashes with how dagrl trains, and why.
+
+    The same table that ``dagrl validate`` goes by, for engines whose description has not come that way.
+    """
+    errors = [f"{section}.{field}: {reason}" for section, field, reason in clashes_of(spec)]
+    if errors:
+        raise ValueError("\n".join(errors))
 
 
 def join_fields(

@@ -1,87 +1,105 @@
-"""Hugging Face weights into a Megatron model, and out of it again, tensor by tensor.
+"""Hugging Face weights into a Megatron model, and out of it again, tensor by tensor, at any layout.
 
-`families` names the tensors and `tensor_maps` does the arithmetic; here is what moves: every rank cuts its own part out
-of a full tensor when loading, and rank 0 collects the parts when exporting.
+`families` names the tensors, `tensor_maps` does the arithmetic and `weight_plan` says who holds what. Here every rank
+cuts its own parts out of full tensors when loading; `gather` brings the parts to rank 0 when exporting.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from megatron.core import parallel_state
-from torch import Tensor
 
 from dagrl.engines.base import Bucket
-from dagrl.engines.megatron.families import MappedTensor, tensors
-from dagrl.engines.megatron.model import padded_vocab_size, unwrap
-from dagrl.engines.model_source import WeightSource
+from dagrl.engines.megatron.gather import Gatherer
+from dagrl.engines.megatron.model import unwrap
+from dagrl.engines.megatron.weight_plan import PlannedTensor, held_tensors, local_tensors, plan
+from dagrl.engines.model_source import SCORE, WeightSource
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 _DERIVED = ("rotary_emb.inv_freq",)
 """Ends of names that old weight files hold although the config says it all."""
+_SCALES = ("weight_scale_inv", "weight_scale")
+"""Ends of names beside weights that are stored in 8 bits."""
+_LM_HEAD = "lm_head.weight"
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+
+_log = logging.getLogger(__name__)
 
 
 @torch.no_grad()
-def load_hf_weights(chunks: Sequence[torch.nn.Module], hf_config: PretrainedConfig, source: WeightSource) -> None:
-    """Set every parameter of the model from `source`, in the parameters' own dtype; one full tensor is held at a time.
+def load_hf_weights(
+    chunks: Sequence[torch.nn.Module], hf_config: PretrainedConfig, source: WeightSource, head: str = "lm"
+) -> None:
+    """Set every parameter of the rank's chunks from `source`, in the parameters' own dtype.
 
-    Raises ValueError where a tensor is missing, has another shape than the config says, or is not part of the model.
+    A rank reads only what it holds, and one parameter's full tensors at a time. A value head that `source` does not
+    have starts as zeros. Raises ValueError where a tensor is missing, has another shape than the config says, is in 8
+    bits or is not part of the model, and for a reward head that `source` does not have.
     """
-    part, parts = _tensor_parallel_place()
-    pairs = _parameters(chunks, hf_config)
-    _check_names(pairs, hf_config, source)
-    for mapped, parameter in pairs:
-        shapes = _hf_shapes(mapped, parameter)
-        for name, shape in zip(mapped.hf, shapes, strict=True):
-            if source.shape(name) != shape:
-                raise ValueError(f"tensor {name!r} is {list(source.shape(name))}, but its config says {list(shape)}")
-        parameter.copy_(mapped.map.shard([source.get(name) for name in mapped.hf], part, parts))
+    planned = plan(hf_config, unwrap(chunks[0]).config, head)
+    names = set(source.names())
+    _check_names(names, planned, hf_config, head)
+    for tensor, parameter in local_tensors(chunks, planned):
+        if tensor.mapped.hf == (SCORE,) and SCORE not in names and head == "value":
+            parameter.zero_()
+            continue
+        for name, shape in zip(tensor.mapped.hf, tensor.hf_shapes, strict=True):
+            if (found := _shape(source, name)) != shape:
+                raise ValueError(f"tensor {name!r} is {list(found)}, but its config says {list(shape)}")
+        full = [source.get(name) for name in tensor.mapped.hf]
+        parameter.copy_(tensor.mapped.map.shard(full, _part(tensor), tensor.parts))
 
 
 @torch.no_grad()
 def export_hf_weights(
-    chunks: Sequence[torch.nn.Module], hf_config: PretrainedConfig, bucket_bytes: int
+    chunks: Sequence[torch.nn.Module], hf_config: PretrainedConfig, bucket_bytes: int, head: str = "lm"
 ) -> Iterator[Bucket]:
-    """The model's weights by Hugging Face names, in their dtype, in buckets of about `bucket_bytes`; collective.
+    """The model's weights by the names of published checkpoints, in buckets of about `bucket_bytes`; collective.
 
-    Rank 0 yields tensors of its own memory, on its device; the others yield as many empty buckets. An output layer
-    tied to the embedding is not exported. The weights must not change before the iterator is used up.
+    They keep their dtype. Rank 0 yields tensors of its own memory, on its device; the others yield as many empty
+    buckets. The buckets are the same at any layout. An output layer tied to the embedding is not exported. The weights
+    must not change before the iterator is used up.
     """
-    rank = torch.distributed.get_rank()
-    for bucket in _in_buckets(_parameters(chunks, hf_config), bucket_bytes):
+    planned = plan(hf_config, unwrap(chunks[0]).config, head)
+    gatherer = Gatherer(held_tensors(chunks, planned))
+    for bucket in _in_buckets(planned, gatherer, bucket_bytes):
         exported: Bucket = []
-        for mapped, parameter in bucket:
-            shards = _collect(parameter.detach(), mapped.map.split)
-            if rank == 0:
-                # Contiguous copies: what leaves must not change with the next update, nor drag its buffer along.
-                full = (tensor.clone(memory_format=torch.contiguous_format) for tensor in mapped.map.join(shards))
-                exported.extend(zip(mapped.hf, full, strict=True))
+        for tensor, parts in zip(bucket, gatherer.gather(bucket), strict=False):
+            # Contiguous copies: what leaves must not change with the next update, nor drag its buffer along.
+            joined = tensor.mapped.map.join(parts)
+            full = (whole.clone(memory_format=torch.contiguous_format) for whole in joined)
+            exported.extend(zip(tensor.mapped.hf, full, strict=True))
         yield exported
 
 
-def _parameters(
-    chunks: Sequence[torch.nn.Module], hf_config: PretrainedConfig
-) -> list[tuple[MappedTensor, torch.nn.Parameter]]:
-    """Each parameter of the model with its Hugging Face tensors, in the same order on every rank."""
-    assert len(chunks) == 1, "a model of several chunks needs the layers' offsets"
-    parameters = dict(unwrap(chunks[0]).named_parameters())
-    parts = parallel_state.get_tensor_model_parallel_world_size()
-    mapped = list(tensors(hf_config, padded_vocab_size(hf_config.vocab_size, parts)))
-    difference = parameters.keys() ^ {tensor.megatron for tensor in mapped}
-    assert not difference, f"the tables of {hf_config.model_type} and its model disagree about {sorted(difference)}"
-    return [(tensor, parameters[tensor.megatron]) for tensor in mapped]
-
-
 def _check_names(
-    pairs: Sequence[tuple[MappedTensor, torch.nn.Parameter]], hf_config: PretrainedConfig, source: WeightSource
+    names: Iterable[str], planned: Sequence[PlannedTensor], hf_config: PretrainedConfig, head: str
 ) -> None:
     """Refuse weights that the model has no place for: they would be left out without a word."""
-    wanted = {name for mapped, _ in pairs for name in mapped.hf}
-    unknown = sorted(name for name in source.names() if name not in wanted and not name.endswith(_DERIVED))
+    wanted = {name for tensor in planned for name in tensor.mapped.hf}
+    unknown = sorted(name for name in names if name not in wanted and not name.endswith(_DERIVED))
+    if head != "lm":
+        unknown = [name for name in unknown if name != _LM_HEAD]
+    if any(name.endswith(_SCALES) for name in unknown):
+        raise ValueError(
+            "the weights are in 8 bits, with scales beside them: the engine trains 16- or 32-bit weights; "
+            "convert the folder to bfloat16 first"
+        )
+    extra = [name for name in unknown if _is_prediction_layer(name, hf_config)]
+    if extra:
+        _log.warning(
+            "the weights hold %d tensors of layers that predict further tokens (%s and others); "
+            "they are left out: neither trained nor exported",
+            *(len(extra), extra[0]),
+        )
+        unknown = [name for name in unknown if name not in set(extra)]
     if unknown:
         raise ValueError(
             f"the weights hold {len(unknown)} tensors that a {hf_config.model_type} of this config does not have, "
@@ -89,44 +107,46 @@ def _check_names(
         )
 
 
-def _hf_shapes(mapped: MappedTensor, parameter: Tensor) -> list[tuple[int, ...]]:
-    """Shapes of the full Hugging Face tensors in a parameter: joined without data, from this rank's shape."""
-    _, parts = _tensor_parallel_place()
-    shards = [torch.empty_like(parameter, device="meta")] * parts
-    return [tuple(tensor.shape) for tensor in mapped.map.join(shards)]
+def _is_prediction_layer(name: str, hf_config: PretrainedConfig) -> bool:
+    """Whether it is of the layers for multi-token prediction, which published models have behind their own."""
+    layer = _LAYER.match(name)
+    extra = getattr(hf_config, "num_nextn_predict_layers", None) or 0
+    return layer is not None and 0 <= int(layer[1]) - hf_config.num_hidden_layers < extra
+
+
+def _shape(source: WeightSource, name: str) -> tuple[int, ...]:
+    try:
+        return source.shape(name)
+    except ValueError as error:
+        if name != SCORE:
+            raise
+        raise ValueError(
+            f"head: reward needs the weights of a reward model, and these have no {SCORE}; "
+            "name a folder of a sequence classifier with one label"
+        ) from error
+
+
+def _part(tensor: PlannedTensor) -> int:
+    """Which of the tensor's parts this rank holds."""
+    if tensor.parts == 1:
+        return 0
+    if tensor.expert_rank is None:
+        return parallel_state.get_tensor_model_parallel_rank()
+    return parallel_state.get_expert_tensor_parallel_rank()
 
 
 def _in_buckets(
-    pairs: Sequence[tuple[MappedTensor, torch.nn.Parameter]], bucket_bytes: int
-) -> Iterator[list[tuple[MappedTensor, torch.nn.Parameter]]]:
-    """Cut where the next parameter would not fit; one alone may be larger than a bucket."""
-    bucket: list[tuple[MappedTensor, torch.nn.Parameter]] = []
+    planned: Sequence[PlannedTensor], gatherer: Gatherer, bucket_bytes: int
+) -> Iterator[list[PlannedTensor]]:
+    """Cut where the next tensor would not fit; one alone may be larger than a bucket."""
+    bucket: list[PlannedTensor] = []
     filled = 0
-    for mapped, parameter in pairs:
-        size = sum(torch.Size(shape).numel() for shape in _hf_shapes(mapped, parameter)) * parameter.element_size()
+    for tensor in planned:
+        size = tensor.numel * gatherer.dtype(tensor).itemsize
         if bucket and filled + size > bucket_bytes:
             yield bucket
             bucket, filled = [], 0
-        bucket.append((mapped, parameter))
+        bucket.append(tensor)
         filled += size
     if bucket:
         yield bucket
-
-
-def _collect(shard: Tensor, split: bool) -> list[Tensor]:
-    """All tensor-parallel parts of a parameter on rank 0, in order; nothing of use elsewhere."""
-    part, parts = _tensor_parallel_place()
-    # Rank 0 has all it needs from its own tensor-parallel group; the other replicas only keep step.
-    group_of_rank_0 = parallel_state.get_tensor_model_parallel_src_rank() == 0
-    if parts == 1 or not split or not group_of_rank_0:
-        return [shard]
-    shards = [torch.empty_like(shard) for _ in range(parts)] if part == 0 else None
-    torch.distributed.gather(shard, shards, dst=0, group=parallel_state.get_tensor_model_parallel_group())
-    return shards or []
-
-
-def _tensor_parallel_place() -> tuple[int, int]:
-    return (
-        parallel_state.get_tensor_model_parallel_rank(),
-        parallel_state.get_tensor_model_parallel_world_size(),
-    )

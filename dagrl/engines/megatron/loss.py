@@ -34,7 +34,7 @@ class GlobalLoss:
     def over_all_ranks(objective: Objective[Any], batch: Batch, *, of_values: bool) -> GlobalLoss:
         """Sum up what all ranks' rows weigh. Collective."""
         weights, share = objective.token_weights(batch) if len(batch) else (Column.ragged([], "float32"), 0.0)
-        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+        device = "cuda" if torch.cuda.is_available() else "cpu"
         normalizer = torch.tensor(share, dtype=torch.float64, device=device)
         dist.all_reduce(normalizer, group=parallel_state.get_data_parallel_group())
         # Where no rank has anything to train on, all weights are 0, and so is the loss.

@@ -63,8 +63,16 @@ class Packing:
         """
         return pack(self._padded(_lengths(batch)), budget, at_least)
 
-    def micro_batch(self, batch: Batch, rows: np.ndarray, device: torch.device) -> MicroBatch:
+    def tokens(self, batch: Batch, rows: np.ndarray) -> int:
+        """Tokens of the pack of `rows`, padding included."""
+        return int(self._padded(_lengths(batch)[rows]).sum()) or self.alignment
+
+    def micro_batch(
+        self, batch: Batch, rows: np.ndarray, device: torch.device, tokens: int | None = None
+    ) -> MicroBatch:
         """Pack `rows` of `batch`, and take from the pack what this context-parallel rank holds.
+
+        With `tokens`, the pack is filled up to that many, a multiple of the alignment.
 
         Without rows the micro-batch reads nothing: its rank runs the model all the same, and takes part in what the
         ranks do together.
@@ -72,7 +80,11 @@ class Packing:
         lengths = _lengths(batch)[rows]
         prompts = batch["prompt_tokens"].lengths[rows]
         assert (prompts > 0).all(), "the first response token needs a prompt to be predicted from"
-        padded = self._padded(lengths) if len(rows) else np.array([self.alignment])
+        padded = self._padded(lengths)
+        missing = (tokens or self.tokens(batch, rows)) - padded.sum()
+        if missing:
+            # A sequence of nothing but padding.
+            padded = np.append(padded, missing)
         starts = np.cumsum(padded) - padded
         token_ids = np.zeros(padded.sum(), dtype=np.int64)
         for start, row in zip(starts, rows, strict=False):

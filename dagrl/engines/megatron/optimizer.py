@@ -20,6 +20,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer import MegatronModule
 from megatron.core.utils import get_model_config
 
+from dagrl.engines.megatron import hybrid_optimizer
 from dagrl.engines.megatron.fields import Fixed, join_fields
 from dagrl.spec.schema import LearningRateSpec, MegatronEngineSpec
 
@@ -39,7 +40,9 @@ def optimizer_config(spec: MegatronEngineSpec, dtype: torch.dtype) -> OptimizerC
         Fixed({"min_lr": spec.lr_schedule.min_lr}, "is lr_schedule.min_lr"),
         Fixed({"overlap_param_gather": spec.ddp.get("overlap_param_gather", False)}, "is ddp.overlap_param_gather"),
     )
-    fields = join_fields(OptimizerConfig, "optimizer", spec.optimizer, defaults=OPTIMIZER_DEFAULTS, fixed=fixed)
+    defaults = OPTIMIZER_DEFAULTS | hybrid_optimizer.defaults_for(spec.optimizer)
+    fields = join_fields(OptimizerConfig, "optimizer", spec.optimizer, defaults=defaults, fixed=fixed)
+    hybrid_optimizer.refuse_what_the_host_cannot(fields, dtype)
     if fields["lr"] < spec.lr_schedule.min_lr:
         raise ValueError(
             f"lr_schedule.min_lr: {spec.lr_schedule.min_lr} is above the peak, optimizer.lr {fields['lr']}"

@@ -17,6 +17,8 @@ _WARNINGS = (
     (UserWarning, r"MimoModelConfig is experimental"),
     # The optimizer looks at the gradients of its views of the weights, which have none.
     (UserWarning, r"The \.grad attribute of a Tensor that is not a leaf Tensor"),
+    # Folders are converted in one process, which is what it says it will assume.
+    (UserWarning, r"torch\.distributed is disabled, unavailable or uninitialized"),
     # A docstring of megatron's that newer Pythons complain about when they compile it.
     (SyntaxWarning, r"invalid escape sequence"),
 )
@@ -36,10 +38,10 @@ def hush() -> None:
     for category, message in _WARNINGS:
         warnings.filterwarnings("ignore", message=message, category=category)
     for logger, text in _LOG_RECORDS:
-        logging.getLogger(logger).addFilter(_Without(text))
+        logging.getLogger(logger).addFilter(Without(text))
 
 
-class _Without(logging.Filter):
+class Without(logging.Filter):
     """Drops the records that contain a text."""
 
     def __init__(self, text: str) -> None:
@@ -47,4 +49,5 @@ class _Without(logging.Filter):
         self._text = text
 
     def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is kept."""
         return self._text not in record.getMessage()

@@ -111,7 +111,8 @@ class PackedModel:
             bins = packing.bins(batch, budget, at_least=count)
         # A rank with fewer rows than that runs the model on nothing, and so takes part in what the ranks do together.
         bins += [np.arange(0)] * (count - len(bins))
-        return [packing.micro_batch(batch, rows, self._device) for rows in bins]
+        tokens = self._agree_on_tokens([packing.tokens(batch, rows) for rows in bins])
+        return [packing.micro_batch(batch, rows, self._device, n) for rows, n in zip(bins, tokens, strict=True)]
 
     def _agree_on_count(self, own: int) -> int:
         config = get_model_config(self.chunks[0])
@@ -126,6 +127,16 @@ class PackedModel:
             stages = config.microbatch_group_size_per_vp_stage
             count = -(-count // stages) * stages
         return count
+
+    def _agree_on_tokens(self, own: list[int]) -> list[int]:
+        """Tokens of each micro-batch: the same on all ranks, where the experts' ranks gather them all."""
+        config = get_model_config(self.chunks[0])
+        gathers = config.num_moe_experts is not None and config.moe_token_dispatcher_type == "allgather"
+        if not gathers or config.expert_model_parallel_size == 1:
+            return own
+        most = torch.tensor(own, device=self._device)
+        dist.all_reduce(most, op=dist.ReduceOp.MAX, group=parallel_state.get_data_parallel_group())
+        return most.tolist()
 
     def _run(
         self,

@@ -14,6 +14,9 @@ import torch
 from torch import Tensor
 
 
+Shape = tuple[int, ...]
+
+
 class TensorMap(Protocol):
     """One parameter's relation to the Hugging Face tensors that it holds."""
 
@@ -26,6 +29,10 @@ class TensorMap(Protocol):
 
     def join(self, shards: Sequence[Tensor]) -> list[Tensor]:
         """The full Hugging Face tensors, out of all ranks' parameters (of any one rank's, if it is not split)."""
+        ...
+
+    def shard_shape(self, full: Sequence[Shape], parts: int) -> Shape:
+        """Shape of `shard`, out of those of the full tensors."""
         ...
 
 
@@ -43,6 +50,10 @@ class Replicated:
         """The tensor itself."""
         return [shards[0]]
 
+    def shard_shape(self, full: Sequence[Shape], parts: int) -> Shape:
+        """The tensor's own."""
+        return full[0]
+
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
@@ -59,6 +70,10 @@ class Parallel:
         """All slices."""
         return [torch.cat(list(shards), dim=self.dim)]
 
+    def shard_shape(self, full: Sequence[Shape], parts: int) -> Shape:
+        """One slice."""
+        return (*full[0][: self.dim], full[0][self.dim] // parts, *full[0][self.dim + 1 :])
+
 
 @dataclass(frozen=True, slots=True)
 class GateUp:
@@ -74,6 +89,10 @@ class GateUp:
         """Gate and up projection."""
         halves = [shard.chunk(2) for shard in shards]
         return [torch.cat([half[i] for half in halves]) for i in (0, 1)]
+
+    def shard_shape(self, full: Sequence[Shape], parts: int) -> Shape:
+        """Both, one below the other."""
+        return _stacked(full, parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +118,10 @@ class GroupedQkv:
         queries = by_group.shape[1] - 2 * self.head_dim
         return [part.flatten(0, 1) for part in by_group.split((queries, self.head_dim, self.head_dim), dim=1)]
 
+    def shard_shape(self, full: Sequence[Shape], parts: int) -> Shape:
+        """All three, one below the other."""
+        return _stacked(full, parts)
+
 
 @dataclass(frozen=True, slots=True)
 class VocabParallel:
@@ -119,8 +142,16 @@ class VocabParallel:
         """The vocabulary's own rows."""
         return [torch.cat(list(shards))[: self.rows]]
 
+    def shard_shape(self, full: Sequence[Shape], parts: int) -> Shape:
+        """A share of the padded rows."""
+        return (self.padded_rows // parts, *full[0][1:])
+
 
 def _slice(tensor: Tensor, dim: int, part: int, parts: int) -> Tensor:
     length = tensor.shape[dim] // parts
     assert length * parts == tensor.shape[dim], f"{parts} ranks cannot share {tuple(tensor.shape)} along {dim}"
     return tensor.narrow(dim, part * length, length)
+
+
+def _stacked(full: Sequence[Shape], parts: int) -> Shape:
+    return (sum(shape[0] for shape in full) // parts, *full[0][1:])

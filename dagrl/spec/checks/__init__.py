@@ -12,10 +12,15 @@ from pathlib import Path
 
 from dagrl.spec.checks.batches import check_batches
 from dagrl.spec.checks.data_files import check_data_files
+from dagrl.spec.checks.engine_options import check_engine_options
 from dagrl.spec.checks.engines import check_engines
+from dagrl.spec.checks.layouts import check_layouts
 from dagrl.spec.checks.megatron_fields import check_megatron_fields
+from dagrl.spec.checks.megatron_rules import check_megatron_rules
 from dagrl.spec.checks.model import check_model
+from dagrl.spec.checks.model_sizes import sizes_of
 from dagrl.spec.checks.nodes import check_nodes
+from dagrl.spec.checks.profile import check_profile
 from dagrl.spec.errors import Problem
 from dagrl.spec.graph import Graph, infer_graph
 from dagrl.spec.load import LoadedPipeline, salvage_pipeline
@@ -42,12 +47,16 @@ def check_file(path: Path | str, overrides: Sequence[str] = ()) -> CheckedPipeli
     pipeline = loaded.pipeline
     # The graph first: it reads a mistake in a node as a reason to be silent about missing columns.
     graph = infer_graph(pipeline, loaded.folder, findings)
-    check_model(pipeline, findings)
+    sizes = sizes_of(check_model(pipeline, findings))
     rows = check_data_files(pipeline, findings)
     check_engines(pipeline, findings)
-    check_megatron_fields(pipeline, findings)
+    check_layouts(pipeline, sizes, findings)
+    check_engine_options(pipeline, findings)
+    check_megatron_fields(pipeline, sizes, findings)
+    check_megatron_rules(pipeline, sizes, findings)
     check_nodes(pipeline, loaded.folder, findings)
-    check_batches(pipeline, graph, findings)
+    check_batches(pipeline, graph, sizes, findings)
+    check_profile(pipeline, findings)
     findings.raise_if_any()
     assert graph is not None
     return CheckedPipeline(loaded, graph, rows, tuple(sorted(set(findings.warnings))))

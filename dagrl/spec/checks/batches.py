@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from dagrl.spec.checks.model_sizes import ModelSizes
 from dagrl.spec.errors import Place
 from dagrl.spec.graph import Graph
 from dagrl.spec.positions import Findings
-from dagrl.spec.schema import LogprobNode, Pipeline, RolloutNode, UpdateNode
+from dagrl.spec.schema import LogprobNode, MegatronEngineSpec, Pipeline, RolloutNode, UpdateNode
 
 _PROMPTS: Place = ("data", "prompts_per_step")
 
 
-def check_batches(pipeline: Pipeline, graph: Graph | None, findings: Findings) -> None:
+def check_batches(pipeline: Pipeline, graph: Graph | None, sizes: ModelSizes, findings: Findings) -> None:
     """Report sizes that do not divide or fit; `graph` is None where the columns are not sorted out yet."""
     for name, node in pipeline.nodes.items():
         if isinstance(node, UpdateNode):
             _check_mini_batches(pipeline, name, node, graph, findings)
         if isinstance(node, UpdateNode | LogprobNode):
             _check_micro_batch(pipeline, name, node, findings)
+    _warn_of_long_samples(pipeline, sizes, findings)
     _check_schedule(pipeline, findings)
     if (pipeline.run.validate_every or pipeline.run.validate_first) and pipeline.data.val is None:
         key = "validate_every" if pipeline.run.validate_every else "validate_first"
@@ -54,19 +56,48 @@ def _nearest_divisor(number: int, wanted: int) -> int:
 
 
 def _check_micro_batch(pipeline: Pipeline, name: str, node: UpdateNode | LogprobNode, findings: Findings) -> None:
-    rollouts = [(other, spec) for other, spec in pipeline.nodes.items() if isinstance(spec, RolloutNode)]
-    for rollout, spec in rollouts[:1]:
+    for rollout, spec in _rollouts(pipeline):
         longest = pipeline.data.max_prompt_tokens + spec.sampling.max_new_tokens
-        if node.tokens_per_micro_batch < longest:
+        multiple, engine = _row_alignment(pipeline, node.engine)
+        padded = -(-longest // multiple) * multiple
+        if node.tokens_per_micro_batch < padded:
+            ranks = f", padded to {padded} (a multiple of {multiple}) for the layout of `{engine}`"
             message = (
                 f"{node.tokens_per_micro_batch} tokens cannot hold the longest sample, {longest} "
-                f"(data.max_prompt_tokens + nodes.{rollout}.sampling.max_new_tokens); set it to {longest} or more"
+                f"(data.max_prompt_tokens + nodes.{rollout}.sampling.max_new_tokens){ranks if padded > longest else ''}"
+                f"; set it to {padded} or more"
             )
-            depends: list[Place] = [
-                ("data", "max_prompt_tokens"),
-                ("nodes", rollout, "sampling", "max_new_tokens"),
-            ]
+            depends = [*_lengths(rollout), ("engines", engine, "parallel")]
             findings.error(("nodes", name, "tokens_per_micro_batch"), message, depends_on=depends)
+
+
+def _warn_of_long_samples(pipeline: Pipeline, sizes: ModelSizes, findings: Findings) -> None:
+    for rollout, spec in _rollouts(pipeline):
+        longest = pipeline.data.max_prompt_tokens + spec.sampling.max_new_tokens
+        if sizes.positions is not None and longest > sizes.positions.value:
+            message = (
+                f"with a prompt of data.max_prompt_tokens a sample can be {longest} tokens long, more than the model's "
+                f"{sizes.positions.name}, {sizes.positions.value}; lower one of the two"
+            )
+            place: Place = ("nodes", rollout, "sampling", "max_new_tokens")
+            findings.warning(place, message, depends_on=[*_lengths(rollout), ("model",)])
+
+
+def _rollouts(pipeline: Pipeline) -> list[tuple[str, RolloutNode]]:
+    """The pipeline's rollout; more than one is a mistake, and told elsewhere."""
+    return [(name, node) for name, node in pipeline.nodes.items() if isinstance(node, RolloutNode)][:1]
+
+
+def _lengths(rollout: str) -> list[Place]:
+    return [("data", "max_prompt_tokens"), ("nodes", rollout, "sampling", "max_new_tokens")]
+
+
+def _row_alignment(pipeline: Pipeline, engine: str) -> tuple[int, str]:
+    """What an engine pads rows to a multiple of, and the engine that says the layout."""
+    spec = pipeline.engines.get(engine)
+    if isinstance(spec, MegatronEngineSpec) and spec.shares is not None:
+        engine, spec = spec.shares, pipeline.engines.get(spec.shares)
+    return (spec.parallel.row_alignment if isinstance(spec, MegatronEngineSpec) else 1), engine
 
 
 def _check_schedule(pipeline: Pipeline, findings: Findings) -> None:

@@ -7,10 +7,13 @@ from dagrl.spec.ops import CAPABILITIES, Capability, contract_of
 from dagrl.spec.positions import Findings
 from dagrl.spec.schema import CustomNode, HfEngineSpec, MegatronEngineSpec, Pipeline, RolloutNode, UpdateNode
 
-_LATER_LAYOUTS = ("pipeline_model_parallel_size", "context_parallel_size", "expert_model_parallel_size")
 _HOST = "host"
 """Runs the nodes without an engine; the plan and the timeline call it so."""
-_OWN_SECTIONS = ("parallel", "transformer", "optimizer", "lr_schedule", "ddp")
+_OWN_SECTIONS = (
+    *("parallel", "transformer", "optimizer", "lr_schedule", "ddp", "offload"),
+    *("head", "bridge", "dist_checkpointing_path", "fused_linear_cross_entropy"),
+)
+"""What an engine on another one's ranks has from that one."""
 _VERBS = {
     Capability.GENERATE: "generates",
     Capability.SCORE: "computes log-probs",
@@ -32,7 +35,6 @@ def check_engines(pipeline: Pipeline, findings: Findings) -> None:
             findings.error((*place, "group"), message, depends_on=[("groups", engine.group)])
         if isinstance(engine, MegatronEngineSpec):
             _check_home(pipeline, name, engine, findings)
-            _check_layout(pipeline, name, engine, findings)
         else:
             _check_follows(pipeline, name, engine, findings)
     _warn_of_unused(pipeline, findings)
@@ -86,27 +88,6 @@ def _check_home(pipeline: Pipeline, name: str, engine: MegatronEngineSpec, findi
             if section in engine.model_fields_set and getattr(engine, section) != getattr(owner, section):
                 message = f"differs from that of `{engine.shares}`, whose model this engine is; take `{section}` out"
                 findings.error((*place, section), message, depends_on=[("engines", engine.shares, section)])
-
-
-def _check_layout(pipeline: Pipeline, name: str, engine: MegatronEngineSpec, findings: Findings) -> None:
-    place: Place = ("engines", name, "parallel")
-    layout = engine.parallel
-    for size in _LATER_LAYOUTS:
-        if getattr(layout, size) > 1:
-            findings.error((*place, size), "more than 1 is not in this version yet; leave it at 1")
-    tensor = layout.tensor_model_parallel_size
-    if layout.sequence_parallel and tensor == 1:
-        message = "splits along the sequence what tensor-parallel ranks hold; set tensor_model_parallel_size above 1"
-        findings.error((*place, "sequence_parallel"), f"{message}, or this to false")
-    group = pipeline.groups.get(engine.group or "")
-    model_ranks = tensor * layout.pipeline_model_parallel_size * layout.context_parallel_size
-    if group and group.ranks and group.ranks % model_ranks:
-        message = (
-            f"one model takes {model_ranks} ranks, which do not divide the {group.ranks} of group `{engine.group}`; "
-            f"choose sizes whose product divides {group.ranks}, or change the group"
-        )
-        blamed = (*place, "tensor_model_parallel_size") if tensor > 1 else place
-        findings.error(blamed, message, depends_on=[("groups", str(engine.group)), place])
 
 
 def _check_follows(pipeline: Pipeline, name: str, engine: HfEngineSpec, findings: Findings) -> None:

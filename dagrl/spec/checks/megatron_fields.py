@@ -13,23 +13,21 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from dagrl.spec.checks.model_sizes import ModelSizes
 from dagrl.spec.errors import Place, nearest, shown, suggest
+from dagrl.spec.megatron_clashes import SECTIONS, clashes_of
 from dagrl.spec.positions import Findings
-from dagrl.spec.schema import MegatronEngineSpec, ParallelSpec, Pipeline
+from dagrl.spec.schema import MegatronEngineSpec, Pipeline
 
+_MODEL_PARALLEL = ("model_parallel_config.py", "ModelParallelConfig")
+_TRANSFORMER = ("transformer/transformer_config.py", "TransformerConfig")
 _CLASSES: dict[str, tuple[tuple[str, str], ...]] = {
-    "transformer": (
-        ("transformer/transformer_config.py", "TransformerConfig"),
-        ("model_parallel_config.py", "ModelParallelConfig"),
-    ),
+    "transformer": (_TRANSFORMER, _MODEL_PARALLEL),
+    "latent attention": (("transformer/transformer_config.py", "MLATransformerConfig"), _TRANSFORMER, _MODEL_PARALLEL),
     "optimizer": (("optimizer/optimizer_config.py", "OptimizerConfig"),),
     "ddp": (("distributed/distributed_data_parallel_config.py", "DistributedDataParallelConfig"),),
 }
 """Section -> files and classes that its fields come from, the class itself first."""
-_SAID_ELSEWHERE: dict[tuple[str, str], str] = {
-    **{("transformer", name): f"parallel.{name}" for name in ParallelSpec.model_fields},
-    ("optimizer", "min_lr"): "lr_schedule.min_lr",
-}
 _PLAIN_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "int": ((int,), "a whole number"),
     "float": ((int, float), "a number"),
@@ -38,29 +36,44 @@ _PLAIN_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
 }
 
 
-def check_megatron_fields(pipeline: Pipeline, findings: Findings) -> None:
-    """Report fields that Megatron does not have, that belong elsewhere, or whose value has the wrong type."""
+def check_megatron_fields(pipeline: Pipeline, sizes: ModelSizes, findings: Findings) -> None:
+    """Report fields that Megatron does not have, that clash with how dagrl trains, or that have a wrong value."""
     for name, engine in pipeline.engines.items():
-        if isinstance(engine, MegatronEngineSpec):
-            for section in _CLASSES:
-                _check_section(("engines", name), section, getattr(engine, section), findings)
-
-
-def _check_section(place: Place, section: str, given: Mapping[str, Any], findings: Findings) -> None:
-    known = megatron_fields(section) if given else None
-    for field, value in given.items():
-        inner: Place = (*place, section, field)
-        if elsewhere := _SAID_ELSEWHERE.get((section, field)):
-            findings.error(inner, f"is not said here; say it as `{elsewhere}` of the engine")
-        elif known is None:
+        if not isinstance(engine, MegatronEngineSpec):
             continue
-        elif field not in known:
-            class_name = _CLASSES[section][0][1]
+        refused = {(section, field): reason for section, field, reason in clashes_of(engine)}
+        for (section, field), reason in refused.items():
+            findings.error(("engines", name, section, field), reason)
+        for section in SECTIONS:
+            given = {key: value for key, value in getattr(engine, section).items() if (section, key) not in refused}
+            kind = "latent attention" if section == "transformer" and sizes.latent_attention else section
+            _check_section(("engines", name, section), kind, given, findings)
+
+
+def _check_section(place: Place, kind: str, given: Mapping[str, Any], findings: Findings) -> None:
+    known = megatron_fields(kind) if given else None
+    if known is None:
+        return
+    for field, value in given.items():
+        inner: Place = (*place, field)
+        if field not in known:
+            class_name = _CLASSES[kind][0][1]
             findings.error(inner, f"Megatron's {class_name} has no field `{field}`; {_near(field, known)}")
+        elif "Callable" in known[field]:
+            findings.error(inner, "takes a function, which a pipeline file cannot hold; take it out")
         elif known[field] in _PLAIN_TYPES:
             types, words = _PLAIN_TYPES[known[field]]
             if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
                 findings.error(inner, f"expected {words}, got {shown(value)}; write {words}")
+        elif (options := _options(known[field])) and value not in options:
+            findings.error(inner, f"{shown(value)} is not known here; {suggest(str(value), map(str, options))}")
+
+
+def _options(annotation: str) -> tuple[Any, ...]:
+    """What a ``Literal`` type allows; nothing for another type."""
+    if not annotation.startswith("Literal[") or annotation.count("[") > 1:
+        return ()
+    return ast.literal_eval(f"({annotation.removeprefix('Literal[').removesuffix(']')},)")
 
 
 def _near(field: str, known: Mapping[str, str]) -> str:

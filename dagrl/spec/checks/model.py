@@ -1,4 +1,4 @@
-"""The model: one source of weights, a whole folder, a tokenizer that makes sense, and sizes that its engines can split.
+"""The model: one source of weights, a whole folder, a tokenizer that makes sense, and sizes that fit each other.
 
 Only small text files are read, and no weights: `dagrl.engines` loads the model.
 """
@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from typing_extensions import TypeIs
-
+from dagrl.spec.checks.model_sizes import FAMILIES, SIZE_KEYS, is_size
 from dagrl.spec.errors import Place, shown
 from dagrl.spec.positions import Findings
 from dagrl.spec.schema import MegatronEngineSpec, ModelSpec, Pipeline, TokenizerSpec
@@ -22,12 +21,13 @@ _MODEL: Place = ("model",)
 _TOKENIZER: Place = ("model", "tokenizer")
 _INDEX = "model.safetensors.index.json"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
-_SPLIT_SIZES = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
-"""Sizes of the model that tensor-parallel ranks share evenly. (The vocabulary is padded by the engine.)"""
 
 
-def check_model(pipeline: Pipeline, findings: Findings) -> None:
-    """Report what is wrong with the model section, the files it names, and its sizes."""
+def check_model(pipeline: Pipeline, findings: Findings) -> Mapping[str, Any] | None:
+    """Report what is wrong with the model section, the files it names, and its sizes.
+
+    Returns the fields of its Hugging Face config that are known; None where they cannot be read or are wrong.
+    """
     model = pipeline.model
     if (model.path is None) == (model.init is None):
         if model.path is None:
@@ -47,7 +47,9 @@ def check_model(pipeline: Pipeline, findings: Findings) -> None:
         config = _check_init(model, findings)
     _check_tokenizer(model, findings)
     if config:
+        _check_family(pipeline, config, findings)
         _check_sizes(pipeline, config, findings)
+    return config
 
 
 def _check_folder(folder: Path, model: ModelSpec, findings: Findings) -> Mapping[str, Any] | None:
@@ -111,11 +113,7 @@ def _check_init(model: ModelSpec, findings: Findings) -> Mapping[str, Any] | Non
             "random weights bring no tokenizer; add `tokenizer:` (a folder, or `{kind: characters, alphabet: ...}`)"
         )
         findings.error(_MODEL, message, depends_on=[_TOKENIZER])
-    wrong = [
-        name
-        for name in (*_SPLIT_SIZES, "hidden_size", "num_hidden_layers", "vocab_size")
-        if name in model.init and not _is_size(model.init[name])
-    ]
+    wrong = [name for name in SIZE_KEYS if name in model.init and not is_size(model.init[name])]
     for name in wrong:
         message = f"expected a whole number above 0, got {shown(model.init[name])}; write digits without quotes"
         findings.error(("model", "init", name), message)
@@ -123,14 +121,10 @@ def _check_init(model: ModelSpec, findings: Findings) -> Mapping[str, Any] | Non
     return None if wrong else model.init
 
 
-def _is_size(value: Any) -> TypeIs[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
 def _check_vocabulary(model: ModelSpec, findings: Findings) -> None:
     assert model.init is not None
     vocabulary = model.init.get("vocab_size")
-    if not isinstance(model.tokenizer, TokenizerSpec) or not _is_size(vocabulary):
+    if not isinstance(model.tokenizer, TokenizerSpec) or not is_size(vocabulary):
         return
     needed = 256 if model.tokenizer.kind == "bytes" else len(model.tokenizer.alphabet)
     if vocabulary <= needed:
@@ -163,23 +157,28 @@ def _check_tokenizer(model: ModelSpec, findings: Findings) -> None:
             findings.error((*_TOKENIZER, "alphabet"), f"holds {shown} more than once; write each character once")
 
 
+def _check_family(pipeline: Pipeline, config: Mapping[str, Any], findings: Findings) -> None:
+    family = config.get("model_type")
+    native = [
+        name
+        for name, engine in pipeline.engines.items()
+        if isinstance(engine, MegatronEngineSpec) and engine.bridge == "native"
+    ]
+    if native and isinstance(family, str) and family not in FAMILIES:
+        place: Place = ("model", "init", "model_type") if pipeline.model.init else ("model", "path")
+        message = f"the megatron engine has no model type {family!r}; choose from: {', '.join(FAMILIES)}"
+        findings.error(place, message, depends_on=[("engines", name, "bridge") for name in native])
+
+
 def _check_sizes(pipeline: Pipeline, config: Mapping[str, Any], findings: Findings) -> None:
-    for name, engine in pipeline.engines.items():
-        if not isinstance(engine, MegatronEngineSpec) or engine.shares is not None:
-            continue
-        ranks = engine.parallel.tensor_model_parallel_size
-        for size in _SPLIT_SIZES:
-            value = config.get(size)
-            if _is_size(value) and value % ranks:
-                message = f"{ranks} does not divide the model's {size}, {value}; choose a divisor of it"
-                place: Place = ("engines", name, "parallel", "tensor_model_parallel_size")
-                findings.error(place, message, depends_on=[("model",)])
     heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
     groups = config.get("num_key_value_heads")
     section: Place = ("model", "init") if pipeline.model.init else ("model", "path")
-    if _is_size(heads) and _is_size(hidden) and "head_dim" not in config and hidden % heads:
+    if "kv_lora_rank" in config:
+        return  # Latent attention has heads of sizes of their own.
+    if is_size(heads) and is_size(hidden) and "head_dim" not in config and hidden % heads:
         message = f"num_attention_heads {heads} does not divide hidden_size {hidden}; choose a divisor, or add head_dim"
         findings.error(section, message)
-    if _is_size(heads) and _is_size(groups) and heads % groups:
+    if is_size(heads) and is_size(groups) and heads % groups:
         message = f"num_key_value_heads {groups} does not divide num_attention_heads {heads}; choose a divisor"
         findings.error(section, message)

@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 TIMEOUT_S = 90.0
 
 
-@pytest.fixture(scope="session", params=("qwen2", "qwen3", "qwen3_tied", "llama", "llama_scaled"))
+DENSE = ("qwen2", "qwen3", "qwen3_tied", "llama", "llama_scaled")
+MIXTURES = ("qwen3_moe", "qwen3_moe_mixed", "mixtral", "deepseek_v3", "deepseek_v3_yarn", "deepseek_v3_moonlight")
+
+
+@pytest.fixture(scope="session", params=(*DENSE, *MIXTURES))
 def hf_model(request: pytest.FixtureRequest) -> Any:
     """A Hugging Face model of a few thousand random weights, float32; one of each family and variant.
 
@@ -39,45 +43,105 @@ def qwen3() -> Any:
     return tiny_hf_model("qwen3")
 
 
+@pytest.fixture(scope="session")
+def hf_model_of() -> Callable[[str], Any]:
+    """``hf_model_of(name)``: the `hf_model` of that name."""
+    return tiny_hf_model
+
+
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_LATENT = {"kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10}
+_YARN = {"rope_type": "yarn", "factor": 8.0, "beta_fast": 16.0, "beta_slow": 2.0, "mscale": 0.7, "mscale_all_dim": 1.3}
+_VARIANTS: dict[str, dict[str, Any]] = {
+    "qwen3": {"head_dim": 12},
+    "qwen3_tied": {"head_dim": 12, "tie_word_embeddings": True},
+    "llama_scaled": {
+        "rope": {
+            "rope_type": "llama3",
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        }
+    },
+    "qwen3_moe": {"head_dim": 12, "num_experts": 4, "norm_topk_prob": True, **_EXPERTS},
+    # Dense layers among the others, weights of experts as they are, and as many experts as a rank may share.
+    "qwen3_moe_mixed": {
+        **{"head_dim": 12, "num_experts": 8, "norm_topk_prob": False, "mlp_only_layers": [1]},
+        **{**_EXPERTS, "num_experts_per_tok": 3},
+    },
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "deepseek_v3": {
+        **{"q_lora_rank": 16, "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "n_shared_experts": 1},
+        **{"first_k_dense_replace": 1, "routed_scaling_factor": 2.5, "num_key_value_heads": 4},
+        **{**_EXPERTS, **_LATENT, "num_experts_per_tok": 4},
+    },
+    "deepseek_v3_yarn": {
+        **{"q_lora_rank": 16, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "n_shared_experts": 1},
+        **{"first_k_dense_replace": 0, "num_key_value_heads": 4, **_EXPERTS, **_LATENT},
+        "rope": {**_YARN, "original_max_position_embeddings": 32},
+    },
+    "deepseek_v3_moonlight": {
+        **{"q_lora_rank": None, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "n_shared_experts": 2},
+        **{"first_k_dense_replace": 1, "num_key_value_heads": 4, "rms_norm_eps": 1e-2, **_EXPERTS, **_LATENT},
+    },
+}
+
+
 @functools.cache
 def tiny_hf_model(name: str) -> Any:
     import torch
     import transformers
 
-    family, _, variant = name.partition("_")
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 5e5}
-    if variant == "scaled":
-        rope |= {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-        rope |= {"original_max_position_embeddings": 8192}
-    if family == "qwen3":
-        sizes["head_dim"] = 12
+    variant = dict(_VARIANTS.get(name, {}))
+    family = max((known for known in transformers.CONFIG_MAPPING if name.startswith(known)), key=len)
     config = transformers.AutoConfig.for_model(
         family,
-        vocab_size=59,
-        num_hidden_layers=2,
-        max_position_embeddings=16384,
-        rope_parameters=rope,
-        tie_word_embeddings=variant == "tied",
-        attn_implementation="sdpa",
-        **sizes,
+        rope_parameters={"rope_type": "default", "rope_theta": 5e5} | variant.pop("rope", {}),
+        **{
+            **{"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2},
+            **{"vocab_size": 59, "num_hidden_layers": 4, "max_position_embeddings": 16384},
+            **{"tie_word_embeddings": False, "attn_implementation": "sdpa"},
+            **variant,
+        },
     )
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     generator = torch.Generator().manual_seed(7)
-    for parameter in model.parameters():
-        mean = 1.0 if parameter.dim() == 1 else 0.0
-        torch.nn.init.normal_(parameter, mean, 0.1, generator=generator)
+    for tensor in model.state_dict(keep_vars=True).values():
+        mean = 1.0 if isinstance(tensor, torch.nn.Parameter) and tensor.dim() == 1 else 0.0
+        torch.nn.init.normal_(tensor, mean, 0.1, generator=generator)
     return model.eval()
 
 
 @pytest.fixture(scope="session")
 def megatron_spec() -> Callable[..., "MegatronEngineSpec"]:
-    """``megatron_spec(tp, sequence_parallel, **transformer)``."""
+    """``megatron_spec(tp, sequence_parallel, pp=, vpp=, cp=, ep=, etp=, head=, **transformer)``."""
     from dagrl.spec.schema import MegatronEngineSpec, ParallelSpec
 
-    def make(tp: int = 1, sequence_parallel: bool = False, **transformer: Any) -> MegatronEngineSpec:
-        parallel = ParallelSpec(tensor_model_parallel_size=tp, sequence_parallel=sequence_parallel)
-        return MegatronEngineSpec(backend="megatron", group="all", parallel=parallel, transformer=transformer)
+    def make(
+        tp: int = 1,
+        sequence_parallel: bool = False,
+        *,
+        pp: int = 1,
+        vpp: int | None = None,
+        cp: int = 1,
+        ep: int = 1,
+        etp: int = 1,
+        head: Any = "lm",
+        **transformer: Any,
+    ) -> MegatronEngineSpec:
+        parallel = ParallelSpec(
+            tensor_model_parallel_size=tp,
+            sequence_parallel=sequence_parallel,
+            pipeline_model_parallel_size=pp,
+            virtual_pipeline_model_parallel_size=vpp,
+            context_parallel_size=cp,
+            expert_model_parallel_size=ep,
+            expert_tensor_parallel_size=etp,
+        )
+        return MegatronEngineSpec(
+            backend="megatron", group="all", parallel=parallel, transformer=transformer, head=head
+        )
 
     return make
 
@@ -86,7 +150,7 @@ class ModelWeights:
     """A weight source: the weights of a Hugging Face model, some of them left out, changed or added."""
 
     def __init__(self, hf_model: Any, **changes: Any) -> None:
-        weights = {name: parameter.detach() for name, parameter in hf_model.named_parameters()} | changes
+        weights = published_weights(hf_model) | changes
         self.tensors = {name: tensor for name, tensor in weights.items() if tensor is not None}
 
     def names(self) -> list[str]:
@@ -99,6 +163,22 @@ class ModelWeights:
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self.get(name).shape)
+
+
+def published_weights(hf_model: Any) -> dict[str, Any]:
+    """All that a checkpoint of the model holds, by its names: what is tied once, and each expert by itself."""
+    from dagrl.engines.model_source import published_tensors
+
+    weights = {name: tensor.detach() for name, tensor in published_tensors(hf_model).items()}
+    if hf_model.config.tie_word_embeddings:
+        del weights["lm_head.weight"]
+    return weights
+
+
+@pytest.fixture(scope="session")
+def weights_of() -> Callable[[Any], dict[str, Any]]:
+    """``weights_of(hf_model)``: its tensors by the names of published checkpoints."""
+    return published_weights
 
 
 @pytest.fixture(scope="session")
@@ -115,10 +195,11 @@ def load_chunks() -> Callable[..., list[Any]]:
         from dagrl.engines.megatron.hf_weights import load_hf_weights
         from dagrl.engines.megatron.model import build_model
 
-        parallel_state.initialize_model_parallel(spec.parallel.tensor_model_parallel_size)
+        sizes = spec.parallel.model_dump(exclude={"sequence_parallel"})
+        parallel_state.initialize_model_parallel(**sizes)
         model_parallel_cuda_manual_seed(1)
         chunks = build_model(hf_model.config, spec)
-        load_hf_weights(chunks, hf_model.config, ModelWeights(hf_model, **changes))
+        load_hf_weights(chunks, hf_model.config, ModelWeights(hf_model, **changes), spec.head)
         return chunks
 
     return load
@@ -149,20 +230,26 @@ def _run_ranks(world_size: int, function: Callable[..., Any], *args: Any, joined
     import torch.multiprocessing as multiprocessing
 
     context = multiprocessing.get_context("fork")
-    # This process holds the store, on a port that the system chooses: no rank can find it taken.
-    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if joined else None
-    port = store.port if store else None
-    ranks, answers = [], []
+    ranks, answers, ports = [], [], []
     for rank in range(world_size):
         # Made one by one, so that no rank holds another's sending end: the pipe breaks when its rank dies.
         receiving, sending = context.Pipe(duplex=False)
-        ranks.append(context.Process(target=_rank, args=(rank, world_size, port, sending, function, args), daemon=True))
+        told, telling = context.Pipe(duplex=False)
+        ranks.append(context.Process(target=_rank, args=(rank, world_size, told, sending, function, args), daemon=True))
         with warnings.catch_warnings():
-            # The store's thread does not follow into the ranks, and they do not need it there.
+            # Threads of earlier tests do not follow into the ranks, and they do not need them there.
             warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
             ranks[-1].start()
         sending.close()
+        told.close()
         answers.append(receiving)
+        ports.append(telling)
+    # This process holds the store, on a port that the system chooses: no rank can find it taken. Its thread must not
+    # run while ranks are forked: they would inherit what it holds just then.
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if joined else None
+    for telling in ports:
+        telling.send(store.port if store else None)
+        telling.close()
     try:
         return _collect(answers)
     finally:
@@ -174,7 +261,7 @@ def _run_ranks(world_size: int, function: Callable[..., Any], *args: Any, joined
 
 
 def _rank(
-    rank: int, world_size: int, port: int | None, sending: Connection, function: Callable[..., Any], args: Any
+    rank: int, world_size: int, told: Connection, sending: Connection, function: Callable[..., Any], args: Any
 ) -> None:
     import torch.distributed as dist
 
@@ -182,6 +269,7 @@ def _rank(
     # A rank that hangs says where, on stderr, before the test gives it up.
     faulthandler.dump_traceback_later(TIMEOUT_S - 5)
     try:
+        port = told.recv()
         if port is not None:
             store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timeout)
             dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)

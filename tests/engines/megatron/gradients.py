@@ -15,12 +15,19 @@ if TYPE_CHECKING:
 
 def gradients_of(engine: Any, batch: "Batch", objective: Any, *, tokens_per_micro_batch: int) -> dict[str, Any]:
     """The gradient of `objective` over all ranks' batches at the engine's weights, which stay; see `hf_gradients`."""
+    return gradients_and_sums(engine, batch, objective, tokens_per_micro_batch=tokens_per_micro_batch)[0]
+
+
+def gradients_and_sums(
+    engine: Any, batch: "Batch", objective: Any, *, tokens_per_micro_batch: int
+) -> tuple[dict[str, Any], dict[str, tuple[float, float]]]:
+    """`gradients_of`, and this data-parallel rank's sums of metrics."""
     from dagrl.engines.megatron.optimizer import clear_gradients
 
     training = engine._own_training()
     clear_gradients(training.chunks, training.optimizer)
-    engine._model.accumulate_gradient(batch, objective, tokens_per_micro_batch=tokens_per_micro_batch)
-    return hf_gradients(engine)
+    sums = engine._model.accumulate_gradient(batch, objective, tokens_per_micro_batch=tokens_per_micro_batch)
+    return hf_gradients(engine), sums
 
 
 @torch.no_grad()

@@ -13,6 +13,10 @@ OPTIONS: dict[str, Any] = {
     "lr_schedule": {"lr_decay_style": "cosine", "lr_warmup_steps": 1},
 }
 TP2 = {"tensor_model_parallel_size": 2}
+PP2 = {"pipeline_model_parallel_size": 2}
+VPP2 = {"virtual_pipeline_model_parallel_size": 2}
+CP2 = {"context_parallel_size": 2}
+EP2 = {"expert_model_parallel_size": 2}
 
 
 def update(engine: Any, batch: Batch, objective: Any) -> dict[str, float]:
@@ -53,14 +57,101 @@ def test_the_same_layout_resumes_to_the_bit(run_engine, saved, samples: Batch, o
     assert resumed(run_engine, 2, saved, samples, objective) == (2, saved["next"])
 
 
-@pytest.mark.parametrize(
-    ("world_size", "parallel"), [(1, {}), (2, TP2), (4, {**TP2, "sequence_parallel": True})], ids=["1", "tp2", "dp2tp2"]
-)
+LAYOUTS = {
+    "1": (1, {}),
+    "dp2": (2, {}),
+    "tp2": (2, TP2),
+    "dp2-tp2": (4, {**TP2, "sequence_parallel": True}),
+    "pp2": (2, PP2),
+    "pp2-vpp2": (2, {**PP2, **VPP2}),
+    "cp2": (2, CP2),
+    "tp2-pp2-vpp2": (4, {**TP2, **PP2, **VPP2, "sequence_parallel": True}),
+    "ep2": (2, EP2),
+    "ep2-tp2": (2, {**EP2, **TP2, "sequence_parallel": True}),
+    "ep2-pp2": (4, {**EP2, **PP2}),
+    "ep4": (4, {"expert_model_parallel_size": 4}),
+}
+
+
+@pytest.mark.parametrize(("world_size", "parallel"), [LAYOUTS["tp2"], LAYOUTS["dp2-tp2"]], ids=["tp2", "dp2-tp2"])
 def test_other_layouts_resume(run_engine, saved, samples: Batch, objective: Any, world_size: int, parallel) -> None:
     version, metrics = resumed(run_engine, world_size, saved, samples, objective, parallel=parallel)
     assert version == 2
     for found, expected in zip(metrics, saved["next"], strict=True):
         assert found == pytest.approx(expected, rel=1e-5)
+
+
+# Four layers: enough for two chunks on each of two stages. The mixture has a dense layer and a bias that moves without
+# a gradient, so its layers are not stored stacked.
+COMMON = {"vocab_size": 61, "initializer_range": 0.15, "pad_token_id": None, "hidden_size": 32, "intermediate_size": 48}
+HEADS = {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
+MODELS: dict[str, dict[str, Any]] = {
+    "tied": {"model_type": "qwen3", "head_dim": 8, "tie_word_embeddings": True, **COMMON, **HEADS},
+    "mixture": {
+        **{"model_type": "qwen3_moe", "head_dim": 8, "tie_word_embeddings": False, "num_experts": 4},
+        **{"num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True, **COMMON, **HEADS},
+    },
+    "latent": {
+        **{"model_type": "deepseek_v3", "tie_word_embeddings": False, "n_routed_experts": 4, "n_shared_experts": 1},
+        **{"num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_group": 1, "topk_group": 1, "q_lora_rank": 16},
+        **{"kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10},
+        **{"first_k_dense_replace": 1, **COMMON, **HEADS, "num_key_value_heads": 4},
+    },
+}
+PLAIN = {"use_distributed_optimizer": False}
+
+
+def weights(engine: Any) -> dict[str, Any]:
+    return {name: tensor for bucket in engine.export_weights(2**20) for name, tensor in bucket}
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "layouts"),
+    [
+        ("tied", {}, ["dp2", "pp2", "tp2-pp2-vpp2", "1", "cp2", "pp2-vpp2", "dp2"]),
+        ("tied", PLAIN, ["pp2", "tp2", "pp2-vpp2"]),
+        ("mixture", {}, ["dp2", "ep2", "1", "ep2-tp2", "ep2-pp2", "dp2"]),
+        ("mixture", PLAIN, ["ep2", "tp2", "ep4"]),
+        ("latent", {}, ["1", "ep2", "pp2"]),
+    ],
+    ids=["dense", "dense-plain", "mixture", "mixture-plain", "latent"],
+)
+def test_a_run_that_moves_from_layout_to_layout_takes_the_same_steps(
+    run_engine, tiny_model, samples: Batch, objective: Any, tmp_path: Path, model: str, options: Any, layouts: list[str]
+) -> None:
+    """Each layout loads what the one before it saved; weights to the bit, metrics as of a run that never moves."""
+    import torch
+
+    fields = {
+        **OPTIONS,
+        "optimizer": {**OPTIONS["optimizer"], **options},
+        "model": tiny_model.model_copy(update={"init": MODELS[model]}),
+    }
+
+    def whole(engine: Any) -> list[dict[str, float]]:
+        return [update(engine, samples, objective) for _ in layouts]
+
+    def part(number: int) -> Any:
+        def on_rank(engine: Any) -> tuple[dict[str, float], Any, Any]:
+            if number:
+                engine.load(tmp_path / f"step_{number}")
+            before = weights(engine)
+            metrics = update(engine, samples, objective)
+            engine.save(tmp_path / f"step_{number + 1}")
+            return metrics, before, weights(engine)
+
+        return on_rank
+
+    ranks, parallel = LAYOUTS[layouts[0]]
+    expected = run_engine(ranks, whole, **fields, parallel=parallel)[0]
+    saved: dict[str, Any] = {}
+    for number, name in enumerate(layouts):
+        ranks, parallel = LAYOUTS[name]
+        metrics, before, after = run_engine(ranks, part(number), **fields, parallel=parallel)[0]
+        assert metrics == pytest.approx(expected[number], rel=1e-5), f"step {number + 1} on {name}"
+        for tensor, value in saved.items():
+            assert torch.equal(before[tensor], value), f"{tensor} after loading on {name}"
+        saved = after
 
 
 def test_an_engine_that_has_trained_goes_back(run_engine, saved, samples: Batch, objective: Any) -> None:

@@ -8,6 +8,26 @@ import pytest
 import torch
 
 
+class Recorder:
+    """A source that remembers what was read."""
+
+    def __init__(self, hf_model: Any) -> None:
+        from conftest import published_weights
+
+        self._tensors = published_weights(hf_model)
+        self.read: set[str] = set()
+
+    def names(self) -> list[str]:
+        return list(self._tensors)
+
+    def get(self, name: str) -> torch.Tensor:
+        self.read.add(name)
+        return self._tensors[name]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._tensors[name].shape)
+
+
 def exported(chunks: list[Any], hf_model: Any, bucket_bytes: int) -> list[dict[str, np.ndarray]]:
     from dagrl.engines.megatron.hf_weights import export_hf_weights
 
@@ -15,22 +35,145 @@ def exported(chunks: list[Any], hf_model: Any, bucket_bytes: int) -> list[dict[s
     return [{name: tensor.numpy() for name, tensor in bucket} for bucket in buckets]
 
 
-@pytest.mark.parametrize(("ranks", "tp"), [(1, 1), (2, 2), (2, 1), (4, 2)], ids=["tp1", "tp2", "dp2", "tp2-dp2"])
-def test_what_was_loaded_is_exported_to_the_bit_by_rank_0_alone(
-    run_ranks, load_chunks, megatron_spec, hf_model, ranks, tp
-):
-    def on_rank(rank: int) -> list[dict[str, np.ndarray]]:
-        return exported(load_chunks(hf_model, megatron_spec(tp)), hf_model, bucket_bytes=8000)
+LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "tp2": (2, {"tp": 2, "sequence_parallel": True}),
+    "dp2": (2, {}),
+    "cp2": (2, {"cp": 2}),
+    "pp2": (2, {"pp": 2}),
+    "pp2-vpp2": (2, {"pp": 2, "vpp": 2}),
+    "tp2-dp2": (4, {"tp": 2, "sequence_parallel": True}),
+    "tp2-pp2": (4, {"tp": 2, "pp": 2, "sequence_parallel": True}),
+    "cp2-pp2": (4, {"cp": 2, "pp": 2}),
+}
+EXPERT_LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "ep2": (2, {"ep": 2}),
+    "etp2": (2, {"tp": 2, "etp": 2, "sequence_parallel": True}),
+    "tp2-ep2": (2, {"tp": 2, "ep": 2, "sequence_parallel": True}),
+    "cp2-ep4": (4, {"cp": 2, "ep": 4}),
+    "tp2-ep2-etp2": (4, {"tp": 2, "ep": 2, "etp": 2, "sequence_parallel": True}),
+    "ep2-pp2-vpp2": (4, {"ep": 2, "pp": 2, "vpp": 2}),
+    "tp2-ep2-pp2": (4, {"tp": 2, "ep": 2, "pp": 2, "sequence_parallel": True}),
+}
 
-    first, *others = run_ranks(ranks, on_rank)
-    weights = {name: tensor.detach().numpy() for name, tensor in hf_model.named_parameters()}
+
+def assert_exported(answers: list[list[dict[str, np.ndarray]]], weights: dict[str, torch.Tensor]) -> None:
+    first, *others = answers
     found = {name: array for bucket in first for name, array in bucket.items()}
     assert sum(map(len, first)) == len(weights), "each tensor once"
     assert found.keys() == weights.keys()
-    for name, array in weights.items():
-        np.testing.assert_array_equal(found[name], array, err_msg=name)
+    for name, tensor in weights.items():
+        np.testing.assert_array_equal(found[name], tensor.numpy(), err_msg=name)
     assert len(first) > 3
     assert all(bucket == [{}] * len(first) for bucket in others), "in step, and empty"
+
+
+def test_what_was_loaded_is_exported_to_the_bit(run_ranks, load_chunks, megatron_spec, hf_model, weights_of):
+    def on_rank(rank: int) -> list[dict[str, np.ndarray]]:
+        return exported(load_chunks(hf_model, megatron_spec()), hf_model, bucket_bytes=8000)
+
+    assert_exported(run_ranks(1, on_rank), weights_of(hf_model))
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3_tied"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_dense_weights_come_out_of_any_layout(
+    run_ranks, load_chunks, megatron_spec, hf_model_of, weights_of, name, layout
+):
+    hf_model, (ranks, sizes) = hf_model_of(name), LAYOUTS[layout]
+
+    def on_rank(rank: int) -> list[dict[str, np.ndarray]]:
+        return exported(load_chunks(hf_model, megatron_spec(**sizes)), hf_model, bucket_bytes=8000)
+
+    assert_exported(run_ranks(ranks, on_rank), weights_of(hf_model))
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe_mixed", "mixtral", "deepseek_v3", "deepseek_v3_moonlight"])
+@pytest.mark.parametrize("layout", EXPERT_LAYOUTS)
+def test_weights_of_mixtures_come_out_of_any_layout(
+    run_ranks, load_chunks, megatron_spec, hf_model_of, weights_of, name, layout
+):
+    hf_model, (ranks, sizes) = hf_model_of(name), EXPERT_LAYOUTS[layout]
+
+    def on_rank(rank: int) -> list[dict[str, np.ndarray]]:
+        return exported(load_chunks(hf_model, megatron_spec(**sizes)), hf_model, bucket_bytes=30_000)
+
+    assert_exported(run_ranks(ranks, on_rank), weights_of(hf_model))
+
+
+@pytest.mark.parametrize("tail", [{"num_layers_in_last_pipeline_stage": 1}, {"pipeline_model_parallel_layout": "Ettt|tL"}])
+def test_uneven_stages_hold_their_own_layers(run_ranks, load_chunks, megatron_spec, qwen3, weights_of, tail):
+    def on_rank(rank: int) -> tuple[int, Any]:
+        chunks = load_chunks(qwen3, megatron_spec(pp=2, **tail))
+        return len(chunks[0].decoder.layers), exported(chunks, qwen3, bucket_bytes=8000)
+
+    layers, answers = zip(*run_ranks(2, on_rank), strict=True)
+    assert layers == (3, 1)
+    assert_exported(list(answers), weights_of(qwen3))
+
+
+def test_experts_in_modules_of_their_own_have_the_same_names(
+    run_ranks, load_chunks, megatron_spec, hf_model_of, weights_of
+):
+    mixtral = hf_model_of("mixtral")
+
+    def on_rank(rank: int) -> list[dict[str, np.ndarray]]:
+        chunks = load_chunks(mixtral, megatron_spec(ep=2, moe_grouped_gemm=False))
+        return exported(chunks, mixtral, bucket_bytes=30_000)
+
+    assert_exported(run_ranks(2, on_rank), weights_of(mixtral))
+
+
+def test_buckets_are_the_same_at_any_layout(run_ranks, load_chunks, megatron_spec, hf_model_of):
+    hf_model = hf_model_of("deepseek_v3")
+
+    def buckets(ranks: int, **sizes: Any) -> list[list[str]]:
+        def on_rank(rank: int) -> list[list[str]]:
+            return [list(bucket) for bucket in exported(load_chunks(hf_model, megatron_spec(**sizes)), hf_model, 30_000)]
+
+        return run_ranks(ranks, on_rank)[0]
+
+    assert buckets(1) == buckets(4, tp=2, ep=2, pp=2, sequence_parallel=True)
+
+
+def test_bf16_weights_and_the_float32_bias_of_a_router_keep_their_dtypes(
+    run_ranks, load_chunks, megatron_spec, hf_model_of, weights_of
+):
+    hf_model = hf_model_of("deepseek_v3")
+
+    def on_rank(rank: int) -> dict[str, Any]:
+        from dagrl.engines.megatron.hf_weights import export_hf_weights
+
+        chunks = load_chunks(hf_model, megatron_spec(ep=2, pp=2, bf16=True))
+        buckets = export_hf_weights(chunks, hf_model.config, 30_000)
+        return {name: (tensor.dtype, tensor.float().numpy()) for bucket in buckets for name, tensor in bucket}
+
+    found = run_ranks(4, on_rank)[0]
+    for name, tensor in weights_of(hf_model).items():
+        kept = torch.float32 if name.endswith("e_score_correction_bias") else torch.bfloat16
+        assert found[name][0] == kept, name
+        np.testing.assert_array_equal(found[name][1], tensor.to(kept).float().numpy(), err_msg=name)
+
+
+def test_a_rank_reads_only_what_it_holds(run_ranks, load_chunks, megatron_spec, hf_model_of):
+    hf_model = hf_model_of("deepseek_v3")
+
+    def on_rank(rank: int) -> set[str]:
+        from dagrl.engines.megatron.hf_weights import load_hf_weights
+
+        chunks = load_chunks(hf_model, megatron_spec(ep=2, pp=2))
+        recorder = Recorder(hf_model)
+        load_hf_weights(chunks, hf_model.config, recorder)
+        return recorder.read
+
+    answers = run_ranks(4, on_rank)
+    assert set().union(*answers) == set(Recorder(hf_model).names())
+    for stage, pair in enumerate((answers[:2], answers[2:])):
+        for rank, read in enumerate(pair):
+            layers = {int(name.split(".")[2]) for name in read if name.startswith("model.layers.")}
+            experts = {int(name.split(".")[5]) for name in read if ".mlp.experts." in name}
+            assert layers == {2 * stage, 2 * stage + 1}
+            assert experts == set(range(4 * rank, 4 * rank + 4))
+            assert ("lm_head.weight" in read, "model.embed_tokens.weight" in read) == (stage == 1, stage == 0)
 
 
 @pytest.mark.parametrize("limit", [13_000, 30_000])
@@ -49,7 +192,7 @@ def test_a_parameter_larger_than_a_bucket_has_one_to_itself(run_ranks, load_chun
         return exported(load_chunks(qwen3, megatron_spec()), qwen3, bucket_bytes=1)
 
     (buckets,) = run_ranks(1, on_rank)
-    assert len(buckets) == 2 + 8 * 2 + 1, "one for each parameter of Megatron's model"
+    assert len(buckets) == 2 + 8 * 4 + 1, "one for each parameter of Megatron's model"
     assert [len(bucket) for bucket in buckets[:3]] == [1, 1, 3], "embedding, norm; query, key and value"
 
 

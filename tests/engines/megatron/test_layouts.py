@@ -44,6 +44,11 @@ MIXTURE = {
     "ep2-tp2-pp2": (4, {"ep": 2, "tp": 2, "pp": 2, "sp": True}),
     "tp2-cp2-ep4": (4, {"tp": 2, "cp": 2, "ep": 4, "sp": True}),
 }
+ROUTER_LOSSES = {
+    "moe_router_load_balancing_type": "aux_loss",
+    "moe_aux_loss_coeff": 0.1,
+    "moe_z_loss_coeff": 0.01,
+}
 _NAMES = {
     "tp": "tensor_model_parallel_size",
     "pp": "pipeline_model_parallel_size",
@@ -76,7 +81,7 @@ Measure = Callable[..., tuple[dict[str, Any], dict[str, float], dict[int, np.nda
 def measure(run_engine: Callable[..., list[Any]], samples: "Batch", objective: Any) -> Measure:
     """``measure(ranks, layout, model, **spec)``: gradients by name, metrics, and each row's log-probs."""
 
-    def run(ranks: int, layout: dict[str, Any], model: ModelSpec, **spec: Any) -> Any:
+    def run(ranks: int, layout: dict[str, Any], model: ModelSpec, rows: "Batch" = samples, **spec: Any) -> Any:
         parallel = ParallelSpec.model_validate(parallel_of(layout))
         places = coordinates(parallel, ranks)
         replicas = parallel.data_parallel_size(ranks)
@@ -88,24 +93,24 @@ def measure(run_engine: Callable[..., list[Any]], samples: "Batch", objective: A
             from dagrl.engines.megatron.loss import sum_over_replicas
 
             place = places[dist.get_rank()]
-            mine = samples.take(np.arange(place.dp, len(samples), replicas))
+            mine = rows.take(np.arange(place.dp, len(rows), replicas))
             logprobs = engine.logprobs(mine, temperature=0.8, tokens_per_micro_batch=BUDGET)
             gradients, sums = gradients_and_sums(engine, mine, objective, tokens_per_micro_batch=BUDGET)
             metrics = {name: total / count for name, (total, count) in sum_over_replicas(sums).items()}
-            rows = {int(row): logprobs[i] for i, row in enumerate(mine.rows)}
-            return gradients, metrics, rows, place.primary
+            by_row = {int(row): logprobs[i] for i, row in enumerate(mine.rows)}
+            return gradients, metrics, by_row, place.primary
 
         spec.setdefault("optimizer", {"lr": 1e-3, "use_distributed_optimizer": False})
         answers = run_engine(ranks, on_rank, model=model, parallel=parallel.model_dump(), **spec)
         for _, metrics, _, _ in answers:
             assert metrics == answers[0][1], "metrics are the same on every rank"
         logprobs: dict[int, np.ndarray] = {}
-        for _, _, rows, primary in answers:
+        for _, _, by_row, primary in answers:
             if primary:
-                assert not logprobs.keys() & rows.keys(), "each row has one primary"
-                logprobs |= rows
-        for (_, _, rows, _), place in zip(answers, places, strict=True):
-            for row, values in rows.items():
+                assert not logprobs.keys() & by_row.keys(), "each row has one primary"
+                logprobs |= by_row
+        for (_, _, by_row, _), place in zip(answers, places, strict=True):
+            for row, values in by_row.items():
                 assert np.array_equal(values, logprobs[row]), f"rank at {place} reads other log-probs"
         gradients = {name: tensor.numpy() for name, tensor in answers[0][0].items()}
         return gradients, answers[0][1], logprobs
@@ -129,6 +134,41 @@ def test_a_dense_model_in_any_layout_equals_one_process(layout: str, measure: Me
 def test_a_mixture_in_any_layout_equals_one_process(layout: str, measure: Measure, alone: Any) -> None:
     ranks, sizes = MIXTURE[layout]
     assert_equal(measure(ranks, sizes, model_of("qwen3_moe")), alone("qwen3_moe"))
+
+
+@pytest.fixture(scope="module")
+def without_padding(samples: "Batch") -> "Batch":
+    """Rows of 8 or 16 tokens: no layout pads them, so that each has the same tokens to route."""
+    from dagrl.data.batch import Batch, Column
+
+    random = np.random.default_rng(6)
+    responses = random.integers(2, 8, len(samples))
+    prompts = random.choice([8, 16], len(samples)) - responses
+    return Batch(
+        samples.rows,
+        {
+            "prompt_tokens": Column.ragged([random.integers(0, 61, n) for n in prompts], "int64"),
+            "response_tokens": Column.ragged([random.integers(0, 61, n) for n in responses], "int64"),
+            "response_mask": Column.ragged([np.ones(n) for n in responses], "float32"),
+            "advantage": Column.ragged([random.normal(size=n) for n in responses], "float32"),
+            "reward": samples["reward"],
+        },
+    )
+
+
+@pytest.mark.parametrize("layout", ["tp2", "ep2-tp2", "pp2", "cp2", "tp2-cp2-ep4"])
+def test_the_losses_of_routers_are_the_same_in_any_layout(
+    layout: str, measure: Measure, without_padding: "Batch"
+) -> None:
+    """Replicas pack other micro-batches, and a router's loss is one of a micro-batch: so layouts have one replica."""
+    ranks, sizes = {**DENSE, **MIXTURE}[layout]
+    given = {"model": model_of("qwen3_moe"), "rows": without_padding, "transformer": ROUTER_LOSSES}
+    expected = measure(1, {}, **given)
+    assert {"moe/aux_loss", "moe/z_loss"} < expected[1].keys()
+    plain = measure(1, {}, model_of("qwen3_moe"), without_padding)
+    router = "model.layers.0.mlp.gate.weight"
+    assert distance(expected[0][router], plain[0][router]) > 0.01, "the losses have a gradient"
+    assert_equal(measure(ranks, sizes, **given), expected)
 
 
 def assert_equal(measured: Any, expected: Any) -> None:

@@ -117,41 +117,12 @@ CASES = {
         "engines.actor.lr_schedule.lr_warmup_steps",
         "the warm-up takes 10 steps, and the decay ends at lr_decay_steps = 10; shorten it, or raise lr_decay_steps",
     ),
-    "ranks do not divide": (
-        ACTOR + "    optimizer",
-        "    group: three\n    parallel: {tensor_model_parallel_size: 2} #!\n    optimizer",
-        "engines.actor.parallel.tensor_model_parallel_size",
-        "one model takes 2 ranks, which do not divide the 3 of group `three`; choose",
-    ),
-    "sequence parallel alone": (
-        ACTOR,
-        ACTOR + "    parallel: {sequence_parallel: true} #!\n",
-        "engines.actor.parallel.sequence_parallel",
-        "set tensor_model_parallel_size above 1, or this to false",
-    ),
-    "pipeline parallel": (
-        ACTOR,
-        ACTOR + "    parallel: {pipeline_model_parallel_size: 2} #!\n",
-        "engines.actor.parallel.pipeline_model_parallel_size",
-        "more than 1 is not in this version yet; leave it at 1",
-    ),
 }
 
 
 @pytest.mark.parametrize(("old", "new", "place", "fragment"), CASES.values(), ids=CASES.keys())
 def test_what_is_wrong_with_engines_is_told(project, old, new, place, fragment):
-    edits = [(old, new)]
-    if "group: three" in new:
-        edits.append(("  train: {cpus_per_node: 2}", "  train: {cpus_per_node: 2}\n  three: {cpus_per_node: 3}"))
-    project.assert_problem(project.pipeline(*edits), place, fragment)
-
-
-def test_sizes_that_fit_are_accepted(project):
-    path = project.folder / "p.yaml"
-    check_file(path, ["engines.actor.parallel={tensor_model_parallel_size: 2, sequence_parallel: true}"])
-    check_file(
-        path, ["groups.train={nodes: 4, gpus_per_node: 8}", "engines.actor.parallel.tensor_model_parallel_size=2"]
-    )
+    project.assert_problem(project.pipeline((old, new)), place, fragment)
 
 
 def test_a_layout_that_is_the_owners_may_be_repeated(project):

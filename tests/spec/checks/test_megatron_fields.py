@@ -12,7 +12,11 @@ from dagrl.spec.checks import check_file, megatron_fields
         ("transformer: {no_such_thing_at_all_here: 1}", "transformer.no_such_thing_at_all_here", "look the name up"),
         ("ddp: {overlap_grad_reduc: true}", "ddp.overlap_grad_reduc", "did you mean `overlap_grad_reduce`?"),
         ("ddp: {overlap_grad_reduce: 1}", "ddp.overlap_grad_reduce", "expected true or false, got 1; write"),
-        ("transformer: {layernorm_epsilon: small}", "transformer.layernorm_epsilon", "expected a number, got 'small'"),
+        ("transformer: {init_method_std: small}", "transformer.init_method_std", "expected a number, got 'small'"),
+        ("transformer: {recompute_granularity: ful}", "transformer.recompute_granularity", "did you mean `full`?"),
+        ("transformer: {init_method: normal}", "transformer.init_method", "takes a function, which a pipeline file"),
+        ("transformer: {q_lora_rank: 8}", "transformer.q_lora_rank", "follows from the model; take it out"),
+        ("transformer: {cache_mla_latents: true}", "transformer.cache_mla_latents", "has no field"),
         ("transformer: {recompute_num_layers: 1.5}", "transformer.recompute_num_layers", "a whole number, got 1.5"),
         (
             "transformer: {tensor_model_parallel_size: 2}",
@@ -46,19 +50,31 @@ def test_right_fields_of_base_class_and_class_pass(project):
     )
 
 
-def test_without_megatron_nothing_is_said(project, monkeypatch):
+def test_models_of_latent_attention_have_fields_of_their_own(project):
+    path = project.pipeline(("model_type: qwen3", "model_type: deepseek_v3"))
+    check_file(path, ["engines.actor.transformer.cache_mla_latents=false"])
+    problem = project.only_problem(path, "engines.actor.transformer.cache_mla_latent=false")
+    assert problem.message.startswith("Megatron's MLATransformerConfig has no field `cache_mla_latent`; did you")
+
+
+def test_without_megatron_only_clashes_are_told(project, monkeypatch):
     monkeypatch.setattr(megatron_fields, "megatron_fields", lambda section: None)
-    check_file(project.folder / "p.yaml", ["engines.actor.transformer.no_such_field=1"])
+    path = project.folder / "p.yaml"
+    check_file(path, ["engines.actor.transformer.no_such_field=1"])
+    assert (
+        "packs vary in length" in project.only_problem(path, "engines.actor.transformer.tp_comm_overlap=true").message
+    )
 
 
 def test_fields_read_as_text_are_those_that_python_sees():
     pytest.importorskip("megatron.core")
     from megatron.core.distributed import DistributedDataParallelConfig
     from megatron.core.optimizer import OptimizerConfig
-    from megatron.core.transformer import TransformerConfig
+    from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 
     for section, config in (
         ("transformer", TransformerConfig),
+        ("latent attention", MLATransformerConfig),
         ("optimizer", OptimizerConfig),
         ("ddp", DistributedDataParallelConfig),
     ):

@@ -78,11 +78,16 @@ def test_what_is_wrong_with_the_model_is_told(project, old, new, place, fragment
         assert fragment in problem.message
 
 
-def test_tensor_parallel_ranks_share_heads_groups_and_ffn(project):
-    layout = "engines.actor.parallel.tensor_model_parallel_size=4"
-    problem = project.only_problem(project.folder / "p.yaml", "groups.train.cpus_per_node=4", layout)
-    assert problem.place == f"override {layout}"
-    assert problem.message == "4 does not divide the model's num_key_value_heads, 2; choose a divisor of it"
+def test_an_architecture_that_the_engine_does_not_have(project):
+    path = project.pipeline(("model_type: qwen3", "model_type: gpt2"))
+    problem = project.only_problem(path)
+    assert problem.place == "model.init.model_type"
+    assert problem.message.startswith("the megatron engine has no model type 'gpt2'; choose from: llama, qwen2, ")
+
+
+def test_latent_attention_has_heads_of_a_size_of_their_own(project):
+    edit = "model_type: deepseek_v3, kv_lora_rank: 16, hidden_size: 66"
+    check_file(project.pipeline(("model_type: qwen3, hidden_size: 64", edit)))
 
 
 class TestFolder:

@@ -135,6 +135,34 @@ def test_several_steps_with_old_logprobs_pass(project):
     )
 
 
+def test_rows_are_padded_for_the_layout_before_they_fill_a_micro_batch(project):
+    # 16 + 8 = 24 tokens; two chunks on each of 2 context-parallel ranks, each shared by 4 sequence-parallel ones.
+    layout = "{tensor_model_parallel_size: 4, context_parallel_size: 2, sequence_parallel: true}"
+    overrides = [
+        "groups.train={gpus_per_node: 8}",
+        "model.init.num_key_value_heads=4",
+        f"engines.actor.parallel={layout}",
+        "nodes.update.tokens_per_micro_batch=32",
+    ]
+    path = project.folder / "p.yaml"
+    check_file(path, [*overrides, "nodes.ref.tokens_per_micro_batch=32"])
+    # The reference lives on the actor's ranks, and so in its layout.
+    (problem,) = project.problems(path, *overrides, "nodes.ref.tokens_per_micro_batch=31")
+    assert problem.message == (
+        "31 tokens cannot hold the longest sample, 24 (data.max_prompt_tokens + "
+        "nodes.rollout.sampling.max_new_tokens), padded to 32 (a multiple of 16) for the layout of `actor`; "
+        "set it to 32 or more"
+    )
+
+
+def test_samples_longer_than_the_models_positions_are_a_warning(project):
+    path = project.pipeline(("hidden_size: 64", "hidden_size: 64, max_position_embeddings: 23"))
+    (warning,) = check_file(path).warnings
+    assert warning.place == "nodes.rollout.sampling.max_new_tokens"
+    assert "can be 24 tokens long, more than the model's max_position_embeddings, 23; lower one" in warning.message
+    assert check_file(path, ["model.init.max_position_embeddings=24"]).warnings == ()
+
+
 def test_a_reward_of_ones_own_passes(project):
     project.write("own_reward.py", "def score(**sample): return 1.0\n")
     check_file(project.folder / "p.yaml", ["nodes.reward.fn=own_reward:score"])

@@ -11,9 +11,11 @@ import functools
 import logging
 import os
 import queue
+import types
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 _CPU = torch.device("cpu")
@@ -42,6 +44,10 @@ def install() -> None:
     adam_has_the_layout_of_transformer_engine()
     checkpoint_results_stay_in_the_process()
     packed_rope_is_one_operation()
+    expert_splits_are_host_numbers()
+    gathering_takes_uneven_parts()
+    recomputation_knows_no_fp8()
+    recomputed_outputs_are_copied()
 
 
 def disable_compilation() -> None:
@@ -178,11 +184,75 @@ def packed_rope_is_one_operation() -> None:
     def rotate(
         t: torch.Tensor, cu_seqlens: torch.Tensor, freqs: torch.Tensor, *args: Any, cp_group: Any, **kwargs: Any
     ) -> torch.Tensor:
-        if cp_group.size() > 1:
-            return one_by_one(t, cu_seqlens, freqs, *args, cp_group=cp_group, **kwargs)
-        starts = cu_seqlens[:-1].repeat_interleave(cu_seqlens.diff(), output_size=len(t))
-        positions = torch.arange(len(t)) - starts
+        positions = _positions(tuple(cu_seqlens.tolist()), cp_group.rank(), cp_group.size())
         rotated = rope_utils._apply_rotary_pos_emb_bshd(t.unsqueeze(1), freqs[positions], *args, **kwargs)
         return rotated.squeeze(1)
 
     rope_utils._apply_rotary_pos_emb_thd = rotate
+
+
+@functools.lru_cache(maxsize=64)
+def _positions(bounds: tuple[int, ...], rank: int, size: int) -> torch.Tensor:
+    """Place within its sequence of each token that a context-parallel rank holds of a pack, int64 [tokens]."""
+    from dagrl.engines.megatron.context_parallel import zigzag_index
+
+    starts, lengths = np.array(bounds[:-1]), np.diff(bounds)
+    return torch.from_numpy(zigzag_index(lengths, rank, size) - starts.repeat(lengths // size))
+
+
+def expert_splits_are_host_numbers() -> None:
+    """The all-to-all of experts takes its sizes as numbers; megatron converts only those that it finds on a GPU."""
+    from megatron.core.transformer.moe import token_dispatcher
+
+    def convert(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+        return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
+
+    token_dispatcher.maybe_move_tensor_to_cpu = convert
+
+
+def gathering_takes_uneven_parts() -> None:
+    """Expert tensor parallelism gathers as many tokens as each rank was sent; gloo takes only equal parts."""
+    gather = torch.distributed.all_gather
+
+    @functools.wraps(gather)
+    def gather_any(
+        tensor_list: list[torch.Tensor], tensor: torch.Tensor, group: Any = None, async_op: bool = False
+    ) -> Any:
+        if all(part.shape == tensor_list[0].shape for part in tensor_list):
+            return gather(tensor_list, tensor, group=group, async_op=async_op)
+        assert not async_op, "uneven parts are gathered at once"
+        for source, part in enumerate(tensor_list):
+            if source == torch.distributed.get_rank(group):
+                part.copy_(tensor)
+            torch.distributed.broadcast(part, group=group, group_src=source)
+        return None
+
+    torch.distributed.all_gather = gather_any
+
+
+def recomputation_knows_no_fp8() -> None:
+    """Recomputing parts of a layer asks Transformer Engine about fp8 whether it is used or not.
+
+    ``CheckpointWithoutOutput`` takes fp8=False for an answer other than None. Without Transformer Engine the names that
+    it then reads do not exist.
+    """
+    from megatron.core.tensor_parallel import random
+
+    random.FP8GlobalStateManager = types.SimpleNamespace(is_fp8_enabled=lambda: False)
+    random.activation_recompute_forward = random.fp8_autocast = lambda **kwargs: contextlib.nullcontext()
+
+
+def recomputed_outputs_are_copied() -> None:
+    """An output that was given up and computed again is put back by a C++ extension, compiled when first needed.
+
+    It swaps the memory below the tensors, so that autograd takes no notice. Copying into the old memory is seen as
+    little, and needs no compiler.
+    """
+    from megatron.core.tensor_parallel import random
+
+    def put_back(output: torch.Tensor, again: torch.Tensor) -> None:
+        given_up, computed = output.untyped_storage(), again.untyped_storage()
+        given_up.resize_(computed.nbytes())
+        given_up.copy_(computed)
+
+    random._get_share_storage = lambda: put_back

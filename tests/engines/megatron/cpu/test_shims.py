@@ -40,21 +40,44 @@ def test_functions_that_megatron_fuses_are_left_as_they_are():
     assert not hasattr(swiglu, "_torchdynamo_orig_callable")
 
 
-def test_packed_sequences_are_rotated_as_one_by_one():
+@pytest.mark.parametrize("rotation", [{"rotary_interleaved": False}, {"mla_rotary_interleaved": True, "mscale": 1.3}])
+@pytest.mark.parametrize(("rank", "size"), [(0, 1), (0, 2), (1, 2), (2, 4)])
+def test_packed_sequences_are_rotated_as_one_by_one(rank, size, rotation):
     from megatron.core.models.common.embeddings import rope_utils
 
-    lengths = [5, 1, 9]
+    lengths = [8, 32, 16]
     bounds = torch.tensor([0, *lengths]).cumsum(0).int()
-    freqs = torch.randn(9, 1, 1, 8, dtype=torch.float64)
-    tokens = torch.randn(sum(lengths), 2, 12, dtype=torch.float64, requires_grad=True)
-    alone = SimpleNamespace(size=lambda: 1, rank=lambda: 0)
+    freqs = torch.randn(40, 1, 1, 8, dtype=torch.float64)
+    tokens = torch.randn(sum(lengths) // size, 2, 12, dtype=torch.float64, requires_grad=True)
+    group = SimpleNamespace(size=lambda: size, rank=lambda: rank)
     rotate = rope_utils._apply_rotary_pos_emb_thd
-    outputs = [
-        function(tokens, bounds, freqs, rotary_interleaved=False, cp_group=alone)
-        for function in (rotate, rotate.__wrapped__)
-    ]
+    outputs = [function(tokens, bounds, freqs, **rotation, cp_group=group) for function in (rotate, rotate.__wrapped__)]
     torch.testing.assert_close(*outputs, rtol=1e-12, atol=1e-12)
     direction = torch.randn_like(tokens)
     torch.testing.assert_close(
         *(torch.autograd.grad(output, tokens, direction)[0] for output in outputs), rtol=1e-12, atol=1e-12
     )
+
+
+def test_parts_of_any_size_are_gathered(run_ranks):
+    sizes = [2, 0, 3]
+
+    def on_rank(rank: int) -> list[list[float]]:
+        gathered = torch.full((sum(sizes), 2), -1.0)
+        own = torch.full((sizes[rank], 2), float(rank))
+        torch.distributed.all_gather(list(gathered.split(sizes)), own)
+        return gathered.tolist()
+
+    assert run_ranks(3, on_rank) == [[[0.0] * 2] * 2 + [[2.0] * 2] * 3] * 3
+
+
+def test_an_output_that_was_given_up_is_put_back_unseen_by_autograd():
+    from megatron.core.tensor_parallel.random import _get_share_storage
+
+    weight = torch.full((3,), 2.0, requires_grad=True)
+    output = torch.tensor([1.0, 2.0, 3.0])
+    product = (output.view(3, 1) * weight.view(3, 1)).sum()
+    output.untyped_storage().resize_(0)
+    _get_share_storage()(output, torch.tensor([1.0, 2.0, 3.0]))
+    product.backward()
+    assert weight.grad is not None and weight.grad.tolist() == [1.0, 2.0, 3.0]

@@ -1,0 +1,132 @@
+"""What is measured: model shapes, start weights for them, and rows to train on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dagrl.data.batch import Batch, Column
+
+QWEN3 = {
+    "model_type": "qwen3",
+    "architectures": ["Qwen3ForCausalLM"],
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    "rms_norm_eps": 1e-6,
+    "vocab_size": 151936,
+    "initializer_range": 0.02,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "tiny": QWEN3
+    | {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 512, "head_dim": 16}
+    | {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True},
+    "1.7b": QWEN3
+    | {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28}
+    | {"num_attention_heads": 16, "num_key_value_heads": 8, "tie_word_embeddings": True},
+    "8b": QWEN3
+    | {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36}
+    | {"num_attention_heads": 32, "num_key_value_heads": 8, "tie_word_embeddings": False},
+}
+"""Hugging Face configs of Qwen3's sizes, and one that any machine can run."""
+
+_FILE_BYTES = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Rows of equal length, all of whose tokens but the first are the response."""
+
+    row_tokens: int
+    rows_per_micro_batch: int
+    micro_batches: int
+
+    @property
+    def tokens_per_micro_batch(self) -> int:
+        """Packed tokens in one forward pass."""
+        return self.row_tokens * self.rows_per_micro_batch
+
+    @property
+    def rows(self) -> int:
+        """Rows of one model replica in one step."""
+        return self.rows_per_micro_batch * self.micro_batches
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one model replica in one step."""
+        return self.row_tokens * self.rows
+
+    def token_ids(self, vocab_size: int, replica: int = 0) -> np.ndarray:
+        """Random token ids of one replica's step, int64 [rows, row_tokens]."""
+        return np.random.default_rng(17 + replica).integers(0, vocab_size, (self.rows, self.row_tokens))
+
+    def batch(self, vocab_size: int, replica: int = 0) -> Batch:
+        """The same as a batch, with the columns of the policy objective."""
+        ids = self.token_ids(vocab_size, replica)
+        responses = [row[1:] for row in ids]
+        random = np.random.default_rng(23 + replica)
+        # About what an untrained model says of any token.
+        old = [-np.log(vocab_size) + random.normal(0, 0.05, len(row)) for row in responses]
+        advantages = [np.full(len(row), random.normal()) for row in responses]
+        return Batch(
+            np.arange(self.rows) + replica * self.rows,
+            {
+                "prompt_tokens": Column.ragged([row[:1] for row in ids], "int64"),
+                "response_tokens": Column.ragged(responses, "int64"),
+                "response_mask": Column.ragged([np.ones(len(row)) for row in responses], "float32"),
+                "advantage": Column.ragged(advantages, "float32"),
+                "old_logprob": Column.ragged(old, "float32"),
+            },
+        )
+
+
+def write_model(folder: Path, config: dict[str, Any]) -> Path:
+    """A Hugging Face folder with random bfloat16 weights of a model of this config; one that is whole already stays.
+
+    All matrices are cut from one stream of a few million random numbers: drawing each afresh would take minutes.
+    """
+    from safetensors.torch import save_file
+
+    index = folder / "model.safetensors.index.json"
+    if index.is_file() and json.loads((folder / "config.json").read_text()) == config:
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    numbers = torch.randn(2**24 + 1, generator=torch.Generator().manual_seed(1))
+    stream = numbers.mul_(config["initializer_range"]).bfloat16()
+    files: dict[str, str] = {}
+    pending: dict[str, torch.Tensor] = {}
+    taken = 0
+    for name, shape in [*_shapes(config).items(), (None, ())]:
+        if name is None or sum(tensor.nbytes for tensor in pending.values()) > _FILE_BYTES:
+            file = f"model-{len(set(files.values())):05d}.safetensors"
+            save_file(pending, folder / file)
+            files |= dict.fromkeys(pending, file)
+            pending = {}
+        if name is not None:
+            pending[name], taken = _cut(stream, shape, taken)
+    index.write_text(json.dumps({"weight_map": files}))
+    return folder
+
+
+def _cut(stream: torch.Tensor, shape: tuple[int, ...], taken: int) -> tuple[torch.Tensor, int]:
+    """A tensor out of an endless repetition of `stream`, and where the next begins. Norms are 1."""
+    if len(shape) == 1:
+        return torch.ones(shape, dtype=stream.dtype), taken
+    size = torch.Size(shape).numel()
+    rolled = stream.roll(-(taken % len(stream)))
+    repeated = rolled.repeat(size // len(stream) + 1)[:size]
+    return repeated.reshape(shape).contiguous(), taken + size
+
+
+def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}

@@ -1,0 +1,188 @@
+"""Writes a sharded state in Megatron's distributed format: at once, or by a thread while training goes on.
+
+Megatron's own callers of its asynchronous writer do not suit a Ray worker: one forks the process, with CUDA, NCCL and
+Ray's threads in it, the other starts a second process that asks for a GPU even where there is none. A thread does: what
+it spends its time with, copying to files and waiting for the disk, leaves Python's lock to training. Its few words with
+the other ranks go through a group of its own, by way of the host: nothing of it can get between the collectives of
+training, nor needs the GPU awake.
+
+A folder counts once it has `FILES`, which rank 0 writes when every rank's files are on the disk.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import queue
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.core import CheckpointingConfig, CheckpointingException, save_config
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
+from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
+from torch.distributed.checkpoint import CheckpointException
+
+FILES = "files.json"
+"""Size of each file of a finished checkpoint; written last."""
+
+
+def write_now(folder: Path, content: dict[str, Any]) -> None:
+    """Write `content` to `folder`, which exists. Collective. OSError where it cannot be written."""
+    _keep_results_in_the_process()
+    try:
+        dist_checkpointing.save(content, str(folder))
+    except (CheckpointingException, CheckpointException) as error:
+        raise _cannot_write(folder) from error
+    if dist.get_rank() == 0:
+        _write_file_sizes(folder)
+    dist.barrier()
+
+
+class BackgroundWriter:
+    """Writes one state at a time while the caller goes on. One for each rank."""
+
+    def __init__(self, timeout_s: float) -> None:
+        """`timeout_s` bounds every wait for the other ranks and for the disk."""
+        self._timeout_s = timeout_s
+        self._group: dist.ProcessGroup | None = None
+        self._thread: threading.Thread | None = None
+        self._folder = Path()
+        self._failure: Exception | None = None
+
+    def start(self, folder: Path, content: dict[str, Any]) -> None:
+        """Copy `content` to host memory and begin to write it to `folder`, which exists. Collective.
+
+        Where another is being written, waits for it first. Once this returns, what `content` refers to may change.
+        """
+        self.finish(wait=True)
+        if self._group is None:
+            timeout = datetime.timedelta(seconds=self._timeout_s)
+            self._group = dist.new_group(backend="gloo", timeout=timeout)
+        _keep_results_in_the_process()
+        live = {data.untyped_storage().data_ptr() for data in _tensors_in(content)}
+        strategy = _Strategy()
+        request = dist_checkpointing.save(
+            content, str(folder), sharded_strategy=strategy, async_sharded_save=True, async_strategy="mcore"
+        )
+        assert isinstance(request, AsyncRequest) and strategy.writer is not None
+        arguments = _on_the_host(request, live)
+        self._folder, self._failure = folder, None
+        work = (request, arguments, strategy.writer, strategy.metadata)
+        # A daemon, so that a run that fails meanwhile need not wait for it.
+        self._thread = threading.Thread(target=self._run, args=work, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def finish(self, *, wait: bool) -> bool:
+        """Whether nothing is being written any more; with `wait`, True. Not collective.
+
+        Raises OSError, once, where the last state could not be written, and where it takes longer than the timeout.
+        """
+        if self._thread is None:
+            return True
+        self._thread.join(self._timeout_s if wait else 0)
+        if self._thread.is_alive():
+            if wait:
+                raise TimeoutError(f"the checkpoint {self._folder} is not written after {self._timeout_s:g} s")
+            return False
+        self._thread = None
+        if self._failure is not None:
+            raise _cannot_write(self._folder) from self._failure
+        return True
+
+    def _run(self, request: AsyncRequest, arguments: list[Any], writer: Any, metadata: Any) -> None:
+        try:
+            self._write(request, arguments, writer, metadata)
+        except Exception as failure:  # noqa: BLE001 - handed to the rank's main thread, which raises it
+            self._failure = failure
+
+    def _write(self, request: AsyncRequest, arguments: list[Any], writer: Any, metadata: Any) -> None:
+        """Megatron's three parts: every rank writes its files, rank 0 hears of all, then describes the whole."""
+        if request.async_fn is not None:
+            request.async_fn(*arguments)
+        results = writer.retrieve_write_results()
+        all_results = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+        dist.gather_object(results, all_results, dst=0, group=self._group)
+        verdict: list[str | None] = [None]
+        if all_results is not None:
+            # A rank that failed sends its exception instead of a list.
+            failed = [rank for rank, result in enumerate(all_results) if not isinstance(result, list)]
+            verdict = [f"ranks {failed} could not write: {all_results[failed[0]]}" if failed else None]
+            if not failed:
+                try:
+                    writer.finish(metadata, all_results)
+                    save_config(CheckpointingConfig(_Strategy.BACKEND), str(self._folder))
+                    _write_file_sizes(self._folder)
+                except OSError as error:
+                    verdict = [f"rank 0 could not write: {error}"]
+        dist.broadcast_object_list(verdict, src=0, group=self._group)
+        if verdict[0] is not None:
+            raise OSError(verdict[0])
+
+
+class _Strategy(TorchDistSaveShardedStrategy):
+    """Megatron's, which hands out its writer: its own last part would use the group that training uses."""
+
+    BACKEND = "torch_dist"
+
+    def __init__(self) -> None:
+        super().__init__(self.BACKEND)
+        self.writer: Any = None
+        self.metadata: Any = None
+
+    def _get_save_and_finalize_callbacks(self, writer: Any, save_state_dict_ret: Any, async_strategy: str) -> Any:
+        self.writer, self.metadata = writer, save_state_dict_ret[1]
+        return super()._get_save_and_finalize_callbacks(writer, save_state_dict_ret, async_strategy)
+
+
+def _tensors_in(content: dict[str, Any]) -> list[torch.Tensor]:
+    values = (getattr(value, "data", None) for value in nested_values(content))
+    return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def _on_the_host(request: AsyncRequest, live: set[int]) -> list[Any]:
+    """The arguments of the request's writing function, with copies of all tensors in host memory.
+
+    Megatron copies what lies on a GPU (to pinned memory, all at once) and views on the host, but a whole tensor on the
+    host it hands on as it is: those `live` ones (by address of their storage) would change while they are written.
+    """
+    arguments = list(request.async_fn_args)
+    if request.preload_fn is None:
+        return arguments
+    copied = []
+    for path, name, (objects, tensors) in request.preload_fn():
+        own = [(item, t.clone() if t.untyped_storage().data_ptr() in live else t) for item, t in tensors]
+        copied.append((path, name, (objects, own)))
+    arguments[1] = copied
+    return arguments
+
+
+def _keep_results_in_the_process() -> None:
+    """Let megatron's writer report through a plain queue, on a GPU too.
+
+    Its default is a queue of a further process, which costs seconds to start and runs ``__main__`` again: in a worker
+    that is Ray's own. The writer runs in this process, whichever way it is called from here.
+    """
+    filesystem_async._results_queue = queue.Queue()
+
+
+def _write_file_sizes(folder: Path) -> None:
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != FILES)
+    sizes = {str(path.relative_to(folder)): path.stat().st_size for path in files}
+    aside = folder / f".{FILES}"
+    aside.write_text(json.dumps(sizes, indent=1))
+    aside.rename(folder / FILES)
+
+
+def _cannot_write(folder: Path) -> OSError:
+    # Megatron's text is a traceback without the system's own words; space is what is lacking, nearly always.
+    free = shutil.disk_usage(folder).free / 2**20
+    return OSError(
+        f"cannot write the checkpoint to {folder}, where {free:.0f} MiB are free; make room, or lower run.keep"
+    )

@@ -1,0 +1,130 @@
+"""Hugging Face weights into a Megatron model, and out of it again, by megatron-bridge: the functions of `hf_weights`.
+
+The model is dagrl's own in any case; megatron-bridge only converts, by its own tables and its own communication. Every
+rank holds each full tensor for a moment when exporting, where `hf_weights` collects them on rank 0 alone.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
+from typing import TYPE_CHECKING, Any
+
+import torch
+from megatron.core import parallel_state
+
+from dagrl.engines.base import Bucket
+from dagrl.engines.megatron.bridge_library import import_bridge
+from dagrl.engines.megatron.config import padded_vocab_size
+from dagrl.engines.megatron.model import unwrap
+from dagrl.engines.model_source import WeightSource, published_shapes
+from dagrl.spec.schema import MegatronEngineSpec
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+_EMBEDDING, _OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
+_DERIVED = ("rotary_emb.inv_freq",)
+"""Ends of names that old weight files hold although the config says it all."""
+
+
+def check_bridge(hf_config: PretrainedConfig, spec: MegatronEngineSpec) -> None:
+    """ValueError where megatron-bridge is not installed, or cannot convert this model."""
+    if spec.head != "lm":
+        raise ValueError(f"bridge: megatron-bridge has no {spec.head} head; set bridge: native")
+    if not import_bridge().knows(hf_config):
+        raise ValueError(
+            f"bridge: megatron-bridge does not know model type {hf_config.model_type!r}; set bridge: native"
+        )
+
+
+@torch.no_grad()
+def load_hf_weights(chunks: Sequence[torch.nn.Module], hf_config: PretrainedConfig, source: WeightSource) -> None:
+    """Set every parameter of the model from `source`, in the parameters' own dtype. Collective.
+
+    Raises ValueError, on all ranks, where a tensor is missing, has another shape than the config says, or is not part
+    of the model.
+    """
+    models = _models(chunks, hf_config)
+    rows = padded_vocab_size(hf_config.vocab_size, parallel_state.get_tensor_model_parallel_world_size())
+    bridge = import_bridge().auto_bridge(hf_config, source, dict.fromkeys((_EMBEDDING, _OUTPUT), rows))
+    _check_weights(bridge.get_conversion_tasks(models), hf_config, source)
+    # It draws a progress bar.
+    if True:
+        bridge.load_hf_weights(models)
+
+
+@torch.no_grad()
+def export_hf_weights(
+    chunks: Sequence[torch.nn.Module], hf_config: PretrainedConfig, bucket_bytes: int
+) -> Iterator[Bucket]:
+    """The model's weights by Hugging Face names, in their dtype, in buckets of about `bucket_bytes`; collective.
+
+    Rank 0 yields tensors of its own memory, on its device; the others yield as many empty buckets. An output layer
+    tied to the embedding is not exported. The weights must not change before the iterator is used up.
+    """
+    rank = torch.distributed.get_rank()
+    bucket: Bucket = []
+    filled = 0
+    for name, tensor in _exported(_models(chunks, hf_config), hf_config):
+        if filled and filled + tensor.nbytes > bucket_bytes:
+            yield bucket
+            bucket, filled = [], 0
+        filled += tensor.nbytes
+        if rank == 0:
+            # Contiguous copies: what leaves must not change with the next update, nor drag its buffer along.
+            bucket.append((name, tensor.clone(memory_format=torch.contiguous_format)))
+    if filled:
+        yield bucket
+
+
+def _exported(models: list[torch.nn.Module], hf_config: PretrainedConfig) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor, the same on each rank; collective. They may share the model's memory."""
+    bridge = import_bridge().auto_bridge(hf_config)
+    for name, tensor in bridge.export_hf_weights(models, cpu=False, show_progress=False):
+        if name == _OUTPUT and hf_config.tie_word_embeddings:
+            continue
+        yield name, tensor[: hf_config.vocab_size] if name in (_EMBEDDING, _OUTPUT) else tensor
+
+
+def _models(chunks: Sequence[torch.nn.Module], hf_config: PretrainedConfig) -> list[torch.nn.Module]:
+    """The models within the wrappers, told what megatron-bridge asks of its own configs."""
+    models = [unwrap(chunk) for chunk in chunks]
+    for model in models:
+        model.config.share_embeddings_and_output_weights = hf_config.tie_word_embeddings  # type: ignore[union-attr]
+    return models
+
+
+def _check_weights(tasks: Sequence[Any], hf_config: PretrainedConfig, source: WeightSource) -> None:
+    """Refuse what megatron-bridge would leave out, or fail at on one rank while the others wait for it."""
+    kind = hf_config.model_type
+    if any(task is None for task in tasks):
+        raise ValueError(f"bridge: megatron-bridge has no name for some weights of this {kind}; set bridge: native")
+    wanted, stored = _names_on_all_ranks(tasks), set(source.names())
+    missing = sorted(wanted - stored)
+    if missing:
+        raise ValueError(
+            f"the weights have no tensor {missing[0]!r}: is the model's config.json that of these weights?"
+        )
+    unknown = sorted(name for name in stored - wanted if not name.endswith(_DERIVED))
+    if unknown:
+        raise ValueError(
+            f"the weights hold {len(unknown)} tensors that a {kind} of this config does not have, "
+            f"{unknown[0]!r} among them"
+        )
+    shapes = published_shapes(hf_config)
+    for name in sorted(wanted):
+        if source.shape(name) != shapes[name]:
+            raise ValueError(f"tensor {name!r} is {list(source.shape(name))}, but its config says {list(shapes[name])}")
+
+
+def _names_on_all_ranks(tasks: Sequence[Any]) -> set[str]:
+    """Hugging Face names of the whole model's weights; collective. A rank's own tasks lack other ranks' experts."""
+    own: set[str] = set()
+    for task in tasks:
+        names = task.mapping.hf_param
+        own.update([names] if isinstance(names, str) else names.values())
+    all_names: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(all_names, own)
+    return set().union(*all_names)

@@ -1,0 +1,174 @@
+"""The table of DeepSeek-V3 (https://arxiv.org/abs/2412.19437) and of Moonlight, which is built alike.
+
+Latent attention, shared experts beside routed ones, and a router by sigmoid with a bias that only chooses.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dagrl.engines.megatron.families.dense import GATED_MLP
+from dagrl.engines.megatron.families.mixture import GATED_EXPERTS, MIXTURE_DEFAULTS, layer_pattern
+from dagrl.engines.megatron.families.table import Family, MappedTensor, Maps
+from dagrl.engines.megatron.tensor_maps import GateUp, Parallel, Replicated
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+def _attention(config: PretrainedConfig) -> Maps:
+    down, up = "self_attn.kv_a_proj_with_mqa.weight", "self_attn.kv_b_proj.weight"
+    return (
+        MappedTensor("input_layernorm.weight", ("input_layernorm.weight",), Replicated()),
+        *(_QUERY_DIRECT if config.q_lora_rank is None else _QUERY_LATENT),
+        MappedTensor("self_attention.linear_kv_down_proj.weight", (down,), Replicated()),
+        MappedTensor(
+            "self_attention.linear_kv_up_proj.layer_norm_weight", ("self_attn.kv_a_layernorm.weight",), Replicated()
+        ),
+        MappedTensor("self_attention.linear_kv_up_proj.weight", (up,), Parallel(dim=0)),
+        MappedTensor("self_attention.linear_proj.weight", ("self_attn.o_proj.weight",), Parallel(dim=1)),
+    )
+
+
+_QUERY_DIRECT: Maps = (
+    MappedTensor("self_attention.linear_q_proj.weight", ("self_attn.q_proj.weight",), Parallel(dim=0)),
+)
+_QUERY_LATENT: Maps = (
+    MappedTensor("self_attention.linear_q_down_proj.weight", ("self_attn.q_a_proj.weight",), Replicated()),
+    MappedTensor(
+        "self_attention.linear_q_up_proj.layer_norm_weight", ("self_attn.q_a_layernorm.weight",), Replicated()
+    ),
+    MappedTensor("self_attention.linear_q_up_proj.weight", ("self_attn.q_b_proj.weight",), Parallel(dim=0)),
+)
+
+_SHARED = "mlp.shared_experts"
+_EXPERTS: Maps = (
+    *GATED_EXPERTS,
+    MappedTensor("mlp.router.expert_bias", ("mlp.gate.e_score_correction_bias",), Replicated(), buffer=True),
+    MappedTensor(
+        f"{_SHARED}.linear_fc1.weight", (f"{_SHARED}.gate_proj.weight", f"{_SHARED}.up_proj.weight"), GateUp()
+    ),
+    MappedTensor(f"{_SHARED}.linear_fc2.weight", (f"{_SHARED}.down_proj.weight",), Parallel(dim=1)),
+)
+
+
+def _fields(config: PretrainedConfig) -> dict[str, Any]:
+    pattern = [layer >= config.first_k_dense_replace for layer in range(config.num_hidden_layers)]
+    return {
+        "multi_latent_attention": True,
+        # The norms of the latents, which belong to any model with latents.
+        "qk_layernorm": True,
+        "num_query_groups": config.num_attention_heads,
+        "kv_channels": config.v_head_dim,
+        "q_lora_rank": config.q_lora_rank,
+        "kv_lora_rank": config.kv_lora_rank,
+        "qk_head_dim": config.qk_nope_head_dim,
+        "qk_pos_emb_head_dim": config.qk_rope_head_dim,
+        "v_head_dim": config.v_head_dim,
+        # It would give the parameters other names.
+        "mla_down_proj_fusion": False,
+        "num_moe_experts": config.n_routed_experts,
+        "moe_ffn_hidden_size": config.moe_intermediate_size,
+        "moe_layer_freq": layer_pattern(pattern),
+        "moe_shared_expert_intermediate_size": config.n_shared_experts * config.moe_intermediate_size,
+        "moe_router_topk": config.num_experts_per_tok,
+        "moe_router_score_function": "sigmoid",
+        "moe_router_enable_expert_bias": True,
+        "moe_router_topk_scaling_factor": config.routed_scaling_factor,
+        **_group_limit(config),
+        **_rope(config),
+    }
+
+
+def _group_limit(config: PretrainedConfig) -> dict[str, int]:
+    """Experts come from the best `topk_group` of `n_group` groups; no limit where those are all."""
+    groups, chosen = config.n_group or 1, config.topk_group or 1
+    return {} if chosen >= groups else {"moe_router_num_groups": groups, "moe_router_group_topk": chosen}
+
+
+def _rope(config: PretrainedConfig) -> dict[str, Any]:
+    """The rotation is part of latent attention's config, not an argument of the model."""
+    rope = config.rope_parameters
+    if rope.get("rope_type", "default") == "default":
+        return {"rope_type": "rope", "rotary_base": rope["rope_theta"]}
+    # Hugging Face ignores `mscale` where `mscale_all_dim` is missing or 0; Megatron divides by a scale of 1 then.
+    each, both = rope.get("mscale"), rope.get("mscale_all_dim")
+    return {
+        "rope_type": "yarn",
+        "rotary_base": rope["rope_theta"],
+        "rotary_scaling_factor": rope["factor"],
+        "original_max_position_embeddings": rope["original_max_position_embeddings"],
+        "beta_fast": rope.get("beta_fast") or 32.0,
+        "beta_slow": rope.get("beta_slow") or 1.0,
+        "mscale": each if each and both else 1.0,
+        "mscale_all_dim": both or 0.0,
+    }
+
+
+def _check(config: PretrainedConfig) -> None:
+    _check_rope(config.rope_parameters)
+    chosen, limit = config.num_experts_per_tok, _group_limit(config)
+    if limit and chosen // limit["moe_router_group_topk"] != 2:
+        raise ValueError(
+            f"megatron ranks groups of experts by the sum of their best {chosen // limit['moe_router_group_topk']} "
+            f"experts (num_experts_per_tok / topk_group), and this model by their best 2; it cannot be trained exactly"
+        )
+    if config.norm_topk_prob != (chosen > 1):
+        raise ValueError(
+            "megatron normalises the weights of chosen experts if there are several, and leaves that of a single one; "
+            f"this model has norm_topk_prob: {config.norm_topk_prob} with num_experts_per_tok: {chosen}"
+        )
+    if config.first_k_dense_replace >= config.num_hidden_layers:
+        raise ValueError(
+            f"this deepseek_v3 has no layer with experts; lower first_k_dense_replace, {config.first_k_dense_replace}"
+        )
+
+
+def _check_rope(rope: dict[str, Any]) -> None:
+    kind = rope.get("rope_type", "default")
+    if kind not in ("default", "yarn"):
+        raise ValueError(
+            f"the megatron engine has no rope scaling of type {kind!r} for latent attention; "
+            "it knows 'default' and 'yarn'"
+        )
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ValueError("latent attention rotates all of qk_rope_head_dim; rope_parameters.partial_rotary_factor: 1")
+    if kind == "default":
+        return
+    if rope.get("attention_factor") is not None or rope.get("truncate", True) is not True:
+        raise ValueError("megatron's yarn has neither attention_factor nor truncate: false; take them out")
+    if rope.get("mscale_all_dim") and not rope.get("mscale"):
+        raise ValueError("rope_parameters.mscale_all_dim needs mscale beside it: megatron's yarn has no other reading")
+
+
+_REQUIRED = {
+    "hidden_act": ("silu",),
+    "attention_bias": (False,),
+    "rope_interleave": (True,),
+    # These three are in config.json only.
+    "scoring_func": ("sigmoid",),
+    "topk_method": ("noaux_tc",),
+    "moe_layer_freq": (1,),
+}
+
+LATENT: dict[str, Family] = {
+    "deepseek_v3": Family(
+        fields=_fields,
+        layer=lambda config, layer: (
+            *_attention(config),
+            *(_EXPERTS if layer >= config.first_k_dense_replace else GATED_MLP),
+        ),
+        requires=_REQUIRED,
+        check=_check,
+        rope=lambda config: {},
+        experts=lambda config: config.n_routed_experts,
+        defaults={
+            **MIXTURE_DEFAULTS,
+            # A bias that moves on its own would change the policy without a reward.
+            "moe_router_bias_update_rate": 0.0,
+            # Megatron's fused kernels know yarn only.
+            "apply_rope_fusion": False,
+        },
+        latent=True,
+    ),
+}

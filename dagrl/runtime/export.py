@@ -1,0 +1,123 @@
+"""Weights out of a run, and between formats: whole folders, written aside and renamed into place.
+
+One process, on the CPU, one tensor at a time: neither the run's layout nor its GPUs are needed.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dagrl.runtime.checkpoint import Checkpoints
+from dagrl.spec.load import load_pipeline
+from dagrl.spec.schema import ModelSpec, Pipeline, UpdateNode
+
+
+class WrongCallError(ValueError):
+    """The arguments of a command do not name what it needs."""
+
+
+def export_run(run: Path, output: Path, *, step: int | None, engine: str | None) -> str:
+    """Write the policy of a run, at its newest checkpoint or at `step`, as a Hugging Face folder; says what was done.
+
+    WrongCallError where an argument names nothing, ValueError or OSError where the export fails.
+    """
+    file = run / "pipeline.yaml"
+    if not file.is_file():
+        raise WrongCallError(f"{run} is no run folder: it has no pipeline.yaml; name the --run-dir of `dagrl run`")
+    pipeline = load_pipeline(file).pipeline
+    name = _engine(pipeline, engine)
+    checkpoint = _checkpoint(run, step)
+    folder = checkpoint / name
+    if not folder.is_dir():
+        raise WrongCallError(f"{checkpoint} holds no engine {name!r}; was the pipeline another one then?")
+    with _new_folder(output) as aside:
+        _megatron_to_hf(folder, pipeline.model, aside)
+    return f"{output}: {name} after step {int(checkpoint.name.removeprefix('step_'))} of {run}"
+
+
+def convert_to_hf(source: Path, model: Path, output: Path) -> str:
+    """Write a Megatron folder as a Hugging Face folder, with config and tokenizer of the Hugging Face folder `model`.
+
+    Raises as `export_run`.
+    """
+    _check_is_folder(source)
+    _check_is_hf(model)
+    with _new_folder(output) as aside:
+        _megatron_to_hf(source, ModelSpec(path=model), aside)
+    return f"{output}: {source} for Hugging Face"
+
+
+def convert_to_megatron(source: Path, output: Path) -> str:
+    """Write a Hugging Face folder in Megatron's distributed format, as Megatron-LM loads it. Raises as `export_run`."""
+    _check_is_hf(source)
+    with _new_folder(output) as aside:
+        from dagrl.engines.megatron.config import padded_vocab_size
+        from dagrl.engines.megatron.convert import write_megatron
+        from dagrl.engines.model_source import load_hf_config, weight_source
+
+        model = ModelSpec(path=source)
+        config = load_hf_config(model)
+        write_megatron(weight_source(model, seed=0), config, padded_vocab_size(config.vocab_size, 1), aside)
+    return f"{output}: {source} for Megatron"
+
+
+def _megatron_to_hf(source: Path, model: ModelSpec, folder: Path) -> None:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    from dagrl.engines.hf_folder import copy_tokenizer, write_hf_folder
+    from dagrl.engines.megatron.convert import StoredModel
+    from dagrl.engines.model_source import load_hf_config
+
+    config = load_hf_config(model)
+    stored = StoredModel(source, config)
+    write_hf_folder(folder, config, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type], stored.tensors())
+    copy_tokenizer(model, folder)
+
+
+def _engine(pipeline: Pipeline, wanted: str | None) -> str:
+    trained = sorted({node.engine for node in pipeline.nodes.values() if isinstance(node, UpdateNode)})
+    if wanted is None and len(trained) > 1:
+        raise WrongCallError(f"the run trains {', '.join(trained)}; say which one with --engine")
+    name = wanted or trained[0]
+    if name not in trained:
+        raise WrongCallError(f"the run trains no engine {name!r}; it trains {', '.join(trained)}")
+    return name
+
+
+def _checkpoint(run: Path, step: int | None) -> Path:
+    checkpoints = Checkpoints(run, keep=1)
+    steps = checkpoints.steps()
+    if not steps:
+        raise WrongCallError(f"{run} holds no checkpoint yet; set run.save_every, or wait for the run's end")
+    if step is not None and step not in steps:
+        raise WrongCallError(f"{run} holds no checkpoint of step {step}; it holds {', '.join(map(str, steps))}")
+    return checkpoints.of_step(steps[-1] if step is None else step)
+
+
+def _check_is_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise WrongCallError(f"there is no folder {folder}")
+
+
+def _check_is_hf(folder: Path) -> None:
+    _check_is_folder(folder)
+    if not (folder / "config.json").is_file():
+        raise WrongCallError(f"{folder} is no Hugging Face folder: it has no config.json")
+
+
+@contextmanager
+def _new_folder(output: Path) -> Iterator[Path]:
+    """A folder to write to, which becomes `output` at the end; nothing is left of it after a failure."""
+    if output.exists() and not (output.is_dir() and next(output.iterdir(), None) is None):
+        raise WrongCallError(f"{output} exists and is not empty; name a new folder")
+    aside = output.parent / f".{output.name}.partial"
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        aside.mkdir(parents=True)
+        yield aside
+        aside.rename(output)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)

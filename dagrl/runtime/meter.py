@@ -1,0 +1,84 @@
+"""What a run takes of one rank: tokens, operations, memory. `efficiency` makes metrics of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from dagrl.data.batch import Batch
+from dagrl.engines.device_peaks import peak_flops_per_s
+from dagrl.engines.flops import ModelFlops, model_flops
+from dagrl.nodes.base import Output, Part
+from dagrl.runtime.messages import Effort, TaskWork
+from dagrl.spec.schema import LogprobNode, MegatronEngineSpec, Pipeline, UpdateNode
+
+
+class Meter:
+    """Counts for one rank of an engine, a run after the other."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._on_gpu = torch.cuda.is_available()
+        self._peak = peak_flops_per_s(torch.cuda.get_device_name()) if self._on_gpu else None
+        self._costs: dict[str, ModelFlops | None] = {}
+        self._tokens = 0
+        self._flops: int | None = None
+
+    def begin(self, work: TaskWork, parts: Sequence[Part]) -> None:
+        """A run begins, on these rows. Ranks that do not hand in work on rows that another one speaks of."""
+        self._tokens, self._flops = 0, None
+        node = self._pipeline.nodes[work.node] if work.node else None
+        if isinstance(node, LogprobNode | UpdateNode):
+            batches = [part.batch for part in parts] if work.hands_in else []
+            passes = node.epochs if isinstance(node, UpdateNode) else 1
+            self._tokens = passes * sum(int(_row_lengths(batch).sum()) for batch in batches)
+            self._flops = self._operations(node, batches)
+        if self._on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+
+    def settle(self) -> None:
+        """Wait for what is still queued on the device: it is part of the time that a run takes."""
+        if self._on_gpu:
+            torch.cuda.synchronize()
+
+    def effort(self, output: Output, hands_in: bool) -> Effort:
+        """What the run has taken, as far as it has not been told with an earlier output."""
+        tokens, flops = self._tokens, self._flops
+        self._tokens, self._flops = 0, None if flops is None else 0
+        if hands_in and "response_tokens" in output.columns:
+            tokens += len(output.columns["response_tokens"].values)
+        memory = torch.cuda.max_memory_allocated() if self._on_gpu else None
+        return Effort(tokens, flops, self._peak, memory)
+
+    def _operations(self, node: LogprobNode | UpdateNode, batches: Sequence[Batch]) -> int | None:
+        """Operations of the node's passes over the batches; None where nobody has counted those of the model."""
+        spec = self._pipeline.engines[node.engine]
+        assert isinstance(spec, MegatronEngineSpec)
+        if spec.head not in self._costs:
+            self._costs[spec.head] = self._count(spec.head)
+        cost = self._costs[spec.head]
+        if cost is None:
+            return None
+        total = 0
+        for batch in batches:
+            predictions = len(batch) if spec.head == "reward" else len(batch["response_tokens"].values)
+            if isinstance(node, UpdateNode):
+                total += node.epochs * cost.train(_row_lengths(batch), predictions)
+            else:
+                total += cost.forward(_row_lengths(batch), predictions)
+        return total
+
+    def _count(self, head: str) -> ModelFlops | None:
+        from dagrl.engines.model_source import load_hf_config
+
+        config = load_hf_config(self._pipeline.model)
+        try:
+            return model_flops(config, outputs=None if head == "lm" else 1)
+        except ValueError:
+            return None
+
+
+def _row_lengths(batch: Batch) -> np.ndarray:
+    return batch["prompt_tokens"].lengths + batch["response_tokens"].lengths

@@ -1,0 +1,93 @@
+"""Options of a Megatron engine beside its layout and Megatron's fields: its head, its bridge, where it starts from."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+from dagrl.spec.errors import Place
+from dagrl.spec.positions import Findings
+from dagrl.spec.schema import HfEngineSpec, LogprobNode, MegatronEngineSpec, Pipeline, UpdateNode
+
+_WRITTEN_LAST = "metadata.json"
+"""In a folder in Megatron's distributed format: says that the folder is whole, and in which format."""
+_TRACKER = "latest_checkpointed_iteration.txt"
+"""In the folder above checkpoints of Megatron's own training loop: names the newest one, which the engine takes."""
+_BRIDGE_PACKAGES = ("omegaconf", "einops")
+"""What megatron-bridge needs beside what dagrl has."""
+_BRIDGE_INSTALL = "uv pip install --no-deps -r requirements/bridge.txt"
+
+
+def check_engine_options(pipeline: Pipeline, findings: Findings) -> None:
+    """Report options that cannot be had here, and nodes whose engine has another head than they need."""
+    for name, engine in pipeline.engines.items():
+        place: Place = ("engines", name)
+        if isinstance(engine, HfEngineSpec):
+            _check_head_of(pipeline, engine.follows, (*place, "follows"), "a generator needs", findings)
+            continue
+        if engine.bridge == "megatron-bridge" and not _has_bridge():
+            message = f"megatron-bridge is not installed; install it with `{_BRIDGE_INSTALL}`, or say `bridge: native`"
+            findings.error((*place, "bridge"), message)
+        if engine.fused_linear_cross_entropy and engine.head != "lm":
+            message = f"a {engine.head} head has no logits to compute in chunks; take it out"
+            findings.error((*place, "fused_linear_cross_entropy"), message, depends_on=[(*place, "head")])
+        if engine.dist_checkpointing_path is not None:
+            _check_start(engine.dist_checkpointing_path, (*place, "dist_checkpointing_path"), findings)
+    for name, node in pipeline.nodes.items():
+        if isinstance(node, LogprobNode | UpdateNode):
+            _check_head_of(pipeline, node.engine, ("nodes", name, "engine"), f"op {node.op} needs", findings)
+
+
+def _check_head_of(pipeline: Pipeline, name: str | None, place: Place, who: str, findings: Findings) -> None:
+    """Report an engine that has no language model's output, where one is needed."""
+    engine = pipeline.engines.get(name or "")
+    if isinstance(engine, MegatronEngineSpec) and engine.shares is not None:
+        engine = pipeline.engines.get(engine.shares)
+    if isinstance(engine, MegatronEngineSpec) and engine.head != "lm":
+        message = f"`{name}` has a {engine.head} head, and {who} the language model's; name an engine with `head: lm`"
+        findings.error(place, message, depends_on=[("engines", str(name), "head")])
+
+
+def _has_bridge() -> bool:
+    # Not find_spec("megatron.bridge"), which would import the package around it.
+    package = importlib.util.find_spec("megatron")
+    locations = package.submodule_search_locations if package else None
+    found = any((Path(location) / "bridge" / "__init__.py").is_file() for location in locations or ())
+    return found and all(importlib.util.find_spec(name) for name in _BRIDGE_PACKAGES)
+
+
+def _check_start(folder: Path, place: Place, findings: Findings) -> None:
+    """Report a folder that holds no checkpoint in Megatron's distributed format."""
+    try:
+        folder = _newest(folder)
+        if not folder.is_dir():
+            what = "is a file, not a folder" if folder.exists() else "does not exist"
+            findings.error(place, f"{folder} {what}; give a folder in Megatron's distributed format")
+        elif not (folder / _WRITTEN_LAST).is_file():
+            message = f"{folder} has no {_WRITTEN_LAST}, so it is no checkpoint in Megatron's distributed format, or a "
+            findings.error(place, f"{message}torn one; give a whole one, or make it with `dagrl convert`")
+        elif (kind := _format(folder / _WRITTEN_LAST)) != "torch_dist":
+            message = f"{folder} is in the format {kind}; save it as torch_dist (Megatron's `--ckpt-format`)"
+            findings.error(place, message)
+        elif not (folder / ".metadata").is_file():
+            findings.error(place, f"{folder} has no .metadata, which says where each tensor lies; copy it again")
+    except OSError as error:
+        message = f"{folder} cannot be read ({error.strerror}); check the path and its permissions"
+        findings.error(place, message)
+
+
+def _newest(folder: Path) -> Path:
+    """The checkpoint that a folder stands for: itself, or the newest of those in it."""
+    if not (folder / _TRACKER).is_file():
+        return folder
+    name = (folder / _TRACKER).read_text(encoding="utf-8", errors="replace").strip()
+    return folder / (f"iter_{int(name):07d}" if name.isdecimal() else name)
+
+
+def _format(path: Path) -> str:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return "of no readable metadata.json"
+    return str(content.get("sharded_backend")) if isinstance(content, dict) else "of no readable metadata.json"

@@ -1,0 +1,82 @@
+"""Fields of Megatron's configs that go together, or not: what Megatron would refuse once the ranks have started.
+
+Single fields are `megatron_fields.py`'s.
+"""
+
+from __future__ import annotations
+
+from dagrl.spec.checks.model_sizes import ModelSizes
+from dagrl.spec.errors import Place
+from dagrl.spec.positions import Findings
+from dagrl.spec.schema import MegatronEngineSpec, Pipeline
+
+
+def check_megatron_rules(pipeline: Pipeline, sizes: ModelSizes, findings: Findings) -> None:
+    """Report combinations of fields that Megatron refuses; warn of those that nobody has tried with packed rows."""
+    for name, engine in pipeline.engines.items():
+        if isinstance(engine, MegatronEngineSpec):
+            place: Place = ("engines", name)
+            _check_recompute(engine, (*place, "transformer"), findings)
+            _check_optimizer(engine, (*place, "optimizer"), findings)
+            _check_buckets(engine, (*place, "ddp"), findings)
+            _warn_of_low_precision(engine, (*place, "transformer"), findings)
+            if sizes.mixture is False:
+                _warn_of_no_experts(engine, (*place, "transformer"), findings)
+
+
+def _check_recompute(engine: MegatronEngineSpec, place: Place, findings: Findings) -> None:
+    given = engine.transformer
+    granularity: Place = (*place, "recompute_granularity")
+    match given.get("recompute_granularity"):
+        case "full":
+            for field, example in (("recompute_method", "uniform"), ("recompute_num_layers", "1")):
+                if given.get(field) is None:
+                    message = f"full recomputation needs to know {field} too; add `{field}: {example}`"
+                    findings.error(granularity, message, depends_on=[(*place, field)])
+            if given.get("moe_layer_recompute"):
+                message = "full recomputation recomputes experts already; take one of the two out"
+                findings.error((*place, "moe_layer_recompute"), message, depends_on=[granularity])
+        case "selective" if given.get("recompute_num_layers") is not None:
+            message = "selective recomputation names modules, not layers; take it out, and say `recompute_modules`"
+            findings.error((*place, "recompute_num_layers"), message, depends_on=[granularity])
+    if given.get("distribute_saved_activations") and engine.parallel.sequence_parallel:
+        message = "sequence parallelism shares activations out already, and Megatron refuses both; take it out"
+        findings.error((*place, "distribute_saved_activations"), message)
+
+
+def _check_optimizer(engine: MegatronEngineSpec, place: Place, findings: Findings) -> None:
+    given = engine.optimizer
+    if given.get("use_precision_aware_optimizer"):
+        for field, needed in (("use_distributed_optimizer", True), ("optimizer", "adam")):
+            if given.get(field, needed) != needed:
+                message = f"needs {field} to be {str(needed).lower()}; set it so, or take this out"
+                findings.error((*place, "use_precision_aware_optimizer"), message, depends_on=[(*place, field)])
+        return
+    for field in ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):
+        if given.get(field) not in (None, "float32"):
+            message = "less than float32 needs the precision-aware optimizer; add `use_precision_aware_optimizer: true`"
+            findings.error((*place, field), message)
+
+
+def _check_buckets(engine: MegatronEngineSpec, place: Place, findings: Findings) -> None:
+    given = engine.ddp
+    if given.get("num_buckets") is not None and given.get("bucket_size") is not None:
+        findings.error((*place, "num_buckets"), "bucket_size says how many there are already; take one of the two out")
+    patterns = "param_name_patterns_for_fp32_local_accumulation"
+    if given.get(patterns) and given.get("grad_reduce_in_fp32", True):
+        message = "all gradients are added up in float32 already; take it out, or set grad_reduce_in_fp32 to false"
+        findings.error((*place, patterns), message)
+
+
+def _warn_of_low_precision(engine: MegatronEngineSpec, place: Place, findings: Findings) -> None:
+    for field in ("fp8", "fp4"):
+        if engine.transformer.get(field):
+            message = "has not been tried with packed rows, whose number is any, and its kernels want a multiple of 16"
+            findings.warning((*place, field), f"{message}; look at the first steps, or leave it out")
+
+
+def _warn_of_no_experts(engine: MegatronEngineSpec, place: Place, findings: Findings) -> None:
+    for field in engine.transformer:
+        if field.startswith("moe_"):
+            message = "has no effect, as the model has no experts; take it out"
+            findings.warning((*place, field), message, depends_on=[("model",)])

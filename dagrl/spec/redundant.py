@@ -1,0 +1,51 @@
+"""Nodes whose work would change nothing, and why. The plan leaves them out; `dagrl validate` and `graph` say so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from dagrl.spec.schema import LogprobNode, MegatronEngineSpec, Pipeline, UpdateNode
+
+if TYPE_CHECKING:
+    from dagrl.spec.graph import GraphNode
+
+
+def redundant_nodes(pipeline: Pipeline, nodes: Mapping[str, GraphNode]) -> dict[str, str]:
+    """Name of each such node -> the reason.
+
+    The old log-probs are such a node, where nobody but an update of the same engine reads them, on-policy and with one
+    optimizer step for each batch: the weights have not moved since, so the update's own log-probs are the old ones, at
+    the same temperature, and the ratio is 1. (Dropout, which would make them differ, is refused by the checks.)
+    """
+    found = {}
+    for name, node in nodes.items():
+        spec = node.spec
+        if not isinstance(spec, LogprobNode) or pipeline.schedule.max_staleness > 0:
+            continue
+        engine = pipeline.engines.get(spec.engine)
+        if not isinstance(engine, MegatronEngineSpec) or engine.shares is not None:
+            continue
+        readers = {
+            (other.name, column): other.spec
+            for other in nodes.values()
+            for column, wire in other.inputs.items()
+            if wire.node == name
+        }
+        if readers and all(
+            column == "old_logprob" and _takes_one_step(pipeline, reader, spec.engine)
+            for (_, column), reader in readers.items()
+        ):
+            updates = " and ".join(f"`{reader}`" for reader, _ in readers)
+            found[name] = f"{updates} takes one optimizer step for each batch, so the ratio is 1"
+    return found
+
+
+def _takes_one_step(pipeline: Pipeline, reader: object, engine: str) -> bool:
+    """Whether a node is an update of the engine that trains once on each step's batch."""
+    return (
+        isinstance(reader, UpdateNode)
+        and reader.engine == engine
+        and reader.epochs == 1
+        and (reader.mini_batch is None or reader.mini_batch >= pipeline.data.prompts_per_step)
+    )

@@ -1,0 +1,118 @@
+"""Checkpoints that are written while training goes on."""
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dagrl.data.batch import Batch
+
+OPTIONS: dict[str, Any] = {"optimizer": {"lr": 1e-2, "adam_eps": 1e-2}}
+
+
+def update(engine: Any, batch: Batch, objective: Any) -> dict[str, float]:
+    from megatron.core import parallel_state
+
+    rank, size = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
+    mine = batch.take(np.arange(rank, len(batch), size))
+    metrics = engine.update([mine], objective, tokens_per_micro_batch=40)
+    return {name: stat.mean for name, stat in metrics.items()}
+
+
+def hold_writes() -> threading.Event:
+    """Let no tensor be written before the event is set."""
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+    gate = threading.Event()
+    write = filesystem_async._write_item
+
+    # `wraps` would not do: megatron looks at the parameters' names.
+    def held(
+        transforms: Any, stream: Any, data: Any, write_item: Any, storage_key: Any, serialization_format: Any
+    ) -> Any:
+        assert gate.wait(60)
+        return write(transforms, stream, data, write_item, storage_key, serialization_format)
+
+    filesystem_async._write_item = held
+    return gate
+
+
+@pytest.mark.parametrize("distributed", [True, False], ids=["distributed", "plain"])
+def test_what_is_written_is_the_state_when_it_was_asked_for(
+    run_engine: Callable[..., list[Any]], samples: Batch, objective: Any, tmp_path: Path, distributed: bool
+) -> None:
+    """Training goes on before the first byte is written; a rank that loads it goes on from where the save was."""
+    folder = tmp_path / "step_1"
+    options = {"optimizer": {**OPTIONS["optimizer"], "use_distributed_optimizer": distributed}}
+
+    def first(engine: Any) -> Any:
+        gate = hold_writes()
+        update(engine, samples, objective)
+        engine.save(folder, asynchronous=True)
+        after = [update(engine, samples, objective) for _ in range(2)]
+        under_way = not engine.finish_save(wait=False) and not (folder / "files.json").exists()
+        gate.set()
+        return under_way, engine.finish_save(wait=True), (folder / "files.json").exists(), after
+
+    def second(engine: Any) -> Any:
+        engine.load(folder)
+        return [update(engine, samples, objective) for _ in range(2)]
+
+    outcomes = run_engine(2, first, **options)
+    assert [outcome[:3] for outcome in outcomes] == [(True, True, True)] * 2
+    assert run_engine(2, second, **options) == [outcome[3] for outcome in outcomes]
+
+
+def test_a_second_save_waits_for_the_first(run_engine, samples: Batch, objective: Any, tmp_path: Path) -> None:
+    def on_rank(engine: Any) -> bool:
+        gate = hold_writes()
+        engine.save(tmp_path / "step_1", asynchronous=True)
+        threading.Timer(0.3, gate.set).start()
+        engine.save(tmp_path / "step_2", asynchronous=True)
+        first_is_whole = (tmp_path / "step_1" / "files.json").is_file()
+        engine.finish_save(wait=True)
+        return first_is_whole
+
+    assert run_engine(1, on_rank, **OPTIONS) == [True]
+    for step in ("step_1", "step_2"):
+        assert json.loads((tmp_path / step / "files.json").read_text()).keys() >= {".metadata", "metadata.json"}
+
+
+def test_a_failure_of_one_rank_is_a_sentence_on_all(run_engine, tmp_path: Path) -> None:
+    folder = tmp_path / "step_1"
+
+    def on_rank(engine: Any) -> tuple[str, bool]:
+        import resource
+        import signal
+
+        import torch.distributed as dist
+
+        if dist.get_rank() == 1:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        engine.save(folder, asynchronous=True)
+        with pytest.raises(OSError, match="cannot write the checkpoint") as caught:
+            engine.finish_save(wait=True)
+        return str(caught.value), engine.finish_save(wait=True)
+
+    for message, raised_once in run_engine(2, on_rank, parallel={"tensor_model_parallel_size": 2}):
+        assert message.startswith(f"cannot write the checkpoint to {folder}, where ")
+        assert message.endswith("MiB are free; make room, or lower run.keep")
+        assert raised_once
+    assert not (folder / "files.json").exists()
+
+
+def test_a_write_that_hangs_has_a_bound(run_engine, tmp_path: Path) -> None:
+    def on_rank(engine: Any) -> str:
+        hold_writes()
+        engine._writer._timeout_s = 0.2
+        engine.save(tmp_path / "step_1", asynchronous=True)
+        with pytest.raises(TimeoutError) as caught:
+            engine.finish_save(wait=True)
+        return str(caught.value)
+
+    assert run_engine(1, on_rank, **OPTIONS) == [f"the checkpoint {tmp_path / 'step_1'} is not written after 0.2 s"]

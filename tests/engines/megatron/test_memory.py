@@ -1,0 +1,260 @@
+import functools
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dagrl.data.batch import Batch
+from dagrl.engines.base import Slept
+from dagrl.engines.megatron import communicators, distributed
+from dagrl.engines.megatron.memory import HostMemory, Part, gradient_storages, optimizer_storages, weight_storages
+
+PARTS = ("param", "grad", "optimizer")
+ALL = dict.fromkeys(PARTS, True)
+ADAM = {"lr": 1e-2, "adam_eps": 1e-2}
+TOKENS = {"tokens_per_micro_batch": 40}
+LAYOUTS = {
+    "tp2": (2, {"parallel": {"tensor_model_parallel_size": 2}}),
+    "pp2": (
+        2,
+        {
+            "parallel": {"pipeline_model_parallel_size": 2},
+            "transformer": {"moe_token_dispatcher_type": "alltoall"},
+        },
+    ),
+    "dp2": (2, {}),
+    "dp2, overlap": (2, {"ddp": {"overlap_grad_reduce": True, "overlap_param_gather": True}}),
+    "dp2, plain optimizer": (2, {"optimizer": {**ADAM, "use_distributed_optimizer": False}}),
+    "bfloat16": (1, {"transformer": {"bf16": True}}),
+    "bfloat16, plain optimizer": (
+        1,
+        {"transformer": {"bf16": True}, "optimizer": {**ADAM, "use_distributed_optimizer": False}},
+    ),
+}
+"""Where the memory is laid out differently: shared by weights or not, float32 weights of the optimizer's own or not."""
+
+
+def exact(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.detach().flatten().contiguous().view(torch.uint8).numpy().copy()
+
+
+def mine(batch: Batch, count: int = 2) -> list[Batch]:
+    from megatron.core import parallel_state
+
+    rank, size = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
+    return [batch.take(np.arange(first, len(batch), count)[rank::size]) for first in range(count)]
+
+
+def train(engine: Any, samples: Batch, objective: Any, between: Callable[[], None]) -> dict[str, Any]:
+    """Two updates of two mini-batches and all else that an engine does, with `between` after each."""
+    norms, texts = [], mine(samples)
+    for _ in range(2):
+        norms.append(engine.update(texts, objective, **TOKENS)["grad_norm"].mean)
+        between()
+    with engine.start_weights():
+        started = engine.logprobs(texts[0], temperature=1.0, **TOKENS).values
+    between()
+    now = engine.logprobs(texts[0], temperature=1.0, **TOKENS).values
+    exported = {name: exact(tensor) for bucket in engine.export_weights(1 << 20) for name, tensor in bucket}
+    return {"norms": norms, "start": started, "now": now, "weights": exported}
+
+
+def assert_identical(left: dict[str, Any], right: dict[str, Any]) -> None:
+    assert left["norms"] == right["norms"]
+    assert np.array_equal(left["start"], right["start"]) and np.array_equal(left["now"], right["now"])
+    assert left["weights"].keys() == right["weights"].keys()
+    assert all(np.array_equal(left["weights"][name], right["weights"][name]) for name in left["weights"])
+
+
+def bytes_on_device(engine: Any) -> dict[str, int]:
+    chunks, optimizer = engine._training.chunks, engine._training.optimizer
+    found = {
+        "param": weight_storages(chunks),
+        "grad": gradient_storages(chunks),
+        "optimizer": optimizer_storages(chunks, optimizer),
+    }
+    return {part: sum(storage.nbytes() for storage in storages.values()) for part, storages in found.items()}
+
+
+@pytest.fixture
+def closable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine's gloo groups can be closed, as its NCCL groups are on a GPU."""
+    meet = distributed._rendezvous
+    monkeypatch.setattr(distributed, "_rendezvous", lambda ranks, name: meet(ranks, communicators.reopenable(name)))
+
+
+@pytest.fixture(scope="module")
+def run(run_engine, samples: Batch, objective: Any) -> Callable[..., list[Any]]:
+    """``run(layout, sleeping, **spec)``: what `train` gives on each rank, and what lay on the device in between."""
+
+    def on_rank(engine: Any, sleeping: bool) -> dict[str, Any]:
+        held: list[dict[str, int]] = [bytes_on_device(engine)]
+
+        def between() -> None:
+            if sleeping:
+                assert isinstance(engine.sleep(), Slept)
+                held.append(bytes_on_device(engine))
+                engine.wake()
+            held.append(bytes_on_device(engine))
+
+        return train(engine, samples, objective, between) | {"held": held}
+
+    def call(layout: str, *, sleeping: bool = False, **fields: Any) -> list[Any]:
+        world_size, own = LAYOUTS[layout]
+        options = {"optimizer": ADAM, "keep_start_weights": True, **own, **fields}
+        return run_engine(world_size, lambda engine: on_rank(engine, sleeping), **options)
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def plain(run: Callable[..., list[Any]]) -> Callable[[str], list[Any]]:
+    """``plain(layout)``: what `run` gives where nothing ever leaves."""
+    return functools.cache(run)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_offload_and_sleep_change_nothing_but_where_memory_is(run, plain, closable, layout: str) -> None:
+    slept, both = run(layout, sleeping=True), run(layout, sleeping=True, offload=ALL)
+    for rank, untouched in enumerate(plain(layout)):
+        for other in (slept, both):
+            assert_identical(other[rank], untouched)
+        present = untouched["held"][-1]
+        assert present["param"] and present["grad"] and present["optimizer"]
+        assert both[rank]["held"] == [dict.fromkeys(PARTS, 0)] * 7
+        # It holds what it held before, save that a first step makes the moments.
+        assert slept[rank]["held"][1::2] == [dict.fromkeys(PARTS, 0)] * 3
+        assert slept[rank]["held"][2::2] == untouched["held"][1:]
+
+
+@pytest.mark.parametrize("chosen", [choice for choice in product([False, True], repeat=3) if any(choice)])
+def test_each_part_stays_away_on_its_own(run, plain, chosen: tuple[bool, ...]) -> None:
+    offload = dict(zip(PARTS, chosen, strict=True))
+    untouched, rank = plain("bfloat16")[0], run("bfloat16", offload=offload)[0]
+    assert_identical(rank, untouched)
+    for held, held_plain in zip(rank["held"], untouched["held"], strict=True):
+        assert held == {part: 0 if offload[part] else size for part, size in held_plain.items()}
+
+
+def test_a_sleeping_engine_refuses_in_a_sentence(run_engine, samples: Batch, objective: Any, tmp_path: Path) -> None:
+    def on_rank(engine: Any) -> list[str]:
+        asked: list[Callable[[], Any]] = [
+            lambda: engine.logprobs(samples, temperature=1.0, **TOKENS),
+            lambda: engine.update([samples], objective, **TOKENS),
+            lambda: list(engine.export_weights(1 << 20)),
+            lambda: engine.start_weights().__enter__(),
+            lambda: engine.save(tmp_path / "saved"),
+            lambda: engine.load(tmp_path / "saved"),
+            engine.sleep,
+        ]
+        engine.sleep()
+        answers = []
+        for ask in asked:
+            with pytest.raises(RuntimeError) as caught:
+                ask()
+            answers.append(str(caught.value))
+        engine.wake()
+        with pytest.raises(RuntimeError, match="the engine is awake"):
+            engine.wake()
+        engine.logprobs(samples, temperature=1.0, **TOKENS)
+        return answers
+
+    (answers,) = run_engine(1, on_rank, keep_start_weights=True)
+    assert len(answers) == 7 and all("the engine sleeps; call wake()" in answer for answer in answers)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_checkpoint_of_an_offloaded_engine_loads_into_another(
+    run_engine, samples: Batch, objective: Any, tmp_path: Path, asynchronous: bool
+) -> None:
+    def save(engine: Any) -> list[float]:
+        engine.update(mine(samples), objective, **TOKENS)
+        engine.save(tmp_path / "saved", asynchronous=asynchronous)
+        if asynchronous:
+            # Whoever writes has copies: the engine's own memory may come and go meanwhile.
+            engine.sleep()
+            engine.finish_save(wait=True)
+            engine.wake()
+        return [engine.update(mine(samples), objective, **TOKENS)["grad_norm"].mean for _ in range(2)]
+
+    def load(engine: Any) -> list[float]:
+        engine.load(tmp_path / "saved")
+        return [engine.update(mine(samples), objective, **TOKENS)["grad_norm"].mean for _ in range(2)]
+
+    went_on = run_engine(2, save, optimizer=ADAM, offload=ALL)
+    assert run_engine(2, load, optimizer=ADAM, offload=ALL) == went_on
+    assert run_engine(2, load, optimizer=ADAM) == went_on
+
+
+def test_a_frozen_engine_has_weights_only_and_offloads_them(run_engine, samples: Batch) -> None:
+    def on_rank(engine: Any) -> tuple[np.ndarray, list[int]]:
+        sizes = []
+        engine.logprobs(samples, temperature=1.0, **TOKENS)
+        sizes.append(sum(storage.nbytes() for storage in weight_storages(engine._model.chunks).values()))
+        engine.sleep()
+        engine.wake()
+        return engine.logprobs(samples, temperature=1.0, **TOKENS).values, sizes
+
+    offloaded, sizes = run_engine(1, on_rank, trainable=False, offload={"param": True})[0]
+    plain, plain_sizes = run_engine(1, on_rank, trainable=False)[0]
+    assert np.array_equal(offloaded, plain)
+    assert sizes == [0] and plain_sizes[0] > 0
+
+
+def test_a_model_with_recorded_addresses_cannot_be_offloaded(run_engine) -> None:
+    def on_rank(engine: Any) -> str:
+        engine._model.chunks[0].config.cuda_graph_impl = "local"
+        from dagrl.engines.megatron.memory import EngineMemory
+        from dagrl.spec.schema import OffloadSpec
+
+        with pytest.raises(ValueError) as caught:
+            EngineMemory(engine._model.chunks, engine._training.optimizer, OffloadSpec(grad=True))
+        memory = EngineMemory(engine._model.chunks, engine._training.optimizer, OffloadSpec())
+        with pytest.raises(RuntimeError, match="cannot sleep"):
+            memory.sleep()
+        return str(caught.value)
+
+    assert "offload: transformer.cuda_graph_impl 'local' records addresses" in run_engine(1, on_rank)[0]
+
+
+def test_contents_come_back_over_the_borders_of_chunks_and_room_is_used_again() -> None:
+    generator = torch.Generator().manual_seed(3)
+    tensors = [torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator) for size in (700, 1, 0, 1024, 3)]
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    wanted = [tensor.clone() for tensor in tensors]
+    host = HostMemory(chunk_bytes=512)
+    for _ in range(3):
+        host.put(storages)
+        for tensor in tensors:
+            tensor.zero_()
+        host.take(storages)
+        assert all(torch.equal(tensor, content) for tensor, content in zip(tensors, wanted, strict=True))
+        # 700 bytes fill up to 768, then 1 to 256, 1024, and 3.
+        assert host.nbytes == 5 * 512
+
+
+def test_views_see_a_part_that_was_away_and_users_may_nest() -> None:
+    whole = torch.arange(8.0)
+    view = whole[2:4]
+    part = Part(lambda: {0: whole.untyped_storage()}, keep=True, rests_away=True)
+    assert whole.untyped_storage().nbytes() == 0
+    with part.in_use():
+        with part.in_use():
+            view.add_(1)
+        assert whole.tolist() == [0, 1, 3, 4, 4, 5, 6, 7]
+    assert whole.untyped_storage().nbytes() == 0
+    with part.in_use():
+        assert view.tolist() == [3, 4]
+
+
+def test_what_is_not_kept_comes_back_as_zeros() -> None:
+    tensor = torch.ones(3)
+    part = Part(lambda: {0: tensor.untyped_storage()}, keep=False, rests_away=False)
+    part.sleep()
+    assert tensor.untyped_storage().nbytes() == 0
+    part.wake()
+    assert tensor.tolist() == [0, 0, 0]

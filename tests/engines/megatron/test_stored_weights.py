@@ -1,0 +1,120 @@
+"""Start weights out of a Megatron folder: `dist_checkpointing_path`."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TP2 = {"tensor_model_parallel_size": 2}
+LAYOUTS = [(1, {}), (2, TP2), (4, {**TP2, "sequence_parallel": True})]
+
+
+def exported(engine: Any) -> dict[str, Any]:
+    return {name: tensor for bucket in engine.export_weights(2**20) for name, tensor in bucket}
+
+
+@pytest.fixture(scope="module")
+def released(tiny_model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of `dagrl convert`: the weights that seed 8 draws, where engines of these tests have seed 3."""
+    from dagrl.engines.megatron.convert import write_megatron
+    from dagrl.engines.model_source import load_hf_config, weight_source
+
+    folder = tmp_path_factory.mktemp("released")
+    write_megatron(weight_source(tiny_model, 8), load_hf_config(tiny_model), 64, folder)
+    return folder
+
+
+@pytest.mark.parametrize(("ranks", "parallel"), LAYOUTS, ids=["1", "tp2", "dp2tp2sp"])
+def test_weights_are_those_of_the_folder_to_the_bit(
+    run_engine: Callable[..., list[Any]], tiny_model: Any, released: Path, ranks: int, parallel: dict[str, Any]
+) -> None:
+    import torch
+
+    from dagrl.engines.model_source import weight_source
+
+    wanted = weight_source(tiny_model, 8)
+    found = run_engine(ranks, exported, parallel=parallel, dist_checkpointing_path=released)[0]
+    assert found.keys() == set(wanted.names())
+    assert all(torch.equal(found[name], wanted.get(name)) for name in found)
+
+
+def test_an_engines_own_checkpoint_is_taken_too_without_its_optimizer(run_engine, samples, objective, tmp_path) -> None:
+    import torch
+
+    def first(engine: Any) -> Any:
+        engine.update([samples], objective, tokens_per_micro_batch=40)
+        engine.save(tmp_path / "step_1")
+        return exported(engine)
+
+    def second(engine: Any) -> Any:
+        return engine.policy_version, exported(engine)
+
+    trained = run_engine(1, first, optimizer={"lr": 1e-2})[0]
+    version, found = run_engine(2, second, parallel=TP2, dist_checkpointing_path=tmp_path / "step_1")[0]
+    assert version == 0
+    assert found.keys() == trained.keys()
+    assert all(torch.equal(found[name], trained[name]) for name in found)
+
+
+def test_the_optimizer_starts_from_them(run_engine, samples, objective, released: Path) -> None:
+    """Its float32 copies are made after loading: a step from other ones would bring the old weights back."""
+    import torch
+
+    def on_rank(engine: Any) -> float:
+        before = exported(engine)
+        engine.update([samples], objective, tokens_per_micro_batch=40)
+        after = exported(engine)
+        return max(float((after[name] - before[name]).abs().max()) for name in before)
+
+    options = {"optimizer": {"lr": 1e-4}, "transformer": {"bf16": True}}
+    moved = run_engine(1, on_rank, dist_checkpointing_path=released, **options)[0]
+    assert 0 < moved < torch.finfo(torch.bfloat16).eps * 2
+
+
+def refusal(run_engine: Any, folder: Path, ranks: int = 1, **fields: Any) -> str:
+    """What the engine says of a folder, on every rank."""
+    from dagrl.engines.megatron import engine as module
+
+    messages = []
+
+    def load(*arguments: Any) -> None:
+        with pytest.raises(ValueError) as caught:
+            module_load(*arguments)
+        messages.append(str(caught.value))
+
+    module_load, module.load_start_weights = module.load_start_weights, load
+    try:
+        found = run_engine(ranks, lambda engine: messages[0], dist_checkpointing_path=folder, **fields)
+    finally:
+        module.load_start_weights = module_load
+    assert len(set(found)) == 1
+    return found[0]
+
+
+def test_a_folder_that_does_not_fit_is_refused_in_a_sentence(run_engine, tiny_model, released, tmp_path) -> None:
+    from dagrl.engines.megatron.convert import write_megatron
+    from dagrl.engines.model_source import load_hf_config, weight_source
+
+    def changed(**fields: Any) -> Any:
+        return tiny_model.model_copy(update={"init": {**tiny_model.init, **fields}})
+
+    release = released / "release"
+    assert refusal(run_engine, tmp_path).startswith(f"{tmp_path} is no checkpoint in Megatron's distributed format")
+    wider = refusal(run_engine, released, model=changed(intermediate_size=64), ranks=2, parallel=TP2)
+    assert wider == (
+        f"checkpoint {release} does not fit this engine: tensor 'decoder.layers.mlp.linear_fc1.weight' is [2, 96, 32] "
+        "there and [2, 128, 32] here; is it another model's?"
+    )
+    llama = changed(model_type="llama")
+    write_megatron(weight_source(llama, 8), load_hf_config(llama), 64, tmp_path)
+    assert refusal(run_engine, tmp_path) == (
+        f"checkpoint {tmp_path / 'release'} does not fit this engine: it has no tensor "
+        "'decoder.layers.self_attention.q_layernorm.weight'; is it another model's?"
+    )
+
+
+def test_weights_without_a_place_are_refused(run_engine, tiny_model, released: Path) -> None:
+    tied = tiny_model.model_copy(update={"init": {**tiny_model.init, "tie_word_embeddings": True}})
+    message = refusal(run_engine, released, model=tied)
+    assert message.endswith("it holds 1 tensors that the model does not have, 'output_layer.weight' among them")

@@ -1,0 +1,82 @@
+import pytest
+
+from dagrl.spec.checks import check_file
+
+MOE = ("model_type: qwen3", "model_type: qwen3_moe")
+
+
+@pytest.mark.parametrize(
+    ("line", "place", "fragment"),
+    [
+        (
+            "transformer: {recompute_granularity: full, recompute_method: uniform}",
+            "transformer.recompute_granularity",
+            "needs to know recompute_num_layers too; add `recompute_num_layers: 1`",
+        ),
+        (
+            "transformer: {recompute_granularity: full, recompute_num_layers: 1}",
+            "transformer.recompute_granularity",
+            "needs to know recompute_method too; add `recompute_method: uniform`",
+        ),
+        (
+            "transformer: {recompute_granularity: selective, recompute_num_layers: 1}",
+            "transformer.recompute_num_layers",
+            "names modules, not layers; take it out",
+        ),
+        (
+            "parallel: {tensor_model_parallel_size: 2, sequence_parallel: true}\n"
+            "    transformer: {distribute_saved_activations: true}",
+            "transformer.distribute_saved_activations",
+            "Megatron refuses both",
+        ),
+        ("ddp: {num_buckets: 2, bucket_size: 100}", "ddp.num_buckets", "take one of the two out"),
+        (
+            "ddp: {param_name_patterns_for_fp32_local_accumulation: [all]}",
+            "ddp.param_name_patterns_for_fp32_local_accumulation",
+            "set grad_reduce_in_fp32 to false",
+        ),
+    ],
+)
+def test_fields_that_megatron_takes_only_together_or_apart(project, line, place, fragment):
+    path = project.pipeline(("    group: train\n", f"    group: train\n    {line} #!\n"))
+    project.assert_problem(path, f"engines.actor.{place}", fragment)
+
+
+@pytest.mark.parametrize(
+    ("fields", "place", "fragment"),
+    [
+        ("exp_avg_dtype: bfloat16", "exp_avg_dtype", "add `use_precision_aware_optimizer: true`"),
+        (
+            "use_precision_aware_optimizer: true, optimizer: sgd",
+            "use_precision_aware_optimizer",
+            "needs optimizer to be adam",
+        ),
+        (
+            "use_precision_aware_optimizer: true, use_distributed_optimizer: false",
+            "use_precision_aware_optimizer",
+            "needs use_distributed_optimizer to be true",
+        ),
+    ],
+)
+def test_optimizer_states_of_less_than_float32(project, fields, place, fragment):
+    path = project.pipeline(("{lr: 1e-3}", f"{{lr: 1e-3, {fields}}} #!"))
+    project.assert_problem(path, f"engines.actor.optimizer.{place}", fragment)
+
+
+def test_combinations_that_megatron_takes_pass(project):
+    recompute = "{recompute_granularity: full, recompute_method: uniform, recompute_num_layers: 1}"
+    optimizer = "{lr: 1e-3, use_precision_aware_optimizer: true, exp_avg_dtype: bfloat16}"
+    overrides = [f"engines.actor.transformer={recompute}", f"engines.actor.optimizer={optimizer}"]
+    assert check_file(project.folder / "p.yaml", overrides).warnings == ()
+
+
+def test_what_nobody_has_tried_is_a_warning(project):
+    (warning,) = check_file(project.folder / "p.yaml", ["engines.actor.transformer.fp8=hybrid"]).warnings
+    assert warning.message.startswith("has not been tried with packed rows")
+
+
+def test_fields_of_experts_warn_in_a_model_without_any(project):
+    override = "engines.actor.transformer.moe_aux_loss_coeff=0.01"
+    (warning,) = check_file(project.pipeline(), [override]).warnings
+    assert warning.message == "has no effect, as the model has no experts; take it out"
+    assert check_file(project.pipeline(MOE), [override]).warnings == ()

@@ -1,0 +1,33 @@
+import pytest
+
+from dagrl.spec.checks import check_file
+
+RUN = "run: {steps: 10}"
+
+
+@pytest.mark.parametrize(
+    ("profile", "place", "fragment"),
+    [
+        ("steps: [2, 11]", "steps[1]", "the run ends with step 10 (run.steps), before step 11; name a step up to 10"),
+        ("steps: [2], nodes: [updat]", "nodes[0]", "there is no node `updat`; did you mean `update`?"),
+        (
+            "steps: [2], nodes: [reward]",
+            "nodes[0]",
+            "`reward` runs on the host, and only nodes on engines are profiled",
+        ),
+        (
+            "steps: [2], ranks: [0, 2]",
+            "ranks[1]",
+            "no engine has a rank 2, for they count from 0 and the largest has 2",
+        ),
+        ("steps: [2], tool: nsys, with_stack: true", "with_stack", "only the torch profiler records that; take it out"),
+    ],
+)
+def test_what_the_run_does_not_have_is_told(project, profile, place, fragment):
+    path = project.pipeline((RUN, f"{RUN}\nprofile: {{{profile}}} #!"))
+    project.assert_problem(path, f"profile.{place}", fragment)
+
+
+def test_what_it_has_passes(project):
+    profile = "{steps: [1, 10], nodes: [update, rollout], ranks: [0, 1], with_stack: true, with_memory: true}"
+    check_file(project.folder / "p.yaml", [f"profile={profile}"])
