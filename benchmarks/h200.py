@@ -48,19 +48,20 @@ def parts(gpus: int, out: Path, weights: Path) -> list[Part]:
         command = ("-m", "pytest", "-m", "gpu", "-rA", "-q", "-p", "no:cacheprovider", *arguments)
         return Part(name, command, limit_s, tail=30)
 
+    memory = Part("memory", (f"{TESTS}/gpu_memory.py", "--ranks", str(gpus), "--out", str(out)), 300, tail=30)
     profile = ("--profile", str(out / "kernels"))
     eight_billion = ("--model", "8b", "--rounds", "8", "--warmup", "2")
     by_gpus: dict[int, list[Part]] = {
         1: [
             speed("train_1.7b", 240, "--model", "1.7b", *profile),
             layouts(300),
-            tests("memory", 200, f"{TESTS}/test_gpu_memory.py"),
+            memory,
             speed("train_1.7b_fused", 150, "--model", "1.7b", "--fused-linear-cross-entropy", "--rounds", "5"),
         ],
         2: [
             layouts(420),
             speed("train_8b_tp2", 360, *eight_billion, "--ranks", "2", "--tensor-parallel", "2"),
-            tests("memory", 200, f"{TESTS}/test_gpu_memory.py"),
+            memory,
             tests("pipeline", 300, "tests/runtime/test_gpu.py"),
         ],
         4: [layouts(420), speed("train_1.7b_dp4", 200, "--model", "1.7b", "--ranks", "4", "--rounds", "6")],

@@ -5,9 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import socket
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
 from typing import Any
+
+from dagrl.engines.base import RankContext
 
 
 def run_ranks(count: int, function: Callable[[int], Any]) -> None:
@@ -33,10 +34,27 @@ def run_ranks(count: int, function: Callable[[int], Any]) -> None:
         raise RuntimeError(f"{failed[0].name} of {count} ended with exit code {failed[0].exitcode}")
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports of this host that nobody listens on now, all different."""
-    with ExitStack() as held:
-        probes = [held.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
+class Meetings:
+    """Where ranks meet, once for each group of processes that they form: rank 0 holds the ports, so nobody takes them.
+
+    Made by the process that starts the ranks, for `count` groups; `join` is then called in each rank.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._ports = multiprocessing.get_context("spawn").Array("i", count)
+
+    def join(self, rank: int, ranks: int, timeout_s: float = 600.0) -> Iterator[RankContext]:
+        """The ranks' places in one group after the other."""
+        if rank == 0:
+            sockets = [socket.socket() for _ in self._ports]
+            for held in sockets:
+                held.bind(("127.0.0.1", 0))
+            self._ports[:] = [held.getsockname()[1] for held in sockets]
+        deadline = time.monotonic() + timeout_s
+        while not all(self._ports):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"rank 0 did not start within {timeout_s:.0f} s")
+            time.sleep(0.05)
+        for number, port in enumerate(list(self._ports)):
+            listen_fd = sockets[number].detach() if rank == 0 else None
+            yield RankContext(rank, ranks, "127.0.0.1", port, timeout_s, 1, listen_fd=listen_fd)

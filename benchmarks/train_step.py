@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from ranks import free_ports, run_ranks
+from ranks import Meetings, run_ranks
 from workload import MODELS, Workload, write_model
 
 from dagrl.algorithms.objective import PolicyObjective
@@ -106,7 +106,7 @@ def main() -> None:
             fused_linear_cross_entropy=args.fused_linear_cross_entropy,
             profile=args.profile,
         )
-        run_ranks(args.ranks, partial(_on_rank, options, free_ports(4), args.json))
+        run_ranks(args.ranks, partial(_on_rank, options, Meetings(4), args.json))
 
 
 def _arguments() -> argparse.Namespace:
@@ -127,8 +127,8 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _on_rank(options: Options, ports: list[int], json_file: Path | None, rank: int) -> None:
-    contexts = [RankContext(rank, options.ranks, "127.0.0.1", port, 600.0, 1) for port in ports]
+def _on_rank(options: Options, meetings: Meetings, json_file: Path | None, rank: int) -> None:
+    contexts = meetings.join(rank, options.ranks)
     results = Results()
     options = replace(options, apart=options.apart or not _fits_twice(options))
     if options.apart:
@@ -144,7 +144,8 @@ def _on_rank(options: Options, ports: list[int], json_file: Path | None, rank: i
                 print(f"rank {rank}: {_allocated() / GIB:.1f} GiB are still held after {build.__name__}", flush=True)
     else:
         # The engine makes the groups that the bare model then finds.
-        sides = [_start(build, options, contexts[0], results) for build in (_dagrl, _bare)]
+        context = next(contexts)
+        sides = [_start(build, options, context, results) for build in (_dagrl, _bare)]
         _measure({**sides[1].steps, **sides[0].steps}, options, results)
         sides[0].close()
     if rank == 0:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dagrl.runtime.checkpoint import Checkpoints
 from dagrl.spec.load import load_pipeline
-from dagrl.spec.schema import ModelSpec, Pipeline, UpdateNode
+from dagrl.spec.schema import MegatronEngineSpec, ModelSpec, Pipeline, UpdateNode
 
 
 class WrongCallError(ValueError):
@@ -33,8 +33,10 @@ def export_run(run: Path, output: Path, *, step: int | None, engine: str | None)
     folder = checkpoint / name
     if not folder.is_dir():
         raise WrongCallError(f"{checkpoint} holds no engine {name!r}; was the pipeline another one then?")
+    trained = pipeline.engines[name]
+    assert isinstance(trained, MegatronEngineSpec)
     with _new_folder(output) as aside:
-        _megatron_to_hf(folder, pipeline.model, aside)
+        _megatron_to_hf(folder, pipeline.model, aside, trained.head)
     return f"{output}: {name} after step {int(checkpoint.name.removeprefix('step_'))} of {run}"
 
 
@@ -64,16 +66,24 @@ def convert_to_megatron(source: Path, output: Path) -> str:
     return f"{output}: {source} for Megatron"
 
 
-def _megatron_to_hf(source: Path, model: ModelSpec, folder: Path) -> None:
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+def _megatron_to_hf(source: Path, model: ModelSpec, folder: Path, head: str = "lm") -> None:
+    from transformers.models.auto import modeling_auto
 
     from dagrl.engines.hf_folder import copy_tokenizer, write_hf_folder
     from dagrl.engines.megatron.convert import StoredModel
     from dagrl.engines.model_source import load_hf_config
 
     config = load_hf_config(model)
-    stored = StoredModel(source, config)
-    write_hf_folder(folder, config, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type], stored.tensors())
+    stored = StoredModel(source, config, head)
+    if head == "lm":
+        classes = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    else:
+        # Hugging Face has no class of critics: a value head, too, is a classifier's with one label.
+        classes = modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
+        config.num_labels = 1
+    if config.model_type not in classes:
+        raise ValueError(f"Hugging Face has no class for a {config.model_type} with a {head} head")
+    write_hf_folder(folder, config, classes[config.model_type], stored.tensors())
     copy_tokenizer(model, folder)
 
 

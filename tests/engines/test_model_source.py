@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dagrl.engines.model_source import load_hf_config, weight_source
+from dagrl.engines.model_source import load_hf_config, published_shapes, published_tensors, weight_source
 from dagrl.spec.schema import ModelSpec
 
 SHAPE = {
@@ -193,6 +193,66 @@ def test_random_weights_fill_the_hugging_face_model(tied: bool):
     built = AutoModelForCausalLM.from_config(load_hf_config(model))
     missing, unexpected = built.load_state_dict({name: source.get(name) for name in source.names()}, strict=False)
     assert (missing, unexpected) == (["lm_head.weight"] if tied else [], [])
+
+
+MIXTURES = {
+    "qwen3_moe": ({"num_experts": 3, "moe_intermediate_size": 24}, "mlp.experts.{}.gate_proj.weight"),
+    "mixtral": ({"num_local_experts": 3}, "block_sparse_moe.experts.{}.w1.weight"),
+    "deepseek_v3": (
+        {"n_routed_experts": 3, "moe_intermediate_size": 24, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0},
+        "mlp.experts.{}.gate_proj.weight",
+    ),
+}
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_every_expert_has_its_own_name_and_random_weights(family: str):
+    fields, expert = MIXTURES[family]
+    source = weight_source(described(model_type=family, **fields), seed=3)
+    first, second = (source.get(f"model.layers.1.{expert.format(number)}") for number in (0, 2))
+    assert first.shape == second.shape and first.dim() == 2
+    assert not torch.equal(first, second)
+    assert f"model.layers.1.{expert.format(3)}" not in source.names()
+    assert not any("gate_up_proj" in name for name in source.names())
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_names_are_those_that_transformers_itself_saves(family: str, tmp_path: Path):
+    from transformers import AutoModelForCausalLM
+
+    config = load_hf_config(described(model_type=family, **MIXTURES[family][0]))
+    model = AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    assert published_shapes(config) == {name: tuple(tensor.shape) for name, tensor in saved.items()}
+    published = published_tensors(model)
+    assert published.keys() == saved.keys()
+    assert all(torch.equal(published[name], tensor) for name, tensor in saved.items())
+
+
+def test_published_tensors_are_views_into_the_model():
+    from transformers import AutoModelForCausalLM
+
+    config = load_hf_config(described(model_type="mixtral", num_local_experts=3))
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for number, name in enumerate(("w1", "w3")):
+            published_tensors(model)[f"model.layers.0.block_sparse_moe.experts.2.{name}.weight"].fill_(number + 7)
+    gate, up = model.model.layers[0].mlp.experts.gate_up_proj[2].chunk(2)
+    assert (gate == 7).all() and (up == 8).all()
+
+
+def test_a_bias_of_a_router_starts_at_zero():
+    source = weight_source(described(model_type="deepseek_v3", **MIXTURES["deepseek_v3"][0]), seed=3)
+    assert not source.get("model.layers.1.mlp.gate.e_score_correction_bias").any()
+    assert source.get("model.layers.1.mlp.gate.weight").all()
+
+
+def test_a_score_is_there_for_who_asks_but_not_among_the_names():
+    source = weight_source(described(initializer_range=0.1), seed=3)
+    assert "score.weight" not in source.names()
+    assert source.get("score.weight").shape == source.shape("score.weight") == (1, 64)
+    assert source.get("score.weight").std().item() == pytest.approx(0.1, rel=0.4)
 
 
 def test_a_tensor_that_the_model_does_not_have_is_named():

@@ -51,7 +51,7 @@ def load_hf_weights(chunks: Sequence[torch.nn.Module], hf_config: PretrainedConf
     bridge = import_bridge().auto_bridge(hf_config, source, dict.fromkeys((_EMBEDDING, _OUTPUT), rows))
     _check_weights(bridge.get_conversion_tasks(models), hf_config, source)
     # It draws a progress bar.
-    if True:
+    with redirect_stdout(io.StringIO()):
         bridge.load_hf_weights(models)
 
 

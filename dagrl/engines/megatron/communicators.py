@@ -55,7 +55,8 @@ class ReopenableGroup(ProcessGroup):
     """A process group whose communicators come and go. Made by torch, for a backend named by `reopenable`."""
 
     def __init__(self, make: Callable[[Any, Store, Any], Opened], options: Any, backend_options: Any) -> None:
-        super().__init__(options.group_rank, options.group_size)
+        # The stubs of torch know only a constructor with a store, which cannot make a subclass.
+        super().__init__(options.group_rank, options.group_size)  # type: ignore[call-arg]
         self._make, self._options, self._backend_options = make, options, backend_options
         self._times_opened = 0
         self._labels: dict[str, str] = {}

@@ -56,6 +56,12 @@ def transformer_config(hf_config: PretrainedConfig, spec: MegatronEngineSpec) ->
         config = kind(**fields)
     except (AssertionError, ValueError) as error:
         raise ValueError(f"transformer: Megatron refuses these fields: {error}") from error
+    stages = spec.parallel.virtual_pipeline_model_parallel_size
+    if config.virtual_pipeline_model_parallel_size != stages:
+        raise ValueError(
+            f"transformer.pipeline_model_parallel_layout: it has {config.virtual_pipeline_model_parallel_size} virtual "
+            f"stages; say so in parallel.virtual_pipeline_model_parallel_size, which is {stages}"
+        )
     _check_sizes(config, spec.parallel)
     return config
 

@@ -17,9 +17,9 @@ from dagrl.engines.megatron import checkpoint, communicators, distributed
 from dagrl.engines.megatron.background_save import BackgroundWriter
 from dagrl.engines.megatron.config import transformer_config
 from dagrl.engines.megatron.converters import choose_converter
+from dagrl.engines.megatron.fields import refuse_clashes
 from dagrl.engines.megatron.loss import add_up, sum_over_replicas
 from dagrl.engines.megatron.memory import EngineMemory, device_gib_used, release_caches
-from dagrl.engines.megatron.micro_batch import row_alignment
 from dagrl.engines.megatron.model import build_model
 from dagrl.engines.megatron.optimizer import (
     apply_gradient,
@@ -59,6 +59,7 @@ class MegatronEngine:
         pipeline file gets wrong, before waiting for any rank where possible, and TimeoutError where ranks do not meet.
         """
         self.policy_version = 0
+        refuse_clashes(spec)
         self._hf_config = load_hf_config(model)
         dtype = transformer_config(self._hf_config, spec).params_dtype
         optimizer_config(spec, dtype)
@@ -83,7 +84,7 @@ class MegatronEngine:
         self._model = PackedModel(
             chunks,
             self._hf_config.vocab_size,
-            row_alignment(spec.parallel),
+            spec.parallel.row_alignment,
             head=spec.head,
             fused=spec.fused_linear_cross_entropy,
         )

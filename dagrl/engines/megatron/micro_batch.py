@@ -14,7 +14,6 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from dagrl.data.batch import Batch
 from dagrl.data.packing import pack
 from dagrl.engines.megatron.context_parallel import zigzag_index
-from dagrl.spec.schema import ParallelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ class Packing:
     """How a rank's engine packs rows."""
 
     alignment: int
-    """What the length of every packed row is a multiple of; see `row_alignment`."""
+    """What the length of every packed row is a multiple of; see `ParallelSpec.row_alignment`."""
     context_rank: int = 0
     context_ranks: int = 1
     """Ranks that share each row."""
@@ -120,13 +119,6 @@ class Packing:
 
     def _padded(self, lengths: np.ndarray) -> np.ndarray:
         return -(-lengths // self.alignment) * self.alignment
-
-
-def row_alignment(parallel: ParallelSpec) -> int:
-    """What the length of every packed row is a multiple of: ranks share out a pack's tokens evenly."""
-    context = parallel.context_parallel_size
-    chunks = 2 * context if context > 1 else 1
-    return chunks * (parallel.tensor_model_parallel_size if parallel.sequence_parallel else 1)
 
 
 def _lengths(batch: Batch) -> np.ndarray:

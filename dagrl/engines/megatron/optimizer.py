@@ -47,7 +47,7 @@ def optimizer_config(spec: MegatronEngineSpec, dtype: torch.dtype) -> OptimizerC
         raise ValueError(
             f"lr_schedule.min_lr: {spec.lr_schedule.min_lr} is above the peak, optimizer.lr {fields['lr']}"
         )
-    return OptimizerConfig(**fields)
+    return _accepted(OptimizerConfig, "optimizer", fields)
 
 
 def ddp_config(spec: MegatronEngineSpec) -> DistributedDataParallelConfig:
@@ -59,7 +59,14 @@ def ddp_config(spec: MegatronEngineSpec) -> DistributedDataParallelConfig:
         Fixed({"use_megatron_fsdp": False, "use_custom_fsdp": False}, "is not in this version"),
     )
     fields = join_fields(DistributedDataParallelConfig, "ddp", spec.ddp, defaults=DDP_DEFAULTS, fixed=fixed)
-    return DistributedDataParallelConfig(**fields)
+    return _accepted(DistributedDataParallelConfig, "ddp", fields)
+
+
+def _accepted(config_class: Any, section: str, fields: dict[str, Any]) -> Any:
+    try:
+        return config_class(**fields)
+    except (AssertionError, ValueError) as error:
+        raise ValueError(f"{section}: Megatron refuses these fields: {error}") from error
 
 
 def wrap_for_training(chunks: list[MegatronModule], spec: MegatronEngineSpec) -> list[MegatronModule]:

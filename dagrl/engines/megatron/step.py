@@ -40,7 +40,7 @@ class PackedModel:
     vocab_size: int
     """Tokens of the model; columns of the output layer beyond it are padding."""
     alignment: int
-    """What the length of every packed row is a multiple of; see `micro_batch.row_alignment`."""
+    """What the length of every packed row is a multiple of; see `ParallelSpec.row_alignment`."""
     head: Head = "lm"
     """What stands on the last layer."""
     fused: bool = False
@@ -131,8 +131,12 @@ class PackedModel:
     def _agree_on_tokens(self, own: list[int]) -> list[int]:
         """Tokens of each micro-batch: the same on all ranks, where the experts' ranks gather them all."""
         config = get_model_config(self.chunks[0])
+        if config.fp8:
+            # Its matrix products take lengths that divide by 16, on every rank.
+            unit = 16 * config.context_parallel_size * config.tensor_model_parallel_size
+            own = [-(-tokens // unit) * unit for tokens in own]
         gathers = config.num_moe_experts is not None and config.moe_token_dispatcher_type == "allgather"
-        if not gathers or config.expert_model_parallel_size == 1:
+        if not gathers or config.expert_model_parallel_size * config.expert_tensor_parallel_size == 1:
             return own
         most = torch.tensor(own, device=self._device)
         dist.all_reduce(most, op=dist.ReduceOp.MAX, group=parallel_state.get_data_parallel_group())

@@ -13,7 +13,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-
 Shape = tuple[int, ...]
 
 

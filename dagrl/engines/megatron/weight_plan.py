@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from megatron.core import parallel_state
@@ -64,10 +64,8 @@ def plan(hf_config: PretrainedConfig, config: TransformerConfig, head: str) -> l
         ranks = config.tensor_model_parallel_size if mapped.expert is None else _expert_tensor_size(config)
         parts = ranks if mapped.map.split else 1
         hf_shapes = tuple(shapes[name] for name in mapped.hf)
-        if mapped.layer is not None:
-            stage = stages[mapped.layer]
-        else:
-            stage = 0 if mapped.megatron == _EMBEDDING else last
+        at_the_end = 0 if mapped.megatron == _EMBEDDING else last
+        stage = at_the_end if mapped.layer is None else stages[mapped.layer]
         expert_rank = None if mapped.expert is None else mapped.expert // _experts_of_a_rank(config)
         shape = mapped.map.shard_shape(hf_shapes, parts)
         planned.append(PlannedTensor(mapped, hf_shapes, shape, parts, stage, expert_rank))
@@ -75,7 +73,7 @@ def plan(hf_config: PretrainedConfig, config: TransformerConfig, head: str) -> l
 
 
 def held_tensors(chunks: Sequence[torch.nn.Module], planned: Sequence[PlannedTensor]) -> dict[str, torch.Tensor]:
-    """This rank's parts, by the whole model's Megatron names: parameters, and the buffers that are weights.
+    """The rank's parts, by the whole model's Megatron names: parameters, and the buffers that are weights.
 
     The last pipeline stage's copy of a tied embedding is there as the output layer.
     """
@@ -91,7 +89,9 @@ def held_tensors(chunks: Sequence[torch.nn.Module], planned: Sequence[PlannedTen
     own = {
         name for name, tensor in wanted.items() if tensor.stage == stage and tensor.expert_rank in (None, expert_rank)
     }
-    copies = {_OUTPUT} - wanted.keys() if stage == parallel_state.get_pipeline_model_parallel_world_size() - 1 else set()
+    copies = (
+        {_OUTPUT} - wanted.keys() if stage == parallel_state.get_pipeline_model_parallel_world_size() - 1 else set()
+    )
     difference = (held.keys() - copies) ^ own
     assert not difference, f"the tables of this model and the model disagree about {sorted(difference)}"
     for name in own:
@@ -110,13 +110,13 @@ def local_tensors(
     return [*pairs, *((embedding, copy) for copy in held.values())]
 
 
-def _named_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
+def _named_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor, bool]]:
     """Parameters and buffers (then True) by the whole model's names, whatever the names in this chunk."""
     layers = getattr(model.decoder, "layers", ())
     numbers = [layer.layer_number - 1 for layer in layers]
     first_expert = 0
-    if (config := model.config).num_moe_experts:  # type: ignore[union-attr]
-        first_expert = parallel_state.get_expert_model_parallel_rank() * _experts_of_a_rank(config)  # type: ignore[arg-type]
+    if model.config.num_moe_experts:
+        first_expert = parallel_state.get_expert_model_parallel_rank() * _experts_of_a_rank(model.config)
     for buffer, named in ((False, model.named_parameters()), (True, model.named_buffers())):
         for name, tensor in named:
             if layer := _LAYER.fullmatch(name):
@@ -142,13 +142,13 @@ def _stages_of_layers(config: TransformerConfig) -> dict[int, int]:
         # Megatron's functions answer for the calling rank only here. Its list goes by pipeline rank, then by chunk.
         order = [(stage, chunk) for chunk in range(virtual or 1) for stage in range(size)]
         for stage, chunk in order:
-            for _ in range(layout.layout[stage][chunk].count(LayerType.decoder)):  # type: ignore[union-attr]
+            for _ in range(layout.layout[stage][chunk].count(LayerType.decoder)):
                 stages[len(stages)] = stage
         return stages
     for stage in range(size):
-        for chunk in range(virtual) if virtual else [None]:
-            first = get_transformer_layer_offset(config, chunk, stage)
-            for layer in range(first, first + get_num_layers_to_build(config, chunk, stage)):
+        for part in range(virtual) if virtual else [None]:
+            first = get_transformer_layer_offset(config, part, stage)
+            for layer in range(first, first + get_num_layers_to_build(config, part, stage)):
                 stages[layer] = stage
     assert sorted(stages) == list(range(config.num_layers)), f"layers of stages: {stages}"
     return stages

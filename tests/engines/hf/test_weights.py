@@ -3,10 +3,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from dagrl.engines.hf.weights import replace_weights
-from dagrl.engines.model_source import load_hf_config
+from dagrl.engines.model_source import RandomWeights, load_hf_config
 from dagrl.spec.schema import ModelSpec
 
 EMBEDDING, OUTPUT, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
@@ -47,6 +47,27 @@ def test_tied_embeddings_may_come_under_either_name(tied: PreTrainedModel, names
     replace_weights(tied, [*weights.items(), *((name, embedding) for name in names)])
     assert torch.equal(tied.get_input_embeddings().weight, embedding)
     assert torch.equal(tied.get_output_embeddings().weight, embedding)
+
+
+@pytest.mark.parametrize(
+    ("family", "experts", "example"),
+    [
+        ("qwen3_moe", {"num_experts": 3}, "model.layers.1.mlp.experts.2.up_proj.weight"),
+        ("mixtral", {"num_local_experts": 3}, "model.layers.1.block_sparse_moe.experts.2.w3.weight"),
+    ],
+)
+def test_experts_come_one_by_one_as_checkpoints_name_them(family: str, experts: dict[str, int], example: str) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 24, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config = AutoConfig.for_model(family, vocab_size=16, **experts, **sizes, **heads)
+    model, source = AutoModelForCausalLM.from_config(config, dtype=torch.float32), RandomWeights(config, seed=2)
+    assert example in source.names()
+    replace_weights(model, ((name, source.get(name)) for name in source.names()))
+    up = model.model.layers[1].mlp.experts.gate_up_proj[2].chunk(2)[1]
+    assert torch.equal(up, source.get(example))
+    missing = [(name, source.get(name)) for name in source.names() if name != example]
+    with pytest.raises(ValueError, match=f"missing: {re.escape(example)}"):
+        replace_weights(model, missing)
 
 
 def test_tied_embeddings_that_differ_are_refused(tied: PreTrainedModel) -> None:

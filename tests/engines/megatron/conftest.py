@@ -2,7 +2,6 @@
 
 import datetime
 import faulthandler
-import functools
 import os
 import pickle
 import socket
@@ -15,6 +14,7 @@ from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tiny_models import DENSE, MIXTURES, tiny_hf_model
 
 if TYPE_CHECKING:
     from dagrl.data.batch import Batch, Column
@@ -24,16 +24,24 @@ if TYPE_CHECKING:
 TIMEOUT_S = 90.0
 
 
-DENSE = ("qwen2", "qwen3", "qwen3_tied", "llama", "llama_scaled")
-MIXTURES = ("qwen3_moe", "qwen3_moe_mixed", "mixtral", "deepseek_v3", "deepseek_v3_yarn", "deepseek_v3_moonlight")
-
-
-@pytest.fixture(scope="session", params=(*DENSE, *MIXTURES))
+@pytest.fixture(scope="session", params=DENSE)
 def hf_model(request: pytest.FixtureRequest) -> Any:
-    """A Hugging Face model of a few thousand random weights, float32; one of each family and variant.
+    """A Hugging Face model of a few thousand random weights, float32; one of each dense family and variant.
 
     Its 59 tokens are no multiple of anything, and its norms and biases are not those of a fresh model.
     """
+    return tiny_hf_model(request.param)
+
+
+@pytest.fixture(scope="session", params=MIXTURES)
+def hf_mixture(request: pytest.FixtureRequest) -> Any:
+    """The same for mixtures of experts."""
+    return tiny_hf_model(request.param)
+
+
+@pytest.fixture(scope="session", params=(*DENSE, *MIXTURES))
+def hf_any(request: pytest.FixtureRequest) -> Any:
+    """An `hf_model` or an `hf_mixture`."""
     return tiny_hf_model(request.param)
 
 
@@ -45,72 +53,8 @@ def qwen3() -> Any:
 
 @pytest.fixture(scope="session")
 def hf_model_of() -> Callable[[str], Any]:
-    """``hf_model_of(name)``: the `hf_model` of that name."""
+    """``hf_model_of(name)``: the `hf_model` or `hf_mixture` of that name."""
     return tiny_hf_model
-
-
-_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
-_LATENT = {"kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10}
-_YARN = {"rope_type": "yarn", "factor": 8.0, "beta_fast": 16.0, "beta_slow": 2.0, "mscale": 0.7, "mscale_all_dim": 1.3}
-_VARIANTS: dict[str, dict[str, Any]] = {
-    "qwen3": {"head_dim": 12},
-    "qwen3_tied": {"head_dim": 12, "tie_word_embeddings": True},
-    "llama_scaled": {
-        "rope": {
-            "rope_type": "llama3",
-            "factor": 4.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-        }
-    },
-    "qwen3_moe": {"head_dim": 12, "num_experts": 4, "norm_topk_prob": True, **_EXPERTS},
-    # Dense layers among the others, weights of experts as they are, and as many experts as a rank may share.
-    "qwen3_moe_mixed": {
-        **{"head_dim": 12, "num_experts": 8, "norm_topk_prob": False, "mlp_only_layers": [1]},
-        **{**_EXPERTS, "num_experts_per_tok": 3},
-    },
-    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
-    "deepseek_v3": {
-        **{"q_lora_rank": 16, "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "n_shared_experts": 1},
-        **{"first_k_dense_replace": 1, "routed_scaling_factor": 2.5, "num_key_value_heads": 4},
-        **{**_EXPERTS, **_LATENT, "num_experts_per_tok": 4},
-    },
-    "deepseek_v3_yarn": {
-        **{"q_lora_rank": 16, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "n_shared_experts": 1},
-        **{"first_k_dense_replace": 0, "num_key_value_heads": 4, **_EXPERTS, **_LATENT},
-        "rope": {**_YARN, "original_max_position_embeddings": 32},
-    },
-    "deepseek_v3_moonlight": {
-        **{"q_lora_rank": None, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "n_shared_experts": 2},
-        **{"first_k_dense_replace": 1, "num_key_value_heads": 4, "rms_norm_eps": 1e-2, **_EXPERTS, **_LATENT},
-    },
-}
-
-
-@functools.cache
-def tiny_hf_model(name: str) -> Any:
-    import torch
-    import transformers
-
-    variant = dict(_VARIANTS.get(name, {}))
-    family = max((known for known in transformers.CONFIG_MAPPING if name.startswith(known)), key=len)
-    config = transformers.AutoConfig.for_model(
-        family,
-        rope_parameters={"rope_type": "default", "rope_theta": 5e5} | variant.pop("rope", {}),
-        **{
-            **{"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2},
-            **{"vocab_size": 59, "num_hidden_layers": 4, "max_position_embeddings": 16384},
-            **{"tie_word_embeddings": False, "attn_implementation": "sdpa"},
-            **variant,
-        },
-    )
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    generator = torch.Generator().manual_seed(7)
-    for tensor in model.state_dict(keep_vars=True).values():
-        mean = 1.0 if isinstance(tensor, torch.nn.Parameter) and tensor.dim() == 1 else 0.0
-        torch.nn.init.normal_(tensor, mean, 0.1, generator=generator)
-    return model.eval()
 
 
 @pytest.fixture(scope="session")
@@ -173,6 +117,25 @@ def published_weights(hf_model: Any) -> dict[str, Any]:
     if hf_model.config.tie_word_embeddings:
         del weights["lm_head.weight"]
     return weights
+
+
+@pytest.fixture(scope="session")
+def weight_recorder() -> Callable[[Any], Any]:
+    """``weight_recorder(hf_model)``: a source of its weights, with the names of those that were read in ``read``."""
+
+    class Recorder(ModelWeights):
+        def __init__(self, hf_model: Any) -> None:
+            super().__init__(hf_model)
+            self.read: set[str] = set()
+
+        def get(self, name: str) -> Any:
+            self.read.add(name)
+            return self.tensors[name]
+
+        def shape(self, name: str) -> tuple[int, ...]:
+            return tuple(self.tensors[name].shape)
+
+    return Recorder
 
 
 @pytest.fixture(scope="session")

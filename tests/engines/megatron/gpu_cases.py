@@ -30,7 +30,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "tied": {"model_type": "qwen3", "head_dim": 64, "intermediate_size": 512, "tie_word_embeddings": True},
     "mixture": {
         "model_type": "qwen3_moe",
-        "head_dim": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
         "intermediate_size": 512,
         "moe_intermediate_size": 128,
         "num_experts": 8,
@@ -95,12 +96,13 @@ class Case:
         after = ["to", *_words(self.resumes_as)] if self.kind == "resume" else []
         return "-".join([self.model, *shown, *_words(self.layout), *after, *([self.tag] if self.tag else [])])
 
-    @property
-    def precisions(self) -> tuple[str, ...]:
-        """Transformer Engine splits sequences over ranks in bfloat16 only."""
-        if self.kind in ("hugging-face", "resume"):
+    def precisions(self, on_gpu: bool) -> tuple[str, ...]:
+        """On a GPU, Transformer Engine splits sequences over ranks in bfloat16 only; on the CPU all is float32."""
+        if self.kind == "zigzag":
+            return ("fp32",) if on_gpu else ()
+        if not on_gpu or self.kind != "layout":
             return ("fp32",)
-        return ("bf16",) if "cp" in self.layout or self.kind == "zigzag" else ("fp32", "bf16")
+        return ("bf16",) if "cp" in self.layout else ("fp32", "bf16")
 
 
 def _words(layout: dict[str, Any]) -> list[str]:

@@ -19,12 +19,11 @@ import sys
 import tempfile
 import time
 import traceback
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gpu_cases import BUDGET, CASES, MODELS, SEED, Case, model_spec, rows, spec_fields
+from gpu_cases import BUDGET, CASES, SEED, Case, model_spec, rows, spec_fields
 
 Run = tuple[Case, str]
 """A case in a precision."""
@@ -43,8 +42,8 @@ def main() -> None:
     waiting = [
         (case, precision)
         for case in CASES[args.ranks]
-        for precision in case.precisions
-        if (on_gpu or (precision == "fp32" and case.kind != "zigzag")) and _chosen(case, precision, args)
+        for precision in case.precisions(on_gpu)
+        if _chosen(case, precision, args)
     ]
     with tempfile.TemporaryDirectory(prefix="dagrl-layouts-") as scratch:
         while waiting:
@@ -83,7 +82,7 @@ def _run_until_one_fails(ranks: int, runs: list[Run], results: Path, scratch: Pa
     context = multiprocessing.get_context("spawn")
     counter = context.Value("i", 0)
     errors = context.Queue()
-    ports = _free_ports(2 * len(runs) + 2 * len(MODELS))
+    ports = context.Array("i", 2 * len(runs))
     arguments = (ranks, runs, ports, results, scratch, counter, errors)
     processes = [context.Process(target=_rank, args=(rank, *arguments), daemon=True) for rank in range(ranks)]
     for process in processes:
@@ -122,14 +121,6 @@ def _drain(errors: Any) -> list[str]:
     return said
 
 
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as held:
-        probes = [held.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-
-
 def _record(results: Path, case: Case, precision: str, result: dict[str, Any]) -> None:
     line = {"case": case.name, "precision": precision, **result}
     with results.open("a") as file:
@@ -143,10 +134,10 @@ def _record(results: Path, case: Case, precision: str, result: dict[str, Any]) -
 
 
 def _rank(
-    rank: int, ranks: int, runs: list[Run], ports: list[int], results: Path, scratch: Path, counter: Any, errors: Any
+    rank: int, ranks: int, runs: list[Run], ports: Any, results: Path, scratch: Path, counter: Any, errors: Any
 ) -> None:
     try:
-        world = _World(rank, ranks, ports, scratch)
+        world = _World(rank, ranks, _Meetings(rank, ports), scratch)
         for number, (case, precision) in enumerate(runs):
             begun = time.monotonic()
             result = world.run(number, case, precision)
@@ -160,38 +151,72 @@ def _rank(
         raise
 
 
+class _Meetings:
+    """Where the ranks meet, once for each engine: ports that rank 0 holds from the start, so that nobody takes them."""
+
+    def __init__(self, rank: int, ports: Any) -> None:
+        if rank == 0:
+            self.sockets = [_bound() for _ in ports]
+            ports[:] = [held.getsockname()[1] for held in self.sockets]
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not all(ports):
+            assert time.monotonic() < deadline, "rank 0 has not started"
+            time.sleep(0.05)
+        self.rank, self.ports = rank, list(ports)
+
+    def context(self, number: int, ranks: int) -> Any:
+        """Of meeting `number`."""
+        listen_fd = self.sockets[number].detach() if self.rank == 0 else None
+        return _context(self.rank, ranks, self.ports[number], listen_fd)
+
+    @staticmethod
+    def alone() -> Any:
+        """Of an engine of one rank."""
+        own = _bound()
+        return _context(0, 1, own.getsockname()[1], own.detach())
+
+
+def _bound() -> socket.socket:
+    bound = socket.socket()
+    bound.bind(("127.0.0.1", 0))
+    return bound
+
+
+def _context(rank: int, ranks: int, port: int, listen_fd: int | None) -> Any:
+    from dagrl.engines.base import RankContext
+
+    return RankContext(rank, ranks, "127.0.0.1", port, RENDEZVOUS_S, SEED, listen_fd=listen_fd)
+
+
 class _World:
     """One rank, through all cases."""
 
-    def __init__(self, rank: int, ranks: int, ports: list[int], scratch: Path) -> None:
+    def __init__(self, rank: int, ranks: int, meetings: _Meetings, scratch: Path) -> None:
         from conftest import WeightedLikelihood
 
-        self.rank, self.ranks, self.scratch = rank, ranks, scratch
-        self.ports, self.own_ports = ports[: -2 * len(MODELS)], iter(ports[-2 * len(MODELS) :])
+        self.rank, self.ranks, self.meetings, self.scratch = rank, ranks, meetings, scratch
         self.objective = WeightedLikelihood()
         self.rows = rows()
         self.alone = functools.cache(self._alone)
 
     def run(self, number: int, case: Case, precision: str) -> dict[str, Any]:
         """What the case showed; on rank 0."""
-        ports = self.ports[2 * number : 2 * number + 2]
         match case.kind:
             case "layout":
-                return self._layout(case, precision, ports[0])
+                return self._layout(case, precision, 2 * number)
             case "resume":
-                return self._resume(case, precision, ports)
+                return self._resume(case, precision, 2 * number)
             case "hugging-face":
-                return self._hugging_face(case, precision, ports[0])
+                return self._hugging_face(case, precision)
         return _zigzag()
 
-    def _engine(self, case: Case, layout: dict[str, Any], precision: str, port: int, alone: bool = False) -> Any:
-        from dagrl.engines.base import RankContext
+    def _engine(self, case: Case, layout: dict[str, Any], precision: str, meeting: int | None) -> Any:
+        """An engine of all ranks, or, without a number of a meeting, of this rank alone."""
         from dagrl.engines.megatron.engine import MegatronEngine
         from dagrl.spec.schema import MegatronEngineSpec
 
-        rank, ranks = (0, 1) if alone else (self.rank, self.ranks)
+        context = self.meetings.alone() if meeting is None else self.meetings.context(meeting, self.ranks)
         spec = MegatronEngineSpec.model_validate(spec_fields(case, layout, precision))
-        context = RankContext(rank, ranks, "127.0.0.1", port, RENDEZVOUS_S, SEED)
         return MegatronEngine(model_spec(case.model), spec, context, train_steps=10, trainable=True)
 
     def _close(self, engine: Any) -> None:
@@ -235,21 +260,21 @@ class _World:
 
     def _alone(self, model: str, precision: str) -> dict[str, Any]:
         """What one GPU says; on rank 0, while the others wait for it in their next engine."""
-        engine = self._engine(Case(model), {}, precision, next(self.own_ports), alone=True)
+        engine = self._engine(Case(model), {}, precision, None)
         measured = self._measure(engine)
         self._close(engine)
         return measured
 
-    def _layout(self, case: Case, precision: str, port: int) -> dict[str, Any]:
+    def _layout(self, case: Case, precision: str, meeting: int) -> dict[str, Any]:
         if self.rank == 0:
             truth = self.alone(case.model, "fp32")
             noisy = self.alone(case.model, "bf16") if precision == "bf16" else None
-        engine = self._engine(case, case.layout, precision, port)
+        engine = self._engine(case, case.layout, precision, meeting)
         measured = self._measure(engine)
         self._close(engine)
         return judged(measured, truth, noisy, mixture=case.model in ("mixture", "latent")) if self.rank == 0 else {}
 
-    def _resume(self, case: Case, precision: str, ports: list[int]) -> dict[str, Any]:
+    def _resume(self, case: Case, precision: str, meeting: int) -> dict[str, Any]:
         """Two updates, a save, and two more; the same two after a load into another layout."""
         folder = self.scratch / case.name
 
@@ -257,14 +282,14 @@ class _World:
             metrics = [engine.update([self._mine()], self.objective, tokens_per_micro_batch=BUDGET) for _ in range(2)]
             return [{name: stat.mean for name, stat in step.items()} for step in metrics]
 
-        engine = self._engine(case, case.layout, precision, ports[0])
+        engine = self._engine(case, case.layout, precision, meeting)
         before = updates(engine)
         if self.rank == 0:
             folder.mkdir(parents=True)
         engine.save(folder)
         expected = updates(engine)
         self._close(engine)
-        engine = self._engine(case, case.resumes_as, precision, ports[1])
+        engine = self._engine(case, case.resumes_as, precision, meeting + 1)
         engine.load(folder)
         after = updates(engine)
         self._close(engine)
@@ -276,7 +301,7 @@ class _World:
         problem = None if distance <= RESUME_BOUND else f"the next steps differ by {distance:.1e}"
         return {"metrics": distance, "moved": moved, "problem": problem}
 
-    def _hugging_face(self, case: Case, precision: str, port: int) -> dict[str, Any]:
+    def _hugging_face(self, case: Case, precision: str) -> dict[str, Any]:
         """The exported weights, opened by Hugging Face in float32, say the same of each token."""
         import torch
         from safetensors.torch import save_file
@@ -284,7 +309,7 @@ class _World:
 
         from dagrl.engines.model_source import load_hf_config
 
-        engine = self._engine(case, {}, precision, port)
+        engine = self._engine(case, {}, precision, None)
         mine = engine.logprobs(self.rows, temperature=0.8, tokens_per_micro_batch=BUDGET)
         folder = self.scratch / case.name
         load_hf_config(model_spec(case.model)).save_pretrained(folder)

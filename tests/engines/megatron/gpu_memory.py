@@ -63,6 +63,8 @@ class Case:
 
 CASES = [
     Case("plain", 1),
+    # Says whether two runs are the same to the bit at all.
+    Case("plain-again", 1),
     Case("offload", 1, {"offload": ALL}, saves=True),
     Case("precision-aware", 1, {"offload": ALL, "optimizer": {"use_precision_aware_optimizer": True}}),
     Case("hybrid", 1, {"optimizer": {"optimizer_cpu_offload": True}}, saves=True),

@@ -35,7 +35,9 @@ def test_every_layout_equals_one_gpu(ranks: int, tmp_path: Path) -> None:
     if torch.cuda.device_count() < ranks:
         pytest.skip(f"needs {ranks} GPUs")
     results = run(ranks, tmp_path)
-    assert results.keys() == {f"{case.name} {precision}" for case in CASES[ranks] for precision in case.precisions}
+    assert results.keys() == {
+        f"{case.name} {precision}" for case in CASES[ranks] for precision in case.precisions(on_gpu=True)
+    }
     problems = {name: line["problem"] for name, line in results.items() if line["problem"] is not None}
     assert not problems, "\n".join(f"{name}: {problem}" for name, problem in problems.items())
 

@@ -1,5 +1,7 @@
 """Weights go into the model and come out again to the bit, in every layout."""
 
+import copy
+import logging
 from itertools import pairwise
 from typing import Any
 
@@ -8,30 +10,10 @@ import pytest
 import torch
 
 
-class Recorder:
-    """A source that remembers what was read."""
-
-    def __init__(self, hf_model: Any) -> None:
-        from conftest import published_weights
-
-        self._tensors = published_weights(hf_model)
-        self.read: set[str] = set()
-
-    def names(self) -> list[str]:
-        return list(self._tensors)
-
-    def get(self, name: str) -> torch.Tensor:
-        self.read.add(name)
-        return self._tensors[name]
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._tensors[name].shape)
-
-
-def exported(chunks: list[Any], hf_model: Any, bucket_bytes: int) -> list[dict[str, np.ndarray]]:
+def exported(chunks: list[Any], hf_model: Any, bucket_bytes: int, head: str = "lm") -> list[dict[str, np.ndarray]]:
     from dagrl.engines.megatron.hf_weights import export_hf_weights
 
-    buckets = export_hf_weights(chunks, hf_model.config, bucket_bytes)
+    buckets = export_hf_weights(chunks, hf_model.config, bucket_bytes, head)
     return [{name: tensor.numpy() for name, tensor in bucket} for bucket in buckets]
 
 
@@ -67,11 +49,11 @@ def assert_exported(answers: list[list[dict[str, np.ndarray]]], weights: dict[st
     assert all(bucket == [{}] * len(first) for bucket in others), "in step, and empty"
 
 
-def test_what_was_loaded_is_exported_to_the_bit(run_ranks, load_chunks, megatron_spec, hf_model, weights_of):
+def test_what_was_loaded_is_exported_to_the_bit(run_ranks, load_chunks, megatron_spec, hf_any, weights_of):
     def on_rank(rank: int) -> list[dict[str, np.ndarray]]:
-        return exported(load_chunks(hf_model, megatron_spec()), hf_model, bucket_bytes=8000)
+        return exported(load_chunks(hf_any, megatron_spec()), hf_any, bucket_bytes=8000)
 
-    assert_exported(run_ranks(1, on_rank), weights_of(hf_model))
+    assert_exported(run_ranks(1, on_rank), weights_of(hf_any))
 
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen3_tied"])
@@ -87,8 +69,14 @@ def test_dense_weights_come_out_of_any_layout(
     assert_exported(run_ranks(ranks, on_rank), weights_of(hf_model))
 
 
-@pytest.mark.parametrize("name", ["qwen3_moe_mixed", "mixtral", "deepseek_v3", "deepseek_v3_moonlight"])
-@pytest.mark.parametrize("layout", EXPERT_LAYOUTS)
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        *(("deepseek_v3", layout) for layout in EXPERT_LAYOUTS),
+        *(("deepseek_v3_moonlight", layout) for layout in ("tp2-ep2-etp2", "tp2-ep2-pp2")),
+        *((name, layout) for name in ("qwen3_moe_mixed", "mixtral") for layout in ("tp2-ep2", "etp2", "ep2-pp2-vpp2")),
+    ],
+)
 def test_weights_of_mixtures_come_out_of_any_layout(
     run_ranks, load_chunks, megatron_spec, hf_model_of, weights_of, name, layout
 ):
@@ -100,7 +88,9 @@ def test_weights_of_mixtures_come_out_of_any_layout(
     assert_exported(run_ranks(ranks, on_rank), weights_of(hf_model))
 
 
-@pytest.mark.parametrize("tail", [{"num_layers_in_last_pipeline_stage": 1}, {"pipeline_model_parallel_layout": "Ettt|tL"}])
+@pytest.mark.parametrize(
+    "tail", [{"num_layers_in_last_pipeline_stage": 1}, {"pipeline_model_parallel_layout": "Ettt|tL"}]
+)
 def test_uneven_stages_hold_their_own_layers(run_ranks, load_chunks, megatron_spec, qwen3, weights_of, tail):
     def on_rank(rank: int) -> tuple[int, Any]:
         chunks = load_chunks(qwen3, megatron_spec(pp=2, **tail))
@@ -128,7 +118,9 @@ def test_buckets_are_the_same_at_any_layout(run_ranks, load_chunks, megatron_spe
 
     def buckets(ranks: int, **sizes: Any) -> list[list[str]]:
         def on_rank(rank: int) -> list[list[str]]:
-            return [list(bucket) for bucket in exported(load_chunks(hf_model, megatron_spec(**sizes)), hf_model, 30_000)]
+            return [
+                list(bucket) for bucket in exported(load_chunks(hf_model, megatron_spec(**sizes)), hf_model, 30_000)
+            ]
 
         return run_ranks(ranks, on_rank)[0]
 
@@ -154,19 +146,19 @@ def test_bf16_weights_and_the_float32_bias_of_a_router_keep_their_dtypes(
         np.testing.assert_array_equal(found[name][1], tensor.to(kept).float().numpy(), err_msg=name)
 
 
-def test_a_rank_reads_only_what_it_holds(run_ranks, load_chunks, megatron_spec, hf_model_of):
+def test_a_rank_reads_only_what_it_holds(run_ranks, load_chunks, megatron_spec, hf_model_of, weight_recorder):
     hf_model = hf_model_of("deepseek_v3")
 
     def on_rank(rank: int) -> set[str]:
         from dagrl.engines.megatron.hf_weights import load_hf_weights
 
         chunks = load_chunks(hf_model, megatron_spec(ep=2, pp=2))
-        recorder = Recorder(hf_model)
+        recorder = weight_recorder(hf_model)
         load_hf_weights(chunks, hf_model.config, recorder)
         return recorder.read
 
     answers = run_ranks(4, on_rank)
-    assert set().union(*answers) == set(Recorder(hf_model).names())
+    assert set().union(*answers) == set(weight_recorder(hf_model).names())
     for stage, pair in enumerate((answers[:2], answers[2:])):
         for rank, read in enumerate(pair):
             layers = {int(name.split(".")[2]) for name in read if name.startswith("model.layers.")}
@@ -252,3 +244,101 @@ def test_buffers_that_old_files_hold_are_left_out(run_ranks, load_chunks, megatr
         return sum(map(len, exported(load_chunks(qwen3, megatron_spec(), **derived), qwen3, 1 << 20)))
 
     assert run_ranks(1, on_rank) == [len(list(qwen3.parameters()))]
+
+
+# -- what a folder may hold beside the model, or instead of it --------------------------------------------------------
+
+
+def test_layers_that_predict_further_tokens_are_left_out_and_named(
+    run_ranks, load_chunks, megatron_spec, hf_model_of, weights_of, caplog
+):
+    hf_model = copy.deepcopy(hf_model_of("deepseek_v3"))
+    hf_model.config.num_nextn_predict_layers = 1
+
+    def on_rank(rank: int) -> Any:
+        extra = {f"model.layers.4.{name}": torch.ones(32) for name in ("enorm.weight", "hnorm.weight")}
+        with caplog.at_level(logging.WARNING):
+            chunks = load_chunks(hf_model, megatron_spec(), **extra)
+        return caplog.messages, exported(chunks, hf_model, 8000)
+
+    ((messages, buckets),) = run_ranks(1, on_rank)
+    (message,) = (message for message in messages if "predict" in message)
+    assert "2 tensors" in message and "model.layers.4.enorm.weight" in message
+    assert_exported([buckets], weights_of(hf_model))
+
+
+def test_a_layer_too_many_is_no_prediction_layer(run_ranks, load_chunks, megatron_spec, qwen3):
+    def on_rank(rank: int) -> None:
+        with pytest.raises(ValueError, match="hold 1 tensors that a qwen3 of this config does not have"):
+            load_chunks(qwen3, megatron_spec(), **{"model.layers.4.input_layernorm.weight": torch.ones(32)})
+
+    run_ranks(1, on_rank)
+
+
+def test_weights_in_8_bits_are_refused(run_ranks, load_chunks, megatron_spec, hf_model_of):
+    def on_rank(rank: int) -> None:
+        scale = {"model.layers.1.mlp.experts.0.gate_proj.weight_scale_inv": torch.ones(1, 1)}
+        with pytest.raises(ValueError, match=r"the weights are in 8 bits, .* convert the folder to bfloat16 first"):
+            load_chunks(hf_model_of("deepseek_v3"), megatron_spec(), **scale)
+
+    run_ranks(1, on_rank)
+
+
+def test_an_expert_of_another_size_is_named(run_ranks, load_chunks, megatron_spec, hf_model_of):
+    def on_rank(rank: int) -> None:
+        name = "model.layers.2.block_sparse_moe.experts.1.w2.weight"
+        with pytest.raises(ValueError, match=rf"tensor '{name}' is \[32, 47\], but its config says \[32, 48\]"):
+            load_chunks(hf_model_of("mixtral"), megatron_spec(), **{name: torch.ones(32, 47)})
+
+    run_ranks(1, on_rank)
+
+
+@pytest.mark.parametrize(("head", "name"), [("value", "qwen3"), ("reward", "qwen3_tied"), ("reward", "qwen3_moe")])
+def test_a_score_is_loaded_and_exported_in_place_of_the_output_layer(
+    run_ranks, load_chunks, megatron_spec, hf_model_of, weights_of, head, name
+):
+    hf_model = hf_model_of(name)
+    score = torch.linspace(-1, 1, 32)[None]
+
+    def on_rank(rank: int) -> list[dict[str, np.ndarray]]:
+        spec = megatron_spec(2, True, pp=2, head=head)
+        chunks = load_chunks(hf_model, spec, **{"score.weight": score})
+        return exported(chunks, hf_model, 8000, head)
+
+    expected = weights_of(hf_model) | {"score.weight": score}
+    # A folder of a language model may be the start of a critic; its output layer has no place in it.
+    expected.pop("lm_head.weight", None)
+    assert_exported(run_ranks(4, on_rank), expected)
+
+
+def test_a_value_head_without_weights_starts_at_zero(run_ranks, load_chunks, megatron_spec, qwen3):
+    def on_rank(rank: int) -> np.ndarray:
+        from dagrl.engines.megatron.output import ScalarHead
+
+        (chunk,) = load_chunks(qwen3, megatron_spec(head="value"))
+        assert isinstance(chunk.output_layer, ScalarHead)
+        return chunk.output_layer.weight.detach().numpy()
+
+    (weight,) = run_ranks(1, on_rank)
+    assert weight.shape == (1, 32) and not weight.any()
+
+
+def test_a_reward_head_without_weights_is_refused(run_ranks, load_chunks, megatron_spec, qwen3):
+    def on_rank(rank: int) -> None:
+        with pytest.raises(ValueError, match=r"head: reward needs .* these have no score.weight"):
+            load_chunks(qwen3, megatron_spec(head="reward"))
+
+    run_ranks(1, on_rank)
+
+
+def test_a_random_reward_head_is_drawn_like_any_matrix(run_ranks, load_chunks, megatron_spec, qwen3):
+    def on_rank(rank: int) -> np.ndarray:
+        from dagrl.engines.megatron.hf_weights import load_hf_weights
+        from dagrl.engines.model_source import RandomWeights
+
+        (chunk,) = load_chunks(qwen3, megatron_spec(head="value"))
+        load_hf_weights([chunk], qwen3.config, RandomWeights(qwen3.config, seed=5), "reward")
+        return chunk.output_layer.weight.detach().numpy()
+
+    (weight,) = run_ranks(1, on_rank)
+    assert weight.std() == pytest.approx(qwen3.config.initializer_range, rel=0.5)

@@ -31,9 +31,7 @@ def batch(*rows: tuple[list[int], list[int]]) -> Batch:
     ],
 )
 def test_rows_are_aligned_to_what_ranks_share_out(parallel: dict[str, int], alignment: int) -> None:
-    from dagrl.engines.megatron.micro_batch import row_alignment
-
-    assert row_alignment(ParallelSpec.model_validate(parallel)) == alignment
+    assert ParallelSpec.model_validate(parallel).row_alignment == alignment
 
 
 def packed(rows: Batch, *, tokens: int, at_least: int = 1, **packing: Any) -> list[Any]:

@@ -72,6 +72,27 @@ def test_the_optimizer_starts_from_them(run_engine, samples, objective, released
     assert 0 < moved < torch.finfo(torch.bfloat16).eps * 2
 
 
+def test_a_critic_starts_from_a_language_model_with_a_head_of_zeros(run_engine, tiny_model, released, tmp_path) -> None:
+    import torch
+
+    from dagrl.engines.megatron.convert import StoredModel
+    from dagrl.engines.model_source import load_hf_config, weight_source
+
+    def on_rank(engine: Any) -> None:
+        engine.save(tmp_path / "step")
+
+    run_engine(2, on_rank, head="value", parallel=TP2, dist_checkpointing_path=released)
+    wanted = weight_source(tiny_model, 8)
+    found = dict(StoredModel(tmp_path / "step", load_hf_config(tiny_model), "value").tensors())
+    assert found.pop("score.weight").tolist() == [[0.0] * 32]
+    assert found.keys() == set(wanted.names()) - {"lm_head.weight"}
+    assert all(torch.equal(found[name], wanted.get(name)) for name in found)
+    # And a critic's own folder brings its head along, also for a reward model.
+    run_engine(1, on_rank, head="reward", dist_checkpointing_path=tmp_path / "step")
+    message = refusal(run_engine, released, head="reward")
+    assert message == f"head: reward needs the weights of a reward model, and {released / 'release'} holds none"
+
+
 def refusal(run_engine: Any, folder: Path, ranks: int = 1, **fields: Any) -> str:
     """What the engine says of a folder, on every rank."""
     from dagrl.engines.megatron import engine as module

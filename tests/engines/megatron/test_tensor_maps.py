@@ -59,6 +59,7 @@ def test_joining_the_shards_gives_the_full_tensors_back(sample):
     tensor_map, full, parts = sample
     shards = [tensor_map.shard(full, part, parts) for part in range(parts)]
     assert len({shard.shape for shard in shards}) == 1, "every rank holds as much"
+    assert tensor_map.shard_shape([tuple(tensor.shape) for tensor in full], parts) == tuple(shards[0].shape)
     joined = tensor_map.join(shards)
     assert len(joined) == len(full)
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(joined, full, strict=True))

@@ -1,0 +1,105 @@
+"""Hugging Face models of each family, small enough to run them all; `conftest` makes fixtures of them.
+
+Import as ``from tiny_models import tiny_hf_model``: pytest's `pythonpath` holds this folder.
+"""
+
+import functools
+from typing import Any
+
+_SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+_COMMON = {"vocab_size": 59, "num_hidden_layers": 4, "max_position_embeddings": 16384, "tie_word_embeddings": False}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+_YARN = {
+    "rope_type": "yarn",
+    "factor": 8.0,
+    "beta_fast": 16.0,
+    "beta_slow": 2.0,
+    "mscale": 0.7,
+    "mscale_all_dim": 1.3,
+    "original_max_position_embeddings": 32,
+}
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_UNGROUPED = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_key_value_heads": 4}
+_LATENT = {"kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10}
+
+DENSE: dict[str, dict[str, Any]] = {
+    "qwen2": {},
+    "qwen3": {"head_dim": 12},
+    "qwen3_tied": {"head_dim": 12, "tie_word_embeddings": True},
+    "llama": {},
+    "llama_scaled": {"rope": _LLAMA3},
+}
+MIXTURES: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {"head_dim": 12, "num_experts": 4, "norm_topk_prob": True, **_EXPERTS},
+    # A dense layer among the others, and weights of experts that do not add up to 1.
+    "qwen3_moe_mixed": {
+        "head_dim": 12,
+        "num_experts": 8,
+        "norm_topk_prob": False,
+        "mlp_only_layers": [1],
+        **_EXPERTS,
+        "num_experts_per_tok": 3,
+    },
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "deepseek_v3": {
+        **_EXPERTS,
+        **_LATENT,
+        "q_lora_rank": 16,
+        "n_routed_experts": 8,
+        "n_group": 4,
+        "topk_group": 2,
+        "num_experts_per_tok": 4,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 2.5,
+        "num_key_value_heads": 4,
+    },
+    "deepseek_v3_yarn": {
+        **_EXPERTS,
+        **_LATENT,
+        **_UNGROUPED,
+        "q_lora_rank": 16,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 0,
+        "rope": _YARN,
+    },
+    # Its norms have another epsilon than those of latents, by far.
+    "deepseek_v3_moonlight": {
+        **_EXPERTS,
+        **_LATENT,
+        **_UNGROUPED,
+        "q_lora_rank": None,
+        "n_shared_experts": 2,
+        "first_k_dense_replace": 1,
+        "rms_norm_eps": 1e-2,
+    },
+}
+
+
+@functools.cache
+def tiny_hf_model(name: str) -> Any:
+    """A model of a few thousand random weights, float32, on the CPU.
+
+    Its 59 tokens are no multiple of anything, and its norms and biases are not those of a fresh model.
+    """
+    import torch
+    import transformers
+
+    fields = dict({**DENSE, **MIXTURES}[name])
+    family = max((known for known in transformers.CONFIG_MAPPING if name.startswith(known)), key=len)
+    rope = {"rope_type": "default", "rope_theta": 5e5} | fields.pop("rope", {})
+    config = transformers.AutoConfig.for_model(
+        family, rope_parameters=rope, attn_implementation="sdpa", **{**_SIZES, **_COMMON, **fields}
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(7)
+    for tensor in model.state_dict(keep_vars=True).values():
+        mean = 1.0 if isinstance(tensor, torch.nn.Parameter) and tensor.dim() == 1 else 0.0
+        torch.nn.init.normal_(tensor, mean, 0.1, generator=generator)
+    return model.eval()

@@ -1,0 +1,81 @@
+"""Hugging Face folders as transformers reads them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagrl.spec.schema import ModelSpec
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(
+        "llama", hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, vocab_size=30
+    )
+    return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("shard_bytes", [10**9, 2000], ids=["one-file", "shards"])
+def test_transformers_loads_it_to_the_bit(model: Any, tmp_path: Path, shard_bytes: int) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from dagrl.engines.hf_folder import write_hf_folder
+
+    weights = [(name, tensor.detach()) for name, tensor in model.named_parameters()]
+    write_hf_folder(tmp_path, model.config, "LlamaForCausalLM", weights, shard_bytes)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(loaded).__name__ == "LlamaForCausalLM"
+    found = dict(loaded.named_parameters())
+    assert found.keys() == dict(weights).keys()
+    for name, tensor in weights:
+        assert found[name].dtype is torch.bfloat16
+        assert torch.equal(found[name], tensor), name
+    files = sorted(path.name for path in tmp_path.glob("*.safetensors"))
+    if shard_bytes > 2000:
+        assert files == ["model.safetensors"]
+        return
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert len(files) > 2
+    assert set(index["weight_map"].values()) == set(files)
+    assert files[0] == f"model-00001-of-{len(files):05d}.safetensors"
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for _, tensor in weights)
+
+
+def test_tokenizer_and_generation_config_come_along_as_they_are(tmp_path: Path) -> None:
+    from dagrl.engines.hf_folder import copy_tokenizer
+
+    source, other, target = tmp_path / "source", tmp_path / "other", tmp_path / "target"
+    for folder in (source, other, target):
+        folder.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "README.md", "pytorch_model.bin"):
+        (source / name).write_text(f"{name} of the model")
+    (other / "tokenizer.json").write_text("another")
+    copy_tokenizer(ModelSpec(path=source), target)
+    assert sorted(path.name for path in target.iterdir()) == [
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    assert (target / "tokenizer.json").read_text() == "tokenizer.json of the model"
+    copy_tokenizer(ModelSpec(path=source, tokenizer=other), target)
+    assert (target / "tokenizer.json").read_text() == "another"
+
+
+def test_a_made_tokenizer_is_loadable_again(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    from dagrl.data.tokenizer import make_tokenizer
+    from dagrl.engines.hf_folder import copy_tokenizer
+    from dagrl.spec.schema import TokenizerSpec
+
+    spec = TokenizerSpec(kind="characters", alphabet="0123+=")
+    copy_tokenizer(ModelSpec(init={}, tokenizer=spec), tmp_path)
+    loaded, made = AutoTokenizer.from_pretrained(tmp_path), make_tokenizer(spec)
+    assert loaded("12+3=")["input_ids"] == made("12+3=")["input_ids"]
+    assert (loaded.eos_token_id, loaded.pad_token_id) == (made.eos_token_id, made.pad_token_id)

@@ -1,0 +1,128 @@
+"""`dagrl export` and `dagrl convert`, as a user calls them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagrl.cli import main
+from dagrl.runtime.checkpoint import Checkpoints, RunState
+from dagrl.spec.load import load_pipeline
+
+
+@pytest.fixture(scope="module")
+def run(lab, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder as `dagrl run` leaves it: two checkpoints of the start weights that seeds 3 and 4 draw."""
+    from dagrl.engines.megatron.convert import write_megatron
+    from dagrl.engines.model_source import load_hf_config, weight_source
+
+    folder = tmp_path_factory.mktemp("run")
+    pipeline = load_pipeline(lab.write_pipeline(folder, lab.tiny_pipeline()))
+    (folder / "pipeline.yaml").write_text(pipeline.to_yaml())
+    model = pipeline.pipeline.model
+    for step in (3, 4):
+        checkpoints = Checkpoints(folder, keep=9)
+        aside = checkpoints.begin(step)
+        write_megatron(weight_source(model, step), load_hf_config(model), 24, aside)
+        (aside / "release").rename(aside / "actor")
+        checkpoints.finish(aside, RunState(step, 8, ""))
+    return folder
+
+
+def loaded(folder: Path) -> dict[str, Any]:
+    from transformers import AutoModelForCausalLM
+
+    return dict(AutoModelForCausalLM.from_pretrained(folder).named_parameters())
+
+
+def drawn(run: Path, seed: int) -> dict[str, Any]:
+    from dagrl.engines.model_source import weight_source
+
+    source = weight_source(load_pipeline(run / "pipeline.yaml").pipeline.model, seed)
+    return {name: source.get(name) for name in source.names()}
+
+
+def same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
+    import torch
+
+    return found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_the_newest_checkpoint_or_the_one_asked_for_is_exported(run: Path, tmp_path: Path, capsys) -> None:
+    from transformers import AutoTokenizer
+
+    assert main(["export", str(run), "-o", str(tmp_path / "new" / "hf")]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'new' / 'hf'}: actor after step 4 of {run}\n"
+    assert same(loaded(tmp_path / "new" / "hf"), drawn(run, 4))
+    assert AutoTokenizer.from_pretrained(tmp_path / "new" / "hf").decode([3, 13, 4]) == "0+1"
+    (tmp_path / "empty").mkdir()
+    assert main(["export", str(run), "-o", str(tmp_path / "empty"), "--step", "3", "--engine", "actor"]) == 0
+    assert same(loaded(tmp_path / "empty"), drawn(run, 3))
+
+
+def test_there_and_back_in_processes_of_their_own(run: Path, tmp_path: Path) -> None:
+    """As on a terminal: without noise, and without what a test process has imported."""
+
+    def dagrl(*arguments: str) -> str:
+        command = [sys.executable, "-m", "dagrl.cli", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout
+
+    hf, megatron, back = (str(tmp_path / name) for name in ("hf", "megatron", "back"))
+    assert dagrl("export", str(run), "-o", hf) == f"{hf}: actor after step 4 of {run}\n"
+    assert dagrl("convert", hf, "-o", megatron, "--to", "megatron") == f"{megatron}: {hf} for Megatron\n"
+    assert (
+        dagrl("convert", megatron, "-o", back, "--to", "hf", "--model", hf) == f"{back}: {megatron} for Hugging Face\n"
+    )
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        assert (tmp_path / "back" / name).read_bytes() == (tmp_path / "hf" / name).read_bytes(), name
+
+
+def test_a_wrong_call_is_one_line_and_exits_with_2(run: Path, tmp_path: Path, capsys) -> None:
+    def refusal(*arguments: str) -> str:
+        assert main(list(arguments)) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.count("\n") == 1
+        return captured.err
+
+    out = str(tmp_path / "out")
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "file").touch()
+    never = tmp_path / "never"
+    never.mkdir()
+    shutil.copy(run / "pipeline.yaml", never)
+    assert "is no run folder: it has no pipeline.yaml" in refusal("export", str(tmp_path), "-o", out)
+    assert "holds no checkpoint yet" in refusal("export", str(never), "-o", out)
+    assert "holds no checkpoint of step 9; it holds 3, 4" in refusal("export", str(run), "-o", out, "--step", "9")
+    assert "the run trains no engine 'critic'; it trains actor" in refusal(
+        "export", str(run), "-o", out, "--engine", "critic"
+    )
+    assert f"{full} exists and is not empty; name a new folder" in refusal("export", str(run), "-o", str(full))
+    assert "is no Hugging Face folder: it has no config.json" in refusal(
+        "convert", str(run), "-o", out, "--to", "megatron"
+    )
+    assert "--to hf needs --model" in refusal("convert", str(run), "-o", out, "--to", "hf")
+    assert f"there is no folder {tmp_path / 'no'}" in refusal(
+        "convert", str(tmp_path / "no"), "-o", out, "--to", "megatron"
+    )
+    assert not Path(out).exists()
+
+
+def test_a_failure_is_one_line_exits_with_1_and_leaves_nothing(run: Path, tmp_path: Path, capsys) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(run, broken)
+    for file in (broken / "checkpoints" / "step_4" / "actor").glob("*.distcp"):
+        file.write_bytes(b"")
+    assert main(["export", str(broken), "-o", str(tmp_path / "out")]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("dagrl export: cannot read tensor 'embedding.word_embeddings.weight' in ")
+    assert err.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["broken"]
