@@ -17,7 +17,7 @@ def test_a_run_that_saves_behind_its_back_is_the_same_run(lab, unbroken, tmp_pat
     killed = lab.start(path, tmp_path / "run")
     killed.wait_for_step(3)
     killed.kill()
-    whole = [folder for folder in (tmp_path / "run" / "checkpoints").glob("step_*")]
+    whole = list((tmp_path / "run" / "checkpoints").glob("step_*"))
     assert whole
     for folder in whole:
         sizes = json.loads((folder / "actor" / "files.json").read_text())
@@ -35,9 +35,8 @@ def test_a_run_that_saves_behind_its_back_is_the_same_run(lab, unbroken, tmp_pat
 
 
 def test_a_write_that_fails_ends_the_run_in_a_sentence(lab, tmp_path):
-    """A file size limit, which the workers inherit, stands in for a full disk."""
+    """A limit on the size of files stands in for a full disk."""
     import resource
-    import signal
 
     pipeline = lab.tiny_pipeline()
     pipeline["run"] = {"steps": 500, "seed": 3, "async_save": True, "save_every": 2}
@@ -45,15 +44,13 @@ def test_a_write_that_fails_ends_the_run_in_a_sentence(lab, tmp_path):
     run = lab.start(path, tmp_path / "run")
     run.wait_for_step(1)
     worker = json.loads((tmp_path / "run" / "workers.json").read_text())["actor/0"]["pid"]
-    # The signal that goes with the limit is ignored by Python, so the write itself fails.
-    assert signal.SIGXFSZ
+    # Python ignores the signal that goes with the limit, so the write itself fails.
     resource.prlimit(worker, resource.RLIMIT_FSIZE, (20000, 20000))
     assert run.wait() == 1
     last_lines = "\n".join(run.output.splitlines()[-12:])
     assert "cannot write the checkpoint to" in last_lines
     assert "make room, or lower run.keep" in last_lines
     assert "Traceback" not in run.output
-    checkpoints = tmp_path / "run" / "checkpoints"
-    newest = max((int(folder.name.removeprefix("step_")) for folder in checkpoints.glob("step_*")), default=0)
-    assert newest < run.metrics()[-1]["step"] + 1
+    for folder in (tmp_path / "run" / "checkpoints").glob("step_*"):
+        assert (folder / "actor" / "files.json").is_file(), f"{folder} was put in place and is not whole"
     assert run.left_behind() == []

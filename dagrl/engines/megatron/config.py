@@ -31,7 +31,6 @@ def transformer_config(hf_config: PretrainedConfig, spec: MegatronEngineSpec) ->
     """
     on_gpu = torch.cuda.is_available()
     defaults = {
-        **transformer_defaults(hf_config),
         "bf16": on_gpu,
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
@@ -40,6 +39,7 @@ def transformer_config(hf_config: PretrainedConfig, spec: MegatronEngineSpec) ->
         "deallocate_pipeline_outputs": True,
         # Megatron asks it of models without experts too, where stages send packs of any length.
         "moe_token_dispatcher_type": "alltoall",
+        **transformer_defaults(hf_config),
     }
     dtype = torch.bfloat16 if spec.transformer.get("bf16", on_gpu) is True else torch.float32
     fixed = (

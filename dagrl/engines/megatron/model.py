@@ -18,6 +18,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from dagrl.engines.megatron.config import padded_vocab_size, transformer_config
 from dagrl.engines.megatron.cpu.modules import use_plain_modules
 from dagrl.engines.megatron.families import rope_fields
+from dagrl.engines.megatron.latent_attention import use_latent_norms
 from dagrl.engines.megatron.output import ScalarHead
 from dagrl.spec.schema import MegatronEngineSpec
 
@@ -52,7 +53,9 @@ def _chunk(
     is_last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=virtual_stage)
     chunk = GPTModel(
         config=config,
-        transformer_layer_spec=get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=virtual_stage),
+        transformer_layer_spec=use_latent_norms(
+            get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=virtual_stage)
+        ),
         vocab_size=padded_vocab_size(hf_config.vocab_size, config.tensor_model_parallel_size),
         max_sequence_length=hf_config.max_position_embeddings,
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=virtual_stage),

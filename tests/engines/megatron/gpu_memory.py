@@ -28,7 +28,8 @@ CASE_TIMEOUT_S = 240.0
 RENDEZVOUS_S = 120.0
 VOCABULARY = 32768
 ROWS, PROMPT, RESPONSE = 16, 128, 896
-BUDGET = 8192
+BUDGET = 2048
+"""Small, for the deterministic attention's room on the device grows with its square."""
 CYCLES = 3
 UPDATES = 2
 SHAPE = {

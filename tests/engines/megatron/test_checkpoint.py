@@ -122,6 +122,9 @@ def test_a_run_that_moves_from_layout_to_layout_takes_the_same_steps(
     """Each layout loads what the one before it saved; weights to the bit, metrics as of a run that never moves."""
     import torch
 
+    from dagrl.engines.megatron.convert import StoredModel
+    from dagrl.engines.model_source import load_hf_config
+
     fields = {
         **OPTIONS,
         "optimizer": {**OPTIONS["optimizer"], **options},
@@ -151,6 +154,11 @@ def test_a_run_that_moves_from_layout_to_layout_takes_the_same_steps(
         assert metrics == pytest.approx(expected[number], rel=1e-5), f"step {number + 1} on {name}"
         for tensor, value in saved.items():
             assert torch.equal(before[tensor], value), f"{tensor} after loading on {name}"
+        # What `dagrl export` reads, in one process and without the layout.
+        exported = dict(StoredModel(tmp_path / f"step_{number + 1}", load_hf_config(fields["model"])).tensors())
+        assert exported.keys() == after.keys()
+        for tensor, value in exported.items():
+            assert torch.equal(after[tensor], value), f"{tensor} as stored by {name}"
         saved = after
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gpu_cases import CASES
-from gpu_layouts import judged
+from gpu_verdicts import judged
 
 SCRIPT = Path(__file__).parent / "gpu_layouts.py"
 
@@ -47,6 +47,7 @@ def test_the_names_of_the_cases_tell_them_apart() -> None:
         assert len({case.name for case in cases}) == len(cases)
 
 
+@pytest.mark.slow
 def test_a_layout_is_compared_without_gpus_too(tmp_path: Path) -> None:
     results = run(2, tmp_path, "--only", "dense-tp2-sp", CUDA_VISIBLE_DEVICES="")
     assert results.keys() == {"dense-tp2-sp fp32"}

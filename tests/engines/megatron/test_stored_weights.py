@@ -39,6 +39,41 @@ def test_weights_are_those_of_the_folder_to_the_bit(
     assert all(torch.equal(found[name], wanted.get(name)) for name in found)
 
 
+@pytest.mark.parametrize(
+    ("family", "ranks", "parallel"),
+    [
+        ("qwen3_moe", 2, {"expert_model_parallel_size": 2}),
+        ("deepseek_v3", 2, {"expert_model_parallel_size": 2}),
+        ("deepseek_v3", 2, {"pipeline_model_parallel_size": 2}),
+    ],
+    ids=["mixture-ep2", "latent-ep2", "latent-pp2"],
+)
+def test_experts_and_layers_find_their_ranks(
+    run_engine: Callable[..., list[Any]], tiny_model: Any, tmp_path: Path, family: str, ranks: int, parallel: Any
+) -> None:
+    """One model whose layers are all alike, one whose layers are not: they lie in the folder in different ways."""
+    import torch
+
+    from dagrl.engines.megatron.convert import write_megatron
+    from dagrl.engines.model_source import load_hf_config, weight_source
+
+    init = {"vocab_size": 61, "pad_token_id": None, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4}
+    init |= {"num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": False, "num_experts_per_tok": 2}
+    init |= {"model_type": family, "moe_intermediate_size": 24}
+    if family == "deepseek_v3":
+        init |= {"n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "q_lora_rank": 16}
+        init |= {"kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10}
+        init |= {"first_k_dense_replace": 1}
+    else:
+        init |= {"num_experts": 4, "norm_topk_prob": True, "head_dim": 8}
+    model = tiny_model.model_copy(update={"init": init})
+    wanted = weight_source(model, 8)
+    write_megatron(wanted, load_hf_config(model), 64, tmp_path)
+    found = run_engine(ranks, exported, model=model, parallel=parallel, dist_checkpointing_path=tmp_path)[0]
+    assert found.keys() == set(wanted.names())
+    assert all(torch.equal(found[name], wanted.get(name)) for name in found)
+
+
 def test_an_engines_own_checkpoint_is_taken_too_without_its_optimizer(run_engine, samples, objective, tmp_path) -> None:
     import torch
 
@@ -139,3 +174,34 @@ def test_weights_without_a_place_are_refused(run_engine, tiny_model, released: P
     tied = tiny_model.model_copy(update={"init": {**tiny_model.init, "tie_word_embeddings": True}})
     message = refusal(run_engine, released, model=tied)
     assert message.endswith("it holds 1 tensors that the model does not have, 'output_layer.weight' among them")
+
+
+class Evil:
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.mark,)
+
+
+def test_pickled_objects_beside_the_tensors_are_not_touched(run_engine, released: Path, tmp_path: Path) -> None:
+    """Megatron-LM puts its arguments there, and torch would load them with all that they ask for."""
+    import torch
+
+    from dagrl.engines.megatron.stored_tensors import StoredTensors
+    from dagrl.engines.megatron.stored_writer import TensorToWrite, write_tensors
+
+    mark = tmp_path / "was_here"
+    stored = StoredTensors(released / "release")
+    content = {
+        key: TensorToWrite(tensor.shape, tensor.dtype, {(): (lambda key=key: stored.read(key))})
+        for key, tensor in stored.tensors.items()
+    }
+    folder = tmp_path / "evil"
+    folder.mkdir()
+    write_tensors(folder, content, {"args": Evil(mark)})
+    torch.save({"args": Evil(mark)}, folder / "common.pt")
+    expected = run_engine(1, exported, dist_checkpointing_path=released)[0]
+    found = run_engine(1, exported, dist_checkpointing_path=folder)[0]
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert not mark.exists()
