@@ -29,6 +29,8 @@ def transformer_config(hf_config: PretrainedConfig, spec: MegatronEngineSpec) ->
     ValueError with a line for each field that is unknown, ill-typed or clashing, and where the layout does not divide
     the model.
     """
+    if spec.parallel.sequence_parallel and spec.parallel.tensor_model_parallel_size == 1:
+        raise ValueError("parallel.sequence_parallel: needs tensor_model_parallel_size above 1; set it to false")
     on_gpu = torch.cuda.is_available()
     defaults = {
         "bf16": on_gpu,
@@ -95,8 +97,6 @@ def _pipeline_fields(parallel: ParallelSpec) -> dict[str, Any]:
 def _check_sizes(config: TransformerConfig, parallel: ParallelSpec) -> None:
     """Refuse a layout that does not divide the model; megatron would fail deep within, or not at all."""
     tensor, expert_tensor = parallel.tensor_model_parallel_size, parallel.expert_tensor_parallel_size
-    if parallel.sequence_parallel and tensor == 1:
-        raise ValueError("parallel.sequence_parallel: needs tensor_model_parallel_size above 1; set it to false")
     mixture = config.num_moe_experts is not None
     if tensor > 1 and not parallel.sequence_parallel and (mixture or config.multi_latent_attention):
         kind = "experts" if mixture else "latent attention"
@@ -106,8 +106,14 @@ def _check_sizes(config: TransformerConfig, parallel: ParallelSpec) -> None:
         )
     sizes = [
         ("tensor_model_parallel_size", tensor, "num_attention_heads", config.num_attention_heads),
-        ("tensor_model_parallel_size", tensor, "num_key_value_heads", config.num_query_groups),
     ]
+    groups = config.num_query_groups
+    # Of more ranks than key heads, as many work with each head.
+    if groups >= tensor or tensor % groups:
+        sizes.append(("tensor_model_parallel_size", tensor, "num_key_value_heads", groups))
+    else:
+        rows = (config.num_attention_heads + 2 * groups) * config.kv_channels
+        sizes.append(("tensor_model_parallel_size", tensor, "rows of queries, keys and values", rows))
     if mixture:
         experts = parallel.expert_model_parallel_size
         sizes.append(("expert_model_parallel_size", experts, "number of experts", config.num_moe_experts))

@@ -98,7 +98,9 @@ class GateUp:
 class GroupedQkv:
     """Query, key and value projections (weights or biases), interleaved by query group.
 
-    Each group's queries are followed by its one key head and its one value head; ranks hold whole groups.
+    Each group's queries are followed by its one key head and its one value head, and ranks hold equal slices of the
+    whole. Ranks beyond the number of groups hold parts of one: Megatron gathers the projections' results over them and
+    takes from those what a rank's query heads need (`megatron.core.transformer.attention`).
     """
 
     groups: int
@@ -106,10 +108,9 @@ class GroupedQkv:
     split = True
 
     def shard(self, full: Sequence[Tensor], part: int, parts: int) -> Tensor:
-        """The rank's groups."""
-        local = [_slice(tensor, 0, part, parts) for tensor in full]
-        by_group = [tensor.unflatten(0, (self.groups // parts, -1)) for tensor in local]
-        return torch.cat(by_group, dim=1).flatten(0, 1)
+        """The rank's groups, or its part of one."""
+        by_group = [tensor.unflatten(0, (self.groups, -1)) for tensor in full]
+        return _slice(torch.cat(by_group, dim=1).flatten(0, 1), 0, part, parts)
 
     def join(self, shards: Sequence[Tensor]) -> list[Tensor]:
         """Query, key and value."""

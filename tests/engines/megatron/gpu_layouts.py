@@ -334,6 +334,9 @@ class _World:
 def _zigzag() -> dict[str, Any]:
     """Our places of a rank's tokens, and Transformer Engine's."""
     import torch
+
+    # Loads the extension, which is not on Python's path.
+    import transformer_engine.pytorch  # noqa: F401
     import transformer_engine_torch
 
     from dagrl.engines.megatron.context_parallel import zigzag_index

@@ -32,6 +32,13 @@ DENSE = {
     "dp2-pp2": (4, {"pp": 2}),
     "tp2-pp2-cp2": (8, {"tp": 2, "pp": 2, "cp": 2, "sp": True}),
 }
+LATENT = {
+    "ep2": (2, {"ep": 2}),
+    "pp2": (2, {"pp": 2}),
+    "tp2-ep2": (2, {"tp": 2, "sp": True, "ep": 2}),
+    "cp2-ep2": (2, {"cp": 2, "ep": 2}),
+    "tp2-pp2-vpp2-ep2": (4, {"tp": 2, "pp": 2, "vpp": 2, "sp": True, "ep": 2}),
+}
 MIXTURE = {
     "dp2": (2, {}),
     "ep2": (2, {"ep": 2}),
@@ -64,10 +71,29 @@ def parallel_of(layout: dict[str, Any]) -> dict[str, Any]:
     return {_NAMES[name]: value for name, value in layout.items()}
 
 
+LATENT_SHAPE = {
+    "q_lora_rank": 16,
+    "kv_lora_rank": 12,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "moe_intermediate_size": 24,
+    "routed_scaling_factor": 2.5,
+}
+
+
 def model_of(family: str, **changes: Any) -> ModelSpec:
     """Four layers, a vocabulary of 61 tokens that has to be padded, and weights with room between experts."""
-    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "head_dim": 8}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": False}
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4}
+    shape |= LATENT_SHAPE if family == "deepseek_v3" else {"head_dim": 8}
+    groups = 4 if family == "deepseek_v3" else 2
+    heads = {"num_attention_heads": 4, "num_key_value_heads": groups, "tie_word_embeddings": False}
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}
     fields = {"model_type": family, "vocab_size": 61, "initializer_range": 0.15, "pad_token_id": None, **shape, **heads}
     fields |= (experts if "moe" in family else {}) | changes
@@ -136,6 +162,14 @@ def test_a_mixture_in_any_layout_equals_one_process(layout: str, measure: Measur
     assert_equal(measure(ranks, sizes, model_of("qwen3_moe")), alone("qwen3_moe"))
 
 
+@pytest.mark.parametrize("layout", LATENT)
+def test_latent_attention_and_shared_experts_in_any_layout_equal_one_process(
+    layout: str, measure: Measure, alone: Any
+) -> None:
+    ranks, sizes = LATENT[layout]
+    assert_equal(measure(ranks, sizes, model_of("deepseek_v3")), alone("deepseek_v3"))
+
+
 @pytest.fixture(scope="module")
 def without_padding(samples: "Batch") -> "Batch":
     """Rows of 8 or 16 tokens: no layout pads them, so that each has the same tokens to route."""
@@ -175,6 +209,8 @@ def assert_equal(measured: Any, expected: Any) -> None:
     gradients, metrics, logprobs = measured
     assert gradients.keys() == expected[0].keys()
     assert len(gradients) > 20
+    # The routers' correction is no parameter: it has no gradient.
+    gradients = {name: tensor for name, tensor in gradients.items() if not name.endswith("e_score_correction_bias")}
     worst = max(gradients, key=lambda name: distance(gradients[name], expected[0][name]))
     assert distance(gradients[worst], expected[0][worst]) <= BOUND, worst
     assert metrics == pytest.approx(expected[1], rel=BOUND)

@@ -81,7 +81,7 @@ def test_gradients_are_those_of_hugging_face(run_ranks, load_chunks, megatron_sp
         ({"hidden_size": 64}, "64 clashes with 32: the field follows from the model"),
         ({"num_moe_experts": 4}, "4 clashes with None: the field follows from the model"),
         ({"tensor_model_parallel_size": 4}, "4 clashes with 1: the field is set by the engine's `parallel` section"),
-        ({"virtual_pipeline_model_parallel_size": 2}, "`parallel` section, where this version has it"),
+        ({"virtual_pipeline_model_parallel_size": 2}, "`parallel` section"),
         ({"calculate_per_token_loss": False}, "makes the loss a mean over the global batch"),
         ({"params_dtype": "float16"}, "follows from `bf16`"),
         ({"grad_scale_func": "mine"}, "takes a function"),
@@ -90,7 +90,7 @@ def test_gradients_are_those_of_hugging_face(run_ranks, load_chunks, megatron_sp
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
 def test_a_wrong_transformer_field_is_refused_with_the_reason(run_ranks, megatron_spec, qwen3, fields, complaint):
-    from dagrl.engines.megatron.model import transformer_config
+    from dagrl.engines.megatron.config import transformer_config
 
     with pytest.raises(ValueError, match="^transformer\\." + next(iter(fields))) as caught:
         transformer_config(qwen3.config, megatron_spec(**fields))
@@ -98,7 +98,7 @@ def test_a_wrong_transformer_field_is_refused_with_the_reason(run_ranks, megatro
 
 
 def test_all_wrong_fields_are_named_at_once(run_ranks, megatron_spec, qwen3):
-    from dagrl.engines.megatron.model import transformer_config
+    from dagrl.engines.megatron.config import transformer_config
 
     with pytest.raises(ValueError) as caught:
         transformer_config(qwen3.config, megatron_spec(hidden_size=64, num_layer=3))
@@ -109,7 +109,7 @@ def test_all_wrong_fields_are_named_at_once(run_ranks, megatron_spec, qwen3):
 def test_transformer_fields_pass_through_by_name(run_ranks, megatron_spec, qwen3):
     from megatron.core.transformer.enums import AttnBackend
 
-    from dagrl.engines.megatron.model import transformer_config
+    from dagrl.engines.megatron.config import transformer_config
 
     config = transformer_config(
         qwen3.config,
@@ -123,36 +123,48 @@ def test_transformer_fields_pass_through_by_name(run_ranks, megatron_spec, qwen3
 
 
 def test_what_megatron_itself_refuses_is_the_users_error_too(run_ranks, megatron_spec, qwen3):
-    from dagrl.engines.megatron.model import transformer_config
+    from dagrl.engines.megatron.config import transformer_config
 
     with pytest.raises(ValueError, match=r"^transformer: Megatron refuses these fields: .*recompute_method"):
         transformer_config(qwen3.config, megatron_spec(recompute_granularity="full"))
 
 
-@pytest.mark.parametrize(
-    "name", ["pipeline_model_parallel_size", "context_parallel_size", "expert_model_parallel_size"]
-)
-def test_layouts_of_later_versions_are_refused(run_ranks, qwen3, name):
-    from dagrl.engines.megatron.model import transformer_config
-    from dagrl.spec.schema import MegatronEngineSpec, ParallelSpec
+def test_a_layout_that_does_not_divide_the_model_is_refused(run_ranks, megatron_spec, qwen3, hf_model_of):
+    from dagrl.engines.megatron.config import transformer_config
 
-    spec = MegatronEngineSpec(backend="megatron", group="all", parallel=ParallelSpec(**{name: 2}))
-    with pytest.raises(ValueError, match=f"parallel.{name}: 2 is not in this version yet"):
-        transformer_config(qwen3.config, spec)
-
-
-def test_a_tensor_parallel_size_that_does_not_divide_the_model_is_refused(run_ranks, megatron_spec, qwen3):
-    from dagrl.engines.megatron.model import transformer_config
-
-    with pytest.raises(ValueError, match="4 does not divide the model's num_key_value_heads, 2"):
-        transformer_config(qwen3.config, megatron_spec(4))
+    with pytest.raises(ValueError, match=r"num_attention_heads \(4\) must be a multiple of tensor_model_parallel_size"):
+        transformer_config(qwen3.config, megatron_spec(3))
     with pytest.raises(ValueError, match="sequence_parallel: needs tensor_model_parallel_size above 1"):
         transformer_config(qwen3.config, megatron_spec(1, True))
+    with pytest.raises(ValueError, match="expert_model_parallel_size: the model has no experts; leave it at 1"):
+        transformer_config(qwen3.config, megatron_spec(ep=2))
+    with pytest.raises(ValueError, match="expert_model_parallel_size: 3 does not divide the model's number of experts"):
+        transformer_config(hf_model_of("qwen3_moe").config, megatron_spec(ep=3))
+    with pytest.raises(ValueError, match="trains a model with experts over tensor-parallel ranks with it only"):
+        transformer_config(hf_model_of("qwen3_moe").config, megatron_spec(2))
+
+
+def test_stages_send_packs_of_any_length(run_ranks, megatron_spec, qwen3):
+    from dagrl.engines.megatron.config import transformer_config
+
+    assert not transformer_config(qwen3.config, megatron_spec()).variable_seq_lengths
+    config = transformer_config(qwen3.config, megatron_spec(pp=2, num_layers_in_first_pipeline_stage=1))
+    assert config.variable_seq_lengths and config.num_layers_in_first_pipeline_stage == 1
+    interleaved = transformer_config(qwen3.config, megatron_spec(pp=2, vpp=1))
+    assert interleaved.overlap_p2p_comm and not interleaved.batch_p2p_comm
+
+
+def test_virtual_stages_of_a_layout_are_those_of_the_parallel_section(run_ranks, megatron_spec, qwen3):
+    from dagrl.engines.megatron.config import transformer_config
+
+    layout = {"pipeline_model_parallel_layout": "Et|t|t|tL"}
+    with pytest.raises(ValueError, match="pipeline_model_parallel_layout: it has 2 virtual stages"):
+        transformer_config(qwen3.config, megatron_spec(pp=2, **layout))
 
 
 @given(vocab_size=st.integers(1, 300_000), ranks=st.integers(1, 16))
 def test_a_padded_vocabulary_holds_all_tokens_and_divides(vocab_size: int, ranks: int):
-    from dagrl.engines.megatron.model import padded_vocab_size
+    from dagrl.engines.megatron.config import padded_vocab_size
 
     padded = padded_vocab_size(vocab_size, ranks)
     assert padded >= vocab_size
