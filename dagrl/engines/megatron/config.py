@@ -104,16 +104,12 @@ def _check_sizes(config: TransformerConfig, parallel: ParallelSpec) -> None:
             f"parallel.sequence_parallel: Megatron trains a model with {kind} over tensor-parallel ranks with it only; "
             "set it to true"
         )
+    # Ranks beyond the number of key heads hold parts of one; Megatron has seen that heads and ranks fit.
+    rows = (config.num_attention_heads + 2 * config.num_query_groups) * config.kv_channels
     sizes = [
         ("tensor_model_parallel_size", tensor, "num_attention_heads", config.num_attention_heads),
+        ("tensor_model_parallel_size", tensor, "rows of queries, keys and values", rows),
     ]
-    groups = config.num_query_groups
-    # Of more ranks than key heads, as many work with each head.
-    if groups >= tensor or tensor % groups:
-        sizes.append(("tensor_model_parallel_size", tensor, "num_key_value_heads", groups))
-    else:
-        rows = (config.num_attention_heads + 2 * groups) * config.kv_channels
-        sizes.append(("tensor_model_parallel_size", tensor, "rows of queries, keys and values", rows))
     if mixture:
         experts = parallel.expert_model_parallel_size
         sizes.append(("expert_model_parallel_size", experts, "number of experts", config.num_moe_experts))

@@ -125,15 +125,24 @@ class _Layout:
 
     def check_widths(self, model: ModelSizes) -> None:
         """Whether tensor-parallel ranks share every matrix evenly. (The vocabulary is padded by the engine.)"""
-        for size in (model.heads, model.key_value_heads, model.dense_width, model.shared_width):
+        for size in (model.heads, model.dense_width, model.shared_width):
             self._divides(_TP, size)
+        tensor, keys = self._sizes.tensor_model_parallel_size, model.key_value_heads
+        if keys and keys.value % tensor and tensor % keys.value:
+            self._undivided(_TP, f"{tensor} does", keys, "choose a divisor or a multiple of it")
         if "a2a" in _listed(self._engine.transformer.get("cp_comm_type")):
-            tensor, context = self._sizes.tensor_model_parallel_size, self._sizes.context_parallel_size
-            for size in (model.heads, model.key_value_heads):
-                if size and size.value % tensor == 0 and size.value // tensor % context:
-                    remedy = f"choose a divisor of {size.value // tensor}, or another cp_comm_type"
-                    self._undivided(_CP, f"{context} ranks that exchange heads (a2a) do", size, remedy)
-                    break
+            self._check_exchange_of_heads(model.heads, keys)
+
+    def _check_exchange_of_heads(self, *heads: Size | None) -> None:
+        """Report heads of a rank that context-parallel ranks cannot share out."""
+        tensor, context = self._sizes.tensor_model_parallel_size, self._sizes.context_parallel_size
+        for size in heads:
+            # Of more ranks than key heads, each has one, and others the same.
+            own = max(size.value // tensor, 1) if size else 0
+            if size and own % context and (size.value % tensor == 0 or tensor % size.value == 0):
+                remedy = f"choose a divisor of {own}, or another cp_comm_type"
+                self._undivided(_CP, f"{context} ranks that exchange heads (a2a) do", size, remedy)
+                break
 
     def _divides(self, name: str, size: Size | None) -> None:
         parts = getattr(self._sizes, name)

@@ -170,7 +170,6 @@ CASES: dict[int, list[Case]] = {
     1: [
         Case("dense", kind="zigzag"),
         *(Case(model, kind="hugging-face") for model in MODELS),
-        *(Case(model) for model in MODELS),
         Case("dense", fields=FUSED, tag="fused"),
         Case("tied", fields=FUSED, tag="fused"),
         Case("dense", fields={"transformer": RECOMPUTE}, tag="recompute"),

@@ -24,6 +24,8 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "pp2": (2, {"pp": 2}),
     "pp2-vpp2": (2, {"pp": 2, "vpp": 2}),
     "tp2-dp2": (4, {"tp": 2, "sequence_parallel": True}),
+    # More ranks than the two key heads.
+    "tp4": (4, {"tp": 4, "sequence_parallel": True}),
     "tp2-pp2": (4, {"tp": 2, "pp": 2, "sequence_parallel": True}),
     "cp2-pp2": (4, {"cp": 2, "pp": 2}),
 }

@@ -39,6 +39,11 @@ LATENT = {
     "cp2-ep2": (2, {"cp": 2, "ep": 2}),
     "tp2-pp2-vpp2-ep2": (4, {"tp": 2, "pp": 2, "vpp": 2, "sp": True, "ep": 2}),
 }
+SHARED_KEYS = {
+    "tp4": (4, {"tp": 4}),
+    "tp4-sp": (4, {"tp": 4, "sp": True}),
+    "tp4-cp2": (8, {"tp": 4, "cp": 2, "sp": True}),
+}
 MIXTURE = {
     "dp2": (2, {}),
     "ep2": (2, {"ep": 2}),
@@ -154,6 +159,16 @@ def alone(measure: Measure) -> Callable[[str], Any]:
 def test_a_dense_model_in_any_layout_equals_one_process(layout: str, measure: Measure, alone: Any) -> None:
     ranks, sizes = DENSE[layout]
     assert_equal(measure(ranks, sizes, model_of("qwen3")), alone("qwen3"))
+
+
+@pytest.mark.parametrize("layout", SHARED_KEYS)
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_more_ranks_than_key_heads_equal_one_process(family: str, layout: str, measure: Measure, alone: Any) -> None:
+    """Two key heads: ranks hold parts of their projections, of biases (qwen2) too, and share their norm (qwen3)."""
+    ranks, sizes = SHARED_KEYS[layout]
+    measured = measure(ranks, sizes, model_of(family))
+    assert ("model.layers.3.self_attn.k_proj.bias" in measured[0]) == (family == "qwen2")
+    assert_equal(measured, alone(family))
 
 
 @pytest.mark.parametrize("layout", MIXTURE)

@@ -1,5 +1,6 @@
 """The built model computes what Hugging Face computes, in every layout; what cannot be built is refused."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -134,6 +135,15 @@ def test_a_layout_that_does_not_divide_the_model_is_refused(run_ranks, megatron_
 
     with pytest.raises(ValueError, match=r"num_attention_heads \(4\) must be a multiple of tensor_model_parallel_size"):
         transformer_config(qwen3.config, megatron_spec(3))
+    keys = copy.deepcopy(qwen3.config)
+    keys.num_attention_heads, keys.num_key_value_heads = 6, 3
+    with pytest.raises(ValueError, match=r"num_query_groups \(3\) must be a multiple or divisor of tensor_model_par"):
+        transformer_config(keys, megatron_spec(2))
+    keys.num_attention_heads, keys.num_key_value_heads, keys.head_dim = 4, 1, 2
+    transformer_config(keys, megatron_spec(2))
+    keys.head_dim = 1
+    with pytest.raises(ValueError, match="4 does not divide the model's rows of queries, keys and values, 6"):
+        transformer_config(keys, megatron_spec(4))
     with pytest.raises(ValueError, match="sequence_parallel: needs tensor_model_parallel_size above 1"):
         transformer_config(qwen3.config, megatron_spec(1, True))
     with pytest.raises(ValueError, match="expert_model_parallel_size: the model has no experts; leave it at 1"):

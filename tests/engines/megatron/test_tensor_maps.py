@@ -17,6 +17,8 @@ def test_queries_stand_before_their_groups_key_and_value():
     qkv, full = GroupedQkv(groups=2, head_dim=1), [rows(0, 1, 2, 3), rows(10, 11), rows(20, 21)]
     assert qkv.shard(full, 0, 1).tolist() == [0, 1, 10, 20, 2, 3, 11, 21]
     assert qkv.shard(full, 1, 2).tolist() == [2, 3, 11, 21]
+    # Four ranks share two key heads.
+    assert [qkv.shard(full, part, 4).tolist() for part in range(4)] == [[0, 1], [10, 20], [2, 3], [11, 21]]
 
 
 def test_each_rank_has_its_part_of_the_gate_above_its_part_of_the_up_projection():
@@ -41,7 +43,7 @@ def maps(draw) -> tuple[TensorMap, list[torch.Tensor], int]:
     parts, each, width = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(1, 3))
     head_dim, queries = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     groups, rest = parts * each, draw(st.sampled_from([(), (width,)]))
-    kind = draw(st.sampled_from(["replicated", "column", "row", "gate-up", "qkv", "vocabulary"]))
+    kind = draw(st.sampled_from(["replicated", "column", "row", "gate-up", "qkv", "shared keys", "vocabulary"]))
     vocabulary = draw(st.integers(1, parts * each))
     tensor_map, shapes = {
         "replicated": (Replicated(), [(each, *rest)]),
@@ -49,6 +51,8 @@ def maps(draw) -> tuple[TensorMap, list[torch.Tensor], int]:
         "row": (Parallel(dim=1), [(width, parts * each)]),
         "gate-up": (GateUp(), [(parts * each, width)] * 2),
         "qkv": (GroupedQkv(groups, head_dim), [(groups * n * head_dim, *rest) for n in (queries, 1, 1)]),
+        # As many ranks as there are channels in a head, for one group.
+        "shared keys": (GroupedQkv(each, parts), [(each * n * parts, *rest) for n in (queries, 1, 1)]),
         "vocabulary": (VocabParallel(vocabulary, parts * each), [(vocabulary, width)]),
     }[kind]
     return tensor_map, [torch.randn(shape) for shape in shapes], parts

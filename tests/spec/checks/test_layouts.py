@@ -67,12 +67,6 @@ CASES = {
     ),
     "chunks of one stage": (f"{VPP}: 2", DENSE, VPP, f"set {PP} above 1, or take this out"),
     "one chunk": (f"{PP}: 2, {VPP}: 1", DENSE, VPP, "take it out, or choose 2 or more"),
-    "key heads": (
-        f"{TP}: 8",
-        DENSE,
-        TP,
-        "8 does not divide the model's num_key_value_heads, 4; choose a divisor of it",
-    ),
 }
 
 
@@ -86,6 +80,8 @@ def test_layouts_that_do_not_fit_are_told(project, laid_out, parallel, model, ke
     [
         (f"{TP}: 2, sequence_parallel: true", DENSE),
         (f"{TP}: 2, {PP}: 2, {CP}: 2", DENSE),
+        # Twice as many ranks as key heads.
+        (f"{TP}: 8", DENSE),
         (f"{PP}: 2, {VPP}: 3", DENSE),
         (f"{CP}: 2, {EP}: 2", MIXTURE),
         (f"{TP}: 2, sequence_parallel: true, {EP}: 2", MIXTURE),
@@ -117,6 +113,10 @@ def test_rounds_of_the_interleaved_schedule_fill_every_stage(project, laid_out):
 def test_heads_that_are_exchanged_for_context_divide_too(project, laid_out):
     further = "    transformer: {cp_comm_type: a2a}\n"
     check_file(laid_out(f"{TP}: 2, {CP}: 2", further=further))
+    path = laid_out(f"{TP}: 8, {CP}: 2", gpus=16, further=further)
+    problem = project.only_problem(path)
+    assert problem.place == f"engines.actor.parallel.{CP}"
+    assert "choose a divisor of 1, or another cp_comm_type" in problem.message
     path = laid_out(f"{TP}: 2, {CP}: 4", further=further)
     project.assert_problem(
         path, f"engines.actor.parallel.{CP}", "4 ranks that exchange heads (a2a) do not divide the model's num_key_valu"
@@ -154,7 +154,12 @@ FAMILIES = {
         f"{TP}: 2",
         "only if this is true; set it to true",
     ),
-    "qwen3": ({"model_type": "qwen3", "num_key_value_heads": 2}, f"{TP}: 4", "num_key_value_heads, 2"),
+    "key heads": (
+        {"model_type": "qwen3", "num_attention_heads": 12, "num_key_value_heads": 3},
+        f"{TP}: 2",
+        "2 does not divide the model's num_key_value_heads, 3; choose a divisor or a multiple of it",
+    ),
+    "key heads that ranks share": ({"model_type": "qwen3", "num_key_value_heads": 2}, f"{TP}: 4", None),
     # Latent attention has no key heads, a mixture without dense layers no use for their width.
     "deepseek that fits": (
         {"model_type": "deepseek_v3", "kv_lora_rank": 16, "num_key_value_heads": 2, "intermediate_size": 30},
