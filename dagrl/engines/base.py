@@ -82,7 +82,8 @@ class Objective[Tokens: (ResponseTokens, ValueTokens)](Protocol):
     def token_weights(self, batch: Batch) -> tuple[Column, float]:
         """Weight of each response token of `batch`, ragged as response_tokens, and what `batch` adds to the normalizer.
 
-        With a reward head, one weight for each row. The engine sums the second over all ranks and divides the first by it.
+        With a reward head, one weight for each row. The engine sums the second over all ranks and divides the first by
+        it.
         """
         ...
 
@@ -141,7 +142,7 @@ class TrainEngine(Engine, Protocol):
         ...
 
     def sleep(self) -> Slept:
-        """Give the device's memory back: weights, gradients, optimizer and communicators; what matters waits on the host.
+        """Give the device's memory back: weights, gradients, optimizer, communicators. What matters waits on the host.
 
         Until `wake`, nothing else may be asked of the engine.
         """

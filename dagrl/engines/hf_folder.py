@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from dagrl.engines.weight_names import PREDICTION_LAYERS, is_prediction_layer
 from dagrl.spec.schema import ModelSpec, TokenizerSpec
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ def write_hf_folder(
 ) -> None:
     """Write weights as they come, to the bit, and a config that loads them in their dtype, to `folder`, which exists.
 
-    `architecture` is the Hugging Face class that the weights are of.
+    `architecture` is the Hugging Face class that the weights are of. Where layers that predict further tokens are not
+    among them, the config says that there are none.
     """
     from safetensors.torch import save_file
 
@@ -49,10 +51,13 @@ def write_hf_folder(
             total += tensor.nbytes
             dtypes[tensor.dtype] = dtypes.get(tensor.dtype, 0) + tensor.numel()
     _name_shards(folder, written, total)
+    names = [name for _, shard_names in written for name in shard_names]
     config = copy.deepcopy(hf_config)
     config.architectures = [architecture]
     # A few tensors may have another dtype than the model, a router's bias for instance.
     config.dtype = max(dtypes, key=lambda dtype: dtypes[dtype])
+    if getattr(config, PREDICTION_LAYERS, None) and not any(is_prediction_layer(name, config) for name in names):
+        setattr(config, PREDICTION_LAYERS, 0)
     config.save_pretrained(folder)
 
 

@@ -221,8 +221,14 @@ CLASHES: dict[str, tuple[Clash, ...]] = {
         Clash(
             ("moe_router_load_balancing_type",),
             "routes tokens by what they are packed with, so that log-probs depend on the packing; choose aux_loss, "
-            "seq_aux_loss, global_aux_loss or none",
+            "global_aux_loss or none",
             harmless=("aux_loss", "seq_aux_loss", "global_aux_loss", "none"),
+        ),
+        Clash(
+            ("moe_router_load_balancing_type",),
+            "takes a whole pack for one sequence, so that seq_aux_loss is no loss of a sequence; choose aux_loss, "
+            "global_aux_loss or none",
+            harmless=("aux_loss", "global_aux_loss", "none"),
         ),
         Clash(
             ("moe_router_force_load_balancing", "moe_router_force_biased"),
@@ -240,6 +246,11 @@ CLASHES: dict[str, tuple[Clash, ...]] = {
         Clash(
             ("mla_down_proj_fusion",),
             "joins weights that dagrl converts one by one; take it out",
+            harmless=(False,),
+        ),
+        Clash(
+            ("moe_single_grouped_weight", "moe_single_grouped_bias"),
+            "joins experts in one parameter of another name, and dagrl converts them one by one; take it out",
             harmless=(False,),
         ),
         Clash(

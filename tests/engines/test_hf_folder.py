@@ -47,6 +47,27 @@ def test_transformers_loads_it_to_the_bit(model: Any, tmp_path: Path, shard_byte
     assert index["metadata"]["total_size"] == sum(tensor.nbytes for _, tensor in weights)
 
 
+@pytest.mark.parametrize(("names", "left"), [([], 0), (["model.layers.2.enorm.weight"], 1)], ids=["without", "with"])
+def test_a_config_promises_no_layers_that_are_not_written(
+    model: Any, tmp_path: Path, names: list[str], left: int
+) -> None:
+    """Layers that predict further tokens, behind the two of the model."""
+    import copy
+
+    import torch
+
+    from dagrl.engines.hf_folder import write_hf_folder
+
+    config = copy.deepcopy(model.config)
+    config.num_nextn_predict_layers = 1
+    weights = [("model.norm.weight", torch.ones(16)), *((name, torch.ones(16)) for name in names)]
+    write_hf_folder(tmp_path, config, "LlamaForCausalLM", weights)
+    assert json.loads((tmp_path / "config.json").read_text())["num_nextn_predict_layers"] == left
+    assert config.num_nextn_predict_layers == 1, "the caller's config stays"
+    write_hf_folder(tmp_path, model.config, "LlamaForCausalLM", weights)
+    assert "num_nextn_predict_layers" not in json.loads((tmp_path / "config.json").read_text())
+
+
 def test_tokenizer_and_generation_config_come_along_as_they_are(tmp_path: Path) -> None:
     from dagrl.engines.hf_folder import copy_tokenizer
 

@@ -20,13 +20,19 @@ def running_ray(tmp_path_factory):
     """A Ray with two CPUs that somebody else has started; yields its address."""
     address = "127.0.0.1:26379"
     folder = tmp_path_factory.mktemp("r", numbered=False)
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.STDOUT, "timeout": 120}
     environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
     start = ["start", "--head", "--port=26379", "--num-cpus=2", f"--temp-dir={folder}", "--include-dashboard=false"]
-    start += ["--object-store-memory=134217728", "--node-ip-address=127.0.0.1"]
-    subprocess.run([RAY, *start], check=True, env=environment, **quiet)
+    start += ["--object-store-memory=134217728", "--node-ip-address=127.0.0.1", "--block"]
+    # In the foreground, so that it can be ended alone: `ray stop` would end every Ray of the machine.
+    with (folder / "printed").open("w") as printed:
+        process = subprocess.Popen([RAY, *start], env=environment, stdout=printed, stderr=subprocess.STDOUT)
+    deadline = time.monotonic() + 120
+    while "2.0 CPU" not in status(address):
+        assert process.poll() is None and time.monotonic() < deadline, (folder / "printed").read_text()
+        time.sleep(0.5)
     yield address
-    subprocess.run([RAY, "stop", "--force"], check=True, env=environment, **quiet)
+    process.terminate()
+    process.wait(timeout=60)
 
 
 def test_a_running_ray_is_joined_and_left_as_it_was(lab, running_ray, tmp_path):

@@ -19,14 +19,13 @@ from dagrl.engines.megatron.bridge_library import import_bridge
 from dagrl.engines.megatron.config import padded_vocab_size
 from dagrl.engines.megatron.model import unwrap
 from dagrl.engines.model_source import WeightSource, published_shapes
+from dagrl.engines.weight_names import check_names
 from dagrl.spec.schema import MegatronEngineSpec
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 _EMBEDDING, _OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
-_DERIVED = ("rotary_emb.inv_freq",)
-"""Ends of names that old weight files hold although the config says it all."""
 
 
 def check_bridge(hf_config: PretrainedConfig, spec: MegatronEngineSpec) -> None:
@@ -107,12 +106,7 @@ def _check_weights(tasks: Sequence[Any], hf_config: PretrainedConfig, source: We
         raise ValueError(
             f"the weights have no tensor {missing[0]!r}: is the model's config.json that of these weights?"
         )
-    unknown = sorted(name for name in stored - wanted if not name.endswith(_DERIVED))
-    if unknown:
-        raise ValueError(
-            f"the weights hold {len(unknown)} tensors that a {kind} of this config does not have, "
-            f"{unknown[0]!r} among them"
-        )
+    check_names(stored, wanted, hf_config)
     shapes = published_shapes(hf_config)
     for name in sorted(wanted):
         if source.shape(name) != shapes[name]:

@@ -45,13 +45,20 @@ class TrainingState:
 
 @torch.no_grad()
 def save(folder: Path, state: TrainingState, *, policy_version: int) -> None:
-    """Write the state to `folder`. Collective. OSError where it cannot be written."""
+    """Write the state to `folder`. Collective. OSError where it cannot be written.
+
+    RuntimeError, on all ranks, where the optimizer has none yet and cannot make it: Megatron's hybrid one makes its
+    moments and float32 weights in a step only.
+    """
     write_now(folder, _content(folder, state, policy_version))
 
 
 @torch.no_grad()
 def save_in_background(folder: Path, state: TrainingState, writer: BackgroundWriter, *, policy_version: int) -> None:
-    """Copy the state to the host and let `writer` write it to `folder` while the caller goes on. Collective."""
+    """Copy the state to the host and let `writer` write it to `folder` while the caller goes on. Collective.
+
+    RuntimeError as in `save`.
+    """
     writer.start(folder, _content(folder, state, policy_version))
 
 
@@ -87,6 +94,9 @@ def load(folder: Path, state: TrainingState) -> int:
 
 def _content(folder: Path, state: TrainingState, policy_version: int) -> dict[str, Any]:
     """All that a save writes, still in the engine's own memory. Makes the folder. Collective."""
+    # Megatron would miss the float32 weights in a state that its hybrid optimizer copies from others after a step.
+    if state.optimizer.config.optimizer_cpu_offload and state.schedule.num_steps == 0:
+        raise RuntimeError("with optimizer.optimizer_cpu_offload there is nothing to save before the first update")
     if dist.get_rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
     dist.barrier()

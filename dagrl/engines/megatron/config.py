@@ -29,8 +29,8 @@ def transformer_config(hf_config: PretrainedConfig, spec: MegatronEngineSpec) ->
     ValueError with a line for each field that is unknown, ill-typed or clashing, and where the layout does not divide
     the model.
     """
-    if spec.parallel.sequence_parallel and spec.parallel.tensor_model_parallel_size == 1:
-        raise ValueError("parallel.sequence_parallel: needs tensor_model_parallel_size above 1; set it to false")
+    from_model = transformer_fields(hf_config)
+    _check_parallel(spec.parallel, mixture=from_model["num_moe_experts"] is not None)
     on_gpu = torch.cuda.is_available()
     defaults = {
         "bf16": on_gpu,
@@ -45,7 +45,7 @@ def transformer_config(hf_config: PretrainedConfig, spec: MegatronEngineSpec) ->
     }
     dtype = torch.bfloat16 if spec.transformer.get("bf16", on_gpu) is True else torch.float32
     fixed = (
-        Fixed(transformer_fields(hf_config), "follows from the model"),
+        Fixed(from_model, "follows from the model"),
         Fixed(_parallel_fields(spec.parallel), "is set by the engine's `parallel` section"),
         Fixed(_pipeline_fields(spec.parallel), "follows from the pipeline layout: other values give wrong numbers"),
         Fixed({"params_dtype": dtype, "pipeline_dtype": dtype, "fp16": False}, "follows from `bf16`"),
@@ -94,6 +94,15 @@ def _pipeline_fields(parallel: ParallelSpec) -> dict[str, Any]:
     return fields
 
 
+def _check_parallel(parallel: ParallelSpec, *, mixture: bool) -> None:
+    """Refuse what Megatron's config would refuse too, in words that do not lead here."""
+    if parallel.sequence_parallel and parallel.tensor_model_parallel_size == 1:
+        raise ValueError("parallel.sequence_parallel: needs tensor_model_parallel_size above 1; set it to false")
+    for name in ("expert_model_parallel_size", "expert_tensor_parallel_size"):
+        if not mixture and getattr(parallel, name) > 1:
+            raise ValueError(f"parallel.{name}: the model has no experts; leave it at 1")
+
+
 def _check_sizes(config: TransformerConfig, parallel: ParallelSpec) -> None:
     """Refuse a layout that does not divide the model; megatron would fail deep within, or not at all."""
     tensor, expert_tensor = parallel.tensor_model_parallel_size, parallel.expert_tensor_parallel_size
@@ -116,9 +125,6 @@ def _check_sizes(config: TransformerConfig, parallel: ParallelSpec) -> None:
         sizes.append(("expert_tensor_parallel_size", expert_tensor, "expert width", config.moe_ffn_hidden_size))
     else:
         sizes.append(("tensor_model_parallel_size", tensor, "intermediate_size", config.ffn_hidden_size))
-        for name in ("expert_model_parallel_size", "expert_tensor_parallel_size"):
-            if getattr(parallel, name) > 1:
-                raise ValueError(f"parallel.{name}: the model has no experts; leave it at 1")
     for name, parts, what, size in sizes:
         if size % parts:
             raise ValueError(

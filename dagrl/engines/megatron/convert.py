@@ -6,7 +6,6 @@ rank. Works with `stored_tensors` and `stored_writer`, which know the format.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,15 +18,12 @@ from dagrl.engines.megatron.families import MappedTensor, tensors, transformer_f
 from dagrl.engines.megatron.stored_tensors import LATEST, StoredTensors, is_layer, resolve
 from dagrl.engines.megatron.stored_writer import TensorToWrite, write_tensors
 from dagrl.engines.model_source import SCORE, WeightSource, published_shapes
+from dagrl.engines.weight_names import check_names
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 Shape = tuple[int, ...]
-
-_DERIVED = ("rotary_emb.inv_freq",)
-"""Ends of names that old weight files hold although the config says it all."""
-_HF_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 _RELEASE = "release"
 """Megatron-LM's name for weights without a training state."""
@@ -148,20 +144,9 @@ def _check_source(pairs: Sequence[MappedTensor], hf_config: PretrainedConfig, so
     """Refuse weights that are not all of the model's, before anything is written."""
     full_shapes = published_shapes(hf_config)
     wanted = {name for mapped in pairs for name in mapped.hf}
-    unknown = sorted(name for name in set(source.names()) - wanted if not _is_left_out(name, hf_config))
-    if unknown:
-        raise ValueError(
-            f"the weights hold {len(unknown)} tensors that a {hf_config.model_type} of this config does not have, "
-            f"{unknown[0]!r} among them"
-        )
+    check_names(source.names(), wanted, hf_config)
     for name in sorted(wanted):
         if source.shape(name) != full_shapes[name]:
             raise ValueError(
                 f"tensor {name!r} is {list(source.shape(name))}, but its config says {list(full_shapes[name])}"
             )
-
-
-def _is_left_out(name: str, hf_config: PretrainedConfig) -> bool:
-    """What follows from the config, and layers behind the model's own that predict further tokens."""
-    layer = _HF_LAYER.match(name)
-    return name.endswith(_DERIVED) or (layer is not None and int(layer[1]) >= hf_config.num_hidden_layers)

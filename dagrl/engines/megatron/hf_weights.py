@@ -6,9 +6,7 @@ cuts its own parts out of full tensors when loading; `gather` brings the parts t
 
 from __future__ import annotations
 
-import logging
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,18 +17,12 @@ from dagrl.engines.megatron.gather import Gatherer
 from dagrl.engines.megatron.model import unwrap
 from dagrl.engines.megatron.weight_plan import PlannedTensor, held_tensors, local_tensors, plan
 from dagrl.engines.model_source import SCORE, WeightSource
+from dagrl.engines.weight_names import check_names
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-_DERIVED = ("rotary_emb.inv_freq",)
-"""Ends of names that old weight files hold although the config says it all."""
-_SCALES = ("weight_scale_inv", "weight_scale")
-"""Ends of names beside weights that are stored in 8 bits."""
 _LM_HEAD = "lm_head.weight"
-_LAYER = re.compile(r"model\.layers\.(\d+)\.")
-
-_log = logging.getLogger(__name__)
 
 
 @torch.no_grad()
@@ -45,7 +37,9 @@ def load_hf_weights(
     """
     planned = plan(hf_config, unwrap(chunks[0]).config, head)
     names = set(source.names())
-    _check_names(names, planned, hf_config, head)
+    # A critic may start from a language model, whose output layer it has no place for.
+    unused = set() if head == "lm" else {_LM_HEAD}
+    check_names(names, {name for tensor in planned for name in tensor.mapped.hf} | unused, hf_config)
     for tensor, parameter in local_tensors(chunks, planned):
         if tensor.mapped.hf == (SCORE,) and SCORE not in names and head == "value":
             parameter.zero_()
@@ -77,41 +71,6 @@ def export_hf_weights(
             full = (whole.clone(memory_format=torch.contiguous_format) for whole in joined)
             exported.extend(zip(tensor.mapped.hf, full, strict=True))
         yield exported
-
-
-def _check_names(
-    names: Iterable[str], planned: Sequence[PlannedTensor], hf_config: PretrainedConfig, head: str
-) -> None:
-    """Refuse weights that the model has no place for: they would be left out without a word."""
-    wanted = {name for tensor in planned for name in tensor.mapped.hf}
-    unknown = sorted(name for name in names if name not in wanted and not name.endswith(_DERIVED))
-    if head != "lm":
-        unknown = [name for name in unknown if name != _LM_HEAD]
-    if any(name.endswith(_SCALES) for name in unknown):
-        raise ValueError(
-            "the weights are in 8 bits, with scales beside them: the engine trains 16- or 32-bit weights; "
-            "convert the folder to bfloat16 first"
-        )
-    extra = [name for name in unknown if _is_prediction_layer(name, hf_config)]
-    if extra:
-        _log.warning(
-            "the weights hold %d tensors of layers that predict further tokens (%s and others); "
-            "they are left out: neither trained nor exported",
-            *(len(extra), extra[0]),
-        )
-        unknown = [name for name in unknown if name not in set(extra)]
-    if unknown:
-        raise ValueError(
-            f"the weights hold {len(unknown)} tensors that a {hf_config.model_type} of this config does not have, "
-            f"{unknown[0]!r} among them"
-        )
-
-
-def _is_prediction_layer(name: str, hf_config: PretrainedConfig) -> bool:
-    """Whether it is of the layers for multi-token prediction, which published models have behind their own."""
-    layer = _LAYER.match(name)
-    extra = getattr(hf_config, "num_nextn_predict_layers", None) or 0
-    return layer is not None and 0 <= int(layer[1]) - hf_config.num_hidden_layers < extra
 
 
 def _shape(source: WeightSource, name: str) -> tuple[int, ...]:

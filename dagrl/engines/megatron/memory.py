@@ -46,24 +46,23 @@ class HostMemory:
 
     def put(self, storages: Sequence[torch.UntypedStorage]) -> None:
         """Copy the contents here, over what was put before. On a GPU the copies are queued only."""
-        for device, host in self._pieces(storages):
+        for device, host in self.pieces(map(_bytes_of, storages)):
             host.copy_(device, non_blocking=True)
 
     def take(self, storages: Sequence[torch.UntypedStorage]) -> None:
         """Copy back what was put, into storages of the same sizes in the same order. On a GPU queued only."""
-        for device, host in self._pieces(storages):
+        for device, host in self.pieces(map(_bytes_of, storages)):
             device.copy_(host, non_blocking=True)
 
-    def _pieces(self, storages: Sequence[torch.UntypedStorage]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Pieces of the storages, each with its place here: they lie end to end, over the chunks."""
+    def pieces(self, contents: Iterable[torch.Tensor]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Pieces of `contents`, uint8 [bytes] each, with their places here: they lie end to end, over the chunks."""
         position = 0
-        for storage in storages:
-            content = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        for content in contents:
             done = 0
             while done < len(content):
                 chunk, start = divmod(position, self._chunk_bytes)
                 length = min(len(content) - done, self._chunk_bytes - start)
-                yield content[done : done + length], self._chunk(chunk, storage.device)[start : start + length]
+                yield content[done : done + length], self._chunk(chunk, content.device)[start : start + length]
                 done += length
                 position += length
             position += -position % _ALIGNMENT
@@ -133,7 +132,7 @@ class Part:
             self._host.take(storages)
         else:
             for storage in storages:
-                torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).zero_()
+                _bytes_of(storage).zero_()
         # Before another stream reads it, or the host writes to what it is copied from.
         _synchronize()
         self._away = None
@@ -262,6 +261,10 @@ def _optimizer_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
 def _storages_of(tensors: Iterable[torch.Tensor]) -> Storages:
     storages = (tensor.untyped_storage() for tensor in tensors)
     return {storage._cdata: storage for storage in storages}
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def _without(storages: Storages, others: Storages) -> Storages:

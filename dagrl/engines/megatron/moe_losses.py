@@ -18,7 +18,6 @@ from dagrl.engines.megatron.micro_batch import MicroBatch
 
 _TRACKED = {
     "aux_loss": ("load_balancing_loss", "moe/aux_loss"),
-    "seq_aux_loss": ("seq_load_balancing_loss", "moe/seq_aux_loss"),
     "global_aux_loss": ("global_load_balancing_loss", "moe/global_aux_loss"),
 }
 """Kind of load balancing -> megatron's name for the loss, and ours for the metric."""

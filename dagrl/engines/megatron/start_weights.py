@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
+from dagrl.engines.megatron.memory import HostMemory
+
 
 class StartWeights:
     """A copy of a model's weights on the host, which can change places with the model's own."""
@@ -14,8 +16,16 @@ class StartWeights:
     def __init__(self, chunks: Sequence[torch.nn.Module]) -> None:
         """Copy the weights as they are now."""
         self._chunks = chunks
-        self._aside = [_host_copy(tensor) for tensor in self._tensors()]
+        # One after the other: pinned memory for each by itself would be rounded up to a power of two.
+        self._aside = HostMemory()
         self._in_model = False
+        for own, aside in self._pieces():
+            aside.copy_(own)
+
+    @property
+    def nbytes(self) -> int:
+        """Host memory that the copy takes."""
+        return self._aside.nbytes
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -29,20 +39,19 @@ class StartWeights:
             self._swap()
             self._in_model = False
 
-    @torch.no_grad()
     def _swap(self) -> None:
         # Contents change places, tensors stay: gradient buffers and the optimizer hold views of them.
-        for tensor, aside in zip(self._tensors(), self._aside, strict=True):
-            own = tensor.clone()
-            tensor.copy_(aside)
-            aside.copy_(own)
+        for own, aside in self._pieces():
+            held = own.clone()
+            own.copy_(aside)
+            aside.copy_(held)
+
+    def _pieces(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Pieces of the weights, each with its place on the host."""
+        # By tensor and not by storage, for wrapping the model for training moves its parameters into buffers.
+        return self._aside.pieces(tensor.detach().view(-1).view(torch.uint8) for tensor in self._tensors())
 
     def _tensors(self) -> Iterator[torch.Tensor]:
         for chunk in self._chunks:
             yield from chunk.parameters()
             yield from chunk.buffers()
-
-
-def _host_copy(tensor: torch.Tensor) -> torch.Tensor:
-    copy = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda, requires_grad=False)
-    return copy.copy_(tensor.detach())

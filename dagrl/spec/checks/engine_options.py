@@ -29,6 +29,9 @@ def check_engine_options(pipeline: Pipeline, findings: Findings) -> None:
         if engine.bridge == "megatron-bridge" and not _has_bridge():
             message = f"megatron-bridge is not installed; install it with `{_BRIDGE_INSTALL}`, or say `bridge: native`"
             findings.error((*place, "bridge"), message)
+        elif engine.bridge == "megatron-bridge" and engine.head != "lm":
+            message = f"megatron-bridge has no {engine.head} head; set bridge: native"
+            findings.error((*place, "bridge"), message, depends_on=[(*place, "head")])
         if engine.fused_linear_cross_entropy and engine.head != "lm":
             message = f"a {engine.head} head has no logits to compute in chunks; take it out"
             findings.error((*place, "fused_linear_cross_entropy"), message, depends_on=[(*place, "head")])

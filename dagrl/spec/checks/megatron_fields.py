@@ -34,6 +34,7 @@ _PLAIN_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "bool": ((bool,), "true or false"),
     "str": ((str,), "text"),
 }
+_LISTS_OF_TEXT = ("List[str]", "list[str]")
 
 
 def check_megatron_fields(pipeline: Pipeline, sizes: ModelSizes, findings: Findings) -> None:
@@ -65,6 +66,9 @@ def _check_section(place: Place, kind: str, given: Mapping[str, Any], findings: 
             types, words = _PLAIN_TYPES[known[field]]
             if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
                 findings.error(inner, f"expected {words}, got {shown(value)}; write {words}")
+        elif known[field] in _LISTS_OF_TEXT:
+            if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+                findings.error(inner, f"expected a list of names, got {shown(value)}; write `[one, two]`")
         elif (options := _options(known[field])) and value not in options:
             findings.error(inner, f"{shown(value)} is not known here; {suggest(str(value), map(str, options))}")
 

@@ -10,6 +10,14 @@ from dagrl.spec.errors import Place
 from dagrl.spec.positions import Findings
 from dagrl.spec.schema import MegatronEngineSpec, Pipeline
 
+_DECAYS = ("adam_beta1", "adam_beta2", "sgd_momentum")
+"""Fields of ``optimizer:`` that say how much of a running mean stays."""
+_NOT_NEGATIVE = {
+    "adam_eps": "a small number, such as 1e-8",
+    "clip_grad": "a largest norm, such as 1.0, or 0 for none",
+    "weight_decay": "0 for none",
+}
+"""Further ones, and what to write."""
 
 def check_megatron_rules(pipeline: Pipeline, sizes: ModelSizes, findings: Findings) -> None:
     """Report combinations of fields that Megatron refuses; warn of those that nobody has tried with packed rows."""
@@ -17,11 +25,23 @@ def check_megatron_rules(pipeline: Pipeline, sizes: ModelSizes, findings: Findin
         if isinstance(engine, MegatronEngineSpec):
             place: Place = ("engines", name)
             _check_recompute(engine, (*place, "transformer"), findings)
+            _check_ranges(engine, (*place, "optimizer"), findings)
             _check_optimizer(engine, (*place, "optimizer"), findings)
             _check_buckets(engine, (*place, "ddp"), findings)
             _warn_of_low_precision(engine, (*place, "transformer"), findings)
             if sizes.mixture is False:
                 _warn_of_no_experts(engine, (*place, "transformer"), findings)
+
+
+def _check_ranges(engine: MegatronEngineSpec, place: Place, findings: Findings) -> None:
+    """Report numbers that neither Megatron nor its optimizers look at, and train wrongly with."""
+    for field, value in engine.optimizer.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue  # `megatron_fields.py` says what is wrong.
+        if field in _DECAYS and not 0 <= value < 1:
+            findings.error((*place, field), f"must be at least 0 and less than 1, got {value:g}; choose such as 0.9")
+        elif field in _NOT_NEGATIVE and not 0 <= value < float("inf"):
+            findings.error((*place, field), f"must be at least 0, got {value:g}; choose {_NOT_NEGATIVE[field]}")
 
 
 def _check_recompute(engine: MegatronEngineSpec, place: Place, findings: Findings) -> None:

@@ -5,16 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 
 from dagrl.spec.custom import check_arguments, fields_of, load_function
-from dagrl.spec.errors import Place, suggest
+from dagrl.spec.errors import Place, dotted, suggest
 from dagrl.spec.positions import Findings
-from dagrl.spec.schema import AdvantageNode, CustomNode, Pipeline, RewardNode, RolloutNode, SamplingSpec
+from dagrl.spec.schema import (
+    AdvantageNode,
+    CustomNode,
+    Pipeline,
+    RewardNode,
+    RolloutNode,
+    SamplingSpec,
+    UpdateNode,
+)
 
 OWN_REWARDS = ("math", "exact")
 """Rewards that come with dagrl."""
 
 
 def check_nodes(pipeline: Pipeline, folder: Path, findings: Findings) -> None:
-    """Report what is wrong with rewards, own ops and sampling; `folder` holds the user's own modules."""
+    """Report what is wrong with rewards, own ops, sampling and formulas; `folder` holds the user's own modules."""
     for name, node in pipeline.nodes.items():
         place: Place = ("nodes", name)
         if isinstance(node, RewardNode):
@@ -29,6 +37,10 @@ def check_nodes(pipeline: Pipeline, folder: Path, findings: Findings) -> None:
             if node.val_sampling is not None:
                 _check_sampling((*place, "val_sampling"), node.val_sampling, findings)
             _check_group_size(pipeline, place, node, findings)
+        elif isinstance(node, AdvantageNode):
+            _check_advantage(pipeline, place, node, findings)
+        elif isinstance(node, UpdateNode):
+            _check_loss(pipeline, place, node, findings)
 
 
 def _check_reward(place: Place, node: RewardNode, folder: Path, findings: Findings) -> None:
@@ -66,8 +78,48 @@ def _check_sampling(place: Place, sampling: SamplingSpec, findings: Findings) ->
 
 def _check_group_size(pipeline: Pipeline, place: Place, node: RolloutNode, findings: Findings) -> None:
     for name, other in pipeline.nodes.items():
-        if isinstance(other, AdvantageNode) and other.estimator == "grpo" and node.n < 2:
+        if isinstance(other, AdvantageNode) and other.estimator != "reinforce_plus_plus" and node.n < 2:
             message = (
-                f"`{name}` compares the responses to a prompt (grpo), and there is only {node.n}; set `n: 2` or more"
+                f"`{name}` compares the responses to a prompt ({other.estimator}), and there is only {node.n}; "
+                "set `n: 2` or more"
             )
             findings.error((*place, "n"), message)
+
+
+def _check_advantage(pipeline: Pipeline, place: Place, node: AdvantageNode, findings: Findings) -> None:
+    if "normalize_by_std" in node.model_fields_set and node.estimator != "grpo":
+        message = f"only grpo asks whether to divide by a group's deviation, and this is {node.estimator}; take it out"
+        findings.error((*place, "normalize_by_std"), message)
+    if node.overlong_buffer is None:
+        return
+    for name, rollout in pipeline.nodes.items():
+        if isinstance(rollout, RolloutNode) and node.overlong_buffer.len > rollout.sampling.max_new_tokens:
+            longest: Place = ("nodes", name, "sampling", "max_new_tokens")
+            message = (
+                f"{node.overlong_buffer.len} tokens are more than the longest response has "
+                f"({dotted(longest)} = {rollout.sampling.max_new_tokens}); lower it"
+            )
+            findings.error((*place, "overlong_buffer", "len"), message, depends_on=[longest])
+
+
+def _check_loss(pipeline: Pipeline, place: Place, node: UpdateNode, findings: Findings) -> None:
+    """Options that the form of the loss does not know, and those without which it is not what its paper means."""
+    loss, place = node.loss, (*place, "loss")
+    foreign = {"dual_clip": loss.policy != "ppo_clip", "drift_coef": loss.policy != "cpgd"}
+    foreign |= dict.fromkeys(("clip_ratio", "clip_ratio_high"), loss.policy == "reinforce")
+    for option in loss.model_fields_set:
+        if foreign.get(option) and getattr(loss, option) is not None:
+            findings.error((*place, option), f"`policy: {loss.policy}` has no use for it; take it out")
+    if loss.policy == "gspo" and "clip_ratio" not in loss.model_fields_set:
+        message = (
+            f"gspo clips the mean ratio of whole responses, which hardly ever moves by {loss.clip_ratio}; set "
+            "`clip_ratio: 3.0e-4` and `clip_ratio_high: 4.0e-4`, as in the paper"
+        )
+        findings.warning((*place, "policy"), message)
+    several = node.epochs > 1 or (node.mini_batch or pipeline.data.prompts_per_step) < pipeline.data.prompts_per_step
+    if loss.policy == "reinforce" and several:
+        message = (
+            "from the second optimizer step on, the samples are an older policy's, and reinforce has no ratio to "
+            "account for that; take out `mini_batch` and `epochs`, or choose cispo"
+        )
+        findings.warning((*place, "policy"), message)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from dagrl.spec.errors import Place, suggest
 from dagrl.spec.positions import Findings
-from dagrl.spec.schema import Pipeline
+from dagrl.spec.schema import MegatronEngineSpec, Pipeline
 
 _PLACE: Place = ("profile",)
 
@@ -28,12 +30,29 @@ def check_profile(pipeline: Pipeline, findings: Findings) -> None:
             message = f"`{name}` runs on the host, and only nodes on engines are profiled; {suggest(name, on_engines)}"
             findings.error(place, message, depends_on=[("nodes", name)])
     _check_ranks(pipeline, profile.ranks, findings)
+    if profile.tool == "nsys":
+        _check_gpus(pipeline, profile.nodes or on_engines, findings)
     for option in ("with_stack", "with_memory"):
         if getattr(profile, option) and profile.tool != "torch":
             message = (
                 f"only the torch profiler records that; take it out, or say `tool: torch` in place of {profile.tool}"
             )
             findings.error((*_PLACE, option), message, depends_on=[(*_PLACE, "tool")])
+
+
+def _check_gpus(pipeline: Pipeline, nodes: Iterable[str], findings: Findings) -> None:
+    """Report the first of `nodes` whose engine runs where nsys sees nothing."""
+    for node in nodes:
+        name = getattr(pipeline.nodes.get(node), "engine", None)
+        engine = pipeline.engines.get(name or "")
+        if isinstance(engine, MegatronEngineSpec) and engine.shares is not None:
+            engine = pipeline.engines.get(engine.shares)
+        group = pipeline.groups.get((engine and engine.group) or "")
+        if engine is not None and group is not None and group.is_cpu:
+            message = f"nsys looks at GPUs, and engine {name} is on CPU slots; say tool: torch"
+            depends: list[Place] = [("nodes", node), ("engines", str(name)), ("groups", str(engine.group))]
+            findings.error((*_PLACE, "tool"), message, depends_on=[*depends, (*_PLACE, "nodes")])
+            return
 
 
 def _check_ranks(pipeline: Pipeline, ranks: tuple[int, ...], findings: Findings) -> None:

@@ -359,15 +359,16 @@ def run_engine(run_ranks: Callable[..., list[Any]], tiny_model: "ModelSpec") -> 
         own = {"model": tiny_model, "train_steps": 10, "trainable": True, "keep_start_weights": False}
         options = {name: fields.pop(name, value) for name, value in own.items()}
         spec = MegatronEngineSpec.model_validate({"backend": "megatron", "group": "train", **fields})
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
 
         def on_rank(rank: int) -> Any:
-            ranks = RankContext(rank, world_size, "127.0.0.1", port, 60.0, 3)
+            # Rank 0 has inherited the socket: nobody else can take its port meanwhile.
+            listen_fd = listener.detach() if rank == 0 else None
+            ranks = RankContext(rank, world_size, "127.0.0.1", port, 60.0, 3, listen_fd)
             engine = MegatronEngine(spec=spec, ranks=ranks, **options)
             return function(engine)
 
-        return run_ranks(world_size, on_rank, joined=False)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+            return run_ranks(world_size, on_rank, joined=False)
 
     return run

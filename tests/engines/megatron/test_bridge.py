@@ -20,6 +20,8 @@ LAYOUTS = {
     "tp2": (2, {"tensor": 2}),
     "pp2": (2, {"pipeline": 2}),
     "tp2-dp2": (4, {"tensor": 2}),
+    # More ranks than key heads.
+    "tp4": (4, {"tensor": 4}),
     "tp2-pp2-vpp2": (4, {"tensor": 2, "pipeline": 2, "virtual_pipeline": 2}),
     "ep2-tp2": (2, {"expert": 2, "tensor": 2}),
     "ep2-pp2": (4, {"expert": 2, "pipeline": 2}),
@@ -135,6 +137,7 @@ def _tensors(chunk: Any) -> dict[str, torch.Tensor]:
 CASES = [
     *(("qwen3-tied", layout) for layout in ("one", "tp2", "pp2", "tp2-dp2", "tp2-pp2-vpp2")),
     *((family, layout) for family in ("llama", "qwen2", "qwen3") for layout in ("one", "tp2-pp2-vpp2")),
+    *((family, "tp4") for family in ("qwen2", "qwen3")),
     *((family, layout) for family in ("qwen3_moe", "deepseek_v3") for layout in ("ep2-tp2", "ep2-pp2", "tp2-pp2-vpp2")),
 ]
 
@@ -220,6 +223,22 @@ def test_weights_that_do_not_fit_the_config_are_refused_on_every_rank(bridge, ru
             bridge.load_hf_weights(unset_chunks(config, spec), config, source)
 
     run_ranks(2, on_rank)
+
+
+def test_layers_that_predict_further_tokens_are_left_out(bridge, run_ranks):
+    """As the native tables leave them out."""
+    config, spec = load_hf_config(model_of("deepseek_v3")), spec_of({})
+    source = ChangedWeights(config, {"model.layers.4.enorm.weight": (32,)})
+    config.num_nextn_predict_layers = 1
+
+    def on_rank(rank: int) -> list[str]:
+        join(spec)
+        chunks = unset_chunks(config, spec)
+        bridge.load_hf_weights(chunks, config, source)
+        return [name for bucket in bridge.export_hf_weights(chunks, config, 1 << 20) for name, _ in bucket]
+
+    (found,) = run_ranks(1, on_rank)
+    assert {*found, "model.layers.4.enorm.weight"} == set(source.names())
 
 
 def test_an_engine_starts_from_a_folder_and_exports_it_again(bridge, run_engine, tiny_model, tmp_path):

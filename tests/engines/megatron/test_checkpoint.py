@@ -178,6 +178,24 @@ def test_todays_learning_rate_counts_when_a_run_is_resumed(run_engine, saved, sa
     assert [step["lr"] for step in metrics] == [3e-3, 3e-3]
 
 
+def test_a_hybrid_optimizer_has_no_state_before_its_first_step(
+    run_engine, samples: Batch, objective: Any, tmp_path: Path
+) -> None:
+    """It needs a GPU: here is another optimizer, which is only said to be one."""
+
+    def on_rank(engine: Any) -> bool:
+        engine._training.optimizer.config.optimizer_cpu_offload = True
+        for asynchronous in (False, True):
+            with pytest.raises(RuntimeError, match="optimizer_cpu_offload there is nothing to save before the first"):
+                engine.save(tmp_path / "early", asynchronous=asynchronous)
+        update(engine, samples, objective)
+        engine.save(tmp_path / "saved")
+        return (tmp_path / "early").exists()
+
+    assert run_engine(1, on_rank, **OPTIONS) == [False]
+    assert (tmp_path / "saved" / "metadata.json").is_file()
+
+
 def test_random_generators_go_on_where_they_were(run_engine, tmp_path: Path) -> None:
     def on_rank(engine: Any) -> tuple[Any, Any]:
         import torch

@@ -138,6 +138,26 @@ def test_weights_of_another_config_are_refused_before_anything_is_written(qwen3:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_layers_that_predict_further_tokens_are_left_out(
+    hf_model_of: Callable[[str], Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As the engine leaves them out; but only as many as the config says, and a layer more is a mistake."""
+    import copy
+
+    import torch
+
+    from dagrl.engines.megatron.convert import StoredModel, write_megatron
+
+    model = hf_model_of("deepseek_v3")
+    config, weights = copy.deepcopy(model.config), weights_of(model)
+    config.num_nextn_predict_layers = 1
+    write_megatron(Weights(weights | {"model.layers.4.enorm.weight": torch.ones(32)}), config, 64, tmp_path)
+    assert same(dict(StoredModel(tmp_path, config).tensors()), weights)
+    assert [message for message in caplog.messages if "model.layers.4.enorm.weight" in message]
+    with pytest.raises(ValueError, match=r"1 tensors that a deepseek_v3 .* does not have, 'model.layers.5.enorm"):
+        write_megatron(Weights(weights | {"model.layers.5.enorm.weight": torch.ones(32)}), config, 64, tmp_path)
+
+
 def test_a_folder_without_a_model_of_this_vocabulary_is_refused(tmp_path: Path, qwen3: Any) -> None:
     import torch
 

@@ -45,6 +45,13 @@ def test_a_bridge_that_is_not_installed(project, monkeypatch):
     check_file(path)
 
 
+def test_a_bridge_that_knows_no_heads(project, monkeypatch):
+    monkeypatch.setattr(engine_options, "_has_bridge", lambda: True)
+    critic = "  critic: {backend: megatron, group: train, head: value, bridge: megatron-bridge} #!\n  reference:"
+    path = project.pipeline(("  reference:", critic))
+    project.assert_problem(path, "engines.critic.bridge", "megatron-bridge has no value head; set bridge: native")
+
+
 class TestStart:
     @pytest.fixture
     def folder(self, project):

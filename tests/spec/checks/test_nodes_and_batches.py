@@ -30,6 +30,36 @@ CASES = {
         "nodes.rollout.n",
         "`advantage` compares the responses to a prompt (grpo), and there is only 1; set `n: 2` or more",
     ),
+    "deviation": (
+        "estimator: grpo}",
+        "estimator: rloo, normalize_by_std: false} #!",
+        "nodes.advantage.normalize_by_std",
+        "only grpo asks whether to divide by a group's deviation, and this is rloo; take it out",
+    ),
+    "overlong buffer": (
+        "estimator: grpo}",
+        "estimator: grpo, overlong_buffer: {len: 9}} #!",
+        "nodes.advantage.overlong_buffer.len",
+        "9 tokens are more than the longest response has (nodes.rollout.sampling.max_new_tokens = 8); lower it",
+    ),
+    "dual clip of another loss": (
+        UPDATE,
+        "loss: {policy: cispo, dual_clip: 3.0}} #!",
+        "nodes.update.loss.dual_clip",
+        "`policy: cispo` has no use for it; take it out",
+    ),
+    "drift of another loss": (
+        UPDATE,
+        "loss: {drift_coef: 0.01}} #!",
+        "nodes.update.loss.drift_coef",
+        "`policy: ppo_clip` has no use for it; take it out",
+    ),
+    "clip of a loss without": (
+        UPDATE,
+        "loss: {policy: reinforce, clip_ratio_high: 0.3}} #!",
+        "nodes.update.loss.clip_ratio_high",
+        "`policy: reinforce` has no use for it; take it out",
+    ),
     "mini-batch too large": (
         UPDATE,
         "loss: {kl_coef: 0.01}, mini_batch: 16} #!",
@@ -170,3 +200,35 @@ def test_a_reward_of_ones_own_passes(project):
 
 def test_fewer_prompts_than_the_default_number_of_shards_pass(project):
     check_file(project.folder / "p.yaml", ["data.prompts_per_step=2"])
+
+
+@pytest.mark.parametrize(
+    ("options", "fragments"),
+    [
+        ({}, []),
+        ({"policy": "gspo"}, ["gspo clips the mean ratio of whole responses, which hardly ever moves by 0.2; set"]),
+        ({"policy": "gspo", "clip_ratio": "3.0e-4", "clip_ratio_high": "4.0e-4"}, []),
+        ({"policy": "reinforce"}, []),
+        ({"policy": "cpgd", "drift_coef": "0.01", "clip_ratio": "0.1"}, []),
+    ],
+)
+def test_losses_that_are_not_what_their_papers_mean_are_a_warning(project, options, fragments):
+    overrides = [f"nodes.update.loss.{name}={value}" for name, value in options.items()]
+    warnings = check_file(project.folder / "p.yaml", overrides).warnings
+    assert [warning.place for warning in warnings] == ["nodes.update.loss.policy"] * len(fragments)
+    assert all(text in warning.message for text, warning in zip(fragments, warnings, strict=True))
+
+
+@pytest.mark.parametrize("override", ["nodes.update.mini_batch=4", "nodes.update.epochs=2"])
+def test_several_steps_without_a_ratio_are_a_warning(project, override):
+    old = "nodes.old={op: logprob, engine: actor, write: old_logprob}"
+    (warning,) = check_file(project.folder / "p.yaml", ["nodes.update.loss.policy=reinforce", old, override]).warnings
+    assert "from the second optimizer step on" in warning.message
+
+
+def test_reinforce_plus_plus_needs_no_group(project):
+    overrides = ["nodes.advantage.estimator=reinforce_plus_plus", "nodes.rollout.n=1"]
+    check_file(project.folder / "p.yaml", overrides)
+    for estimator in ("dr_grpo", "rloo", "opo", "reinforce_plus_plus_baseline"):
+        named = f"nodes.advantage.estimator={estimator}"
+        assert f"({estimator})" in project.only_problem(project.folder / "p.yaml", named, overrides[1]).message
