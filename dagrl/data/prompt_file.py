@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import batched
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 _ROWS_PER_GROUP = 8192
 
+Message = Mapping[str, str]
+"""One message of a chat: its ``role`` and its ``content``."""
+
 
 @dataclass(frozen=True, slots=True)
 class PromptRow:
@@ -21,20 +24,31 @@ class PromptRow:
 
     data_source: str
     """Name of the data set."""
-    prompt: str
-    """What the user says."""
+    prompt: str | Sequence[Message]
+    """What the user says, or a whole chat."""
     answer: str
     """Reference answer (``reward_model.ground_truth``)."""
     extra_info: Mapping[str, Any]
     """Whatever else a reward may want to know; the same keys in every row."""
     ability: str = "math"
     """Kind of task, in verl's words."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """Further columns, such as the images of a question; the same ones in every row."""
 
 
-def write_prompts(path: Path, rows: Iterable[PromptRow], extra_info: Mapping[str, pa.DataType]) -> int:
-    """Write `rows` as they come to `path` and return how many there were; `extra_info` types the keys of that column.
+def write_prompts(
+    path: Path,
+    rows: Iterable[PromptRow],
+    extra_info: Mapping[str, pa.DataType],
+    columns: Mapping[str, pa.DataType] | None = None,
+    *,
+    rows_per_group: int = _ROWS_PER_GROUP,
+) -> int:
+    """Write `rows` as they come to `path` and return how many there were.
 
-    The file appears at `path` when it is whole; where `rows` raises, whatever was there before stays.
+    `extra_info` types the keys of that column, `columns` the further columns of the rows. `rows_per_group` rows are
+    held in memory at a time. The file appears at `path` when it is whole; where `rows` raises, whatever was there
+    before stays.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -46,23 +60,26 @@ def write_prompts(path: Path, rows: Iterable[PromptRow], extra_info: Mapping[str
             "ability": pa.string(),
             "reward_model": pa.struct({"ground_truth": pa.string(), "style": pa.string()}),
             "extra_info": pa.struct(dict(extra_info)),
+            **(columns or {}),
         }
     )
     written = 0
     with _replacing(path) as aside, pq.ParquetWriter(aside, schema) as writer:
-        for group in batched(rows, _ROWS_PER_GROUP):
+        for group in batched(rows, rows_per_group):
             writer.write_table(pa.Table.from_pylist([_record(row) for row in group], schema))
             written += len(group)
     return written
 
 
 def _record(row: PromptRow) -> dict[str, Any]:
+    chat = [{"role": "user", "content": row.prompt}] if isinstance(row.prompt, str) else row.prompt
     return {
         "data_source": row.data_source,
-        "prompt": [{"role": "user", "content": row.prompt}],
+        "prompt": [dict(message) for message in chat],
         "ability": row.ability,
         "reward_model": {"style": "rule", "ground_truth": row.answer},
         "extra_info": dict(row.extra_info),
+        **row.columns,
     }
 
 

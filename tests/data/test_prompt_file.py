@@ -56,3 +56,13 @@ def test_a_failure_in_the_middle_leaves_the_old_file(tmp_path: Path) -> None:
         write_prompts(path, failing(), EXTRA)
     assert pq.read_metadata(path).num_rows == 2
     assert [file.name for file in tmp_path.iterdir()] == ["train.parquet"]
+
+
+def test_chats_and_further_columns_are_written(tmp_path: Path) -> None:
+    chat = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1"}]
+    row = PromptRow("demo", chat, "2", {"index": 0}, columns={"images": [b"\x00\xff"]})
+    columns = {"images": pa.list_(pa.binary())}
+    assert write_prompts(tmp_path / "a.parquet", [row] * 5, EXTRA, columns, rows_per_group=2) == 5
+    assert pq.ParquetFile(tmp_path / "a.parquet").num_row_groups == 3
+    (written, *_) = pq.read_table(tmp_path / "a.parquet").to_pylist()
+    assert (written["prompt"], written["images"]) == (chat, [b"\x00\xff"])

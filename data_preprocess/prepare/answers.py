@@ -1,0 +1,51 @@
+"""What is asked for, and reference answers out of what the authors wrote."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+BOXED_INSTRUCTION = r"Think step by step, and put the final answer within \boxed{}."
+
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{|[^\s{$])")
+
+
+def asked(question: str, instruction: str) -> str:
+    """A question with its instruction, as one message."""
+    return f"{question} {instruction}".strip()
+
+
+def last_boxed(solution: str) -> str | None:
+    r"""What the last ``\boxed{...}`` (or ``\fbox{...}``, ``\boxed 5``) of a solution holds.
+
+    None without one, or where its braces do not close.
+    """
+    boxes = list(_BOX.finditer(solution))
+    if not boxes:
+        return None
+    last = boxes[-1]
+    return _to_closing_brace(solution, last.end()) if last[1] == "{" else last[1]
+
+
+def _to_closing_brace(text: str, start: int) -> str | None:
+    depth, position = 1, start
+    while position < len(text):
+        character = text[position]
+        # An escaped brace is printed and closes nothing.
+        if character == "\\":
+            position += 2
+            continue
+        depth += (character == "{") - (character == "}")
+        if depth == 0:
+            return text[start:position].strip()
+        position += 1
+    return None
+
+
+def answer_text(answer: Any) -> str:
+    """An answer as text: whole numbers without a point (``142.0`` is ``142``), nothing as ``""``."""
+    if answer is None:
+        return ""
+    if isinstance(answer, float) and answer.is_integer():
+        answer = int(answer)
+    return str(answer).strip()

@@ -1,0 +1,178 @@
+"""The command behind each script: options, the way of a row from the originals to the file, messages."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from dagrl.data.prompt_file import PromptRow, write_prompts
+from prepare.dataset import DataSet, Drop, Record
+from prepare.originals import HUBS, records
+from prepare.output import all_or_nothing
+from prepare.report import Progress, Report
+
+Length = Callable[[PromptRow], int]
+
+
+def run(data_set: DataSet, arguments: list[str] | None = None) -> None:
+    """Do what the command line (or `arguments`) asks. What the user did wrong ends it with one sentence and status 1.
+
+    The files of all splits and report.json appear together at the end; a failure leaves what was there before.
+    """
+    options = _options(data_set, arguments)
+    try:
+        _write(data_set, options)
+    except (ValueError, OSError) as error:
+        sys.exit(f"{data_set.name}.py: {error}")
+    except KeyboardInterrupt:
+        print(f"{data_set.name}.py: stopped; nothing was written", file=sys.stderr)
+        sys.exit(130)
+
+
+def _options(data_set: DataSet, arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog=f"{data_set.name}.py",
+        description=data_set.title,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    splits = list(data_set.originals)
+    written = " and ".join(f"{split}.parquet" for split in splits)
+    parser.add_argument("--local_dir", type=Path, required=True, help=f"folder to write {written} to")
+    parser.add_argument("--source", type=Path, help="folder with the original files; default: a hub")
+    parser.add_argument(
+        "--hub", choices=HUBS, default=HUBS[0], help="where from without --source; default: %(default)s"
+    )
+    parser.add_argument("--hub_name", help="OWNER/NAME of a copy on the hub; default: the authors' own")
+    parser.add_argument("--hub_split", help="split to read on the hub; default: the one of the same name")
+    parser.add_argument(
+        "--splits", nargs="+", choices=splits, default=splits, metavar="SPLIT", help="default: " + " ".join(splits)
+    )
+    parser.add_argument("--limit", type=_positive, help="read only so many rows of each split")
+    parser.add_argument(
+        "--tokenizer", help="a Hugging Face folder, or bytes: report prompt lengths in its tokens, not in characters"
+    )
+    if data_set.instruction:
+        shown = data_set.instruction.replace("%", "%%")
+        parser.add_argument(
+            "--instruction", default=data_set.instruction, help=f"what follows each question; default: {shown}"
+        )
+    return parser.parse_args(arguments)
+
+
+def _positive(text: str) -> int:
+    number = int(text) if text.isdecimal() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of rows above 0")
+    return number
+
+
+def _write(data_set: DataSet, options: argparse.Namespace) -> None:
+    length, unit = _measure(options.tokenizer)
+    reports = {}
+    with all_or_nothing(options.local_dir) as stage:
+        for split in dict.fromkeys(options.splits):
+            report = reports[split] = Report(unit)
+            progress = Progress(split)
+            original = data_set.originals[split]
+            if options.hub_split:
+                original = replace(original, hub_split=options.hub_split)
+            rows = records(original, split, options.source, options.hub, options.hub_name)
+            instruction = getattr(options, "instruction", "")
+            prompts = _prompts(data_set, islice(rows, options.limit), instruction, report, progress, length)
+            _write_split(data_set, prompts, stage / f"{split}.parquet", report)
+            _say(options.local_dir / f"{split}.parquet", report, progress.seconds)
+        summary = {split: report.as_dict() for split, report in reports.items()}
+        text = json.dumps({"data_set": data_set.name, "splits": summary}, indent=2, ensure_ascii=False)
+        (stage / "report.json").write_text(text + "\n", encoding="utf-8")
+
+
+def _write_split(data_set: DataSet, prompts: Iterable[PromptRow], path: Path, report: Report) -> None:
+    import pyarrow as pa
+
+    size = data_set.rows_per_group
+    try:
+        write_prompts(path, prompts, data_set.extra_info, data_set.columns, rows_per_group=size)
+    except (pa.ArrowTypeError, pa.ArrowInvalid, OverflowError) as error:
+        raise ValueError(
+            f"one of the rows {max(report.read - size, 0)} to {report.read} of {path.stem} does not fit the columns "
+            f"({error}); mend the original"
+        ) from error
+    if not report.kept:
+        raise ValueError(f"none of the {report.read} rows of {path.stem} can be used{report.drops()}")
+
+
+def _prompts(
+    data_set: DataSet, rows: Iterable[Record], instruction: str, report: Report, progress: Progress, length: Length
+) -> Iterator[PromptRow]:
+    """The prompts of a split; each row is entered in the report, and counted where it is dropped."""
+    seen: dict[bytes, str] = {}
+    for record in rows:
+        data_set.check(record)
+        row = data_set.make_row(record, instruction)
+        if row is None:
+            continue
+        report.read += 1
+        progress.step(report.read)
+        reason = row.reason if isinstance(row, Drop) else _repeated(row, seen) if data_set.unique else None
+        if reason is not None:
+            report.dropped[reason] += 1
+            continue
+        assert isinstance(row, PromptRow)
+        report.kept += 1
+        report.lengths[length(row)] += 1
+        yield row
+
+
+def _repeated(row: PromptRow, seen: dict[bytes, str]) -> str | None:
+    """Why a row is dropped as a repetition, if it is one; `seen` keeps a digest of each prompt, not its text."""
+    text = json.dumps(row.prompt, sort_keys=True)
+    digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
+    if digest not in seen:
+        seen[digest] = row.answer
+        return None
+    return "asked before" if seen[digest] == row.answer else "asked before, with another answer"
+
+
+def _say(path: Path, report: Report, seconds: float) -> None:
+    print(f"{path}: {report.kept} rows{report.drops()}")
+    for line in report.lines():
+        print(line)
+    print(f"  {seconds:.1f} s")
+
+
+def _measure(tokenizer: str | None) -> tuple[Length, str]:
+    """How long a prompt is, and the unit of that. With a tokenizer, as the prompt loader counts: by chat template."""
+    if tokenizer is None:
+        return _characters, "characters"
+    from dagrl.data.tokenizer import load_tokenizer
+    from dagrl.spec.schema import ModelSpec, TokenizerSpec
+
+    named: Any = TokenizerSpec(kind="bytes") if tokenizer == "bytes" else Path(tokenizer)
+    loaded = load_tokenizer(ModelSpec(init={}, tokenizer=named))
+    if not loaded.chat_template:
+        raise ValueError(
+            f"the tokenizer {tokenizer} has no chat template, and the prompts are chats; give the tokenizer of an "
+            "instruction-tuned model"
+        )
+
+    def tokens(row: PromptRow) -> int:
+        chat = [dict(message) for message in _chat(row)]
+        text = loaded.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        return len(loaded.encode(text, add_special_tokens=False))
+
+    return tokens, "tokens"
+
+
+def _characters(row: PromptRow) -> int:
+    return sum(len(message["content"]) for message in _chat(row))
+
+
+def _chat(row: PromptRow) -> Iterable[Any]:
+    return [{"role": "user", "content": row.prompt}] if isinstance(row.prompt, str) else row.prompt

@@ -1,0 +1,50 @@
+"""Contest questions for evaluation: a problem and a short answer, in test.parquet only."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from dagrl.data.prompt_file import PromptRow
+from prepare.answers import BOXED_INSTRUCTION, answer_text, asked
+from prepare.dataset import DataSet, Drop, Field, Original, Record
+
+
+def contest(name: str, title: str, data_source: str, original: Original) -> DataSet:
+    """A contest whose rows have ``problem`` and ``answer``; `data_source` is the name its scores are shown under."""
+
+    def make_row(record: Record, instruction: str) -> PromptRow | Drop:
+        question, answer = record["problem"].strip(), answer_text(record["answer"])
+        if not question:
+            return Drop("no question")
+        if not answer:
+            return Drop("no answer")
+        extra_info = {
+            "split": record.split,
+            "index": record.index,
+            "question": question,
+            "answer": answer_text(record.get("solution")),
+            "url": record.get("url"),
+        }
+        return PromptRow(data_source, asked(question, instruction), answer, extra_info)
+
+    return DataSet(
+        name=name,
+        title=title,
+        originals={"test": original},
+        fields={
+            "problem": Field((str,)),
+            "answer": Field((str, int, float, type(None))),
+            "solution": Field((str, type(None)), needed=False),
+            "url": Field((str, type(None)), needed=False),
+        },
+        make_row=make_row,
+        extra_info={
+            "split": pa.string(),
+            "index": pa.int64(),
+            "question": pa.string(),
+            "answer": pa.string(),
+            "url": pa.string(),
+        },
+        instruction=BOXED_INSTRUCTION,
+        unique=True,
+    )

@@ -1,0 +1,118 @@
+"""How a data set is described: where its originals are, what its rows look like, and how one becomes a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from dagrl.data.prompt_file import PromptRow
+
+_NAMES = {str: "text", int: "a whole number", float: "a number", list: "a list", dict: "an object", type(None): "null"}
+
+
+@dataclass(frozen=True, slots=True)
+class Original:
+    """Where the rows of one split come from."""
+
+    hub: str
+    """Name on the Hugging Face hub."""
+    files: Sequence[str]
+    """Patterns below a folder of originals; the first that matches something names the files."""
+    config: str | None = None
+    """Configuration on the hub, where there are several."""
+    hub_split: str | None = None
+    """Split on the hub; None: the one of the same name."""
+    modelscope: str | None = None
+    """Name on ModelScope; None: the same as on the hub."""
+    by_file: bool = False
+    """The hub holds plain files that `datasets` does not read as they are: fetch `files` and read those."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A row of the originals."""
+
+    values: Mapping[str, Any]
+    """Its fields."""
+    place: str
+    """File and line, for messages."""
+    part: str
+    """The file's name without its ending, or the name on the hub."""
+    split: str
+    """``train`` or ``test``."""
+    index: int
+    """Position among all rows of the split, dropped ones included."""
+
+    def __getitem__(self, key: str) -> Any:
+        return self.values[key]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The field, or `default` where the row has none."""
+        return self.values.get(key, default)
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """A row that cannot be used, and why, in a few words: rows are counted by them."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """What a field of the originals must be: one of `kinds`; it may be absent where `needed` is False."""
+
+    kinds: tuple[type, ...]
+    needed: bool = True
+
+    def problem(self, key: str, values: Mapping[str, Any]) -> str | None:
+        """What is wrong with this field of a row, if anything."""
+        if key not in values:
+            return f"no field {key!r}" if self.needed else None
+        value = values[key]
+        # JSON's true is no number, though Python's is.
+        if isinstance(value, self.kinds) and not isinstance(value, bool):
+            return None
+        wanted = " or ".join(_NAMES[kind] for kind in self.kinds)
+        return f"{key!r} is {_NAMES.get(type(value), type(value).__name__)}, not {wanted}"
+
+
+MakeRow = Callable[[Record, str], PromptRow | Drop | None]
+
+
+@dataclass(frozen=True, slots=True)
+class DataSet:
+    """A data set."""
+
+    name: str
+    """Of its script, without ``.py``."""
+    title: str
+    """Its help text."""
+    originals: Mapping[str, Original]
+    """By split: ``train``, ``test`` or both."""
+    fields: Mapping[str, Field]
+    """The schema that every row is checked against; other fields are let be."""
+    make_row: MakeRow
+    """A record and the instruction become a prompt, or a `Drop`, or None where the row belongs to another split."""
+    extra_info: Mapping[str, pa.DataType]
+    """Types of the keys of ``extra_info``."""
+    instruction: str = ""
+    """What follows each question, unless --instruction says otherwise."""
+    columns: Mapping[str, pa.DataType] = field(default_factory=dict)
+    """Types of further columns."""
+    unique: bool = False
+    """Drop what has been asked before in the same split."""
+    rows_per_group: int = 8192
+    """Rows held in memory at a time."""
+
+    def check(self, record: Record) -> None:
+        """ValueError naming the place where a row is not of the schema."""
+        for key, kind in self.fields.items():
+            problem = kind.problem(key, record.values)
+            if problem is not None:
+                raise ValueError(
+                    f"{record.place}: {problem}; a row of {self.name} has the fields {', '.join(self.fields)}"
+                )
