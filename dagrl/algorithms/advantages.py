@@ -1,16 +1,17 @@
-"""Advantages: how much better a response is than expected. Run on the host, in float64 numpy, by the advantage node."""
+"""Advantages: how much better a response is than expected. Run on the host, in float64 numpy, by the advantage node.
+
+None of these needs a critic; `dagrl.algorithms.gae` holds the one that does.
+"""
 
 from __future__ import annotations
 
 import numpy as np
-import torch
 
-from dagrl.algorithms.kl import KlEstimator, kl_estimate
 from dagrl.data.batch import Column
 
 ROUNDING = 1e-6
-"""Relative spread below which the rewards of a group count as equal: some ulps of float32. Without it, a difference in
-the last bit would be blown up to an advantage of 1."""
+"""Relative spread below which rewards count as equal: some ulps of float32. Without it, a difference in the last bit
+would be blown up to an advantage of 1."""
 
 
 def grpo_advantages(rewards: np.ndarray, groups: np.ndarray, mask: Column, *, normalize_by_std: bool = True) -> Column:
@@ -18,7 +19,8 @@ def grpo_advantages(rewards: np.ndarray, groups: np.ndarray, mask: Column, *, no
 
     A = (r - mean(r)) / std(r) over the group (DeepSeekMath, arXiv 2402.03300, section 4.1.2). The paper leaves open
     which std: here it is that of a sample, with n - 1, as in the usual implementations. `normalize_by_std` False leaves
-    the division out (Dr. GRPO, arXiv 2503.20783, section 3.2).
+    the division out: A = r - mean(r), Dr. GRPO's (arXiv 2503.20783, section 3.2). Dr. GRPO is whole only with a loss
+    that does not divide by the length of a response either: ``aggregation: seq-mean-token-sum-norm``.
 
     A group whose rewards are all equal, a group of one included, says nothing about what is better: advantage 0.
 
@@ -35,19 +37,93 @@ def grpo_advantages(rewards: np.ndarray, groups: np.ndarray, mask: Column, *, no
         ValueError: a reward is not finite.
 
     """
-    assert len(rewards) == len(groups) == len(mask)
-    rewards = np.asarray(rewards, dtype=np.float64)
-    if not np.isfinite(rewards).all():
-        raise ValueError(f"a reward is {rewards[~np.isfinite(rewards)][0]}; rewards must be finite numbers")
-    _, group, sizes = np.unique(groups, return_inverse=True, return_counts=True)
-    centred = rewards - (np.bincount(group, rewards) / sizes)[group]
-    constant = _constant_groups(rewards, group, len(sizes))
-    centred[constant[group]] = 0.0
+    centred, group, sizes = _centred(rewards, groups, np.ones(len(mask)))
     if normalize_by_std:
-        variance = np.bincount(group, centred**2) / np.maximum(sizes - 1, 1)
-        centred /= np.sqrt(np.where(constant, 1.0, variance))[group]
-    per_token = np.repeat(centred, mask.lengths) * (mask.values > 0)
-    return Column(per_token.astype(np.float32), mask.offsets)
+        squares = np.bincount(group, centred**2, minlength=len(sizes))
+        variance = squares / np.maximum(sizes - 1, 1)
+        centred /= np.sqrt(np.where(squares > 0, variance, 1.0))[group]
+    return _per_token(centred, mask)
+
+
+def rloo_advantages(rewards: np.ndarray, groups: np.ndarray, mask: Column) -> Column:
+    """Each reward less the mean of the others in its group: A_i = r_i - sum over j != i of r_j / (n - 1).
+
+    REINFORCE leave-one-out (arXiv 2402.14740, section 3.3): the baseline does not depend on the response it is taken
+    from, so the policy gradient stays unbiased. It is n / (n - 1) times the deviation from the mean of all.
+
+    Arguments, result, errors, and groups without a difference as in `grpo_advantages`.
+    """
+    centred, group, sizes = _centred(rewards, groups, np.ones(len(mask)))
+    return _per_token(centred * (sizes / np.maximum(sizes - 1, 1))[group], mask)
+
+
+def opo_advantages(rewards: np.ndarray, groups: np.ndarray, mask: Column) -> Column:
+    """Each reward less the mean of its group weighted by length: A_i = r_i - sum(l_j r_j) / sum(l_j).
+
+    On-policy RL with optimal reward baseline (arXiv 2505.23585). The baseline of least variance weighs rewards with the
+    squared norm of their response's gradient, which the paper takes to grow as the length l, the tokens to train on.
+
+    Arguments, result, errors, and groups without a difference as in `grpo_advantages`.
+    """
+    return _per_token(_centred(rewards, groups, row_sums(_ones(mask)))[0], mask)
+
+
+def reinforce_plus_plus_advantages(rewards: np.ndarray, mask: Column, charges: Column | None = None) -> Column:
+    """Returns of tokens, whitened over the whole batch (REINFORCE++, arXiv 2501.03262).
+
+    A_t = r - sum over i >= t of charge_i, then (A - mean(A)) / std(A) over all tokens of the batch to train on; the
+    std is that of a sample. Rewards are not discounted. Equal returns all over the batch give advantage 0.
+
+    Args:
+        rewards: [S], one for each response: the whole batch, for it is compared with itself.
+        mask: ragged, rows as long as the responses; tokens at 0 are left out and get advantage 0.
+        charges: what each token is charged for its divergence from the reference, ragged as `mask`, 0 where the mask
+            is. See `dagrl.algorithms.reward_shaping.kl_charges`.
+
+    Returns:
+        float32, ragged as `mask`.
+
+    Raises:
+        ValueError: a reward is not finite.
+
+    """
+    returns = np.repeat(_finite(rewards), mask.lengths)
+    if charges is not None:
+        returns -= _sums_to_go(charges)
+    return _whitened(returns, mask)
+
+
+def reinforce_plus_plus_baseline_advantages(rewards: np.ndarray, groups: np.ndarray, mask: Column) -> Column:
+    """Deviations from the group's mean, whitened over the whole batch (REINFORCE++-baseline, arXiv 2501.03262).
+
+    A = r - mean of the group, then (A - mean(A)) / std(A) over all tokens of the batch to train on; the std is that of
+    a sample. So a group of nearly equal rewards is not blown up to the same spread as the others, as GRPO does.
+
+    Arguments, result, errors, and groups without a difference as in `grpo_advantages`, but for the whole batch.
+    """
+    centred = _centred(rewards, groups, np.ones(len(mask)))[0]
+    return _whitened(np.repeat(centred, mask.lengths), mask)
+
+
+def row_sums(column: Column) -> np.ndarray:
+    """Sum of each row, float64 [rows]."""
+    row = np.repeat(np.arange(len(column)), column.lengths)
+    return np.bincount(row, column.values, minlength=len(column))
+
+
+def _centred(rewards: np.ndarray, groups: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rewards less their group's mean by `weights`, exactly 0 where all are equal; each row's group, and group sizes.
+
+    A group whose weights are all 0 has no mean, and no token either that would need one.
+    """
+    assert len(rewards) == len(groups) == len(weights)
+    rewards = _finite(rewards)
+    _, group, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    total = np.bincount(group, weights, minlength=len(sizes))
+    mean = np.bincount(group, weights * rewards, minlength=len(sizes)) / np.where(total > 0, total, 1.0)
+    centred = rewards - mean[group]
+    centred[_constant_groups(rewards, group, len(sizes))[group]] = 0.0
+    return centred, group, sizes
 
 
 def _constant_groups(rewards: np.ndarray, group: np.ndarray, count: int) -> np.ndarray:
@@ -58,35 +134,35 @@ def _constant_groups(rewards: np.ndarray, group: np.ndarray, count: int) -> np.n
     return high - low <= ROUNDING * np.maximum(np.abs(low), np.abs(high))
 
 
-def kl_charged_rewards(
-    rewards: np.ndarray,
-    policy_logprob: Column,
-    ref_logprob: Column,
-    mask: Column,
-    *,
-    coef: float,
-    estimator: KlEstimator,
-) -> np.ndarray:
-    """Rewards less `coef` times the response's divergence from the reference: r - coef * log(policy / ref).
+def _finite(rewards: np.ndarray) -> np.ndarray:
+    rewards = np.asarray(rewards, dtype=np.float64)
+    if not np.isfinite(rewards).all():
+        raise ValueError(f"a reward is {rewards[~np.isfinite(rewards)][0]}; rewards must be finite numbers")
+    return rewards
 
-    That is eq. 2 of Ziegler et al. 2019 (arXiv 1909.08593) with `estimator` in place of the log-ratio, which is k1.
-    PPO charges each token its own term; GRPO has one reward for a whole response, so here the terms of the response's
-    tokens with mask above 0 are summed and charged at once, before groups are compared.
 
-    Args:
-        rewards: [S].
-        policy_logprob: ragged, log-probs of the response tokens under the policy that is trained, before the update.
-        ref_logprob: the same under the reference.
-        mask: ragged, 0 where a token is not charged.
-        coef: weight of the penalty.
-        estimator: see `kl_estimate`.
+def _sums_to_go(column: Column) -> np.ndarray:
+    """Sum of each value and those after it in its row, float64 [values]."""
+    assert column.offsets is not None
+    before = np.concatenate([[0.0], np.cumsum(column.values, dtype=np.float64)])
+    return np.repeat(before[column.offsets[1:]], column.lengths) - before[:-1]
 
-    Returns:
-        float64 [S].
 
-    """
-    policy = torch.from_numpy(policy_logprob.values.astype(np.float64))
-    reference = torch.from_numpy(ref_logprob.values.astype(np.float64))
-    per_token = np.where(mask.values > 0, kl_estimate(policy, reference, estimator).numpy(), 0.0)
-    row = np.repeat(np.arange(len(mask)), mask.lengths)
-    return np.asarray(rewards, dtype=np.float64) - coef * np.bincount(row, per_token, minlength=len(mask))
+def _whitened(values: np.ndarray, mask: Column) -> Column:
+    """Values of tokens, moved and scaled to mean 0 and sample std 1 over those in the mask; 0 for the others."""
+    active = mask.values > 0
+    whitened = np.zeros(len(values))
+    chosen = values[active]
+    if chosen.size and np.ptp(chosen) > ROUNDING * np.abs(chosen).max():
+        whitened[active] = (chosen - chosen.mean()) / chosen.std(ddof=1)
+    return Column(whitened.astype(np.float32), mask.offsets)
+
+
+def _ones(mask: Column) -> Column:
+    return Column((mask.values > 0).astype(np.float64), mask.offsets)
+
+
+def _per_token(advantages: np.ndarray, mask: Column) -> Column:
+    """The same advantage for each token of a response."""
+    per_token = np.repeat(advantages, mask.lengths) * (mask.values > 0)
+    return Column(per_token.astype(np.float32), mask.offsets)

@@ -1,10 +1,17 @@
-"""Policy losses, token by token: the caller weighs and sums them."""
+"""Policy losses, token by token: the caller weighs and sums them.
+
+In all of them r = exp(logprob - old) is a token's probability now over that before, tensors have one shape [T], and
+only `logprob` gets a gradient.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
+
+from dagrl.algorithms.kl import kl_estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,9 +21,9 @@ class PolicyLoss:
     loss: torch.Tensor
     """To be minimised, with gradient."""
     ratio: torch.Tensor
-    """Probability of the token now over that before, detached."""
+    """Probability of the token (with `gspo`, of its response) now over that before, detached."""
     clipped: torch.Tensor
-    """Tokens that a clip cut off from the gradient, bool."""
+    """Tokens that a clip cut off from the gradient, or, with `cispo`, whose weight it lowered; bool."""
 
 
 def ppo_clip(
@@ -28,22 +35,108 @@ def ppo_clip(
     clip_high: float,
     dual_clip: float | None = None,
 ) -> PolicyLoss:
-    """PPO's clipped surrogate, negated: max(-r A, -clip(r, 1 - clip_low, 1 + clip_high) A), r = exp(logprob - old).
+    """PPO's clipped surrogate, negated: max(-r A, -clip(r, 1 - clip_low, 1 + clip_high) A).
 
     arXiv 1707.06347, eq. 7, where both bounds are one epsilon; an upper one of its own is Clip-Higher of DAPO
     (arXiv 2503.14476, section 3.1). `dual_clip` c bounds the loss by -c A where A < 0, for there nothing else bounds it
     as the ratio grows (dual-clip PPO, arXiv 1912.09729).
-
-    All tensors have one shape; only `logprob` gets a gradient.
     """
     ratio = torch.exp(logprob - old_logprob)
-    free = -ratio * advantage
-    bounded = -ratio.clamp(1 - clip_low, 1 + clip_high) * advantage
-    clipped = bounded > free
-    loss = torch.maximum(free, bounded)
+    loss, clipped = _pessimistic(-ratio * advantage, -ratio.clamp(1 - clip_low, 1 + clip_high) * advantage)
     if dual_clip is not None:
         ceiling = -dual_clip * advantage
         capped = (advantage < 0) & (loss > ceiling)
         loss = torch.where(capped, ceiling, loss)
         clipped = clipped | capped
     return PolicyLoss(loss, ratio.detach(), clipped)
+
+
+def gspo(
+    logprob: torch.Tensor,
+    old_logprob: torch.Tensor,
+    advantage: torch.Tensor,
+    *,
+    row: torch.Tensor,
+    active: torch.Tensor,
+    clip_low: float,
+    clip_high: float,
+) -> PolicyLoss:
+    """Group sequence policy optimization: PPO's clip on the ratio of whole responses, s = exp(mean of log r).
+
+    arXiv 2507.18071, in the form of eq. 13 and 14, GSPO-token: max(-s A, -clip(s, 1 - clip_low, 1 + clip_high) A),
+    where each token has the value of s and the gradient of its own log-prob. Where the tokens of a response have one
+    advantage and are averaged (``seq-mean-token-mean``), that is eq. 5 in value and gradient. The paper's bounds are
+    some 1e-4, for the geometric mean over a response hardly moves.
+
+    Args:
+        logprob: [T].
+        old_logprob: [T].
+        advantage: [T].
+        row: response of each token, ascending; all tokens of a response must be here.
+        active: bool; the other tokens do not count in the mean.
+        clip_low: lower bound of s, below 1.
+        clip_high: upper bound of s, above 1.
+
+    """
+    ratio = torch.exp(_row_means((logprob - old_logprob).detach(), row, active))
+    # Times 1, with the gradient of the token's log-prob.
+    surrogate = ratio * torch.exp(logprob - logprob.detach())
+    loss, clipped = _pessimistic(-surrogate * advantage, -surrogate.clamp(1 - clip_low, 1 + clip_high) * advantage)
+    return PolicyLoss(loss, ratio, clipped)
+
+
+def cispo(logprob: torch.Tensor, old_logprob: torch.Tensor, advantage: torch.Tensor, *, clip_high: float) -> PolicyLoss:
+    """Policy gradient with clipped importance weights: -min(r, 1 + clip_high) A logprob, the weight without gradient.
+
+    CISPO (MiniMax-M1, arXiv 2506.13585, eq. 4 and 5): no token is cut off from the gradient. There is no lower bound,
+    as in the paper's runs.
+    """
+    ratio = torch.exp(logprob - old_logprob).detach()
+    return PolicyLoss(-ratio.clamp(max=1 + clip_high) * advantage * logprob, ratio, ratio > 1 + clip_high)
+
+
+def cpgd(
+    logprob: torch.Tensor,
+    old_logprob: torch.Tensor,
+    advantage: torch.Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    drift_coef: float,
+) -> PolicyLoss:
+    """Clipped policy gradient with policy drift: max(-log r A, -clip(log r, ...) A) + drift_coef KL(old || policy).
+
+    arXiv 2505.12504: log r is kept within log(1 - clip_low) and log(1 + clip_high), so a token is left alone where
+    PPO's clip would, but the gradient is not multiplied with the ratio. The drift is estimated by k3, whose gradient,
+    (r - 1) times that of the log-prob, is that of the divergence, for the tokens come from the old policy.
+    """
+    log_ratio = logprob - old_logprob
+    bounded = log_ratio.clamp(math.log(1 - clip_low), math.log(1 + clip_high))
+    loss, clipped = _pessimistic(-log_ratio * advantage, -bounded * advantage)
+    if drift_coef:
+        loss = loss + drift_coef * kl_estimate(old_logprob, logprob, "k3")
+    return PolicyLoss(loss, log_ratio.detach().exp(), clipped)
+
+
+def reinforce(logprob: torch.Tensor, old_logprob: torch.Tensor, advantage: torch.Tensor) -> PolicyLoss:
+    """The plain policy gradient: -A logprob (Williams 1992). The old log-probs are only for the report.
+
+    Right for the samples of the very policy that is trained: one optimizer step for each batch.
+    """
+    ratio = torch.exp(logprob - old_logprob).detach()
+    return PolicyLoss(-advantage * logprob, ratio, torch.zeros_like(ratio, dtype=torch.bool))
+
+
+def _pessimistic(free: torch.Tensor, bounded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The larger of two losses, and where the bounded one is it: there the clip stops the gradient."""
+    return torch.maximum(free, bounded), bounded > free
+
+
+def _row_means(values: torch.Tensor, row: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
+    """For each token the mean of `values` over the active tokens of its row [T]; 0 in rows without any."""
+    first = torch.searchsorted(row, row)
+    # Float64, so that the order in which a GPU adds up does not show in the result.
+    nothing = torch.zeros(values.shape, dtype=torch.float64, device=values.device)
+    sums = nothing.index_add(0, first, torch.where(active, values, 0.0).double())
+    counts = nothing.index_add(0, first, active.double())
+    return (sums / counts.clamp(min=1))[first].to(values.dtype)

@@ -1,4 +1,4 @@
-"""The policy objective: clipped loss + KL to the reference - entropy, averaged over the global batch.
+"""The policy objective: policy loss + KL to the reference - entropy, averaged over the global batch.
 
 It implements `dagrl.engines.base.Objective`: engines ask it for token weights, then for the loss of each micro-batch.
 """
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from dagrl.algorithms.kl import kl_estimate
-from dagrl.algorithms.losses import ppo_clip
+from dagrl.algorithms.losses import PolicyLoss, cispo, cpgd, gspo, ppo_clip, reinforce
 from dagrl.data.batch import Batch, Column
 from dagrl.spec.schema import LossSpec
 
@@ -31,7 +31,13 @@ class PolicyObjective:
     """
 
     def __init__(
-        self, loss: LossSpec, temperature: float, available: Collection[str], *, needs_entropy: bool = True
+        self,
+        loss: LossSpec,
+        temperature: float,
+        available: Collection[str],
+        *,
+        needs_entropy: bool = True,
+        longest_response: int | None = None,
     ) -> None:
         """`available`: columns that the pipeline writes; what the objective can do without, it uses if it is there.
 
@@ -39,10 +45,13 @@ class PolicyObjective:
           the weights have not moved since sampling: with one optimizer step for each batch.
         - ``ref_logprob``: must be there if ``loss.kl_coef`` is above 0; else the divergence is only reported.
 
-        `needs_entropy` False leaves the entropy out of the metrics where the loss does not need it.
+        `needs_entropy` False leaves the entropy out of the metrics where the loss does not need it. `longest_response`
+        is the most tokens that a response is asked for: what seq-mean-token-sum-norm divides by.
         """
         assert "ref_logprob" in available or not loss.kl_coef, "kl_coef needs ref_logprob: the graph checks it"
+        assert longest_response or loss.weighting != "seq-mean-token-sum-norm"
         self.loss = loss
+        self.longest_response = longest_response
         self.temperature = temperature
         self.needs_entropy = needs_entropy or loss.entropy_coef > 0
         optional = tuple(name for name in ("old_logprob", "ref_logprob") if name in available)
@@ -51,30 +60,35 @@ class PolicyObjective:
     def token_weights(self, batch: Batch) -> tuple[Column, float]:
         """Weights from ``response_mask``, and the normalizer's share of `batch`; see ``LossSpec.aggregation``.
 
-        ==================== ============================ ===============
-        aggregation          weight of a token            normalizer
-        ==================== ============================ ===============
-        token-mean           its mask                     sum of the mask
-        seq-mean-token-sum   its mask                     responses
-        seq-mean-token-mean  its mask / its row's sum     responses
-        ==================== ============================ ===============
+        ======================= ============================ ===============
+        aggregation             weight of a token            normalizer
+        ======================= ============================ ===============
+        token-mean              its mask                     sum of the mask
+        seq-mean-token-sum      its mask                     responses
+        seq-mean-token-mean     its mask / its row's sum     responses
+        seq-mean-token-sum-norm its mask / longest_response  responses
+        ======================= ============================ ===============
 
         token-mean is DAPO's (arXiv 2503.14476, section 3.3), seq-mean-token-mean GRPO's (arXiv 2402.03300, eq. 3);
-        seq-mean-token-sum is without bias for length (arXiv 2503.20783). Responses without any token to train on do
-        not count.
+        seq-mean-token-sum is without bias for length, and seq-mean-token-sum-norm is the same in a scale of its own:
+        Dr. GRPO's constant in place of the length (arXiv 2503.20783). Responses without any token to train on do not
+        count.
         """
         mask = batch["response_mask"]
         values = mask.values.astype(np.float64)
         row = np.repeat(np.arange(len(mask)), mask.lengths)
         row_sums = np.bincount(row, values, minlength=len(mask))
         responses = float(np.count_nonzero(row_sums))
-        match self.loss.aggregation:
+        match self.loss.weighting:
             case "token-mean":
                 weights, normalizer = values, float(values.sum())
             case "seq-mean-token-sum":
                 weights, normalizer = values, responses
             case "seq-mean-token-mean":
                 weights, normalizer = values / np.where(row_sums > 0, row_sums, 1.0)[row], responses
+            case "seq-mean-token-sum-norm":
+                assert self.longest_response
+                weights, normalizer = values / self.longest_response, responses
         return Column(weights.astype(np.float32), mask.offsets), normalizer
 
     def __call__(self, tokens: ResponseTokens) -> tuple[torch.Tensor, Metrics]:
@@ -82,22 +96,15 @@ class PolicyObjective:
 
         ``loss/policy`` is averaged with the loss's own weights; the others are plain means over the tokens with a
         weight above 0. ``kl/ref`` is KL(policy || reference) by the loss's estimator; ``kl/old`` is KL(old || policy)
-        by k3, for the tokens come from the old policy. ``ratio/clip_fraction`` counts the tokens that a clip cut off
-        from the gradient.
+        by k3, for the tokens come from the old policy. ``ratio/mean`` and ``ratio/clip_fraction`` are of the loss's own
+        ratios and clips: see `PolicyLoss`.
         """
         active = tokens.weight > 0
         current = tokens.logprob.detach()
         # Tokens of weight 0 must not reach exp(): 0 * inf would make the sum, and its gradient, NaN.
         given = {name: torch.where(active, tokens.columns[name], current) for name in self.columns if "logprob" in name}
         old = given.get("old_logprob", current)
-        policy = ppo_clip(
-            tokens.logprob,
-            old,
-            tokens.columns["advantage"],
-            clip_low=self.loss.clip_ratio,
-            clip_high=self.loss.clip_ratio if self.loss.clip_ratio_high is None else self.loss.clip_ratio_high,
-            dual_clip=self.loss.dual_clip,
-        )
+        policy = self._policy_loss(tokens, old, active)
         per_token = policy.loss
         metrics = {
             "loss/policy": (_sum(policy.loss, tokens.weight), _sum(tokens.weight)),
@@ -115,6 +122,22 @@ class PolicyObjective:
             if self.loss.entropy_coef:
                 per_token = per_token - self.loss.entropy_coef * tokens.entropy
         return (tokens.weight * per_token).sum(), metrics
+
+    def _policy_loss(self, tokens: ResponseTokens, old: torch.Tensor, active: torch.Tensor) -> PolicyLoss:
+        spec = self.loss
+        low, high = spec.clip_ratio, spec.clip_ratio if spec.clip_ratio_high is None else spec.clip_ratio_high
+        given = tokens.logprob, old, tokens.columns["advantage"]
+        match spec.policy:
+            case "ppo_clip":
+                return ppo_clip(*given, clip_low=low, clip_high=high, dual_clip=spec.dual_clip)
+            case "gspo":
+                return gspo(*given, row=tokens.row, active=active, clip_low=low, clip_high=high)
+            case "cispo":
+                return cispo(*given, clip_high=high)
+            case "cpgd":
+                return cpgd(*given, clip_low=low, clip_high=high, drift_coef=spec.drift_coef)
+            case "reinforce":
+                return reinforce(*given)
 
 
 def _sum(values: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:

@@ -1,31 +1,66 @@
-"""``advantage``: rewards become advantages, group by group."""
+"""``advantage``: rewards become advantages, compared within groups or over the whole batch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from dagrl.algorithms.advantages import grpo_advantages, kl_charged_rewards
+import numpy as np
+
+from dagrl.algorithms.advantages import (
+    grpo_advantages,
+    opo_advantages,
+    reinforce_plus_plus_advantages,
+    reinforce_plus_plus_baseline_advantages,
+    rloo_advantages,
+    row_sums,
+)
+from dagrl.algorithms.reward_shaping import kl_charges, overlong_penalty
+from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
 from dagrl.nodes.base import Context, Output, Part
 from dagrl.spec.schema import AdvantageNode
 
 
 def advantage(parts: Sequence[Part], context: Context) -> Iterator[Output]:
-    """Yield the advantages of each shard, which holds whole groups."""
+    """Yield the advantages of each part: a shard, which holds whole groups, or the batch where it is whitened."""
     node = context.node
     assert isinstance(node, AdvantageNode)
     for part in parts:
         batch = part.batch
         stats: dict[str, Stat] = {}
-        rewards = batch["reward"].values
+        rewards = batch["reward"].values.astype(np.float64)
+        charges = None
+        if (buffer := node.overlong_buffer) is not None:
+            penalty = overlong_penalty(
+                batch["response_mask"].lengths,
+                longest=context.sampling.max_new_tokens,
+                buffer=buffer.len,
+                factor=buffer.penalty_factor,
+            )
+            stats["reward/overlong"] = Stat.of(penalty)
+            rewards = rewards + penalty
         if (charge := node.kl_in_reward) is not None:
             logprobs = batch["old_logprob"], batch["ref_logprob"]
-            charged = kl_charged_rewards(
-                rewards, *logprobs, batch["response_mask"], coef=charge.coef, estimator=charge.estimator
-            )
-            stats["kl/in_reward"] = Stat.of(rewards - charged)
-            rewards = charged
-        column = grpo_advantages(
-            rewards, batch["group_id"].values, batch["response_mask"], normalize_by_std=node.normalize_by_std
-        )
-        yield Output((part.index,), batch.rows, {"advantage": column}, stats)
+            charges = kl_charges(*logprobs, batch["response_mask"], coef=charge.coef, estimator=charge.estimator)
+            stats["kl/in_reward"] = Stat.of(row_sums(charges))
+        yield Output((part.index,), batch.rows, {"advantage": _estimate(node, batch, rewards, charges)}, stats)
+
+
+def _estimate(node: AdvantageNode, batch: Batch, rewards: np.ndarray, charges: Column | None) -> Column:
+    mask = batch["response_mask"]
+    if node.estimator == "reinforce_plus_plus":
+        return reinforce_plus_plus_advantages(rewards, mask, charges)
+    if charges is not None:
+        rewards = rewards - row_sums(charges)
+    groups = batch["group_id"].values
+    match node.estimator:
+        case "grpo":
+            return grpo_advantages(rewards, groups, mask, normalize_by_std=node.normalize_by_std)
+        case "dr_grpo":
+            return grpo_advantages(rewards, groups, mask, normalize_by_std=False)
+        case "rloo":
+            return rloo_advantages(rewards, groups, mask)
+        case "opo":
+            return opo_advantages(rewards, groups, mask)
+        case "reinforce_plus_plus_baseline":
+            return reinforce_plus_plus_baseline_advantages(rewards, groups, mask)

@@ -19,7 +19,12 @@ def update(parts: Sequence[Part], context: Context) -> Iterator[Output]:
     node = context.node
     assert isinstance(node, UpdateNode)
     version = engine.policy_version
-    objective = PolicyObjective(node.loss, context.temperature, available=parts[0].batch.columns.keys())
+    objective = PolicyObjective(
+        node.loss,
+        context.temperature,
+        available=parts[0].batch.columns.keys(),
+        longest_response=context.sampling.max_new_tokens,
+    )
     stats = engine.update(
         [part.batch for part in parts] * node.epochs, objective, tokens_per_micro_batch=node.tokens_per_micro_batch
     )

@@ -2,7 +2,8 @@
 
 - ``extends: NAME`` takes ``NAME.yaml`` beside the file, in its ``dag_templates/`` or in dagrl's own;
   ``extends: some/path.yaml`` is relative to the file. Mappings merge key by key; lists and single values replace the
-  inherited ones; ``key: null`` takes an inherited key away.
+  inherited ones; ``key: null`` takes an inherited key away. In ``model.init``, a null that takes nothing away stays:
+  Hugging Face's configs have such values.
 - ``engines.actor.optimizer.lr=3e-6`` on the command line sets one key, its value read as YAML.
 - Paths (``model.path``, ``model.tokenizer``, ``data.train``, ``data.val``, an engine's ``dist_checkpointing_path``) may
   begin with ``~``, and are relative to the folder of the file that says them; in an override, to the working directory.
@@ -29,6 +30,8 @@ from dagrl.spec.yaml_source import Document, Tree, dump_document, parse_value, r
 PATH_PLACES = (("model", "path"), ("model", "tokenizer"), ("data", "train"), ("data", "val"))
 ENGINE_PATH = "dist_checkpointing_path"
 _NAMED = ("groups", "engines", "nodes")
+_WITH_NULLS: Place = ("model", "init")
+"""The section where null is a value too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +138,9 @@ def _merge(into: Document, source: Document, old: Tree, new: Tree, place: Place)
         if isinstance(value, dict) and isinstance(old.get(key), dict):
             into.positions[inner] = source.positions[inner]
             _merge(into, source, old[key], value, inner)
+        elif _takes_away(value, inner) and key in old:
+            _forget(into.positions, inner)
+            del old[key]
         else:
             _forget(into.positions, inner)
             into.positions |= {known: at for known, at in source.positions.items() if known[: len(inner)] == inner}
@@ -158,9 +164,12 @@ def _apply_override(document: Document, override: str, number: int) -> None:
     except ValueError as error:
         document.problems.append(Problem(COMMAND_LINE, number, f"override {override}", str(error)))
         return
-    section[place[-1]] = value
     _forget(document.positions, place)
-    document.positions[place] = position
+    if _takes_away(value, place) and place[-1] in section:
+        del section[place[-1]]
+    else:
+        section[place[-1]] = value
+        document.positions[place] = position
 
 
 def _section_for(document: Document, place: tuple[str, ...], position: Position) -> Tree:
@@ -179,12 +188,19 @@ def _section_for(document: Document, place: tuple[str, ...], position: Position)
     return section
 
 
-def _prune_nulls(tree: Tree) -> None:
+def _takes_away(value: Any, place: Place) -> bool:
+    """Whether a value takes away what stands at `place` so far, and must go at once. Elsewhere nulls go in the end."""
+    return value is None and place[:2] == _WITH_NULLS and len(place) > len(_WITH_NULLS)
+
+
+def _prune_nulls(tree: Tree, place: Place = ()) -> None:
+    if place == _WITH_NULLS:
+        return
     for key in [key for key, value in tree.items() if value is None]:
         del tree[key]
-    for value in tree.values():
+    for key, value in tree.items():
         if isinstance(value, dict):
-            _prune_nulls(value)
+            _prune_nulls(value, (*place, key))
 
 
 def _resolve_paths(document: Document) -> None:

@@ -78,10 +78,13 @@ def contract_of(node: NodeBase) -> OpContract:
         case LogprobNode():
             return OpContract(("prompt_tokens", "response_tokens"), ("logprob",), needs=Capability.SCORE)
         case AdvantageNode():
-            reads: tuple[str, ...] = ("group_id", "reward", "response_mask")
+            reads: tuple[str, ...] = ("reward", "response_mask")
+            if node.estimator != "reinforce_plus_plus":
+                reads = ("group_id", *reads)
             if node.kl_in_reward:
                 reads += ("old_logprob", "ref_logprob")
-            return OpContract(reads, ("advantage",), Scope.GROUP)
+            whitened = node.estimator in ("reinforce_plus_plus", "reinforce_plus_plus_baseline")
+            return OpContract(reads, ("advantage",), Scope.BATCH if whitened else Scope.GROUP)
         case UpdateNode():
             reads = ("prompt_tokens", "response_tokens", "response_mask", "advantage", "policy_version")
             optional: tuple[str, ...] = ("old_logprob", "ref_logprob")

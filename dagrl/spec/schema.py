@@ -263,38 +263,63 @@ class KlInRewardSpec(Section):
     """Schulman's estimators of the divergence."""
 
 
+class OverlongBufferSpec(Section):
+    """Take points off responses that come near the longest: DAPO's soft overlong punishment."""
+
+    len: PositiveInt
+    """Tokens before the rollout's ``max_new_tokens`` in which the penalty grows, from 0 to `penalty_factor`."""
+    penalty_factor: Coefficient = 1.0
+    """What a response of ``max_new_tokens`` loses."""
+
+
 class AdvantageNode(NodeBase):
     """Turns rewards into advantages."""
 
     op: Literal["advantage"]
     """Names this kind of node."""
-    estimator: Literal["grpo"]
-    """How."""
+    estimator: Literal["grpo", "dr_grpo", "rloo", "opo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]
+    """How. The first four compare within a prompt's group: by mean and deviation, by mean alone, with the mean of the
+    others, with the mean weighted by length. The last two are whitened over the whole step, as rewards or as deviations
+    from their group's mean."""
     normalize_by_std: bool = True
-    """Divide a group's advantages by its standard deviation."""
+    """``grpo`` only: divide a group's advantages by its standard deviation."""
     kl_in_reward: KlInRewardSpec | None = None
-    """Penalty taken off the reward first."""
+    """Penalty taken off the reward first; with ``reinforce_plus_plus`` token by token, off what is still to come."""
+    overlong_buffer: OverlongBufferSpec | None = None
+    """Penalty on length, added to the reward first."""
+
+
+Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
 
 class LossSpec(Section):
     """The policy objective."""
 
-    policy: Literal["ppo_clip"] = "ppo_clip"
-    """Form of the policy loss."""
+    policy: Literal["ppo_clip", "gspo", "cispo", "cpgd", "reinforce"] = "ppo_clip"
+    """Form of the policy loss. ``gspo`` clips the ratio of whole responses, ``cispo`` only the weight of a token's
+    gradient, from above; ``cpgd`` clips the log of the ratio; ``reinforce`` is the policy gradient without a ratio."""
     clip_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """Ratio is kept within 1 - clip_ratio and 1 + clip_ratio."""
+    """Ratio is kept within 1 - clip_ratio and 1 + clip_ratio; with ``cispo`` there is only the upper bound."""
     clip_ratio_high: Annotated[float, Field(gt=0)] | None = None
     """Upper bound of its own. Default: clip_ratio."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
-    """Bound on the loss of negative advantages (dual-clip PPO), 3.0 in the paper. Default: none."""
+    """``ppo_clip`` only: bound on the loss of negative advantages (dual-clip PPO), 3.0 in the paper. Default: none."""
+    drift_coef: Coefficient = 0.0
+    """``cpgd`` only: weight of the divergence from the policy before the update, 0.01 in the authors' code."""
     kl_coef: Coefficient = 0.0
     """Weight of the divergence from the reference."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Schulman's estimators of the divergence."""
     entropy_coef: Coefficient = 0.0
     """Weight of the entropy bonus."""
-    aggregation: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"] = "token-mean"
-    """How token losses become one number, over the global mini-batch."""
+    aggregation: Aggregation | None = None
+    """How token losses become one number, over the global mini-batch; the last divides sums by the rollout's
+    ``max_new_tokens``, for Dr. GRPO. Default: token-mean; with ``gspo`` seq-mean-token-mean."""
+
+    @property
+    def weighting(self) -> Aggregation:
+        """`aggregation`, or what it is by default."""
+        return self.aggregation or ("seq-mean-token-mean" if self.policy == "gspo" else "token-mean")
 
 
 class UpdateNode(NodeBase):
@@ -384,9 +409,9 @@ class ProfileSpec(Section):
     """``torch``: a Chrome trace of each rank in ``profile/``. ``nsys``: NVTX ranges, captured by ``nsys profile``."""
     steps: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
     """Steps that are profiled."""
-    nodes: tuple[Name, ...] | None = None
+    nodes: Annotated[tuple[Name, ...], Field(min_length=1)] | None = None
     """Nodes that are profiled. Default: all that run on an engine."""
-    ranks: tuple[Annotated[int, Field(ge=0)], ...] = (0,)
+    ranks: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = (0,)
     """Ranks of each engine that are profiled."""
     with_stack: bool = False
     """Torch only: record the source lines."""

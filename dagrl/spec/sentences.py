@@ -69,7 +69,8 @@ def faults_of(error: ValidationError, tree: dict[str, Any]) -> list[Fault]:
     for place, several in by_place.items():
         # A value that may be one of two types draws an error from each; where it looks like one of them and is wrong
         # within, only that one counts.
-        if all(_expected(details) for details in several) and any(
+        # So does a list whose entries are wrong: pydantic counts only the right ones.
+        if all(_expected(details) or details["type"] == "too_short" for details in several) and any(
             len(other) > len(place) and other[: len(place)] == place for other in by_place
         ):
             continue

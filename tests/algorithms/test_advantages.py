@@ -1,11 +1,17 @@
-"""GRPO's advantages and the KL charge, against numbers worked out by hand."""
+"""Advantages without a critic: numbers worked out by hand, and what their papers say must hold for all of them."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagrl.algorithms.advantages import grpo_advantages, kl_charged_rewards
+from dagrl.algorithms.advantages import (
+    grpo_advantages,
+    opo_advantages,
+    reinforce_plus_plus_advantages,
+    reinforce_plus_plus_baseline_advantages,
+    rloo_advantages,
+)
 from dagrl.data.batch import Column
 
 
@@ -15,6 +21,20 @@ def mask_of(*lengths: int) -> Column:
 
 def rows(column: Column) -> list[list[float]]:
     return [column[row].tolist() for row in range(len(column))]
+
+
+def reinforce_plus_plus(rewards: np.ndarray, groups: np.ndarray, mask: Column) -> Column:
+    """Of one signature with the others; it does not look at groups."""
+    return reinforce_plus_plus_advantages(rewards, mask)
+
+
+def dr_grpo(rewards: np.ndarray, groups: np.ndarray, mask: Column) -> Column:
+    return grpo_advantages(rewards, groups, mask, normalize_by_std=False)
+
+
+OF_GROUPS = (grpo_advantages, dr_grpo, rloo_advantages, opo_advantages)
+OF_BATCHES = (reinforce_plus_plus, reinforce_plus_plus_baseline_advantages)
+ALL = (*OF_GROUPS, *OF_BATCHES)
 
 
 def test_rewards_are_compared_within_their_group():
@@ -56,13 +76,22 @@ def test_tokens_outside_the_mask_get_no_advantage():
     assert rows(advantages) == [[1.0, 0.0, 1.0], [], [0.0]]
 
 
-def test_no_rows_give_no_advantages():
-    assert len(grpo_advantages(np.zeros(0), np.zeros(0, dtype=np.int64), Column.ragged([], "float32"))) == 0
+@pytest.mark.parametrize("estimate", ALL)
+def test_no_rows_give_no_advantages(estimate):
+    assert len(estimate(np.zeros(0), np.zeros(0, dtype=np.int64), Column.ragged([], "float32"))) == 0
 
 
-def test_a_reward_that_is_no_number_is_refused():
+@pytest.mark.parametrize("estimate", ALL)
+def test_a_reward_that_is_no_number_is_refused(estimate):
     with pytest.raises(ValueError, match="a reward is nan"):
-        grpo_advantages(np.array([1.0, np.nan]), np.zeros(2), mask_of(1, 1))
+        estimate(np.array([1.0, np.nan]), np.zeros(2), mask_of(1, 1))
+
+
+@pytest.mark.parametrize("estimate", ALL)
+def test_equal_rewards_and_responses_without_tokens_to_train_on_say_nothing(estimate):
+    rewards = np.array([0.1, 0.1, 0.1, 4.0])
+    mask = Column.ragged([[1, 1], [1], [1, 1, 1], [0, 0]], "float32")
+    assert estimate(rewards, np.array([0, 0, 0, 1]), mask).values.tolist() == [0.0] * 8
 
 
 @given(
@@ -77,23 +106,99 @@ def test_shift_and_scale_of_rewards_do_not_matter(samples, shift, scale):
     assert moved.values == pytest.approx(grpo_advantages(rewards, groups, mask).values, abs=1e-6)
 
 
-def test_the_charge_is_the_sum_of_token_divergences():
-    # Policy 1/2 and 1/4 against a reference of 1/4 and 1/4: k1 = log 2 and 0. The masked token would add log 4.
-    half, quarter = np.log(0.5), np.log(0.25)
-    policy = Column.ragged([[half, quarter, 0.0], [], [quarter]], "float32")
-    reference = Column.ragged([[quarter, quarter, quarter], [], [half]], "float32")
-    mask = Column.ragged([[1, 1, 0], [], [1]], "float32")
-    rewards = np.array([1.0, 2.0, 0.0])
-    charged = kl_charged_rewards(rewards, policy, reference, mask, coef=0.5, estimator="k1")
-    # 1 - log(2) / 2; untouched; 0 + log(2) / 2.
-    assert charged.tolist() == pytest.approx([0.6534264097, 2.0, 0.3465735903], abs=1e-7)
-    charged = kl_charged_rewards(rewards, policy, reference, mask, coef=1.0, estimator="k3")
-    # k3 of the tokens: 1/2 - 1 + log 2 = 0.1931472 and 0; last 2 - 1 - log 2 = 0.3068528.
-    assert charged.tolist() == pytest.approx([0.8068528194, 2.0, -0.3068528194], abs=1e-7)
+def test_rloo_compares_with_the_others():
+    # 1 against the mean 1/3 of 0, 0, 1; 0 against the mean 2/3 of 1, 0, 1. In the pair, 3 against 5. One is alone.
+    rewards, groups = np.array([1.0, 3.0, 0.0, 0.0, 5.0, 1.0, 8.0]), np.array([7, 9, 7, 7, 9, 7, 5])
+    advantages = rloo_advantages(rewards, groups, mask_of(2, 1, 1, 1, 1, 1, 1))
+    assert advantages.values.tolist() == pytest.approx([2 / 3, 2 / 3, -2, -2 / 3, -2 / 3, 2, 2 / 3, 0], abs=1e-7)
 
 
-def test_a_token_outside_the_mask_cannot_spoil_the_charge():
-    one = Column.ragged([[-1e4, -1.0]], "float32")
-    other = Column.ragged([[0.0, -1.0]], "float32")
-    mask = Column.ragged([[0, 1]], "float32")
-    assert kl_charged_rewards(np.array([1.0]), one, other, mask, coef=1.0, estimator="k3").tolist() == [1.0]
+def test_opo_weighs_the_baseline_by_length():
+    # Lengths 1 and 3: baseline (1 * 1 + 3 * 0) / 4. The other group counts only tokens in the mask, 2 and 1:
+    # baseline (2 * 6 + 1 * 3) / 3 = 5.
+    rewards, groups = np.array([1.0, 0.0, 6.0, 3.0]), np.array([0, 0, 1, 1])
+    mask = Column.ragged([[1], [1, 1, 1], [1, 0, 1], [1]], "float32")
+    advantages = opo_advantages(rewards, groups, mask)
+    assert rows(advantages) == [[0.75], [-0.25] * 3, [1.0, 0.0, 1.0], [-2.0]]
+
+
+def test_reinforce_plus_plus_whitens_all_tokens_of_the_batch():
+    # Tokens 1, 0, 0, 0, one masked: mean 1/4, sample variance (9/16 + 3/16) / 3 = 1/4, so 3/4 and -1/4 over 1/2.
+    mask = Column.ragged([[1], [1, 1, 0, 1]], "float32")
+    advantages = reinforce_plus_plus_advantages(np.array([1.0, 0.0]), mask)
+    assert rows(advantages) == [[1.5], [-0.5, -0.5, 0.0, -0.5]]
+
+
+def test_reinforce_plus_plus_charges_a_token_for_what_comes_after_it():
+    # Returns 3 - (1 + 2), 3 - 2 | 1 - 0: 0, 1, 1 with mean 2/3 and sample variance (4 + 1 + 1) / 9 / 2 = 1/3.
+    charges = Column.ragged([[1.0, 2.0], [0.0]], "float64")
+    advantages = reinforce_plus_plus_advantages(np.array([3.0, 1.0]), mask_of(2, 1), charges)
+    assert advantages.values.tolist() == pytest.approx([-1.1547005, 0.5773503, 0.5773503], abs=1e-7)
+
+
+def test_the_baseline_form_whitens_deviations_from_the_group():
+    # Deviations 1 and -1, and twice 0 for equal rewards: mean 0, sample variance 2/3.
+    rewards, groups = np.array([3.0, 1.0, 10.0, 10.0]), np.array([0, 0, 1, 1])
+    advantages = reinforce_plus_plus_baseline_advantages(rewards, groups, mask_of(1, 1, 1, 1))
+    assert advantages.values.tolist() == pytest.approx([1.2247449, -1.2247449, 0, 0], abs=1e-7)
+
+
+@st.composite
+def batches(draw):
+    """Rewards, groups and masks of some rows."""
+    row = st.tuples(st.integers(-5, 5), st.integers(0, 2), st.lists(st.integers(0, 1), max_size=4))
+    drawn = draw(st.lists(row, min_size=1, max_size=12))
+    rewards, groups, mask = zip(*drawn, strict=True)
+    return np.array(rewards, dtype=float), np.array(groups), Column.ragged(mask, "float32")
+
+
+@pytest.mark.parametrize("estimate", ALL)
+@given(batches(), st.randoms(use_true_random=False))
+def test_the_order_of_rows_does_not_matter(estimate, batch, random):
+    rewards, groups, mask = batch
+    order = np.array(random.sample(range(len(rewards)), len(rewards)))
+    moved = estimate(rewards[order], groups[order], mask.take(order))
+    assert moved.values == pytest.approx(estimate(rewards, groups, mask).take(order).values, abs=1e-6)
+
+
+@pytest.mark.parametrize("estimate", OF_GROUPS)
+@given(batches())
+def test_a_group_is_judged_alone(estimate, batch):
+    rewards, groups, mask = batch
+    whole = estimate(rewards, groups, mask)
+    for group in set(groups.tolist()):
+        chosen = np.flatnonzero(groups == group)
+        alone = estimate(rewards[chosen], groups[chosen], mask.take(chosen))
+        assert alone.values == pytest.approx(whole.take(chosen).values, abs=1e-6)
+
+
+@pytest.mark.parametrize("estimate", OF_BATCHES)
+@given(batches())
+def test_whitened_advantages_have_mean_0_and_deviation_1_over_tokens(estimate, batch):
+    rewards, groups, mask = batch
+    advantages = estimate(rewards, groups, mask).values
+    active = advantages[mask.values > 0].astype(np.float64)
+    assert not advantages[mask.values == 0].any()
+    if active.any():
+        assert active.sum() == pytest.approx(0, abs=1e-5)
+        assert (active**2).sum() == pytest.approx(len(active) - 1, rel=1e-5)
+
+
+@given(batches())
+def test_rloo_is_the_reward_less_the_mean_of_the_others(batch):
+    rewards, groups, mask = batch
+    advantages = rloo_advantages(rewards, groups, mask)
+    for row in range(len(rewards)):
+        others = [rewards[other] for other in range(len(rewards)) if other != row and groups[other] == groups[row]]
+        expected = rewards[row] - sum(others) / len(others) if others else 0.0
+        assert advantages[row].tolist() == pytest.approx((expected * mask[row]).tolist(), abs=1e-6)
+
+
+@given(batches())
+def test_opo_has_the_baseline_of_least_variance(batch):
+    # Of all baselines b, sum of l (r - b)^2 is least at the one whose advantages add up to 0 over the group's tokens.
+    rewards, groups, mask = batch
+    advantages = opo_advantages(rewards, groups, mask)
+    for group in set(groups.tolist()):
+        tokens = advantages.take(np.flatnonzero(groups == group)).values
+        assert tokens.sum() == pytest.approx(0, abs=1e-5)

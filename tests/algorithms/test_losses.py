@@ -1,9 +1,13 @@
-"""PPO's clipped loss, at and around the edges of its clips. Probabilities are chosen so that ratios are exact."""
+"""Policy losses at and around the edges of their clips. Probabilities are chosen so that ratios are exact."""
+
+import math
+from collections.abc import Callable
+from itertools import chain
 
 import pytest
 import torch
 
-from dagrl.algorithms.losses import ppo_clip
+from dagrl.algorithms.losses import PolicyLoss, cispo, cpgd, gspo, ppo_clip, reinforce
 
 
 def clip_one(ratio: float, advantage: float, *, high: float = 0.2, dual: float | None = None):
@@ -79,3 +83,104 @@ def test_at_the_very_edge_the_gradient_is_whole(edge):
     result.loss.sum().backward()
     assert not result.clipped.any()
     assert logprob.grad.tolist() == [-edge, edge]
+
+
+def one_token(loss: Callable[..., PolicyLoss], ratio: float, advantage: float, **options: float):
+    """Loss of a token of log-prob log(ratio), old log-prob 0; its gradient, and whether it counts as clipped."""
+    logprob = torch.tensor([ratio], dtype=torch.float64).log().requires_grad_()
+    advantages = torch.tensor([advantage], dtype=torch.float64)
+    result = loss(logprob, torch.zeros_like(logprob), advantages, **options)
+    result.loss.sum().backward()
+    assert result.ratio.item() == pytest.approx(ratio, abs=1e-15)
+    assert not result.ratio.requires_grad
+    return result.loss.item(), logprob.grad.item(), result.clipped.item()
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "weight", "clipped"),
+    [(1.1, 2.0, 1.1, False), (1.5, 2.0, 1.2, True), (1.5, -2.0, 1.2, True), (0.1, 2.0, 0.1, False)],
+)
+def test_cispo_bounds_the_weight_and_keeps_the_gradient(ratio, advantage, weight, clipped):
+    # Loss -w A log-prob, gradient -w A: the weight itself has none.
+    loss, gradient, marked = one_token(cispo, ratio, advantage, clip_high=0.2)
+    assert loss == pytest.approx(-weight * advantage * math.log(ratio), abs=1e-14)
+    assert (gradient, marked) == (pytest.approx(-weight * advantage, abs=1e-14), clipped)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "bounded", "gradient", "clipped"),
+    [
+        # Within the clip, and on the way back: -A log r, whose gradient is -A, not -r A.
+        (1.1, 2.0, 1.1, -2.0, False),
+        (0.5, 2.0, 0.5, -2.0, False),
+        (1.5, -2.0, 1.5, 2.0, False),
+        # Far enough: -A log of the bound, 1.3 above and 0.8 below, without gradient.
+        (1.5, 2.0, 1.3, 0.0, True),
+        (0.5, -2.0, 0.8, 0.0, True),
+    ],
+)
+def test_cpgd_clips_the_log_of_the_ratio(ratio, advantage, bounded, gradient, clipped):
+    result = one_token(cpgd, ratio, advantage, clip_low=0.2, clip_high=0.3, drift_coef=0.0)
+    expected = -advantage * math.log(bounded)
+    assert result == (pytest.approx(expected, abs=1e-14), pytest.approx(gradient, abs=1e-14), clipped)
+
+
+def test_the_drift_of_cpgd_pulls_back_to_the_old_policy():
+    # k3 of KL(old || policy) at ratio 1.5: 1.5 - 1 - log 1.5, with gradient 1.5 - 1; a clipped token is pulled too.
+    drift = 0.1 * (0.5 - math.log(1.5))
+    result = one_token(cpgd, 1.5, 0.0, clip_low=0.2, clip_high=0.2, drift_coef=0.1)
+    assert result == (pytest.approx(drift, abs=1e-14), pytest.approx(0.05, abs=1e-14), False)
+    result = one_token(cpgd, 1.5, 2.0, clip_low=0.2, clip_high=0.2, drift_coef=0.1)
+    assert result == (pytest.approx(drift - 2 * math.log(1.2), abs=1e-14), pytest.approx(0.05, abs=1e-14), True)
+
+
+def test_reinforce_does_not_look_at_the_ratio():
+    assert one_token(reinforce, 4.0, 2.0) == (pytest.approx(-2 * math.log(4)), -2.0, False)
+
+
+def gspo_rows(ratios: list[list[float]], advantages: list[float], active: list[list[bool]], **clips: float):
+    """Losses of the tokens, their gradients, ratios and clips, for responses of such tokens; row 1 has none."""
+    row = torch.tensor([0] * len(ratios[0]) + [2] * len(ratios[1]))
+    logprob = torch.tensor([math.log(each) for each in chain(*ratios)], dtype=torch.float64, requires_grad=True)
+    advantage = torch.tensor(advantages, dtype=torch.float64)[row // 2]
+    counts = torch.tensor(list(chain(*active)))
+    result = gspo(logprob, torch.zeros_like(logprob), advantage, row=row, active=counts, **clips)
+    result.loss.sum().backward()
+    return result.loss.tolist(), logprob.grad.tolist(), result.ratio.tolist(), result.clipped.tolist()
+
+
+def test_gspo_has_one_ratio_for_a_response():
+    # (4 * 1)^(1/2) = 2 and (1/4 * 1/4)^(1/2) = 1/4; the inactive token's 100 is not in it. Bounds far away.
+    loss, gradient, ratio, clipped = gspo_rows(
+        [[4.0, 1.0], [0.25, 0.25, 100.0]], [1.0, -2.0], [[True, True], [True, True, False]], clip_low=0.9, clip_high=9.0
+    )
+    assert ratio == pytest.approx([2, 2, 0.25, 0.25, 0.25], abs=1e-14)
+    assert loss == pytest.approx([-2, -2, 0.5, 0.5, 0.5], abs=1e-14)
+    # Eq. 14: s times the gradient of the token's own log-prob.
+    assert gradient == pytest.approx([-2, -2, 0.5, 0.5, 0.5], abs=1e-14)
+    assert not any(clipped)
+
+
+def test_gspo_clips_whole_responses():
+    # 2 with advantage 1 is beyond 1.5, though the second token alone is not; 1/4 with advantage 2 is on the way back.
+    loss, gradient, _, clipped = gspo_rows(
+        [[4.0, 1.0], [0.25]], [1.0, 2.0], [[True, True], [True]], clip_low=0.2, clip_high=0.5
+    )
+    assert loss == pytest.approx([-1.5, -1.5, -0.5], abs=1e-14)
+    assert gradient == pytest.approx([0, 0, -0.5], abs=1e-14)
+    assert clipped == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("loss", "options"),
+    [
+        (ppo_clip, {"clip_low": 0.2, "clip_high": 0.3, "dual_clip": 3.0}),
+        (cpgd, {"clip_low": 0.2, "clip_high": 0.3, "drift_coef": 0.5}),
+        (reinforce, {}),
+    ],
+)
+def test_gradients_are_those_of_the_value(loss, options):
+    random = torch.Generator().manual_seed(0)
+    old, advantage = torch.randn(2, 40, generator=random, dtype=torch.float64)
+    logprob = (old + torch.randn(40, generator=random, dtype=torch.float64)).requires_grad_()
+    torch.autograd.gradcheck(lambda now: loss(now, old, advantage, **options).loss, logprob)

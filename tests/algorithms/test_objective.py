@@ -76,17 +76,27 @@ def cut_batches(draw):
     return batch, logits, [batch.take(part) for part in np.split(order, cuts)]
 
 
+POLICIES = [
+    {"policy": "ppo_clip"},
+    {"policy": "ppo_clip", "dual_clip": 2.0},
+    {"policy": "gspo"},
+    {"policy": "cispo"},
+    {"policy": "cpgd", "drift_coef": 0.1},
+    {"policy": "reinforce"},
+]
+
+
 @settings(deadline=None)
 @given(
     cut_batches(),
-    st.sampled_from(["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"]),
+    st.sampled_from(["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]),
     st.sampled_from(["k1", "k2", "k3"]),
-    st.sampled_from([None, 2.0]),
+    st.sampled_from(POLICIES),
 )
-def test_micro_batches_do_not_change_loss_gradient_or_metrics(cut, aggregation, estimator, dual_clip):
+def test_micro_batches_do_not_change_loss_gradient_or_metrics(cut, aggregation, estimator, policy):
     batch, logits, parts = cut
-    spec = LossSpec(aggregation=aggregation, kl_coef=0.3, kl_estimator=estimator, entropy_coef=0.1, dual_clip=dual_clip)
-    objective = PolicyObjective(spec, 1.0, ALL)
+    spec = LossSpec(aggregation=aggregation, kl_coef=0.3, kl_estimator=estimator, entropy_coef=0.1, **policy)
+    objective = PolicyObjective(spec, 1.0, ALL, longest_response=5)
     loss, gradient, metrics = train([batch], objective, logits)
     loss_in_parts, gradient_in_parts, metrics_in_parts = train(parts, objective, logits)
     assert loss_in_parts == pytest.approx(loss, abs=1e-10)
@@ -101,12 +111,14 @@ def test_micro_batches_do_not_change_loss_gradient_or_metrics(cut, aggregation, 
         ("token-mean", [1, 1, 0, 1, 0], 3),
         ("seq-mean-token-sum", [1, 1, 0, 1, 0], 2),
         ("seq-mean-token-mean", [0.5, 0.5, 0, 1, 0], 2),
+        ("seq-mean-token-sum-norm", [0.125, 0.125, 0, 0.125, 0], 2),
     ],
 )
 def test_weights_of_the_aggregations(aggregation, weights, normalizer):
     # Three tokens of which two count, one that counts, one that does not, none: two responses can be trained on.
     batch, _ = make_batch([[1, 1, 0], [1], [0], []], seed=0)
-    column, share = PolicyObjective(LossSpec(aggregation=aggregation), 1.0, ()).token_weights(batch)
+    objective = PolicyObjective(LossSpec(aggregation=aggregation), 1.0, (), longest_response=8)
+    column, share = objective.token_weights(batch)
     assert column.values.tolist() == weights
     assert column.lengths.tolist() == [3, 1, 1, 0]
     assert share == normalizer
@@ -116,22 +128,25 @@ def test_weights_of_the_aggregations(aggregation, weights, normalizer):
     ("aggregation", "loss"),
     [
         # On policy the token losses are -A = -1, -2 | -6.
-        # Mean of the three; half the sum of -3 and -6; half the sum of the means -1.5 and -6.
+        # Mean of the three; half the sum of -3 and -6; half the sum of the means -1.5 and -6; an eighth of the second.
         ("token-mean", -3.0),
         ("seq-mean-token-sum", -4.5),
         ("seq-mean-token-mean", -3.75),
+        ("seq-mean-token-sum-norm", -0.5625),
     ],
 )
 def test_aggregations_of_an_on_policy_batch(aggregation, loss):
     batch, logits = make_batch([[1, 1], [1]], seed=0)
     batch = batch.with_columns({"advantage": Column.ragged([[1, 2], [6]], "float64")})
-    objective = PolicyObjective(LossSpec(aggregation=aggregation), 1.0, ())
+    objective = PolicyObjective(LossSpec(aggregation=aggregation), 1.0, (), longest_response=8)
     assert train([batch], objective, logits)[0] == pytest.approx(loss, abs=1e-12)
 
 
-def test_without_old_logprobs_the_gradient_is_the_policy_gradient():
+@pytest.mark.parametrize("policy", POLICIES)
+def test_without_old_logprobs_the_gradient_is_the_policy_gradient(policy):
     batch, logits = make_batch([[1, 0, 1], [1, 1]], seed=3)
-    _, gradient, metrics = train([batch], PolicyObjective(LossSpec(), 1.0, ("advantage",)), logits)
+    spec = LossSpec(aggregation="token-mean", **policy)
+    _, gradient, metrics = train([batch], PolicyObjective(spec, 1.0, ("advantage",)), logits)
     # d(-A log p(token)) / d logits = -A (one-hot - p), averaged over the four tokens that count.
     one_hot = torch.nn.functional.one_hot(torch.from_numpy(batch["response_tokens"].values), VOCAB)
     weight = torch.from_numpy(batch["advantage"].values * batch["response_mask"].values) / 4
@@ -223,12 +238,76 @@ def test_entropy_can_be_left_out_unless_the_loss_needs_it():
     assert "entropy" not in train([batch], PolicyObjective(LossSpec(), 1.0, (), needs_entropy=False), logits)[2]
 
 
-def test_an_empty_micro_batch_adds_nothing():
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_empty_micro_batch_adds_nothing(policy):
     batch, logits = make_batch([[1, 1]], seed=5)
-    objective = PolicyObjective(LossSpec(), 1.0, ())
+    objective = PolicyObjective(LossSpec(**policy), 1.0, ())
     nothing = batch.take(np.zeros(0, dtype=np.int64))
     loss, gradient, metrics = train([nothing, batch, nothing], objective, logits)
     alone = train([batch], objective, logits)
     assert loss == alone[0]
     assert torch.equal(gradient, alone[1])
     assert metrics == alone[2]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_token_of_weight_0_cannot_spoil_the_loss(policy):
+    absurd = {"advantage": [1.0, -1.0, 9.0], "old_logprob": [math.log(0.25), math.log(0.5), 900.0]}
+    tokens = two_tokens(**absurd)
+    loss, metrics = PolicyObjective(LossSpec(**policy), 1.0, ("old_logprob",))(tokens)
+    loss.backward()
+    assert tokens.logprob.grad[2] == 0
+    tame = two_tokens(advantage=absurd["advantage"], old_logprob=[*absurd["old_logprob"][:2], -900.0])
+    same_loss, same_metrics = PolicyObjective(LossSpec(**policy), 1.0, ("old_logprob",))(tame)
+    assert math.isfinite(loss.item())
+    assert (loss.item(), metrics) == (same_loss.item(), same_metrics)
+
+
+def test_gspo_is_the_mean_over_responses_of_their_clipped_ratio():
+    """Equation 5 of the paper, on probabilities of whole responses, by autograd."""
+    batch, logits = make_batch([[1, 1, 0], [1], [1, 1, 1, 1], [0]], seed=6)
+    rows = np.repeat(np.arange(4), batch["response_mask"].lengths)
+    of_rows = np.array([1.5, -0.5, -2.0, 7.0])
+    batch = batch.with_columns({"advantage": Column(of_rows[rows], batch["response_mask"].offsets)})
+    spec = LossSpec(policy="gspo", clip_ratio=0.3, clip_ratio_high=0.4)
+    loss, gradient, metrics = train([batch], PolicyObjective(spec, 1.0, ALL), logits)
+
+    weights = logits.clone().requires_grad_()
+    probability = weights.softmax(-1)[np.arange(len(rows)), batch["response_tokens"].values]
+    terms, clipped = [], 0
+    for response in range(3):
+        mine = np.flatnonzero((rows == response) & (batch["response_mask"].values > 0))
+        old = np.exp(batch["old_logprob"].values[mine]).prod()
+        ratio = (probability[mine].prod() / old) ** (1 / len(mine))
+        terms.append(torch.minimum(ratio * of_rows[response], ratio.clamp(0.7, 1.4) * of_rows[response]))
+        clipped += len(mine) * (ratio.item() > 1.4 if of_rows[response] > 0 else ratio.item() < 0.7)
+    objective = sum(terms) / 3
+    objective.backward()
+    assert loss == pytest.approx(-objective.item(), abs=1e-12)
+    torch.testing.assert_close(gradient, -weights.grad, atol=1e-12, rtol=0)
+    assert metrics["ratio/clip_fraction"] == pytest.approx(clipped / 7)
+    assert 0 < clipped < 7, "the test needs responses on both sides of the clip"
+
+
+def test_the_default_aggregation_is_the_papers():
+    assert LossSpec().weighting == LossSpec(policy="cispo").weighting == "token-mean"
+    assert LossSpec(policy="gspo").weighting == "seq-mean-token-mean"
+    assert LossSpec(policy="gspo", aggregation="token-mean").weighting == "token-mean"
+
+
+@pytest.mark.parametrize("policy", ["ppo_clip", "gspo", "cispo", "cpgd"])
+def test_the_clips_of_the_spec_reach_the_loss(policy):
+    # Ratios 2, 2 with advantages above 0, then 1/2, 1/2 with such below: clipped by 0.2, not by bounds further off.
+    columns = {"advantage": [1.0, 1.0, 0.0], "old_logprob": [math.log(0.25), math.log(0.125), 0.0]}
+    spec = LossSpec(policy=policy)
+    _, metrics = PolicyObjective(spec, 1.0, ("old_logprob",))(two_tokens(**columns))
+    assert metrics["ratio/clip_fraction"][0].item() == 2
+    wide = LossSpec(policy=policy, clip_ratio_high=1.5)
+    _, metrics = PolicyObjective(wide, 1.0, ("old_logprob",))(two_tokens(**columns))
+    assert metrics["ratio/clip_fraction"][0].item() == 0
+    if policy != "cispo":
+        down = {"advantage": [-1.0, -1.0, 0.0], "old_logprob": [0.0, math.log(0.5), 0.0]}
+        _, metrics = PolicyObjective(spec, 1.0, ("old_logprob",))(two_tokens(**down))
+        assert metrics["ratio/clip_fraction"][0].item() == 2
+        _, metrics = PolicyObjective(LossSpec(policy=policy, clip_ratio=0.6), 1.0, ("old_logprob",))(two_tokens(**down))
+        assert metrics["ratio/clip_fraction"][0].item() == 0

@@ -6,6 +6,7 @@ import pytest
 
 from dagrl.nodes.advantage import advantage
 from dagrl.nodes.base import Part
+from dagrl.spec.ops import Scope, contract_of
 
 
 @pytest.fixture
@@ -63,3 +64,58 @@ def test_a_rank_without_rows_has_no_advantages(bench) -> None:
     empty = bench.batch([], group_id=[], reward=[], response_mask=[], old_logprob=[], ref_logprob=[])
     (output,) = advantage([Part(0, empty)], bench.context("advantage", nodes=node(kl_in_reward={"coef": 0.1})))
     assert len(output.columns["advantage"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("estimator", "expected"),
+    [
+        ("grpo", [0.5**0.5, -(0.5**0.5), -(0.5**0.5)]),
+        ("dr_grpo", [0.5, -0.5, -0.5]),
+        ("rloo", [1, -1, -1]),
+        # Baseline (1 * 1 + 2 * 0) / 3.
+        ("opo", [2 / 3, -1 / 3, -1 / 3]),
+        # Tokens 0.5, -0.5, -0.5, 0, 0, 0: mean -1/12, sample variance (3/4 - 6/144) / 5 = 0.1416667.
+        ("reinforce_plus_plus_baseline", [1.5498256, -1.1070183, -1.1070183]),
+        # Tokens 1, 0, 0, 5, 5, 5: mean 8/3, sample variance (76 - 6 * 64/9) / 5 = 6.6666667.
+        ("reinforce_plus_plus", [-0.6454972, -1.0327956, -1.0327956]),
+    ],
+)
+def test_each_estimator_can_be_named(bench, part, estimator, expected) -> None:
+    (output,) = advantage([part], bench.context("advantage", nodes=node(estimator=estimator)))
+    assert output.columns["advantage"].values.tolist()[:3] == pytest.approx(expected, abs=1e-6)
+    assert output.columns["advantage"].lengths.tolist() == [1, 2, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("estimator", "scope"),
+    [
+        ("grpo", Scope.GROUP),
+        ("dr_grpo", Scope.GROUP),
+        ("rloo", Scope.GROUP),
+        ("opo", Scope.GROUP),
+        ("reinforce_plus_plus", Scope.BATCH),
+        ("reinforce_plus_plus_baseline", Scope.BATCH),
+    ],
+)
+def test_what_is_whitened_is_seen_at_once(bench, estimator, scope) -> None:
+    contract = contract_of(bench.context("advantage", nodes=node(estimator=estimator)).node)
+    assert contract.scope is scope
+    assert ("group_id" in contract.reads) == (estimator != "reinforce_plus_plus")
+
+
+def test_reinforce_plus_plus_charges_tokens_and_not_responses(bench, part) -> None:
+    # By k1 the tokens diverge by 1 | 1, 1 | 0, 0 | -1, so returns are 0 | -2, -1 | 5, 5 | 6: mean 13/6, sample variance
+    # (91 - 6 * 169/36) / 5 = 12.5666667.
+    options = node(estimator="reinforce_plus_plus", kl_in_reward={"coef": 1.0})
+    (output,) = advantage([part], bench.context("advantage", nodes=options))
+    expected = [(value - 13 / 6) / 12.5666667**0.5 for value in (0, -2, -1, 5, 5, 6)]
+    assert output.columns["advantage"].values.tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_responses_near_the_longest_lose_points_before_groups_are_compared(bench, part) -> None:
+    # Longest 3, buffer 2: one token is free, two cost half of 0.4. Rewards 1 and -0.2, 4.8 and 5.
+    options = node(estimator="dr_grpo", overlong_buffer={"len": 2, "penalty_factor": 0.4})
+    (output,) = advantage([part], bench.context("advantage", nodes=options))
+    assert output.columns["advantage"].values.tolist() == pytest.approx([0.6, -0.6, -0.6, -0.1, -0.1, 0.1], abs=1e-6)
+    penalty = output.stats["reward/overlong"]
+    assert (penalty.low, penalty.high, penalty.mean) == (pytest.approx(-0.2), 0.0, pytest.approx(-0.1))

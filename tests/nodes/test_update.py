@@ -60,11 +60,12 @@ def test_the_objective_uses_the_nodes_loss_the_rollouts_temperature_and_what_col
     batch = bench.batch([0], policy_version=[7], advantage=[[1]], old_logprob=[[-1]])
     sampling = {"max_new_tokens": 3, "temperature": 0.6}
     nodes = {"rollout": {"op": "rollout", "engine": "generator", "sampling": sampling}}
-    nodes |= node(loss={"clip_ratio": 0.1})
+    nodes |= node(loss={"clip_ratio": 0.1, "aggregation": "seq-mean-token-sum-norm"})
     engine = Trainer()
     list(update([Part(0, batch)], bench.context("update", engine=engine, nodes=nodes)))
     assert engine.objective.loss.clip_ratio == 0.1
     assert engine.objective.temperature == 0.6
+    assert engine.objective.longest_response == 3
     assert engine.objective.columns == ("advantage", "old_logprob")
 
 

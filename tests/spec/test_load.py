@@ -49,6 +49,20 @@ class TestExtends:
         assert "ref" not in pipeline.nodes
         assert pipeline.nodes["update"].loss.kl_coef == 0
 
+    def test_null_is_a_value_of_a_hugging_face_config(self, project):
+        grown = project.write(
+            "grown.yaml", "extends: p\nmodel: {init: {hidden_size: null, q_lora_rank: null, rope_scaling: null}}\n"
+        )
+        loaded = load_pipeline(grown, ["model.init.rope_scaling=null", "model.init.head_dim=null"])
+        init = loaded.pipeline.model.init
+        assert init.keys() == {
+            *("model_type", "num_attention_heads", "num_key_value_heads", "intermediate_size"),
+            *("q_lora_rank", "head_dim"),
+        }
+        assert init["q_lora_rank"] is None and init["head_dim"] is None
+        copy = project.write("resolved.yaml", loaded.to_yaml())
+        assert load_pipeline(copy).pipeline == loaded.pipeline
+
     def test_templates_are_found_beside_the_file(self, project, base):
         project.write("dag_templates/mine.yaml", base)
         child = project.write("c.yaml", "extends: mine\nname: c\n")

@@ -72,6 +72,20 @@ CASES = [
     ),
     ("max_new_tokens: 8}}", "max_new_tokens: 8, top_p: 1.5}} #!", "nodes.rollout.sampling.top_p", "must be at most 1"),
     ("kl_coef: 0.01}}", "clip_ratio: 1}} #!", "nodes.update.loss.clip_ratio", "must be less than 1, got 1"),
+    ("run: {steps: 10}", "run: {steps: 10}\nprofile: {steps: [0]} #!", "profile.steps[0]", "must be at least 1, got 0"),
+    ("run: {steps: 10}", "run: {steps: 10}\nprofile: {steps: []} #!", "profile.steps", "is empty; it needs at least"),
+    (
+        "run: {steps: 10}",
+        "run: {steps: 10}\nprofile: {steps: [1], nodes: []} #!",
+        "profile.nodes",
+        "is empty; it needs at least one entry",
+    ),
+    (
+        "run: {steps: 10}",
+        "run: {steps: 10}\nprofile: {steps: [1], ranks: []} #!",
+        "profile.ranks",
+        "is empty; it needs at least one entry",
+    ),
     ("run: {steps: 10}", "run: {steps: 10}\ntrack: console #!", "track", "expected a list, got 'console'"),
     ("run: {steps: 10}", "run: {steps: 10}\ntrack: [console, wanbd] #!", "track[1]", "did you mean `wandb`?"),
 ]

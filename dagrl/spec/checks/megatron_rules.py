@@ -19,6 +19,7 @@ _NOT_NEGATIVE = {
 }
 """Further ones, and what to write."""
 
+
 def check_megatron_rules(pipeline: Pipeline, sizes: ModelSizes, findings: Findings) -> None:
     """Report combinations of fields that Megatron refuses; warn of those that nobody has tried with packed rows."""
     for name, engine in pipeline.engines.items():

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dagrl.spec.checks.model_sizes import FAMILIES, SIZE_KEYS, is_size
+from dagrl.spec.checks.model_sizes import FAMILIES, SIZE_KEYS, is_size, sizes_of
 from dagrl.spec.errors import Place, shown
 from dagrl.spec.positions import Findings
 from dagrl.spec.schema import MegatronEngineSpec, ModelSpec, Pipeline, TokenizerSpec
@@ -113,7 +113,7 @@ def _check_init(model: ModelSpec, findings: Findings) -> Mapping[str, Any] | Non
             "random weights bring no tokenizer; add `tokenizer:` (a folder, or `{kind: characters, alphabet: ...}`)"
         )
         findings.error(_MODEL, message, depends_on=[_TOKENIZER])
-    wrong = [name for name in SIZE_KEYS if name in model.init and not is_size(model.init[name])]
+    wrong = [name for name in SIZE_KEYS if model.init.get(name) is not None and not is_size(model.init[name])]
     for name in wrong:
         message = f"expected a whole number above 0, got {shown(model.init[name])}; write digits without quotes"
         findings.error(("model", "init", name), message)
@@ -174,6 +174,14 @@ def _check_sizes(pipeline: Pipeline, config: Mapping[str, Any], findings: Findin
     heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
     groups = config.get("num_key_value_heads")
     section: Place = ("model", "init") if pipeline.model.init else ("model", "path")
+    chosen, experts = config.get("num_experts_per_tok"), sizes_of(config).experts
+    if is_size(chosen) and experts and chosen > experts.value:
+        message = f"num_experts_per_tok {chosen} is more than {experts.name} {experts.value}; lower it"
+        findings.error(section, message)
+    for name in ("head_dim", "qk_rope_head_dim"):
+        if is_size(config.get(name)) and config[name] % 2:
+            message = f"{name} {config[name]} is odd, and positions are said by turning pairs; choose an even size"
+            findings.error(section, message)
     if "kv_lora_rank" in config:
         return  # Latent attention has heads of sizes of their own.
     if is_size(heads) and is_size(hidden) and "head_dim" not in config and hidden % heads:

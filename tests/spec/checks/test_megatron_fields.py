@@ -18,6 +18,8 @@ from dagrl.spec.checks import check_file, megatron_fields
         ("transformer: {q_lora_rank: 8}", "transformer.q_lora_rank", "follows from the model; take it out"),
         ("transformer: {cache_mla_latents: true}", "transformer.cache_mla_latents", "has no field"),
         ("transformer: {recompute_num_layers: 1.5}", "transformer.recompute_num_layers", "a whole number, got 1.5"),
+        ("transformer: {recompute_modules: mlp}", "transformer.recompute_modules", "a list of names, got 'mlp'; write"),
+        ("transformer: {recompute_modules: [mlp, 3]}", "transformer.recompute_modules", "a list of names, got a list"),
         (
             "transformer: {tensor_model_parallel_size: 2}",
             "transformer.tensor_model_parallel_size",

@@ -80,3 +80,23 @@ def test_fields_of_experts_warn_in_a_model_without_any(project):
     (warning,) = check_file(project.pipeline(), [override]).warnings
     assert warning.message == "has no effect, as the model has no experts; take it out"
     assert check_file(project.pipeline(MOE), [override]).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "fragment"),
+    [
+        ("adam_beta1", "1", "must be at least 0 and less than 1, got 1; choose such as 0.9"),
+        ("adam_beta2", "2.0", "less than 1, got 2"),
+        ("sgd_momentum", "-0.1", "less than 1, got -0.1"),
+        ("adam_eps", "-1e-8", "must be at least 0, got -1e-08; choose a small number"),
+        ("clip_grad", "-1.0", "must be at least 0, got -1; choose a largest norm, such as 1.0, or 0 for none"),
+        ("weight_decay", ".nan", "must be at least 0, got nan; choose 0 for none"),
+    ],
+)
+def test_numbers_that_no_optimizer_can_train_with(project, field, value, fragment):
+    path = project.pipeline(("{lr: 1e-3}", f"{{lr: 1e-3, {field}: {value}}} #!"))
+    project.assert_problem(path, f"engines.actor.optimizer.{field}", fragment)
+
+
+def test_the_bounds_of_an_optimizers_numbers_may_be_taken(project):
+    check_file(project.pipeline(("{lr: 1e-3}", "{lr: 1e-3, adam_beta1: 0, clip_grad: 0.0, weight_decay: 0}")))

@@ -63,6 +63,24 @@ CASES = {
         "model.tokenizer.alphabet",
         "a tokenizer of bytes has no alphabet; take it out",
     ),
+    "more experts than there are": (
+        INIT,
+        "  init: {model_type: qwen3_moe, num_experts: 4, num_experts_per_tok: 5} #!",
+        "model.init",
+        "num_experts_per_tok 5 is more than num_experts 4; lower it",
+    ),
+    "a head of odd size": (
+        INIT,
+        "  init: {model_type: qwen3, head_dim: 15} #!",
+        "model.init",
+        "head_dim 15 is odd, and positions are said by turning pairs; choose an even size",
+    ),
+    "a head's size as text": (
+        INIT,
+        '  init: {model_type: qwen3, head_dim: "16"} #!',
+        "model.init.head_dim",
+        "expected a whole number above 0, got '16'",
+    ),
     "tokenizer nowhere": (TOKENIZER, "  tokenizer: tok #!", "model.tokenizer", "tok is not a folder that can be read"),
 }
 

@@ -1,0 +1,38 @@
+"""What is taken off rewards: the KL charge and the penalty on length, against numbers worked out by hand."""
+
+import numpy as np
+import pytest
+
+from dagrl.algorithms.advantages import row_sums
+from dagrl.algorithms.reward_shaping import kl_charges, overlong_penalty
+from dagrl.data.batch import Column
+
+
+def test_each_token_is_charged_its_divergence():
+    # Policy 1/2 and 1/4 against a reference of 1/4 and 1/4: k1 = log 2 and 0. The masked token would add log 4.
+    half, quarter = np.log(0.5), np.log(0.25)
+    policy = Column.ragged([[half, quarter, 0.0], [], [quarter]], "float32")
+    reference = Column.ragged([[quarter, quarter, quarter], [], [half]], "float32")
+    mask = Column.ragged([[1, 1, 0], [], [1]], "float32")
+    charges = kl_charges(policy, reference, mask, coef=0.5, estimator="k1")
+    # log(2) / 2, 0, masked | nothing | -log(2) / 2.
+    assert charges.values.tolist() == pytest.approx([0.3465735903, 0.0, 0.0, -0.3465735903], abs=1e-7)
+    assert charges.lengths.tolist() == [3, 0, 1]
+    charges = kl_charges(policy, reference, mask, coef=1.0, estimator="k3")
+    # k3 of the tokens: 1/2 - 1 + log 2 = 0.1931472 and 0; last 2 - 1 - log 2 = 0.3068528.
+    assert row_sums(charges).tolist() == pytest.approx([0.1931471806, 0.0, 0.3068528194], abs=1e-7)
+
+
+def test_a_token_outside_the_mask_cannot_spoil_the_charge():
+    one = Column.ragged([[-1e4, -1.0]], "float32")
+    other = Column.ragged([[0.0, -1.0]], "float32")
+    mask = Column.ragged([[0, 1]], "float32")
+    assert kl_charges(one, other, mask, coef=1.0, estimator="k3").values.tolist() == [0.0, 0.0]
+
+
+def test_the_penalty_on_length_falls_in_the_buffer():
+    # Longest 20, the last 4 are the buffer: free up to 16, then a quarter a token, all of it at 20 and beyond.
+    lengths = np.array([0, 16, 17, 18, 20, 25])
+    penalty = overlong_penalty(lengths, longest=20, buffer=4, factor=1.0)
+    assert penalty.tolist() == [0.0, 0.0, -0.25, -0.5, -1.0, -1.0]
+    assert overlong_penalty(lengths, longest=20, buffer=4, factor=0.5).tolist() == [0.0, 0.0, -0.125, -0.25, -0.5, -0.5]
