@@ -37,15 +37,19 @@ def write_hf_folder(
     """Write weights as they come, to the bit, and a config that loads them in their dtype, to `folder`, which exists.
 
     `architecture` is the Hugging Face class that the weights are of. Where layers that predict further tokens are not
-    among them, the config says that there are none.
+    among them, the config says that there are none. OSError where it cannot be written.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     written: list[tuple[Path, list[str]]] = []
     total, dtypes = 0, dict[torch.dtype, int]()
     for shard in _shards(weights, shard_bytes):
         path = folder / f"shard-{len(written)}.safetensors"
-        save_file(shard, path, metadata={"format": "pt"})
+        try:
+            save_file(shard, path, metadata={"format": "pt"})
+        except SafetensorError as error:
+            raise OSError(f"cannot write the weights to {folder}: {error}") from error
         written.append((path, list(shard)))
         for tensor in shard.values():
             total += tensor.nbytes
@@ -59,6 +63,9 @@ def write_hf_folder(
     if getattr(config, PREDICTION_LAYERS, None) and not any(is_prediction_layer(name, config) for name in names):
         setattr(config, PREDICTION_LAYERS, 0)
     config.save_pretrained(folder)
+    for path in folder.glob("*.safetensors"):
+        # safetensors leaves its files to their owner alone.
+        shutil.copymode(folder / "config.json", path)
 
 
 def copy_tokenizer(model: ModelSpec, folder: Path) -> None:

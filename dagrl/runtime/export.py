@@ -5,6 +5,7 @@ One process, on the CPU, one tensor at a time: neither the run's layout nor its 
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,9 @@ from pathlib import Path
 from dagrl.runtime.checkpoint import Checkpoints
 from dagrl.spec.load import load_pipeline
 from dagrl.spec.schema import MegatronEngineSpec, ModelSpec, Pipeline, UpdateNode
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What a write says where a disk, a quota or the shell's limit is full."""
 
 
 class WrongCallError(ValueError):
@@ -129,5 +133,11 @@ def _new_folder(output: Path) -> Iterator[Path]:
         aside.mkdir(parents=True)
         yield aside
         aside.rename(output)
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise OSError(f"cannot write {output}: {error.strerror}; make room, or name another folder") from error
+        if aside.exists():
+            raise
+        raise OSError(f"cannot make the folder {output}: {error.strerror}") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)

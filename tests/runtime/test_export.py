@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -126,3 +128,26 @@ def test_a_failure_is_one_line_exits_with_1_and_leaves_nothing(run: Path, tmp_pa
     assert err.startswith("dagrl export: cannot read tensor 'embedding.word_embeddings.weight' in ")
     assert err.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["broken"]
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(run: Path, tmp_path: Path) -> None:
+    def no_room() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+
+    def refusal(*arguments: str) -> str:
+        command = [sys.executable, "-m", "dagrl.cli", *arguments, "-o", str(tmp_path / "out" / "there")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, preexec_fn=no_room)
+        assert (done.returncode, done.stdout) == (1, ""), done.stderr
+        assert done.stderr.count("\n") == 1, done.stderr
+        assert not any((tmp_path / "out").iterdir())
+        return done.stderr
+
+    assert main(["export", str(run), "-o", str(tmp_path / "hf")]) == 0
+    assert "dagrl export: cannot write the weights to " in refusal("export", str(run))
+    assert "dagrl convert: cannot write " in refusal("convert", str(tmp_path / "hf"), "--to", "megatron")
+
+
+def test_whoever_may_read_the_config_may_read_the_weights(run: Path, tmp_path: Path) -> None:
+    assert main(["export", str(run), "-o", str(tmp_path / "hf")]) == 0
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "hf").iterdir()}
+    assert modes["model.safetensors"] == modes["config.json"]

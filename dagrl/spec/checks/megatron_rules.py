@@ -18,6 +18,8 @@ _NOT_NEGATIVE = {
     "weight_decay": "0 for none",
 }
 """Further ones, and what to write."""
+_FOR_GPUS = ("fp8", "fp4", "cpu_offloading", "fine_grained_activation_offloading")
+"""Fields of ``transformer:`` that are without effect, or fail, where there is no Transformer Engine."""
 
 
 def check_megatron_rules(pipeline: Pipeline, sizes: ModelSizes, findings: Findings) -> None:
@@ -29,6 +31,7 @@ def check_megatron_rules(pipeline: Pipeline, sizes: ModelSizes, findings: Findin
             _check_ranges(engine, (*place, "optimizer"), findings)
             _check_optimizer(engine, (*place, "optimizer"), findings)
             _check_buckets(engine, (*place, "ddp"), findings)
+            _check_hardware(pipeline, engine, (*place, "transformer"), findings)
             _warn_of_low_precision(engine, (*place, "transformer"), findings)
             if sizes.mixture is False:
                 _warn_of_no_experts(engine, (*place, "transformer"), findings)
@@ -87,6 +90,14 @@ def _check_buckets(engine: MegatronEngineSpec, place: Place, findings: Findings)
     if given.get(patterns) and given.get("grad_reduce_in_fp32", True):
         message = "all gradients are added up in float32 already; take it out, or set grad_reduce_in_fp32 to false"
         findings.error((*place, patterns), message)
+
+
+def _check_hardware(pipeline: Pipeline, engine: MegatronEngineSpec, place: Place, findings: Findings) -> None:
+    group = pipeline.groups.get(engine.group or "")
+    for field in _FOR_GPUS:
+        if group is not None and group.is_cpu and group.ranks and engine.transformer.get(field):
+            message = f"is Transformer Engine's, for GPUs, and group `{engine.group}` has CPU slots; take it out"
+            findings.error((*place, field), message, depends_on=[("groups", str(engine.group))])
 
 
 def _warn_of_low_precision(engine: MegatronEngineSpec, place: Place, findings: Findings) -> None:

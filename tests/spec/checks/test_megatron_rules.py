@@ -71,7 +71,8 @@ def test_combinations_that_megatron_takes_pass(project):
 
 
 def test_what_nobody_has_tried_is_a_warning(project):
-    (warning,) = check_file(project.folder / "p.yaml", ["engines.actor.transformer.fp8=hybrid"]).warnings
+    path = project.pipeline(("train: {cpus_per_node: 2}", "train: {gpus_per_node: 2}"))
+    (warning,) = check_file(path, ["engines.actor.transformer.fp8=hybrid"]).warnings
     assert warning.message.startswith("has not been tried with packed rows")
 
 
@@ -100,3 +101,11 @@ def test_numbers_that_no_optimizer_can_train_with(project, field, value, fragmen
 
 def test_the_bounds_of_an_optimizers_numbers_may_be_taken(project):
     check_file(project.pipeline(("{lr: 1e-3}", "{lr: 1e-3, adam_beta1: 0, clip_grad: 0.0, weight_decay: 0}")))
+
+
+@pytest.mark.parametrize("field", ["fp8: e4m3", "cpu_offloading: true"])
+def test_what_only_transformer_engine_has_needs_gpus(project, field):
+    line = ("    group: train\n", f"    group: train\n    transformer: {{{field}}} #!\n")
+    place = f"engines.actor.transformer.{field.partition(':')[0]}"
+    project.assert_problem(project.pipeline(line), place, "for GPUs, and group `train` has CPU slots; take it out")
+    check_file(project.pipeline(line, ("train: {cpus_per_node: 2}", "train: {gpus_per_node: 2}")))
