@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ import torch
 
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
+from dagrl.spec.residency import Residency
 from dagrl.spec.schema import SamplingSpec
 
 Bucket = list[tuple[str, torch.Tensor]]
@@ -105,7 +106,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Slept:
-    """What `TrainEngine.sleep` did on one rank."""
+    """What `sleep` did on one rank."""
 
     freed_gib: float
     """Device memory given back."""
@@ -141,10 +142,11 @@ class TrainEngine(Engine, Protocol):
         """
         ...
 
-    def sleep(self) -> Slept:
-        """Give the device's memory back: weights, gradients, optimizer, communicators. What matters waits on the host.
+    def sleep(self, residency: Residency = Residency.ASLEEP) -> Slept:
+        """Give the device's memory back, down to `residency`: gradients, optimizer and caches, then weights and
+        communicators too. What matters waits on the host.
 
-        Until `wake`, nothing else may be asked of the engine.
+        With the weights alone there, nothing but `export_weights` may be asked of the engine; asleep, nothing at all.
         """
         ...
 
@@ -184,31 +186,58 @@ class TrainEngine(Engine, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One response to be sampled."""
+
+    prompt: np.ndarray
+    """Token ids, int64; at least one."""
+    seed: int
+    """Source of the response's randomness, where the engine can be seeded."""
+    begun: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Tokens of the response that are there already, int64: it goes on behind them. They count in max_new_tokens."""
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
-    """One finished response."""
+    """One response, or as much of it as there is."""
 
     index: int
-    """Place of its prompt in the call."""
+    """Place of its request in the call."""
     tokens: np.ndarray
-    """Sampled tokens, the one that ended it included, int64."""
+    """Tokens sampled in this call, the one that ended it included, int64; without those that were begun."""
     logprobs: np.ndarray
     """Log-prob of each under logits / temperature, before top-p and top-k, float32."""
     finish_reason: str
-    """``stop`` or ``length``."""
+    """``stop``, ``length``, or ``abort`` where `GenerateEngine.abort` came first."""
+    policy_version: int
+    """Version of the oldest weights that sampled any of these tokens."""
+    routed_experts: np.ndarray | None = None
+    """Experts that each token went to, int16 [prompt and response tokens - 1, layers, experts per token]; None unless the
+    engine was built to tell them."""
 
 
 class GenerateEngine(Engine, Protocol):
-    """A rank that samples: ranks are independent replicas."""
+    """A rank that samples: replicas are independent of each other."""
 
-    def generate(
-        self, prompts: Sequence[np.ndarray], seeds: Sequence[int], sampling: SamplingSpec
-    ) -> Iterator[Completion]:
-        """Sample one response to each prompt, yielded as they finish, in any order.
+    def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> Iterator[Completion]:
+        """Sample a response to each request, yielded as they finish, in any order.
 
-        The same prompt, seed and weights give the same response.
+        Several calls may run at once, each in a thread of its own.
         """
         ...
 
+    def abort(self) -> None:
+        """End all that is being generated now: what is unfinished comes out of `generate` as it is. From any thread."""
+        ...
+
     def load_weights(self, buckets: Iterator[Bucket], version: int) -> None:
-        """Replace all weights. ValueError where a name is unknown, doubled or missing; then the old ones stay."""
+        """Replace all weights. ValueError where a name is unknown, doubled or missing."""
+        ...
+
+    def sleep(self, residency: Residency) -> Slept:
+        """Give device memory back, down to `residency`. Nothing may be in generation."""
+        ...
+
+    def wake(self, residency: Residency) -> None:
+        """Bring back what is needed for `residency`; weights that had gone are of no use before `load_weights`."""
         ...

@@ -8,21 +8,24 @@ import numpy as np
 
 from dagrl.data.batch import Column
 from dagrl.data.stats import Stat
-from dagrl.engines.base import Completion, GenerateEngine
+from dagrl.engines.base import Completion, GenerateEngine, GenerationRequest
 from dagrl.nodes.base import Context, Output, Part
 
 
 def rollout(parts: Sequence[Part], context: Context) -> Iterator[Output]:
     """Yield each shard's responses once all of them are there."""
     engine: GenerateEngine = context.engine
-    prompts = [part.batch["prompt_tokens"][row] for part in parts for row in range(len(part.batch))]
+    requests = [
+        GenerationRequest(part.batch["prompt_tokens"][place], sample_seed(context, int(row)))
+        for part in parts
+        for place, row in enumerate(part.batch.rows)
+    ]
     owners = [(position, row) for position, part in enumerate(parts) for row in range(len(part.batch))]
-    seeds = [sample_seed(context, int(row)) for part in parts for row in part.batch.rows]
     finished: list[dict[int, Completion]] = [{} for _ in parts]
     for part in parts:
         if len(part.batch) == 0:
             yield _output(part, {}, engine.policy_version)
-    for completion in engine.generate(prompts, seeds, context.sampling):
+    for completion in engine.generate(requests, context.sampling):
         position, row = owners[completion.index]
         finished[position][row] = completion
         if len(finished[position]) == len(parts[position].batch):

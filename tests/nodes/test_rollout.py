@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagrl.engines.base import Completion
+from dagrl.engines.base import Completion, GenerationRequest
 from dagrl.nodes.base import Part
 from dagrl.nodes.rollout import rollout, sample_seed
 from dagrl.spec.ops import contract_of
@@ -24,15 +24,13 @@ class Generator:
         self.order = order
         self.finished: list[int] = []
 
-    def generate(
-        self, prompts: Sequence[np.ndarray], seeds: Sequence[int], sampling: SamplingSpec
-    ) -> Iterator[Completion]:
-        self.seeds, self.sampling = list(seeds), sampling
-        for index in range(len(prompts)) if self.order is None else self.order:
+    def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> Iterator[Completion]:
+        self.seeds, self.sampling = [request.seed for request in requests], sampling
+        for index in range(len(requests)) if self.order is None else self.order:
             self.finished.append(index)
-            tokens = np.array([*prompts[index], index])
+            tokens = np.array([*requests[index].prompt, index])
             reason = "length" if index % 2 else "stop"
-            yield Completion(index, tokens, -np.arange(len(tokens), dtype=np.float32), reason)
+            yield Completion(index, tokens, -np.arange(len(tokens), dtype=np.float32), reason, self.policy_version)
 
 
 def parts_of(bench, *shards: list[int]) -> list[Part]:

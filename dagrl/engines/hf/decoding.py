@@ -27,6 +27,7 @@ def decode(
     seeds: Sequence[int],
     sampling: SamplingSpec,
     stop_token_ids: Sequence[int],
+    policy_version: int,
 ) -> Iterator[Completion]:
     """One response to each prompt, yielded as it ends; `index` is the place in `prompts`, none of which is empty.
 
@@ -46,7 +47,7 @@ def decode(
         logprobs[live, step] = picked_logprobs
         stopped = torch.isin(picked, stops)
         if stopped.any():
-            yield from _completions(live[stopped], tokens, logprobs, step + 1, "stop")
+            yield from _completions(live[stopped], tokens, logprobs, step + 1, "stop", policy_version)
             going = torch.nonzero(~stopped).squeeze(-1)
             live, picked, positions = live[going], picked[going], positions[going]
             cache.batch_select_indices(going)
@@ -57,7 +58,7 @@ def decode(
             visible = torch.nn.functional.pad(visible, (0, 1), value=True)
         logits = _forward(model, picked.unsqueeze(-1), visible, positions.unsqueeze(-1), cache)
         positions = positions + 1
-    yield from _completions(live, tokens, logprobs, sampling.max_new_tokens, "length")
+    yield from _completions(live, tokens, logprobs, sampling.max_new_tokens, "length", policy_version)
 
 
 def _prefill(
@@ -114,9 +115,14 @@ def _forward(
 
 
 def _completions(
-    rows: torch.Tensor, tokens: torch.Tensor, logprobs: torch.Tensor, length: int, reason: str
+    rows: torch.Tensor,
+    tokens: torch.Tensor,
+    logprobs: torch.Tensor,
+    length: int,
+    reason: str,
+    policy_version: int,
 ) -> Iterator[Completion]:
     ended_tokens = tokens[rows, :length].cpu().numpy()
     ended_logprobs = logprobs[rows, :length].cpu().numpy()
     for place, row in enumerate(rows.tolist()):
-        yield Completion(row, ended_tokens[place], ended_logprobs[place], reason)
+        yield Completion(row, ended_tokens[place], ended_logprobs[place], reason, policy_version)

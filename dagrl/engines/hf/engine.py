@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from dagrl.data.tokenizer import load_tokenizer
-from dagrl.engines.base import Bucket, Completion, RankContext
+from dagrl.engines.base import Bucket, Completion, GenerationRequest, RankContext
 from dagrl.engines.hf.decoding import decode
 from dagrl.engines.hf.weights import replace_weights
 from dagrl.engines.model_source import load_hf_config, weight_source
@@ -44,20 +44,18 @@ class HfEngine:
             replace_weights(self._model, ((name, source.get(name)) for name in source.names()))
             self.policy_version = 0
 
-    def generate(
-        self, prompts: Sequence[np.ndarray], seeds: Sequence[int], sampling: SamplingSpec
-    ) -> Iterator[Completion]:
-        """Sample one response to each prompt, yielded as they finish; at most `max_batch_size` are decoded at once.
+    def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> Iterator[Completion]:
+        """Sample one response to each request, yielded as they finish; at most `max_batch_size` are decoded at once.
 
         The same prompt, seed and weights draw the same tokens in any batch, up to the last bits of a float: only a draw
         that falls within rounding of the border between two tokens can differ. ValueError for an empty prompt, or one
         too long to be followed by ``max_new_tokens``.
         """
         assert self.policy_version != NO_WEIGHTS, "generate before the first load_weights"
-        assert len(prompts) == len(seeds), f"{len(prompts)} prompts, but {len(seeds)} seeds"
-        arrays = [np.asarray(prompt, dtype=np.int64) for prompt in prompts]
-        self._check_lengths(arrays, sampling)
-        return self._batches(arrays, seeds, sampling)
+        assert not any(len(request.begun) for request in requests), "this engine begins every response anew"
+        prompts = [np.asarray(request.prompt, dtype=np.int64) for request in requests]
+        self._check_lengths(prompts, sampling)
+        return self._batches(prompts, [request.seed for request in requests], sampling)
 
     def load_weights(self, buckets: Iterator[Bucket], version: int) -> None:
         """Replace all weights, and with them the version.
@@ -79,7 +77,7 @@ class HfEngine:
             stops.append(self._eos_token_id)
         for start in range(0, len(prompts), self._max_batch_size):
             batch = slice(start, start + self._max_batch_size)
-            for completion in decode(self._model, prompts[batch], seeds[batch], sampling, stops):
+            for completion in decode(self._model, prompts[batch], seeds[batch], sampling, stops, self.policy_version):
                 yield replace(completion, index=start + completion.index)
 
     def _check_lengths(self, prompts: Sequence[np.ndarray], sampling: SamplingSpec) -> None:

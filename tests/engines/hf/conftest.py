@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from dagrl.engines.base import Completion, RankContext
+from dagrl.engines.base import Completion, GenerationRequest, RankContext
 from dagrl.engines.hf.engine import HfEngine
 from dagrl.engines.model_source import load_hf_config, weight_source
 from dagrl.spec.schema import HfEngineSpec, ModelSpec, SamplingSpec, TokenizerSpec
@@ -48,7 +48,11 @@ def complete() -> Callable[..., list[Completion]]:
         engine: HfEngine, prompts: Sequence[Sequence[int]], sampling: SamplingSpec, seeds: Sequence[int] | None = None
     ) -> list[Completion]:
         """Completions in the order of the prompts; seeds 0, 1, 2, ... where none are given."""
-        done = list(engine.generate([np.array(p) for p in prompts], seeds or range(len(prompts)), sampling))
+        requests = [
+            GenerationRequest(np.array(prompt), seed)
+            for prompt, seed in zip(prompts, seeds or range(len(prompts)), strict=True)
+        ]
+        done = list(engine.generate(requests, sampling))
         assert sorted(completion.index for completion in done) == list(range(len(prompts)))
         return sorted(done, key=lambda completion: completion.index)
 
