@@ -212,8 +212,8 @@ class Completion:
     policy_version: int
     """Version of the oldest weights that sampled any of these tokens."""
     routed_experts: np.ndarray | None = None
-    """Experts that each token went to, int16 [prompt and response tokens - 1, layers, experts per token]; None unless the
-    engine was built to tell them."""
+    """Experts that each token went to, int16 [prompt and response tokens - 1, layers, experts per token]; None unless
+    the engine was built to tell them."""
 
 
 class GenerateEngine(Engine, Protocol):
