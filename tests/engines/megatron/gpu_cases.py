@@ -192,7 +192,8 @@ CASES: dict[int, list[Case]] = {
         *_dense({}, {"tp": 2, "sp": True}, {"pp": 4}, {"cp": 4}),
         Case("tied", {"tp": 2, "sp": True, "pp": 2, "vpp": 2}),
         *_mixture({"ep": 4}, {"cp": 2, "ep": 2}, {"tp": 2, "sp": True, "ep": 4}, {"pp": 2, "ep": 2}),
-        *_mixture({"tp": 2, "sp": True, "etp": 2, "ep": 2}),
+        # The mixture has two key heads: with four ranks each is on two.
+        *_mixture({"tp": 2, "sp": True, "etp": 2, "ep": 2}, {"tp": 4, "sp": True, "ep": 4}),
         *_latent({"ep": 4}, {"tp": 2, "sp": True, "pp": 2, "ep": 2}),
         Case("dense", {"tp": 2, "sp": True, "pp": 2}, kind="resume", resumes_as={}),
         Case("mixture", {"ep": 2}, kind="resume", resumes_as={"tp": 2, "sp": True, "ep": 2}),

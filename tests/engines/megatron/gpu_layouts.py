@@ -6,6 +6,9 @@ All cases run in the same processes, one after the other; a case that fails or h
 is reported is the distance of each case from one GPU that computes in float32 (without tensor-float rounding): of the
 log-probs, of each gradient, by its norm. Beside it stands the same distance of one GPU in bfloat16: the noise that any
 other order of the same arithmetic is allowed. Without GPUs the cases run on the CPU, in float32.
+
+Where there are more ranks than GPUs, they share them: NCCL is told that they are on several hosts, and connects those
+through sockets.
 """
 
 import argparse
@@ -39,16 +42,16 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     results = args.out / f"layouts_{args.ranks}.jsonl"
     results.unlink(missing_ok=True)
-    on_gpu = _gpus() > 0
+    gpus = _gpus()
     waiting = [
         (case, precision)
         for case in CASES[args.ranks]
-        for precision in case.precisions(on_gpu)
+        for precision in case.precisions(gpus > 0)
         if _chosen(case, precision, args)
     ]
     with tempfile.TemporaryDirectory(prefix="dagrl-layouts-") as scratch:
         while waiting:
-            done = _run_until_one_fails(args.ranks, waiting, results, Path(scratch))
+            done = _run_until_one_fails(args.ranks, gpus, waiting, results, Path(scratch))
             waiting = waiting[done + 1 :]
     lines = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
     failed = sum(line["problem"] is not None for line in lines)
@@ -78,14 +81,17 @@ def _gpus() -> int:
 # -- the parent: starts ranks, and watches them ---------------------------------------------------------------------
 
 
-def _run_until_one_fails(ranks: int, runs: list[Run], results: Path, scratch: Path) -> int:
+def _run_until_one_fails(ranks: int, gpus: int, runs: list[Run], results: Path, scratch: Path) -> int:
     """How many of `runs`, in order, came to an end before one failed or hung; that one is written down as failed."""
     context = multiprocessing.get_context("spawn")
     counter = context.Value("i", 0)
     errors = context.Queue()
     ports = context.Array("i", 2 * len(runs))
     arguments = (ranks, runs, ports, results, scratch, counter, errors)
-    processes = [context.Process(target=_rank, args=(rank, *arguments), daemon=True) for rank in range(ranks)]
+    hosts = [rank // gpus if 0 < gpus < ranks else None for rank in range(ranks)]
+    processes = [
+        context.Process(target=_rank, args=(rank, host, *arguments), daemon=True) for rank, host in enumerate(hosts)
+    ]
     for process in processes:
         process.start()
     finished, last_sign, problem = 0, time.monotonic(), None
@@ -135,8 +141,19 @@ def _record(results: Path, case: Case, precision: str, result: dict[str, Any]) -
 
 
 def _rank(
-    rank: int, ranks: int, runs: list[Run], ports: Any, results: Path, scratch: Path, counter: Any, errors: Any
+    rank: int,
+    host: int | None,
+    ranks: int,
+    runs: list[Run],
+    ports: Any,
+    results: Path,
+    scratch: Path,
+    counter: Any,
+    errors: Any,
 ) -> None:
+    if host is not None:
+        # NCCL refuses two ranks of one host on one GPU.
+        os.environ |= {"NCCL_HOSTID": f"host{host}", "NCCL_SOCKET_IFNAME": "lo"}
     try:
         world = _World(rank, ranks, _Meetings(rank, ports), scratch)
         for number, (case, precision) in enumerate(runs):
