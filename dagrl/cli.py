@@ -136,63 +136,74 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"dagrl {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    command = commands.add_parser(
-        "validate",
-        help="check a pipeline file",
-        description="Check a pipeline file, the files it names and the code it names. Prints a summary and exits 0, or "
-        "prints every problem as FILE:LINE: place: what is wrong; what to do, and exits 2. Needs no GPU.",
+    command = _add(
+        commands,
+        validate,
+        "check a pipeline file",
+        "Check a pipeline file, the files it names and the code it names. Prints a summary and exits 0, or prints "
+        "every problem as FILE:LINE: place: what is wrong; what to do, and exits 2. Needs no GPU.",
     )
     _add_pipeline(command)
-    command.set_defaults(command=validate)
 
-    command = commands.add_parser(
-        "graph",
-        help="draw a pipeline's DAG",
-        description="Draw the DAG that follows from what the nodes read and write: as text, or as a picture with -o.",
+    command = _add(
+        commands,
+        graph,
+        "draw a pipeline's DAG",
+        "Draw the DAG that follows from what the nodes read and write: as text, or as a picture with -o.",
     )
     _add_pipeline(command)
     command.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="write FILE.svg, .png, .mmd (Mermaid) or .txt"
     )
-    command.set_defaults(command=graph)
 
-    command = commands.add_parser(
-        "run",
-        help="train",
-        description="Train as a pipeline file says, or go on from the newest checkpoint in the run folder. Ctrl-C "
-        "saves and stops. Exits 0 at the end; 1 if the run failed, with node, worker and cause on the last lines.",
+    command = _add(
+        commands,
+        run,
+        "train",
+        "Train as a pipeline file says, or go on from the newest checkpoint in the run folder. Ctrl-C saves and stops. "
+        "Exits 0 at the end; 1 if the run failed, with node, worker and cause on the last lines.",
     )
     _add_pipeline(command)
     command.add_argument("--run-dir", type=Path, metavar="DIR", help="the run folder (default: runs/NAME)")
-    command.set_defaults(command=run)
     _add_weights(commands)
     return parser
 
 
 def _add_weights(commands: Any) -> None:
-    command = commands.add_parser(
-        "export",
-        help="write a run's policy as a Hugging Face folder",
-        description="Write the policy of a run as a Hugging Face folder: weights to the bit, config, tokenizer. "
-        "Needs neither the run's layout nor a GPU.",
+    command = _add(
+        commands,
+        export,
+        "write a run's policy as a Hugging Face folder",
+        "Write the policy of a run as a Hugging Face folder: weights to the bit, config, tokenizer. Needs neither the "
+        "run's layout nor a GPU.",
     )
     command.add_argument("run_dir", type=Path, metavar="RUN", help="the run folder")
-    command.add_argument("-o", "--output", type=Path, metavar="DIR", required=True, help="the folder to write")
+    _add_written_folder(command)
     command.add_argument("--step", type=int, metavar="N", help="its checkpoint (default: the newest)")
     command.add_argument("--engine", metavar="NAME", help="the engine, where the run trains several")
-    command.set_defaults(command=export)
 
-    command = commands.add_parser(
-        "convert",
-        help="convert weights between Hugging Face and Megatron",
-        description="Write a Hugging Face folder in Megatron's distributed format (for dist_checkpointing_path, or "
-        "for Megatron-LM), or the other way round.",
+    command = _add(
+        commands,
+        convert,
+        "convert weights between Hugging Face and Megatron",
+        "Write a Hugging Face folder in Megatron's distributed format (for dist_checkpointing_path, or for "
+        "Megatron-LM), or the other way round.",
     )
     command.add_argument("source", type=Path, metavar="SOURCE", help="the folder to read")
-    command.add_argument("-o", "--output", type=Path, metavar="DIR", required=True, help="the folder to write")
+    _add_written_folder(command)
     command.add_argument("--to", choices=("hf", "megatron"), required=True, help="the format to write")
     command.add_argument("--model", type=Path, metavar="FOLDER", help="with --to hf: where config and tokenizer are")
-    command.set_defaults(command=convert)
+
+
+def _add(commands: Any, command: Callable[..., int], summary: str, description: str) -> argparse.ArgumentParser:
+    """The parser of a command, which is called as its function is."""
+    parser = commands.add_parser(command.__name__, help=summary, description=description)
+    parser.set_defaults(command=command)
+    return parser
+
+
+def _add_written_folder(command: argparse.ArgumentParser) -> None:
+    command.add_argument("-o", "--output", type=Path, metavar="DIR", required=True, help="the folder to write")
 
 
 def _add_pipeline(command: argparse.ArgumentParser) -> None:

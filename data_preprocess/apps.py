@@ -11,7 +11,7 @@ import json
 from typing import Any
 
 import pyarrow as pa
-from prepare import DataSet, Drop, Field, Original, Record, asked, run, usual_files
+from prepare import QUESTION_INFO, DataSet, Drop, Field, Original, Record, asked, run, usual_files
 
 from dagrl.data.prompt_file import PromptRow
 
@@ -32,14 +32,8 @@ def make_row(record: Record, instruction: str) -> PromptRow | Drop:
         how = f"Write a function named {tests['fn_name']}."
     starter = (record.get("starter_code") or "").strip()
     begin = f"\nBegin with this:\n```python\n{starter}\n```" if starter else ""
-    extra_info = {
-        "split": record.split,
-        "index": record.index,
-        "question": task,
-        "answer": _first_solution(record.get("solutions")),
-        "difficulty": record.get("difficulty"),
-        "url": record.get("url"),
-    }
+    solution = _first_solution(record.get("solutions"))
+    extra_info = record.info(task, solution, difficulty=record.get("difficulty"), url=record.get("url"))
     prompt = f"{asked(task, instruction)} {how}{begin}"
     return PromptRow(HUB_NAME, prompt, json.dumps(tests, ensure_ascii=False), extra_info, "code")
 
@@ -87,10 +81,7 @@ APPS = DataSet(
     },
     make_row=make_row,
     extra_info={
-        "split": pa.string(),
-        "index": pa.int64(),
-        "question": pa.string(),
-        "answer": pa.string(),
+        **QUESTION_INFO,
         "difficulty": pa.string(),
         "url": pa.string(),
     },

@@ -10,7 +10,19 @@ from __future__ import annotations
 import json
 
 import pyarrow as pa
-from prepare import BOXED_INSTRUCTION, DataSet, Drop, Field, Original, Record, answer_text, asked, run, usual_files
+from prepare import (
+    BOXED_INSTRUCTION,
+    QUESTION_INFO,
+    DataSet,
+    Drop,
+    Field,
+    Original,
+    Record,
+    answer_text,
+    asked,
+    run,
+    usual_files,
+)
 
 from dagrl.data.prompt_file import PromptRow
 
@@ -28,18 +40,14 @@ def make_row(record: Record, instruction: str) -> PromptRow | Drop:
     if not answers:
         return Drop("no answer")
     solution = record.get("solution") or ""
-    extra_info = {
-        "split": record.split,
-        "index": record.index,
-        "question": question,
-        "answer": solution if isinstance(solution, str) else "\n\n".join(map(answer_text, solution)),
-        "answers": answers,
-        "difficulty": record.get("difficulty"),
-        "original": json.dumps(
-            {key: value for key, value in record.values.items() if key not in ("problem", "answer", "solution")},
-            ensure_ascii=False,
-        ),
-    }
+    others = {key: value for key, value in record.values.items() if key not in ("problem", "answer", "solution")}
+    extra_info = record.info(
+        question,
+        solution if isinstance(solution, str) else "\n\n".join(map(answer_text, solution)),
+        answers=answers,
+        difficulty=record.get("difficulty"),
+        original=json.dumps(others, ensure_ascii=False),
+    )
     source = record.part if "/" in record.part else f"deepscaler/{record.split}/{record.part}"
     return PromptRow(source, asked(question, instruction), answers[0], extra_info)
 
@@ -59,10 +67,7 @@ DEEPSCALER = DataSet(
     },
     make_row=make_row,
     extra_info={
-        "split": pa.string(),
-        "index": pa.int64(),
-        "question": pa.string(),
-        "answer": pa.string(),
+        **QUESTION_INFO,
         "answers": pa.list_(pa.string()),
         "difficulty": pa.float64(),
         "original": pa.string(),

@@ -8,7 +8,7 @@ the prompt.
 from __future__ import annotations
 
 import pyarrow as pa
-from prepare import DataSet, Drop, Field, Original, Record, asked, run, usual_files
+from prepare import QUESTION_INFO, DataSet, Drop, Field, Original, Record, asked, run, usual_files
 
 from dagrl.data.prompt_file import PromptRow
 
@@ -32,7 +32,7 @@ def make_row(record: Record, instruction: str) -> PromptRow | Drop:
         return Drop("no answer")
     if question.count("<image>") != len(images):
         return Drop("other figures than <image> marks")
-    extra_info = {"split": record.split, "index": record.index, "question": question, "answer": answer}
+    extra_info = record.info(question, answer)
     kept = [{"bytes": image["bytes"], "path": image.get("path")} for image in images]
     return PromptRow(HUB_NAME, asked(question, instruction), answer, extra_info, columns={"images": kept})
 
@@ -43,7 +43,7 @@ GEO3K = DataSet(
     originals={split: Original(HUB_NAME, usual_files(split)) for split in ("train", "test")},
     fields={"problem": Field((str,)), "answer": Field((str,)), "images": Field((list,))},
     make_row=make_row,
-    extra_info={"split": pa.string(), "index": pa.int64(), "question": pa.string(), "answer": pa.string()},
+    extra_info=QUESTION_INFO,
     instruction=INSTRUCTION,
     columns={"images": pa.list_(pa.struct({"bytes": pa.binary(), "path": pa.string()}))},
     rows_per_group=128,

@@ -6,8 +6,7 @@ and writes train.parquet and test.parquet in verl's schema.
 
 from __future__ import annotations
 
-import pyarrow as pa
-from prepare import DataSet, Drop, Field, Original, Record, asked, run, usual_files
+from prepare import QUESTION_INFO, DataSet, Drop, Field, Original, Record, asked, run, usual_files
 
 from dagrl.data.prompt_file import PromptRow
 
@@ -23,7 +22,7 @@ def make_row(record: Record, instruction: str) -> PromptRow | Drop:
         return Drop("no question")
     if not answer:
         return Drop('no final answer after "####"')
-    extra_info = {"split": record.split, "index": record.index, "question": question, "answer": solution}
+    extra_info = record.info(question, solution)
     return PromptRow(HUB_NAME, asked(question, instruction), answer, extra_info)
 
 
@@ -36,7 +35,7 @@ GSM8K = DataSet(
     },
     fields={"question": Field((str,)), "answer": Field((str,))},
     make_row=make_row,
-    extra_info={"split": pa.string(), "index": pa.int64(), "question": pa.string(), "answer": pa.string()},
+    extra_info=QUESTION_INFO,
     instruction=INSTRUCTION,
 )
 

@@ -7,7 +7,19 @@ train.jsonl and test.jsonl with the same fields. The reference answer is what th
 from __future__ import annotations
 
 import pyarrow as pa
-from prepare import BOXED_INSTRUCTION, DataSet, Drop, Field, Original, Record, asked, last_boxed, run, usual_files
+from prepare import (
+    BOXED_INSTRUCTION,
+    QUESTION_INFO,
+    DataSet,
+    Drop,
+    Field,
+    Original,
+    Record,
+    asked,
+    last_boxed,
+    run,
+    usual_files,
+)
 
 from dagrl.data.prompt_file import PromptRow
 
@@ -22,14 +34,7 @@ def make_row(record: Record, instruction: str) -> PromptRow | Drop:
         return Drop("no question")
     if not answer:
         return Drop("no boxed answer in the solution")
-    extra_info = {
-        "split": record.split,
-        "index": record.index,
-        "question": question,
-        "answer": solution,
-        "level": record.get("level"),
-        "type": record.get("type"),
-    }
+    extra_info = record.info(question, solution, level=record.get("level"), type=record.get("type"))
     return PromptRow(HUB_NAME, asked(question, instruction), answer, extra_info)
 
 
@@ -48,10 +53,7 @@ MATH = DataSet(
     },
     make_row=make_row,
     extra_info={
-        "split": pa.string(),
-        "index": pa.int64(),
-        "question": pa.string(),
-        "answer": pa.string(),
+        **QUESTION_INFO,
         "level": pa.string(),
         "type": pa.string(),
     },

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 
-import pyarrow as pa
-from prepare import DataSet, Drop, Field, Original, Record, asked, run, usual_files
+from prepare import QUESTION_INFO, DataSet, Drop, Field, Original, Record, asked, run, usual_files
 
 from dagrl.data.prompt_file import PromptRow
 
@@ -35,12 +34,7 @@ def make_row(record: Record, instruction: str) -> PromptRow | Drop | None:
         compile(code, record.place, "exec")
     except (SyntaxError, ValueError):
         return Drop("tests that are not Python")
-    extra_info = {
-        "split": record.split,
-        "index": record["task_id"],
-        "question": task,
-        "answer": record.get("code") or "",
-    }
+    extra_info = record.info(task, record.get("code") or "", index=record["task_id"])
     prompt = f"{asked(task, instruction)}\nIt will be tested like this:\n```python\n{tests[0]}\n```"
     return PromptRow(HUB_NAME, prompt, json.dumps({"functional": code}, ensure_ascii=False), extra_info, "code")
 
@@ -61,7 +55,7 @@ MBPP = DataSet(
         "code": Field((str, type(None)), needed=False),
     },
     make_row=make_row,
-    extra_info={"split": pa.string(), "index": pa.int64(), "question": pa.string(), "answer": pa.string()},
+    extra_info=QUESTION_INFO,
     instruction=INSTRUCTION,
 )
 

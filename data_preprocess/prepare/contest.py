@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from dagrl.data.prompt_file import PromptRow
 from prepare.answers import BOXED_INSTRUCTION, answer_text, asked
-from prepare.dataset import DataSet, Drop, Field, Original, Record
+from prepare.dataset import QUESTION_INFO, DataSet, Drop, Field, Original, Record
 
 
 def contest(name: str, title: str, data_source: str, original: Original) -> DataSet:
@@ -18,13 +18,7 @@ def contest(name: str, title: str, data_source: str, original: Original) -> Data
             return Drop("no question")
         if not answer:
             return Drop("no answer")
-        extra_info = {
-            "split": record.split,
-            "index": record.index,
-            "question": question,
-            "answer": answer_text(record.get("solution")),
-            "url": record.get("url"),
-        }
+        extra_info = record.info(question, answer_text(record.get("solution")), url=record.get("url"))
         return PromptRow(data_source, asked(question, instruction), answer, extra_info)
 
     return DataSet(
@@ -38,13 +32,7 @@ def contest(name: str, title: str, data_source: str, original: Original) -> Data
             "url": Field((str, type(None)), needed=False),
         },
         make_row=make_row,
-        extra_info={
-            "split": pa.string(),
-            "index": pa.int64(),
-            "question": pa.string(),
-            "answer": pa.string(),
-            "url": pa.string(),
-        },
+        extra_info={**QUESTION_INFO, "url": pa.string()},
         instruction=BOXED_INSTRUCTION,
         unique=True,
     )

@@ -53,6 +53,19 @@ class Record:
         """The field, or `default` where the row has none."""
         return self.values.get(key, default)
 
+    def info(self, question: str, answer: str, **further: Any) -> dict[str, Any]:
+        """``extra_info`` of a question, with the authors' whole `answer`; `further` keys are added, or replace."""
+        return {"split": self.split, "index": self.index, "question": question, "answer": answer, **further}
+
+
+QUESTION_INFO: Mapping[str, pa.DataType] = {
+    "split": pa.string(),
+    "index": pa.int64(),
+    "question": pa.string(),
+    "answer": pa.string(),
+}
+"""Types of what `Record.info` makes of a question and its answer alone."""
+
 
 @dataclass(frozen=True, slots=True)
 class Drop:

@@ -160,6 +160,7 @@ def _modelscope_folder(name: str, files: Sequence[str]) -> Path:
     try:
         return Path(dataset_snapshot_download(name, allow_patterns=list(files)))
     except Exception as error:
+        # Its errors have other classes in each version, some without a common base; nothing of ours runs in there.
         raise _unreachable(name, "ModelScope", error) from error
 
 
