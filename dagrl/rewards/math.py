@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import IO, Any
 
 from dagrl.rewards.math_checker import READY
@@ -88,12 +88,11 @@ class _Checkers:
     def borrowed(self) -> Iterator[_Checker]:
         """A process that nobody else uses within the context."""
         checker = self._take_idle() or _Checker()
-        try:
-            yield checker
-        except BaseException:
+        with ExitStack() as on_failure:
             # Its pipes may hold a reply that nobody has read: to the next caller that would be the wrong one.
-            checker.close()
-            raise
+            on_failure.callback(checker.close)
+            yield checker
+            on_failure.pop_all()
         self._give_back(checker)
 
     def _take_idle(self) -> _Checker | None:

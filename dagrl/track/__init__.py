@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -92,11 +93,10 @@ def open_trackers(
         trackers.append(TensorBoard())
     if "wandb" in names:
         trackers.append(Wandb(run_name, together.note))
-    try:
+    with ExitStack() as on_failure:
+        on_failure.callback(together.close, ok=False)
         together.timeline.start(run_dir, resumed_step)
         for tracker in trackers:
             tracker.start(run_dir, config, resumed_step)
-    except BaseException:
-        together.close(ok=False)
-        raise
+        on_failure.pop_all()
     return together

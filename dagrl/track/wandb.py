@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -40,11 +40,10 @@ class Wandb:
         with self._forgiven():
             run_id = _stable_id(run_dir)
             try:
-                self._run = self._begin(run_dir, config, run_id, mode)
-            except Exception as error:
-                if not _is_wandbs(error):
-                    raise
-                self._note(f"wandb: {_first_line(error)}; logging offline")
+                with _failures_of_wandb():
+                    self._run = self._begin(run_dir, config, run_id, mode)
+            except _WandbFailedError as error:
+                self._note(f"wandb: {error}; logging offline")
                 # The failed start still holds the run's id in wandb's process.
                 self._stop()
                 self._run = self._begin(run_dir, config, run_id, "offline")
@@ -97,11 +96,10 @@ class Wandb:
     def _forgiven(self) -> Iterator[None]:
         """Within the context a failure of wandb becomes a note, and the end of wandb for this run."""
         try:
-            yield
-        except Exception as error:
-            if not _is_wandbs(error):
-                raise
-            self._note(f"wandb stopped: {_first_line(error)}; metrics.jsonl has every step")
+            with _failures_of_wandb():
+                yield
+        except _WandbFailedError as error:
+            self._note(f"wandb stopped: {error}; metrics.jsonl has every step")
             self._stop()
 
     def _stop(self) -> None:
@@ -109,19 +107,27 @@ class Wandb:
         self._run = None
         import wandb
 
-        try:
+        # What cannot even be ended has been spoken of already.
+        with suppress(_WandbFailedError), _failures_of_wandb():
             wandb.teardown()
-        except Exception as error:
-            if not _is_wandbs(error):
-                raise
 
 
-def _is_wandbs(error: Exception) -> bool:
-    """Whether wandb's process, the network or the disk failed it; any other error is a bug of ours.
+class _WandbFailedError(Exception):
+    """wandb's process, the network or the disk failed it; the text is the first line of what it said."""
 
-    wandb raises private classes without a common base, so they are told by where they come from.
+
+@contextmanager
+def _failures_of_wandb() -> Iterator[None]:
+    """Make whatever wandb raises one kind of error, with its cause. Any other error is a bug of ours, and goes through.
+
+    wandb raises private classes without a common base, in places that change: they are told by where they come from.
     """
-    return isinstance(error, OSError) or type(error).__module__.partition(".")[0] == "wandb"
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, OSError) and type(error).__module__.partition(".")[0] != "wandb":
+            raise
+        raise _WandbFailedError((str(error) or type(error).__name__).splitlines()[0]) from error
 
 
 def _stable_id(run_dir: Path) -> str:
@@ -131,7 +137,3 @@ def _stable_id(run_dir: Path) -> str:
     if not path.is_file() or not path.read_text().strip():
         path.write_text(secrets.token_hex(4) + "\n")
     return path.read_text().strip()
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
