@@ -8,7 +8,8 @@ from dagrl.plan.coordinates import Coordinates, coordinates
 from dagrl.plan.plan import HOST, Executor, Plan, PlannedTask, Rows
 from dagrl.spec.graph import Graph, GraphNode
 from dagrl.spec.ops import Capability
-from dagrl.spec.schema import MegatronEngineSpec, Pipeline, RolloutNode
+from dagrl.spec.schema import MegatronEngineSpec, Pipeline, RolloutNode, SglangEngineSpec
+from dagrl.spec.sglang_layout import server_slots
 
 _VALIDATION_PREFIX = "val/"
 
@@ -51,6 +52,11 @@ def _executors(pipeline: Pipeline, graph: Graph) -> dict[str, Executor]:
             ]
             places = coordinates(engine.parallel, pipeline.groups[engine.group].ranks)
             executors[name] = Executor(name, engine.group, tuple(places), (name, *guests), trained=name in trained)
+        elif isinstance(engine, SglangEngineSpec):
+            slots = server_slots(engine, pipeline.groups[engine.group])
+            # Servers are the replicas; how each splits the model over its slots is SGLang's own affair.
+            places = [Coordinates(slot.place, 0, slot.server, 0, primary=slot.leads) for slot in slots]
+            executors[name] = Executor(name, engine.group, tuple(places), (name,), follows=engine.follows)
         else:
             replicas = range(pipeline.groups[engine.group].ranks)
             places = [Coordinates(0, 0, rank, 0, primary=True) for rank in replicas]

@@ -9,34 +9,13 @@ The checks tell of them before a run; the engine asks again when it is built. Wo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
 
+from dagrl.spec.clash import Clash
 from dagrl.spec.schema import MegatronEngineSpec, ParallelSpec
 
 SECTIONS = ("transformer", "optimizer", "ddp")
 """Sections of an engine that hold Megatron's fields."""
-
-
-@dataclass(frozen=True, slots=True)
-class Clash:
-    """Fields that share a reason."""
-
-    fields: tuple[str, ...]
-    reason: str
-    """What is wrong and what to do: ends the sentence that begins with the field's name."""
-    harmless: tuple[Any, ...] = ()
-    """Values that may be given all the same; of a list, values that its entries may have."""
-    where: Callable[[MegatronEngineSpec], bool] = lambda engine: True
-    """The engines that it concerns."""
-
-    def hits(self, engine: MegatronEngineSpec, field: str, value: Any) -> bool:
-        """Whether this value of the field is refused in this engine."""
-        if field not in self.fields or not self.where(engine):
-            return False
-        values = value if isinstance(value, list) and value else [value]
-        return not all(_is_one_of(each, self.harmless) for each in values)
 
 
 def clashes_of(engine: MegatronEngineSpec) -> Iterator[tuple[str, str, str]]:
@@ -52,11 +31,6 @@ def clashes_of(engine: MegatronEngineSpec) -> Iterator[tuple[str, str, str]]:
 def fields_from_the_model() -> frozenset[str]:
     """TransformerConfig fields that only the model may say."""
     return frozenset(_FROM_MODEL.fields)
-
-
-def _is_one_of(value: Any, known: tuple[Any, ...]) -> bool:
-    # In Python 1 == True, but to Megatron a number is no switch.
-    return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in known)
 
 
 def _interleaved(engine: MegatronEngineSpec) -> bool:

@@ -34,6 +34,7 @@ class Capability(Enum):
 CAPABILITIES: dict[str, frozenset[Capability]] = {
     "megatron": frozenset({Capability.SCORE, Capability.TRAIN}),
     "hf": frozenset({Capability.GENERATE}),
+    "sglang": frozenset({Capability.GENERATE}),
 }
 """What each backend can do."""
 

@@ -34,8 +34,10 @@ from dagrl.spec.schema import (
     RunSpec,
     SamplingSpec,
     ScheduleSpec,
+    SglangEngineSpec,
     TokenizerSpec,
     UpdateNode,
+    WeightSyncSpec,
 )
 
 _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
@@ -49,6 +51,8 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("engines.NAME.lr_schedule", LearningRateSpec),
     ("engines.NAME.offload", OffloadSpec),
     ("engines.NAME, backend: hf", HfEngineSpec),
+    ("engines.NAME, backend: sglang", SglangEngineSpec),
+    ("engines.NAME.weight_sync", WeightSyncSpec),
     ("nodes.NAME, op: rollout", RolloutNode),
     ("nodes.NAME.sampling", SamplingSpec),
     ("nodes.NAME, op: reward", RewardNode),

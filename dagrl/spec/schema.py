@@ -182,7 +182,38 @@ class HfEngineSpec(Section):
     """Sequences decoded at once."""
 
 
-EngineSpec = Annotated[MegatronEngineSpec | HfEngineSpec, Field(discriminator="backend")]
+class WeightSyncSpec(Section):
+    """How new weights reach the servers of a SGLang engine."""
+
+    route: Literal["auto", "cuda_ipc", "broadcast", "object_store"] = "auto"
+    """``cuda_ipc``: from GPU to the same GPU, where trainer and servers share a group. ``broadcast``: NCCL from the
+    trainer to the servers of another group (gloo on CPUs). ``object_store``: through Ray's objects and the host's
+    memory, where there is neither. ``auto``: the first that the groups allow; on CPUs the last."""
+    bucket_mib: PositiveInt = 256
+    """Weights that travel together, in MiB; up to two buckets wait on each side."""
+    checksum: bool = False
+    """Send everything once more and compare it with what the servers hold; the run ends where they differ."""
+    pause: Literal["abort", "retract", "in_place"] = "abort"
+    """What happens to responses that are being generated. ``abort`` ends them as they are; ``retract`` computes their
+    cache anew with the new weights; ``in_place`` goes on with the cache of the old ones."""
+
+
+class SglangEngineSpec(Section):
+    """SGLang servers that generate, as many as fit on the group."""
+
+    backend: Literal["sglang"]
+    """SGLang: its schedulers run in processes of their own, without an HTTP server."""
+    group: Name
+    """The group that holds them."""
+    follows: Name | None = None
+    """The trained engine whose weights they take before each rollout. Default: the model as it is, for ever."""
+    server: dict[str, Any] = Field(default_factory=dict)
+    """Any field of SGLang's ServerArgs. A server takes tp_size x pp_size GPUs, times dp_size without DP attention."""
+    weight_sync: WeightSyncSpec = WeightSyncSpec()
+    """How new weights reach them."""
+
+
+EngineSpec = Annotated[MegatronEngineSpec | HfEngineSpec | SglangEngineSpec, Field(discriminator="backend")]
 
 
 class SamplingSpec(Section):

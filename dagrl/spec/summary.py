@@ -8,7 +8,16 @@ from pathlib import Path
 from dagrl.spec.checks import CheckedPipeline
 from dagrl.spec.draw import executor_of
 from dagrl.spec.graph import Graph
-from dagrl.spec.schema import GroupSpec, MegatronEngineSpec, ModelSpec, ParallelSpec, Pipeline, TokenizerSpec
+from dagrl.spec.schema import (
+    GroupSpec,
+    MegatronEngineSpec,
+    ModelSpec,
+    ParallelSpec,
+    Pipeline,
+    SglangEngineSpec,
+    TokenizerSpec,
+)
+from dagrl.spec.sglang_layout import gpus_per_server
 
 
 def summarize(checked: CheckedPipeline) -> str:
@@ -64,8 +73,12 @@ def _engines(pipeline: Pipeline) -> Iterable[tuple[str, ...]]:
             yield name, engine.backend, f"on {engine.group}: {_layout(engine.parallel, ranks)}{head}"
         else:
             ranks = pipeline.groups[engine.group].ranks
-            replicas = f"on {engine.group}: {ranks} replica" + ("s" if ranks > 1 else "")
-            yield name, engine.backend, replicas + (f", follows {engine.follows}" if engine.follows else "")
+            each = gpus_per_server(engine) if isinstance(engine, SglangEngineSpec) else 1
+            copies = f"{ranks // each} {'server' if isinstance(engine, SglangEngineSpec) else 'replica'}"
+            copies += "s" if ranks > each else ""
+            slots = f" of {each} {'slots' if pipeline.groups[engine.group].is_cpu else 'GPUs'}" if each > 1 else ""
+            follows = f", follows {engine.follows}" if engine.follows else ""
+            yield name, engine.backend, f"on {engine.group}: {copies}{slots}{follows}"
 
 
 def _layout(layout: ParallelSpec, ranks: int) -> str:

@@ -21,6 +21,8 @@ from dagrl.spec.checks.model import check_model
 from dagrl.spec.checks.model_sizes import sizes_of
 from dagrl.spec.checks.nodes import check_nodes
 from dagrl.spec.checks.profile import check_profile
+from dagrl.spec.checks.sglang_fields import check_sglang_fields
+from dagrl.spec.checks.sglang_rules import check_sglang_rules
 from dagrl.spec.errors import Problem
 from dagrl.spec.graph import Graph, infer_graph
 from dagrl.spec.load import LoadedPipeline, salvage_pipeline
@@ -54,6 +56,8 @@ def check_file(path: Path | str, overrides: Sequence[str] = ()) -> CheckedPipeli
     check_engine_options(pipeline, findings)
     check_megatron_fields(pipeline, sizes, findings)
     check_megatron_rules(pipeline, sizes, findings)
+    check_sglang_fields(pipeline, findings)
+    check_sglang_rules(pipeline, sizes, findings)
     check_nodes(pipeline, loaded.folder, findings)
     check_batches(pipeline, graph, sizes, findings)
     check_profile(pipeline, findings)

@@ -8,7 +8,14 @@ from pathlib import Path
 
 from dagrl.spec.errors import Place
 from dagrl.spec.positions import Findings
-from dagrl.spec.schema import HfEngineSpec, LogprobNode, MegatronEngineSpec, Pipeline, UpdateNode
+from dagrl.spec.schema import (
+    HfEngineSpec,
+    LogprobNode,
+    MegatronEngineSpec,
+    Pipeline,
+    SglangEngineSpec,
+    UpdateNode,
+)
 
 _WRITTEN_LAST = "metadata.json"
 """In a folder in Megatron's distributed format: says that the folder is whole, and in which format."""
@@ -23,7 +30,7 @@ def check_engine_options(pipeline: Pipeline, findings: Findings) -> None:
     """Report options that cannot be had here, and nodes whose engine has another head than they need."""
     for name, engine in pipeline.engines.items():
         place: Place = ("engines", name)
-        if isinstance(engine, HfEngineSpec):
+        if isinstance(engine, HfEngineSpec | SglangEngineSpec):
             _check_head_of(pipeline, engine.follows, (*place, "follows"), "a generator needs", findings)
             continue
         if engine.bridge == "megatron-bridge" and not _has_bridge():

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dagrl.spec.errors import Place, listed, suggest
 from dagrl.spec.ops import CAPABILITIES, Capability, contract_of
 from dagrl.spec.positions import Findings
-from dagrl.spec.schema import CustomNode, HfEngineSpec, MegatronEngineSpec, Pipeline, RolloutNode, UpdateNode
+from dagrl.spec.schema import (
+    CustomNode,
+    HfEngineSpec,
+    MegatronEngineSpec,
+    Pipeline,
+    RolloutNode,
+    SglangEngineSpec,
+    UpdateNode,
+)
 
 _HOST = "host"
 """Runs the nodes without an engine; the plan and the timeline call it so."""
@@ -90,7 +98,7 @@ def _check_home(pipeline: Pipeline, name: str, engine: MegatronEngineSpec, findi
                 findings.error((*place, section), message, depends_on=[("engines", engine.shares, section)])
 
 
-def _check_follows(pipeline: Pipeline, name: str, engine: HfEngineSpec, findings: Findings) -> None:
+def _check_follows(pipeline: Pipeline, name: str, engine: HfEngineSpec | SglangEngineSpec, findings: Findings) -> None:
     if engine.follows is None:
         return
     place: Place = ("engines", name, "follows")
@@ -187,6 +195,6 @@ def _warn_of_unused(pipeline: Pipeline, findings: Findings) -> None:
         if not isinstance(node, RolloutNode):
             continue
         engine = pipeline.engines.get(node.engine)
-        if isinstance(engine, HfEngineSpec) and engine.follows is None:
+        if isinstance(engine, HfEngineSpec | SglangEngineSpec) and engine.follows is None:
             message = "samples come from the start weights for ever; to sample from what is trained, "
             findings.warning(("engines", node.engine), f"{message}say `follows: {next(iter(trained))}`")

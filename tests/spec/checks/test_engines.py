@@ -73,7 +73,7 @@ CASES = {
         "engine: generator, n: 4, sampling: {max_new_tokens: 8}}",
         "engine: actor, n: 4, sampling: {max_new_tokens: 8}} #!",
         "nodes.rollout.engine",
-        "`actor` is a megatron engine, and only hf generates; take `generator`",
+        "`actor` is a megatron engine, and only hf or sglang generates; take `generator`",
     ),
     "cannot score": (
         "engine: reference, write: ref_logprob}",

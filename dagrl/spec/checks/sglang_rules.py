@@ -1,0 +1,181 @@
+"""SGLang servers: that they fit their group, the model and each other's options, and that weights can reach them.
+
+Single fields are `sglang_fields.py`'s. SGLang would find most of it out late, when it has loaded a model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dagrl.spec.checks.model_sizes import ModelSizes, is_size
+from dagrl.spec.errors import Place
+from dagrl.spec.positions import Findings
+from dagrl.spec.schema import GroupSpec, Pipeline, RolloutNode, SglangEngineSpec
+from dagrl.spec.sglang_layout import PARALLEL_SIZES, gpus_per_server
+
+_GPU_ONLY = ("enable_dp_attention", "enable_torch_compile", "enable_two_batch_overlap", "enable_symm_mem")
+
+
+def check_sglang_rules(pipeline: Pipeline, sizes: ModelSizes, findings: Findings) -> None:
+    """Report servers that cannot be placed or built, and ways for weights that are not there."""
+    for name, engine in pipeline.engines.items():
+        if isinstance(engine, SglangEngineSpec):
+            server = _Server(pipeline, name, engine, findings)
+            if server.sizes_are_whole():
+                server.check_place()
+                server.check_split(sizes)
+            server.check_numbers()
+            server.check_lengths(sizes)
+            server.check_experts(sizes)
+            server.check_sync()
+
+
+class _Server:
+    """The servers of one engine, and where to report."""
+
+    def __init__(self, pipeline: Pipeline, name: str, engine: SglangEngineSpec, findings: Findings) -> None:
+        self._pipeline = pipeline
+        self._name = name
+        self._engine = engine
+        self._given = engine.server
+        self._group: GroupSpec | None = pipeline.groups.get(engine.group)
+        self._findings = findings
+        self._place: Place = ("engines", name, "server")
+
+    def sizes_are_whole(self) -> bool:
+        """Whether the sizes that say what a server takes can be reckoned with."""
+        wrong = [field for field in PARALLEL_SIZES if field in self._given and not is_size(self._given[field])]
+        for field in wrong:
+            self._error(field, "must be a whole number of 1 or more; choose such a number")
+        return not wrong
+
+    def check_place(self) -> None:
+        """Whether whole servers fill the group, and lie well on its machines."""
+        group = self._group
+        if group is None or not group.ranks:
+            return
+        each, depends = gpus_per_server(self._engine), ("groups", self._engine.group)
+        largest = self._largest("tp_size", "pp_size", "dp_size")
+        per_node = group.gpus_per_node or group.cpus_per_node
+        if group.is_cpu and each > 1:
+            self._error(largest, "a server on CPU slots takes one of them; leave it at 1", depends)
+        elif group.ranks % each:
+            message = f"a server takes {each} GPUs, which do not divide the {group.ranks} of group"
+            remedy = f"choose sizes whose product divides {group.ranks}, or change the group"
+            self._error(largest, f"{message} `{self._engine.group}`; {remedy}", depends)
+        elif max(each, per_node) % min(each, per_node):
+            message = f"a server of {each} GPUs would lie on parts of machines with {per_node} GPUs"
+            self._error(largest, f"{message}; choose a divisor or a multiple of {per_node}", depends)
+        elif each > per_node:
+            self._check_across_nodes(each // per_node, depends)
+
+    def _check_across_nodes(self, nodes: int, depends: Place) -> None:
+        tensor, stages = self._given.get("tp_size", 1), self._given.get("pp_size", 1)
+        if self._given.get("dp_size", 1) > 1 and not self._given.get("enable_dp_attention"):
+            message = "copies of a model do not span machines; take it out, as further servers are copies anyway"
+            self._error("dp_size", message, depends)
+        elif max(nodes, stages) % min(nodes, stages) or (nodes > stages and tensor % (nodes // stages)):
+            message = f"{stages} stages of {tensor} GPUs do not split evenly over {nodes} machines"
+            self._error(self._largest("tp_size", "pp_size"), f"{message}; choose sizes that do", depends)
+
+    def check_split(self, model: ModelSizes) -> None:
+        """Whether the GPUs of a server share it out evenly."""
+        tensor = self._given.get("tp_size", 1)
+        copies = self._given.get("dp_size", 1) if self._given.get("enable_dp_attention") else 1
+        if tensor % copies:
+            message = f"with DP attention {copies} copies of attention share tp_size = {tensor} GPUs"
+            self._error("dp_size", f"{message}; choose a divisor of {tensor}")
+            return
+        if self._given.get("enable_dp_attention") and copies == 1:
+            self._error("enable_dp_attention", "has no copies to spread; set dp_size above 1, or take it out")
+        for field in ("ep_size", "moe_dp_size", "attn_cp_size"):
+            if tensor % self._given.get(field, 1):
+                message = f"is taken out of tp_size = {tensor}, which it does not divide; choose a divisor of {tensor}"
+                self._error(field, message, (*self._place, "tp_size"))
+        attention = tensor // copies
+        if model.heads and model.heads.value % attention:
+            message = f"{attention} GPUs do not share the model's {model.heads.name}, {model.heads.value}, evenly"
+            self._error("tp_size", f"{message}; choose a divisor of it", ("model",))
+        keys = model.key_value_heads
+        if keys and keys.value % attention and attention % keys.value:
+            message = f"{attention} GPUs do not share the model's {keys.name}, {keys.value}, evenly"
+            self._error("tp_size", f"{message}; choose a divisor or a multiple of it", ("model",))
+        if model.experts and model.experts.value % self._given.get("ep_size", 1):
+            message = f"does not divide the model's {model.experts.name}, {model.experts.value}"
+            self._error("ep_size", f"{message}; choose a divisor of it", ("model",))
+        if model.layers and self._given.get("pp_size", 1) > model.layers.value:
+            message = f"the model has only {model.layers.value} layers; choose at most so many stages"
+            self._error("pp_size", message, ("model",))
+
+    def check_numbers(self) -> None:
+        """Whether numbers are in the range that SGLang can use."""
+        fraction = self._given.get("mem_fraction_static")
+        if isinstance(fraction, int | float) and not isinstance(fraction, bool) and not 0 < fraction < 1:
+            message = f"is the part of a GPU's memory for weights and cache, and {fraction:g} is none"
+            self._error("mem_fraction_static", f"{message}; choose a number between 0 and 1, such as 0.8")
+        for field in ("max_running_requests", "max_total_tokens", "context_length", "page_size", "max_prefill_tokens"):
+            if isinstance(self._given.get(field), int) and not is_size(self._given[field]):
+                self._error(field, "must be a whole number of 1 or more; choose such a number, or take it out")
+        if self._group is not None and self._group.is_cpu and self._group.ranks:
+            for field in _GPU_ONLY:
+                if self._given.get(field):
+                    message = f"is for GPUs, and group `{self._engine.group}` has CPU slots; take it out"
+                    self._error(field, message, ("groups", self._engine.group))
+
+    def check_lengths(self, model: ModelSizes) -> None:
+        """Whether the longest sample fits into the server's context."""
+        context: Any = self._given.get("context_length")
+        if not is_size(context):
+            return
+        for name, node in self._pipeline.nodes.items():
+            if not isinstance(node, RolloutNode) or node.engine != self._name:
+                continue
+            longest = self._pipeline.data.max_prompt_tokens + node.sampling.max_new_tokens
+            if context < longest:
+                message = f"a sample can be {longest} tokens long (data.max_prompt_tokens + nodes.{name}.sampling"
+                depends: list[Place] = [("data", "max_prompt_tokens"), ("nodes", name, "sampling")]
+                self._error("context_length", f"{message}.max_new_tokens); set it to {longest} or more", *depends)
+        if model.positions and context > model.positions.value:
+            message = f"is more than the model's {model.positions.name}, {model.positions.value}"
+            self._error("context_length", f"{message}; choose at most that", ("model",))
+
+    def check_experts(self, model: ModelSizes) -> None:
+        """Whether there are experts where an option is about them."""
+        if model.mixture is False:
+            for field in ("enable_return_routed_experts", "moe_a2a_backend", "enable_eplb"):
+                if self._given.get(field) not in (None, False, "none"):
+                    self._error(field, "is about experts, and the model has none; take it out", ("model",))
+
+    def check_sync(self) -> None:
+        """Whether new weights can take the way that is asked for."""
+        engine, place = self._engine, ("engines", self._name, "weight_sync")
+        if engine.follows is None:
+            if "weight_sync" in engine.model_fields_set:
+                message = "has no effect, as the engine follows none; take it out, or say `follows:`"
+                self._findings.warning(place, message)
+            return
+        trainer = self._pipeline.engines.get(engine.follows)
+        source = self._pipeline.groups.get(trainer.group or "") if trainer else None
+        if self._group is None or source is None or trainer is None:
+            return
+        route, shared = engine.weight_sync.route, trainer.group == engine.group
+        depends: list[Place] = [("groups",), ("engines", engine.follows, "group"), ("engines", self._name, "group")]
+        message = ""
+        if route == "cuda_ipc" and not shared:
+            message = f"is from GPU to the same GPU, and `{engine.follows}` is on group `{trainer.group}`"
+            message += "; choose broadcast, or name one group for both engines"
+        elif route == "broadcast" and shared:
+            message = f"is to other GPUs than those of `{engine.follows}`, which shares the group; choose cuda_ipc"
+        elif route in ("cuda_ipc", "broadcast") and source.is_cpu != self._group.is_cpu:
+            message = "one of the two engines has GPUs and the other has not; choose object_store"
+        if message:
+            self._findings.error((*place, "route"), message, depends_on=depends)
+
+    def _largest(self, *fields: str) -> str:
+        """The size to blame: the largest that the file says."""
+        return max((field for field in fields if field in self._given), key=lambda each: self._given[each], default="")
+
+    def _error(self, field: str, message: str, *depends_on: Place) -> None:
+        place = (*self._place, field) if field else self._place
+        # One mistake in a field is enough.
+        self._findings.error(place, message, depends_on=[place, *depends_on])

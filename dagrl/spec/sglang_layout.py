@@ -1,0 +1,56 @@
+"""How many GPUs a SGLang server takes, and which slots of its group: plain arithmetic for checks, plan and workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dagrl.spec.schema import GroupSpec, SglangEngineSpec
+
+PARALLEL_SIZES = ("tp_size", "pp_size", "dp_size", "ep_size", "attn_cp_size", "moe_dp_size")
+"""Fields of ServerArgs that share a server out over its GPUs; the last three are taken out of tp_size."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSlot:
+    """Place of one slot of a group among the servers on it."""
+
+    server: int
+    """Which server it belongs to."""
+    place: int
+    """Which of the server's slots it is."""
+    node: int
+    """Which of the server's machines it is on."""
+    starts: bool
+    """Whether it is the first of the server's slots on that machine: its worker starts the processes of all of them."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether its worker speaks for the server."""
+        return self.place == 0
+
+
+def gpus_per_server(engine: SglangEngineSpec) -> int:
+    """GPUs that one server takes, or CPU slots. The sizes are checked to be whole numbers of 1 or more."""
+    server = engine.server
+    copies = 1 if server.get("enable_dp_attention") else _size(engine, "dp_size")
+    return _size(engine, "tp_size") * _size(engine, "pp_size") * copies
+
+
+def nodes_per_server(engine: SglangEngineSpec, group: GroupSpec) -> int:
+    """Machines that one server spans."""
+    return -(-gpus_per_server(engine) // (group.gpus_per_node or group.cpus_per_node))
+
+
+def server_slots(engine: SglangEngineSpec, group: GroupSpec) -> list[ServerSlot]:
+    """The slots of a group in order, machine by machine; servers are known to divide them."""
+    each, per_node = gpus_per_server(engine), group.gpus_per_node or group.cpus_per_node
+    assert group.ranks % each == 0, f"servers of {each} slots do not divide {group.ranks}"
+    slots = []
+    for rank in range(group.ranks):
+        server, place = divmod(rank, each)
+        slots.append(ServerSlot(server, place, place // per_node, place % per_node == 0))
+    return slots
+
+
+def _size(engine: SglangEngineSpec, field: str) -> int:
+    return int(engine.server.get(field, 1))
