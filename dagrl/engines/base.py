@@ -216,8 +216,26 @@ class Completion:
     the engine was built to tell them."""
 
 
+@dataclass(frozen=True, slots=True)
+class Appetite:
+    """How many responses a replica wants at a time."""
+
+    portion: int
+    """Handed over together: a batch, where batches are decoded one after the other."""
+    at_once: int
+    """Handed over and not finished yet, so that it never waits for more."""
+
+
 class GenerateEngine(Engine, Protocol):
     """A rank that samples: replicas are independent of each other."""
+
+    sampled_tokens: int
+    """Tokens sampled since the engine was built, in all calls, seldom a second behind: that they grow is how others
+    know that it is at work."""
+
+    def appetite(self, longest: int) -> Appetite:
+        """How many responses it wants, where prompt and response together have up to `longest` tokens."""
+        ...
 
     def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> Iterator[Completion]:
         """Sample a response to each request, yielded as they finish, in any order.
