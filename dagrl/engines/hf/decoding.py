@@ -5,13 +5,13 @@ Used by `dagrl.engines.hf.engine`, which splits calls into batches; `dagrl.engin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from dagrl.engines.base import Completion
+from dagrl.engines.base import Completion, GenerationRequest
 from dagrl.engines.hf.sampling import sample_tokens, uniform_numbers
 from dagrl.spec.schema import SamplingSpec
 
@@ -23,42 +23,54 @@ if TYPE_CHECKING:
 @torch.inference_mode()
 def decode(
     model: PreTrainedModel,
-    prompts: Sequence[np.ndarray],
-    seeds: Sequence[int],
+    requests: Sequence[GenerationRequest],
     sampling: SamplingSpec,
     stop_token_ids: Sequence[int],
     policy_version: int,
+    goes_on: Callable[[int], bool],
 ) -> Iterator[Completion]:
-    """One response to each prompt, yielded as it ends; `index` is the place in `prompts`, none of which is empty.
+    """One response to each request, yielded as it ends; `index` is the place in `requests`. No prompt is empty.
 
+    `goes_on` is told after each step how many tokens were sampled; where it says no, what is left comes out as it is.
     Rows that have ended leave the batch at once: that copies the cache, which growing by a token does anyway.
     """
     device = model.device
+    prompts = [np.concatenate([request.prompt, request.begun]).astype(np.int64) for request in requests]
+    begun = torch.tensor([len(request.begun) for request in requests], device=device)
+    assert (begun < sampling.max_new_tokens).all(), "a response that has all its tokens cannot go on"
     cache, logits, visible = _prefill(model, prompts)
     positions = torch.tensor([len(prompt) for prompt in prompts], device=device)
-    uniforms = torch.from_numpy(uniform_numbers(seeds, sampling.max_new_tokens)).to(device)
+    uniforms = uniform_numbers([request.seed for request in requests], sampling.max_new_tokens)
+    uniforms = torch.from_numpy(uniforms).to(device)
     stops = torch.tensor(stop_token_ids, dtype=torch.int64, device=device)
     tokens = torch.empty(uniforms.shape, dtype=torch.int64, device=device)
     logprobs = torch.empty(uniforms.shape, dtype=torch.float32, device=device)
     live = torch.arange(len(prompts), device=device)
+    # A row whose response has begun uses the numbers behind those of its first tokens, and ends so much earlier.
     for step in range(sampling.max_new_tokens):
-        picked, picked_logprobs = sample_tokens(logits, uniforms[live, step], sampling)
+        picked, picked_logprobs = sample_tokens(logits, uniforms[live, begun[live] + step], sampling)
         tokens[live, step] = picked
         logprobs[live, step] = picked_logprobs
+        told_to_end = not goes_on(len(live))
         stopped = torch.isin(picked, stops)
-        if stopped.any():
-            yield from _completions(live[stopped], tokens, logprobs, step + 1, "stop", policy_version)
-            going = torch.nonzero(~stopped).squeeze(-1)
+        full = ~stopped & (begun[live] + step + 1 == sampling.max_new_tokens)
+        ended = stopped | full
+        if ended.any():
+            for reason, those in (("stop", stopped), ("length", full)):
+                yield from _completions(live[those], tokens, logprobs, step + 1, reason, policy_version)
+            going = torch.nonzero(~ended).squeeze(-1)
             live, picked, positions = live[going], picked[going], positions[going]
+            if not len(live):
+                return
             cache.batch_select_indices(going)
             visible = None if visible is None else visible[going]
-        if not len(live) or step + 1 == sampling.max_new_tokens:
-            break
+        if told_to_end:
+            yield from _completions(live, tokens, logprobs, step + 1, "abort", policy_version)
+            return
         if visible is not None:
             visible = torch.nn.functional.pad(visible, (0, 1), value=True)
         logits = _forward(model, picked.unsqueeze(-1), visible, positions.unsqueeze(-1), cache)
         positions = positions + 1
-    yield from _completions(live, tokens, logprobs, sampling.max_new_tokens, "length", policy_version)
 
 
 def _prefill(

@@ -5,6 +5,7 @@ Implements `dagrl.engines.base.GenerateEngine`; `decoding.py` decodes a batch an
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 
 from dagrl.data.tokenizer import load_tokenizer
-from dagrl.engines.base import Bucket, Completion, GenerationRequest, RankContext
+from dagrl.engines.base import Appetite, Bucket, Completion, GenerationRequest, RankContext
 from dagrl.engines.hf.decoding import decode
 from dagrl.engines.hf.weights import replace_weights
 from dagrl.engines.model_source import load_hf_config, weight_source
@@ -38,24 +39,35 @@ class HfEngine:
         self._max_batch_size = spec.max_batch_size
         self._eos_token_id = load_tokenizer(model).eos_token_id
         self._model = _build(model)
+        self._turn = threading.Lock()
+        """Held by the call whose batch is decoded."""
+        self._aborts = 0
         self.policy_version = NO_WEIGHTS
+        self.sampled_tokens = 0
         if spec.follows is None:
             source = weight_source(model, ranks.seed)
             replace_weights(self._model, ((name, source.get(name)) for name in source.names()))
             self.policy_version = 0
 
+    def appetite(self, longest: int) -> Appetite:
+        """See `GenerateEngine.appetite`: a batch, and one more that waits."""
+        return Appetite(self._max_batch_size, 2 * self._max_batch_size)
+
     def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> Iterator[Completion]:
         """Sample one response to each request, yielded as they finish; at most `max_batch_size` are decoded at once.
 
-        The same prompt, seed and weights draw the same tokens in any batch, up to the last bits of a float: only a draw
-        that falls within rounding of the border between two tokens can differ. ValueError for an empty prompt, or one
-        too long to be followed by ``max_new_tokens``.
+        Calls from several threads take turns, batch by batch. The same prompt, seed and weights draw the same tokens in
+        any batch, and in one go or begun and gone on with, up to the last bits of a float: only a draw that falls
+        within rounding of the border between two tokens can differ. ValueError for an empty prompt, or one too long to
+        be followed by ``max_new_tokens``.
         """
         assert self.policy_version != NO_WEIGHTS, "generate before the first load_weights"
-        assert not any(len(request.begun) for request in requests), "this engine begins every response anew"
-        prompts = [np.asarray(request.prompt, dtype=np.int64) for request in requests]
-        self._check_lengths(prompts, sampling)
-        return self._batches(prompts, [request.seed for request in requests], sampling)
+        self._check_lengths([request.prompt for request in requests], sampling)
+        return self._batches(requests, sampling, self._aborts)
+
+    def abort(self) -> None:
+        """See `GenerateEngine.abort`."""
+        self._aborts += 1
 
     def load_weights(self, buckets: Iterator[Bucket], version: int) -> None:
         """Replace all weights, and with them the version.
@@ -70,15 +82,25 @@ class HfEngine:
         del self._model
 
     def _batches(
-        self, prompts: Sequence[np.ndarray], seeds: Sequence[int], sampling: SamplingSpec
+        self, requests: Sequence[GenerationRequest], sampling: SamplingSpec, aborts: int
     ) -> Iterator[Completion]:
+        """Decode batch after batch, until an abort comes that is not among the first `aborts`."""
         stops = [*sampling.stop_token_ids]
         if not sampling.ignore_eos and self._eos_token_id is not None:
             stops.append(self._eos_token_id)
-        for start in range(0, len(prompts), self._max_batch_size):
-            batch = slice(start, start + self._max_batch_size)
-            for completion in decode(self._model, prompts[batch], seeds[batch], sampling, stops, self.policy_version):
-                yield replace(completion, index=start + completion.index)
+
+        def goes_on(sampled: int) -> bool:
+            self.sampled_tokens += sampled
+            return self._aborts == aborts
+
+        for start in range(0, len(requests), self._max_batch_size):
+            batch = requests[start : start + self._max_batch_size]
+            with self._turn:
+                if not goes_on(0):
+                    yield from _untouched(batch, start, self.policy_version)
+                    continue
+                for completion in decode(self._model, batch, sampling, stops, self.policy_version, goes_on):
+                    yield replace(completion, index=start + completion.index)
 
     def _check_lengths(self, prompts: Sequence[np.ndarray], sampling: SamplingSpec) -> None:
         for index, prompt in enumerate(prompts):
@@ -91,6 +113,11 @@ class HfEngine:
                 f"a prompt of {longest} tokens and max_new_tokens {sampling.max_new_tokens} do not fit into the "
                 f"model's {context} positions; lower data.max_prompt_tokens or sampling.max_new_tokens"
             )
+
+
+def _untouched(batch: Sequence[GenerationRequest], start: int, policy_version: int) -> Iterator[Completion]:
+    for index in range(start, start + len(batch)):
+        yield Completion(index, np.zeros(0, np.int64), np.zeros(0, np.float32), "abort", policy_version)
 
 
 def _build(model: ModelSpec) -> PreTrainedModel:

@@ -1,4 +1,5 @@
 import re
+import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 import dagrl.engines.hf.decoding as decoding
-from dagrl.engines.base import Completion
+from dagrl.engines.base import Completion, GenerationRequest
 from dagrl.engines.hf.engine import HfEngine
 from dagrl.engines.model_source import weight_source
 from dagrl.spec.schema import ModelSpec, SamplingSpec
@@ -243,3 +244,86 @@ def test_building_an_engine_leaves_the_random_stream_alone(model: ModelSpec, bui
     torch.manual_seed(5)
     build_engine(model)
     assert torch.equal(torch.rand(3), expected)
+
+
+def requests_of(prompts: list[list[int]], begun: list[list[int]] | None = None) -> list[GenerationRequest]:
+    begun = begun or [[] for _ in prompts]
+    return [
+        GenerationRequest(np.array(prompt), seed, np.array(tokens, dtype=np.int64))
+        for seed, (prompt, tokens) in enumerate(zip(prompts, begun, strict=True))
+    ]
+
+
+def test_a_response_goes_on_behind_its_beginning_as_if_nothing_had_happened(
+    model: ModelSpec, build_engine: Build, complete: Complete
+) -> None:
+    engine = build_engine(model, max_batch_size=3)
+    whole = complete(engine, PROMPTS, WARM)
+    # Of each response another number of tokens, and never all of them.
+    parts = [min(row + 1, len(each.tokens) - 1) for row, each in enumerate(whole)]
+    begun = [each.tokens[:part].tolist() for part, each in zip(parts, whole, strict=True)]
+    assert len(set(parts)) > 2
+    for rest in engine.generate(requests_of(PROMPTS, begun), WARM):
+        expected, part = whole[rest.index], parts[rest.index]
+        assert rest.tokens.tolist() == expected.tokens[part:].tolist()
+        assert rest.finish_reason == expected.finish_reason
+        assert np.abs(rest.logprobs - expected.logprobs[part:]).max() <= 1e-5
+
+
+def test_an_abort_ends_what_is_decoded_and_what_waits(
+    model: ModelSpec, build_engine: Build, complete: Complete
+) -> None:
+    engine = build_engine(model, max_batch_size=2)
+    long = SamplingSpec(temperature=1.5, max_new_tokens=12, ignore_eos=True)
+    whole = complete(engine, PROMPTS, long)
+    before = engine.sampled_tokens
+    assert before == 12 * len(PROMPTS)
+    call = engine.generate(requests_of(PROMPTS), long)
+    waiting = engine.generate(requests_of(PROMPTS[:1]), long)
+    done = [next(call), next(call)]
+    engine.abort()
+    done += list(call)
+    assert sorted(each.index for each in done) == list(range(len(PROMPTS)))
+    assert [each.finish_reason for each in sorted(done, key=lambda each: each.index)] == ["length"] * 2 + ["abort"] * 3
+    assert [(each.finish_reason, len(each.tokens)) for each in waiting] == [("abort", 0)]
+    assert engine.sampled_tokens == before + 24
+    assert tokens_of(complete(engine, PROMPTS, long)) == tokens_of(whole), "an abort is over once its calls are"
+
+
+def test_an_abort_in_the_middle_leaves_what_there_is(
+    model: ModelSpec, build_engine: Build, complete: Complete, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = build_engine(model)
+    long = SamplingSpec(temperature=1.5, max_new_tokens=12, ignore_eos=True)
+    whole = complete(engine, PROMPTS, long)
+    forward, steps = decoding._forward, []
+
+    def aborting(*arguments: object) -> torch.Tensor:
+        steps.append(1)
+        if len(steps) == 5:
+            engine.abort()
+        return forward(*arguments)
+
+    monkeypatch.setattr(decoding, "_forward", aborting)
+    for part in engine.generate(requests_of(PROMPTS), long):
+        assert part.finish_reason == "abort"
+        assert part.tokens.tolist() == whole[part.index].tokens[:5].tolist()
+        assert len(part.logprobs) == 5
+
+
+def test_calls_from_several_threads_draw_what_they_would_alone(
+    model: ModelSpec, build_engine: Build, complete: Complete
+) -> None:
+    engine = build_engine(model, max_batch_size=2)
+    alone = tokens_of(complete(engine, PROMPTS, WARM))
+    said: dict[int, list[list[int]]] = {}
+
+    def call(number: int) -> None:
+        said[number] = tokens_of(complete(engine, PROMPTS, WARM))
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert said == dict.fromkeys(range(4), alone)
