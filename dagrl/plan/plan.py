@@ -33,6 +33,10 @@ class Executor:
     """Executor whose weights it takes."""
     trained: bool = False
     """Whether some task trains it."""
+    on_gpus: bool = False
+    """Whether its ranks have GPUs, or CPU slots."""
+    sleeps: bool = False
+    """Whether it leaves its devices' memory while another executor of its group works."""
 
     @property
     def ranks(self) -> int:

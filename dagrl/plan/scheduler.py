@@ -8,10 +8,14 @@ differ only in `Plan.max_staleness` and in who shares a group:
 - A task runs when its inputs are done (a source: when the earlier steps have theirs), its executor has a free worker,
   and no other executor of its group is busy.
 - Weights: version v is the policy after step v. A rollout of step s needs version ``s - 1 - max_staleness`` or newer,
-  a validation of step s needs version s; where the generator is behind, a `Sync` comes first. Tasks on trained
-  weights keep the order of the steps.
-- A step whose tasks are all done is committed, in order; a commit that saves keeps the trained executors to itself.
-- After `StopRequested` the oldest step not yet at its commit is finished, committed and saved; nothing else starts.
+  a validation of step s needs version s; where the generator is behind, a `Sync` comes first. A follower that has
+  slept has no weights any more. Tasks on trained weights keep the order of the steps.
+- Memory: where executors of a group sleep, `turns` says what has to move before one of them may work. Whoever is awake
+  goes on as long as it has something to do; then the oldest step that waits for room gets it. A younger step has nobody
+  moved away whom an older one still needs.
+- A step that saves saves each trained executor as soon as it has trained it, while it is still awake.
+- A step whose tasks and saves are all done is committed, in order.
+- After `StopRequested` the oldest step not yet at its commit is finished, saved and committed; nothing else starts.
 
 Followed by `dagrl.runtime.driver`, which carries out the commands and reports the events.
 """
@@ -21,76 +25,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from dagrl.plan.commands import (
+    Command,
+    Commit,
+    EngineReady,
+    Event,
+    Run,
+    RunDone,
+    Save,
+    ShardDone,
+    Sleep,
+    StateSaved,
+    StepCommitted,
+    StopRequested,
+    Sync,
+    Wake,
+    WeightsSynced,
+)
 from dagrl.plan.plan import HOST, Executor, Plan, PlannedTask, Rows
+from dagrl.plan.turns import Move, Turns
 from dagrl.spec.ops import Scope
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Run `task` of `step` on these shards."""
-
-    step: int
-    task: str
-    shards: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Sync:
-    """Bring the weights of `source`, at `version`, to `follower`, for which `step` waits."""
-
-    step: int
-    follower: str
-    source: str
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """Write the step's metrics, and a checkpoint if `save`."""
-
-    step: int
-    save: bool
-
-
-Command = Run | Sync | Commit
-
-
-@dataclass(frozen=True, slots=True)
-class ShardDone:
-    """A streaming run has finished one shard and goes on with the others."""
-
-    step: int
-    task: str
-    shard: int
-
-
-@dataclass(frozen=True, slots=True)
-class RunDone:
-    """A run is over: all its shards are done and its workers are free."""
-
-    run: Run
-
-
-@dataclass(frozen=True, slots=True)
-class WeightsSynced:
-    """A sync is over."""
-
-    sync: Sync
-
-
-@dataclass(frozen=True, slots=True)
-class StepCommitted:
-    """A commit is over."""
-
-    commit: Commit
-
-
-@dataclass(frozen=True, slots=True)
-class StopRequested:
-    """The user wants the run to end at the next step boundary."""
-
-
-Event = ShardDone | RunDone | WeightsSynced | StepCommitted | StopRequested
+from dagrl.spec.residency import Residency
 
 
 @dataclass(slots=True)
@@ -100,6 +55,8 @@ class _OpenStep:
     tasks: tuple[PlannedTask, ...]
     started: dict[str, set[int]] = field(default_factory=dict)
     done: dict[str, set[int]] = field(default_factory=dict)
+    saves_begun: set[str] = field(default_factory=set)
+    saved: set[str] = field(default_factory=set)
     commit_issued: bool = False
 
 
@@ -114,6 +71,9 @@ class Scheduler:
         self._next_step = 0 if first_step == 1 and plan.validates(0) else first_step
         self._open: dict[int, _OpenStep] = {}
         self._busy: dict[str, int] = dict.fromkeys(plan.executors, 0)
+        self._executor_of = {task.name: task.executor for task in plan.tasks}
+        self._trained = [name for name, executor in plan.executors.items() if executor.trained]
+        self._turns = Turns(plan)
         self._version: dict[str, int | None] = {
             name: None if executor.follows else first_step - 1 for name, executor in plan.executors.items()
         }
@@ -124,8 +84,24 @@ class Scheduler:
         return not self._open and (self.stopping or self._next_step > self.plan.steps)
 
     def version(self, executor: str) -> int | None:
-        """Version of the weights that `executor` holds; None before its first sync."""
+        """Version of the weights that `executor` holds; None before its first sync, and where they are gone."""
         return self._version[executor]
+
+    def residency(self, executor: str) -> Residency:
+        """How much of `executor` is in its devices' memory; on its way, what it comes from."""
+        return self._turns.residency(executor)
+
+    def workers_of(self, command: Command) -> tuple[str, ...]:
+        """The executors that `command` keeps busy."""
+        match command:
+            case Run(_, task, _):
+                return (self._executor_of[task],)
+            case Sync(_, follower, source, _):
+                return follower, source
+            case Sleep(_, executor, _) | Wake(_, executor, _) | Save(_, executor):
+                return (executor,)
+            case Commit():
+                return ()
 
     def start(self) -> list[Command]:
         """The first commands."""
@@ -141,9 +117,12 @@ class Scheduler:
             case WeightsSynced(sync):
                 self._release(sync.follower, sync.source)
                 self._version[sync.follower] = sync.version
+            case EngineReady(executor, residency):
+                self._settle(executor, residency)
+            case StateSaved(save):
+                self._release(save.executor)
+                self._open[save.step].saved.add(save.executor)
             case StepCommitted(commit):
-                if commit.save:
-                    self._release(*self._trained())
                 self.committed = commit.step
                 del self._open[commit.step]
             case StopRequested():
@@ -163,6 +142,12 @@ class Scheduler:
         if step in self._open:  # else: dropped by a stop
             self._open[step].done.setdefault(task, set()).update(shards)
 
+    def _settle(self, executor: str, residency: Residency) -> None:
+        self._release(executor)
+        self._turns.arrive(executor, residency)
+        if residency is Residency.ASLEEP and self.plan.executors[executor].follows:
+            self._version[executor] = None
+
     def _stop(self) -> None:
         self.stopping = True
         unfinished = [step for step in sorted(self._open) if not self._open[step].commit_issued]
@@ -173,28 +158,38 @@ class Scheduler:
 
     def _decide(self) -> list[Command]:
         self._open_steps()
-        return [*self._runs(), *self._commits()]
+        commands: list[Command] = []
+        without_room: list[Run | Sync | Save] = []
+        for step in sorted(self._open):
+            commands += self._runs(step, without_room)
+            commands += self._saves(step, without_room)
+        return [*commands, *self._commits(), *self._moves(without_room)]
 
     def _open_steps(self) -> None:
         while not self.stopping and self._next_step <= self.plan.steps:
-            in_the_way = [
-                step
-                for step, state in self._open.items()
-                if step < self._next_step - self.plan.max_staleness and not state.commit_issued
-            ]
-            if in_the_way:
+            bound = self._next_step - self.plan.max_staleness
+            if any(step < bound and self._unfinished(step) for step in self._open):
                 return
             self._open[self._next_step] = _OpenStep(self.plan.tasks_of(self._next_step))
             self._next_step += 1
 
-    def _runs(self) -> Iterator[Command]:
-        for step in sorted(self._open):
-            for task in self._open[step].tasks:
-                for shards in self._ready(step, task):
-                    command = self._admit(step, task, shards)
-                    if command is None:
-                        break
-                    yield command
+    def _unfinished(self, step: int, executor: str | None = None) -> bool:
+        """Whether something of `step` is still to be run, by that executor if one is named."""
+        state = self._open[step]
+        return any(
+            len(state.done.get(task.name, ())) < self.plan.shards
+            for task in state.tasks
+            if executor is None or task.executor == executor
+        )
+
+    def _runs(self, step: int, without_room: list[Run | Sync | Save]) -> Iterator[Command]:
+        """What brings the tasks of `step` on; what waits for nothing but room goes to `without_room`."""
+        for task in self._open[step].tasks:
+            for shards in self._ready(step, task):
+                command = self._due(step, task, shards)
+                if command is None or not self._begin(command, without_room):
+                    break
+                yield command
 
     def _ready(self, step: int, task: PlannedTask) -> Iterator[tuple[int, ...]]:
         """Sets of shards on which `task` has its inputs and was not started, each to be run together."""
@@ -211,8 +206,8 @@ class Scheduler:
             for shard in sorted(waiting & inputs):
                 yield (shard,)
 
-    def _admit(self, step: int, task: PlannedTask, shards: tuple[int, ...]) -> Command | None:
-        """The command that brings `task` on: its run, a sync that it waits for, or None where it must wait."""
+    def _due(self, step: int, task: PlannedTask, shards: tuple[int, ...]) -> Run | Sync | None:
+        """What brings `task` on if there is room: its run, a sync that it waits for, or None where it must wait."""
         executor = self.plan.executors[task.executor]
         if not self._free(executor) or not self._in_turn(step, task, executor):
             return None
@@ -220,18 +215,27 @@ class Scheduler:
             wanted, newest = self._wanted_version(step, task), self._version[executor.follows]
             held = self._version[executor.name]
             assert newest is not None, "an executor that is followed holds weights from the start"
-            if (
-                (held is None or held < newest)
-                and newest >= wanted
-                and self._free(self.plan.executors[executor.follows])
-            ):
-                self._occupy(executor.name, executor.follows)
-                return Sync(step, executor.name, executor.follows, newest)
+            sync = Sync(step, executor.name, executor.follows, newest)
+            source_is_free = self._free(self.plan.executors[executor.follows])
             if held is None or held < wanted:
-                return None
-        self._occupy(executor.name)
-        self._open[step].started.setdefault(task.name, set()).update(shards)
+                return sync if newest >= wanted and source_is_free else None
+            # Weights that are new enough are worth a sync, but no move.
+            if held < newest and source_is_free and not self._moves_before(sync):
+                return sync
         return Run(step, task.name, shards)
+
+    def _begin(self, command: Run | Sync | Save, without_room: list[Run | Sync | Save]) -> bool:
+        """Whether there is room for `command`, which is due; it begins then, and goes to `without_room` otherwise."""
+        if self._moves_before(command):
+            without_room.append(command)
+            return False
+        self._occupy(*self.workers_of(command))
+        match command:
+            case Run(step, task, shards):
+                self._open[step].started.setdefault(task, set()).update(shards)
+            case Save(step, executor):
+                self._open[step].saves_begun.add(executor)
+        return True
 
     def _wanted_version(self, step: int, task: PlannedTask) -> int:
         return step if task.rows is Rows.VALIDATION else max(0, step - 1 - self.plan.max_staleness)
@@ -247,25 +251,54 @@ class Scheduler:
         version = self._version[executor.name]
         return version is not None and version >= (step if task.rows is Rows.VALIDATION else step - 1)
 
+    def _saves(self, step: int, without_room: list[Run | Sync | Save]) -> Iterator[Command]:
+        if self._open[step].commit_issued or not self._is_saved(step):
+            return
+        for name in self._trained:
+            command = Save(step, name)
+            is_due = self._version[name] == step and name not in self._open[step].saves_begun
+            if is_due and self._free(self.plan.executors[name]) and self._begin(command, without_room):
+                yield command
+
+    def _is_saved(self, step: int) -> bool:
+        return step > 0 and (self.plan.saves(step) or self.stopping)
+
     def _commits(self) -> Iterator[Command]:
         for step in sorted(self._open):
             state = self._open[step]
             if state.commit_issued:
                 continue
-            if any(len(state.done.get(task.name, ())) < self.plan.shards for task in state.tasks):
+            save = self._is_saved(step)
+            if self._unfinished(step) or (save and not state.saved.issuperset(self._trained)):
                 return
-            save = step > 0 and (self.plan.saves(step) or self.stopping)
-            if save and not all(self._free(self.plan.executors[name]) for name in self._trained()):
-                return
-            if save:
-                self._occupy(*self._trained())
             state.commit_issued = True
             yield Commit(step, save)
 
-    # -- who is busy
+    def _moves(self, without_room: list[Run | Sync | Save]) -> Iterator[Command]:
+        """Make room for what is due, the oldest first; one thing at a time in a group."""
+        for command in without_room:
+            if not all(self._free(self.plan.executors[name]) for name in self.workers_of(command)):
+                continue
+            moves = self._moves_before(command)
+            if any(move.down and self._needed_before(command.step, move.executor) for move in moves):
+                continue
+            self._occupy(*(move.executor for move in moves))
+            for move in moves:
+                yield (Sleep if move.down else Wake)(command.step, move.executor, move.to)
 
-    def _trained(self) -> list[str]:
-        return [name for name, executor in self.plan.executors.items() if executor.trained]
+    def _moves_before(self, command: Run | Sync | Save) -> list[Move]:
+        match command:
+            case Run(_, task, _):
+                return self._turns.before_work(self._executor_of[task])
+            case Sync(_, follower, source, _):
+                return self._turns.before_sync(follower, source)
+            case Save(_, executor):
+                return self._turns.before_work(executor)
+
+    def _needed_before(self, step: int, executor: str) -> bool:
+        return any(earlier < step and self._unfinished(earlier, executor) for earlier in self._open)
+
+    # -- who is busy
 
     def _free(self, executor: Executor) -> bool:
         if self._busy[executor.name] >= (executor.ranks if executor.name == HOST else 1):

@@ -1,6 +1,6 @@
 """The main loop: carries out the scheduler's commands on the workers, and tells it what has happened.
 
-    scheduler --Run, Sync, Commit--> driver --work--> workers
+    scheduler --Run, Sync, Sleep, ...--> driver --work--> workers
     scheduler <--ShardDone, RunDone, ...-- driver <--blocks (metadata and refs)-- workers
 
 Each command is a coroutine of its own, so that all that may run does; each ends by reporting an event. The first one
@@ -13,30 +13,37 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-from dagrl.plan.plan import HOST, Plan, PlannedTask, Rows
-from dagrl.plan.scheduler import (
+from dagrl.plan.commands import (
     Command,
     Commit,
+    EngineReady,
     Event,
     Run,
     RunDone,
-    Scheduler,
+    Save,
     ShardDone,
+    Sleep,
+    StateSaved,
     StepCommitted,
     StopRequested,
     Sync,
+    Wake,
     WeightsSynced,
 )
+from dagrl.plan.plan import HOST, Plan, PlannedTask, Rows
+from dagrl.plan.scheduler import Scheduler
 from dagrl.runtime.checkpoint import RunState
+from dagrl.runtime.errors import RunError
 from dagrl.runtime.exchange import share_out
 from dagrl.runtime.fleet import Fleet, Member
 from dagrl.runtime.ledger import Ledger
 from dagrl.runtime.messages import Block, TaskWork, message_bytes
+from dagrl.runtime.moves import Moves
 from dagrl.runtime.record import Activity, StepRecord
 from dagrl.runtime.run_folder import RunFolder, model_identity
+from dagrl.runtime.saving import Saving
 from dagrl.spec.schema import Pipeline
 from dagrl.track import Trackers
 
@@ -64,12 +71,19 @@ class Driver:
         self.overlong = {"dropped": 0, "cut": 0}
         """Training prompts that were longer than ``max_prompt_tokens``, by what was done about them."""
         self._events: asyncio.Queue[Event | BaseException] = asyncio.Queue()
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: set[asyncio.Task[Event]] = set()
         self._ledgers: dict[tuple[int, Rows], Ledger] = {}
         self._records: dict[int, StepRecord] = {}
         self._idle_hosts: list[Member] = []
-        self._saving: asyncio.Task[Exception | None] | None = None
-        """The checkpoint that is written while training goes on."""
+        self._moves = Moves(fleet, plan, scheduler)
+        self._saving = Saving(
+            fleet,
+            plan,
+            folder.checkpoints,
+            in_background=pipeline.run.async_save,
+            draw=self._draw,
+            report=self._report,
+        )
 
     async def train(self) -> None:
         """Run until the scheduler has nothing left to do; raises the first failure of a command."""
@@ -80,12 +94,11 @@ class Driver:
                 for command in commands:
                     self._begin(command)
                 commands = self.scheduler.handle(await self._next_event())
-            await self._last_save()
+            await self._saving.last()
         finally:
             for task in self._running:
                 task.cancel()
-            if self._saving is not None:
-                self._saving.cancel()
+            self._saving.cancel()
 
     def request_stop(self) -> None:
         """End at the next step boundary, with a checkpoint."""
@@ -98,21 +111,33 @@ class Driver:
         return event
 
     def _begin(self, command: Command) -> None:
+        task = asyncio.get_running_loop().create_task(self._carry_out(command))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        task.add_done_callback(self._report)
+
+    async def _carry_out(self, command: Command) -> Event:
         actions: dict[type, Callable[[Any], Coroutine[Any, Any, Event]]] = {
             Run: self._run,
             Sync: self._sync,
+            Sleep: self._move,
+            Wake: self._move,
+            Save: self._save,
             Commit: self._commit,
         }
-        task = asyncio.get_running_loop().create_task(self._reported(actions[type(command)](command)))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-
-    async def _reported(self, action: Coroutine[Any, Any, Event]) -> None:
-        """Report the event that ends an action, or the failure that ends the run."""
         try:
-            self._events.put_nowait(await action)
-        except Exception as failure:  # noqa: BLE001 - handed to the main loop, which raises it
-            self._events.put_nowait(failure)
+            return await actions[type(command)](command)
+        except RunError as failure:
+            failure.memory = self._moves.who_holds_what(self.scheduler.workers_of(command))
+            raise
+
+    def _report(self, task: asyncio.Task[Any]) -> None:
+        """Tell the main loop the event that ended a task, or the failure, which ends the run."""
+        if task.cancelled():
+            return
+        outcome = task.exception() or task.result()
+        if outcome is not None:
+            self._events.put_nowait(outcome)
 
     # -- commands
 
@@ -169,11 +194,24 @@ class Driver:
             await self.fleet.call_all(sync.follower, "receive_weights", refs[0], sync.version, waits_for=what)
         return WeightsSynced(sync)
 
+    async def _move(self, move: Sleep | Wake) -> Event:
+        name = "sleep" if isinstance(move, Sleep) else "wake"
+        with self._timed(move.step, name, move.executor):
+            await self._moves.carry_out(move)
+        if name == "sleep" and self.plan.executors[move.executor].on_gpus:
+            self._record(move.step).freed(move.executor, self._moves.freed_gib(move.executor))
+        return EngineReady(move.executor, move.residency)
+
+    async def _save(self, save: Save) -> Event:
+        with self._timed(save.step, "save", save.executor):
+            await self._saving.save(save)
+        return StateSaved(save)
+
     async def _commit(self, commit: Commit) -> Event:
         record = self._record(commit.step)
         if commit.save:
             assert record.position is not None, "a step that trained has had prompts"
-            await self._save(commit.step, record.position)
+            self._saving.finish(RunState(commit.step, record.position, model_identity(self.pipeline)))
         tokens = sum(ledger.total_tokens for (step, _), ledger in self._ledgers.items() if step == commit.step)
         slots = sum(group.ranks for group in self.pipeline.groups.values())
         metrics = record.metrics(tokens, policy_version=commit.step, slots=slots)
@@ -198,47 +236,6 @@ class Driver:
             group=activity.group,
             worker=activity.worker,
         )
-
-    async def _save(self, step: int, position: int) -> None:
-        """Save a step: wholly, or with ``run.async_save`` so far that training may go on."""
-        await self._last_save()
-        aside = self.folder.checkpoints.begin(step)
-        later = self.pipeline.run.async_save
-        for name in self._trained():
-            with self._timed(step, "save", name):
-                await self.fleet.call_all(name, "save", aside / name, later, waits_for=f"{name} to save step {step}")
-        state = RunState(step, position, model_identity(self.pipeline))
-        if later:
-            self._saving = asyncio.get_running_loop().create_task(self._finish_save(aside, state))
-        else:
-            self.folder.checkpoints.finish(aside, state)
-
-    async def _last_save(self) -> None:
-        """Wait until no checkpoint is being written; raises what went wrong with it."""
-        if self._saving is not None:
-            failure = await self._saving
-            self._saving = None
-            if failure is not None:
-                raise failure
-
-    async def _finish_save(self, aside: Path, state: RunState) -> Exception | None:
-        """Put a checkpoint into its place when all ranks of all engines have written theirs."""
-        try:
-            for name in self._trained():
-                start = time.time()
-                what = f"{name} to write the checkpoint of step {state.step}"
-                await self.fleet.call_until_true(name, "finish_save", waits_for=what)
-                group = self.plan.executors[name].group or HOST
-                self._draw(state.step, Activity("write", "save", start, time.time(), None, group, f"{name}/0"))
-            # Removing old checkpoints takes time, which the main loop has not.
-            await asyncio.to_thread(self.folder.checkpoints.finish, aside, state)
-        except Exception as failure:  # noqa: BLE001 - handed to the main loop, which raises it
-            self._events.put_nowait(failure)
-            return failure
-        return None
-
-    def _trained(self) -> list[str]:
-        return [name for name, executor in self.plan.executors.items() if executor.trained]
 
     # -- what belongs to a step
 

@@ -14,6 +14,8 @@ class RunError(Exception):
         self.hint = hint
         self.details = details
         """What goes to the log and not to the terminal: a traceback, for instance."""
+        self.memory = ""
+        """Who held devices that several engines share."""
         self.log = ""
         """The file that holds them."""
 
@@ -23,6 +25,7 @@ class RunError(Exception):
             ("node", self.node),
             ("worker", self.worker),
             ("cause", self.cause),
+            ("memory", self.memory),
             ("hint", self.hint),
             ("details", self.log),
         )

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from dagrl.data.redistribute import assign
+from dagrl.plan.commands import Run
 from dagrl.plan.plan import Executor, PlannedTask, Rows
-from dagrl.plan.scheduler import Run
 from dagrl.runtime.ledger import Ledger
 from dagrl.runtime.messages import PartWork, TaskWork
 from dagrl.spec.ops import Scope

@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass, field
 
 from dagrl.data.stats import Stat, merge
+from dagrl.plan.commands import Run
 from dagrl.plan.plan import HOST, Executor, PlannedTask
-from dagrl.plan.scheduler import Run
 from dagrl.runtime.efficiency import TaskUse
 from dagrl.runtime.messages import Block, Span
 
@@ -48,6 +48,7 @@ class StepRecord:
     _spans: dict[Run, list[tuple[tuple[int, ...], Span, str]]] = field(default_factory=dict)
     _busy: dict[str, float] = field(default_factory=dict)
     _uses: dict[str, TaskUse] = field(default_factory=dict)
+    _freed_gib: dict[str, float] = field(default_factory=dict)
 
     def note(self, run: Run, block: Block, worker: str) -> None:
         """Keep what a block says beside its rows."""
@@ -73,6 +74,10 @@ class StepRecord:
         self._busy[activity.name] = self._busy.get(activity.name, 0.0) + activity.end - activity.start
         self.activities.append(activity)
 
+    def freed(self, executor: str, gib: float) -> None:
+        """Keep what a sleeping executor has given back on each GPU; of several times in a step, the most."""
+        self._freed_gib[executor] = max(gib, self._freed_gib.get(executor, gib))
+
     def metrics(self, tokens: int, policy_version: int, slots: int) -> dict[str, float]:
         """The step's metrics by the names of the contract; `slots` are the GPUs, or CPU slots, of all groups."""
         seconds = time.time() - self._began
@@ -90,5 +95,6 @@ class StepRecord:
         found["throughput/tokens_per_s_per_gpu"] = tokens / seconds / slots
         for name, use in self._uses.items():
             found.update(use.metrics(name))
+        found.update({f"memory/{executor}_freed_gib": gib for executor, gib in self._freed_gib.items()})
         found["driver/bytes"] = self.driver_bytes
         return found

@@ -17,12 +17,14 @@ import numpy as np
 import ray
 
 from dagrl.data.batch import Batch, Column
+from dagrl.engines.base import Slept
 from dagrl.engines.weights.object_store import PackedBucket
 from dagrl.nodes.base import Context, Op, Output, Part, Resources
 from dagrl.nodes.registry import load_op
 from dagrl.runtime.messages import Block, Effort, PartWork, Span, StartEngine, TaskWork
 from dagrl.runtime.meter import Meter
 from dagrl.runtime.profiling import Profiler, make_profiler
+from dagrl.spec.residency import Residency
 
 BUCKET_BYTES = 256 * 2**20
 """Weights that travel as one object."""
@@ -128,6 +130,14 @@ class Worker:
                 yield ray.get(ref)
 
         self._engine.load_weights((bucket.unpack() for bucket in fetched()), version)
+
+    def sleep(self, residency: Residency) -> Slept:
+        """Give the engine's device memory back, down to `residency`. Collective."""
+        return self._engine.sleep(residency)
+
+    def wake(self, residency: Residency) -> None:
+        """Bring the engine back up to `residency`. Collective."""
+        self._engine.wake(residency)
 
     def save(self, folder: Path, asynchronous: bool = False) -> None:
         """Write the engine's state, or begin to. Collective."""

@@ -8,21 +8,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagrl.plan.coordinates import Coordinates
-from dagrl.plan.plan import HOST, Executor, Plan, PlannedTask, Rows
-from dagrl.plan.scheduler import (
+from dagrl.plan.commands import (
     Command,
     Commit,
     Event,
     Run,
     RunDone,
-    Scheduler,
+    Save,
     ShardDone,
+    StateSaved,
     StepCommitted,
     StopRequested,
     Sync,
     WeightsSynced,
 )
+from dagrl.plan.coordinates import Coordinates
+from dagrl.plan.plan import HOST, Executor, Plan, PlannedTask, Rows
+from dagrl.plan.scheduler import Scheduler
 from dagrl.spec.ops import Scope
 
 ONE_RANK = (Coordinates(0, 0, 0, 0, primary=True),)
@@ -115,7 +117,8 @@ def test_a_synchronous_step_from_its_prompts_to_its_commit():
         (done(1, "ref", (1,)), []),
         (done(1, "reward", (1,)), [Run(1, "advantage", (1,))]),
         (done(1, "advantage", (1,)), [Run(1, "update", ALL)]),
-        (done(1, "update"), [Commit(1, save=True)]),
+        (done(1, "update"), [Save(1, "actor")]),
+        (StateSaved(Save(1, "actor")), [Commit(1, save=True)]),
         (StepCommitted(Commit(1, save=True)), []),
     ]
     for event, expected in table:
@@ -181,14 +184,18 @@ def test_validation_runs_on_the_weights_of_its_step_and_belongs_to_its_commit():
     assert commits == [0, 1, 2]
 
 
-def test_a_save_waits_for_its_turn_and_keeps_the_trainer():
+def test_a_save_keeps_the_trainer_and_holds_the_next_update_up():
     scheduler = Scheduler(diamond(steps=3, save_every=1, max_staleness=1))
-    saving = False
+    saving, saved = False, []
     for command, event in play(scheduler):
-        if isinstance(command, Commit):
+        if isinstance(command, Save):
             saving = event is None
+            if saving:
+                saved.append((command, scheduler.version("actor")))
         if isinstance(command, Run) and command.task == "update" and event is None:
             assert not saving
+            assert scheduler.committed >= command.step - 1
+    assert saved == [(Save(step, "actor"), step) for step in (1, 2, 3)]
 
 
 def test_going_on_after_a_checkpoint_starts_with_the_next_step_and_its_weights():
@@ -262,8 +269,11 @@ def event_of(command: Command) -> Event:
             return RunDone(command)
         case Sync():
             return WeightsSynced(command)
+        case Save():
+            return StateSaved(command)
         case Commit():
             return StepCommitted(command)
+    raise AssertionError(f"{command} in a plan without sleepers")
 
 
 def play(scheduler: Scheduler):

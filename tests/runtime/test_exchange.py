@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagrl.data.shards import shard_bounds
+from dagrl.plan.commands import Run
 from dagrl.plan.coordinates import Coordinates, coordinates
 from dagrl.plan.plan import HOST, Executor, PlannedTask, Rows
-from dagrl.plan.scheduler import Run
 from dagrl.runtime.exchange import share_out
 from dagrl.runtime.ledger import Ledger
 from dagrl.runtime.messages import Block, PartWork, Span, TaskWork

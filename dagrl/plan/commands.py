@@ -1,0 +1,116 @@
+"""What the scheduler tells the driver to do, and what the driver tells the scheduler has happened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dagrl.spec.residency import Residency
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Run `task` of `step` on these shards."""
+
+    step: int
+    task: str
+    shards: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """Bring the weights of `source`, at `version`, to `follower`, for which `step` waits."""
+
+    step: int
+    follower: str
+    source: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """Have `executor` give its devices' memory back, down to `residency`: `step` waits for the room."""
+
+    step: int
+    executor: str
+    residency: Residency
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Bring `executor` back up to `residency`, for which `step` waits."""
+
+    step: int
+    executor: str
+    residency: Residency
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Write the state of `executor` into the checkpoint of `step`."""
+
+    step: int
+    executor: str
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Write the step's metrics; with `save`, all trained executors are in its checkpoint, and it counts from now on."""
+
+    step: int
+    save: bool
+
+
+Command = Run | Sync | Sleep | Wake | Save | Commit
+
+
+@dataclass(frozen=True, slots=True)
+class ShardDone:
+    """A streaming run has finished one shard and goes on with the others."""
+
+    step: int
+    task: str
+    shard: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunDone:
+    """A run is over: all its shards are done and its workers are free."""
+
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsSynced:
+    """A sync is over."""
+
+    sync: Sync
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReady:
+    """A `Sleep` or `Wake` is over: `executor` has just `residency` in its devices' memory."""
+
+    executor: str
+    residency: Residency
+
+
+@dataclass(frozen=True, slots=True)
+class StateSaved:
+    """A save is over: the executor may go on, whether or not its state is on the disk yet."""
+
+    save: Save
+
+
+@dataclass(frozen=True, slots=True)
+class StepCommitted:
+    """A commit is over."""
+
+    commit: Commit
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """The user wants the run to end at the next step boundary."""
+
+
+Event = ShardDone | RunDone | WeightsSynced | EngineReady | StateSaved | StepCommitted | StopRequested
