@@ -8,8 +8,17 @@ from dagrl.plan.coordinates import Coordinates, coordinates
 from dagrl.plan.plan import HOST, Executor, Plan, PlannedTask, Rows
 from dagrl.spec.graph import Graph, GraphNode
 from dagrl.spec.ops import Capability
-from dagrl.spec.schema import MegatronEngineSpec, Pipeline, RolloutNode, SglangEngineSpec
+from dagrl.spec.schema import (
+    EngineSpec,
+    GroupSpec,
+    HfEngineSpec,
+    MegatronEngineSpec,
+    Pipeline,
+    RolloutNode,
+    SglangEngineSpec,
+)
 from dagrl.spec.sglang_layout import server_slots
+from dagrl.spec.sleeping import sleeps
 
 _VALIDATION_PREFIX = "val/"
 
@@ -41,27 +50,41 @@ def _executors(pipeline: Pipeline, graph: Graph) -> dict[str, Executor]:
     host = tuple(Coordinates(0, 0, rank, 0, primary=True) for rank in range(pipeline.run.host_workers))
     executors = {HOST: Executor(HOST, None, host)}
     for name, engine in pipeline.engines.items():
-        if isinstance(engine, MegatronEngineSpec):
-            if engine.shares:
-                continue
-            assert engine.group is not None
-            guests = [
-                guest
-                for guest, spec in pipeline.engines.items()
-                if isinstance(spec, MegatronEngineSpec) and spec.shares == name
-            ]
-            places = coordinates(engine.parallel, pipeline.groups[engine.group].ranks)
-            executors[name] = Executor(name, engine.group, tuple(places), (name, *guests), trained=name in trained)
-        elif isinstance(engine, SglangEngineSpec):
-            slots = server_slots(engine, pipeline.groups[engine.group])
-            # Servers are the replicas; how each splits the model over its slots is SGLang's own affair.
-            places = [Coordinates(slot.place, 0, slot.server, 0, primary=slot.leads) for slot in slots]
-            executors[name] = Executor(name, engine.group, tuple(places), (name,), follows=engine.follows)
-        else:
-            replicas = range(pipeline.groups[engine.group].ranks)
-            places = [Coordinates(0, 0, rank, 0, primary=True) for rank in replicas]
-            executors[name] = Executor(name, engine.group, tuple(places), (name,), follows=engine.follows)
+        if isinstance(engine, MegatronEngineSpec) and engine.shares:
+            continue
+        assert engine.group is not None
+        group = pipeline.groups[engine.group]
+        executors[name] = Executor(
+            name,
+            engine.group,
+            tuple(_places(engine, group)),
+            (name, *_guests_of(name, pipeline)),
+            follows=None if isinstance(engine, MegatronEngineSpec) else engine.follows,
+            trained=name in trained,
+            on_gpus=not group.is_cpu,
+            sleeps=sleeps(pipeline, name),
+        )
     return executors
+
+
+def _guests_of(name: str, pipeline: Pipeline) -> Iterable[str]:
+    """Engines that live on another one's ranks."""
+    for guest, spec in pipeline.engines.items():
+        if isinstance(spec, MegatronEngineSpec) and spec.shares == name:
+            yield guest
+
+
+def _places(engine: EngineSpec, group: GroupSpec) -> list[Coordinates]:
+    match engine:
+        case MegatronEngineSpec():
+            return coordinates(engine.parallel, group.ranks)
+        case SglangEngineSpec():
+            # Servers are the replicas; how each splits the model over its slots is SGLang's own affair.
+            slots = server_slots(engine, group)
+            return [Coordinates(slot.place, 0, slot.server, 0, primary=slot.leads) for slot in slots]
+        case HfEngineSpec():
+            return [Coordinates(0, 0, rank, 0, primary=True) for rank in range(group.ranks)]
+    raise AssertionError(f"no places for {engine!r}")
 
 
 def _tasks(graph: Graph, pipeline: Pipeline, rows: Rows) -> Iterable[PlannedTask]:

@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, FiniteFloat, T
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 PositiveInt = Annotated[int, Field(ge=1)]
 Coefficient = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Sleep = Literal["auto"] | bool
+"""Whether an engine gives its devices' memory back while another engine of its group works."""
 
 
 class Section(BaseModel):
@@ -167,6 +169,9 @@ class MegatronEngineSpec(Section):
     """Compute logits and log-probs together in chunks, twice: slower, and without room for [tokens, vocabulary]."""
     offload: OffloadSpec = OffloadSpec()
     """What waits in host memory."""
+    sleep: Sleep = "auto"
+    """Leave the GPUs' memory while another engine of the group works (slime's ``--offload-train``); what matters waits
+    on the host. ``auto``: on GPUs that it shares with another engine."""
 
 
 class HfEngineSpec(Section):
@@ -180,6 +185,8 @@ class HfEngineSpec(Section):
     """The trained engine whose weights it takes before each rollout. Default: the model as it is, for ever."""
     max_batch_size: PositiveInt = 256
     """Sequences decoded at once."""
+    sleep: Sleep = "auto"
+    """Leave the GPUs' memory while another engine of the group works. ``auto``: on GPUs that it shares with one."""
 
 
 class WeightSyncSpec(Section):
@@ -211,6 +218,9 @@ class SglangEngineSpec(Section):
     """Any field of SGLang's ServerArgs. A server takes tp_size x pp_size GPUs, times dp_size without DP attention."""
     weight_sync: WeightSyncSpec = WeightSyncSpec()
     """How new weights reach them."""
+    sleep: Sleep = "auto"
+    """Leave the GPUs' memory while another engine of the group works: cache, CUDA graphs and weights (verl's
+    ``free_cache_engine``, slime's ``--offload-rollout``). ``auto``: on GPUs that they share with another engine."""
 
 
 EngineSpec = Annotated[MegatronEngineSpec | HfEngineSpec | SglangEngineSpec, Field(discriminator="backend")]

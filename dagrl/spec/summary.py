@@ -18,6 +18,7 @@ from dagrl.spec.schema import (
     TokenizerSpec,
 )
 from dagrl.spec.sglang_layout import gpus_per_server
+from dagrl.spec.sleeping import sleeps
 
 
 def summarize(checked: CheckedPipeline) -> str:
@@ -70,7 +71,8 @@ def _engines(pipeline: Pipeline) -> Iterable[tuple[str, ...]]:
                 continue
             ranks = pipeline.groups[engine.group or ""].ranks
             head = "" if engine.head == "lm" else f", {engine.head} head"
-            yield name, engine.backend, f"on {engine.group}: {_layout(engine.parallel, ranks)}{head}"
+            turns = _turns(pipeline, name)
+            yield name, engine.backend, f"on {engine.group}: {_layout(engine.parallel, ranks)}{head}{turns}"
         else:
             ranks = pipeline.groups[engine.group].ranks
             each = gpus_per_server(engine) if isinstance(engine, SglangEngineSpec) else 1
@@ -78,7 +80,11 @@ def _engines(pipeline: Pipeline) -> Iterable[tuple[str, ...]]:
             copies += "s" if ranks > each else ""
             slots = f" of {each} {'slots' if pipeline.groups[engine.group].is_cpu else 'GPUs'}" if each > 1 else ""
             follows = f", follows {engine.follows}" if engine.follows else ""
-            yield name, engine.backend, f"on {engine.group}: {copies}{slots}{follows}"
+            yield name, engine.backend, f"on {engine.group}: {copies}{slots}{follows}{_turns(pipeline, name)}"
+
+
+def _turns(pipeline: Pipeline, name: str) -> str:
+    return ", sleeps while others work there" if sleeps(pipeline, name) else ""
 
 
 def _layout(layout: ParallelSpec, ranks: int) -> str:

@@ -187,3 +187,13 @@ def test_a_users_own_op_runs_on_the_host_under_its_own_name(plan_of, tmp_path: P
     assert (task.op, task.node, task.executor, task.scope) == ("ops_to_place:shape", "shape", HOST, Scope.GROUP)
     assert task.inputs == {"reward": ("reward", "reward")}
     assert task.outputs == {"shaped": "shaped"}
+
+
+def test_who_sleeps_and_who_has_gpus_is_in_the_plan(plan_of) -> None:
+    on_gpus = "groups.train={gpus_per_node: 2}"
+    shared = plan_of(on_gpus, "engines.generator.group=train").executors
+    assert {name for name, executor in shared.items() if executor.sleeps} == {"actor", "generator"}
+    assert {name for name, executor in shared.items() if executor.on_gpus} == {"actor", "generator"}
+    apart = plan_of(on_gpus).executors
+    assert not any(executor.sleeps for executor in apart.values())
+    assert {name for name, executor in apart.items() if executor.on_gpus} == {"actor"}

@@ -23,6 +23,7 @@ from dagrl.spec.checks.nodes import check_nodes
 from dagrl.spec.checks.profile import check_profile
 from dagrl.spec.checks.sglang_fields import check_sglang_fields
 from dagrl.spec.checks.sglang_rules import check_sglang_rules
+from dagrl.spec.checks.sleeping import check_sleeping
 from dagrl.spec.errors import Problem
 from dagrl.spec.graph import Graph, infer_graph
 from dagrl.spec.load import LoadedPipeline, salvage_pipeline
@@ -54,6 +55,7 @@ def check_file(path: Path | str, overrides: Sequence[str] = ()) -> CheckedPipeli
     check_engines(pipeline, findings)
     check_layouts(pipeline, sizes, findings)
     check_engine_options(pipeline, findings)
+    check_sleeping(pipeline, findings)
     check_megatron_fields(pipeline, sizes, findings)
     check_megatron_rules(pipeline, sizes, findings)
     check_sglang_fields(pipeline, findings)

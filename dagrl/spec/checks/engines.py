@@ -19,7 +19,7 @@ _HOST = "host"
 """Runs the nodes without an engine; the plan and the timeline call it so."""
 _OWN_SECTIONS = (
     *("parallel", "transformer", "optimizer", "lr_schedule", "ddp", "offload"),
-    *("head", "bridge", "dist_checkpointing_path", "fused_linear_cross_entropy"),
+    *("head", "bridge", "dist_checkpointing_path", "fused_linear_cross_entropy", "sleep"),
 )
 """What an engine on another one's ranks has from that one."""
 _VERBS = {
