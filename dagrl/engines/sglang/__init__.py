@@ -1,0 +1,1 @@
+"""SGLang as a generator: servers in processes of their own, asked in token ids, without HTTP."""

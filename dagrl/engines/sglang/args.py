@@ -1,0 +1,72 @@
+"""From a pipeline file to SGLang's ServerArgs: what the file says, and what follows from its other sections.
+
+Held against SGLang 0.5.17.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from dagrl.engines.sglang.share import ServerShare
+from dagrl.spec.schema import SglangEngineSpec
+from dagrl.spec.sglang_clashes import clashes_of
+
+WEIGHT_LOADERS: tuple[str, ...] = ("dagrl.engines.sglang.intake.take_weights",)
+"""Functions that an update may have SGLang call in its processes."""
+
+_DEFAULTS: dict[str, Any] = {"log_level": "warning"}
+_GPU_DEFAULTS: dict[str, Any] = {
+    "dtype": "bfloat16",
+    # Graphs of the prefill take a minute of each start, and a rollout is decoding.
+    "cuda_graph_backend_prefill": "disabled",
+}
+_LARGEST_GRAPH = 512
+"""Running requests up to which decoding is captured; beyond SGLang's own bound it falls to half its speed."""
+_CPU_DEFAULTS: dict[str, Any] = {
+    "dtype": "float32",
+    "attention_backend": "torch_native",
+    "sampling_backend": "pytorch",
+    "grammar_backend": "none",
+    "disable_cuda_graph": True,
+    "disable_overlap_schedule": True,
+    "mem_fraction_static": 0.05,
+    "max_total_tokens": 16384,
+    # An idle scheduler would keep a core busy.
+    "sleep_on_idle": True,
+}
+
+
+def server_arguments(
+    spec: SglangEngineSpec, share: ServerShare, folder: Path, *, seed: int, sleeps: bool
+) -> dict[str, Any]:
+    """Keyword arguments of ServerArgs for one machine's share of a server. ValueError for a field that clashes."""
+    for field, reason in clashes_of(spec):
+        raise ValueError(f"server.{field} {reason}")
+    on_gpus = bool(share.gpus)
+    given = _DEFAULTS | (_GPU_DEFAULTS if on_gpus else _CPU_DEFAULTS) | spec.server
+    if on_gpus and not any(field.startswith(("cuda_graph_bs", "cuda_graph_max_bs")) for field in spec.server):
+        given["cuda_graph_max_bs_decode"] = min(given.get("max_running_requests") or _LARGEST_GRAPH, _LARGEST_GRAPH)
+    return given | {
+        "model_path": str(folder),
+        "load_format": "dummy" if spec.follows else given.get("load_format", "auto"),
+        "skip_tokenizer_init": True,
+        "custom_weight_loader": list(WEIGHT_LOADERS),
+        "device": "cuda" if on_gpus else "cpu",
+        # Servers must not draw alike.
+        "random_seed": (seed * 1_000_003 + share.server) % 2**31,
+        "enable_memory_saver": on_gpus and sleeps,
+        # Weights that nobody sends again have to wait somewhere.
+        "enable_weights_cpu_backup": on_gpus and sleeps and spec.follows is None,
+        **_meeting_point(spec, share),
+    }
+
+
+def _meeting_point(spec: SglangEngineSpec, share: ServerShare) -> dict[str, Any]:
+    if share.nodes > 1 or spec.server.get("enable_dp_attention"):
+        return {
+            "dist_init_addr": f"{share.address}:{share.port}",
+            "nnodes": share.nodes,
+            "node_rank": share.node,
+        }
+    return {"nccl_port": share.port}

@@ -1,0 +1,169 @@
+"""What dagrl asks of a server, in SGLang 0.5.17's words. A later version differs here, and in `server.py`.
+
+All of it runs on the server's loop. Traps of this version that shape what is here:
+
+- Flushing the cache together with an update kills the server where anything is still under way. So the cache is flushed
+  first, by a request that waits until nothing is.
+- Pausing by ``abort`` sleeps a second. So `responses.py` aborts, and knows itself when all have ended.
+- Memory that is resumed twice kills the server, and so does memory that is released under a request. `engine.py` keeps
+  the state.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from dagrl.engines.sglang.server import ServerError
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one request has come to."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    finish_reason: str
+    """``stop``, ``length`` or ``abort``."""
+    message: str
+    """Why it was aborted."""
+    routed_experts: np.ndarray | None
+    """Int16 [tokens of the request and the answer - 1, layers, experts per token]."""
+
+
+class Client:
+    """Requests to one server. `routing` is layers and experts per token, where it tells of routed experts."""
+
+    def __init__(self, engine: Any, routing: tuple[int, int] | None) -> None:
+        self._engine = engine
+        self._manager = engine.tokenizer_manager
+        self._routing = routing
+
+    # -- generation
+
+    async def generate(self, rid: str, tokens: list[int], sampling: dict[str, Any], cache_key: str) -> Answer:
+        """Go on behind `tokens`; what is cached of them is used where it was made under the same `cache_key`."""
+        from fastapi import HTTPException
+        from sglang.srt.managers.io_struct import GenerateReqInput
+        from sglang.srt.managers.tokenizer_manager import RequestAbortedError
+
+        request = GenerateReqInput(
+            rid=rid,
+            input_ids=tokens,
+            sampling_params=sampling,
+            return_logprob=True,
+            logprob_start_len=-1,
+            return_routed_experts=self._routing is not None,
+            extra_key=cache_key,
+        )
+        try:
+            answer = await anext(self._manager.generate_request(request, None))
+        except RequestAbortedError as error:
+            return Answer([], [], "abort", str(error), None)
+        except HTTPException as error:
+            raise ServerError(f"SGLang refused a request: {error.detail}") from error
+        meta = answer["meta_info"]
+        reason = meta["finish_reason"]
+        # One that was aborted in the queue has no log-probs, as it has no tokens.
+        logprobs = [logprob for logprob, *_ in meta.get("output_token_logprobs") or ()]
+        assert len(logprobs) == len(answer["output_ids"]), "a log-prob for each token"
+        return Answer(
+            list(answer["output_ids"]), logprobs, reason["type"], reason.get("message") or "", self._experts(meta)
+        )
+
+    def abort(self, rid: str) -> None:
+        """End one request where it is."""
+        self._manager.abort_request(rid=rid)
+
+    def abort_all(self) -> None:
+        """End all requests where they are."""
+        self._manager.abort_request(abort_all=True)
+
+    def tokens_of(self, rid: str) -> int:
+        """Tokens of a request under way that have come in so far; they come some dozens at a time."""
+        state = self._manager.rid_to_state.get(rid)
+        return len(state.output_ids) if state is not None else 0
+
+    def _experts(self, meta: dict[str, Any]) -> np.ndarray | None:
+        if self._routing is None or not meta.get("routed_experts"):
+            return None
+        import pybase64
+
+        layers, experts = self._routing
+        raw = np.frombuffer(pybase64.b64decode(meta["routed_experts"]), dtype=np.int32)
+        return raw.reshape(-1, layers, experts).astype(np.int16)
+
+    # -- pauses
+
+    async def pause(self) -> None:
+        """Stand still with everything where it is."""
+        from sglang.srt.managers.io_struct import PauseGenerationReqInput
+
+        await self._manager.pause_generation(PauseGenerationReqInput(mode="in_place"))
+
+    async def go_on(self) -> None:
+        """End a pause."""
+        from sglang.srt.managers.io_struct import ContinueGenerationReqInput
+
+        await self._manager.continue_generation(ContinueGenerationReqInput(torch_empty_cache=False))
+
+    async def flush(self, timeout_s: float) -> None:
+        """Forget all that is cached, once nothing is under way any more."""
+        result = await self._manager.flush_cache(timeout_s=timeout_s)
+        if not result.success:
+            raise ServerError(f"SGLang could not flush its cache: {result.message or 'something is under way'}")
+
+    # -- weights and memory
+
+    async def update(self, loader: str, payload: bytes, version: int) -> None:
+        """Have `loader` (model, [("payload", uint8)]) called in each process that holds a part of the model."""
+        named = [("payload", torch.frombuffer(bytearray(payload), dtype=torch.uint8))]
+        await self._update(named, loader, version)
+
+    async def load(self, named_tensors: Sequence[tuple[str, torch.Tensor]], version: int) -> None:
+        """Have the model load full tensors by their Hugging Face names."""
+        await self._update(list(named_tensors), None, version)
+
+    async def _update(self, named_tensors: list[tuple[str, torch.Tensor]], loader: str | None, version: int) -> None:
+        from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
+
+        data = _pickled(named_tensors)
+        success, message = await self._manager.update_weights_from_tensor(
+            UpdateWeightsFromTensorReqInput(
+                serialized_named_tensors=[data] * self._engine.server_args.tp_size,
+                load_format=loader,
+                flush_cache=False,
+                weight_version=str(version),
+            )
+        )
+        if not success:
+            raise ServerError(f"SGLang could not take new weights: {message}")
+
+    async def release(self, tags: Sequence[str]) -> None:
+        """Give the memory of these kinds back."""
+        from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqInput
+
+        await self._manager.release_memory_occupation(ReleaseMemoryOccupationReqInput(tags=list(tags)))
+
+    async def resume(self, tags: Sequence[str]) -> None:
+        """Take memory of these kinds again, which was released."""
+        from sglang.srt.managers.io_struct import ResumeMemoryOccupationReqInput
+
+        await self._manager.resume_memory_occupation(ResumeMemoryOccupationReqInput(tags=list(tags)))
+
+    async def probe(self) -> dict[str, Any]:
+        """Ask for its state, which it tells between two steps of generation."""
+        return (await self._manager.get_internal_state())[0]
+
+
+def _pickled(thing: Any) -> bytes:
+    """Pickled with all bytes in it: SGLang's own way shares memory, which needs a live sender."""
+    buffer = io.BytesIO()
+    pickle.Pickler(buffer, protocol=5).dump(thing)
+    return buffer.getvalue()

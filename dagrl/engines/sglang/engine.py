@@ -1,0 +1,202 @@
+"""A generator on a SGLang server: the worker on the first slot of each server holds one of these.
+
+Implements `dagrl.engines.base.GenerateEngine`. `server.py` has the processes, `responses.py` what they are sampling.
+"""
+
+from __future__ import annotations
+
+import queue
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from dagrl.data.tokenizer import load_tokenizer
+from dagrl.engines.base import Appetite, Bucket, Completion, GenerationRequest, RankContext, Slept
+from dagrl.engines.model_source import load_hf_config
+from dagrl.engines.sglang.args import server_arguments
+from dagrl.engines.sglang.client import Client
+from dagrl.engines.sglang.gpu_memory import gpu_memory
+from dagrl.engines.sglang.model_folder import model_folder
+from dagrl.engines.sglang.responses import Responses
+from dagrl.engines.sglang.server import Server, ServerError
+from dagrl.engines.sglang.share import ServerShare
+from dagrl.spec.residency import Residency
+from dagrl.spec.schema import ModelSpec, SamplingSpec, SglangEngineSpec
+
+NO_WEIGHTS = -1
+"""Policy version of an engine that waits for its first weights."""
+_POLL_S = 5.0
+_KINDS = {
+    Residency.AWAKE: frozenset[str](),
+    Residency.WEIGHTS: frozenset({"kv_cache", "cuda_graph"}),
+    Residency.ASLEEP: frozenset({"kv_cache", "cuda_graph", "weights"}),
+}
+"""What is not there at each residency, by SGLang's names of kinds of memory."""
+
+
+class SglangEngine:
+    """One server: float32 on a CPU, bfloat16 on GPUs, unless the file says otherwise.
+
+    An engine that follows another holds nothing of use until its first weights come; one that does not has the start
+    weights, as version 0.
+    """
+
+    def __init__(
+        self, model: ModelSpec, spec: SglangEngineSpec, ranks: RankContext, share: ServerShare, *, sleeps: bool
+    ) -> None:
+        """Start the server. ValueError where the model or an argument makes no sense, ServerError where it fails."""
+        self._spec = spec
+        self._timeout_s = ranks.timeout_s
+        self._config = load_hf_config(model)
+        self._scratch = Path(tempfile.mkdtemp(prefix="dagrl-sglang-"))
+        self._gpus = share.gpus
+        self._gone: frozenset[str] = _KINDS[Residency.AWAKE]
+        """Kinds of memory that were given back."""
+        self.policy_version = NO_WEIGHTS if spec.follows else 0
+        folder = model_folder(model, self._scratch, seed=ranks.seed, with_weights=spec.follows is None)
+        arguments = server_arguments(spec, share, folder, seed=ranks.seed, sleeps=sleeps)
+        self._server = Server(share.name, arguments, share.log_prefix, share.start_timeout_s)
+        eos = load_tokenizer(model).eos_token_id
+        client = Client(self._server.engine, self._routing())
+        self._client = client
+        self._responses = Responses(client, lambda: self.policy_version, [] if eos is None else [eos])
+
+    # -- generation
+
+    @property
+    def sampled_tokens(self) -> int:
+        """See `GenerateEngine.sampled_tokens`."""
+        return self._responses.sampled
+
+    def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> Iterator[Completion]:
+        """Sample one response to each request, yielded as they finish. Calls from several threads share the server.
+
+        ValueError for an empty prompt, or one too long to be followed by ``max_new_tokens``; ServerError where the
+        server fails, or says nothing for the bound on collectives.
+        """
+        assert self.policy_version != NO_WEIGHTS, "generate before the first weights"
+        assert not self._gone, "generate while asleep"
+        self._check_lengths(requests, sampling)
+        return self._completions(requests, sampling, self._responses.born)
+
+    def abort(self) -> None:
+        """See `GenerateEngine.abort`."""
+        self._server.run(_called(self._responses.abort), "abort", self._timeout_s)
+
+    def _completions(
+        self, requests: Sequence[GenerationRequest], sampling: SamplingSpec, born: int
+    ) -> Iterator[Completion]:
+        finished: queue.SimpleQueue[Completion | None] = queue.SimpleQueue()
+        sampled = self._server.submit(self._responses.sample(requests, sampling, born, finished.put))
+        sampled.add_done_callback(lambda _: finished.put(None))
+        try:
+            while (completion := self._next(finished)) is not None:
+                yield completion
+            sampled.result()
+        finally:
+            sampled.cancel()
+
+    def _next(self, finished: queue.SimpleQueue[Completion | None]) -> Completion | None:
+        while True:
+            try:
+                return finished.get(timeout=_POLL_S)
+            except queue.Empty:
+                if self._server.silent_s() > self._timeout_s:
+                    raise ServerError(f"SGLang has not said anything for {self._timeout_s:g} s") from None
+
+    def _check_lengths(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> None:
+        for index, request in enumerate(requests):
+            if not len(request.prompt):
+                raise ValueError(f"prompt {index} is empty; a model needs at least one token to go on from")
+        longest = max((len(request.prompt) for request in requests), default=0)
+        context = self._server.engine.tokenizer_manager.context_len
+        if longest + sampling.max_new_tokens > context:
+            raise ValueError(
+                f"a prompt of {longest} tokens and max_new_tokens {sampling.max_new_tokens} do not fit into the "
+                f"server's context of {context}; lower data.max_prompt_tokens or sampling.max_new_tokens"
+            )
+
+    # -- weights
+
+    def update(self, loader: str, payload: bytes, version: int, feed: Callable[[], None] = lambda: None) -> None:
+        """Have ``loader(model, [("payload", uint8 tensor)])`` called in each of the server's processes, once.
+
+        `loader` is one of `args.WEIGHT_LOADERS`. Meanwhile `feed` runs here, for loaders that wait for something from
+        this process. Generation is paused as ``weight_sync.pause`` says; later samples are of `version`.
+        """
+        with self._paused():
+            update = self._server.submit(self._client.update(loader, payload, version))
+            feed()
+            update.result(self._timeout_s)
+            self.policy_version = version
+
+    def load_weights(self, buckets: Iterator[Bucket], version: int) -> None:
+        """See `GenerateEngine.load_weights`."""
+        with self._paused():
+            for bucket in buckets:
+                self._server.run(self._client.load(bucket, version), "load weights", self._timeout_s)
+            self.policy_version = version
+
+    @contextmanager
+    def _paused(self) -> Iterator[None]:
+        how = self._spec.weight_sync.pause
+        self._server.run(self._responses.stand_still(how, flush=not self._gone), "stand still", self._timeout_s)
+        try:
+            yield
+        finally:
+            self._server.run(self._responses.go_on(how), "go on", self._timeout_s)
+
+    # -- the rest
+
+    def appetite(self, longest: int) -> Appetite:
+        """See `GenerateEngine.appetite`: what fits into the cache where responses are half as long as they may be."""
+        state = self._server.run(self._client.probe(), "tell its state", self._timeout_s)
+        copies = self._spec.server.get("dp_size", 1)
+        most = copies * state["effective_max_running_requests_per_dp"]
+        fitting = copies * state["memory_usage"]["token_capacity"] // max(1, longest // 2)
+        running = max(1, min(most, fitting))
+        return Appetite(portion=max(1, running // 8), at_once=running + -(-running // 4))
+
+    def sleep(self, residency: Residency) -> Slept:
+        """See `GenerateEngine.sleep`. Without a GPU nothing is given back."""
+        before = gpu_memory(self._gpus[:1])
+        going = _KINDS[residency] - self._gone
+        if going and self._gpus:
+            if "kv_cache" in going:
+                # Memory that is given back under a request would kill the server: the last step has to be over.
+                self._server.run(self._client.flush(self._timeout_s), "be idle", self._timeout_s)
+            self._server.run(self._client.release(sorted(going)), "give memory back", self._timeout_s)
+        self._gone |= going
+        if "weights" in going and self._spec.follows:
+            self.policy_version = NO_WEIGHTS
+        held = before[0].used_gib if before else 0.0
+        after = gpu_memory(self._gpus[:1])
+        return Slept(held - after[0].used_gib if after else 0.0, held)
+
+    def wake(self, residency: Residency) -> None:
+        """See `GenerateEngine.wake`."""
+        coming = self._gone - _KINDS[residency]
+        if coming and self._gpus:
+            self._server.run(self._client.resume(sorted(coming)), "take memory again", self._timeout_s)
+        self._gone -= coming
+
+    def health(self, timeout_s: float) -> None:
+        """ServerError where the server is not there any more, or has nothing to say within the bound."""
+        self._server.check()
+        self._server.run(self._client.probe(), "give a sign of life", timeout_s)
+
+    def close(self) -> None:
+        """End the server and all its processes."""
+        self._server.close()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _routing(self) -> tuple[int, int] | None:
+        if not self._spec.server.get("enable_return_routed_experts"):
+            return None
+        return self._config.num_hidden_layers, self._config.num_experts_per_tok
+
+
+async def _called(function: Callable[[], None]) -> None:
+    function()

@@ -1,0 +1,53 @@
+"""How much memory GPUs have left, asked of the driver: torch would take some of it to find out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMemory:
+    """Memory of one GPU, in GiB, whoever uses it."""
+
+    gpu: str
+    free_gib: float
+    total_gib: float
+
+    @property
+    def used_gib(self) -> float:
+        """What somebody holds."""
+        return self.total_gib - self.free_gib
+
+    def __str__(self) -> str:
+        return f"GPU {self.gpu} has {self.free_gib:.1f} of {self.total_gib:.1f} GiB free"
+
+
+def gpu_memory(gpus: Sequence[str]) -> list[GpuMemory]:
+    """The memory of `gpus`, as CUDA_VISIBLE_DEVICES names them; an empty list where the driver does not tell."""
+    if not gpus:
+        return []
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        try:
+            return [_of(gpu) for gpu in gpus]
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return []
+
+
+def _of(gpu: str) -> GpuMemory:
+    import pynvml
+
+    handle = (
+        pynvml.nvmlDeviceGetHandleByIndex(int(gpu))
+        if gpu.isdecimal()
+        else pynvml.nvmlDeviceGetHandleByUUID(gpu.encode())
+    )
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    return GpuMemory(gpu, memory.free / _GIB, memory.total / _GIB)

@@ -1,0 +1,49 @@
+"""What runs in SGLang's own processes before SGLang does: where they print, and that they end with their worker.
+
+Imported in fresh processes, by multiprocessing: light, and without a trace of the worker's state.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from pathlib import Path
+from typing import Any
+
+
+def run_scheduler(log_prefix: Path, *args: Any) -> None:
+    """SGLang's scheduler, which holds a part of the model; `args` are SGLang's own."""
+    server_args, _ports, _gpu, tensor, _context, _moe_data, _expert, stage, copy, *_ = args
+    stages = f"-pp{stage}" if server_args.pp_size > 1 else ""
+    copies = f"-dp{copy}" if copy is not None else ""
+    _print_to(log_prefix.with_name(f"{log_prefix.name}{copies}{stages}-tp{tensor}.log"))
+    _end_with_parent()
+    from sglang.srt.managers.scheduler import run_scheduler_process
+
+    run_scheduler_process(*args)
+
+
+def run_detokenizer(log_prefix: Path, server_args: Any, port_args: Any) -> None:
+    """SGLang's detokenizer, which has nothing to do where tokens go out by their ids, and starts all the same."""
+    _print_to(log_prefix.with_name(f"{log_prefix.name}-detokenizer.log"))
+    _end_with_parent()
+    from sglang.srt.managers.detokenizer_manager import run_detokenizer_process
+
+    run_detokenizer_process(server_args, port_args)
+
+
+def _print_to(log: Path) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for standard in (1, 2):
+        os.dup2(descriptor, standard)
+    os.close(descriptor)
+
+
+def _end_with_parent() -> None:
+    """Be killed when the parent dies; SGLang asks for that too, but only after imports that take many seconds."""
+    from sglang.srt.utils import kill_itself_when_parent_died
+
+    kill_itself_when_parent_died()
+    parent = multiprocessing.parent_process()
+    if parent is not None and os.getppid() != parent.pid:
+        os._exit(1)

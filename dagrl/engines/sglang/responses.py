@@ -1,0 +1,174 @@
+"""The responses that a server is sampling: each a request of its own, some of them paused, retracted or aborted.
+
+Everything here runs on the server's loop, but for `born`, which says which aborts a call is older than.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from dagrl.engines.base import Completion, GenerationRequest
+from dagrl.engines.sglang.client import Answer, Client
+from dagrl.engines.sglang.server import ServerError
+from dagrl.spec.schema import SamplingSpec
+
+_FLUSH_S = 60.0
+
+
+@dataclass(slots=True, eq=False)
+class _Response:
+    """One response under way."""
+
+    index: int
+    request: GenerationRequest
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: str = ""
+    version: int | None = None
+    routed_experts: np.ndarray | None = None
+    rid: str = ""
+    """Of the request that is under way."""
+
+
+class Responses:
+    """Samples responses and lets others stop that for a while. `version` tells that of the weights."""
+
+    def __init__(self, client: Client, version: Callable[[], int], stops: Sequence[int]) -> None:
+        """`stops` are the tokens that end a response, beside those that the model's own config names."""
+        self._client = client
+        self._version = version
+        self._stops = tuple(stops)
+        self._names = itertools.count()
+        self._under_way: set[_Response] = set()
+        """Those with a request in the server."""
+        self._nothing_under_way = asyncio.Event()
+        self._nothing_under_way.set()
+        self._gate = asyncio.Event()
+        self._gate.set()
+        self._aborts = 0
+        self._retracts = 0
+        self._sampled = 0
+
+    @property
+    def born(self) -> int:
+        """For a new call: later aborts are meant for it."""
+        return self._aborts
+
+    @property
+    def sampled(self) -> int:
+        """Tokens sampled so far, in all calls."""
+        return self._sampled + sum(self._client.tokens_of(each.rid) for each in tuple(self._under_way))
+
+    async def sample(
+        self,
+        requests: Sequence[GenerationRequest],
+        sampling: SamplingSpec,
+        born: int,
+        deliver: Callable[[Completion], None],
+    ) -> None:
+        """Sample a response to each request; they are delivered as they end. The first failure ends all of them."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for index, request in enumerate(requests):
+                    group.create_task(self._respond(_Response(index, request), sampling, born, deliver))
+        except* (ServerError, ValueError) as failures:
+            raise failures.exceptions[0] from None
+
+    def abort(self) -> None:
+        """Let all responses end as they are, those too whose requests have not begun."""
+        self._aborts += 1
+        self._client.abort_all()
+
+    async def stand_still(self, how: Literal["abort", "retract", "in_place"], *, flush: bool) -> None:
+        """Generate nothing until `go_on`. Nothing but ``in_place`` leaves requests in the server, or a cache."""
+        self._gate.clear()
+        if how == "in_place":
+            await self._client.pause()
+            return
+        if how == "abort":
+            self._aborts += 1
+        else:
+            self._retracts += 1
+        if self._under_way:
+            self._client.abort_all()
+        await self._nothing_under_way.wait()
+        if flush:
+            await self._client.flush(_FLUSH_S)
+
+    async def go_on(self, how: Literal["abort", "retract", "in_place"]) -> None:
+        """Generate again; what was retracted begins behind its tokens, and fills its cache anew."""
+        if how == "in_place":
+            await self._client.go_on()
+        self._gate.set()
+
+    # -- one response
+
+    async def _respond(
+        self, response: _Response, sampling: SamplingSpec, born: int, deliver: Callable[[Completion], None]
+    ) -> None:
+        while not response.finish_reason:
+            await self._gate.wait()
+            left = sampling.max_new_tokens - len(response.request.begun) - len(response.tokens)
+            if self._aborts != born:
+                response.finish_reason = "abort"
+            elif left <= 0:
+                response.finish_reason = "length"
+            else:
+                await self._go_on_with(response, self._parameters(sampling, left), born)
+        deliver(
+            Completion(
+                response.index,
+                np.array(response.tokens, dtype=np.int64),
+                np.array(response.logprobs, dtype=np.float32),
+                response.finish_reason,
+                self._version() if response.version is None else response.version,
+                response.routed_experts,
+            )
+        )
+
+    async def _go_on_with(self, response: _Response, parameters: dict[str, object], born: int) -> None:
+        """One request of a response: to its end, or until somebody aborts or retracts it."""
+        version, retracts = self._version(), self._retracts
+        prompt = [*response.request.prompt.tolist(), *response.request.begun.tolist(), *response.tokens]
+        response.rid = f"dagrl-{next(self._names)}"
+        answer = await self._ask(response, prompt, parameters, version)
+        self._sampled += len(answer.tokens)
+        if answer.tokens and response.version is None:
+            response.version = version
+        response.tokens += answer.tokens
+        response.logprobs += answer.logprobs
+        response.routed_experts = answer.routed_experts
+        if answer.finish_reason != "abort" or self._aborts != born:
+            response.finish_reason = answer.finish_reason
+        elif self._retracts == retracts:
+            raise ServerError(f"SGLang ended a response by itself: {answer.message}")
+
+    async def _ask(self, response: _Response, prompt: list[int], parameters: dict[str, object], version: int) -> Answer:
+        self._under_way.add(response)
+        self._nothing_under_way.clear()
+        try:
+            # What is cached under other weights is not theirs.
+            return await self._client.generate(response.rid, prompt, parameters, cache_key=str(version))
+        except asyncio.CancelledError:
+            self._client.abort(response.rid)
+            raise
+        finally:
+            self._under_way.discard(response)
+            if not self._under_way:
+                self._nothing_under_way.set()
+
+    def _parameters(self, sampling: SamplingSpec, left: int) -> dict[str, object]:
+        return {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "max_new_tokens": left,
+            "stop_token_ids": [*sampling.stop_token_ids, *self._stops],
+            "ignore_eos": sampling.ignore_eos,
+        }

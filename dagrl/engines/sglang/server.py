@@ -1,0 +1,178 @@
+"""A server: SGLang's engine object on a thread of its own, the event loop that it lives on, and its processes.
+
+SGLang's processes ask the kernel to be killed when the thread that started them ends. So one thread builds the engine
+and then runs its loop to the end; everybody else hands coroutines over. Every wait has a bound, and a process that dies
+ends all waits with what it printed last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import faulthandler
+import signal
+import threading
+import time
+from collections.abc import Coroutine, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dagrl.engines.sglang.processes import run_detokenizer, run_scheduler
+
+_WATCH_S = 0.5
+_LAST_LINES = 4
+_END_S = 10.0
+"""How long the loop may take to stop, once its processes are gone."""
+
+
+class ServerError(OSError):
+    """A server that did not start, has died, or does not answer."""
+
+
+class Server:
+    """SGLang on one machine."""
+
+    def __init__(self, name: str, arguments: Mapping[str, Any], log_prefix: Path, start_timeout_s: float) -> None:
+        """Start it with ServerArgs' `arguments`; its processes print to files whose names begin as `log_prefix`.
+
+        ServerError, with the cause, where it does not start in time.
+        """
+        self._name = name
+        self._arguments = dict(arguments)
+        self._log_prefix = log_prefix
+        self._failure: ServerError | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._processes: list[Any] = []
+        self._started: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        log_prefix.parent.mkdir(parents=True, exist_ok=True)
+        self._stacks = log_prefix.with_name(f"{log_prefix.name}-stacks.log").open("a")
+        # A process that fails sends its parent this signal, which would end the worker without a word on the cause.
+        # Unlike a handler in Python, this one can be set from any thread.
+        faulthandler.register(signal.SIGQUIT, file=self._stacks, chain=False)
+        self._thread = threading.Thread(target=self._live, name=f"sglang {name}", daemon=True)
+        self._thread.start()
+        self.engine: Any = self._await_start(start_timeout_s)
+        """SGLang's engine object, to be used on its own loop."""
+        asyncio.run_coroutine_threadsafe(self._watch(), self.engine.loop)
+
+    def run[Result](self, coroutine: Coroutine[Any, Any, Result], what: str, timeout_s: float) -> Result:
+        """Run a coroutine on the server's loop and wait for it; ServerError where that takes too long."""
+        future = self.submit(coroutine)
+        done, _ = concurrent.futures.wait([future], timeout=timeout_s)
+        if not done:
+            future.cancel()
+            raise ServerError(f"waited {timeout_s:g} s for SGLang server {self._name} to {what}{self._last_words()}")
+        return future.result()
+
+    def submit[Result](self, coroutine: Coroutine[Any, Any, Result]) -> concurrent.futures.Future[Result]:
+        """Begin to run a coroutine on the server's loop. It ends with ServerError where the server dies meanwhile."""
+        return asyncio.run_coroutine_threadsafe(self._while_it_lives(coroutine), self.engine.loop)
+
+    def check(self) -> None:
+        """Raise ServerError if the server has died."""
+        if self._failure is not None:
+            raise self._failure
+
+    def silent_s(self) -> float:
+        """Seconds since it last said something, which it does while it generates and when it is asked."""
+        return time.time() - self.engine.tokenizer_manager.last_receive_tstamp
+
+    def close(self) -> None:
+        """End its processes and its loop, and wait for both; may be called again."""
+        if self._thread.is_alive():
+            self._failure = self._failure or ServerError(f"SGLang server {self._name} is closed")
+            self.engine.shutdown()
+            self.engine.loop.call_soon_threadsafe(self.engine.loop.stop)
+            self._thread.join(timeout=_END_S)
+        faulthandler.unregister(signal.SIGQUIT)
+        self._stacks.close()
+
+    # -- on the server's thread
+
+    def _live(self) -> None:
+        try:
+            engine = _engine_class(self._log_prefix, self._processes)(**self._arguments)
+        except BaseException as failure:  # noqa: BLE001 - handed to whoever waits for the start, which raises it
+            self._started.set_exception(failure)
+            return
+        self._started.set_result(engine)
+        engine.loop.run_forever()
+
+    async def _while_it_lives[Result](self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            self.check()
+            return await coroutine
+        except asyncio.CancelledError:
+            self.check()
+            raise
+        finally:
+            coroutine.close()
+            self._tasks.discard(task)
+
+    async def _watch(self) -> None:
+        """End everything that waits when a process has died."""
+        while self._failure is None:
+            await asyncio.sleep(_WATCH_S)
+            for process in self._processes:
+                if not process.is_alive() and self._failure is None:
+                    how = f"exit code {process.exitcode}"
+                    self._failure = ServerError(
+                        f"a process of SGLang server {self._name} has died ({how}){self._last_words()}"
+                    )
+        for task in self._tasks:
+            task.cancel()
+
+    # -- beginning and end
+
+    def _await_start(self, timeout_s: float) -> Any:
+        done, _ = concurrent.futures.wait([self._started], timeout=timeout_s)
+        failure = self._started.exception() if done else None
+        if done and failure is None:
+            return self._started.result()
+        what = f"did not start: {_first_line(failure)}" if failure else f"was not ready after {timeout_s:g} s"
+        message = f"SGLang server {self._name} {what}{self._last_words()}"
+        for process in self._processes:
+            process.kill()
+        raise ServerError(message) from failure
+
+    def _last_words(self) -> str:
+        """What its processes printed last, and where the rest is: of the one whose log was written to last."""
+        logs = [path for path in self._log_prefix.parent.glob(f"{self._log_prefix.name}*.log") if path.stat().st_size]
+        logs = [path for path in logs if not path.name.endswith(("-stacks.log", "-detokenizer.log"))]
+        if not logs:
+            return ""
+        newest = max(logs, key=lambda path: path.stat().st_mtime)
+        lines = [line.strip() for line in newest.read_text(errors="replace").splitlines() if line.strip()]
+        return f"; its last words: {' | '.join(lines[-_LAST_LINES:])}; all of them are in {newest}"
+
+
+def _engine_class(log_prefix: Path, processes: list[Any]) -> Any:
+    """SGLang's engine with processes that print to files and that we know of, by the ways it has for that."""
+    from sglang.srt.entrypoints.engine import Engine
+
+    class _Engine(Engine):
+        run_scheduler_process_func = staticmethod(partial(run_scheduler, log_prefix))
+        run_detokenizer_process_func = staticmethod(partial(run_detokenizer, log_prefix))
+
+        @classmethod
+        def _launch_scheduler_processes(cls, *args: Any, **kwargs: Any) -> Any:
+            result, started = super()._launch_scheduler_processes(*args, **kwargs)
+            processes.extend(started)
+            return result, started
+
+        @classmethod
+        def _launch_detokenizer_subprocesses(cls, *args: Any, **kwargs: Any) -> Any:
+            started, names = super()._launch_detokenizer_subprocesses(*args, **kwargs)
+            processes.extend(started)
+            return started, names
+
+    return _Engine
+
+
+def _first_line(failure: BaseException) -> str:
+    text = str(failure).strip().partition("\n")[0]
+    return text if isinstance(failure, ValueError) and text else f"{type(failure).__name__}: {text}"

@@ -1,0 +1,71 @@
+"""A slot of a server that another worker speaks for: it keeps its GPU from others, and maybe runs a machine's share."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from dagrl.engines.base import Appetite, Bucket, Completion, GenerationRequest, RankContext, Slept
+from dagrl.engines.sglang.args import server_arguments
+from dagrl.engines.sglang.model_folder import model_folder
+from dagrl.engines.sglang.server import Server
+from dagrl.engines.sglang.share import ServerShare
+from dagrl.spec.residency import Residency
+from dagrl.spec.schema import ModelSpec, SamplingSpec, SglangEngineSpec
+
+
+class HeldSlot:
+    """Does nothing of what it is asked: the server's first slot does it for all. See `GenerateEngine`."""
+
+    policy_version = 0
+    sampled_tokens = 0
+
+    def appetite(self, longest: int) -> Appetite:
+        """It wants nothing."""
+        return Appetite(0, 0)
+
+    def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> Iterator[Completion]:
+        """Nothing: it is never given requests."""
+        assert not requests, "only the first slot of a server is given requests"
+        return iter(())
+
+    def abort(self) -> None:
+        """Nothing is under way here."""
+
+    def load_weights(self, buckets: Iterator[Bucket], version: int) -> None:
+        """The first slot takes them for all."""
+        self.policy_version = version
+
+    def update(self, loader: str, payload: bytes, version: int, feed: Callable[[], None] = lambda: None) -> None:
+        """The first slot takes them for all."""
+        self.policy_version = version
+
+    def sleep(self, residency: Residency) -> Slept:
+        """The first slot gives the memory of all back, and tells of it."""
+        return Slept(0.0, 0.0)
+
+    def wake(self, residency: Residency) -> None:
+        """The first slot brings all back."""
+
+    def close(self) -> None:
+        """There is nothing to free."""
+
+
+class NodeShare(HeldSlot):
+    """The processes of a server on one of its further machines. They take their orders from the first machine."""
+
+    def __init__(
+        self, model: ModelSpec, spec: SglangEngineSpec, ranks: RankContext, share: ServerShare, *, sleeps: bool
+    ) -> None:
+        """Start them, while the other machines' are started. ValueError and ServerError as `SglangEngine` has them."""
+        self._scratch = Path(tempfile.mkdtemp(prefix="dagrl-sglang-"))
+        folder = model_folder(model, self._scratch, seed=ranks.seed, with_weights=spec.follows is None)
+        arguments = server_arguments(spec, share, folder, seed=ranks.seed, sleeps=sleeps)
+        self._server = Server(share.name, arguments, share.log_prefix, share.start_timeout_s)
+
+    def close(self) -> None:
+        """End the processes."""
+        self._server.close()
+        shutil.rmtree(self._scratch, ignore_errors=True)
