@@ -57,10 +57,21 @@ class BareStep:
 
     def __call__(self) -> float:
         """One optimizer step; the mean negative log-prob of the replica's tokens before it."""
-        from megatron.core.pipeline_parallel import get_forward_backward_func
-
         self.model.zero_grad_buffer()
         self.optimizer.zero_grad()
+        nll = self._all_micro_batches(forward_only=False)
+        succeeded, _, _ = self.optimizer.step()
+        assert succeeded
+        return nll
+
+    def logprobs(self) -> float:
+        """The log-probs of all tokens; their negative mean."""
+        with torch.no_grad():
+            return self._all_micro_batches(forward_only=True)
+
+    def _all_micro_batches(self, forward_only: bool) -> float:
+        from megatron.core.pipeline_parallel import get_forward_backward_func
+
         sums = get_forward_backward_func()(
             forward_step_func=_forward,
             data_iterator=[iter(self._micro_batches)],
@@ -68,10 +79,8 @@ class BareStep:
             num_microbatches=len(self._micro_batches),
             seq_length=self._workload.tokens_per_micro_batch,
             micro_batch_size=1,
-            forward_only=False,
+            forward_only=forward_only,
         )
-        succeeded, _, _ = self.optimizer.step()
-        assert succeeded
         nll, tokens = torch.stack([part["nll"] for part in sums]).sum(0).tolist()
         return nll / tokens
 

@@ -1,14 +1,16 @@
-"""Everything that is proven on GPUs, for the number of GPUs that a host has: layouts, memory, speed, the pipeline.
+"""Everything that is proven on GPUs, for the number of GPUs that a host has.
 
-    python benchmarks/h200.py --out FOLDER [--gpus N] [--only PART ...] [--list]
+    python benchmarks/h200.py --out FOLDER [--suite rollout|trainer] [--gpus N] [--only PART ...] [--list]
 
-Each part has a time limit of its own and writes to ``FOLDER/NAME.log``; none stops the others. Parts run from the most
-to the least important. ``summary.txt`` and the end of the output say how each one ended.
+Each part has a time limit of its own and writes to ``FOLDER/NAME.log`` and, where it measures something, to
+``FOLDER/NAME.json``; none stops the others. Parts that need few of the GPUs run beside each other, each on its own; the
+more important ones begin first. ``summary.txt`` and the end of the output say how each one ended and what it found.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
@@ -18,8 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-TESTS = "tests/engines/megatron"
+MEGATRON = "tests/engines/megatron"
 NOISE = ("warn", "it/s]", "__array")
+VERDICTS = ("ok  ", "NOT ")
+SUITES = ("rollout", "trainer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,27 +32,84 @@ class Part:
 
     name: str
     command: tuple[str, ...]
-    limit_s: int
+    limit_s: float
     tail: int = 12
     """Lines at the end of its output that are shown."""
+    gpus: int = 1
+    at_once: int = 1
+    """Parts of this kind that a GPU can hold at once: above 1 for those that hardly use it."""
 
 
-def parts(gpus: int, out: Path, weights: Path) -> list[Part]:
-    """What is run on a host with that many GPUs."""
+def parts(suite: str, gpus: int, out: Path, weights: Path) -> list[Part]:
+    """What is run on a host with that many GPUs, in the order of importance."""
+    found = trainer_parts(gpus, out, weights) if suite == "trainer" else rollout_parts(gpus, out, weights)
+    if not found:
+        raise SystemExit(f"the suite {suite} has nothing for {gpus} GPUs; give --gpus as one of 1, 2, 4, 8")
+    return found
+
+
+def rollout_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
+    """SGLang's rollouts, weights on their way to it, whole steps, and pipelines that learn."""
+
+    def measured(name: str, limit_s: int, *command: str, needs: int = 1, keeps: bool = True) -> Part:
+        kept = ("--weights", str(weights)) if keeps else ()
+        files = ("--out", str(out), "--json", str(out / f"{name}.json"))
+        return Part(name, (f"benchmarks/{command[0]}", *command[1:], *kept, *files), limit_s, tail=25, gpus=needs)
+
+    def large(name: str, limit_s: int) -> Part:
+        template = f"dag_templates/{name}.yaml"
+        return measured(name, limit_s, "large.py", template, needs=8, keeps=False)
+
+    found = [
+        large("qwen3_8b_megatron", 560),
+        large("qwen3_30b_a3b_8gpu", 560),
+        measured("step_turns", 420, "step.py", "--mode", "turns"),
+        measured("sync_1.7b_apart", 240, "weight_sync.py", "--apart", needs=2),
+        measured("sync_1.7b_together", 240, "weight_sync.py"),
+        measured("rollout", 300, "rollout.py"),
+        measured("step_together", 420, "step.py", "--mode", "together"),
+        measured("sync_8b_apart", 420, "weight_sync.py", "--model", "8b", "--apart", needs=2),
+        *learning_parts(out),
+        measured("sleep_cycles", 420, "sleep_cycles.py", "--limit", "400"),
+        measured("sync_1.7b_turns", 240, "weight_sync.py", "--mode", "turns"),
+        measured("sync_8b_together", 420, "weight_sync.py", "--model", "8b"),
+    ]
+    return [part for part in found if part.gpus <= gpus]
+
+
+def learning_parts(out: Path) -> list[Part]:
+    """One for each layout; small models, so that several fit on a GPU."""
+    from learning import CASES
+
+    return [
+        Part(
+            f"learning_{name}",
+            ("benchmarks/learning.py", "--case", name, "--out", str(out)),
+            300,
+            gpus=case.gpus,
+            at_once=2,
+        )
+        for name, case in CASES.items()
+    ]
+
+
+def trainer_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
+    """The Megatron engine: layouts, memory, speed, the pipeline with the embedded generator. Each takes all GPUs."""
 
     def speed(name: str, limit_s: int, *arguments: str) -> Part:
         command = ("benchmarks/train_step.py", *arguments, "--weights", str(weights))
-        return Part(name, (*command, "--json", str(out / f"{name}.json")), limit_s)
+        return Part(name, (*command, "--json", str(out / f"{name}.json")), limit_s, gpus=gpus)
 
     def layouts(limit_s: int) -> Part:
-        command = (f"{TESTS}/gpu_layouts.py", "--ranks", str(gpus), "--out", str(out))
-        return Part(f"layouts_{gpus}", command, limit_s, tail=80)
+        command = (f"{MEGATRON}/gpu_layouts.py", "--ranks", str(gpus), "--out", str(out))
+        return Part(f"layouts_{gpus}", command, limit_s, tail=80, gpus=gpus)
 
     def tests(name: str, limit_s: int, *arguments: str) -> Part:
         command = ("-m", "pytest", "-m", "gpu", "-rA", "-q", "-p", "no:cacheprovider", *arguments)
-        return Part(name, command, limit_s, tail=30)
+        return Part(name, command, limit_s, tail=30, gpus=gpus)
 
-    memory = Part("memory", (f"{TESTS}/gpu_memory.py", "--ranks", str(gpus), "--out", str(out)), 300, tail=30)
+    memory_command = (f"{MEGATRON}/gpu_memory.py", "--ranks", str(gpus), "--out", str(out))
+    memory = Part("memory", memory_command, 300, tail=30, gpus=gpus)
     profile = ("--profile", str(out / "kernels"))
     eight_billion = ("--model", "8b", "--rounds", "8", "--warmup", "2")
     by_gpus: dict[int, list[Part]] = {
@@ -67,72 +128,149 @@ def parts(gpus: int, out: Path, weights: Path) -> list[Part]:
         4: [layouts(420), speed("train_1.7b_dp4", 200, "--model", "1.7b", "--ranks", "4", "--rounds", "6")],
         8: [layouts(420)],
     }
-    if gpus not in by_gpus:
-        raise SystemExit(f"nothing is planned for {gpus} GPUs; give --gpus as one of {sorted(by_gpus)}")
-    return by_gpus[gpus]
+    return by_gpus.get(gpus, [])
+
+
+class Desk:
+    """Who has which GPUs. A part holds an equal share of each of its GPUs, the whole of it unless it can be shared."""
+
+    def __init__(self, gpus: int) -> None:
+        self._taken = [0.0] * gpus
+        self._shared = [0] * gpus
+        """Parts that a GPU can hold at once, by the part that is on it."""
+
+    def take(self, part: Part) -> tuple[int, ...] | None:
+        """GPUs for a part, those that are shared already first; None where there are too few."""
+        share = 1 / part.at_once
+        fitting = [
+            gpu
+            for gpu, taken in enumerate(self._taken)
+            if taken + share < 1 + 1e-6 and (taken == 0 or self._shared[gpu] == part.at_once)
+        ]
+        chosen = sorted(fitting, key=lambda gpu: (-self._taken[gpu], gpu))[: part.gpus]
+        if len(chosen) < part.gpus:
+            return None
+        for gpu in chosen:
+            self._taken[gpu] += share
+            self._shared[gpu] = part.at_once
+        return tuple(sorted(chosen))
+
+    def give_back(self, part: Part, gpus: tuple[int, ...]) -> None:
+        """A part is over."""
+        for gpu in gpus:
+            left = self._taken[gpu] - 1 / part.at_once
+            self._taken[gpu] = left if left > 1e-6 else 0.0
+
+
+class Running:
+    """A part under way. All of its processes are ended with it."""
+
+    def __init__(self, part: Part, gpus: tuple[int, ...], out: Path, deadline: float) -> None:
+        self.part = part
+        self.gpus = gpus
+        self.log = out / f"{part.name}.log"
+        self.begun = time.monotonic()
+        self._deadline = min(deadline, self.begun + part.limit_s)
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        names = visible.split(",") if visible else [str(gpu) for gpu in range(max(gpus, default=0) + 1)]
+        path = os.pathsep.join(entry for entry in (os.environ.get("PYTHONPATH"), str(ROOT)) if entry)
+        environment = os.environ | {
+            "PYTHONPATH": path,
+            "PYTHONUNBUFFERED": "1",
+            "CUDA_VISIBLE_DEVICES": ",".join(names[gpu] for gpu in gpus),
+        }
+        with self.log.open("w") as file:
+            self._process = subprocess.Popen(
+                [sys.executable, *part.command],
+                cwd=ROOT,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+
+    def verdict(self) -> str | None:
+        """How it ended; None while it runs and has time left."""
+        code = self._process.poll()
+        if code is None and time.monotonic() < self._deadline:
+            return None
+        self.end()
+        if code is None:
+            return f"over its {self._deadline - self.begun:.0f} s"
+        return "ok" if code == 0 else f"exit code {code}"
+
+    def end(self) -> None:
+        """End what it left behind, and the command itself if it still runs."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
 
 
 def main() -> None:
     """Run the parts; exits with the number of those that did not end well."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--suite", choices=SUITES, default="rollout")
     parser.add_argument("--gpus", type=int, help="default: all of the host")
-    parser.add_argument("--only", nargs="*", help="names of parts")
+    parser.add_argument("--only", nargs="*", help="names of parts, or how they begin")
+    parser.add_argument("--limit", type=float, default=float("inf"), help="seconds after which everything is ended")
     parser.add_argument("--weights", type=Path, default=Path("/tmp/dagrl-weights"), help="where start weights are kept")
     parser.add_argument("--list", action="store_true", help="say what would be run")
     args = parser.parse_args()
     gpus = args.gpus or _gpus()
     args.out.mkdir(parents=True, exist_ok=True)
-    out = args.out.resolve()
-    chosen = [part for part in parts(gpus, out, args.weights) if not args.only or part.name in args.only]
+    found = parts(args.suite, gpus, args.out.resolve(), args.weights)
+    chosen = [part for part in found if not args.only or part.name.startswith(tuple(args.only))]
     if args.list:
         for part in chosen:
-            print(f"{part.name:20} {part.limit_s:4} s  {' '.join(part.command)}")
+            print(f"{part.name:46} {part.gpus} GPUs {part.limit_s:4} s  {' '.join(part.command)}")
         return
-    verdicts = []
-    for part in chosen:
-        begun = time.monotonic()
-        code, log = _run(part, out)
-        verdict = "ok" if code == 0 else f"over its {part.limit_s} s" if code is None else f"exit code {code}"
-        verdicts.append((part.name, verdict, time.monotonic() - begun))
-        print(f"== {part.name}: {verdict}, {verdicts[-1][2]:.0f} s", flush=True)
-        lines = [line for line in log.read_text(errors="replace").splitlines() if not _is_noise(line)]
-        print("\n".join(line[:220] for line in lines[-part.tail :]), flush=True)
-    summary = "\n".join(f"{name:20} {seconds:6.0f} s  {verdict}" for name, verdict, seconds in verdicts)
-    (out / "summary.txt").write_text(summary + "\n")
-    print(f"== summary\n{summary}", flush=True)
-    sys.exit(sum(verdict != "ok" for _, verdict, _ in verdicts))
+    outcomes = run_all(chosen, gpus, args.out.resolve(), args.limit)
+    if any(part.name.startswith("learning_") for part in chosen):
+        outcomes |= run_all([_curves(args.out.resolve())], gpus, args.out.resolve(), 60)
+    sys.exit(sum(outcome != "ok" for outcome in outcomes.values()))
 
 
-def _run(part: Part, out: Path) -> tuple[int | None, Path]:
-    """Its exit code, None where it ran out of time, and its log. All of its processes are ended with it."""
-    log = out / f"{part.name}.log"
-    path = os.pathsep.join(entry for entry in (os.environ.get("PYTHONPATH"), str(ROOT)) if entry)
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            [sys.executable, *part.command],
-            cwd=ROOT,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env=os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
-            start_new_session=True,
-        )
-        try:
-            code: int | None = process.wait(timeout=part.limit_s)
-        except subprocess.TimeoutExpired:
-            code = None
-        finally:
-            _end_session(process.pid)
-            process.wait()
-    return code, log
+def _curves(out: Path) -> Part:
+    return Part("learning", ("benchmarks/learning.py", "--summarize", str(out)), 60, tail=40, gpus=0)
 
 
-def _end_session(leader: int) -> None:
-    """End what the command left behind, and the command itself if it still runs."""
+def run_all(waiting: list[Part], gpus: int, out: Path, limit_s: float) -> dict[str, str]:
+    """Run the parts, as many at once as the GPUs allow; how each ended, by name. Tells of each when it is over."""
+    waiting, desk, deadline = list(waiting), Desk(gpus), time.monotonic() + limit_s
+    running: list[Running] = []
+    outcomes: dict[str, str] = {}
     try:
-        os.killpg(leader, signal.SIGKILL)
-    except ProcessLookupError:
-        return
+        while waiting or running:
+            for part in list(waiting):
+                if time.monotonic() > deadline:
+                    outcomes[part.name] = "not begun in time"
+                    waiting.remove(part)
+                elif (taken := desk.take(part)) is not None:
+                    running.append(Running(part, taken, out, deadline))
+                    waiting.remove(part)
+            for each in list(running):
+                if (verdict := each.verdict()) is not None:
+                    running.remove(each)
+                    desk.give_back(each.part, each.gpus)
+                    outcomes[each.part.name] = verdict
+                    _tell(each, verdict, out)
+            time.sleep(0.1)
+    finally:
+        for each in running:
+            each.end()
+    return outcomes
+
+
+def _tell(ended: Running, verdict: str, out: Path) -> None:
+    """The end of a part's output, and a line of the summary for itself and for each thing that it found."""
+    lines = [line[:220] for line in ended.log.read_text(errors="replace").splitlines() if not _is_noise(line)]
+    seconds = time.monotonic() - ended.begun
+    print(f"== {ended.part.name}: {verdict}, {seconds:.0f} s", flush=True)
+    print("\n".join(lines[-ended.part.tail :]), flush=True)
+    with (out / "summary.txt").open("a") as summary:
+        summary.write(f"{ended.part.name:46} {seconds:6.0f} s  {verdict}\n")
+        summary.writelines(f"    {line}\n" for line in lines if line.startswith(VERDICTS))
 
 
 def _is_noise(line: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "tiny": QWEN3
     | {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 512, "head_dim": 16}
     | {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True},
+    "small": QWEN3
+    | {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 8, "vocab_size": 32768}
+    | {"num_attention_heads": 8, "num_key_value_heads": 4, "tie_word_embeddings": True},
     "1.7b": QWEN3
     | {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28}
     | {"num_attention_heads": 16, "num_key_value_heads": 8, "tie_word_embeddings": True},
@@ -88,14 +92,21 @@ class Workload:
 def write_model(folder: Path, config: dict[str, Any]) -> Path:
     """A Hugging Face folder with random bfloat16 weights of a model of this config; one that is whole already stays.
 
-    All matrices are cut from one stream of a few million random numbers: drawing each afresh would take minutes.
+    All matrices are cut from one stream of a few million random numbers: drawing each afresh would take minutes. Of
+    several processes that want the same folder at once, one writes it.
     """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _write_model(folder, config)
+
+
+def _write_model(folder: Path, config: dict[str, Any]) -> Path:
     from safetensors.torch import save_file
 
     index = folder / "model.safetensors.index.json"
     if index.is_file() and json.loads((folder / "config.json").read_text()) == config:
         return folder
-    folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     numbers = torch.randn(2**24 + 1, generator=torch.Generator().manual_seed(1))
     stream = numbers.mul_(config["initializer_range"]).bfloat16()

@@ -1,0 +1,67 @@
+"""SGLang alone, as a user of its engine would call it: what dagrl's rollouts are measured against.
+
+Its arguments are those that dagrl gives its own servers.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from pipelines import Load
+
+from dagrl.engines.sglang.args import server_arguments
+from dagrl.engines.sglang.share import ServerShare
+from dagrl.spec.schema import SglangEngineSpec
+
+
+class BareServer:
+    """One SGLang engine; its schedulers are processes of their own, so scripts that make one guard ``__main__``."""
+
+    def __init__(self, model: Path, server: dict[str, Any]) -> None:
+        import sglang
+
+        spec = SglangEngineSpec(backend="sglang", group="bare", server=server)
+        self._engine = sglang.Engine(**server_arguments(spec, _share(), model, seed=0, sleeps=False))
+
+    def generate(self, prompts: list[str], load: Load, *, logprobs: bool = True) -> float:
+        """Seconds to answer these prompts, a token for each letter. Log-probs are part of what training needs."""
+        begun = time.perf_counter()
+        answers = self._engine.generate(
+            input_ids=[list(prompt.encode()) for prompt in prompts],
+            sampling_params={
+                "n": load.n,
+                "temperature": 1.0,
+                "max_new_tokens": load.response_tokens,
+                "ignore_eos": True,
+            },
+            return_logprob=logprobs,
+        )
+        seconds = time.perf_counter() - begun
+        sampled = sum(len(answer["output_ids"]) for answer in answers)
+        assert sampled == len(prompts) * load.n * load.response_tokens, sampled
+        return seconds
+
+    def close(self) -> None:
+        """End its processes."""
+        self._engine.shutdown()
+
+
+def _share() -> ServerShare:
+    """All of a server, on the first of the visible GPUs."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    return ServerShare(
+        name="bare/0",
+        server=0,
+        node=0,
+        nodes=1,
+        gpus=("0",) if torch.cuda.is_available() else (),
+        address="127.0.0.1",
+        port=port,
+        logs=Path(),
+        start_timeout_s=0.0,
+    )

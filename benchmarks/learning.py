@@ -1,0 +1,225 @@
+"""Learn to add digits with GRPO, SGLang generating, in one layout after the other: curves of the reward.
+
+    python benchmarks/learning.py --case CASE --out FOLDER    one pipeline, on the GPUs that are visible
+    python benchmarks/learning.py --summarize FOLDER          what all of them have shown; first steps compared
+    python benchmarks/learning.py --list
+
+The pipeline is `dag_templates/tiny_grpo.yaml` with a somewhat wider model of random weights and with other groups and
+engines. A run ends when the mean reward of five steps is above 0.9. Curves are written as CSV, all else as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import statistics
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from dagrl_run import DagrlRun
+from reports import Verdict, tell
+
+TEMPLATE = Path(__file__).parents[1] / "dag_templates" / "tiny_grpo.yaml"
+LOW, HIGH = 0.3, 0.9
+LARGEST_DIFFERENCE = 0.02
+"""Mean absolute difference of the generator's log-probs and the trainer's, both in bfloat16."""
+SAME = 1e-3
+"""Relative difference of metrics of the first step that rounding may make."""
+_HIGH_FOR = 5
+_START_S, _RUN_S = 240.0, 300.0
+_COMPARED = ("reward/mean", "reward/std", "response_tokens/mean", "entropy", "grad_norm")
+_DENSE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 128}
+# The sizes of the kernels that larger models run, in small numbers.
+_MIXTURE = _DENSE | {
+    "model_type": "qwen3_moe",
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 256,
+    "norm_topk_prob": True,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A layout of trainer and generator."""
+
+    train: int
+    """GPUs of the trainer."""
+    rollout: int = 0
+    """GPUs of the generator; 0: those of the trainer, in turns."""
+    parallel: dict[str, Any] = field(default_factory=dict)
+    server: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=lambda: _DENSE)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs in all."""
+        return self.train + self.rollout
+
+
+_TP2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
+_SEEDED = {"enable_deterministic_inference": True}
+"""SGLang then draws by a seed of each request, whatever else is in the batch: first steps have the same samples."""
+CASES = {
+    "one_gpu_colocated": Case(1, server=_SEEDED),
+    "two_gpus_apart": Case(1, 1, server=_SEEDED),
+    "two_gpus_colocated_tp2_to_tp1": Case(2, parallel=_TP2),
+    "two_gpus_colocated_tp2_to_tp2": Case(2, parallel=_TP2, server={"tp_size": 2}),
+    "four_gpus_apart_tp2_to_tp1": Case(2, 2, parallel=_TP2),
+    "four_gpus_apart_tp2_to_tp2": Case(2, 2, parallel=_TP2, server={"tp_size": 2}),
+    "two_gpus_colocated_experts_ep2_to_ep2": Case(
+        2, parallel={"expert_model_parallel_size": 2}, server={"tp_size": 2, "ep_size": 2}, model=_MIXTURE
+    ),
+}
+ALIKE = ("one_gpu_colocated", "two_gpus_apart")
+"""Cases whose first steps must be the same."""
+
+
+def pipeline(name: str, steps: int) -> dict[str, Any]:
+    """A case as a pipeline; on CPU slots where there is no GPU."""
+    case = CASES[name]
+    slots = "gpus_per_node" if torch.cuda.is_available() else "cpus_per_node"
+    colocated = case.rollout == 0
+    groups: dict[str, Any] = {"train": {"cpus_per_node": 0, slots: case.train}}
+    groups["rollout"] = None if colocated else {"cpus_per_node": 0, slots: case.rollout}
+    generator = {
+        "backend": "sglang",
+        "group": "train" if colocated else "rollout",
+        "max_batch_size": None,
+        "server": _server(case),
+        "weight_sync": {"checksum": True},
+    }
+    return {
+        "extends": str(TEMPLATE),
+        "name": name.replace("_", "-"),
+        "model": {"init": case.model},
+        "groups": groups,
+        "engines": {
+            "actor": {"parallel": case.parallel, "optimizer": {"lr": 1e-3}},
+            "generator": generator,
+        },
+        "run": {"steps": steps, "save_every": None, "validate_every": None, "validate_first": False},
+        "track": ["console"],
+    }
+
+
+def _server(case: Case) -> dict[str, Any]:
+    if not torch.cuda.is_available():
+        return {}
+    # So little that several of these fit on a GPU.
+    return {"mem_fraction_static": 0.3, "max_total_tokens": 65536} | case.server
+
+
+def main() -> None:
+    """Run a case, or say what those that were run have shown."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--case", choices=sorted(CASES))
+    what.add_argument("--summarize", type=Path, metavar="FOLDER")
+    what.add_argument("--list", action="store_true", help="the cases and how many GPUs they take")
+    parser.add_argument("--steps", type=int, default=150, help="steps after which it has failed to learn")
+    parser.add_argument("--out", type=Path, help="folder for the run, its curve and its results")
+    args = parser.parse_args()
+    if args.list:
+        print("\n".join(f"{name:40}{case.gpus} GPUs" for name, case in CASES.items()))
+    elif args.summarize:
+        summarize(args.summarize)
+    elif args.out is None:
+        parser.error("--case needs --out")
+    else:
+        learn(args.case, args.steps, args.out)
+
+
+def learn(name: str, steps: int, out: Path) -> dict[str, Any]:
+    """Run one case until it has learned; writes ``learning_NAME.json`` and ``.csv``, and returns what is in the first.
+
+    RuntimeError or TimeoutError where the run fails.
+    """
+    begun = time.monotonic()
+    with DagrlRun(pipeline(name, steps), out / f"learning_{name}_run") as run:
+        run.wait_for_step(1, _START_S)
+        started = time.monotonic() - begun
+        run.wait_until(lambda metrics: has_learned(metrics) or metrics[-1]["step"] >= steps, _RUN_S)
+        metrics = run.metrics()
+    rewards = [line["reward/mean"] for line in metrics]
+    with (out / f"learning_{name}.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("step", "reward"), *((line["step"], line["reward/mean"]) for line in metrics)])
+    result = {
+        "case": name,
+        "gpus": CASES[name].gpus,
+        "steps": len(metrics),
+        "first_step_after_s": started,
+        "median_step_s": statistics.median(line["time/step_s"] for line in metrics),
+        "reward": rewards,
+        "first": metrics[0],
+        "last": metrics[-1],
+    }
+    tell(result, verdicts(metrics), out / f"learning_{name}.json")
+    return result
+
+
+def has_learned(metrics: list[dict[str, Any]]) -> bool:
+    """Whether the reward is high, not by chance."""
+    last = [line["reward/mean"] for line in metrics[-_HIGH_FOR:]]
+    return len(last) == _HIGH_FOR and sum(last) / _HIGH_FOR > HIGH
+
+
+def verdicts(metrics: list[dict[str, Any]]) -> list[Verdict]:
+    """What a run that learns has to show."""
+    last = [line["reward/mean"] for line in metrics[-_HIGH_FOR:]]
+    first = metrics[0]
+    difference = first.get("mismatch/logprob_diff/mean", first.get("mismatch/logprob_diff", float("nan")))
+    return [
+        Verdict("reward of the first step", first["reward/mean"], "at most", LOW),
+        Verdict(f"reward of the last {_HIGH_FOR} steps", sum(last) / len(last), "at least", HIGH),
+        Verdict("first step, mean ratio of the trainer's log-probs", first["ratio/mean"], "exactly", 1.0),
+        Verdict("first step, |rollout - trainer| log-prob, mean", difference, "at most", LARGEST_DIFFERENCE),
+    ]
+
+
+def largest_difference(one: dict[str, Any], other: dict[str, Any]) -> tuple[str, float]:
+    """The metric in which two first steps differ most, and by how much of it."""
+    found = {
+        name: abs(one[name] - other[name]) / max(abs(one[name]), abs(other[name]), 1e-9)
+        for name in _COMPARED
+        if name in one and name in other
+    }
+    return max(found.items(), key=lambda each: each[1])
+
+
+def summarize(folder: Path) -> None:
+    """Tell of all cases in a folder; exits with 1 where one that is there is not as it should be."""
+    results = {}
+    for name in CASES:
+        file = folder / f"learning_{name}.json"
+        if file.is_file():
+            results[name] = json.loads(file.read_text())
+    print(f"{'':40}{'GPUs':>5}{'first':>8}{'last':>8}{'steps':>7}{'s a step':>10}{'|diff|':>10}")
+    for name, result in results.items():
+        difference = result["verdicts"][-1]["value"]
+        rewards = result["reward"]
+        print(
+            f"{name:40}{result['gpus']:5}{rewards[0]:8.3f}{rewards[-1]:8.3f}{result['steps']:7}"
+            f"{result['median_step_s']:10.3f}{difference:10.5f}"
+        )
+    missing = [name for name in CASES if name not in results]
+    if missing:
+        print(f"not there: {', '.join(missing)}")
+    found = []
+    if all(name in results for name in ALIKE):
+        metric, difference = largest_difference(*(results[name]["first"] for name in ALIKE))
+        found.append(
+            Verdict(f"{' and '.join(ALIKE)}: first steps differ most in {metric}", difference, "at most", SAME)
+        )
+    all_met = all(verdict["met"] for result in results.values() for verdict in result["verdicts"])
+    tell({"cases": sorted(results), "missing": missing, "all_met": all_met}, found, folder / "learning.json")
+    sys.exit(not all_met or not all(verdict.met for verdict in found))
+
+
+if __name__ == "__main__":
+    main()

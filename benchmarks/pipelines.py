@@ -1,0 +1,144 @@
+"""The pipelines that are measured: random weights, prompts and responses of exact lengths, as mappings for YAML."""
+
+from __future__ import annotations
+
+import string
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from dagrl.data.prompt_file import PromptRow, write_prompts
+
+BYTES = {"kind": "bytes"}
+"""A tokenizer that makes a token of each letter, and says its number: prompts are as long as they are meant to be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a step generates."""
+
+    prompts: int
+    n: int
+    prompt_tokens: int
+    response_tokens: int
+
+    @property
+    def samples(self) -> int:
+        """Responses of a step."""
+        return self.prompts * self.n
+
+    @property
+    def row_tokens(self) -> int:
+        """Tokens of a prompt and its response."""
+        return self.prompt_tokens + self.response_tokens
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Tokens that a step samples."""
+        return self.samples * self.response_tokens
+
+
+def prompt_texts(load: Load, steps: int) -> list[str]:
+    """Prompts of `steps` steps, no two alike: random letters, one token each."""
+    letters = np.frombuffer((string.ascii_letters + string.digits).encode(), dtype=np.uint8)
+    drawn = np.random.default_rng(5).choice(letters, (steps * load.prompts, load.prompt_tokens))
+    return [bytes(row).decode() for row in drawn]
+
+
+def write_prompt_file(path: Path, load: Load, steps: int) -> Path:
+    """The same prompts as a parquet file."""
+    rows = (PromptRow("benchmark", text, "", {"index": index}) for index, text in enumerate(prompt_texts(load, steps)))
+    write_prompts(path, rows, {"index": pa.int64()})
+    return path
+
+
+def server_arguments(load: Load) -> dict[str, Any]:
+    """SGLang's ServerArgs, the same for the bare server and for dagrl's.
+
+    The cache has room for the tokens of a step and a little more, whatever share of the free memory that is: the rest
+    of the GPU belongs to somebody else. Decoding graphs up to the whole step.
+    """
+    if not torch.cuda.is_available():
+        return {}
+    return {
+        "mem_fraction_static": 0.85,
+        "max_total_tokens": -(-load.samples * load.row_tokens * 9 // 8),
+        "max_running_requests": load.samples,
+        "cuda_graph_max_bs_decode": load.samples,
+    }
+
+
+def group(gpus: int) -> dict[str, int]:
+    """So many GPUs, or as many CPU slots where there are none."""
+    return {"gpus_per_node" if torch.cuda.is_available() else "cpus_per_node": gpus}
+
+
+def rollout_pipeline(name: str, model: Path, prompts: Path, load: Load, server: dict[str, Any]) -> dict[str, Any]:
+    """Nothing but generation, by weights that never move."""
+    return {
+        "name": name,
+        "model": {"path": str(model), "tokenizer": BYTES},
+        "data": {
+            "train": str(prompts),
+            "prompts_per_step": load.prompts,
+            "max_prompt_tokens": load.prompt_tokens,
+            "shuffle": False,
+        },
+        "groups": {"rollout": group(1)},
+        "engines": {"generator": {"backend": "sglang", "group": "rollout", "server": server}},
+        "nodes": {
+            "rollout": {
+                "op": "rollout",
+                "engine": "generator",
+                "n": load.n,
+                "sampling": {"temperature": 1.0, "max_new_tokens": load.response_tokens, "ignore_eos": True},
+            },
+            "reward": {"op": "reward", "fn": "interludes:noise"},
+        },
+        "run": {"steps": 1_000_000},
+    }
+
+
+def grpo_pipeline(
+    name: str,
+    model: Path,
+    prompts: Path,
+    load: Load,
+    server: dict[str, Any],
+    *,
+    apart: bool = False,
+    sleep: bool = False,
+    mini_batch: int | None = None,
+    tokens_per_micro_batch: int = 16384,
+) -> dict[str, Any]:
+    """GRPO without a reference: trainer and generator together on one GPU, or apart, each on one of its own.
+
+    Together they can `sleep` while the other works. With a `mini_batch` the trainer's log-probs of the samples are
+    computed first.
+    """
+    pipeline = rollout_pipeline(name, model, prompts, load, server)
+    pipeline["groups"] = {"train": group(1), "rollout": group(1)} if apart else {"gpu": group(1)}
+    pipeline["engines"] = {
+        "actor": {"backend": "megatron", "group": "train" if apart else "gpu", "optimizer": {"lr": 1e-6}},
+        "generator": {
+            "backend": "sglang",
+            "group": "rollout" if apart else "gpu",
+            "follows": "actor",
+            "server": server,
+        },
+    }
+    if not apart and not sleep:
+        for engine in pipeline["engines"].values():
+            engine["sleep"] = False
+    budget = {"tokens_per_micro_batch": max(tokens_per_micro_batch, load.row_tokens)}
+    if mini_batch:
+        pipeline["nodes"]["old"] = {"op": "logprob", "engine": "actor", "write": "old_logprob", **budget}
+    pipeline["nodes"] |= {
+        "advantage": {"op": "advantage", "estimator": "grpo"},
+        "update": {"op": "update", "engine": "actor", **({"mini_batch": mini_batch} if mini_batch else {}), **budget},
+    }
+    return pipeline

@@ -1,0 +1,135 @@
+"""Let a colocated pipeline take many turns, and watch its memory: sleep, wake and sync must leave nothing behind.
+
+    python benchmarks/sleep_cycles.py --out FOLDER [--cycles 200]
+
+Each step of the run is a cycle: the trainer sleeps, the generator takes new weights, wakes, samples and sleeps, the
+trainer wakes and trains. GPU memory is the driver's count for the whole GPU, which must be the run's alone; host memory
+is the proportional share (PSS) of all processes of the run. What counts is the trend over the later cycles, by least
+squares. The last line of the output is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from dagrl_run import DagrlRun
+from pipelines import Load, grpo_pipeline, server_arguments, write_prompt_file
+from reports import Verdict, tell
+from workload import MODELS, write_model
+
+GPU_MIB_A_CYCLE = 0.1
+HOST_MIB_A_CYCLE = 0.5
+_START_S = 240.0
+_MIB = 2**20
+
+
+@dataclass(slots=True)
+class Watch:
+    """Memory in MiB, by the cycle in which it was looked at."""
+
+    gpu: dict[int, list[float]] = field(default_factory=dict)
+    host: dict[int, list[float]] = field(default_factory=dict)
+
+
+def main() -> None:
+    """Run, watch, tell the trend."""
+    args = _arguments()
+    load = Load(8, 2, 16, 16)
+    model = write_model((args.weights or args.out / "weights") / args.model, MODELS[args.model])
+    prompts = write_prompt_file(args.out.resolve() / "cycles_prompts.parquet", load, 16)
+    pipeline = grpo_pipeline("cycles", model.resolve(), prompts, load, server_arguments(load), sleep=True)
+    begun = time.monotonic()
+    with DagrlRun(pipeline, args.out / "cycles_run") as run:
+        run.wait_for_step(1, _START_S)
+        watch = _watch(run, args.cycles, begun + args.limit)
+        metrics = run.metrics()
+        events = [event for event in run.events() if event.name in ("sleep", "wake", "sync")]
+    _report(args, watch, metrics, {event.label for event in events}, time.monotonic() - begun)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=sorted(MODELS), default="small")
+    parser.add_argument("--cycles", type=int, default=200)
+    parser.add_argument("--settled", type=int, default=30, help="cycles that may still take memory")
+    parser.add_argument("--limit", type=float, default=3600.0, help="seconds after which the cycles so far must do")
+    parser.add_argument("--weights", type=Path, help="keep start weights here for later runs")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the run and its files")
+    parser.add_argument("--json", type=Path, help="write the results here too")
+    return parser.parse_args()
+
+
+def _watch(run: DagrlRun, cycles: int, deadline: float) -> Watch:
+    """Look at the memory until so many cycles are over, or the time is. RuntimeError where the run fails."""
+    watch, host_at = Watch(), 0.0
+    while (cycle := run.metrics()[-1]["step"] + 1) <= cycles and time.monotonic() < deadline:
+        if run.over:
+            raise RuntimeError(f"dagrl run ended in cycle {cycle}:\n{run.output}")
+        if torch.cuda.is_available():
+            free, total = torch.cuda.mem_get_info()
+            watch.gpu.setdefault(cycle, []).append((total - free) / _MIB)
+        if time.monotonic() > host_at:
+            watch.host.setdefault(cycle, []).append(_host_mib(run.pid))
+            host_at = time.monotonic() + 1.0
+        time.sleep(0.02)
+    return watch
+
+
+def _host_mib(pid: int) -> float:
+    """Proportional share of memory of a process and all that it has started."""
+    total = 0
+    run = psutil.Process(pid)
+    for process in [run, *run.children(recursive=True)]:
+        try:
+            total += process.memory_full_info().pss
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue  # it ended while we looked
+    return total / _MIB
+
+
+def trend(by_cycle: dict[int, float]) -> float:
+    """Slope of a straight line through the figures, a cycle."""
+    if len(by_cycle) < 2:
+        return 0.0
+    return float(np.polyfit(list(by_cycle), list(by_cycle.values()), 1)[0])
+
+
+def _report(
+    args: argparse.Namespace, watch: Watch, metrics: list[dict[str, Any]], seen: set[str], seconds: float
+) -> None:
+    late = range(args.settled + 1, args.cycles + 1)
+    series = {
+        "GPU, least of a cycle": {cycle: min(values) for cycle, values in watch.gpu.items()},
+        "GPU, most of a cycle": {cycle: max(values) for cycle, values in watch.gpu.items()},
+        "host": {cycle: sum(values) / len(values) for cycle, values in watch.host.items()},
+    }
+    print(f"\n{args.model}, {len(metrics)} cycles in {seconds:.0f} s; in the timeline: {', '.join(sorted(seen))}")
+    print(f"{'':24}{'first MiB':>12}{'settled':>12}{'last':>12}{'MiB a cycle':>14}")
+    verdicts = [Verdict("cycles", len(metrics), "at least", args.cycles)]
+    for name, by_cycle in series.items():
+        settled = {cycle: value for cycle, value in by_cycle.items() if cycle in late}
+        if not settled:
+            continue
+        slope = trend(settled)
+        ends = (next(iter(by_cycle.values())), next(iter(settled.values())), list(settled.values())[-1])
+        print(f"{name:24}" + "".join(f"{value:12.1f}" for value in ends) + f"{slope:14.4f}")
+        aim = GPU_MIB_A_CYCLE if name.startswith("GPU") else HOST_MIB_A_CYCLE
+        verdicts.append(Verdict(f"{name}: MiB more with each cycle", slope, "at most", aim))
+    result = {
+        "model": args.model,
+        "cycles": len(metrics),
+        "seconds": seconds,
+        "mib": {name: list(by_cycle.items()) for name, by_cycle in series.items()},
+    }
+    tell(result, verdicts, args.json)
+
+
+if __name__ == "__main__":
+    main()
