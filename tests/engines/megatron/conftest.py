@@ -2,6 +2,7 @@
 
 import datetime
 import faulthandler
+import gc
 import os
 import pickle
 import socket
@@ -228,6 +229,8 @@ def _rank(
 ) -> None:
     import torch.distributed as dist
 
+    # What was there before the fork is not the rank's to collect: looking at it would copy the test process's memory.
+    gc.freeze()
     timeout = datetime.timedelta(seconds=TIMEOUT_S)
     # A rank that hangs says where, on stderr, before the test gives it up.
     faulthandler.dump_traceback_later(TIMEOUT_S - 5)
