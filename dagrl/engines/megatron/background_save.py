@@ -82,7 +82,8 @@ class BackgroundWriter:
     def finish(self, *, wait: bool) -> bool:
         """Whether nothing is being written any more; with `wait`, True. Not collective.
 
-        Raises OSError, once, where the last state could not be written, and where it takes longer than the timeout.
+        Raises, once, what kept the last state from being written: OSError where it was the disk. TimeoutError where it
+        takes longer than the timeout.
         """
         if self._thread is None:
             return True
@@ -92,14 +93,17 @@ class BackgroundWriter:
                 raise TimeoutError(f"the checkpoint {self._folder} is not written after {self._timeout_s:g} s")
             return False
         self._thread = None
-        if self._failure is not None:
+        if isinstance(self._failure, OSError):
             raise _cannot_write(self._folder) from self._failure
+        if self._failure is not None:
+            raise self._failure
         return True
 
     def _run(self, request: AsyncRequest, arguments: list[Any], writer: Any, metadata: Any) -> None:
         try:
             self._write(request, arguments, writer, metadata)
-        except Exception as failure:  # noqa: BLE001 - handed to the rank's main thread, which raises it
+        except Exception as failure:  # noqa: BLE001
+            # Of whatever kind: an exception that ends a thread is otherwise lost, and the state would count as written.
             self._failure = failure
 
     def _write(self, request: AsyncRequest, arguments: list[Any], writer: Any, metadata: Any) -> None:
