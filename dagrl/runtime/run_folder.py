@@ -28,7 +28,7 @@ class RunFolder:
 
 @contextmanager
 def open_run_folder(path: Path, pipeline: Pipeline, resolved: str) -> Iterator[RunFolder]:
-    """Take `path` for this run and write the resolved pipeline, as YAML, there.
+    """Take `path` for this run and write the resolved pipeline, as YAML, there. At the end no torn checkpoint stays.
 
     RunError where another process holds it, where it cannot be written, where ``resume: never`` finds a checkpoint, or
     where the checkpoint belongs to another model or cannot be read.
@@ -48,7 +48,11 @@ def open_run_folder(path: Path, pipeline: Pipeline, resolved: str) -> Iterator[R
             aside = path / ".pipeline.yaml"
             aside.write_text(resolved)
             aside.replace(path / "pipeline.yaml")
-        yield RunFolder(path, checkpoints, state, newest)
+        try:
+            yield RunFolder(path, checkpoints, state, newest)
+        finally:
+            # Of a save that has failed; whoever wrote it is gone.
+            checkpoints.remove_torn()
 
 
 def model_identity(pipeline: Pipeline) -> str:

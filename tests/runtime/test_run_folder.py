@@ -150,3 +150,11 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path, pipeline) -> None:
 def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, pipeline, name: str) -> None:
     (tmp_path / name).mkdir()
     assert refusal(tmp_path, pipeline).cause == f"cannot write to the run folder {tmp_path}: Is a directory"
+
+
+def test_a_save_that_fails_leaves_nothing(tmp_path: Path, pipeline: Pipeline) -> None:
+    whole = save_checkpoint(tmp_path / "run", pipeline)
+    with pytest.raises(OSError, match="full"), open_run_folder(tmp_path / "run", pipeline, "name: second") as run:
+        (run.checkpoints.begin(5) / "half").touch()
+        raise OSError("the disk is full")
+    assert list((tmp_path / "run" / "checkpoints").iterdir()) == [whole]
