@@ -157,9 +157,13 @@ class Client:
 
         await self._manager.resume_memory_occupation(ResumeMemoryOccupationReqInput(tags=list(tags)))
 
-    async def probe(self) -> dict[str, Any]:
-        """Ask for its state, which it tells between two steps of generation."""
-        return (await self._manager.get_internal_state())[0]
+    async def capacity(self) -> tuple[int, int]:
+        """Requests that it runs at once, and tokens that its cache holds; told between two steps of generation."""
+        states = await self._manager.get_internal_state()
+        return (
+            sum(state["effective_max_running_requests_per_dp"] for state in states),
+            sum(state["memory_usage"]["token_capacity"] for state in states),
+        )
 
 
 def _pickled(thing: Any) -> bytes:

@@ -6,22 +6,18 @@ Implements `dagrl.engines.base.GenerateEngine`. `server.py` has the processes, `
 from __future__ import annotations
 
 import queue
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from dagrl.data.tokenizer import load_tokenizer
 from dagrl.engines.base import Appetite, Bucket, Completion, GenerationRequest, RankContext, Slept
 from dagrl.engines.model_source import load_hf_config
-from dagrl.engines.sglang.args import server_arguments
 from dagrl.engines.sglang.client import Client
 from dagrl.engines.sglang.gpu_memory import gpu_memory
-from dagrl.engines.sglang.model_folder import model_folder
 from dagrl.engines.sglang.responses import Responses
-from dagrl.engines.sglang.server import Server, ServerError
+from dagrl.engines.sglang.server import ServerError
 from dagrl.engines.sglang.share import ServerShare
+from dagrl.engines.sglang.start import start_server
 from dagrl.spec.residency import Residency
 from dagrl.spec.schema import ModelSpec, SamplingSpec, SglangEngineSpec
 
@@ -49,18 +45,15 @@ class SglangEngine:
         """Start the server. ValueError where the model or an argument makes no sense, ServerError where it fails."""
         self._spec = spec
         self._timeout_s = ranks.timeout_s
-        self._config = load_hf_config(model)
-        self._scratch = Path(tempfile.mkdtemp(prefix="dagrl-sglang-"))
         self._gpus = share.gpus
         self._gone: frozenset[str] = _KINDS[Residency.AWAKE]
         """Kinds of memory that were given back."""
         self.policy_version = NO_WEIGHTS if spec.follows else 0
-        folder = model_folder(model, self._scratch, seed=ranks.seed, with_weights=spec.follows is None)
-        arguments = server_arguments(spec, share, folder, seed=ranks.seed, sleeps=sleeps)
-        self._server = Server(share.name, arguments, share.log_prefix, share.start_timeout_s)
         eos = load_tokenizer(model).eos_token_id
-        client = Client(self._server.engine, self._routing())
-        self._client = client
+        routing = _routing(model) if spec.server.get("enable_return_routed_experts") else None
+        self._server = start_server(model, spec, share, seed=ranks.seed, sleeps=sleeps)
+        self._client = client = Client(self._server.engine, routing)
+        self._capacity = self._server.run(client.capacity(), "tell what it can hold", self._timeout_s)
         self._responses = Responses(client, lambda: self.policy_version, [] if eos is None else [eos])
 
     # -- generation
@@ -152,12 +145,9 @@ class SglangEngine:
 
     def appetite(self, longest: int) -> Appetite:
         """See `GenerateEngine.appetite`: what fits into the cache where responses are half as long as they may be."""
-        state = self._server.run(self._client.probe(), "tell its state", self._timeout_s)
-        copies = self._spec.server.get("dp_size", 1)
-        most = copies * state["effective_max_running_requests_per_dp"]
-        fitting = copies * state["memory_usage"]["token_capacity"] // max(1, longest // 2)
-        running = max(1, min(most, fitting))
-        return Appetite(portion=max(1, running // 8), at_once=running + -(-running // 4))
+        most, tokens = self._capacity
+        running = max(1, min(most, tokens // max(1, longest // 2)))
+        return Appetite(portion=max(1, running // 4), at_once=running + -(-running // 4))
 
     def sleep(self, residency: Residency) -> Slept:
         """See `GenerateEngine.sleep`. Without a GPU nothing is given back."""
@@ -185,17 +175,17 @@ class SglangEngine:
     def health(self, timeout_s: float) -> None:
         """ServerError where the server is not there any more, or has nothing to say within the bound."""
         self._server.check()
-        self._server.run(self._client.probe(), "give a sign of life", timeout_s)
+        self._server.run(self._client.capacity(), "give a sign of life", timeout_s)
 
     def close(self) -> None:
         """End the server and all its processes."""
         self._server.close()
-        shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def _routing(self) -> tuple[int, int] | None:
-        if not self._spec.server.get("enable_return_routed_experts"):
-            return None
-        return self._config.num_hidden_layers, self._config.num_experts_per_tok
+
+def _routing(model: ModelSpec) -> tuple[int, int]:
+    """Layers, and experts that each token goes to."""
+    config = load_hf_config(model)
+    return config.num_hidden_layers, config.num_experts_per_tok
 
 
 async def _called(function: Callable[[], None]) -> None:

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 
 def prepare_cpu() -> None:
-    """Without a GPU, have SGLang's rotary embedding take its plain torch form: it would look for a vllm kernel."""
+    """Without a GPU, do without what only GPUs have: a kernel of vllm's, and host memory that is pinned for them."""
     import torch
 
     if torch.cuda.is_available():
         return
-    from sglang.srt.layers.rotary_embedding import base
+    from sglang.srt.layers.rotary_embedding import base as rotary_embedding
+    from sglang.srt.state_capturer import base as state_capturer
 
-    base._is_cpu = True
+    rotary_embedding._is_cpu = True
+
+    class PageableHostCache(state_capturer.BaseHostCache):
+        def __init__(self, num_tokens: int, num_layers: int, topk_size: int, name: str) -> None:
+            self.buffer = torch.zeros((num_tokens, num_layers, topk_size), dtype=torch.int32)
+            self.num_tokens, self.num_layers, self.topk_size, self.name = num_tokens, num_layers, topk_size, name
+
+    state_capturer.BaseHostCache = PageableHostCache

@@ -23,15 +23,6 @@ def run_scheduler(log_prefix: Path, *args: Any) -> None:
     run_scheduler_process(*args)
 
 
-def run_detokenizer(log_prefix: Path, server_args: Any, port_args: Any) -> None:
-    """SGLang's detokenizer, which has nothing to do where tokens go out by their ids, and starts all the same."""
-    _print_to(log_prefix.with_name(f"{log_prefix.name}-detokenizer.log"))
-    _end_with_parent()
-    from sglang.srt.managers.detokenizer_manager import run_detokenizer_process
-
-    run_detokenizer_process(server_args, port_args)
-
-
 def _print_to(log: Path) -> None:
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for standard in (1, 2):

@@ -77,7 +77,7 @@ class Responses:
             async with asyncio.TaskGroup() as group:
                 for index, request in enumerate(requests):
                     group.create_task(self._respond(_Response(index, request), sampling, born, deliver))
-        except* (ServerError, ValueError) as failures:
+        except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
 
     def abort(self) -> None:

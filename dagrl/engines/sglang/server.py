@@ -18,10 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dagrl.engines.sglang.processes import run_detokenizer, run_scheduler
+from dagrl.engines.sglang.processes import run_scheduler
 
 _WATCH_S = 0.5
 _LAST_LINES = 4
+_STACKS = "-stacks.log"
+"""Ends the name of the file with what the worker's threads were doing when a process failed."""
 _END_S = 10.0
 """How long the loop may take to stop, once its processes are gone."""
 
@@ -33,10 +35,17 @@ class ServerError(OSError):
 class Server:
     """SGLang on one machine."""
 
-    def __init__(self, name: str, arguments: Mapping[str, Any], log_prefix: Path, start_timeout_s: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        log_prefix: Path,
+        start_timeout_s: float,
+        circumstances: str = "",
+    ) -> None:
         """Start it with ServerArgs' `arguments`; its processes print to files whose names begin as `log_prefix`.
 
-        ServerError, with the cause, where it does not start in time.
+        ServerError, with the cause and the `circumstances`, where it does not start in time.
         """
         self._name = name
         self._arguments = dict(arguments)
@@ -46,13 +55,13 @@ class Server:
         self._processes: list[Any] = []
         self._started: concurrent.futures.Future[Any] = concurrent.futures.Future()
         log_prefix.parent.mkdir(parents=True, exist_ok=True)
-        self._stacks = log_prefix.with_name(f"{log_prefix.name}-stacks.log").open("a")
+        self._stacks = log_prefix.with_name(f"{log_prefix.name}{_STACKS}").open("a")
         # A process that fails sends its parent this signal, which would end the worker without a word on the cause.
         # Unlike a handler in Python, this one can be set from any thread.
         faulthandler.register(signal.SIGQUIT, file=self._stacks, chain=False)
         self._thread = threading.Thread(target=self._live, name=f"sglang {name}", daemon=True)
         self._thread.start()
-        self.engine: Any = self._await_start(start_timeout_s)
+        self.engine: Any = self._await_start(start_timeout_s, circumstances)
         """SGLang's engine object, to be used on its own loop."""
         asyncio.run_coroutine_threadsafe(self._watch(), self.engine.loop)
 
@@ -128,13 +137,13 @@ class Server:
 
     # -- beginning and end
 
-    def _await_start(self, timeout_s: float) -> Any:
+    def _await_start(self, timeout_s: float, circumstances: str) -> Any:
         done, _ = concurrent.futures.wait([self._started], timeout=timeout_s)
         failure = self._started.exception() if done else None
         if done and failure is None:
             return self._started.result()
         what = f"did not start: {_first_line(failure)}" if failure else f"was not ready after {timeout_s:g} s"
-        message = f"SGLang server {self._name} {what}{self._last_words()}"
+        message = f"SGLang server {self._name} {what}{circumstances}{self._last_words()}"
         for process in self._processes:
             process.kill()
         raise ServerError(message) from failure
@@ -142,7 +151,7 @@ class Server:
     def _last_words(self) -> str:
         """What its processes printed last, and where the rest is: of the one whose log was written to last."""
         logs = [path for path in self._log_prefix.parent.glob(f"{self._log_prefix.name}*.log") if path.stat().st_size]
-        logs = [path for path in logs if not path.name.endswith(("-stacks.log", "-detokenizer.log"))]
+        logs = [path for path in logs if not path.name.endswith(_STACKS)]
         if not logs:
             return ""
         newest = max(logs, key=lambda path: path.stat().st_mtime)
@@ -156,7 +165,6 @@ def _engine_class(log_prefix: Path, processes: list[Any]) -> Any:
 
     class _Engine(Engine):
         run_scheduler_process_func = staticmethod(partial(run_scheduler, log_prefix))
-        run_detokenizer_process_func = staticmethod(partial(run_detokenizer, log_prefix))
 
         @classmethod
         def _launch_scheduler_processes(cls, *args: Any, **kwargs: Any) -> Any:
@@ -166,9 +174,8 @@ def _engine_class(log_prefix: Path, processes: list[Any]) -> Any:
 
         @classmethod
         def _launch_detokenizer_subprocesses(cls, *args: Any, **kwargs: Any) -> Any:
-            started, names = super()._launch_detokenizer_subprocesses(*args, **kwargs)
-            processes.extend(started)
-            return started, names
+            # Tokens go out by their ids: SGLang would start one all the same, which takes a GiB and hears of nothing.
+            return [], []
 
     return _Engine
 

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 from dagrl.engines.base import Appetite, Bucket, Completion, GenerationRequest, RankContext, Slept
-from dagrl.engines.sglang.args import server_arguments
-from dagrl.engines.sglang.model_folder import model_folder
-from dagrl.engines.sglang.server import Server
 from dagrl.engines.sglang.share import ServerShare
+from dagrl.engines.sglang.start import start_server
 from dagrl.spec.residency import Residency
 from dagrl.spec.schema import ModelSpec, SamplingSpec, SglangEngineSpec
 
@@ -60,12 +55,8 @@ class NodeShare(HeldSlot):
         self, model: ModelSpec, spec: SglangEngineSpec, ranks: RankContext, share: ServerShare, *, sleeps: bool
     ) -> None:
         """Start them, while the other machines' are started. ValueError and ServerError as `SglangEngine` has them."""
-        self._scratch = Path(tempfile.mkdtemp(prefix="dagrl-sglang-"))
-        folder = model_folder(model, self._scratch, seed=ranks.seed, with_weights=spec.follows is None)
-        arguments = server_arguments(spec, share, folder, seed=ranks.seed, sleeps=sleeps)
-        self._server = Server(share.name, arguments, share.log_prefix, share.start_timeout_s)
+        self._server = start_server(model, spec, share, seed=ranks.seed, sleeps=sleeps)
 
     def close(self) -> None:
         """End the processes."""
         self._server.close()
-        shutil.rmtree(self._scratch, ignore_errors=True)

@@ -1,0 +1,41 @@
+"""Starts a machine's share of a server: the model's folder, the arguments, the processes."""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from pathlib import Path
+
+from dagrl.engines.sglang.args import server_arguments
+from dagrl.engines.sglang.gpu_memory import gpu_memory
+from dagrl.engines.sglang.model_folder import model_folder
+from dagrl.engines.sglang.server import Server, ServerError
+from dagrl.engines.sglang.share import ServerShare
+from dagrl.spec.schema import ModelSpec, SglangEngineSpec
+
+
+def start_server(model: ModelSpec, spec: SglangEngineSpec, share: ServerShare, *, seed: int, sleeps: bool) -> Server:
+    """The share's processes, ready; together with the other machines', which start at the same time.
+
+    ValueError where the model or an argument makes no sense, ServerError where the server fails or is not ready in
+    time.
+    """
+    if importlib.util.find_spec("sglang") is None:
+        raise ServerError("SGLang is not installed; install it with `uv pip install -r requirements/sglang.txt`")
+    # SGLang reads the folder while it starts, and never again.
+    with tempfile.TemporaryDirectory(prefix="dagrl-sglang-") as scratch:
+        folder = model_folder(model, Path(scratch), seed=seed, with_weights=spec.follows is None)
+        arguments = server_arguments(spec, share, folder, seed=seed, sleeps=sleeps)
+        return Server(
+            share.name, arguments, share.log_prefix, share.start_timeout_s, circumstances=_memory(spec, share)
+        )
+
+
+def _memory(spec: SglangEngineSpec, share: ServerShare) -> str:
+    """What GPUs have left now: the commonest reason for a start to fail."""
+    memory = gpu_memory(share.gpus)
+    if not memory:
+        return ""
+    fraction = spec.server.get("mem_fraction_static")
+    wanted = f", and mem_fraction_static is {fraction:g} of what is free" if fraction is not None else ""
+    return f"; before it started, {', '.join(map(str, memory))}{wanted}"
