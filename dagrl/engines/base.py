@@ -150,8 +150,8 @@ class TrainEngine(Engine, Protocol):
         """
         ...
 
-    def wake(self) -> None:
-        """Bring back what `sleep` took away, to the bit."""
+    def wake(self, residency: Residency = Residency.AWAKE) -> None:
+        """Bring back what `sleep` took away, as far as `residency`, to the bit."""
         ...
 
     def start_weights(self) -> AbstractContextManager[None]:
@@ -253,7 +253,10 @@ class GenerateEngine(Engine, Protocol):
         ...
 
     def sleep(self, residency: Residency) -> Slept:
-        """Give device memory back, down to `residency`. Nothing may be in generation."""
+        """Give device memory back, down to `residency`. Nothing may be in generation.
+
+        Asleep, an engine that follows another has no weights any more; one that follows none keeps its own.
+        """
         ...
 
     def wake(self, residency: Residency) -> None:

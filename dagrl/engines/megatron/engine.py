@@ -13,13 +13,14 @@ from typing import Any
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
 from dagrl.engines.base import Bucket, Objective, RankContext, Slept
+from dagrl.engines.device_memory import device_gib_used
 from dagrl.engines.megatron import checkpoint, communicators, distributed
 from dagrl.engines.megatron.background_save import BackgroundWriter
 from dagrl.engines.megatron.config import transformer_config
 from dagrl.engines.megatron.converters import choose_converter
 from dagrl.engines.megatron.fields import refuse_clashes
 from dagrl.engines.megatron.loss import add_up, sum_over_replicas
-from dagrl.engines.megatron.memory import EngineMemory, device_gib_used, release_caches
+from dagrl.engines.megatron.memory import EngineMemory, release_caches
 from dagrl.engines.megatron.model import build_model
 from dagrl.engines.megatron.optimizer import (
     apply_gradient,
@@ -35,6 +36,7 @@ from dagrl.engines.megatron.start_weights import StartWeights
 from dagrl.engines.megatron.step import PackedModel
 from dagrl.engines.megatron.stored_weights import load_start_weights
 from dagrl.engines.model_source import load_hf_config, weight_source
+from dagrl.spec.residency import Residency
 from dagrl.spec.schema import MegatronEngineSpec, ModelSpec
 
 
@@ -132,22 +134,26 @@ class MegatronEngine:
         self.policy_version += 1
         return _means(sum_over_replicas(add_up(sums))) | {"grad_norm": Stat.of(norms), "lr": Stat.of([lr])}
 
-    def sleep(self) -> Slept:
-        """See `TrainEngine.sleep`. RuntimeError where it is asleep already; TimeoutError where other ranks are not.
+    def sleep(self, residency: Residency = Residency.ASLEEP) -> Slept:
+        """See `TrainEngine.sleep`. RuntimeError where there is no more to give; TimeoutError where other ranks do not.
 
         The figures are the driver's for the whole device: what other processes took or gave back since this engine
         began is in `held_gib`, and what they do meanwhile in both.
         """
         before = device_gib_used()
-        self._memory.sleep()
-        communicators.close_all(self._timeout_s)
+        self._memory.sleep(residency)
+        # Until then, exporting the weights takes them.
+        if residency is Residency.ASLEEP:
+            communicators.close_all(self._timeout_s)
         release_caches()
         return Slept(freed_gib=before - device_gib_used(), held_gib=before - self._gib_used_by_others)
 
-    def wake(self) -> None:
-        """See `TrainEngine.wake`. RuntimeError where it is not asleep. NCCL connects again in the first task."""
-        communicators.open_all()
-        self._memory.wake()
+    def wake(self, residency: Residency = Residency.AWAKE) -> None:
+        """See `TrainEngine.wake`. RuntimeError where it is as awake already. NCCL connects again in the first task."""
+        was_asleep = self._memory.residency is Residency.ASLEEP
+        self._memory.wake(residency)
+        if was_asleep:
+            communicators.open_all()
 
     @contextmanager
     def start_weights(self) -> Iterator[None]:
@@ -162,7 +168,7 @@ class MegatronEngine:
 
     def export_weights(self, bucket_bytes: int) -> Iterator[Bucket]:
         """See `TrainEngine.export_weights`."""
-        with self._memory.weights():
+        with self._memory.weights_alone():
             yield from self._converter.export_hf_weights(self._model.chunks, self._hf_config, bucket_bytes)
 
     def save(self, folder: Path, *, asynchronous: bool = False) -> None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from dagrl.engines.megatron.memory import HostMemory
+from dagrl.engines.device_memory import HostMemory
 
 
 class StartWeights:

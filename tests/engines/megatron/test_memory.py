@@ -10,8 +10,10 @@ import torch
 
 from dagrl.data.batch import Batch
 from dagrl.engines.base import Slept
+from dagrl.engines.device_memory import HostMemory, Part
 from dagrl.engines.megatron import communicators, distributed
-from dagrl.engines.megatron.memory import HostMemory, Part, gradient_storages, optimizer_storages, weight_storages
+from dagrl.engines.megatron.memory import gradient_storages, optimizer_storages, weight_storages
+from dagrl.spec.residency import Residency
 
 PARTS = ("param", "grad", "optimizer")
 ALL = dict.fromkeys(PARTS, True)
@@ -59,8 +61,7 @@ def train(engine: Any, samples: Batch, objective: Any, between: Callable[[], Non
         started = engine.logprobs(texts[0], temperature=1.0, **TOKENS).values
     between()
     now = engine.logprobs(texts[0], temperature=1.0, **TOKENS).values
-    exported = {name: exact(tensor) for bucket in engine.export_weights(1 << 20) for name, tensor in bucket}
-    return {"norms": norms, "start": started, "now": now, "weights": exported}
+    return {"norms": norms, "start": started, "now": now, "weights": exported(engine)}
 
 
 def assert_identical(left: dict[str, Any], right: dict[str, Any]) -> None:
@@ -78,6 +79,10 @@ def bytes_on_device(engine: Any) -> dict[str, int]:
         "optimizer": optimizer_storages(chunks, optimizer),
     }
     return {part: sum(storage.nbytes() for storage in storages.values()) for part, storages in found.items()}
+
+
+def exported(engine: Any) -> dict[str, np.ndarray]:
+    return {name: exact(tensor) for bucket in engine.export_weights(1 << 20) for name, tensor in bucket}
 
 
 @pytest.fixture
@@ -131,6 +136,52 @@ def test_offload_and_sleep_change_nothing_but_where_memory_is(run, plain, closab
         assert slept[rank]["held"][2::2] == untouched["held"][1:]
 
 
+@pytest.mark.parametrize(
+    ("layout", "offload"),
+    [("tp2", {}), ("pp2", {}), ("dp2, overlap", {"param": True, "optimizer": True}), ("bfloat16", {})],
+)
+def test_an_engine_goes_down_to_its_weights_and_gives_them_out_before_it_sleeps(
+    run_engine, samples: Batch, objective: Any, plain, closable, layout: str, offload: dict[str, bool]
+) -> None:
+    """As at a sync within a group, from either residency back up."""
+    world_size, own = LAYOUTS[layout]
+
+    def on_rank(engine: Any) -> dict[str, Any]:
+        sent: list[dict[str, np.ndarray]] = []
+        held: list[dict[str, int]] = []
+
+        def stop_at(*ways: tuple[str, Residency]) -> None:
+            for way, residency in ways:
+                getattr(engine, way)(residency)
+                held.append(bytes_on_device(engine))
+                if residency is Residency.WEIGHTS:
+                    sent.append(exported(engine))
+
+        asleep, weights, awake = Residency.ASLEEP, Residency.WEIGHTS, Residency.AWAKE
+        ways = iter(
+            [
+                [("sleep", weights), ("sleep", asleep), ("wake", awake)],
+                [("sleep", asleep), ("wake", weights), ("wake", awake)],
+                [("sleep", weights), ("wake", awake)],
+            ]
+        )
+        return train(engine, samples, objective, lambda: stop_at(*next(ways))) | {"sent": sent, "held": held}
+
+    fields = {"optimizer": ADAM, "keep_start_weights": True, **own}
+    slept = run_engine(world_size, on_rank, **fields, offload=offload)
+    for rank, (left, right) in enumerate(zip(plain(layout), slept, strict=True)):
+        assert_identical(left, right)
+        present = [{part for part, size in held.items() if size} for held in right["held"]]
+        alone, whole = ({"param"}, set(PARTS)) if not offload else (set(), {"grad"})
+        assert present == [alone, set(), whole, set(), alone, whole, alone, whole]
+        # After the second of its two updates the engine trained no more: twice the same weights, as at the end.
+        _, after, end = right["sent"]
+        assert after.keys() == end.keys() == left["weights"].keys()
+        assert bool(after) == (rank == 0)
+        assert all(np.array_equal(after[name], left["weights"][name]) for name in after)
+        assert all(np.array_equal(end[name], left["weights"][name]) for name in end)
+
+
 @pytest.mark.parametrize("chosen", [choice for choice in product([False, True], repeat=3) if any(choice)])
 def test_each_part_stays_away_on_its_own(run, plain, chosen: tuple[bool, ...]) -> None:
     offload = dict(zip(PARTS, chosen, strict=True))
@@ -140,31 +191,40 @@ def test_each_part_stays_away_on_its_own(run, plain, chosen: tuple[bool, ...]) -
         assert held == {part: 0 if offload[part] else size for part, size in held_plain.items()}
 
 
-def test_a_sleeping_engine_refuses_in_a_sentence(run_engine, samples: Batch, objective: Any, tmp_path: Path) -> None:
-    def on_rank(engine: Any) -> list[str]:
+def test_an_engine_that_is_not_awake_refuses_in_a_sentence(
+    run_engine, samples: Batch, objective: Any, tmp_path: Path
+) -> None:
+    def on_rank(engine: Any) -> list[list[str]]:
         asked: list[Callable[[], Any]] = [
             lambda: engine.logprobs(samples, temperature=1.0, **TOKENS),
             lambda: engine.update([samples], objective, **TOKENS),
-            lambda: list(engine.export_weights(1 << 20)),
             lambda: engine.start_weights().__enter__(),
             lambda: engine.save(tmp_path / "saved"),
             lambda: engine.load(tmp_path / "saved"),
-            engine.sleep,
+            lambda: engine.sleep(residency),
+            lambda: engine.wake(residency),
         ]
-        engine.sleep()
-        answers = []
-        for ask in asked:
-            with pytest.raises(RuntimeError) as caught:
-                ask()
-            answers.append(str(caught.value))
+        answers: list[list[str]] = []
+        for residency in (Residency.WEIGHTS, Residency.ASLEEP):
+            engine.sleep(residency)
+            answers.append([])
+            for ask in (*asked, *([lambda: exported(engine)] if residency is Residency.ASLEEP else [])):
+                with pytest.raises(RuntimeError) as caught:
+                    ask()
+                answers[-1].append(str(caught.value))
         engine.wake()
-        with pytest.raises(RuntimeError, match="the engine is awake"):
+        with pytest.raises(RuntimeError, match="the engine is awake already; wake\\(\\) comes after sleep\\(\\)"):
             engine.wake()
         engine.logprobs(samples, temperature=1.0, **TOKENS)
         return answers
 
-    (answers,) = run_engine(1, on_rank, keep_start_weights=True)
-    assert len(answers) == 7 and all("the engine sleeps; call wake()" in answer for answer in answers)
+    ((down, asleep),) = run_engine(1, on_rank, keep_start_weights=True)
+    for answers, state in ((down, "down to its weights"), (asleep, "asleep")):
+        refused = f"the engine is {state}; call wake() before anything else is asked of it"
+        assert answers[:5] == [refused] * 5
+        assert answers[5] == f"the engine is {state} already; wake() comes before another sleep()"
+        assert answers[6] == f"the engine is {state} already; wake() comes after sleep()"
+    assert asleep[7:] == ["the engine is asleep; call wake() before anything else is asked of it"]
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -215,7 +275,7 @@ def test_a_model_with_recorded_addresses_cannot_be_offloaded(run_engine) -> None
             EngineMemory(engine._model.chunks, engine._training.optimizer, OffloadSpec(grad=True))
         memory = EngineMemory(engine._model.chunks, engine._training.optimizer, OffloadSpec())
         with pytest.raises(RuntimeError, match="cannot sleep"):
-            memory.sleep()
+            memory.sleep(Residency.WEIGHTS)
         return str(caught.value)
 
     assert "offload: transformer.cuda_graph_impl 'local' records addresses" in run_engine(1, on_rank)[0]

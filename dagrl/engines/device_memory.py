@@ -1,0 +1,149 @@
+"""What leaves a device and comes back to it: storages are emptied and filled again, their contents wait on the host.
+
+So everything that looks into them stays as it is: tensors, views of them, and whoever holds either. Used by the engines
+that give memory back while others work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+_GIB = 2**30
+_CHUNK_BYTES = 64 << 20
+"""A power of two: torch rounds pinned memory up to one."""
+_ALIGNMENT = 256
+
+Storages = dict[int, torch.UntypedStorage]
+"""Storages by their address as objects, which stays while their memory comes and goes."""
+
+
+class HostMemory:
+    """Room on the host for the contents of storages, pinned where they are a GPU's; taken once and used again."""
+
+    def __init__(self, chunk_bytes: int = _CHUNK_BYTES) -> None:
+        self._chunk_bytes = chunk_bytes
+        self._chunks: list[torch.Tensor] = []
+
+    @property
+    def nbytes(self) -> int:
+        """What was taken from the host so far."""
+        return len(self._chunks) * self._chunk_bytes
+
+    def put(self, storages: Sequence[torch.UntypedStorage]) -> None:
+        """Copy the contents here, over what was put before. On a GPU the copies are queued only."""
+        for device, host in self.pieces(map(_bytes_of, storages)):
+            host.copy_(device, non_blocking=True)
+
+    def take(self, storages: Sequence[torch.UntypedStorage]) -> None:
+        """Copy back what was put, into storages of the same sizes in the same order. On a GPU queued only."""
+        for device, host in self.pieces(map(_bytes_of, storages)):
+            device.copy_(host, non_blocking=True)
+
+    def pieces(self, contents: Iterable[torch.Tensor]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Pieces of `contents`, uint8 [bytes] each, with their places here: they lie end to end, over the chunks."""
+        position = 0
+        for content in contents:
+            done = 0
+            while done < len(content):
+                chunk, start = divmod(position, self._chunk_bytes)
+                length = min(len(content) - done, self._chunk_bytes - start)
+                yield content[done : done + length], self._chunk(chunk, content.device)[start : start + length]
+                done += length
+                position += length
+            position += -position % _ALIGNMENT
+
+    def _chunk(self, index: int, device: torch.device) -> torch.Tensor:
+        if index == len(self._chunks):
+            pinned = device.type == "cuda"
+            self._chunks.append(torch.empty(self._chunk_bytes, dtype=torch.uint8, pin_memory=pinned))
+        return self._chunks[index]
+
+
+class Part:
+    """Storages on the device that can be away: their contents wait on the host, or are dropped."""
+
+    def __init__(self, storages: Callable[[], Storages], *, keep: bool, rests_away: bool) -> None:
+        """`storages` is asked whenever the part leaves. Without `keep` it comes back as zeros. With `rests_away` it
+        is away whenever nobody uses it, beginning now.
+        """
+        self._storages, self._keep, self._rests_away = storages, keep, rests_away
+        self._host = HostMemory()
+        self._away: list[tuple[torch.UntypedStorage, int]] | None = None
+        self._users = 0
+        if rests_away:
+            self._leave()
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Within the context the part is on the device."""
+        if self._away is not None:
+            self._come_back()
+        self._users += 1
+        try:
+            yield
+        finally:
+            self._users -= 1
+            if self._users == 0 and self._rests_away:
+                self._leave()
+
+    def sleep(self) -> None:
+        """Be away until `wake`, used or not."""
+        assert self._users == 0, "the part is in use"
+        if self._away is None:
+            self._leave()
+
+    def wake(self) -> None:
+        """Undo `sleep`."""
+        if not self._rests_away:
+            self._come_back()
+
+    def _leave(self) -> None:
+        storages = list(self._storages().values())
+        if self._keep:
+            self._host.put(storages)
+        # Before the memory is given to somebody else.
+        _synchronize()
+        self._away = [(storage, storage.nbytes()) for storage in storages]
+        for storage in storages:
+            storage.resize_(0)
+
+    def _come_back(self) -> None:
+        assert self._away is not None, "the part is on the device"
+        storages = []
+        for storage, nbytes in self._away:
+            storage.resize_(nbytes)
+            storages.append(storage)
+        if self._keep:
+            self._host.take(storages)
+        else:
+            for storage in storages:
+                _bytes_of(storage).zero_()
+        # Before another stream reads it, or the host writes to what it is copied from.
+        _synchronize()
+        self._away = None
+
+
+def storages_of(tensors: Iterable[torch.Tensor]) -> Storages:
+    """The storages that tensors look into, each once."""
+    storages = (tensor.untyped_storage() for tensor in tensors)
+    return {storage._cdata: storage for storage in storages}
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def device_gib_used() -> float:
+    """What is taken on this process's GPU, as the driver counts it, by other processes too; 0 without a GPU."""
+    if not torch.cuda.is_available():
+        return 0.0
+    free, total = torch.cuda.mem_get_info()
+    return (total - free) / _GIB
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
