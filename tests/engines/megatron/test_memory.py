@@ -10,7 +10,6 @@ import torch
 
 from dagrl.data.batch import Batch
 from dagrl.engines.base import Slept
-from dagrl.engines.device_memory import HostMemory, Part
 from dagrl.engines.megatron import communicators, distributed
 from dagrl.engines.megatron.memory import gradient_storages, optimizer_storages, weight_storages
 from dagrl.spec.residency import Residency
@@ -279,42 +278,3 @@ def test_a_model_with_recorded_addresses_cannot_be_offloaded(run_engine) -> None
         return str(caught.value)
 
     assert "offload: transformer.cuda_graph_impl 'local' records addresses" in run_engine(1, on_rank)[0]
-
-
-def test_contents_come_back_over_the_borders_of_chunks_and_room_is_used_again() -> None:
-    generator = torch.Generator().manual_seed(3)
-    tensors = [torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator) for size in (700, 1, 0, 1024, 3)]
-    storages = [tensor.untyped_storage() for tensor in tensors]
-    wanted = [tensor.clone() for tensor in tensors]
-    host = HostMemory(chunk_bytes=512)
-    for _ in range(3):
-        host.put(storages)
-        for tensor in tensors:
-            tensor.zero_()
-        host.take(storages)
-        assert all(torch.equal(tensor, content) for tensor, content in zip(tensors, wanted, strict=True))
-        # 700 bytes fill up to 768, then 1 to 256, 1024, and 3.
-        assert host.nbytes == 5 * 512
-
-
-def test_views_see_a_part_that_was_away_and_users_may_nest() -> None:
-    whole = torch.arange(8.0)
-    view = whole[2:4]
-    part = Part(lambda: {0: whole.untyped_storage()}, keep=True, rests_away=True)
-    assert whole.untyped_storage().nbytes() == 0
-    with part.in_use():
-        with part.in_use():
-            view.add_(1)
-        assert whole.tolist() == [0, 1, 3, 4, 4, 5, 6, 7]
-    assert whole.untyped_storage().nbytes() == 0
-    with part.in_use():
-        assert view.tolist() == [3, 4]
-
-
-def test_what_is_not_kept_comes_back_as_zeros() -> None:
-    tensor = torch.ones(3)
-    part = Part(lambda: {0: tensor.untyped_storage()}, keep=False, rests_away=False)
-    part.sleep()
-    assert tensor.untyped_storage().nbytes() == 0
-    part.wake()
-    assert tensor.tolist() == [0, 0, 0]
