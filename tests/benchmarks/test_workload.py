@@ -1,4 +1,3 @@
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +9,8 @@ from dagrl.spec.schema import ModelSpec
 
 
 @pytest.fixture(scope="module")
-def workload():
-    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-    try:
-        import workload
-
-        yield workload
-    finally:
-        sys.path.pop(0)
+def workload(benchmark_module):
+    return benchmark_module("workload")
 
 
 def test_a_written_model_is_whole_and_random(workload, tmp_path: Path) -> None:

@@ -1,0 +1,75 @@
+"""The arithmetic task with SGLang on GPUs, in each layout of `benchmarks/learning.py`: what must hold of every run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(600)]
+
+STEPS = 80
+CASES = (
+    "one_gpu_colocated",
+    "two_gpus_apart",
+    "two_gpus_colocated_tp2_to_tp1",
+    "two_gpus_colocated_tp2_to_tp2",
+    "two_gpus_colocated_experts_ep2_to_ep2",
+    "four_gpus_apart_tp2_to_tp1",
+    "four_gpus_apart_tp2_to_tp2",
+)
+
+
+@pytest.fixture(scope="module")
+def learning(benchmark_module):
+    return benchmark_module("learning")
+
+
+@pytest.fixture(scope="module")
+def learned(lab, learning, tmp_path_factory) -> Callable[[str], Any]:
+    """A case's run, to its last step; each is run once."""
+
+    @cache
+    def run_case(name: str) -> Any:
+        if torch.cuda.device_count() < learning.CASES[name].gpus:
+            pytest.skip(f"needs {learning.CASES[name].gpus} GPUs")
+        folder: Path = tmp_path_factory.mktemp(name)
+        file = folder / "pipeline.yaml"
+        file.write_text(yaml.safe_dump(learning.pipeline(name, STEPS), sort_keys=False))
+        run = lab.start(file, folder / "run")
+        assert run.wait() == 0, run.output
+        return run
+
+    return run_case
+
+
+def test_no_case_is_left_out(learning):
+    assert sorted(CASES) == sorted(learning.CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_learns_and_both_engines_agree_on_log_probs(learning, learned, name: str):
+    run = learned(name)
+    metrics = run.metrics()
+    assert [line["step"] for line in metrics] == list(range(1, STEPS + 1))
+    assert [verdict.line() for verdict in learning.verdicts(metrics) if not verdict.met] == []
+    assert [line["policy_version"] for line in metrics] == list(range(1, STEPS + 1))
+    assert all(line["staleness/max"] == 0 for line in metrics)
+    assert run.left_behind() == []
+
+
+def test_first_steps_are_the_same_with_trainer_and_generator_together_and_apart(learning, learned):
+    one, other = (learned(name).metrics()[0] for name in learning.ALIKE)
+    metric, difference = learning.largest_difference(one, other)
+    assert difference <= learning.SAME, f"{metric}: {one[metric]} and {other[metric]}"
+
+
+def test_engines_on_one_gpu_take_turns_in_its_memory(learned):
+    run = learned("one_gpu_colocated")
+    told = (run.folder / "timeline.json").read_text()
+    assert '"sleep"' in told and '"wake"' in told
