@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from dagrl.algorithms.kl import kl_estimate
+from dagrl.algorithms.rows import Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +57,7 @@ def gspo(
     old_logprob: torch.Tensor,
     advantage: torch.Tensor,
     *,
-    row: torch.Tensor,
-    active: torch.Tensor,
+    rows: Rows,
     clip_low: float,
     clip_high: float,
 ) -> PolicyLoss:
@@ -72,13 +72,13 @@ def gspo(
         logprob: [T].
         old_logprob: [T].
         advantage: [T].
-        row: response of each token, ascending; all tokens of a response must be here.
-        active: bool; the other tokens do not count in the mean.
+        rows: the responses; all tokens of one must be here, and those that are not active do not count in the mean.
         clip_low: lower bound of s, below 1.
         clip_high: upper bound of s, above 1.
 
     """
-    ratio = torch.exp(_row_means((logprob - old_logprob).detach(), row, active))
+    difference = (logprob - old_logprob).detach()
+    ratio = torch.exp(rows.means(difference).to(difference.dtype))
     # Times 1, with the gradient of the token's log-prob.
     surrogate = ratio * torch.exp(logprob - logprob.detach())
     loss, clipped = _pessimistic(-surrogate * advantage, -surrogate.clamp(1 - clip_low, 1 + clip_high) * advantage)
@@ -130,13 +130,3 @@ def reinforce(logprob: torch.Tensor, old_logprob: torch.Tensor, advantage: torch
 def _pessimistic(free: torch.Tensor, bounded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The larger of two losses, and where the bounded one is it: there the clip stops the gradient."""
     return torch.maximum(free, bounded), bounded > free
-
-
-def _row_means(values: torch.Tensor, row: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
-    """For each token the mean of `values` over the active tokens of its row [T]; 0 in rows without any."""
-    first = torch.searchsorted(row, row)
-    # Float64, so that the order in which a GPU adds up does not show in the result.
-    nothing = torch.zeros(values.shape, dtype=torch.float64, device=values.device)
-    sums = nothing.index_add(0, first, torch.where(active, values, 0.0).double())
-    counts = nothing.index_add(0, first, active.double())
-    return (sums / counts.clamp(min=1))[first].to(values.dtype)

@@ -13,14 +13,16 @@ import torch
 
 from dagrl.algorithms.kl import kl_estimate
 from dagrl.algorithms.losses import PolicyLoss, cispo, cpgd, gspo, ppo_clip, reinforce
+from dagrl.algorithms.mismatch import mismatch_metrics
+from dagrl.algorithms.rollout_correction import Correction, correct, correction_metrics, importance_totals
+from dagrl.algorithms.rows import Rows
 from dagrl.data.batch import Batch, Column
-from dagrl.spec.schema import LossSpec
+from dagrl.data.tally import tally, tally_mean
+from dagrl.spec.schema import LossSpec, RolloutCorrectionSpec
 
 if TYPE_CHECKING:
     # The contract only: formulas do not need engines to run.
     from dagrl.engines.base import ResponseTokens
-
-Metrics = dict[str, tuple[torch.Tensor, torch.Tensor]]
 
 
 class PolicyObjective:
@@ -36,6 +38,8 @@ class PolicyObjective:
         temperature: float,
         available: Collection[str],
         *,
+        correction: RolloutCorrectionSpec | None = None,
+        old_is_rollout: bool = False,
         needs_entropy: bool = True,
         longest_response: int | None = None,
     ) -> None:
@@ -44,20 +48,25 @@ class PolicyObjective:
         - ``old_logprob``: without it the tokens' current log-probs stand in for the old ones. That is exact as long as
           the weights have not moved since sampling: with one optimizer step for each batch.
         - ``ref_logprob``: must be there if ``loss.kl_coef`` is above 0; else the divergence is only reported.
+        - ``rollout_logprob``: must be there for a `correction`; else it is only compared with the trainer's log-probs.
+          Those are the old ones, or the current ones where `old_is_rollout`: where the generator's own are the old.
 
         `needs_entropy` False leaves the entropy out of the metrics where the loss does not need it. `longest_response`
         is the most tokens that a response is asked for: what seq-mean-token-sum-norm divides by.
         """
         assert "ref_logprob" in available or not loss.kl_coef, "kl_coef needs ref_logprob: the graph checks it"
+        assert "rollout_logprob" in available or not correction, "corrections need it: the graph checks it"
         assert longest_response or loss.weighting != "seq-mean-token-sum-norm"
         self.loss = loss
+        self.correction = correction
+        self.old_is_rollout = old_is_rollout
         self.longest_response = longest_response
         self.temperature = temperature
         self.needs_entropy = needs_entropy or loss.entropy_coef > 0
-        optional = tuple(name for name in ("old_logprob", "ref_logprob") if name in available)
+        optional = tuple(name for name in ("old_logprob", "ref_logprob", "rollout_logprob") if name in available)
         self.columns: tuple[str, ...] = ("advantage", *optional)
 
-    def token_weights(self, batch: Batch) -> tuple[Column, float]:
+    def token_weights(self, batch: Batch) -> tuple[Column, tuple[float, ...]]:
         """Weights from ``response_mask``, and the normalizer's share of `batch`; see ``LossSpec.aggregation``.
 
         ======================= ============================ ===============
@@ -72,7 +81,10 @@ class PolicyObjective:
         token-mean is DAPO's (arXiv 2503.14476, section 3.3), seq-mean-token-mean GRPO's (arXiv 2402.03300, eq. 3);
         seq-mean-token-sum is without bias for length, and seq-mean-token-sum-norm is the same in a scale of its own:
         Dr. GRPO's constant in place of the length (arXiv 2503.20783). Responses without any token to train on do not
-        count.
+        count. What a correction rejects does: whether it does is known only once the trainer's log-probs are, and so
+        the loss is the same whether or not they are there before.
+
+        Further totals are what importance weights are normalized by, where they are.
         """
         mask = batch["response_mask"]
         values = mask.values.astype(np.float64)
@@ -89,41 +101,56 @@ class PolicyObjective:
             case "seq-mean-token-sum-norm":
                 assert self.longest_response
                 weights, normalizer = values / self.longest_response, responses
-        return Column(weights.astype(np.float32), mask.offsets), normalizer
+        totals: tuple[float, ...] = (normalizer,)
+        if self.correction and self.correction.rollout_is_batch_normalize:
+            totals += importance_totals(self.correction, batch)
+        return Column(weights.astype(np.float32), mask.offsets), totals
 
-    def __call__(self, tokens: ResponseTokens) -> tuple[torch.Tensor, Metrics]:
-        """The micro-batch's share of the loss, and metrics as sums and counts.
+    def __call__(self, tokens: ResponseTokens) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The micro-batch's share of the loss, and metrics as tallies.
 
         ``loss/policy`` is averaged with the loss's own weights; the others are plain means over the tokens with a
         weight above 0. ``kl/ref`` is KL(policy || reference) by the loss's estimator; ``kl/old`` is KL(old || policy)
         by k3, for the tokens come from the old policy. ``ratio/mean`` and ``ratio/clip_fraction`` are of the loss's own
-        ratios and clips: see `PolicyLoss`.
+        ratios and clips: see `PolicyLoss`. For ``mismatch/...`` see `mismatch_metrics`, for ``correction/...``
+        `correction_metrics`.
         """
-        active = tokens.weight > 0
+        rows = Rows(tokens.row, tokens.weight > 0)
         current = tokens.logprob.detach()
         # Tokens of weight 0 must not reach exp(): 0 * inf would make the sum, and its gradient, NaN.
-        given = {name: torch.where(active, tokens.columns[name], current) for name in self.columns if "logprob" in name}
+        given = {
+            name: torch.where(rows.active, tokens.columns[name], current) for name in self.columns if "logprob" in name
+        }
         old = given.get("old_logprob", current)
-        policy = self._policy_loss(tokens, old, active)
-        per_token = policy.loss
-        metrics = {
-            "loss/policy": (_sum(policy.loss, tokens.weight), _sum(tokens.weight)),
-            "ratio/mean": (_sum(policy.ratio, active), _sum(active)),
-            "ratio/clip_fraction": (_sum(policy.clipped, active), _sum(active)),
-            "kl/old": (_sum(kl_estimate(old, current, "k3"), active), _sum(active)),
+        policy = self._policy_loss(tokens, old, rows)
+        correction = Correction()
+        metrics: dict[str, torch.Tensor] = {}
+        if (rollout := given.get("rollout_logprob")) is not None:
+            trainer = current if self.old_is_rollout else old
+            metrics |= mismatch_metrics(trainer, rollout, rows)
+            if self.correction is not None:
+                correction = correct(self.correction, trainer, rollout, rows, tokens.totals[1:])
+                metrics |= correction_metrics(correction, rows)
+        policy_loss = correction.of_policy(policy.loss)
+        metrics["loss/policy"] = tally_mean(policy_loss, tokens.weight)
+        per_token = policy_loss
+        told = {
+            "ratio/mean": policy.ratio,
+            "ratio/clip_fraction": policy.clipped,
+            "kl/old": kl_estimate(old, current, "k3"),
         }
         if "ref_logprob" in given:
             divergence = kl_estimate(tokens.logprob, given["ref_logprob"], self.loss.kl_estimator)
-            metrics["kl/ref"] = (_sum(divergence, active), _sum(active))
+            told["kl/ref"] = divergence
             if self.loss.kl_coef:
-                per_token = per_token + self.loss.kl_coef * divergence
+                per_token = per_token + self.loss.kl_coef * correction.of_all(divergence)
         if tokens.entropy is not None:
-            metrics["entropy"] = (_sum(tokens.entropy, active), _sum(active))
+            told["entropy"] = tokens.entropy
             if self.loss.entropy_coef:
-                per_token = per_token - self.loss.entropy_coef * tokens.entropy
-        return (tokens.weight * per_token).sum(), metrics
+                per_token = per_token - self.loss.entropy_coef * correction.of_all(tokens.entropy)
+        return (tokens.weight * per_token).sum(), metrics | tally(told, rows.active)
 
-    def _policy_loss(self, tokens: ResponseTokens, old: torch.Tensor, active: torch.Tensor) -> PolicyLoss:
+    def _policy_loss(self, tokens: ResponseTokens, old: torch.Tensor, rows: Rows) -> PolicyLoss:
         spec = self.loss
         low, high = spec.clip_ratio, spec.clip_ratio if spec.clip_ratio_high is None else spec.clip_ratio_high
         given = tokens.logprob, old, tokens.columns["advantage"]
@@ -131,16 +158,10 @@ class PolicyObjective:
             case "ppo_clip":
                 return ppo_clip(*given, clip_low=low, clip_high=high, dual_clip=spec.dual_clip)
             case "gspo":
-                return gspo(*given, row=tokens.row, active=active, clip_low=low, clip_high=high)
+                return gspo(*given, rows=rows, clip_low=low, clip_high=high)
             case "cispo":
                 return cispo(*given, clip_high=high)
             case "cpgd":
                 return cpgd(*given, clip_low=low, clip_high=high, drift_coef=spec.drift_coef)
             case "reinforce":
                 return reinforce(*given)
-
-
-def _sum(values: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
-    """Sum, weighted where `weight` is given, in float64 and without gradient."""
-    values = values.detach().double()
-    return values.sum() if weight is None else (values * weight).sum()

@@ -13,6 +13,7 @@ import torch
 
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
+from dagrl.data.tally import Tallies
 from dagrl.spec.residency import Residency
 from dagrl.spec.schema import SamplingSpec
 
@@ -49,6 +50,8 @@ class ResponseTokens:
     """The objective's columns: per-response-token ones as [T], per-sample ones as [S]."""
     row: torch.Tensor
     """Row that each token belongs to, int64 [T], in 0..S-1."""
+    totals: tuple[float, ...] = ()
+    """The totals of `Objective.token_weights` over all ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +83,17 @@ class Objective[Tokens: (ResponseTokens, ValueTokens)](Protocol):
     temperature: float
     """Log-probs are of logits / temperature, as the tokens were drawn."""
 
-    def token_weights(self, batch: Batch) -> tuple[Column, float]:
-        """Weight of each response token of `batch`, ragged as response_tokens, and what `batch` adds to the normalizer.
+    def token_weights(self, batch: Batch) -> tuple[Column, tuple[float, ...]]:
+        """Weight of each response token of `batch`, ragged as response_tokens, and what `batch` adds to totals.
 
-        With a reward head, one weight for each row. The engine sums the second over all ranks and divides the first by
-        it.
+        With a reward head, one weight for each row. The engine sums the totals over all ranks, always equally many of
+        them. The first is the normalizer, which it divides the weights by; the others, if there are any, are the
+        objective's own, to be found in `ResponseTokens.totals`. `batch` may have no rows.
         """
         ...
 
-    def __call__(self, tokens: Tokens) -> tuple[torch.Tensor, dict[str, tuple[torch.Tensor, torch.Tensor]]]:
-        """The micro-batch's share of the loss (scalar), and metrics as name -> (sum, count), detached scalars."""
+    def __call__(self, tokens: Tokens) -> tuple[torch.Tensor, Tallies]:
+        """The micro-batch's share of the loss (scalar), and metrics as tallies; see `dagrl.data.tally`."""
         ...
 
 

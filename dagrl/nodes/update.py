@@ -23,6 +23,8 @@ def update(parts: Sequence[Part], context: Context) -> Iterator[Output]:
         node.loss,
         context.temperature,
         available=parts[0].batch.columns.keys(),
+        correction=node.rollout_correction,
+        old_is_rollout=node.takes_rollout_for_old,
         longest_response=context.sampling.max_new_tokens,
     )
     stats = engine.update(

@@ -15,6 +15,8 @@ _DETAILS = {
     "reward": ("mean", "std"),
     "response_tokens": ("mean", "max"),
     "staleness": ("max",),
+    **dict.fromkeys(("mismatch/logprob_diff", "mismatch/prob_diff", "mismatch/ratio"), ("mean", "max")),
+    "correction/weight": ("mean", "std", "max"),
 }
 """Statistics that give more than their mean, which is called as the statistic itself."""
 

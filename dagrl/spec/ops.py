@@ -88,8 +88,8 @@ def contract_of(node: NodeBase) -> OpContract:
             return OpContract(reads, ("advantage",), Scope.BATCH if whitened else Scope.GROUP)
         case UpdateNode():
             reads = ("prompt_tokens", "response_tokens", "response_mask", "advantage", "policy_version")
-            optional: tuple[str, ...] = ("old_logprob", "ref_logprob")
-            if node.loss.kl_coef > 0:
-                reads, optional = (*reads, "ref_logprob"), ("old_logprob",)
+            needed = {"ref_logprob": node.loss.kl_coef > 0, "rollout_logprob": node.rollout_correction is not None}
+            optional = ("old_logprob", *(column for column, must in needed.items() if not must))
+            reads += tuple(column for column, must in needed.items() if must)
             return OpContract(reads, (), Scope.BATCH, optional, Capability.TRAIN)
     raise AssertionError(f"no contract for {node!r}")

@@ -46,6 +46,11 @@ def _takes_one_step(pipeline: Pipeline, reader: object, engine: str) -> bool:
     return (
         isinstance(reader, UpdateNode)
         and reader.engine == engine
-        and reader.epochs == 1
-        and (reader.mini_batch is None or reader.mini_batch >= pipeline.data.prompts_per_step)
+        and reader.optimizer_steps(pipeline.data.prompts_per_step) == 1
+        and not _knows_before(reader)
     )
+
+
+def _knows_before(update: UpdateNode) -> bool:
+    """Whether it needs the old log-probs of the whole batch before the first micro-batch."""
+    return update.rollout_correction is not None and update.rollout_correction.rollout_is_batch_normalize

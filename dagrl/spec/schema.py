@@ -363,6 +363,41 @@ class LossSpec(Section):
         return self.aggregation or ("seq-mean-token-mean" if self.policy == "gspo" else "token-mean")
 
 
+ImportanceLevel = Literal["token", "sequence"]
+RatioCriterion = Literal["token", "sequence", "geometric"]
+DivergenceCriterion = Literal[
+    "token_k2", "token_k3", "seq_sum_k2", "seq_sum_k3", "seq_mean_k2", "seq_mean_k3", "seq_max_k2", "seq_max_k3"
+]
+RejectionCriterion = RatioCriterion | DivergenceCriterion
+Threshold = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class RolloutCorrectionSpec(Section):
+    """Weigh or reject samples by how far the trainer's log-probs are from those that they were drawn with.
+
+    By r, the probability of a token for the trainer over that for the generator. docs/mismatch.md explains it.
+    """
+
+    rollout_is: ImportanceLevel | None = None
+    """Multiply the policy's loss with r (``token``), or with the product of r over the response (``sequence``)."""
+    rollout_is_threshold: Threshold = 2.0
+    """Larger weights are cut to this: truncated importance sampling."""
+    rollout_is_threshold_lower: Threshold | None = None
+    """With it, weights below this and above `rollout_is_threshold` are 0 instead: IcePop, with 0.5 and 5.0."""
+    rollout_is_batch_normalize: bool = False
+    """Divide weights by their mean over the mini-batch; needs the old log-probs."""
+    rollout_rs: RejectionCriterion | None = None
+    """What takes tokens, or whole responses, out of the loss: r of the token, its product over the response, or its
+    geometric mean (``geometric``); or the k2 or k3 estimate of the divergence, of the token, or its sum, mean or
+    largest over the response."""
+    rollout_rs_threshold: Threshold | None = None
+    """Largest ratio, or divergence, that stays."""
+    rollout_rs_threshold_lower: Threshold | None = None
+    """Smallest ratio that stays. Default: 1 / `rollout_rs_threshold`."""
+    rollout_token_veto_threshold: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Takes whole responses out of the loss that have a token with r below this, such as 1.0e-4."""
+
+
 class UpdateNode(NodeBase):
     """Trains an engine on the step's samples."""
 
@@ -372,12 +407,24 @@ class UpdateNode(NodeBase):
     """The engine that is trained."""
     loss: LossSpec = LossSpec()
     """The objective."""
+    rollout_correction: RolloutCorrectionSpec | None = None
+    """What to do about samples whose log-probs differ between generator and trainer. Default: report, do nothing."""
     mini_batch: PositiveInt | None = None
     """Prompts in one optimizer step. Default: all of the step."""
     epochs: PositiveInt = 1
     """Passes over the step's samples."""
     tokens_per_micro_batch: PositiveInt = 16384
     """Packed tokens in one forward and backward pass of a model replica."""
+
+    def optimizer_steps(self, prompts_per_step: int) -> int:
+        """Optimizer steps on one step's batch."""
+        return -(-prompts_per_step // (self.mini_batch or prompts_per_step)) * self.epochs
+
+    @property
+    def takes_rollout_for_old(self) -> bool:
+        """Whether it reads the generator's log-probs as the old ones: verl's ``bypass_mode``."""
+        old, rollout = (self.read.get(name, name).rpartition(".")[2] for name in ("old_logprob", "rollout_logprob"))
+        return old == rollout
 
 
 class CustomNode(NodeBase):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from dagrl.algorithms.losses import PolicyLoss, cispo, cpgd, gspo, ppo_clip, reinforce
+from dagrl.algorithms.rows import Rows
 
 
 def clip_one(ratio: float, advantage: float, *, high: float = 0.2, dual: float | None = None):
@@ -144,7 +145,7 @@ def gspo_rows(ratios: list[list[float]], advantages: list[float], active: list[l
     logprob = torch.tensor([math.log(each) for each in chain(*ratios)], dtype=torch.float64, requires_grad=True)
     advantage = torch.tensor(advantages, dtype=torch.float64)[row // 2]
     counts = torch.tensor(list(chain(*active)))
-    result = gspo(logprob, torch.zeros_like(logprob), advantage, row=row, active=counts, **clips)
+    result = gspo(logprob, torch.zeros_like(logprob), advantage, rows=Rows(row, counts), **clips)
     result.loss.sum().backward()
     return result.loss.tolist(), logprob.grad.tolist(), result.ratio.tolist(), result.clipped.tolist()
 

@@ -10,14 +10,15 @@ from hypothesis import strategies as st
 
 from dagrl.algorithms.objective import PolicyObjective
 from dagrl.data.batch import Batch, Column
+from dagrl.data.tally import read_tallies
 from dagrl.engines.base import ResponseTokens
-from dagrl.spec.schema import LossSpec
+from dagrl.spec.schema import LossSpec, RolloutCorrectionSpec
 
 VOCAB = 5
 ALL = ("advantage", "old_logprob", "ref_logprob")
 
 
-def packed(batch: Batch, objective: PolicyObjective, logits: torch.Tensor, normalizer: float) -> ResponseTokens:
+def packed(batch: Batch, objective: PolicyObjective, logits: torch.Tensor, totals: tuple[float, ...]) -> ResponseTokens:
     """What an engine makes of a micro-batch: `logits` [all tokens, vocab] are the model, tokens index them."""
     index = torch.from_numpy(batch["position"].values)
     distribution = logits[index].log_softmax(-1)
@@ -25,26 +26,27 @@ def packed(batch: Batch, objective: PolicyObjective, logits: torch.Tensor, norma
     return ResponseTokens(
         logprob=distribution.gather(-1, tokens[:, None])[:, 0],
         entropy=-(distribution.exp() * distribution).sum(-1) if objective.needs_entropy else None,
-        weight=torch.from_numpy(objective.token_weights(batch)[0].values).double() / normalizer,
+        weight=torch.from_numpy(objective.token_weights(batch)[0].values).double() / totals[0],
         columns={name: torch.from_numpy(batch[name].values).double() for name in objective.columns},
         row=torch.from_numpy(np.repeat(np.arange(len(batch)), batch["response_tokens"].lengths)),
+        totals=totals,
     )
 
 
 def train(parts: list[Batch], objective: PolicyObjective, logits: torch.Tensor):
     """Loss, gradient and metrics of a batch that comes in `parts`, as an engine accumulates them."""
     logits = logits.clone().requires_grad_()
-    normalizer = sum(objective.token_weights(part)[1] for part in parts)
-    total, metrics = 0.0, {}
+    totals = tuple(np.sum([objective.token_weights(part)[1] for part in parts], axis=0))
+    total, tallies = 0.0, []
     for part in parts:
-        loss, shares = objective(packed(part, objective, logits, normalizer))
+        loss, told = objective(packed(part, objective, logits, totals))
         loss.backward()
         total += loss.item()
-        for name, (value, count) in shares.items():
-            assert not value.requires_grad
-            before = metrics.get(name, (0.0, 0.0))
-            metrics[name] = (before[0] + value.item(), before[1] + count.item())
-    return total, logits.grad, {name: value / count for name, (value, count) in metrics.items()}
+        assert not any(each.requires_grad for each in told.values())
+        tallies.append(told)
+    stats = read_tallies(tallies)
+    largest = {f"largest {name}": stat.high for name, stat in stats.items() if name.startswith(("mismatch", "correct"))}
+    return total, logits.grad, {name: stat.mean for name, stat in stats.items()} | largest
 
 
 def make_batch(mask: list[list[int]], seed: int) -> tuple[Batch, torch.Tensor]:
@@ -60,6 +62,7 @@ def make_batch(mask: list[list[int]], seed: int) -> tuple[Batch, torch.Tensor]:
         "ref_logprob": -random.exponential(1.6, count),
         "position": np.arange(count),
     }
+    values["rollout_logprob"] = values["old_logprob"] + random.normal(scale=0.7, size=count)
     columns = {name: Column(array, offsets) for name, array in values.items()}
     return Batch(np.arange(len(mask)), columns), torch.from_numpy(random.normal(size=(count, VOCAB)))
 
@@ -85,6 +88,17 @@ POLICIES = [
     {"policy": "reinforce"},
 ]
 
+CORRECTIONS = [
+    None,
+    {"rollout_is": "token"},
+    {"rollout_is": "token", "rollout_is_threshold": 3.0, "rollout_is_threshold_lower": 0.5},
+    {"rollout_is": "token", "rollout_is_batch_normalize": True, "rollout_rs": "token", "rollout_rs_threshold": 2.5},
+    {"rollout_is": "sequence", "rollout_is_batch_normalize": True, "rollout_token_veto_threshold": 0.3},
+    {"rollout_rs": "sequence", "rollout_rs_threshold": 2.0, "rollout_rs_threshold_lower": 0.4},
+    {"rollout_rs": "geometric", "rollout_rs_threshold": 1.4},
+    {"rollout_rs": "seq_max_k3", "rollout_rs_threshold": 0.2},
+]
+
 
 @settings(deadline=None)
 @given(
@@ -92,17 +106,19 @@ POLICIES = [
     st.sampled_from(["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]),
     st.sampled_from(["k1", "k2", "k3"]),
     st.sampled_from(POLICIES),
+    st.sampled_from(CORRECTIONS),
 )
-def test_micro_batches_do_not_change_loss_gradient_or_metrics(cut, aggregation, estimator, policy):
+def test_micro_batches_do_not_change_loss_gradient_or_metrics(cut, aggregation, estimator, policy, correction):
     batch, logits, parts = cut
     spec = LossSpec(aggregation=aggregation, kl_coef=0.3, kl_estimator=estimator, entropy_coef=0.1, **policy)
-    objective = PolicyObjective(spec, 1.0, ALL, longest_response=5)
+    corrections = {"correction": RolloutCorrectionSpec(**correction)} if correction else {}
+    objective = PolicyObjective(spec, 1.0, (*ALL, "rollout_logprob"), longest_response=5, **corrections)
     loss, gradient, metrics = train([batch], objective, logits)
     loss_in_parts, gradient_in_parts, metrics_in_parts = train(parts, objective, logits)
     assert loss_in_parts == pytest.approx(loss, abs=1e-10)
     torch.testing.assert_close(gradient_in_parts, gradient, atol=1e-10, rtol=0)
     assert metrics_in_parts == pytest.approx(metrics, abs=1e-10)
-    assert gradient.abs().max() > 0
+    assert correction or gradient.abs().max() > 0
 
 
 @pytest.mark.parametrize(
@@ -121,7 +137,7 @@ def test_weights_of_the_aggregations(aggregation, weights, normalizer):
     column, share = objective.token_weights(batch)
     assert column.values.tolist() == weights
     assert column.lengths.tolist() == [3, 1, 1, 0]
-    assert share == normalizer
+    assert share == (normalizer,)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +173,7 @@ def test_without_old_logprobs_the_gradient_is_the_policy_gradient(policy):
 def test_old_logprobs_of_the_same_weights_give_ratio_one_exactly():
     batch, logits = make_batch([[1, 1], [1]], seed=4)
     objective = PolicyObjective(LossSpec(), 1.0, ("old_logprob",))
-    current = packed(batch, objective, logits, 1.0).logprob
+    current = packed(batch, objective, logits, (1.0,)).logprob
     same = batch.with_columns({"old_logprob": Column(current.numpy(), batch["response_tokens"].offsets)})
     loss, gradient, metrics = train([same], objective, logits)
     assert metrics["ratio/mean"] == 1.0
@@ -192,8 +208,8 @@ def test_loss_and_metrics_of_two_tokens():
     # Only the KL pulls: 0.1 * 1/2 for each token; nothing for the one without weight.
     assert tokens.logprob.grad.tolist() == pytest.approx([0.05, 0.05, 0.0], abs=1e-15)
     # k3 of old || policy: exp(log(policy / old)) - 1 - log(policy / old) = 2 - 1 - log 2 and 1/2 - 1 + log 2: mean 1/4.
-    means = {name: (total / count).item() for name, (total, count) in metrics.items()}
-    assert means == pytest.approx(
+    stats = read_tallies([metrics])
+    assert {name: stat.mean for name, stat in stats.items()} == pytest.approx(
         {
             "loss/policy": -0.2,
             "ratio/mean": 1.25,
@@ -204,7 +220,7 @@ def test_loss_and_metrics_of_two_tokens():
         },
         abs=1e-10,
     )
-    assert metrics["entropy"][1].item() == 2
+    assert stats["entropy"].count == 2
 
 
 def test_the_upper_clip_of_the_spec_is_used():
@@ -219,7 +235,7 @@ def test_the_divergence_is_reported_but_not_charged_at_coefficient_0():
     loss, metrics = PolicyObjective(LossSpec(), 1.0, ("ref_logprob",))(tokens)
     loss.backward()
     # k3 = 1/2 - 1 + log 2 for the first token, 0 for the second.
-    assert metrics["kl/ref"][0].item() == pytest.approx(0.1931471805599453, abs=1e-12)
+    assert read_tallies([metrics])["kl/ref"].total == pytest.approx(0.1931471805599453, abs=1e-12)
     assert loss.item() == 0.0
     assert tokens.logprob.grad.tolist() == [0.0, 0.0, 0.0]
 
@@ -260,7 +276,7 @@ def test_a_token_of_weight_0_cannot_spoil_the_loss(policy):
     tame = two_tokens(advantage=absurd["advantage"], old_logprob=[*absurd["old_logprob"][:2], -900.0])
     same_loss, same_metrics = PolicyObjective(LossSpec(**policy), 1.0, ("old_logprob",))(tame)
     assert math.isfinite(loss.item())
-    assert (loss.item(), metrics) == (same_loss.item(), same_metrics)
+    assert (loss.item(), read_tallies([metrics])) == (same_loss.item(), read_tallies([same_metrics]))
 
 
 def test_gspo_is_the_mean_over_responses_of_their_clipped_ratio():
@@ -301,13 +317,13 @@ def test_the_clips_of_the_spec_reach_the_loss(policy):
     columns = {"advantage": [1.0, 1.0, 0.0], "old_logprob": [math.log(0.25), math.log(0.125), 0.0]}
     spec = LossSpec(policy=policy)
     _, metrics = PolicyObjective(spec, 1.0, ("old_logprob",))(two_tokens(**columns))
-    assert metrics["ratio/clip_fraction"][0].item() == 2
+    assert read_tallies([metrics])["ratio/clip_fraction"].total == 2
     wide = LossSpec(policy=policy, clip_ratio_high=1.5)
     _, metrics = PolicyObjective(wide, 1.0, ("old_logprob",))(two_tokens(**columns))
-    assert metrics["ratio/clip_fraction"][0].item() == 0
+    assert read_tallies([metrics])["ratio/clip_fraction"].total == 0
     if policy != "cispo":
         down = {"advantage": [-1.0, -1.0, 0.0], "old_logprob": [0.0, math.log(0.5), 0.0]}
         _, metrics = PolicyObjective(spec, 1.0, ("old_logprob",))(two_tokens(**down))
-        assert metrics["ratio/clip_fraction"][0].item() == 2
+        assert read_tallies([metrics])["ratio/clip_fraction"].total == 2
         _, metrics = PolicyObjective(LossSpec(policy=policy, clip_ratio=0.6), 1.0, ("old_logprob",))(two_tokens(**down))
-        assert metrics["ratio/clip_fraction"][0].item() == 0
+        assert read_tallies([metrics])["ratio/clip_fraction"].total == 0

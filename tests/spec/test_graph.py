@@ -33,7 +33,10 @@ class TestInference:
         assert graph.producers("advantage") == ("prompts", "rollout", "reward")
         assert graph.consumers("reward") == ("advantage", "samples")
         assert graph.ancestors("reward") == {"prompts", "rollout"}
-        assert graph.edges["rollout", "update"] == ("response_tokens", "response_mask", "policy_version")
+        assert graph.edges["rollout", "update"] == (
+            *("response_tokens", "response_mask", "policy_version"),
+            "rollout_logprob",
+        )
         assert graph.digraph.number_of_edges() == len(graph.edges) == 16
 
     def test_optional_columns_are_read_only_where_written(self, project):

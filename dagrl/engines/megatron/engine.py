@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dagrl.data.batch import Batch, Column
-from dagrl.data.stats import Stat
+from dagrl.data.stats import Stat, merge
 from dagrl.engines.base import Bucket, Objective, RankContext, Slept
 from dagrl.engines.device_memory import device_gib_used
 from dagrl.engines.megatron import checkpoint, communicators, distributed
@@ -19,7 +19,7 @@ from dagrl.engines.megatron.background_save import BackgroundWriter
 from dagrl.engines.megatron.config import transformer_config
 from dagrl.engines.megatron.converters import choose_converter
 from dagrl.engines.megatron.fields import refuse_clashes
-from dagrl.engines.megatron.loss import add_up, sum_over_replicas
+from dagrl.engines.megatron.loss import join_replicas
 from dagrl.engines.megatron.memory import EngineMemory, release_caches
 from dagrl.engines.megatron.model import build_model
 from dagrl.engines.megatron.optimizer import (
@@ -117,22 +117,22 @@ class MegatronEngine:
         training = self._own_training()
         training.schedule.step(1)
         lr = training.schedule.get_lr({})
-        sums, norms = [], []
+        metrics, norms = [], []
         for mini_batch in mini_batches:
             clear_gradients(training.chunks, training.optimizer)
-            sums.append(
+            metrics.append(
                 self._model.accumulate_gradient(mini_batch, objective, tokens_per_micro_batch=tokens_per_micro_batch)
             )
             try:
                 with self._memory.optimizer():
                     norms.append(apply_gradient(training.optimizer))
             except FloatingPointError as error:
-                place = f"policy version {self.policy_version}, mini-batch {len(sums)} of {len(mini_batches)}"
-                figures = _readable({"lr": Stat.of([lr]), **_means(sum_over_replicas(sums[-1]))})
+                place = f"policy version {self.policy_version}, mini-batch {len(metrics)} of {len(mini_batches)}"
+                figures = _readable({"lr": Stat.of([lr]), **join_replicas(metrics[-1])})
                 raise FloatingPointError(f"{place}: {error}; {figures}; norms before it: {norms}") from error
         gather_parameters(training.chunks)
         self.policy_version += 1
-        return _means(sum_over_replicas(add_up(sums))) | {"grad_norm": Stat.of(norms), "lr": Stat.of([lr])}
+        return join_replicas(merge(metrics)) | {"grad_norm": Stat.of(norms), "lr": Stat.of([lr])}
 
     def sleep(self, residency: Residency = Residency.ASLEEP) -> Slept:
         """See `TrainEngine.sleep`. RuntimeError where there is no more to give; TimeoutError where other ranks do not.
@@ -197,10 +197,6 @@ class MegatronEngine:
     def _own_training(self) -> checkpoint.TrainingState:
         assert self._training is not None, "the engine was not built to train"
         return self._training
-
-
-def _means(sums: Mapping[str, tuple[float, float]]) -> dict[str, Stat]:
-    return {name: Stat.weighted(total, count) for name, (total, count) in sums.items()}
 
 
 def _readable(stats: Mapping[str, Stat]) -> str:

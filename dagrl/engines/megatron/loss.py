@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +12,10 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 
 from dagrl.data.batch import Batch, Column
+from dagrl.data.stats import Stat, merge
+from dagrl.data.tally import Tallies
 from dagrl.engines.base import Objective, ResponseTokens, ValueTokens
 from dagrl.engines.megatron.micro_batch import MicroBatch
-
-Sums = dict[str, tuple[float, float]]
-"""Metrics as name -> (sum, count)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,24 +26,26 @@ class GlobalLoss:
     batch: Batch
     weights: Column
     """Weight of each response token (or row, with a reward head) in the loss over all ranks' rows, float32."""
+    totals: tuple[float, ...]
+    """The objective's totals over all ranks' rows."""
     of_values: bool
     """The model's output is what a value or reward head says."""
 
     @staticmethod
     def over_all_ranks(objective: Objective[Any], batch: Batch, *, of_values: bool) -> GlobalLoss:
         """Sum up what all ranks' rows weigh. Collective."""
-        weights, share = objective.token_weights(batch) if len(batch) else (Column.ragged([], "float32"), 0.0)
+        weights, shares = objective.token_weights(batch)
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        normalizer = torch.tensor(share, dtype=torch.float64, device=device)
-        dist.all_reduce(normalizer, group=parallel_state.get_data_parallel_group())
+        totals = torch.tensor(shares, dtype=torch.float64, device=device)
+        dist.all_reduce(totals, group=parallel_state.get_data_parallel_group())
+        normalizer, *_ = told = tuple(totals.tolist())
         # Where no rank has anything to train on, all weights are 0, and so is the loss.
-        divisor = normalizer.item() or 1.0
-        normalized = Column((weights.values.astype(np.float64) / divisor).astype(np.float32), weights.offsets)
-        return GlobalLoss(objective, batch, normalized, of_values)
+        normalized = Column(
+            (weights.values.astype(np.float64) / (normalizer or 1.0)).astype(np.float32), weights.offsets
+        )
+        return GlobalLoss(objective, batch, normalized, told, of_values)
 
-    def share(
-        self, output: torch.Tensor, micro_batch: MicroBatch
-    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, tuple[torch.Tensor, torch.Tensor]]]:
+    def share(self, output: torch.Tensor, micro_batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor, Tallies]:
         """A micro-batch's part, in the form that megatron's schedule takes: loss, token count, what to keep."""
         # The weights are divided by the global normalizer: there is nothing left for megatron to divide by.
         nothing = torch.zeros((), dtype=torch.int, device=output.device)
@@ -61,24 +62,14 @@ class GlobalLoss:
             tokens = ValueTokens(output[0], weight, columns, micro_batch.row)
         else:
             entropy = output[1] if self.objective.needs_entropy else None
-            tokens = ResponseTokens(output[0], entropy, weight, columns, micro_batch.row)
+            tokens = ResponseTokens(output[0], entropy, weight, columns, micro_batch.row, self.totals)
         loss, metrics = self.objective(tokens)
         return loss, nothing, metrics
 
 
-def add_up(parts: Iterable[Mapping[str, tuple[float, float]]]) -> Sums:
-    """Metrics of several micro-batches, mini-batches or ranks; each may lack some."""
-    total: Sums = {}
-    for part in parts:
-        for name, (added, count) in part.items():
-            sum_so_far, count_so_far = total.get(name, (0.0, 0.0))
-            total[name] = (sum_so_far + added, count_so_far + count)
-    return total
-
-
-def sum_over_replicas(sums: Mapping[str, tuple[float, float]]) -> Sums:
-    """Metrics added up over the data-parallel ranks, the same on each to the bit. Ranks may lack some. Collective."""
+def join_replicas(metrics: Mapping[str, Stat]) -> dict[str, Stat]:
+    """Metrics of all data-parallel ranks together, the same on each to the bit. Ranks may lack some. Collective."""
     group = parallel_state.get_data_parallel_group()
     parts: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(parts, dict(sums), group=group)
-    return add_up(parts)
+    dist.all_gather_object(parts, dict(metrics), group=group)
+    return merge(parts)

@@ -14,6 +14,7 @@ from megatron.core import parallel_state
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.moe.moe_logging import get_moe_metrics_tracker
 
+from dagrl.data.stats import Stat
 from dagrl.engines.megatron.micro_batch import MicroBatch
 
 _TRACKED = {
@@ -51,8 +52,8 @@ class MoeLosses:
         finally:
             del self._config.moe_grad_scale_func
 
-    def metrics(self) -> dict[str, tuple[float, float]]:
-        """Mean of each loss over layers and micro-batches, before its coefficient, as (sum, count); on every rank."""
+    def metrics(self) -> dict[str, Stat]:
+        """Mean of each loss over layers and micro-batches, before its coefficient; on every rank."""
         if not self._names:
             return {}
         config = self._config
@@ -67,7 +68,7 @@ class MoeLosses:
             moe_layer_freq=config.moe_layer_freq,
             total_loss_dict=means,
         )
-        return {metric: (float(means[name]), 1.0) for name, metric in self._names.items()}
+        return {metric: Stat.weighted(float(means[name]), 1.0) for name, metric in self._names.items()}
 
 
 def _tracked(config: TransformerConfig) -> dict[str, str]:

@@ -19,8 +19,10 @@ from megatron.core.transformer import MegatronModule
 from megatron.core.utils import get_model_config
 
 from dagrl.data.batch import Batch, Column
+from dagrl.data.stats import Stat
+from dagrl.data.tally import read_tallies
 from dagrl.engines.base import Objective
-from dagrl.engines.megatron.loss import GlobalLoss, Sums, add_up
+from dagrl.engines.megatron.loss import GlobalLoss
 from dagrl.engines.megatron.micro_batch import MicroBatch, Packing
 from dagrl.engines.megatron.moe_losses import MoeLosses
 from dagrl.engines.megatron.output import Reader, read
@@ -60,10 +62,12 @@ class PackedModel:
             return self._read(batch, reader, batch["response_tokens"].lengths, tokens_per_micro_batch)
         return Column(self._read(batch, reader, np.ones(len(batch), np.int64), tokens_per_micro_batch).values)
 
-    def accumulate_gradient(self, batch: Batch, objective: Objective[Any], *, tokens_per_micro_batch: int) -> Sums:
+    def accumulate_gradient(
+        self, batch: Batch, objective: Objective[Any], *, tokens_per_micro_batch: int
+    ) -> dict[str, Stat]:
         """Add the gradient of the objective over all ranks' batches to the gradient buffers, and reduce it.
 
-        Returns the data-parallel rank's share of the metrics; see `loss.sum_over_replicas`.
+        Returns the data-parallel rank's share of the metrics; see `loss.join_replicas`.
         """
         micro_batches = self._split(batch, tokens_per_micro_batch)
         if self.head == "lm":
@@ -78,8 +82,7 @@ class PackedModel:
 
         with losses.scaled_by(micro_batches):
             metrics = self._run(micro_batches, reader, finish, forward_only=False)
-        sums = add_up({name: (float(s), float(n)) for name, (s, n) in part.items()} for part in metrics)
-        return {**_from_last_stage(sums), **losses.metrics()}
+        return {**_from_last_stage(read_tallies(metrics)), **losses.metrics()}
 
     def _read(self, batch: Batch, reader: Reader, lengths: np.ndarray, tokens_per_micro_batch: int) -> Column:
         """What `reader` reads without gradients: `lengths` numbers of each row."""
@@ -186,11 +189,11 @@ class PackedModel:
         return next(self.chunks[0].parameters()).device
 
 
-def _from_last_stage(sums: Sums) -> Sums:
+def _from_last_stage(metrics: dict[str, Stat]) -> dict[str, Stat]:
     """The metrics of the last pipeline stage, which alone sees what the model predicts, on every stage."""
     if parallel_state.get_pipeline_model_parallel_world_size() == 1:
-        return sums
-    told: list[Any] = [sums]
+        return metrics
+    told: list[Any] = [metrics]
     last = parallel_state.get_pipeline_model_parallel_last_rank()
     dist.broadcast_object_list(told, src=last, group=parallel_state.get_pipeline_model_parallel_group())
     return told[0]

@@ -41,8 +41,9 @@ def _check_mini_batches(
             f"such as {_nearest_divisor(prompts, mini_batch)}"
         )
         findings.error(place, message, depends_on=[_PROMPTS])
-    updates = -(-prompts // mini_batch) * node.epochs
-    if updates > 1 and graph is not None and "old_logprob" not in graph.nodes[name].inputs:
+    updates = node.optimizer_steps(prompts)
+    needs_old = node.loss.policy != "reinforce"
+    if updates > 1 and needs_old and graph is not None and "old_logprob" not in graph.nodes[name].inputs:
         message = (
             f"{updates} optimizer steps on one batch need the log-probs from before the first; add a node "
             f"`{{op: logprob, engine: {node.engine}, write: old_logprob}}`"

@@ -116,10 +116,11 @@ def _check_loss(pipeline: Pipeline, place: Place, node: UpdateNode, findings: Fi
             "`clip_ratio: 3.0e-4` and `clip_ratio_high: 4.0e-4`, as in the paper"
         )
         findings.warning((*place, "policy"), message)
-    several = node.epochs > 1 or (node.mini_batch or pipeline.data.prompts_per_step) < pipeline.data.prompts_per_step
-    if loss.policy == "reinforce" and several:
+    several = node.optimizer_steps(pipeline.data.prompts_per_step) > 1
+    weighted = node.rollout_correction is not None and node.rollout_correction.rollout_is is not None
+    if loss.policy == "reinforce" and several and not weighted:
         message = (
             "from the second optimizer step on, the samples are an older policy's, and reinforce has no ratio to "
-            "account for that; take out `mini_batch` and `epochs`, or choose cispo"
+            "account for that; take out `mini_batch` and `epochs`, choose cispo, or set `rollout_correction`"
         )
         findings.warning((*place, "policy"), message)

@@ -283,20 +283,22 @@ class WeightedLikelihood:
     temperature: float = 0.8
     columns: tuple[str, ...] = ("advantage", "reward")
 
-    def token_weights(self, batch: "Batch") -> "tuple[Column, float]":
-        return batch["response_mask"], float(batch["response_mask"].values.sum())
+    def token_weights(self, batch: "Batch") -> "tuple[Column, tuple[float, ...]]":
+        return batch["response_mask"], (float(batch["response_mask"].values.sum()),)
 
     def __call__(self, tokens: "ResponseTokens") -> Any:
+        import torch
+
+        from dagrl.data.tally import tally, tally_mean
+
         loss = -(tokens.columns["advantage"] + tokens.columns["reward"][tokens.row]) * tokens.logprob
         if tokens.entropy is not None:
             loss = loss - self.entropy_coef * tokens.entropy
         total = (tokens.weight * loss).sum()
         count = tokens.logprob.new_tensor(len(tokens.logprob))
         # Weights add up to 1 over a mini-batch.
-        return total, {
-            "loss": (total.detach(), tokens.weight.sum()),
-            "nll": (-tokens.logprob.detach().sum(), count),
-        }
+        metrics = {"loss": tally_mean(loss, tokens.weight)} | tally({"nll": -tokens.logprob}, everything)
+        return (tokens.weight * loss).sum(), metrics
 
 
 @pytest.fixture(scope="session")

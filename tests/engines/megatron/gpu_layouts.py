@@ -256,7 +256,7 @@ class _World:
         import torch.distributed as dist
         from gradients import gradients_and_sums
 
-        from dagrl.engines.megatron.loss import sum_over_replicas
+        from dagrl.engines.megatron.loss import join_replicas
 
         mine = self._mine()
         logprobs = engine.logprobs(mine, temperature=0.8, tokens_per_micro_batch=BUDGET)
@@ -266,7 +266,7 @@ class _World:
         joined = {row: values for part in everyones for row, values in part.items()}
         agree = all(np.array_equal(values, joined[row]) for part in everyones for row, values in part.items())
         gradients, sums = gradients_and_sums(engine, mine, self.objective, tokens_per_micro_batch=BUDGET)
-        metrics = {name: total / count for name, (total, count) in sum_over_replicas(sums).items()}
+        metrics = {name: stat.mean for name, stat in join_replicas(sums).items()}
         weights = {name: tensor.cpu() for bucket in engine.export_weights(1 << 24) for name, tensor in bucket}
         return {
             "logprobs": np.concatenate([joined[int(row)] for row in self.rows.rows]),

@@ -11,6 +11,7 @@ import torch
 
 if TYPE_CHECKING:
     from dagrl.data.batch import Batch
+    from dagrl.data.stats import Stat
 
 
 def gradients_of(engine: Any, batch: "Batch", objective: Any, *, tokens_per_micro_batch: int) -> dict[str, Any]:
@@ -20,8 +21,8 @@ def gradients_of(engine: Any, batch: "Batch", objective: Any, *, tokens_per_micr
 
 def gradients_and_sums(
     engine: Any, batch: "Batch", objective: Any, *, tokens_per_micro_batch: int
-) -> tuple[dict[str, Any], dict[str, tuple[float, float]]]:
-    """`gradients_of`, and this data-parallel rank's sums of metrics."""
+) -> tuple[dict[str, Any], dict[str, "Stat"]]:
+    """`gradients_of`, and this data-parallel rank's metrics."""
     from dagrl.engines.megatron.optimizer import clear_gradients
 
     training = engine._own_training()

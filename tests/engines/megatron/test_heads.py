@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from dagrl.data.tally import tally_mean
 from dagrl.plan.coordinates import coordinates
 from dagrl.spec.schema import ModelSpec, ParallelSpec
 
@@ -40,13 +41,12 @@ class SquaredError:
         from dagrl.data.batch import Column
 
         if self.head == "value":
-            return batch["response_mask"], float(batch["response_mask"].values.sum())
-        return Column(np.ones(len(batch), np.float32)), float(len(batch))
+            return batch["response_mask"], (float(batch["response_mask"].values.sum()),)
+        return Column(np.ones(len(batch), np.float32)), (float(len(batch)),)
 
     def __call__(self, tokens: Any) -> Any:
         error = (tokens.value - tokens.columns[self.columns[0]]).square()
-        loss = (tokens.weight * error).sum()
-        return loss, {"loss": (loss.detach(), tokens.weight.sum())}
+        return (tokens.weight * error).sum(), {"loss": tally_mean(error, tokens.weight)}
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def expected(model: Any, samples: "Batch", head: str) -> dict[str, Any]:
         scores = model.score(model.model(ids).last_hidden_state)[0, :, 0]
         values.append(scores[len(prompt) - 1 : -1] if head == "value" else scores[-1:])
     objective = SquaredError(head)
-    weights, normalizer = objective.token_weights(samples)
+    weights, (normalizer,) = objective.token_weights(samples)
     target = torch.from_numpy(samples[objective.columns[0]].values)
     loss = (torch.from_numpy(weights.values) / normalizer * (torch.cat(values) - target).square()).sum()
     loss.backward()
@@ -98,7 +98,7 @@ def test_what_a_head_says_and_learns_is_that_of_hugging_face(
 ) -> None:
     from gradients import gradients_and_sums
 
-    from dagrl.engines.megatron.loss import sum_over_replicas
+    from dagrl.engines.megatron.loss import join_replicas
 
     model, folder = scorer
     ranks, sizes = LAYOUTS[layout]
@@ -110,7 +110,7 @@ def test_what_a_head_says_and_learns_is_that_of_hugging_face(
         values = engine.values(mine, tokens_per_micro_batch=30)
         gradients, sums = gradients_and_sums(engine, mine, SquaredError(head), tokens_per_micro_batch=30)
         rows = {int(row) - 100: np.atleast_1d(values[i]) for i, row in enumerate(mine.rows)}
-        return rows, sum_over_replicas(sums), gradients
+        return rows, join_replicas(sums), gradients
 
     source = ModelSpec.model_validate({"path": folder, "tokenizer": {"kind": "characters", "alphabet": "ab"}})
     answers = run_engine(ranks, on_rank, model=source, parallel=sizes, head=head, optimizer={"lr": 1e-3})
@@ -118,7 +118,7 @@ def test_what_a_head_says_and_learns_is_that_of_hugging_face(
     for rows, metrics, _ in answers:
         for row, values in rows.items():
             np.testing.assert_allclose(values, reference["values"][row], rtol=0, atol=1e-5)
-        assert metrics["loss"][0] == pytest.approx(reference["loss"], rel=1e-5)
+        assert metrics["loss"].total == pytest.approx(reference["loss"], rel=1e-5)
     gradients = answers[0][2]
     assert gradients.keys() == reference["gradients"].keys()
     for name, gradient in reference["gradients"].items():

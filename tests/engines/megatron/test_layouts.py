@@ -121,13 +121,13 @@ def measure(run_engine: Callable[..., list[Any]], samples: "Batch", objective: A
             import torch.distributed as dist
             from gradients import gradients_and_sums
 
-            from dagrl.engines.megatron.loss import sum_over_replicas
+            from dagrl.engines.megatron.loss import join_replicas
 
             place = places[dist.get_rank()]
             mine = rows.take(np.arange(place.dp, len(rows), replicas))
             logprobs = engine.logprobs(mine, temperature=0.8, tokens_per_micro_batch=BUDGET)
             gradients, sums = gradients_and_sums(engine, mine, objective, tokens_per_micro_batch=BUDGET)
-            metrics = {name: total / count for name, (total, count) in sum_over_replicas(sums).items()}
+            metrics = {name: stat.mean for name, stat in join_replicas(sums).items()}
             by_row = {int(row): logprobs[i] for i, row in enumerate(mine.rows)}
             return gradients, metrics, by_row, place.primary
 

@@ -59,7 +59,7 @@ def expected(tiny_model, samples, objective) -> dict[str, Any]:
         log_p = torch.log_softmax(logits[len(prompt) - 1 : -1] / objective.temperature, dim=-1)
         logprobs.append(log_p.gather(1, torch.from_numpy(response)[:, None]).squeeze(1))
         entropies.append(-(log_p.exp() * log_p).sum(1))
-    weights, normalizer = objective.token_weights(samples)
+    weights, (normalizer,) = objective.token_weights(samples)
     tokens = ResponseTokens(
         logprob=torch.cat(logprobs),
         entropy=torch.cat(entropies),
@@ -79,10 +79,10 @@ def expected(tiny_model, samples, objective) -> dict[str, Any]:
 def compute(engine: Any, batch: Batch, objective: Any, budget: int) -> dict[str, Any]:
     from gradients import gradients_and_sums
 
-    from dagrl.engines.megatron.loss import sum_over_replicas
+    from dagrl.engines.megatron.loss import join_replicas
 
     gradients, sums = gradients_and_sums(engine, batch, objective, tokens_per_micro_batch=budget)
-    return {"metrics": sum_over_replicas(sums), "gradients": gradients}
+    return {"metrics": join_replicas(sums), "gradients": gradients}
 
 
 @pytest.fixture(scope="module", params=LAYOUTS, ids=lambda name: name.replace(" ", "_"))
@@ -118,8 +118,7 @@ def test_log_probs_are_those_of_hugging_face(computed, samples: Batch, expected)
 def test_loss_and_every_gradient_are_those_of_one_process(computed, expected, how: str) -> None:
     for rank in computed:
         assert rank[how]["metrics"] == computed[0][how]["metrics"], "the same on every rank, to the bit"
-    total, _ = computed[0][how]["metrics"]["loss"]
-    assert total == pytest.approx(expected["loss"], rel=1e-5)
+    assert computed[0][how]["metrics"]["loss"].total == pytest.approx(expected["loss"], rel=1e-5)
     found = computed[0][how]["gradients"]
     assert found.keys() == expected["gradients"].keys()
     for name, reference in expected["gradients"].items():
@@ -128,6 +127,6 @@ def test_loss_and_every_gradient_are_those_of_one_process(computed, expected, ho
 
 
 def test_metrics_count_each_response_token_once(computed, samples: Batch, expected) -> None:
-    total, count = computed[0]["uneven"]["metrics"]["nll"]
-    assert count == len(samples["response_tokens"].values)
-    assert total == pytest.approx(-expected["logprobs"].sum(), rel=1e-5)
+    nll = computed[0]["uneven"]["metrics"]["nll"]
+    assert nll.count == len(samples["response_tokens"].values)
+    assert nll.total == pytest.approx(-expected["logprobs"].sum(), rel=1e-5)

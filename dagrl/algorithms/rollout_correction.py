@@ -1,0 +1,207 @@
+"""Corrections for samples whose log-probs differ between the generator that drew them and the trainer.
+
+The two compute the same model with other kernels and precisions, and a generator may have older weights. In all of
+these r = exp(trainer - rollout) is a token's probability for the trainer over that under which it was drawn. Tensors
+are [T], whole responses, without gradient: a weight says how much a sample counts, it is nothing to be learned.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import cast
+
+import numpy as np
+import torch
+
+from dagrl.algorithms.kl import KlEstimator, kl_estimate
+from dagrl.algorithms.rows import Rows
+from dagrl.data.batch import Batch
+from dagrl.data.tally import tally
+from dagrl.spec.schema import ImportanceLevel, RejectionCriterion, RolloutCorrectionSpec
+
+_LARGEST_LOG = 20.0
+"""Logs of ratios of responses are kept within this before exp(), as in verl: beyond, nothing can be said anyway."""
+_RATIOS = {"token": "token", "sequence": "seq_sum", "geometric": "seq_mean"}
+"""Criteria that look at ratios -> what the logs are taken over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Importance:
+    """Importance weights of tokens, and what was done to them; each [T]."""
+
+    weight: torch.Tensor
+    truncated: torch.Tensor
+    """Where the ratio was above the upper bound and the weight is that bound; bool."""
+    masked: torch.Tensor
+    """Where the ratio was out of both bounds and the weight is 0; bool."""
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """What a `RolloutCorrectionSpec` makes of a micro-batch; each [T], or None where it is not asked for."""
+
+    importance: Importance | None = None
+    rejected: torch.Tensor | None = None
+    """Tokens that leave the loss by the criterion; bool."""
+    vetoed: torch.Tensor | None = None
+    """Tokens of responses that leave the loss for the sake of a single token; bool."""
+
+    def of_policy(self, loss: torch.Tensor) -> torch.Tensor:
+        """The policy's loss of tokens [T], weighted, and 0 where a token has left it."""
+        return self.of_all(loss if self.importance is None else self.importance.weight * loss)
+
+    def of_all(self, loss: torch.Tensor) -> torch.Tensor:
+        """A loss of tokens [T], 0 where a token has left it."""
+        for out in (self.rejected, self.vetoed):
+            loss = loss if out is None else torch.where(out, 0.0, loss)
+        return loss
+
+
+def importance_weights(
+    log_ratio: torch.Tensor, rows: Rows, *, level: ImportanceLevel, upper: float, lower: float | None = None
+) -> Importance:
+    """Bounded importance weights, of tokens or of whole responses; `log_ratio` is log r.
+
+    - ``token``: w = min(r, upper). Truncated importance sampling between a generator and a trainer: Yao et al. 2025,
+      "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training", https://fengyao.notion.site/off-policy-rl
+      (truncation itself: Ionides 2008).
+    - ``sequence``: the same of R = product of r over the response, which is the weight of each of its tokens. Unbiased
+      but for the bound, of higher variance: Liu et al. 2025, "When Speed Kills Stability",
+      https://richardli.xyz/rl-collapse.
+    - with a `lower` bound, weights outside [lower, upper] are 0 instead: IcePop's calibration M(r) (Ling Team 2025,
+      "Every Step Evolves", arXiv 2510.18855, with bounds 0.5 and 5 and ``token``), and with ``sequence`` masked
+      importance sampling.
+    """
+    log_weight = log_ratio.double() if level == "token" else rows.sums(log_ratio)
+    # Compared as logs: a ratio of a response may be too large for any float.
+    above, below = log_weight > math.log(upper), _below(log_weight, lower)
+    weight = log_weight.clamp(-_LARGEST_LOG, _LARGEST_LOG).exp().clamp(max=upper)
+    masked = torch.zeros_like(above) if lower is None else above | below
+    weight = torch.where(masked, 0.0, weight).to(log_ratio.dtype)
+    return Importance(weight, above & ~masked, masked)
+
+
+def rejected(
+    trainer: torch.Tensor,
+    rollout: torch.Tensor,
+    rows: Rows,
+    *,
+    criterion: RejectionCriterion,
+    upper: float,
+    lower: float | None = None,
+) -> torch.Tensor:
+    """Tokens, or all tokens of responses, on which trainer and generator disagree too much; bool [T].
+
+    By ratio, kept within `lower` (default: 1 / `upper`) and `upper`: ``token`` r of each token; ``sequence`` its
+    product over the response; ``geometric`` its geometric mean, which does not grow with the length. By divergence,
+    kept up to `upper`: the ``k2`` or ``k3`` estimate of KL(rollout || trainer) of each token (``token_k3``), or its
+    sum, mean or largest over the response (``seq_sum_k3``, ``seq_mean_k3``, ``seq_max_k3``). Sources: "When Speed Kills
+    Stability" (see `importance_weights`), part 3, and trust region masking, Li et al. 2025, arXiv 2512.23075. The names
+    are verl's: `docs/mismatch.md` has the table.
+    """
+    trainer, rollout = trainer.double(), rollout.double()
+    if criterion in _RATIOS:
+        statistic = _over(_RATIOS[criterion], trainer - rollout, rows)
+        outside = (statistic > math.log(upper)) | _below(statistic, 1 / upper if lower is None else lower)
+    else:
+        scope, _, estimator = criterion.rpartition("_")
+        outside = _over(scope, kl_estimate(rollout, trainer, cast(KlEstimator, estimator)), rows) > upper
+    return outside & rows.active
+
+
+def vetoed(log_ratio: torch.Tensor, rows: Rows, *, threshold: float) -> torch.Tensor:
+    """All tokens of responses with a token whose r is below `threshold`; bool [T].
+
+    Such a token is one that the trainer would hardly ever have drawn; what follows it is then no sample of its policy.
+    """
+    return (rows.largest(-log_ratio) > -math.log(threshold)) & rows.active
+
+
+def correct(
+    spec: RolloutCorrectionSpec,
+    trainer: torch.Tensor,
+    rollout: torch.Tensor,
+    rows: Rows,
+    totals: tuple[float, ...] = (),
+) -> Correction:
+    """All that `spec` asks for. `trainer` and `rollout` are log-probs [T]; `totals`: see `importance_totals`."""
+    importance = out = veto = None
+    if spec.rollout_is is not None:
+        importance = _importance(spec, trainer - rollout, rows)
+        if spec.rollout_is_batch_normalize:
+            total, count = totals
+            # Where all weights are 0, they stay so.
+            importance = replace(importance, weight=importance.weight * (count / total if total else 1.0))
+    if spec.rollout_rs is not None:
+        assert spec.rollout_rs_threshold is not None, "the checks ask for it"
+        out = rejected(
+            trainer,
+            rollout,
+            rows,
+            criterion=spec.rollout_rs,
+            upper=spec.rollout_rs_threshold,
+            lower=spec.rollout_rs_threshold_lower,
+        )
+    if spec.rollout_token_veto_threshold is not None:
+        veto = vetoed(trainer - rollout, rows, threshold=spec.rollout_token_veto_threshold)
+    return Correction(importance, out, veto)
+
+
+def importance_totals(spec: RolloutCorrectionSpec, batch: Batch) -> tuple[float, float]:
+    """Sum and number of a batch's importance weights, of tokens or of responses: all ranks' give the mean.
+
+    `batch` holds ``old_logprob``, ``rollout_logprob`` and ``response_mask``.
+    """
+    mask = batch["response_mask"]
+    row = np.repeat(np.arange(len(mask)), mask.lengths)
+    rows = Rows(torch.from_numpy(row), torch.from_numpy(mask.values > 0))
+    old, rollout = (torch.from_numpy(batch[name].values) for name in ("old_logprob", "rollout_logprob"))
+    # Tokens that do not count may hold anything, and 0 of it is not 0.
+    log_ratio = torch.where(rows.active, old - rollout, 0.0)
+    counted = rows.active if spec.rollout_is == "token" else rows.once
+    weight = _importance(spec, log_ratio, rows).weight.double()
+    return float((weight * counted).sum()), float(counted.sum())
+
+
+def correction_metrics(correction: Correction, rows: Rows) -> dict[str, torch.Tensor]:
+    """What the correction did, by name, as tallies; `docs/mismatch.md` explains them."""
+    of_tokens, of_responses = {}, {}
+    if (importance := correction.importance) is not None:
+        of_tokens["correction/weight"] = importance.weight
+        of_tokens["correction/truncated_fraction"] = importance.truncated
+        of_tokens["correction/masked_fraction"] = importance.masked
+    if correction.rejected is not None:
+        of_tokens["correction/rejected_fraction"] = correction.rejected
+        of_responses["correction/rejected_responses"] = rows.sums(correction.rejected) > 0
+    if correction.vetoed is not None:
+        of_responses["correction/vetoed_responses"] = correction.vetoed
+    return tally(of_tokens, rows.active) | tally(of_responses, rows.once)
+
+
+def _importance(spec: RolloutCorrectionSpec, log_ratio: torch.Tensor, rows: Rows) -> Importance:
+    assert spec.rollout_is is not None
+    return importance_weights(
+        log_ratio,
+        rows,
+        level=spec.rollout_is,
+        upper=spec.rollout_is_threshold,
+        lower=spec.rollout_is_threshold_lower,
+    )
+
+
+def _over(scope: str, values: torch.Tensor, rows: Rows) -> torch.Tensor:
+    match scope:
+        case "token":
+            return values
+        case "seq_sum":
+            return rows.sums(values)
+        case "seq_mean":
+            return rows.means(values)
+        case "seq_max":
+            return rows.largest(values)
+    raise AssertionError(f"no scope {scope!r}")
+
+
+def _below(log_value: torch.Tensor, bound: float | None) -> torch.Tensor:
+    return torch.zeros_like(log_value, dtype=torch.bool) if bound is None else log_value < math.log(bound)
