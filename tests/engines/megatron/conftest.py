@@ -294,8 +294,7 @@ class WeightedLikelihood:
         loss = -(tokens.columns["advantage"] + tokens.columns["reward"][tokens.row]) * tokens.logprob
         if tokens.entropy is not None:
             loss = loss - self.entropy_coef * tokens.entropy
-        total = (tokens.weight * loss).sum()
-        count = tokens.logprob.new_tensor(len(tokens.logprob))
+        everything = torch.ones_like(tokens.weight, dtype=torch.bool)
         # Weights add up to 1 over a mini-batch.
         metrics = {"loss": tally_mean(loss, tokens.weight)} | tally({"nll": -tokens.logprob}, everything)
         return (tokens.weight * loss).sum(), metrics
