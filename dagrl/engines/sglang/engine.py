@@ -43,7 +43,9 @@ class SglangEngine:
         self, model: ModelSpec, spec: SglangEngineSpec, ranks: RankContext, share: ServerShare, *, sleeps: bool
     ) -> None:
         """Start the server. ValueError where the model or an argument makes no sense, ServerError where it fails."""
-        self._spec = spec
+        self.pause = spec.weight_sync.pause
+        """What an update does about responses under way."""
+        self._follows = spec.follows is not None
         self._timeout_s = ranks.timeout_s
         self._gpus = share.gpus
         self._gone: frozenset[str] = _KINDS[Residency.AWAKE]
@@ -134,7 +136,7 @@ class SglangEngine:
 
     @contextmanager
     def _paused(self) -> Iterator[None]:
-        how = self._spec.weight_sync.pause
+        how = self.pause
         self._server.run(self._responses.stand_still(how, flush=not self._gone), "stand still", self._timeout_s)
         try:
             yield
@@ -159,7 +161,7 @@ class SglangEngine:
                 self._server.run(self._client.flush(self._timeout_s), "be idle", self._timeout_s)
             self._server.run(self._client.release(sorted(going)), "give memory back", self._timeout_s)
         self._gone |= going
-        if "weights" in going and self._spec.follows:
+        if "weights" in going and self._follows:
             self.policy_version = NO_WEIGHTS
         held = before[0].used_gib if before else 0.0
         after = gpu_memory(self._gpus[:1])

@@ -1,0 +1,254 @@
+"""A real SGLang server on the CPU: what it samples is what the model says, whatever happens in between."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from dagrl.engines.base import Completion, GenerationRequest
+from dagrl.engines.sglang.engine import SglangEngine
+from dagrl.engines.sglang.server import ServerError
+from dagrl.spec.residency import Residency
+from dagrl.spec.schema import SamplingSpec
+
+pytestmark = pytest.mark.slow
+
+GREEDY = SamplingSpec(max_new_tokens=16, temperature=0)
+LONG = SamplingSpec(max_new_tokens=400, temperature=0, ignore_eos=True)
+OLD, NEW = 5, 6
+"""Seeds of the weights that the server starts with, and of others."""
+ModelOf = Callable[[int], PreTrainedModel]
+
+
+def complete(engine: SglangEngine, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> list[Completion]:
+    """Completions in the order of their requests."""
+    done = sorted(engine.generate(requests, sampling), key=lambda completion: completion.index)
+    assert [completion.index for completion in done] == list(range(len(requests)))
+    return done
+
+
+@torch.inference_mode()
+def log_probs(model: PreTrainedModel, tokens: Sequence[int], temperature: float = 1.0) -> torch.Tensor:
+    """Of every next token behind each of `tokens`: [tokens, vocabulary]."""
+    return (model(torch.tensor([list(tokens)])).logits[0] / temperature).log_softmax(-1)
+
+
+def deviation(
+    model: PreTrainedModel, request: GenerationRequest, completion: Completion, temperature: float = 1.0
+) -> np.ndarray:
+    """How far each token's log-prob is from the model's."""
+    sequence = [*request.prompt.tolist(), *request.begun.tolist(), *completion.tokens.tolist()]
+    count = len(completion.tokens)
+    expected = log_probs(model, sequence[:-1], temperature)[-count:]
+    picked = expected.gather(1, torch.tensor(sequence[-count:]).unsqueeze(1)).squeeze(1)
+    return np.abs(picked.numpy() - completion.logprobs)
+
+
+def is_greedy(model: PreTrainedModel, prefix: Sequence[int], tokens: Sequence[int]) -> bool:
+    """Whether each of `tokens` is the model's likeliest behind those before it."""
+    expected = log_probs(model, [*prefix, *tokens][:-1])[-len(tokens) :].argmax(-1)
+    return expected.tolist() == list(tokens)
+
+
+def during(
+    engine: SglangEngine, requests: Sequence[GenerationRequest], act: Callable[[], None], tokens: int = 60
+) -> list[Completion]:
+    """What comes of long responses when `act` happens after so many tokens have been seen."""
+    seen = engine.sampled_tokens
+    done: list[Completion] = []
+    thread = threading.Thread(target=lambda: done.extend(complete(engine, requests, LONG)))
+    thread.start()
+    deadline = time.monotonic() + 60
+    while engine.sampled_tokens < seen + tokens:
+        assert time.monotonic() < deadline, "no tokens"
+        time.sleep(0.005)
+    act()
+    thread.join(timeout=120)
+    assert len(done) == len(requests)
+    return done
+
+
+def test_greedy_tokens_and_log_probs_are_the_models(server, requests, model_of: ModelOf) -> None:
+    for request, completion in zip(requests, complete(server, requests, GREEDY), strict=True):
+        assert is_greedy(model_of(OLD), request.prompt, completion.tokens)
+        assert deviation(model_of(OLD), request, completion).max() <= 1e-5
+        assert completion.tokens.dtype == np.int64 and completion.logprobs.dtype == np.float32
+        assert completion.policy_version == 0 and completion.routed_experts is None
+        stopped = completion.tokens[-1] == 1
+        assert (completion.finish_reason == "stop") == stopped and (stopped or len(completion.tokens) == 16)
+
+
+def test_log_probs_are_of_logits_over_temperature_before_top_p_and_top_k(server, requests, model_of: ModelOf) -> None:
+    sampling = SamplingSpec(max_new_tokens=12, temperature=0.6, top_p=0.8, top_k=4)
+    for request, completion in zip(requests, complete(server, requests, sampling), strict=True):
+        assert deviation(model_of(OLD), request, completion, 0.6).max() <= 1e-5
+        ranks = log_probs(model_of(OLD), [*request.prompt, *completion.tokens][:-1])[-len(completion.tokens) :]
+        likelier = (ranks > ranks.gather(1, torch.from_numpy(completion.tokens).unsqueeze(1))).sum(1)
+        assert int(likelier.max()) < 4
+
+
+def test_the_token_that_stops_a_response_is_part_of_it(server, requests) -> None:
+    free = complete(server, requests, SamplingSpec(max_new_tokens=12, temperature=0, ignore_eos=True))
+    stop = int(free[4].tokens[3])
+    stopping = SamplingSpec(max_new_tokens=12, temperature=0, stop_token_ids=(stop,))
+    for whole, completion in zip(free, complete(server, requests, stopping), strict=True):
+        ends = [place for place, token in enumerate(whole.tokens) if token in (stop, 1)]
+        expected = whole.tokens[: ends[0] + 1] if ends else whole.tokens
+        assert completion.tokens.tolist() == expected.tolist()
+        assert completion.finish_reason == ("stop" if ends else "length")
+
+
+def test_a_response_goes_on_behind_its_beginning(server, requests) -> None:
+    whole = complete(server, requests, LONG.model_copy(update={"max_new_tokens": 12}))
+    begun = [
+        GenerationRequest(each.prompt, each.seed, done.tokens[:5]) for each, done in zip(requests, whole, strict=True)
+    ]
+    rest = complete(server, begun, LONG.model_copy(update={"max_new_tokens": 12}))
+    for all_, later in zip(whole, rest, strict=True):
+        assert later.tokens.tolist() == all_.tokens[5:].tolist()
+        np.testing.assert_allclose(later.logprobs, all_.logprobs[5:], atol=1e-5)
+    nothing_left = complete(server, begun, LONG.model_copy(update={"max_new_tokens": 5}))
+    assert {(len(each.tokens), each.finish_reason) for each in nothing_left} == {(0, "length")}
+
+
+def test_an_abort_leaves_what_there_is(server, requests, model_of: ModelOf) -> None:
+    crowd = [*requests, *requests]
+    done = during(server, crowd, server.abort)
+    assert {each.finish_reason for each in done} == {"abort"}
+    begun = [each for each in done if len(each.tokens)]
+    assert begun and all(len(each.tokens) < 400 for each in done), "aborted while under way"
+    assert len(begun) < len(crowd), "eight run at once, the others wait"
+    for each in begun:
+        assert is_greedy(model_of(OLD), crowd[each.index].prompt, each.tokens)
+        assert deviation(model_of(OLD), crowd[each.index], each).max() <= 1e-4
+    assert complete(server, requests[:1], GREEDY)[0].finish_reason != "abort", "an abort is for what was there"
+
+
+def test_the_server_is_there_for_others_when_somebody_stops_listening(server, requests) -> None:
+    short = GenerationRequest(requests[0].prompt, 0, np.full(399, 5))
+    responses = server.generate([short, *requests], LONG)
+    assert next(responses).index == 0
+    responses.close()
+    assert complete(server, requests, GREEDY)[0].finish_reason != "abort"
+
+
+def test_calls_from_several_threads_share_the_server(server, requests) -> None:
+    alone = [each.tokens.tolist() for each in complete(server, requests, GREEDY)]
+    found: dict[int, list[list[int]]] = {}
+
+    def call(number: int) -> None:
+        found[number] = [each.tokens.tolist() for each in complete(server, requests, GREEDY)]
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert found == dict.fromkeys(range(3), alone)
+
+
+def test_later_samples_are_of_the_new_weights_and_version(restored, requests, model_of: ModelOf, weights_of) -> None:
+    complete(restored, requests, GREEDY)  # fills the cache under the old ones
+    restored.load_weights(iter([weights_of(NEW)]), 7)
+    assert restored.policy_version == 7
+    for request, completion in zip(requests, complete(restored, requests, GREEDY), strict=True):
+        assert completion.policy_version == 7
+        assert deviation(model_of(NEW), request, completion).max() <= 1e-5
+
+
+def test_an_update_by_abort_ends_what_is_under_way(restored, requests, weights_of) -> None:
+    restored.pause = "abort"
+    done = during(restored, requests, lambda: restored.load_weights(iter([weights_of(NEW)]), 1))
+    assert {each.finish_reason for each in done} == {"abort"} and {each.policy_version for each in done} == {0}
+
+
+def test_an_update_by_retraction_goes_on_with_a_cache_of_the_new_weights(
+    restored, requests, model_of: ModelOf, weights_of
+) -> None:
+    restored.pause = "retract"
+    done = during(restored, requests, lambda: restored.load_weights(iter([weights_of(NEW)]), 1))
+    assert {len(each.tokens) for each in done} == {400} and {each.policy_version for each in done} == {0}
+    for each in done:
+        old = deviation(model_of(OLD), requests[each.index], each) <= 1e-3
+        new = deviation(model_of(NEW), requests[each.index], each) <= 1e-3
+        change = int(np.argmin(old))
+        assert 0 < change < 400 and old[:change].all() and new[change:].all()
+
+
+def test_an_update_in_place_keeps_the_old_cache_to_itself(restored, requests, model_of: ModelOf, weights_of) -> None:
+    restored.pause = "in_place"
+    done = during(restored, requests, lambda: restored.load_weights(iter([weights_of(NEW)]), 1))
+    assert {len(each.tokens) for each in done} == {400} and {each.policy_version for each in done} == {0}
+    deviations = [deviation(model_of(NEW), requests[each.index], each) for each in done]
+    assert all(each[-1] > 1e-4 for each in deviations), "the end was not computed with a cache of the new weights"
+    for request, completion in zip(requests, complete(restored, requests, GREEDY), strict=True):
+        assert completion.policy_version == 1
+        assert deviation(model_of(NEW), request, completion).max() <= 1e-5
+
+
+def test_prompts_that_cannot_be_answered_are_refused(server) -> None:
+    with pytest.raises(ValueError, match="prompt 1 is empty; a model needs at least one token"):
+        server.generate([GenerationRequest(np.array([3]), 0), GenerationRequest(np.array([], dtype=int), 0)], GREEDY)
+    with pytest.raises(
+        ValueError, match=r"500 tokens and max_new_tokens 16 do not fit into the server's context of 512"
+    ):
+        server.generate([GenerationRequest(np.full(500, 4), 0)], GREEDY)
+    with pytest.raises(ValueError, match="vocab"):
+        list(server.generate([GenerationRequest(np.array([99999]), 0)], GREEDY))
+
+
+def test_no_prompts_give_no_responses(server) -> None:
+    assert complete(server, [], GREEDY) == []
+
+
+def test_the_server_says_what_it_can_take(server) -> None:
+    assert (server.appetite(64).portion, server.appetite(64).at_once) == (2, 10)
+    assert server.appetite(16384).at_once == 3, "the cache holds two that are half as long as they may be"
+
+
+def test_a_sleeper_wakes_up_to_what_it_was(server, requests) -> None:
+    before = [each.tokens.tolist() for each in complete(server, requests, GREEDY)]
+    for depth in (Residency.WEIGHTS, Residency.ASLEEP):
+        assert server.sleep(depth).freed_gib == 0
+        server.wake(Residency.WEIGHTS)
+        server.wake(Residency.AWAKE)
+    assert [each.tokens.tolist() for each in complete(server, requests, GREEDY)] == before
+
+
+def test_health(server) -> None:
+    server.health(30)
+
+
+def test_a_server_that_dies_ends_what_waits_for_it(server, requests) -> None:
+    """The last test: nobody brings the server back."""
+
+    def kill() -> None:
+        [scheduler] = [each for each in psutil.Process().children() if "scheduler" in " ".join(each.cmdline())]
+        os.kill(scheduler.pid, signal.SIGKILL)
+
+    with pytest.raises(ServerError, match=r"a process of SGLang server generator/0 has died \(exit code -9\)"):
+        failed: list[BaseException] = []
+        thread = threading.Thread(target=lambda: failed.append(_failure(server, requests)))
+        thread.start()
+        kill()
+        thread.join(timeout=30)
+        raise failed[0]
+    with pytest.raises(ServerError, match="has died"):
+        server.health(30)
+    server.close()
+    assert not [each for each in psutil.Process().children() if "sglang" in " ".join(each.cmdline())]
+
+
+def _failure(server: SglangEngine, requests: Sequence[GenerationRequest]) -> BaseException:
+    with pytest.raises(ServerError) as caught:
+        complete(server, requests, LONG)
+    return caught.value
