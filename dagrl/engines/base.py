@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ from dagrl.data.stats import Stat
 from dagrl.data.tally import Tallies
 from dagrl.spec.residency import Residency
 from dagrl.spec.schema import SamplingSpec
+
+if TYPE_CHECKING:
+    from dagrl.engines.weights.exporter import WeightExporter
 
 Bucket = list[tuple[str, torch.Tensor]]
 """Some weights by their Hugging Face names, full (not split over ranks), on the CPU or the engine's device."""
@@ -160,6 +163,10 @@ class TrainEngine(Engine, Protocol):
 
     def start_weights(self) -> AbstractContextManager[None]:
         """Within the context the engine computes with the frozen weights it started from."""
+        ...
+
+    def weight_exporter(self, bucket_bytes: int) -> WeightExporter:
+        """Gives out the weights, now and at every later sync, in buckets of about `bucket_bytes`. Collective."""
         ...
 
     def export_weights(self, bucket_bytes: int) -> Iterator[Bucket]:

@@ -1,25 +1,26 @@
-"""Hugging Face weights into a Megatron model, and out of it again, by megatron-bridge: the functions of `hf_weights`.
+"""Hugging Face weights into a Megatron model, and out of it again, by megatron-bridge: as `hf_weights` and `export` do.
 
 The model is dagrl's own in any case; megatron-bridge only converts, by its own tables and its own communication. Every
-rank holds each full tensor for a moment when exporting, where `hf_weights` collects them on rank 0 alone.
+rank holds each full tensor for a moment when exporting, where `export` collects them on rank 0 alone.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from megatron.core import parallel_state
 
-from dagrl.engines.base import Bucket
 from dagrl.engines.megatron.bridge_library import import_bridge
 from dagrl.engines.megatron.config import padded_vocab_size
 from dagrl.engines.megatron.model import unwrap
 from dagrl.engines.model_source import WeightSource, published_shapes
 from dagrl.engines.weight_names import check_names
+from dagrl.engines.weights.exporter import IteratedExporter
 from dagrl.spec.schema import MegatronEngineSpec
 
 if TYPE_CHECKING:
@@ -54,28 +55,20 @@ def load_hf_weights(chunks: Sequence[torch.nn.Module], hf_config: PretrainedConf
         bridge.load_hf_weights(models)
 
 
-@torch.no_grad()
-def export_hf_weights(
-    chunks: Sequence[torch.nn.Module], hf_config: PretrainedConfig, bucket_bytes: int
-) -> Iterator[Bucket]:
-    """The model's weights by Hugging Face names, in their dtype, in buckets of about `bucket_bytes`; collective.
+def make_exporter(
+    chunks: Sequence[torch.nn.Module],
+    hf_config: PretrainedConfig,
+    bucket_bytes: int,
+    present: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> IteratedExporter:
+    """Gives out the model's weights by Hugging Face names, in their dtype, in buckets of at most `bucket_bytes`.
 
-    Rank 0 yields tensors of its own memory, on its device; the others yield as many empty buckets. An output layer
-    tied to the embedding is not exported. The weights must not change before the iterator is used up.
+    A tensor that is larger has a bucket to itself. An output layer tied to the embedding is not among them. The weights
+    are on the device within the context that `present` gives. Collective.
     """
-    rank = torch.distributed.get_rank()
-    bucket: Bucket = []
-    filled = 0
-    for name, tensor in _exported(_models(chunks, hf_config), hf_config):
-        if filled and filled + tensor.nbytes > bucket_bytes:
-            yield bucket
-            bucket, filled = [], 0
-        filled += tensor.nbytes
-        if rank == 0:
-            # Contiguous copies: what leaves must not change with the next update, nor drag its buffer along.
-            bucket.append((name, tensor.clone(memory_format=torch.contiguous_format)))
-    if filled:
-        yield bucket
+    models = _models(chunks, hf_config)
+    device = next(models[0].parameters()).device
+    return IteratedExporter(partial(_exported, models, hf_config), bucket_bytes, device, present)
 
 
 def _exported(models: list[torch.nn.Module], hf_config: PretrainedConfig) -> Iterator[tuple[str, torch.Tensor]]:

@@ -17,6 +17,7 @@ import torch
 from dagrl.engines.megatron.families import MappedTensor, tensors, transformer_fields
 from dagrl.engines.megatron.stored_tensors import LATEST, StoredTensors, is_layer, resolve
 from dagrl.engines.megatron.stored_writer import TensorToWrite, write_tensors
+from dagrl.engines.megatron.tensor_maps import join
 from dagrl.engines.model_source import SCORE, WeightSource, published_shapes
 from dagrl.engines.weight_names import check_names
 
@@ -63,7 +64,8 @@ class StoredModel:
         mapped = list(tensors(hf_config, rows, head))
         stacked = not any(map(is_layer, self._stored.tensors))
         self._pairs = [(tensor, place_of(tensor, stacked=stacked)) for tensor in mapped]
-        self._check(_full_shapes(hf_config))
+        self._full_shapes = _full_shapes(hf_config)
+        self._check(self._full_shapes)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor of the Hugging Face model, in its stored dtype; one parameter is in memory at a time.
@@ -72,7 +74,8 @@ class StoredModel:
         """
         for mapped, place in self._pairs:
             parameter = self._stored.read(place.key, place.index)
-            yield from zip(mapped.hf, mapped.map.join([parameter]), strict=True)
+            shapes = [self._full_shapes[name] for name in mapped.hf]
+            yield from zip(mapped.hf, join(mapped.map, [parameter], shapes), strict=True)
 
     def _check(self, full_shapes: Mapping[str, Shape]) -> None:
         found = self._stored.weights()

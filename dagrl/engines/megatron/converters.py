@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dagrl.engines.base import Bucket
-from dagrl.engines.megatron import bridge, hf_weights
+from dagrl.engines.megatron import bridge, export, hf_weights
+from dagrl.engines.weights.exporter import WeightExporter
 from dagrl.spec.schema import MegatronEngineSpec
 
 if TYPE_CHECKING:
@@ -22,16 +22,16 @@ class Converter:
     load_hf_weights: Callable[..., None]
     """Of chunks, Hugging Face's config and a `WeightSource`: set every parameter of the model. ValueError for weights
     that are not this model's."""
-    export_hf_weights: Callable[..., Iterator[Bucket]]
-    """Of chunks, Hugging Face's config and a number of bytes: the model's weights in buckets of about that size, on
-    rank 0; as many empty ones elsewhere."""
+    make_exporter: Callable[..., WeightExporter]
+    """Of chunks, Hugging Face's config, a number of bytes and a context in which the weights are on the device: gives
+    out the model's weights in buckets of about that size."""
 
 
 def choose_converter(hf_config: PretrainedConfig, spec: MegatronEngineSpec) -> Converter:
     """The one that ``spec.bridge`` names. ValueError where it is not installed, or cannot convert the model."""
     if spec.bridge == "native":
         return Converter(
-            partial(hf_weights.load_hf_weights, head=spec.head), partial(hf_weights.export_hf_weights, head=spec.head)
+            partial(hf_weights.load_hf_weights, head=spec.head), partial(export.NativeExporter, head=spec.head)
         )
     bridge.check_bridge(hf_config, spec)
-    return Converter(bridge.load_hf_weights, bridge.export_hf_weights)
+    return Converter(bridge.load_hf_weights, bridge.make_exporter)

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat, merge
 from dagrl.engines.base import Bucket, Objective, RankContext, Slept
@@ -36,6 +38,7 @@ from dagrl.engines.megatron.start_weights import StartWeights
 from dagrl.engines.megatron.step import PackedModel
 from dagrl.engines.megatron.stored_weights import load_start_weights
 from dagrl.engines.model_source import load_hf_config, weight_source
+from dagrl.engines.weights.exporter import WeightExporter, exported
 from dagrl.spec.residency import Residency
 from dagrl.spec.schema import MegatronEngineSpec, ModelSpec
 
@@ -166,10 +169,14 @@ class MegatronEngine:
             with self._start_weights.in_place():
                 yield
 
+    def weight_exporter(self, bucket_bytes: int) -> WeightExporter:
+        """See `TrainEngine.weight_exporter`."""
+        chunks = self._model.chunks
+        return self._converter.make_exporter(chunks, self._hf_config, bucket_bytes, present=self._memory.weights_alone)
+
     def export_weights(self, bucket_bytes: int) -> Iterator[Bucket]:
         """See `TrainEngine.export_weights`."""
-        with self._memory.weights_alone():
-            yield from self._converter.export_hf_weights(self._model.chunks, self._hf_config, bucket_bytes)
+        return exported(self.weight_exporter(bucket_bytes), is_root=torch.distributed.get_rank() == 0)
 
     def save(self, folder: Path, *, asynchronous: bool = False) -> None:
         """See `TrainEngine.save`. OSError where the state cannot be written."""

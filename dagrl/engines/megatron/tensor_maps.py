@@ -1,12 +1,12 @@
 """How one Megatron parameter, split over tensor-parallel ranks, is made of Hugging Face tensors, and back.
 
 Pure functions of tensors: no process groups, no models. `families` says which map joins which names, `hf_weights` moves
-the tensors. For every map and any number of parts, ``join([shard(full, i, n) for i in range(n)])`` gives `full` back.
+the tensors. For every map and any number of parts, `join` makes of ``[shard(full, i, n) for i in range(n)]`` `full`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 Shape = tuple[int, ...]
+Pieces = Iterator[tuple[Tensor, Tensor]]
+"""Views of full tensors, each with the view of a rank's parameter that has the same elements."""
 
 
 class TensorMap(Protocol):
@@ -26,8 +28,11 @@ class TensorMap(Protocol):
         """The parameter on rank `part` of `parts`, out of the full Hugging Face tensors."""
         ...
 
-    def join(self, shards: Sequence[Tensor]) -> list[Tensor]:
-        """The full Hugging Face tensors, out of all ranks' parameters (of any one rank's, if it is not split)."""
+    def pieces(self, full: Sequence[Tensor], shards: Sequence[Tensor]) -> Pieces:
+        """How the full Hugging Face tensors are put together of all ranks' parameters (any one rank's, if not split).
+
+        Every element of `full` is in one piece.
+        """
         ...
 
     def shard_shape(self, full: Sequence[Shape], parts: int) -> Shape:
@@ -45,9 +50,9 @@ class Replicated:
         """The tensor itself."""
         return full[0]
 
-    def join(self, shards: Sequence[Tensor]) -> list[Tensor]:
+    def pieces(self, full: Sequence[Tensor], shards: Sequence[Tensor]) -> Pieces:
         """The tensor itself."""
-        return [shards[0]]
+        yield full[0], shards[0]
 
     def shard_shape(self, full: Sequence[Shape], parts: int) -> Shape:
         """The tensor's own."""
@@ -65,9 +70,10 @@ class Parallel:
         """One slice."""
         return _slice(full[0], self.dim, part, parts)
 
-    def join(self, shards: Sequence[Tensor]) -> list[Tensor]:
+    def pieces(self, full: Sequence[Tensor], shards: Sequence[Tensor]) -> Pieces:
         """All slices."""
-        return [torch.cat(list(shards), dim=self.dim)]
+        for part, shard in enumerate(shards):
+            yield _slice(full[0], self.dim, part, len(shards)), shard
 
     def shard_shape(self, full: Sequence[Shape], parts: int) -> Shape:
         """One slice."""
@@ -84,10 +90,11 @@ class GateUp:
         """The rank's rows of the gate, then its rows of the up projection."""
         return torch.cat([_slice(tensor, 0, part, parts) for tensor in full])
 
-    def join(self, shards: Sequence[Tensor]) -> list[Tensor]:
-        """Gate and up projection."""
-        halves = [shard.chunk(2) for shard in shards]
-        return [torch.cat([half[i] for half in halves]) for i in (0, 1)]
+    def pieces(self, full: Sequence[Tensor], shards: Sequence[Tensor]) -> Pieces:
+        """Gate and up projection, rank by rank."""
+        for part, shard in enumerate(shards):
+            for tensor, half in zip(full, shard.chunk(2), strict=True):
+                yield _slice(tensor, 0, part, len(shards)), half
 
     def shard_shape(self, full: Sequence[Shape], parts: int) -> Shape:
         """Both, one below the other."""
@@ -112,11 +119,18 @@ class GroupedQkv:
         by_group = [tensor.unflatten(0, (self.groups, -1)) for tensor in full]
         return _slice(torch.cat(by_group, dim=1).flatten(0, 1), 0, part, parts)
 
-    def join(self, shards: Sequence[Tensor]) -> list[Tensor]:
-        """Query, key and value."""
-        by_group = torch.cat(list(shards)).unflatten(0, (self.groups, -1))
-        queries = by_group.shape[1] - 2 * self.head_dim
-        return [part.flatten(0, 1) for part in by_group.split((queries, self.head_dim, self.head_dim), dim=1)]
+    def pieces(self, full: Sequence[Tensor], shards: Sequence[Tensor]) -> Pieces:
+        """Query, key and value, group by group; a rank's border may run through any of them."""
+        each, row = len(shards[0]), 0
+        for group in range(self.groups):
+            for tensor in full:
+                rows = len(tensor) // self.groups
+                done = 0
+                while done < rows:
+                    part, start = divmod(row, each)
+                    length = min(rows - done, each - start)
+                    yield tensor.narrow(0, group * rows + done, length), shards[part].narrow(0, start, length)
+                    done, row = done + length, row + length
 
     def shard_shape(self, full: Sequence[Shape], parts: int) -> Shape:
         """All three, one below the other."""
@@ -138,13 +152,22 @@ class VocabParallel:
         missing = rows.new_zeros(each - len(rows), *rows.shape[1:])
         return torch.cat([rows, missing]) if len(missing) else rows
 
-    def join(self, shards: Sequence[Tensor]) -> list[Tensor]:
+    def pieces(self, full: Sequence[Tensor], shards: Sequence[Tensor]) -> Pieces:
         """The vocabulary's own rows."""
-        return [torch.cat(list(shards))[: self.rows]]
+        for place, shard in zip(full[0].split(self.padded_rows // len(shards)), shards, strict=False):
+            yield place, shard[: len(place)]
 
     def shard_shape(self, full: Sequence[Shape], parts: int) -> Shape:
         """A share of the padded rows."""
         return (self.padded_rows // parts, *full[0][1:])
+
+
+def join(tensor_map: TensorMap, shards: Sequence[Tensor], shapes: Sequence[Shape]) -> list[Tensor]:
+    """The full Hugging Face tensors, of these `shapes`, out of all ranks' parameters."""
+    full = [shards[0].new_empty(shape) for shape in shapes]
+    for place, piece in tensor_map.pieces(full, shards):
+        place.copy_(piece)
+    return full
 
 
 def _slice(tensor: Tensor, dim: int, part: int, parts: int) -> Tensor:

@@ -52,6 +52,10 @@ class PlannedTensor:
         """Elements of its Hugging Face tensors together."""
         return sum(torch.Size(shape).numel() for shape in self.hf_shapes)
 
+    def dtype(self, parameters: torch.dtype) -> torch.dtype:
+        """Its dtype on every rank, in a model whose parameters are of that one."""
+        return torch.float32 if self.mapped.buffer else parameters
+
 
 def plan(hf_config: PretrainedConfig, config: TransformerConfig, head: str) -> list[PlannedTensor]:
     """All tensors of the model in the order of its layers, the same list on every rank."""

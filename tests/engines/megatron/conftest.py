@@ -170,6 +170,22 @@ def load_chunks() -> Callable[..., list[Any]]:
 
 
 @pytest.fixture(scope="session")
+def export_chunks() -> Callable[..., list[Any]]:
+    """``export_chunks(chunks, hf_model, bucket_bytes, head)``, on all ranks: the weights, in buckets."""
+
+    def export(chunks: list[Any], hf_model: Any, bucket_bytes: int, head: str = "lm") -> list[Any]:
+        import torch.distributed as dist
+
+        from dagrl.engines.megatron.export import NativeExporter
+        from dagrl.engines.weights.exporter import exported
+
+        exporter = NativeExporter(chunks, hf_model.config, bucket_bytes, head=head)
+        return list(exported(exporter, is_root=dist.get_rank() == 0))
+
+    return export
+
+
+@pytest.fixture(scope="session")
 def run_ranks() -> Callable[..., list[Any]]:
     """``run_ranks(world_size, function, *args)``: what ``function(rank, *args)`` returned on each rank, in rank order.
 
@@ -183,6 +199,7 @@ def run_ranks() -> Callable[..., list[Any]]:
         # pytest has its own filters in place of those that the package sets.
         warnings.simplefilter("ignore")
         # Imported before the fork, so that the ranks need not.
+        import dagrl.engines.megatron.export
         import dagrl.engines.megatron.hf_weights
         import dagrl.engines.megatron.model  # noqa: F401
     torch.set_num_threads(1)

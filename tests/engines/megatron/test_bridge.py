@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from dagrl.engines.model_source import RandomWeights, load_hf_config
+from dagrl.engines.weights.exporter import exported
 from dagrl.spec.schema import MegatronEngineSpec, ModelSpec, ParallelSpec
 
 LAYOUTS = {
@@ -158,8 +159,8 @@ def test_weights_lie_where_the_native_tables_put_them_and_come_out_to_the_bit(br
         hf_weights.load_hf_weights(native, config, source)
         pairs = zip(map(_tensors, chunks), map(_tensors, native), strict=True)
         others = [key for own, other in pairs for key in own | other if not torch.equal(own[key], other[key])]
-        exported = bridge.export_hf_weights(chunks, config, bucket_bytes=8000)
-        return others, [{name: tensor.numpy() for name, tensor in bucket} for bucket in exported]
+        buckets = exported(bridge.make_exporter(chunks, config, 8000), is_root=rank == 0)
+        return others, [{name: tensor.numpy() for name, tensor in bucket} for bucket in buckets]
 
     answers = run_ranks(ranks, on_rank)
     assert [others for others, _ in answers] == [[]] * ranks
@@ -184,7 +185,7 @@ def test_buckets_are_filled_up_to_their_size_and_own_their_tensors(bridge, run_r
         chunks = unset_chunks(config, spec)
         source = DistinctWeights(config, 0)
         bridge.load_hf_weights(chunks, config, source)
-        buckets = list(bridge.export_hf_weights(chunks, config, limit))
+        buckets = list(exported(bridge.make_exporter(chunks, config, limit), is_root=True))
         for tensor in _tensors(chunks[0]).values():
             tensor.zero_()
         tensors = [pair for bucket in buckets for pair in bucket]
@@ -235,7 +236,7 @@ def test_layers_that_predict_further_tokens_are_left_out(bridge, run_ranks):
         join(spec)
         chunks = unset_chunks(config, spec)
         bridge.load_hf_weights(chunks, config, source)
-        return [name for bucket in bridge.export_hf_weights(chunks, config, 1 << 20) for name, _ in bucket]
+        return bridge.make_exporter(chunks, config, 1 << 20).manifest.names
 
     (found,) = run_ranks(1, on_rank)
     assert {*found, "model.layers.4.enorm.weight"} == set(source.names())
@@ -250,12 +251,12 @@ def test_an_engine_starts_from_a_folder_and_exports_it_again(bridge, run_engine,
     save_file({name: source.get(name) for name in source.names()}, tmp_path / "model.safetensors")
     model = tiny_model.model_copy(update={"path": Path(tmp_path), "init": None})
 
-    def exported(engine: Any) -> dict[str, np.ndarray]:
+    def weights(engine: Any) -> dict[str, np.ndarray]:
         return {name: tensor.numpy() for bucket in engine.export_weights(1 << 20) for name, tensor in bucket}
 
     # An engine that trains, so that megatron's wrappers are around the model.
     parallel = {"tensor_model_parallel_size": 2}
-    found, empty = run_engine(2, exported, model=model, bridge="megatron-bridge", parallel=parallel)
+    found, empty = run_engine(2, weights, model=model, bridge="megatron-bridge", parallel=parallel)
     assert empty == {}
     assert found.keys() == set(source.names())
     for name, array in found.items():

@@ -10,11 +10,14 @@ import pytest
 import torch
 
 
-def exported(chunks: list[Any], hf_model: Any, bucket_bytes: int, head: str = "lm") -> list[dict[str, np.ndarray]]:
-    from dagrl.engines.megatron.hf_weights import export_hf_weights
+@pytest.fixture(scope="session")
+def exported(export_chunks) -> Any:
+    """``exported(chunks, hf_model, bucket_bytes, head)``: the weights as arrays, bucket by bucket."""
 
-    buckets = export_hf_weights(chunks, hf_model.config, bucket_bytes, head)
-    return [{name: tensor.numpy() for name, tensor in bucket} for bucket in buckets]
+    def arrays(*args: Any) -> list[dict[str, np.ndarray]]:
+        return [{name: tensor.numpy() for name, tensor in bucket} for bucket in export_chunks(*args)]
+
+    return arrays
 
 
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -51,9 +54,9 @@ def assert_exported(answers: list[list[dict[str, np.ndarray]]], weights: dict[st
     assert all(bucket == [{}] * len(first) for bucket in others), "in step, and empty"
 
 
-def test_what_was_loaded_is_exported_to_the_bit(run_ranks, load_chunks, megatron_spec, hf_any, weights_of):
+def test_what_was_loaded_is_exported_to_the_bit(exported, run_ranks, load_chunks, megatron_spec, hf_any, weights_of):
     def on_rank(rank: int) -> list[dict[str, np.ndarray]]:
-        return exported(load_chunks(hf_any, megatron_spec()), hf_any, bucket_bytes=8000)
+        return exported(load_chunks(hf_any, megatron_spec()), hf_any, 8000)
 
     assert_exported(run_ranks(1, on_rank), weights_of(hf_any))
 
@@ -61,12 +64,12 @@ def test_what_was_loaded_is_exported_to_the_bit(run_ranks, load_chunks, megatron
 @pytest.mark.parametrize("name", ["qwen2", "qwen3_tied"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_dense_weights_come_out_of_any_layout(
-    run_ranks, load_chunks, megatron_spec, hf_model_of, weights_of, name, layout
+    exported, run_ranks, load_chunks, megatron_spec, hf_model_of, weights_of, name, layout
 ):
     hf_model, (ranks, sizes) = hf_model_of(name), LAYOUTS[layout]
 
     def on_rank(rank: int) -> list[dict[str, np.ndarray]]:
-        return exported(load_chunks(hf_model, megatron_spec(**sizes)), hf_model, bucket_bytes=8000)
+        return exported(load_chunks(hf_model, megatron_spec(**sizes)), hf_model, 8000)
 
     assert_exported(run_ranks(ranks, on_rank), weights_of(hf_model))
 
@@ -80,12 +83,12 @@ def test_dense_weights_come_out_of_any_layout(
     ],
 )
 def test_weights_of_mixtures_come_out_of_any_layout(
-    run_ranks, load_chunks, megatron_spec, hf_model_of, weights_of, name, layout
+    exported, run_ranks, load_chunks, megatron_spec, hf_model_of, weights_of, name, layout
 ):
     hf_model, (ranks, sizes) = hf_model_of(name), EXPERT_LAYOUTS[layout]
 
     def on_rank(rank: int) -> list[dict[str, np.ndarray]]:
-        return exported(load_chunks(hf_model, megatron_spec(**sizes)), hf_model, bucket_bytes=30_000)
+        return exported(load_chunks(hf_model, megatron_spec(**sizes)), hf_model, 30_000)
 
     assert_exported(run_ranks(ranks, on_rank), weights_of(hf_model))
 
@@ -93,10 +96,10 @@ def test_weights_of_mixtures_come_out_of_any_layout(
 @pytest.mark.parametrize(
     "tail", [{"num_layers_in_last_pipeline_stage": 1}, {"pipeline_model_parallel_layout": "Ettt|tL"}]
 )
-def test_uneven_stages_hold_their_own_layers(run_ranks, load_chunks, megatron_spec, qwen3, weights_of, tail):
+def test_uneven_stages_hold_their_own_layers(exported, run_ranks, load_chunks, megatron_spec, qwen3, weights_of, tail):
     def on_rank(rank: int) -> tuple[int, Any]:
         chunks = load_chunks(qwen3, megatron_spec(pp=2, **tail))
-        return len(chunks[0].decoder.layers), exported(chunks, qwen3, bucket_bytes=8000)
+        return len(chunks[0].decoder.layers), exported(chunks, qwen3, 8000)
 
     layers, answers = zip(*run_ranks(2, on_rank), strict=True)
     assert layers == (3, 1)
@@ -104,18 +107,18 @@ def test_uneven_stages_hold_their_own_layers(run_ranks, load_chunks, megatron_sp
 
 
 def test_experts_in_modules_of_their_own_have_the_same_names(
-    run_ranks, load_chunks, megatron_spec, hf_model_of, weights_of
+    exported, run_ranks, load_chunks, megatron_spec, hf_model_of, weights_of
 ):
     mixtral = hf_model_of("mixtral")
 
     def on_rank(rank: int) -> list[dict[str, np.ndarray]]:
         chunks = load_chunks(mixtral, megatron_spec(ep=2, moe_grouped_gemm=False))
-        return exported(chunks, mixtral, bucket_bytes=30_000)
+        return exported(chunks, mixtral, 30_000)
 
     assert_exported(run_ranks(2, on_rank), weights_of(mixtral))
 
 
-def test_buckets_are_the_same_at_any_layout(run_ranks, load_chunks, megatron_spec, hf_model_of):
+def test_buckets_are_the_same_at_any_layout(exported, run_ranks, load_chunks, megatron_spec, hf_model_of):
     hf_model = hf_model_of("deepseek_v3")
 
     def buckets(ranks: int, **sizes: Any) -> list[list[str]]:
@@ -130,15 +133,13 @@ def test_buckets_are_the_same_at_any_layout(run_ranks, load_chunks, megatron_spe
 
 
 def test_bf16_weights_and_the_float32_bias_of_a_router_keep_their_dtypes(
-    run_ranks, load_chunks, megatron_spec, hf_model_of, weights_of
+    export_chunks, run_ranks, load_chunks, megatron_spec, hf_model_of, weights_of
 ):
     hf_model = hf_model_of("deepseek_v3")
 
     def on_rank(rank: int) -> dict[str, Any]:
-        from dagrl.engines.megatron.hf_weights import export_hf_weights
-
         chunks = load_chunks(hf_model, megatron_spec(ep=2, pp=2, bf16=True))
-        buckets = export_hf_weights(chunks, hf_model.config, 30_000)
+        buckets = export_chunks(chunks, hf_model, 30_000)
         return {name: (tensor.dtype, tensor.float().numpy()) for bucket in buckets for name, tensor in bucket}
 
     found = run_ranks(4, on_rank)[0]
@@ -171,7 +172,7 @@ def test_a_rank_reads_only_what_it_holds(run_ranks, load_chunks, megatron_spec, 
 
 
 @pytest.mark.parametrize("limit", [13_000, 30_000])
-def test_buckets_are_filled_up_to_their_size(run_ranks, load_chunks, megatron_spec, qwen3, limit):
+def test_buckets_are_filled_up_to_their_size(exported, run_ranks, load_chunks, megatron_spec, qwen3, limit):
     def on_rank(rank: int) -> list[dict[str, np.ndarray]]:
         return exported(load_chunks(qwen3, megatron_spec()), qwen3, limit)
 
@@ -181,21 +182,19 @@ def test_buckets_are_filled_up_to_their_size(run_ranks, load_chunks, megatron_sp
     assert all(size + following > limit for size, following in pairwise(sizes))
 
 
-def test_a_parameter_larger_than_a_bucket_has_one_to_itself(run_ranks, load_chunks, megatron_spec, qwen3):
+def test_a_parameter_larger_than_a_bucket_has_one_to_itself(exported, run_ranks, load_chunks, megatron_spec, qwen3):
     def on_rank(rank: int) -> list[dict[str, np.ndarray]]:
-        return exported(load_chunks(qwen3, megatron_spec()), qwen3, bucket_bytes=1)
+        return exported(load_chunks(qwen3, megatron_spec()), qwen3, 1)
 
     (buckets,) = run_ranks(1, on_rank)
     assert len(buckets) == 2 + 8 * 4 + 1, "one for each parameter of Megatron's model"
     assert [len(bucket) for bucket in buckets[:3]] == [1, 1, 3], "embedding, norm; query, key and value"
 
 
-def test_exported_tensors_do_not_change_with_the_model(run_ranks, load_chunks, megatron_spec, qwen3):
+def test_exported_tensors_do_not_change_with_the_model(export_chunks, run_ranks, load_chunks, megatron_spec, qwen3):
     def on_rank(rank: int) -> tuple[float, int]:
-        from dagrl.engines.megatron.hf_weights import export_hf_weights
-
         chunks = load_chunks(qwen3, megatron_spec())
-        (bucket,) = export_hf_weights(chunks, qwen3.config, bucket_bytes=1 << 30)
+        (bucket,) = export_chunks(chunks, qwen3, 1 << 30)
         for parameter in chunks[0].parameters():
             parameter.data.zero_()
         alike = [name for name, tensor in bucket if torch.equal(tensor, qwen3.get_parameter(name))]
@@ -240,7 +239,7 @@ def test_weights_that_do_not_fit_the_config_are_refused(
     run_ranks(1, on_rank)
 
 
-def test_buffers_that_old_files_hold_are_left_out(run_ranks, load_chunks, megatron_spec, qwen3):
+def test_buffers_that_old_files_hold_are_left_out(exported, run_ranks, load_chunks, megatron_spec, qwen3):
     def on_rank(rank: int) -> int:
         derived = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(6)}
         return sum(map(len, exported(load_chunks(qwen3, megatron_spec(), **derived), qwen3, 1 << 20)))
@@ -252,7 +251,7 @@ def test_buffers_that_old_files_hold_are_left_out(run_ranks, load_chunks, megatr
 
 
 def test_layers_that_predict_further_tokens_are_left_out_and_named(
-    run_ranks, load_chunks, megatron_spec, hf_model_of, weights_of, caplog
+    exported, run_ranks, load_chunks, megatron_spec, hf_model_of, weights_of, caplog
 ):
     hf_model = copy.deepcopy(hf_model_of("deepseek_v3"))
     hf_model.config.num_nextn_predict_layers = 1
@@ -297,7 +296,7 @@ def test_an_expert_of_another_size_is_named(run_ranks, load_chunks, megatron_spe
 
 @pytest.mark.parametrize(("head", "name"), [("value", "qwen3"), ("reward", "qwen3_tied"), ("reward", "qwen3_moe")])
 def test_a_score_is_loaded_and_exported_in_place_of_the_output_layer(
-    run_ranks, load_chunks, megatron_spec, hf_model_of, weights_of, head, name
+    exported, run_ranks, load_chunks, megatron_spec, hf_model_of, weights_of, head, name
 ):
     hf_model = hf_model_of(name)
     score = torch.linspace(-1, 1, 32)[None]

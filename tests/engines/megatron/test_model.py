@@ -1,4 +1,4 @@
-"""The built model computes what Hugging Face computes, in every layout; what cannot be built is refused."""
+"""The built model computes what Hugging Face computes, tensor-parallel too; what cannot be built is refused."""
 
 import copy
 from typing import Any
@@ -7,26 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
-LENGTHS = (11, 1, 40, 7, 23, 2)
-
-
-def sequences(vocab_size: int) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(3)
-    return [torch.randint(0, vocab_size, (length,), generator=generator) for length in LENGTHS]
-
-
-def run_packed(chunk: Any, rows: list[torch.Tensor]) -> torch.Tensor:
-    """Logits [tokens, this rank's columns] of the rows, one behind the other in a single pack."""
-    from megatron.core.packed_seq_params import PackedSeqParams
-
-    bounds = torch.tensor([0, *(len(row) for row in rows)]).cumsum(0).int()
-    longest = max(len(row) for row in rows)
-    params = PackedSeqParams(
-        qkv_format="thd", cu_seqlens_q=bounds, cu_seqlens_kv=bounds, max_seqlen_q=longest, max_seqlen_kv=longest
-    )
-    tokens = torch.cat(rows)[None]
-    return chunk(tokens, torch.zeros_like(tokens), None, packed_seq_params=params)[0]
+from packs import LENGTHS, run_packed, sequences
 
 
 @pytest.mark.parametrize("layout", [(1,), (2,), (2, True)], ids=["tp1", "tp2", "tp2-sequence-parallel"])
@@ -46,31 +27,6 @@ def test_logits_of_a_pack_are_those_of_each_sequence_alone(run_ranks, load_chunk
     for logits in run_ranks(layout[0], on_rank):
         assert logits.shape == (sum(LENGTHS), 64), "59 tokens, and padding that every layout shares"
         torch.testing.assert_close(torch.from_numpy(logits[:, :59]), alone, atol=5e-6, rtol=0)
-
-
-def test_gradients_are_those_of_hugging_face(run_ranks, load_chunks, megatron_spec, hf_model):
-    rows = sequences(hf_model.config.vocab_size)
-
-    def on_rank(rank: int) -> dict[str, Any]:
-        from dagrl.engines.megatron.hf_weights import export_hf_weights
-
-        chunks = load_chunks(hf_model, megatron_spec())
-        logits = run_packed(chunks[0], rows)[:-1, :59]
-        torch.nn.functional.cross_entropy(logits, torch.cat(rows)[1:]).backward()
-        for parameter in chunks[0].parameters():
-            parameter.data = parameter.grad
-        buckets = export_hf_weights(chunks, hf_model.config, bucket_bytes=1 << 20)
-        return {name: tensor.numpy() for bucket in buckets for name, tensor in bucket}
-
-    alone = torch.cat([hf_model(row[None]).logits[0] for row in rows])[:-1]
-    loss = torch.nn.functional.cross_entropy(alone, torch.cat(rows)[1:])
-    names, parameters = zip(*hf_model.named_parameters(), strict=True)
-    expected = dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
-    (found,) = run_ranks(1, on_rank)
-    assert found.keys() == expected.keys()
-    for name, gradient in expected.items():
-        error = (torch.from_numpy(found[name]) - gradient).abs().max() / gradient.abs().max()
-        assert error < 1e-5, f"{name}: {error:.1e}"
 
 
 @pytest.mark.parametrize(

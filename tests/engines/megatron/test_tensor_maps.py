@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagrl.engines.megatron.tensor_maps import GateUp, GroupedQkv, Parallel, Replicated, TensorMap, VocabParallel
+from dagrl.engines.megatron.tensor_maps import GateUp, GroupedQkv, Parallel, Replicated, TensorMap, VocabParallel, join
 
 
 def rows(*values: int) -> torch.Tensor:
@@ -63,7 +63,10 @@ def test_joining_the_shards_gives_the_full_tensors_back(sample):
     tensor_map, full, parts = sample
     shards = [tensor_map.shard(full, part, parts) for part in range(parts)]
     assert len({shard.shape for shard in shards}) == 1, "every rank holds as much"
-    assert tensor_map.shard_shape([tuple(tensor.shape) for tensor in full], parts) == tuple(shards[0].shape)
-    joined = tensor_map.join(shards)
+    shapes = [tuple(tensor.shape) for tensor in full]
+    assert tensor_map.shard_shape(shapes, parts) == tuple(shards[0].shape)
+    joined = join(tensor_map, shards, shapes)
     assert len(joined) == len(full)
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(joined, full, strict=True))
+    pieces = tensor_map.pieces(joined, shards)
+    assert sum(place.numel() for place, _ in pieces) == sum(tensor.numel() for tensor in full), "each element once"

@@ -5,6 +5,7 @@ Latent attention, shared experts beside routed ones, and a router by sigmoid wit
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dagrl.engines.megatron.families.dense import GATED_MLP
@@ -18,10 +19,10 @@ if TYPE_CHECKING:
 
 def _attention(config: PretrainedConfig) -> Maps:
     down, up = "self_attn.kv_a_proj_with_mqa.weight", "self_attn.kv_b_proj.weight"
+    keys = MappedTensor("self_attention.linear_kv_down_proj.weight", (down,), Replicated())
     return (
         MappedTensor("input_layernorm.weight", ("input_layernorm.weight",), Replicated()),
-        *(_QUERY_DIRECT if config.q_lora_rank is None else _QUERY_LATENT),
-        MappedTensor("self_attention.linear_kv_down_proj.weight", (down,), Replicated()),
+        *((*_QUERY_DIRECT, keys) if config.q_lora_rank is None else _latent_query(keys)),
         MappedTensor(
             "self_attention.linear_kv_up_proj.layer_norm_weight", ("self_attn.kv_a_layernorm.weight",), Replicated()
         ),
@@ -33,13 +34,17 @@ def _attention(config: PretrainedConfig) -> Maps:
 _QUERY_DIRECT: Maps = (
     MappedTensor("self_attention.linear_q_proj.weight", ("self_attn.q_proj.weight",), Parallel(dim=0)),
 )
-_QUERY_LATENT: Maps = (
-    MappedTensor("self_attention.linear_q_down_proj.weight", ("self_attn.q_a_proj.weight",), Replicated()),
-    MappedTensor(
-        "self_attention.linear_q_up_proj.layer_norm_weight", ("self_attn.q_a_layernorm.weight",), Replicated()
-    ),
-    MappedTensor("self_attention.linear_q_up_proj.weight", ("self_attn.q_b_proj.weight",), Parallel(dim=0)),
-)
+
+
+def _latent_query(keys: MappedTensor) -> Maps:
+    norm = "self_attention.linear_q_up_proj.layer_norm_weight"
+    return (
+        MappedTensor("self_attention.linear_q_down_proj.weight", ("self_attn.q_a_proj.weight",), Replicated()),
+        replace(keys, with_the_one_before=True),
+        MappedTensor(norm, ("self_attn.q_a_layernorm.weight",), Replicated()),
+        MappedTensor("self_attention.linear_q_up_proj.weight", ("self_attn.q_b_proj.weight",), Parallel(dim=0)),
+    )
+
 
 _SHARED = "mlp.shared_experts"
 _EXPERTS: Maps = (

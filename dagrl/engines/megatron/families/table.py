@@ -27,6 +27,8 @@ class MappedTensor:
     """A float32 buffer, in any model: no gradient moves it."""
     layer: int | None = None
     expert: int | None = None
+    with_the_one_before: bool = False
+    """Generators join it with the tensor before it as they take it in: the two must come together."""
 
 
 Maps = tuple[MappedTensor, ...]

@@ -1,35 +1,17 @@
-"""A mixture computes what Hugging Face computes, and learns what it learns; dense models are in `test_model`."""
+"""Models compute what Hugging Face computes, and learn what it learns; logits of dense models are in `test_model`."""
 
 import copy
 from typing import Any
 
 import pytest
 import torch
+from packs import run_packed, sequences
 
-LENGTHS = (11, 1, 40, 7, 22, 3)
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "alone": (1, {}),
     "tp2-ep2": (2, {"tp": 2, "ep": 2, "sequence_parallel": True}),
     "tp2-etp2": (2, {"tp": 2, "etp": 2, "sequence_parallel": True}),
 }
-
-
-def sequences(vocab_size: int) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(3)
-    return [torch.randint(0, vocab_size, (length,), generator=generator) for length in LENGTHS]
-
-
-def run_packed(chunk: Any, rows: list[torch.Tensor]) -> torch.Tensor:
-    """Logits [tokens, this rank's columns] of the rows, one behind the other in a single pack."""
-    from megatron.core.packed_seq_params import PackedSeqParams
-
-    bounds = torch.tensor([0, *(len(row) for row in rows)]).cumsum(0).int()
-    longest = max(len(row) for row in rows)
-    params = PackedSeqParams(
-        qkv_format="thd", cu_seqlens_q=bounds, cu_seqlens_kv=bounds, max_seqlen_q=longest, max_seqlen_kv=longest
-    )
-    tokens = torch.cat(rows)[None]
-    return chunk(tokens, torch.zeros_like(tokens), None, packed_seq_params=params)[0]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -50,21 +32,19 @@ def test_logprobs_of_a_pack_are_those_of_each_sequence_alone(run_ranks, load_chu
         torch.testing.assert_close(torch.from_numpy(logprobs), alone, atol=1e-5, rtol=0)
 
 
-def test_gradients_are_those_of_hugging_face(run_ranks, load_chunks, megatron_spec, hf_mixture, weights_of):
-    rows = sequences(hf_mixture.config.vocab_size)
+def test_gradients_are_those_of_hugging_face(run_ranks, load_chunks, export_chunks, megatron_spec, hf_any, weights_of):
+    rows = sequences(hf_any.config.vocab_size)
 
     def on_rank(rank: int) -> dict[str, Any]:
-        from dagrl.engines.megatron.hf_weights import export_hf_weights
-
-        chunks = load_chunks(hf_mixture, megatron_spec())
+        chunks = load_chunks(hf_any, megatron_spec())
         logits = run_packed(chunks[0], rows)[:-1, :59]
         torch.nn.functional.cross_entropy(logits, torch.cat(rows)[1:]).backward()
         for parameter in chunks[0].parameters():
             parameter.data = parameter.grad
-        buckets = export_hf_weights(chunks, hf_mixture.config, bucket_bytes=1 << 20)
+        buckets = export_chunks(chunks, hf_any, 1 << 20)
         return {name: tensor.numpy() for bucket in buckets for name, tensor in bucket}
 
-    model = copy.deepcopy(hf_mixture)
+    model = copy.deepcopy(hf_any)
     logits = torch.cat([model(row[None]).logits[0] for row in rows])[:-1]
     torch.nn.functional.cross_entropy(logits, torch.cat(rows)[1:]).backward()
     for parameter in model.parameters():

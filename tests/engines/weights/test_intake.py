@@ -1,0 +1,347 @@
+"""Models take their weights in, by their own loaders first, by a recording then; what is wrong is one sentence.
+
+The models load as SGLang's do: fused projections, slices for tensor-parallel ranks, experts stacked in one parameter.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from dagrl.engines.weights.intake import Intake
+from dagrl.engines.weights.manifest import Manifest
+
+HIDDEN, HEADS, KEY_HEADS, HEAD_DIM, FFN, EXPERTS, VOCABULARY = 8, 4, 2, 4, 12, 4, 11
+
+
+class Layer(nn.Module):
+    def __init__(self, parts: int) -> None:
+        super().__init__()
+        self.qkv = parameter((HEADS + 2 * KEY_HEADS) * HEAD_DIM // parts, HIDDEN)
+        self.o = parameter(HIDDEN, HEADS * HEAD_DIM // parts)
+        self.norm = parameter(HIDDEN)
+        self.w13 = parameter(EXPERTS, 2 * FFN // parts, HIDDEN)
+        self.w2 = parameter(EXPERTS, HIDDEN, FFN // parts)
+
+
+class Model(nn.Module):
+    """One rank's part of a model of some layers, shared by `parts` ranks."""
+
+    def __init__(self, rank: int = 0, parts: int = 1, layers: int = 2, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.rank, self.parts = rank, parts
+        # Padded, as vocabularies are.
+        self.embed = parameter(12 // parts, HIDDEN)
+        self.layers = nn.ModuleList(Layer(parts) for _ in range(layers))
+        self.to(dtype)
+        for tensor in self.parameters():
+            tensor.data.fill_(float("nan"))
+
+    def slice(self, tensor: Tensor, dim: int) -> Tensor:
+        length = tensor.shape[dim] // self.parts
+        return tensor.narrow(dim, self.rank * length, length)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        for name, tensor in weights:
+            kind, *rest = name.split(".")
+            if kind == "embed":
+                each = len(self.embed)
+                rows = tensor[self.rank * each : (self.rank + 1) * each]
+                self.embed[: len(rows)].data.copy_(rows)
+                self.embed[len(rows) :].data.fill_(0)
+                continue
+            if kind != "layers":
+                continue
+            layer, what = self.layers[int(rest[0])], rest[1]
+            if what in ("q", "k", "v"):
+                heads = {"q": (0, HEADS), "k": (HEADS, KEY_HEADS), "v": (HEADS + KEY_HEADS, KEY_HEADS)}[what]
+                first, rows = (count * HEAD_DIM // self.parts for count in heads)
+                place = layer.qkv.data.narrow(0, first, rows)
+                source = self.slice(tensor, 0)
+                assert place.shape == source.shape
+                place.copy_(source)
+            elif what == "norm":
+                layer.norm.data.copy_(tensor)
+            elif what == "o":
+                layer.o.data.copy_(self.slice(tensor, 1))
+            elif what == "experts":
+                self._load_expert(layer, int(rest[2]), rest[3], tensor)
+
+    def _load_expert(self, layer: Layer, expert: int, what: str, tensor: Tensor) -> None:
+        if what == "down":
+            layer.w2.data[expert].copy_(self.slice(tensor, 1))
+        else:
+            half = FFN // self.parts
+            layer.w13.data[expert].narrow(0, half * (what == "up"), half).copy_(self.slice(tensor, 0))
+
+
+def parameter(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape), requires_grad=False)
+
+
+def weights(seed: int = 0, layers: int = 2, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    shapes = {"embed.weight": (VOCABULARY, HIDDEN)}
+    for layer in range(layers):
+        rows = {"q": HEADS * HEAD_DIM, "k": KEY_HEADS * HEAD_DIM, "v": KEY_HEADS * HEAD_DIM}
+        shapes |= {f"layers.{layer}.{name}": (count, HIDDEN) for name, count in rows.items()}
+        shapes |= {f"layers.{layer}.o": (HIDDEN, HEADS * HEAD_DIM), f"layers.{layer}.norm": (HIDDEN,)}
+        for expert in range(EXPERTS):
+            own = f"layers.{layer}.experts.{expert}"
+            shapes |= {f"{own}.gate": (FFN, HIDDEN), f"{own}.up": (FFN, HIDDEN), f"{own}.down": (HIDDEN, FFN)}
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in shapes.items()}
+
+
+def intake_of(model: nn.Module, load: Callable[..., object] | None = None) -> Intake:
+    return Intake(lambda: dict(model.named_parameters()), load or model.load_weights)
+
+
+def buckets_of(tensors: dict[str, Tensor], bucket_bytes: int = 600) -> tuple[Manifest, list[Tensor]]:
+    manifest = Manifest.cut(([(name, t.dtype, tuple(t.shape))] for name, t in tensors.items()), bucket_bytes)
+    buffers = []
+    for layout in manifest.buckets:
+        buffers.append(torch.zeros(layout.nbytes, dtype=torch.uint8))
+        for name, place in layout.views(buffers[-1]):
+            place.copy_(tensors[name])
+    return manifest, buffers
+
+
+def send(intake: Intake, tensors: dict[str, Tensor], bucket_bytes: int = 600) -> Intake:
+    """All weights, through two buffers that are used in turns and spoilt after each use."""
+    manifest, contents = buckets_of(tensors, bucket_bytes)
+    intake.begin(manifest)
+    for index, buffer in in_turns(contents):
+        intake.take(index, buffer)
+    intake.end()
+    return intake
+
+
+def compare(intake: Intake, tensors: dict[str, Tensor], bucket_bytes: int = 600) -> None:
+    _, contents = buckets_of(tensors, bucket_bytes)
+    intake.begin_comparing()
+    for index, buffer in in_turns(contents):
+        intake.compare(index, buffer)
+    intake.end_comparing()
+
+
+def in_turns(contents: list[Tensor]) -> Iterator[tuple[int, Tensor]]:
+    two = [torch.empty(max(map(len, contents)), dtype=torch.uint8) for _ in range(2)]
+    for index, content in enumerate(contents):
+        buffer = two[index % 2]
+        buffer[: len(content)].copy_(content)
+        yield index, buffer
+        buffer.fill_(0xA5)
+
+
+def assert_loaded(model: Model, tensors: dict[str, Tensor]) -> None:
+    alone = Model(model.rank, model.parts, len(model.layers), model.embed.dtype)
+    alone.load_weights(tensors.items())
+    for (name, found), wanted in zip(model.named_parameters(), alone.parameters(), strict=True):
+        assert torch.equal(found, wanted), name
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.sampled_from([1, 2]),
+    st.integers(1, 4000),
+    st.sampled_from([torch.float32, torch.bfloat16]),
+    st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_recorded_copies_do_what_the_loader_does(parts, bucket_bytes, sent, held):
+    for rank in range(parts):
+        model = Model(rank, parts, dtype=held)
+        intake = send(intake_of(model), weights(0, dtype=sent), bucket_bytes)
+        assert intake.replays
+        assert_loaded(model, weights(0, dtype=sent))
+        model.load_weights = None  # type: ignore[assignment]
+        for seed in (1, 2):
+            send(intake, weights(seed, dtype=sent), bucket_bytes)
+            assert_loaded(model, weights(seed, dtype=sent))
+
+
+def test_later_syncs_do_not_call_the_loader():
+    model, calls = Model(), []
+    intake = intake_of(model, lambda given: calls.append(1) or model.load_weights(given))
+    send(intake, weights())
+    first = len(calls)
+    send(intake, weights(1))
+    assert first == len(calls) > 1
+
+
+def test_another_manifest_is_learned_anew():
+    model = Model()
+    intake = send(intake_of(model), weights(), 600)
+    send(intake, weights(1), 2000)
+    assert_loaded(model, weights(1))
+    assert intake.manifest is not None and len(intake.manifest.buckets) < 10
+
+
+def test_what_is_used_is_known_by_name():
+    part, every = Model(1, 2), set(weights())
+    used = send(intake_of(part), weights() | {"lm_head.weight": torch.zeros(3)}).used
+    assert used == every
+
+
+def test_a_loader_that_computes_is_called_every_time():
+    class Doubled(Model):
+        def load_weights(self, given):
+            super().load_weights((name, tensor * 2 if name.endswith("norm") else tensor) for name, tensor in given)
+
+    model = Doubled()
+    intake = intake_of(model)
+    for seed in (0, 1):
+        send(intake, weights(seed))
+        assert not intake.replays
+        assert torch.equal(model.layers[1].norm, weights(seed)["layers.1.norm"] * 2)
+    assert intake.used == set(weights())
+    compare(intake, weights(1))
+
+
+def test_a_loader_that_joins_tensors_is_called_every_time():
+    class Joined(Model):
+        def load_weights(self, given):
+            pending = {}
+            for name, tensor in given:
+                if name.split(".")[-1] in ("q", "k", "v"):
+                    pending[name] = tensor
+                else:
+                    super().load_weights([(name, tensor)])
+            for layer in {name.split(".")[1] for name in pending}:
+                full = torch.cat([pending[f"layers.{layer}.{what}"] for what in "qkv"])
+                self.layers[int(layer)].qkv.data.copy_(full)
+
+    model = Joined()
+    intake = intake_of(model)
+    for seed in (0, 1):
+        send(intake, weights(seed), 10**6)
+        assert_loaded(model, weights(seed))
+    assert not intake.replays and intake.used == set(weights())
+
+
+def test_what_follows_from_weights_keeps_a_loader_from_being_replayed():
+    class Derived(Model):
+        norms = torch.zeros(HIDDEN)
+
+        def load_weights(self, given):
+            super().load_weights(given)
+            self.norms.copy_(self.layers[0].norm * 2)
+
+    model = Derived()
+    intake = intake_of(model)
+    for seed in (0, 1):
+        send(intake, weights(seed))
+        assert torch.equal(model.norms, weights(seed)["layers.0.norm"] * 2)
+
+
+def test_slices_that_are_made_contiguous_first_are_still_known_by_name():
+    class Contiguous(Model):
+        def slice(self, tensor, dim):
+            return super().slice(tensor, dim).contiguous()
+
+    with torch.inference_mode():
+        model = Contiguous(1, 2)
+        intake = send(intake_of(model), weights())
+        assert intake.used == set(weights()) and not intake.replays
+        send(intake, weights(1))
+    assert_loaded(model, weights(1))
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+def test_the_mode_of_the_process_does_not_matter(mode):
+    model = Model()
+    with mode():
+        intake = send(intake_of(model), weights())
+        send(intake, weights(1))
+        compare(intake, weights(1))
+        assert intake.replays
+    assert_loaded(model, weights(1))
+
+
+# -- what is wrong
+
+
+def test_a_parameter_that_nothing_is_sent_for_is_named():
+    tensors = weights()
+    del tensors["layers.1.o"]
+    model = Model()
+    with pytest.raises(ValueError, match=r"nothing was written into the server's layers.1.o: the trainer's model"):
+        send(intake_of(model), tensors)
+
+
+def test_a_part_of_a_parameter_that_nothing_is_sent_for_is_seen():
+    tensors = weights()
+    del tensors["layers.1.experts.2.up"]
+    with pytest.raises(ValueError, match=r"nothing was written into the server's layers.1.w13: "):
+        send(intake_of(Model()), tensors)
+
+
+def test_a_tensor_of_the_wrong_shape_is_named():
+    tensors = weights() | {"layers.1.k": torch.zeros(3 * HEAD_DIM, HIDDEN)}
+    with pytest.raises(ValueError, match=r"could not take layers.1.k \[12, 8\]: AssertionError"):
+        send(intake_of(Model()), tensors)
+
+
+def test_after_a_failure_everything_is_learned_anew():
+    model = Model()
+    intake = send(intake_of(model), weights())
+    tensors = weights() | {"layers.1.k": torch.zeros(3 * HEAD_DIM, HIDDEN)}
+    with pytest.raises(ValueError, match=r"layers\.1\.k"):
+        send(intake, tensors)
+    intake.let_go()
+    send(intake, weights(1))
+    assert_loaded(model, weights(1))
+
+
+def test_a_loader_that_exchanges_memory_is_refused():
+    class Exchanging(Model):
+        def load_weights(self, given):
+            for name, tensor in given:
+                super().load_weights([(name, tensor)])
+                if name == "layers.0.norm":
+                    self.layers[0].norm.data = tensor
+
+    with pytest.raises(ValueError, match=r"replaces layers\.0\.norm instead of writing"):
+        send(intake_of(Exchanging()), weights())
+
+
+# -- comparing
+
+
+def test_comparing_changes_nothing_and_finds_nothing_where_all_is_well():
+    model = Model(1, 2)
+    intake = send(intake_of(model), weights())
+    before = {name: tensor.clone() for name, tensor in model.named_parameters()}
+    compare(intake, weights())
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.named_parameters())
+
+
+@pytest.mark.parametrize("change", [1e-6, float("nan"), float("-inf")])
+def test_a_single_changed_element_is_found(change):
+    model = Model()
+    intake = send(intake_of(model), weights())
+    model.layers[1].w2.data[3, 2, 1] += change
+    with pytest.raises(ValueError, match=r"holds other weights than were sent, in layers.1.w2 \(1 elements\)"):
+        compare(intake, weights())
+
+
+def test_not_a_number_is_the_same_where_it_was_sent():
+    tensors = weights() | {"layers.0.norm": torch.full((HIDDEN,), float("nan"))}
+    model = Model()
+    compare(send(intake_of(model), tensors), tensors)
+
+
+def test_a_parameter_that_is_not_compared_is_named():
+    tensors = weights()
+    intake = send(intake_of(Model()), tensors)
+    del tensors["layers.0.norm"]
+    # As it were if the second round left something out.
+    manifest, contents = buckets_of(tensors)
+    intake._manifest = manifest
+    intake.begin_comparing()
+    for index, buffer in in_turns(contents):
+        intake.compare(index, buffer)
+    with pytest.raises(ValueError, match=r"layers.0.norm could not be compared"):
+        intake.end_comparing()
