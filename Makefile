@@ -6,6 +6,8 @@ REQUIREMENTS := requirements/base.txt requirements/dev.txt
 # Whose own dependencies are left out: the file says why.
 WITHOUT_DEPENDENCIES := requirements/bridge.txt
 export OMP_NUM_THREADS ?= 1
+# Where it is set, as in many images, each of the processes of a run would compile torch and Megatron anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup demo test lint format clean
 
