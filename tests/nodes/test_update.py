@@ -69,6 +69,18 @@ def test_the_objective_uses_the_nodes_loss_the_rollouts_temperature_and_what_col
     assert engine.objective.columns == ("advantage", "old_logprob")
 
 
+@pytest.mark.parametrize("read", [{}, {"old_logprob": "rollout_logprob"}])
+def test_corrections_reach_the_objective_and_whose_log_probs_the_old_ones_are(bench, read) -> None:
+    logprobs = {"old_logprob": [[-1]], "rollout_logprob": [[-1]]}
+    batch = bench.batch([0], policy_version=[7], advantage=[[1]], **logprobs)
+    engine = Trainer()
+    nodes = node(rollout_correction={"rollout_is": "token"}, read=read)
+    list(update([Part(0, batch)], bench.context("update", engine=engine, nodes=nodes)))
+    assert engine.objective.correction.rollout_is == "token"
+    assert engine.objective.old_is_rollout == bool(read)
+    assert engine.objective.columns == ("advantage", "old_logprob", "rollout_logprob")
+
+
 def test_a_rank_without_any_rows_takes_part(bench) -> None:
     engine = Trainer()
     empty = bench.batch([], policy_version=[], advantage=[])
