@@ -13,7 +13,10 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Values of one column, one after the other; with `offsets`, row i is ``values[offsets[i] : offsets[i + 1]]``."""
+    """Values of one column, one after the other; with `offsets`, row i is ``values[offsets[i] : offsets[i + 1]]``.
+
+    A value is a number, or an array of a shape of its own: `values` then has further axes behind the first.
+    """
 
     values: np.ndarray
     offsets: np.ndarray | None = None
@@ -25,7 +28,7 @@ class Column:
 
     @staticmethod
     def ragged(rows: Sequence[np.ndarray | Sequence[float]], dtype: str) -> Column:
-        """A ragged column of rows of any lengths."""
+        """A ragged column of rows of any lengths; where values are arrays, their shape is that of the first row's."""
         arrays = [np.asarray(row, dtype=dtype) for row in rows]
         values = np.concatenate(arrays) if arrays else np.zeros(0, dtype=dtype)
         return Column(values, _offsets([len(array) for array in arrays]))

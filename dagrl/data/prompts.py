@@ -7,6 +7,8 @@ goes on in the middle of an epoch. `dagrl.data.prompt_file` writes such files.
 from __future__ import annotations
 
 import json
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,10 +26,12 @@ ANSWER = "reward_model.ground_truth"
 
 @dataclass(frozen=True, slots=True)
 class PromptSlice:
-    """Some consecutive prompts of the sequence."""
+    """Some prompts of the sequence, consecutive but for those that were asked for by their positions."""
 
     columns: dict[str, Column]
     """prompt_tokens (int64), answer, data_source and extra_info (JSON): a row for each prompt."""
+    positions: np.ndarray
+    """Where each prompt stands in the sequence, int64."""
     next_position: int
     """Where the sequence goes on."""
     dropped: int
@@ -71,20 +75,27 @@ class PromptLoader:
         """Rows of an epoch, too long ones included."""
         return self._table.num_rows
 
-    def take(self, position: int, count: int, *, end: int | None = None) -> PromptSlice:
+    def take(self, position: int, count: int, *, end: int | None = None, first: Sequence[int] = ()) -> PromptSlice:
         """The next `count` usable prompts from `position` on, which counts all prompts of the endless sequence.
 
-        With `end`, those before that position, which may be fewer.
+        With `end`, those before that position, which may be fewer. The prompts at the positions `first`, no more than
+        `count`, come before them, and count.
         The same arguments give the same prompts. Raises ValueError for a prompt that is empty or that the tokenizer has
         no tokens for, for a too long one with overlong ``error``, and when a whole epoch holds none that is short.
         """
+        assert len(first) <= count
         rows: list[int] = []
+        positions: list[int] = []
         tokens: list[np.ndarray] = []
         dropped = cut = 0
         passed_over: list[int] = []
-        while len(rows) < count and (end is None or position < end):
-            row = self._row_at(position)
-            position += 1
+        waiting = deque(first)
+        while len(rows) < count and (waiting or end is None or position < end):
+            if waiting:
+                here = waiting.popleft()
+            else:
+                here, position = position, position + 1
+            row = self._row_at(here)
             prompt = self._tokens_of(row)
             if len(prompt) > self._max_tokens:
                 if self._overlong == "error":
@@ -102,10 +113,10 @@ class PromptLoader:
                 cut += 1
             passed_over.clear()
             rows.append(row)
+            positions.append(here)
             tokens.append(prompt)
-        return PromptSlice(
-            {"prompt_tokens": Column.ragged(tokens, "int64"), **self._text_columns(rows)}, position, dropped, cut
-        )
+        columns = {"prompt_tokens": Column.ragged(tokens, "int64"), **self._text_columns(rows)}
+        return PromptSlice(columns, np.array(positions, dtype=np.int64), position, dropped, cut)
 
     def one_epoch(self) -> PromptSlice:
         """All usable prompts of the file, each once, in the order of its first epoch. Raises ValueError like `take`."""

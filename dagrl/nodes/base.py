@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dagrl.data.batch import Batch, Column
-from dagrl.data.stats import Stat
+from dagrl.data.stats import Stat, merge
 from dagrl.spec.schema import NodeBase, Pipeline, RolloutNode, SamplingSpec
 
 if TYPE_CHECKING:
@@ -40,6 +40,27 @@ class Output:
     """Metrics, to be merged over shards and ranks."""
     facts: Mapping[str, int] = field(default_factory=dict)
     """Small numbers that the driver keeps, such as the place in the data set."""
+    positions: np.ndarray | None = None
+    """Of the source: where the groups' prompts stand in the data set, int64 [groups]."""
+    sampled: int = 0
+    """Of a rollout: tokens that were sampled for it."""
+    unfinished: bool = False
+    """Of a rollout: groups that were aborted; the columns hold what there is of them, where that is kept."""
+
+    @staticmethod
+    def together(outputs: Sequence[Output]) -> Output:
+        """Several outputs of a rollout as one; there is at least one, and all are finished or none is."""
+        if len(outputs) == 1:
+            return outputs[0]
+        whole = Batch.concat([Batch(output.rows, output.columns) for output in outputs])
+        return Output(
+            outputs[0].shards,
+            whole.rows,
+            whole.columns,
+            merge(output.stats for output in outputs),
+            sampled=sum(output.sampled for output in outputs),
+            unfinished=outputs[0].unfinished,
+        )
 
 
 class Resources:
@@ -91,6 +112,10 @@ class Context:
     """Use the engine's start weights."""
     replica: int = 0
     """This worker's data-parallel rank."""
+    carried: tuple[int, ...] = ()
+    """Places in the data set of prompts that come before those at `position`."""
+    begun: Mapping[int, Batch] = field(default_factory=dict)
+    """Group -> what an earlier step has sampled for it: the columns of a rollout, rows in the order of the group's."""
 
     @property
     def pipeline(self) -> Pipeline:

@@ -80,7 +80,7 @@ def _as_declared(column: ColumnSpec, values: list[Any]) -> Column:
         if wrong:
             raise TypeError(f"{wrong[0]!r} is no string")
         return Column.text(values)
-    ndim = 0 if column.shape is Shape.SAMPLE else 1
+    ndim = {Shape.SAMPLE: 0, Shape.ROUTES: 3}.get(column.shape, 1)
     arrays = [np.asarray(value, dtype=column.dtype) for value in values]
     wrong = [value for value, array in zip(values, arrays, strict=True) if array.ndim != ndim]
     if wrong:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,20 +17,24 @@ from dagrl.nodes.base import Context, Output, Part
 def prompts(parts: Sequence[Part], context: Context) -> Iterator[Output]:
     """Yield the shards of a step's batch; the first tells where the next step goes on in the data set.
 
-    A training step takes ``prompts_per_step`` prompts from `context.position`; a validation takes all of its file.
+    A training step takes `context.carried` first, then goes on at `context.position`; a validation takes all of its
+    file.
     """
     del parts  # the source has no inputs
     loader = _loader(context)
-    count = context.pipeline.data.prompts_per_step
-    taken = loader.one_epoch() if context.validation else loader.take(context.position, count)
+    if context.validation:
+        taken = loader.one_epoch()
+    else:
+        count = context.resources.rollout.prompts_begun(context.pipeline.data.prompts_per_step)
+        taken = loader.take(context.position, count, first=context.carried)
     stats = {"data/dropped_prompts": Stat.of([taken.dropped]), "data/cut_prompts": Stat.of([taken.cut])}
     facts = {} if context.validation else {"next_position": taken.next_position}
     table = _repeat(taken.columns, context.samples_per_prompt)
     for shard, (begin, end) in enumerate(shard_bounds(len(table), context.samples_per_prompt, context.shards)):
         piece = table.take(np.arange(begin, end))
-        yield Output(
-            (shard,), piece.rows, dict(piece.columns), stats if shard == 0 else {}, facts if shard == 0 else {}
-        )
+        positions = None if context.validation else taken.positions[np.unique(piece["group_id"].values)]
+        output = Output((shard,), piece.rows, piece.columns, positions=positions)
+        yield replace(output, stats=stats, facts=facts) if shard == 0 else output
 
 
 def _repeat(columns: dict[str, Column], times: int) -> Batch:

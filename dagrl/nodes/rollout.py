@@ -1,35 +1,92 @@
-"""``rollout``: samples a response to each prompt; finished shards stream out while the others are still sampled."""
+"""``rollout``: samples responses to each prompt; a prompt's come out as soon as all of them are there.
+
+What an abort leaves unfinished comes last: with ``partial_rollout``, to be gone on with in a later step.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from dagrl.data.batch import Column
+from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
 from dagrl.engines.base import Completion, GenerateEngine, GenerationRequest
 from dagrl.nodes.base import Context, Output, Part
 
+_ABORTED = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class _Response:
+    """One response, or as much of it as there is."""
+
+    version: int
+    """Of the oldest weights that sampled any of its tokens."""
+    tokens: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Int64 [tokens]."""
+    logprobs: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
+    """Float32 [tokens]."""
+    mask: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
+    """1 where a token is trained on, float32 [tokens]."""
+    finish_reason: str = _ABORTED
+    routed_experts: np.ndarray | None = None
+    begun: int = 0
+    """Tokens that earlier steps have sampled."""
+    outdated: bool = False
+    """Whether what earlier steps had sampled was too old."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has come to its end."""
+        return self.finish_reason != _ABORTED
+
+    def gone_on(self, completion: Completion) -> _Response:
+        """With what was sampled behind it."""
+        return _Response(
+            min(self.version, completion.policy_version) if len(self.tokens) else completion.policy_version,
+            np.concatenate([self.tokens, completion.tokens]),
+            np.concatenate([self.logprobs, completion.logprobs]),
+            np.concatenate([self.mask, np.ones(len(completion.tokens), dtype=np.float32)]),
+            completion.finish_reason,
+            completion.routed_experts,
+            self.begun,
+            self.outdated,
+        )
+
 
 def rollout(parts: Sequence[Part], context: Context) -> Iterator[Output]:
-    """Yield each shard's responses once all of them are there."""
+    """Yield each group once all of its responses are there; after an abort, the other groups together."""
     engine: GenerateEngine = context.engine
+    batch = Batch.concat([part.batch for part in parts])
+    groups = batch["group_id"].values
+    responses = _beginnings(groups, context)
+    going = [row for row, response in enumerate(responses) if not response.finished]
+    missing = Counter(groups[going].tolist())
+
+    def group_of(group: int) -> Output:
+        return _output(batch.rows, responses, np.flatnonzero(groups == group), context)
+
+    for group in dict.fromkeys(groups.tolist()):
+        if group not in missing:
+            yield group_of(group)
+    seeds = [sample_seed(context, int(batch.rows[row])) for row in going]
     requests = [
-        GenerationRequest(part.batch["prompt_tokens"][place], sample_seed(context, int(row)))
-        for part in parts
-        for place, row in enumerate(part.batch.rows)
+        GenerationRequest(batch["prompt_tokens"][row], seed, responses[row].tokens)
+        for row, seed in zip(going, seeds, strict=True)
     ]
-    owners = [(position, row) for position, part in enumerate(parts) for row in range(len(part.batch))]
-    finished: list[dict[int, Completion]] = [{} for _ in parts]
-    for part in parts:
-        if len(part.batch) == 0:
-            yield _output(part, {}, engine.policy_version)
-    for completion in engine.generate(requests, context.sampling):
-        position, row = owners[completion.index]
-        finished[position][row] = completion
-        if len(finished[position]) == len(parts[position].batch):
-            yield _output(parts[position], finished[position], engine.policy_version)
+    for completion in engine.generate(requests, context.sampling) if requests else ():
+        row = going[completion.index]
+        responses[row] = responses[row].gone_on(completion)
+        group = int(groups[row])
+        missing[group] -= responses[row].finished
+        if not missing[group]:
+            yield group_of(group)
+    left = np.flatnonzero(np.isin(groups, [group for group, count in missing.items() if count]))
+    if len(left):
+        yield _output(batch.rows, responses, left, context, unfinished=True)
 
 
 def sample_seed(context: Context, row: int) -> int:
@@ -39,17 +96,68 @@ def sample_seed(context: Context, row: int) -> int:
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
 
 
-def _output(part: Part, completions: dict[int, Completion], version: int) -> Output:
-    ordered = [completions[row] for row in range(len(part.batch))]
-    tokens = Column.ragged([completion.tokens for completion in ordered], "int64")
+def _beginnings(groups: np.ndarray, context: Context) -> list[_Response]:
+    """What earlier steps have sampled for each row; nothing where it is too old, or there is none."""
+    node, version = context.resources.rollout, context.engine.policy_version
+    responses = [_Response(version)] * len(groups)
+    for group, begun in context.begun.items():
+        for place, row in enumerate(np.flatnonzero(groups == group)):
+            response = _stored(begun, place)
+            if version - response.version > node.partial_rollout_max_age:
+                response = _Response(version, outdated=True)
+            elif node.mask_offpolicy_in_partial_rollout and response.version < version:
+                response = replace(response, mask=np.zeros_like(response.mask))
+            responses[row] = response
+    return responses
+
+
+def _output(
+    rows: np.ndarray,
+    responses: Sequence[_Response],
+    places: np.ndarray,
+    context: Context,
+    *,
+    unfinished: bool = False,
+) -> Output:
+    """The responses at `places`, with their statistics where they are finished."""
+    chosen = [responses[place] for place in places]
+    sampled = sum(len(each.tokens) - each.begun for each in chosen)
+    keeps_begun = context.resources.rollout.partial_rollout and not context.validation
+    if unfinished:
+        columns = _columns(chosen) if keeps_begun else {}
+        return Output((), rows[places], columns, sampled=sampled, unfinished=True)
+    stats = {}
+    if keeps_begun:
+        tokens = sum(len(each.tokens) for each in chosen)
+        stats["rollout/begun_token_fraction"] = Stat.weighted(tokens - sampled, tokens)
+        stats["rollout/outdated_fraction"] = Stat.of([each.outdated for each in chosen])
+    return Output((), rows[places], _columns(chosen), stats, sampled=sampled)
+
+
+def _columns(responses: Sequence[_Response]) -> dict[str, Column]:
     columns = {
-        "response_tokens": tokens,
-        "response_mask": Column(np.ones(len(tokens.values), dtype=np.float32), tokens.offsets),
-        "rollout_logprob": Column.ragged([completion.logprobs for completion in ordered], "float32"),
-        "policy_version": Column(np.full(len(ordered), version, dtype=np.int64)),
+        "response_tokens": Column.ragged([each.tokens for each in responses], "int64"),
+        "response_mask": Column.ragged([each.mask for each in responses], "float32"),
+        "rollout_logprob": Column.ragged([each.logprobs for each in responses], "float32"),
+        "policy_version": Column(np.array([each.version for each in responses], dtype=np.int64)),
+        "finish_reason": Column.text([each.finish_reason for each in responses]),
     }
-    stats = {
-        "response_tokens": Stat.of(tokens.lengths),
-        "response_tokens/cut_fraction": Stat.of([each.finish_reason == "length" for each in ordered]),
-    }
-    return Output((part.index,), part.batch.rows, columns, stats)
+    routes = [each.routed_experts for each in responses]
+    known = next((each for each in routes if each is not None), None)
+    if known is not None:
+        columns["routed_experts"] = Column.ragged([known[:0] if each is None else each for each in routes], "int16")
+    return columns
+
+
+def _stored(begun: Batch, place: int) -> _Response:
+    """The response at a place of what an earlier step has published of a group."""
+    tokens = begun["response_tokens"][place]
+    return _Response(
+        int(begun["policy_version"][place]),
+        tokens,
+        begun["rollout_logprob"][place],
+        begun["response_mask"][place],
+        bytes(begun["finish_reason"][place]).decode(),
+        begun["routed_experts"][place] if "routed_experts" in begun else None,
+        begun=len(tokens),
+    )

@@ -13,7 +13,7 @@ from dagrl.nodes.base import Context, Output, Part
 
 
 def samples(parts: Sequence[Part], context: Context) -> Iterator[Output]:
-    """Write the first rows of the step's batch, as text; yield their ids and the metrics of the reward."""
+    """Write the first rows of the step's batch, as text; yield their ids and the metrics of rewards and lengths."""
     (part,) = parts
     batch = part.batch
     limit = context.pipeline.run.samples_per_step
@@ -24,8 +24,13 @@ def samples(parts: Sequence[Part], context: Context) -> Iterator[Output]:
         aside = folder / f".{name}"
         pq.write_table(_table(batch, min(limit, len(batch)), context), aside)
         aside.replace(folder / name)
-    # Here and not in the op `reward`: there may be several of those, and an op of the user's own that joins them.
-    yield Output((), batch.rows, stats={"reward": Stat.of(batch["reward"].values)})
+    # Here and not in the op `reward`: there may be several of those, and an op of the user's own that joins them. And
+    # not in `rollout`, which may finish more prompts than the step takes.
+    stats = {"reward": Stat.of(batch["reward"].values), "response_tokens": Stat.of(batch["response_tokens"].lengths)}
+    if "finish_reason" in batch:
+        cut = [reason == "length" for reason in batch["finish_reason"].strings()]
+        stats["response_tokens/cut_fraction"] = Stat.of(cut)
+    yield Output((), batch.rows, stats=stats)
 
 
 def _table(batch: Batch, rows: int, context: Context) -> pa.Table:
@@ -42,4 +47,6 @@ def _table(batch: Batch, rows: int, context: Context) -> pa.Table:
         table["advantage"] = [float(values.mean()) if len(values) else 0.0 for values in means]
     if "policy_version" in batch:
         table["policy_version"] = [int(batch["policy_version"][row]) for row in range(rows)]
+    if "finish_reason" in batch:
+        table["finish_reason"] = [bytes(batch["finish_reason"][row]).decode() for row in range(rows)]
     return pa.table(table)

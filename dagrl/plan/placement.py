@@ -93,6 +93,11 @@ def _tasks(graph: Graph, pipeline: Pipeline, rows: Rows) -> Iterable[PlannedTask
         yield _task(node, pipeline, rows, wanted={wire.column for wire in read if wire.node == node.name})
 
 
+def _is_carried(node: GraphNode, rows: Rows) -> bool:
+    """Whether a node's columns may come back to it in a later step."""
+    return isinstance(node.spec, RolloutNode) and node.spec.partial_rollout and rows is Rows.TRAIN
+
+
 def _task(node: GraphNode, pipeline: Pipeline, rows: Rows, wanted: set[str]) -> PlannedTask:
     prefix = _VALIDATION_PREFIX if rows is Rows.VALIDATION else ""
     engine = getattr(node.spec, "engine", None)
@@ -108,8 +113,8 @@ def _task(node: GraphNode, pipeline: Pipeline, rows: Rows, wanted: set[str]) -> 
         rows=rows,
         engine=engine,
         inputs={column: (prefix + wire.node, wire.column) for column, wire in node.inputs.items()},
-        # What nobody reads is not worth a place in the object store.
-        outputs={mine: column for mine, column in node.outputs.items() if column in wanted},
+        # What nobody reads is not worth a place in the object store, unless a response is to go on with it.
+        outputs={mine: column for mine, column in node.outputs.items() if column in wanted or _is_carried(node, rows)},
         streams=generates,
         trains=node.contract.needs is Capability.TRAIN,
         generates=generates,

@@ -29,6 +29,8 @@ class RunState:
     """Prompts of the data set used so far, over all epochs."""
     model: str
     """What the weights belong to."""
+    carried: tuple[int, ...] = ()
+    """Places in the data set of prompts before `position` that were begun and have to come again."""
 
 
 class Checkpoints:
@@ -85,7 +87,7 @@ class Checkpoints:
                 f"{folder} was written by dagrl {fields.get('dagrl')} in format {fields.get('format')}, "
                 f"this one reads format {_FORMAT}"
             )
-        return RunState(fields["step"], fields["position"], fields["model"])
+        return RunState(fields["step"], fields["position"], fields["model"], tuple(fields.get("carried", ())))
 
     def _whole(self) -> list[Path]:
         """Whole checkpoints, oldest first."""

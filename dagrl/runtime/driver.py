@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,9 +32,11 @@ from dagrl.plan.commands import (
     Wake,
     WeightsSynced,
 )
-from dagrl.plan.plan import HOST, Plan, PlannedTask, Rows
+from dagrl.plan.plan import HOST, Executor, Plan, PlannedTask, Rows
 from dagrl.plan.scheduler import Scheduler
+from dagrl.runtime.carried import Carried
 from dagrl.runtime.checkpoint import RunState
+from dagrl.runtime.crew import together
 from dagrl.runtime.errors import RunError
 from dagrl.runtime.exchange import share_out
 from dagrl.runtime.fleet import Fleet, Member
@@ -43,8 +45,9 @@ from dagrl.runtime.messages import Block, TaskWork, message_bytes
 from dagrl.runtime.moves import Moves
 from dagrl.runtime.record import Activity, StepRecord
 from dagrl.runtime.run_folder import RunFolder, model_identity
+from dagrl.runtime.sampling import Books, Sampling
 from dagrl.runtime.saving import Saving
-from dagrl.spec.schema import Pipeline
+from dagrl.spec.schema import Pipeline, RolloutNode
 from dagrl.track import Trackers
 
 
@@ -60,7 +63,9 @@ class Driver:
         folder: RunFolder,
         trackers: Trackers,
         position: int,
+        carried: Iterable[int] = (),
     ) -> None:
+        """`carried`: places in the data set before `position`, of prompts that come first in the next step."""
         self.pipeline = pipeline
         self.plan = plan
         self.scheduler = scheduler
@@ -68,6 +73,10 @@ class Driver:
         self.folder = folder
         self.trackers = trackers
         self.position = position
+        self._carried = Carried.of_checkpoint(carried)
+        self._rollout = next(node for node in pipeline.nodes.values() if isinstance(node, RolloutNode))
+        self._sampled: dict[str, int] = {}
+        """Worker -> tokens that its engine has sampled, as it last said."""
         self.overlong = {"dropped": 0, "cut": 0}
         """Training prompts that were longer than ``max_prompt_tokens``, by what was done about them."""
         self._events: asyncio.Queue[Event | BaseException] = asyncio.Queue()
@@ -143,9 +152,14 @@ class Driver:
 
     async def _run(self, run: Run) -> Event:
         task = self.plan.task(run.task)
-        ledger = self._ledger(run.step, task.rows)
-        record = self._record(run.step)
         executor = self.plan.executors[task.executor]
+        await (self._sample if task.generates else self._compute)(run, task, executor)
+        self._record(run.step).finish_run(run, task, executor)
+        return RunDone(run)
+
+    async def _compute(self, run: Run, task: PlannedTask, executor: Executor) -> None:
+        """Share the rows out to all ranks at once."""
+        ledger, record = self._ledger(run.step, task.rows), self._record(run.step)
         work = share_out(
             run,
             task,
@@ -154,6 +168,7 @@ class Driver:
             self.pipeline,
             position=self.position,
             committed=self.scheduler.committed,
+            carried=self._take_carried(run) if not task.inputs and task.rows is Rows.TRAIN else (),
         )
         if task.engine is None:
             member = self._idle_hosts.pop()
@@ -164,13 +179,12 @@ class Driver:
         async def follow(member: Member, share: TaskWork) -> None:
             record.driver_bytes += message_bytes(share)
             async for block in self.fleet.stream(member, share):
+                assert isinstance(block, Block), "only what generates tells more"
                 self._take_note(run, task, block, member, ledger, record)
 
-        await self.fleet.together([follow(member, share) for member, share in zip(members, work, strict=True)])
+        await together([follow(member, share) for member, share in zip(members, work, strict=True)])
         if task.engine is None:
             self._idle_hosts.append(member)
-        record.finish_run(run, task, executor)
-        return RunDone(run)
 
     def _take_note(
         self, run: Run, task: PlannedTask, block: Block, member: Member, ledger: Ledger, record: StepRecord
@@ -183,9 +197,36 @@ class Driver:
             ledger.add(task.name, block)
         else:
             ledger.add_source(task.name, block)
-        if task.streams:
-            for shard in ledger.arrived(task.name, block):
-                self._events.put_nowait(ShardDone(run.step, task.name, shard))
+
+    async def _sample(self, run: Run, task: PlannedTask, executor: Executor) -> None:
+        """Deal the prompts of a rollout to its servers."""
+
+        def shard_done(shard: int) -> None:
+            self._events.put_nowait(ShardDone(run.step, task.name, shard))
+
+        training = task.rows is Rows.TRAIN
+        members = zip(self.fleet.members(task.executor), executor.places, strict=True)
+        ledger, record = self._ledger(run.step, task.rows), self._record(run.step)
+        sampling = Sampling(
+            run,
+            task,
+            self.pipeline,
+            self.fleet,
+            [member for member, place in members if place.primary],
+            Books(ledger, record, shard_done, self.trackers.progress, self._sampled),
+            committed=self.scheduler.committed,
+            begun=self._carried.begun(run.step) if training else {},
+        )
+        await sampling.finish()
+        if training and self._rollout.partial_rollout:
+            self._carried.leave(run.step, sampling.left())
+
+    def _take_carried(self, run: Run) -> tuple[int, ...]:
+        """Prompts that come first in a step, for an earlier one has left them unfinished."""
+        carried = self._carried.take(run.step, self._rollout.prompts_begun(self.pipeline.data.prompts_per_step))
+        if self._rollout.partial_rollout:
+            self._record(run.step).count("rollout/carried_prompts", len(carried))
+        return carried
 
     async def _sync(self, sync: Sync) -> Event:
         what = f"the weights of {sync.source} to reach {sync.follower}"
@@ -211,7 +252,9 @@ class Driver:
         record = self._record(commit.step)
         if commit.save:
             assert record.position is not None, "a step that trained has had prompts"
-            self._saving.finish(RunState(commit.step, record.position, model_identity(self.pipeline)))
+            identity, carried = model_identity(self.pipeline), self._carried.after(commit.step)
+            self._saving.finish(RunState(commit.step, record.position, identity, carried))
+        self._carried.commit(commit.step)
         tokens = sum(ledger.total_tokens for (step, _), ledger in self._ledgers.items() if step == commit.step)
         slots = sum(group.ranks for group in self.pipeline.groups.values())
         metrics = record.metrics(tokens, policy_version=commit.step, slots=slots)

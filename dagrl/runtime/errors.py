@@ -32,5 +32,9 @@ class RunError(Exception):
         return [f"  {name:<7} {text}" for name, text in rows if text]
 
 
+class WorkerDiedError(RunError):
+    """A worker's process is gone."""
+
+
 class InterruptedRunError(Exception):
     """The user wanted the run to end at once."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from dagrl.data.redistribute import assign
 from dagrl.plan.commands import Run
 from dagrl.plan.plan import Executor, PlannedTask, Rows
 from dagrl.runtime.ledger import Ledger
-from dagrl.runtime.messages import PartWork, TaskWork
+from dagrl.runtime.messages import Begun, PartWork, TaskWork
 from dagrl.spec.ops import Scope
 from dagrl.spec.schema import Pipeline, UpdateNode
 
@@ -24,38 +25,60 @@ def share_out(
     *,
     position: int,
     committed: int,
+    carried: Sequence[int] = (),
 ) -> list[TaskWork]:
     """The work of each rank of `executor`, or of the one host worker that takes the run.
 
-    `position` in the data set and the newest `committed` step are passed on.
+    `position` in the data set, the prompts `carried` from earlier steps and the newest `committed` step are passed on.
     """
     on_host = task.engine is None
     replicas = 1 if on_host else executor.replicas
-    cuts = _cuts(run, task, ledger, pipeline)
     parts: list[list[PartWork]] = [[] for _ in range(replicas)]
-    for index, rows in cuts:
-        groups = ledger.groups(rows) if task.generates else None
-        for replica, places in enumerate(assign(ledger.tokens(rows), groups, replicas)):
+    for index, rows in _cuts(run, task, ledger, pipeline):
+        for replica, places in enumerate(assign(ledger.tokens(rows), None, replicas)):
             mine = rows[places]
             parts[replica].append(PartWork(index, mine, ledger.sources(task, mine)))
     places_of_ranks = [(0, True)] if on_host else [(place.dp, place.primary) for place in executor.places]
-    return [
-        TaskWork(
-            step=run.step,
-            task=task.name,
-            op=task.op,
-            node=task.node if task.node in pipeline.nodes else None,
-            validation=task.rows is Rows.VALIDATION,
-            position=position,
-            committed=committed,
-            shards=pipeline.schedule.shards_per_step,
-            parts=tuple(parts[replica]),
-            outputs=task.outputs,
-            frozen=task.frozen,
-            hands_in=primary,
-        )
-        for replica, primary in places_of_ranks
-    ]
+    alike = replace(_work(run, task, pipeline, committed), position=position, carried=tuple(carried))
+    return [replace(alike, parts=tuple(parts[replica]), hands_in=primary) for replica, primary in places_of_ranks]
+
+
+def portion(
+    run: Run,
+    task: PlannedTask,
+    ledger: Ledger,
+    pipeline: Pipeline,
+    groups: Sequence[int],
+    *,
+    committed: int,
+    begun: Mapping[int, Begun],
+) -> TaskWork:
+    """The work of a server that gets these groups of a rollout; of some of them there is something from earlier."""
+    rows = ledger.rows_of(groups)
+    return replace(
+        _work(run, task, pipeline, committed),
+        parts=(PartWork(0, rows, ledger.sources(task, rows)),),
+        streams=True,
+        begun={group: begun[group] for group in groups if group in begun},
+    )
+
+
+def _work(run: Run, task: PlannedTask, pipeline: Pipeline, committed: int) -> TaskWork:
+    """What all shares of a run have in common."""
+    return TaskWork(
+        step=run.step,
+        task=task.name,
+        op=task.op,
+        node=task.node if task.node in pipeline.nodes else None,
+        validation=task.rows is Rows.VALIDATION,
+        position=0,
+        committed=committed,
+        shards=pipeline.schedule.shards_per_step,
+        parts=(),
+        outputs=task.outputs,
+        frozen=task.frozen,
+        hands_in=True,
+    )
 
 
 def _cuts(run: Run, task: PlannedTask, ledger: Ledger, pipeline: Pipeline) -> Sequence[tuple[int, np.ndarray]]:
@@ -66,8 +89,9 @@ def _cuts(run: Run, task: PlannedTask, ledger: Ledger, pipeline: Pipeline) -> Se
     if isinstance(node, UpdateNode):
         rows = ledger.rows(run.shards)
         prompts = node.mini_batch or pipeline.data.prompts_per_step
-        ends = np.searchsorted(ledger.groups(rows), np.arange(prompts, pipeline.data.prompts_per_step, prompts))
-        return list(enumerate(np.split(rows, ends)))
+        # Over-sampling leaves groups out, so that their numbers have gaps.
+        _, starts = np.unique(ledger.groups(rows), return_index=True)
+        return list(enumerate(np.split(rows, starts[prompts::prompts])))
     if task.scope is Scope.BATCH:
         return [(0, ledger.rows(run.shards))]
     # Where there are fewer groups than shards, an empty one comes before anybody has written the columns it would have.

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from dagrl.plan.plan import Executor, Plan
-from dagrl.runtime.errors import RunError
-from dagrl.runtime.messages import Block, StartEngine, TaskWork
+from dagrl.runtime.crew import together
+from dagrl.runtime.dealing import MOST_PORTIONS
+from dagrl.runtime.errors import RunError, WorkerDiedError
+from dagrl.runtime.messages import Beat, Block, StartEngine, TaskWork
 from dagrl.runtime.profiling import python_under_nsys
 from dagrl.runtime.worker import Worker
 from dagrl.spec.schema import Pipeline
 
 _CLOSE_TIMEOUT_S = 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
-_SECOND_FAILURE_S = 2.0
-"""How long the other ranks may take to fail too: where one has died, the others' complaints are its consequence."""
+_THREADS = MOST_PORTIONS + 8
+"""Of a worker that generates: for all that it may be handed at once, and for what it is told meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ class Fleet:
                     master_port=first.port,
                 )
                 starts.append(self._call(member, "start", (mine,), bound, f"engine {name} to start"))
-        await self.together(starts)
+        await together(starts)
 
     def _place(self, executor: Executor, run_dir: Path) -> list[Any]:
         """Create the actors of an executor on its group's slots."""
@@ -95,6 +97,7 @@ class Fleet:
         spec = self._pipeline.groups[executor.group]
         tenants = sum(other.group == executor.group for other in self._plan.executors.values())
         share = {"num_cpus": 1 / tenants} if spec.is_cpu else {"num_cpus": 0, "num_gpus": 1 / tenants}
+        generates = any(task.generates for task in self._plan.tasks if task.executor == executor.name)
         actors = []
         for rank in range(executor.ranks):
             python = python_under_nsys(self._pipeline, executor.engines[0], rank, run_dir)
@@ -102,6 +105,7 @@ class Fleet:
                 **share,
                 placement_group=self._placement_group(executor.group),
                 placement_group_bundle_index=rank,
+                max_concurrency=_THREADS if generates else 1,
                 runtime_env={"py_executable": python} if python else None,
             )
             actors.append(placed.remote())
@@ -141,11 +145,15 @@ class Fleet:
 
     # -- work
 
+    async def call(self, member: Member, method: str, *args: Any, waits_for: str) -> Any:
+        """Call a method on one worker."""
+        return await self._call(member, method, args, self._pipeline.run.node_timeout_s, waits_for)
+
     async def call_all(self, executor: str, method: str, *args: Any, waits_for: str) -> list[Any]:
         """Call a method on all ranks of an executor; their results by rank."""
         bound = self._pipeline.run.node_timeout_s
         calls = [self._call(member, method, args, bound, waits_for) for member in self._members[executor]]
-        return await self.together(calls)
+        return await together(calls)
 
     async def call_until_true(self, executor: str, method: str, *, waits_for: str) -> None:
         """Call a method on all ranks of an executor, again and again, until all of them return True.
@@ -161,7 +169,7 @@ class Fleet:
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
-    async def stream(self, member: Member, work: TaskWork) -> AsyncIterator[Block]:
+    async def stream(self, member: Member, work: TaskWork) -> AsyncIterator[Block | Beat]:
         """Run a task on one worker, block by block."""
         bound = self._pipeline.run.node_timeout_s
         node = f"{work.task} (step {work.step})"
@@ -213,23 +221,6 @@ class Fleet:
             "needs longer",
         )
 
-    async def together(self, coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-        """All results, or the failure that explains the others: a death comes before its witnesses."""
-        tasks = [asyncio.ensure_future(each) for each in coroutines]
-        try:
-            done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-            failures = [task.exception() for task in done if task.exception()]
-            if failures and pending:
-                late, _ = await asyncio.wait(pending, timeout=_SECOND_FAILURE_S)
-                failures += [task.exception() for task in late if task.exception()]
-            for failure in sorted(failures, key=lambda each: not isinstance(each, WorkerDiedError)):
-                assert failure is not None
-                raise failure
-            return [task.result() for task in tasks]
-        finally:
-            for task in tasks:
-                task.cancel()
-
     def _translated(self, error: Exception, member: Member, node: str) -> RunError:
         """What a Ray error means for the user."""
         exceptions = self._ray.exceptions
@@ -246,10 +237,6 @@ class Fleet:
                 details=str(error),
             )
         return RunError(f"{type(error).__name__}: {error}", node=node, worker=member.where)
-
-
-class WorkerDiedError(RunError):
-    """A worker's process is gone."""
 
 
 async def _awaited(awaitable: Any) -> Any:

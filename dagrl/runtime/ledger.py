@@ -2,27 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 
 from dagrl.data.redistribute import locate
+from dagrl.data.shards import shard_bounds
 from dagrl.plan.plan import PlannedTask
 from dagrl.runtime.messages import Block, Source
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Where some groups that were waited for belong."""
+
+    shards: tuple[int, ...]
+    """Shards that hold any of them."""
+    complete: tuple[int, ...]
+    """Shards of which nothing is missing any more."""
+    surplus: tuple[int, ...]
+    """Groups that came when the batch was full."""
 
 
 class Ledger:
     """The blocks of one step's training or validation batch."""
 
     def __init__(self, group_size: int, shards: int) -> None:
-        self._group_size = group_size
+        self.group_size = group_size
+        """Rows of a group."""
         self._blocks: dict[str, list[Block]] = {}
         self._shard_rows: list[np.ndarray] = [np.zeros(0, dtype=np.int64) for _ in range(shards)]
         self._tokens = np.zeros(0, dtype=np.int64)
-        self._missing: dict[str, list[int]] = {}
+        self._positions: dict[int, int] = {}
+        self._missing: list[int] = []
+        """Rows that each shard still waits for, of the task that brings them one by one."""
+        self._chooses = False
 
     def add_source(self, task: str, block: Block) -> None:
         """Note a shard of the source: it says which rows the batch has."""
         (shard,) = block.shards
         self._shard_rows[shard] = block.rows
+        if block.positions is not None:
+            groups = np.unique(self.groups(block.rows)).tolist()
+            self._positions |= dict(zip(groups, block.positions.tolist(), strict=True))
         if len(block.rows):
             grown = np.zeros(max(len(self._tokens), int(block.rows.max()) + 1), dtype=np.int64)
             grown[: len(self._tokens)] = self._tokens
@@ -36,16 +59,59 @@ class Ledger:
         if block.ref is not None and len(block.rows):
             self._blocks.setdefault(task, []).append(block)
 
-    def arrived(self, task: str, block: Block) -> list[int]:
-        """Shards that `block` completes, of a task whose blocks hold rows of one shard each."""
-        left = self._missing.setdefault(task, [len(rows) for rows in self._shard_rows])
-        for shard in block.shards:
-            left[shard] -= len(block.rows)
-        return [shard for shard in block.shards if left[shard] == 0]
+    def expect(self, choose: int | None = None) -> None:
+        """A task is about to bring its rows in pieces of whole groups, in any order: see `arrived`.
+
+        With `choose`, the batch is the first so many groups that arrive, and the shards are filled in that order.
+        """
+        self._chooses = choose is not None
+        if choose is not None:
+            bounds = shard_bounds(choose * self.group_size, self.group_size, len(self._shard_rows))
+            self._missing = [end - begin for begin, end in bounds]
+            self._shard_rows = [rows[:0] for rows in self._shard_rows]
+        else:
+            self._missing = [len(rows) for rows in self._shard_rows]
+
+    def arrived(self, rows: np.ndarray) -> Arrival:
+        """Note rows of whole groups that are there."""
+        touched: dict[int, int] = {}
+        surplus = []
+        for group in dict.fromkeys(self.groups(rows).tolist()):
+            shard = self._shard_for(group)
+            if shard is None:
+                surplus.append(group)
+                continue
+            self._missing[shard] -= self.group_size
+            touched[shard] = self._missing[shard]
+        return Arrival(tuple(touched), tuple(shard for shard, left in touched.items() if left == 0), tuple(surplus))
+
+    def _shard_for(self, group: int) -> int | None:
+        """Where a group that is there belongs; None where the batch is full."""
+        if not self._chooses:
+            first = group * self.group_size
+            return next(shard for shard, rows in enumerate(self._shard_rows) if len(rows) and first <= rows[-1])
+        shard = next((shard for shard, left in enumerate(self._missing) if left), None)
+        if shard is not None:
+            self._shard_rows[shard] = np.union1d(self._shard_rows[shard], self.rows_of((group,)))
+        return shard
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is missing of what was expected."""
+        return not any(self._missing)
 
     def rows(self, shards: tuple[int, ...]) -> np.ndarray:
         """Ids of the rows in these shards, int64, ascending."""
-        return np.concatenate([self._shard_rows[shard] for shard in shards])
+        return np.sort(np.concatenate([self._shard_rows[shard] for shard in shards]))
+
+    def rows_of(self, groups: Sequence[int]) -> np.ndarray:
+        """Ids of the rows of these groups, int64, in their order."""
+        starts = np.array(groups, dtype=np.int64) * self.group_size
+        return (starts[:, None] + np.arange(self.group_size)).ravel()
+
+    def position(self, group: int) -> int:
+        """Where the group's prompt stands in the data set; of training batches only."""
+        return self._positions[group]
 
     def tokens(self, rows: np.ndarray) -> np.ndarray:
         """Tokens of each row so far, int64 [rows]."""
@@ -53,12 +119,12 @@ class Ledger:
 
     def groups(self, rows: np.ndarray) -> np.ndarray:
         """Group of each row, int64 [rows]."""
-        return rows // self._group_size
+        return rows // self.group_size
 
     @property
     def total_tokens(self) -> int:
         """Tokens of the whole batch so far."""
-        return int(self._tokens.sum())
+        return int(self._tokens[np.concatenate(self._shard_rows)].sum())
 
     def sources(self, task: PlannedTask, rows: np.ndarray) -> tuple[Source, ...]:
         """Where the columns that `task` reads of these rows lie; a block once for each task that wrote it."""

@@ -27,6 +27,15 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
+class Begun:
+    """What an earlier step has sampled for a prompt's group."""
+
+    ref: ray.ObjectRef
+    rows: np.ndarray
+    """Ids that the group's rows have in the object, int64, in their order."""
+
+
+@dataclass(frozen=True, slots=True)
 class PartWork:
     """Rows that a rank takes together, and where their columns lie."""
 
@@ -57,6 +66,12 @@ class TaskWork:
     frozen: bool
     hands_in: bool
     """Whether this rank's results count: one of the ranks with the same rows."""
+    streams: bool = False
+    """Whether rows come out in pieces, in an order of their own, and several shares may be under way at once."""
+    carried: tuple[int, ...] = ()
+    """Of the source: places in the data set of the prompts that come first."""
+    begun: dict[int, Begun] = field(default_factory=dict)
+    """Of a rollout: group -> what there is of it already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +111,18 @@ class Block:
     facts: dict[str, int] = field(default_factory=dict)
     effort: Effort | None = None
     """None on the host."""
+    positions: np.ndarray | None = None
+    """Of the source: where the groups' prompts stand in the data set, int64 [groups]."""
+    unfinished: bool = False
+    """Groups that were aborted; the object, if there is one, holds what there is of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A sign of life of a worker that generates: sent while there is something new to tell, about once a second."""
+
+    sampled_tokens: int
+    """Tokens that its engine has sampled since it was built."""
 
 
 @dataclass(frozen=True, slots=True)

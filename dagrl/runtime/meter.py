@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,40 +16,48 @@ from dagrl.runtime.messages import Effort, TaskWork
 from dagrl.spec.schema import LogprobNode, MegatronEngineSpec, Pipeline, UpdateNode
 
 
+@dataclass(slots=True)
+class Account:
+    """What of a run has not been told yet."""
+
+    tokens: int = 0
+    flops: int | None = None
+
+
 class Meter:
-    """Counts for one rank of an engine, a run after the other."""
+    """Counts for one rank of an engine: for each run in an account of its own, as several may be under way."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._on_gpu = torch.cuda.is_available()
         self._peak = peak_flops_per_s(torch.cuda.get_device_name()) if self._on_gpu else None
         self._costs: dict[str, ModelFlops | None] = {}
-        self._tokens = 0
-        self._flops: int | None = None
 
-    def begin(self, work: TaskWork, parts: Sequence[Part]) -> None:
-        """A run begins, on these rows. Ranks that do not hand in work on rows that another one speaks of."""
-        self._tokens, self._flops = 0, None
+    def begin(self, work: TaskWork, parts: Sequence[Part], *, first: bool = True) -> Account:
+        """A run begins, on these rows, or a further share of it.
+
+        Ranks that do not hand in work on rows that another one speaks of.
+        """
+        account = Account()
         node = self._pipeline.nodes[work.node] if work.node else None
         if isinstance(node, LogprobNode | UpdateNode):
             batches = [part.batch for part in parts] if work.hands_in else []
             passes = node.epochs if isinstance(node, UpdateNode) else 1
-            self._tokens = passes * sum(int(_row_lengths(batch).sum()) for batch in batches)
-            self._flops = self._operations(node, batches)
-        if self._on_gpu:
+            account.tokens = passes * sum(int(_row_lengths(batch).sum()) for batch in batches)
+            account.flops = self._operations(node, batches)
+        if self._on_gpu and first:
             torch.cuda.reset_peak_memory_stats()
+        return account
 
     def settle(self) -> None:
         """Wait for what is still queued on the device: it is part of the time that a run takes."""
         if self._on_gpu:
             torch.cuda.synchronize()
 
-    def effort(self, output: Output, hands_in: bool) -> Effort:
+    def effort(self, account: Account, output: Output) -> Effort:
         """What the run has taken, as far as it has not been told with an earlier output."""
-        tokens, flops = self._tokens, self._flops
-        self._tokens, self._flops = 0, None if flops is None else 0
-        if hands_in and "response_tokens" in output.columns:
-            tokens += len(output.columns["response_tokens"].values)
+        tokens, flops = account.tokens + output.sampled, account.flops
+        account.tokens, account.flops = 0, None if flops is None else 0
         memory = torch.cuda.max_memory_allocated() if self._on_gpu else None
         return Effort(tokens, flops, self._peak, memory)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from dagrl.data.stats import Stat, merge
 from dagrl.plan.commands import Run
 from dagrl.plan.plan import HOST, Executor, PlannedTask
-from dagrl.runtime.efficiency import TaskUse
+from dagrl.runtime.efficiency import TaskUse, busy_seconds
 from dagrl.runtime.messages import Block, Span
 
 _DETAILS = {
@@ -48,7 +48,7 @@ class StepRecord:
     _began: float = field(default_factory=time.time)
     _stats: list[dict[str, Stat]] = field(default_factory=list)
     _spans: dict[Run, list[tuple[tuple[int, ...], Span, str]]] = field(default_factory=dict)
-    _busy: dict[str, float] = field(default_factory=dict)
+    _busy: dict[str, list[Span]] = field(default_factory=dict)
     _uses: dict[str, TaskUse] = field(default_factory=dict)
     _freed_gib: dict[str, float] = field(default_factory=dict)
 
@@ -56,25 +56,32 @@ class StepRecord:
         """Keep what a block says beside its rows."""
         self._stats.append(block.stats)
         self._spans.setdefault(run, []).append((block.shards, block.span, worker))
+        self._busy.setdefault(run.task, []).append(block.span)
         if block.effort is not None:
             self._uses.setdefault(run.task, TaskUse()).add(block.span, block.effort)
 
     def finish_run(self, run: Run, task: PlannedTask, executor: Executor) -> None:
-        """Turn the spans of a run's ranks into one event for each shard."""
+        """Turn the spans of a run's ranks into one event for each shard, or for all of the batch."""
         if task.name in self._uses:
             self._uses[task.name].ranks = executor.ranks
-        by_shards: dict[tuple[int, ...], list[tuple[Span, str]]] = {}
+        by_shard: dict[int | None, list[tuple[Span, str]]] = {}
         for shards, span, worker in self._spans.pop(run, []):
-            by_shards.setdefault(shards, []).append((span, worker))
-        for shards, spans in by_shards.items():
+            # What comes in pieces may have rows of several shards in one, and of none.
+            for shard in shards if task.streams or len(shards) == 1 else (None,):
+                by_shard.setdefault(shard, []).append((span, worker))
+        for shard, spans in by_shard.items():
             start, end = min(span.start for span, _ in spans), max(span.end for span, _ in spans)
-            shard = shards[0] if len(shards) == 1 else None
-            self.add(Activity(task.name, task.op, start, end, shard, executor.group or HOST, spans[0][1]))
+            group = executor.group or HOST
+            self.activities.append(Activity(task.name, task.op, start, end, shard, group, spans[0][1]))
 
     def add(self, activity: Activity) -> None:
         """Keep that something ran."""
-        self._busy[activity.name] = self._busy.get(activity.name, 0.0) + activity.end - activity.start
+        self._busy.setdefault(activity.name, []).append(Span(activity.start, activity.end))
         self.activities.append(activity)
+
+    def count(self, name: str, number: int) -> None:
+        """Keep a number that nobody adds to."""
+        self._stats.append({name: Stat.of([number])})
 
     def freed(self, executor: str, gib: float) -> None:
         """Keep what a sleeping executor has given back on each GPU; of several times in a step, the most."""
@@ -92,7 +99,7 @@ class StepRecord:
             values = {"mean": stat.mean, "std": stat.std, "max": stat.high}
             found.update({f"{name}/{detail}": values[detail] for detail in details})
         found["time/step_s"] = seconds
-        found.update({f"time/{name}_s": busy for name, busy in self._busy.items()})
+        found.update({f"time/{name}_s": busy_seconds(spans) for name, spans in self._busy.items()})
         found["throughput/tokens_per_s"] = tokens / seconds
         found["throughput/tokens_per_s_per_gpu"] = tokens / seconds / slots
         for name, use in self._uses.items():

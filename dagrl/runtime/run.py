@@ -79,9 +79,8 @@ async def _train(ray: ModuleType, loaded: LoadedPipeline, plan: Plan, folder: Ru
     resumed = folder.resumed
     scheduler = Scheduler(plan, first_step=resumed.step + 1 if resumed else 1)
     fleet = Fleet(ray, plan, loaded.pipeline)
-    driver = Driver(
-        loaded.pipeline, plan, scheduler, fleet, folder, trackers, position=resumed.position if resumed else 0
-    )
+    position, carried = (resumed.position, resumed.carried) if resumed else (0, ())
+    driver = Driver(loaded.pipeline, plan, scheduler, fleet, folder, trackers, position, carried)
     with _Interrupts(driver, trackers) as interrupts:
         try:
             began = time.time()

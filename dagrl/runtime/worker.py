@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,15 @@ import numpy as np
 import ray
 
 from dagrl.data.batch import Batch, Column
-from dagrl.engines.base import Slept
+from dagrl.engines.base import Appetite, Slept
 from dagrl.engines.weights.object_store import PackedBucket
 from dagrl.nodes.base import Context, Op, Output, Part, Resources
 from dagrl.nodes.registry import load_op
-from dagrl.runtime.messages import Block, Effort, PartWork, Span, StartEngine, TaskWork
+from dagrl.runtime.messages import Beat, Begun, Block, Effort, PartWork, Span, StartEngine, TaskWork
 from dagrl.runtime.meter import Meter
 from dagrl.runtime.profiling import Profiler, make_profiler
+from dagrl.runtime.pulse import INTERVAL_S, Pulse
+from dagrl.runtime.pump import Pump
 from dagrl.spec.residency import Residency
 
 BUCKET_BYTES = 256 * 2**20
@@ -31,7 +34,7 @@ BUCKET_BYTES = 256 * 2**20
 
 
 class Worker:
-    """One process of an executor."""
+    """One process of an executor. Where it generates, several of its methods may run at once, in threads of Ray's."""
 
     def __init__(self) -> None:
         self._engine: Any = None
@@ -44,6 +47,12 @@ class Worker:
         # keeps its own until the step is committed, and weights until the next are sent.
         self._held: dict[int, list[ray.ObjectRef]] = {}
         self._sent: list[ray.ObjectRef] = []
+        self._lock = threading.Lock()
+        """For what several shares of a run use: `_held`, `_streaming`."""
+        self._streaming: tuple[int, str] | None = None
+        """Step and task of the newest run that streams."""
+        self._aborted: tuple[int, str] | None = None
+        self._pulse = Pulse()
 
     def describe(self) -> tuple[str, str, int]:
         """Host name, address, and a port that this worker listens on from now on, for the ranks to meet at."""
@@ -70,11 +79,12 @@ class Worker:
         """The listening socket, which belongs to the engine from now on."""
         return self._listener.detach() if self._listener is not None else None
 
-    def run(self, work: TaskWork) -> Iterator[Block]:
+    def run(self, work: TaskWork) -> Iterator[Block | Beat]:
         """Run one task on this rank's rows; yields a block whenever the op has an output."""
         resources = self._resources
         assert resources is not None, "run before start"
-        self._held = {step: refs for step, refs in self._held.items() if step > work.committed}
+        with self._lock:
+            self._held = {step: refs for step, refs in self._held.items() if step > work.committed}
         context = Context(
             node=resources.pipeline.nodes[work.node] if work.node else None,
             step=work.step,
@@ -85,23 +95,69 @@ class Worker:
             engine=self._engine,
             frozen=work.frozen,
             replica=self._replica,
+            carried=work.carried,
+            begun={group: fetch_begun(begun, work.outputs) for group, begun in work.begun.items()},
         )
         op = load_op(work.op, resources.folder)
+        if work.streams:
+            yield from self._streamed(op, work, context)
+            return
         with self._profiler.around(work) if self._profiler else nullcontext():
             yield from self._outputs(op, work, context)
 
     def _outputs(self, op: Op, work: TaskWork, context: Context) -> Iterator[Block]:
         begin = time.time()
         parts = [Part(part.index, fetch(part)) for part in work.parts]
-        if self._meter:
-            self._meter.begin(work, parts)
+        account = self._meter.begin(work, parts) if self._meter else None
         for output in op(parts, context):
             if self._meter:
                 self._meter.settle()
             span = Span(begin, time.time())
-            effort = self._meter.effort(output, work.hands_in) if self._meter else None
+            effort = self._meter.effort(account, output) if self._meter and account else None
             yield self._publish(work, output, span, effort)
             begin = time.time()
+
+    def _streamed(self, op: Op, work: TaskWork, context: Context) -> Iterator[Block | Beat]:
+        """Hand on what the op has made whenever there is something, together, and signs of life between."""
+        run = (work.step, work.task)
+        if self._aborted == run:
+            return
+        with self._lock:
+            first, self._streaming = self._streaming != run, run
+        assert self._meter is not None, "only engines stream"
+        begin = time.time()
+        parts = [Part(part.index, fetch(part)) for part in work.parts]
+        account = self._meter.begin(work, parts, first=first)
+        # One trace of a rank at a time: that of its first share.
+        watched = self._profiler.around(work) if self._profiler and first else nullcontext()
+
+        def outputs() -> Iterator[Output]:
+            with watched:
+                yield from op(parts, context)
+
+        pump = Pump(outputs())
+        while (made := pump.take(INTERVAL_S)) is not None:
+            if self._aborted == run:
+                # Again: what the op had not asked for yet when the abort came has begun since then.
+                self._engine.abort()
+            for unfinished in (False, True):
+                if alike := [output for output in made if output.unfinished == unfinished]:
+                    output = Output.together(alike)
+                    effort = self._meter.effort(account, output)
+                    yield self._publish(work, output, Span(begin, time.time()), effort)
+            if beat := self._pulse.beat(self._engine.sampled_tokens):
+                yield beat
+        if beat := self._pulse.beat(self._engine.sampled_tokens, last=True):
+            yield beat
+
+    def abort(self, step: int, task: str) -> None:
+        """End a run that streams: its shares come out as they are, and further ones at once and empty."""
+        self._aborted = (step, task)
+        self._engine.abort()
+
+    def appetite(self, longest: int) -> Appetite:
+        """See `GenerateEngine.appetite`."""
+        return self._engine.appetite(longest)
 
     def _publish(self, work: TaskWork, output: Output, span: Span, effort: Effort | None) -> Block:
         if not work.hands_in:
@@ -109,10 +165,21 @@ class Worker:
         columns = {work.outputs[name]: column for name, column in output.columns.items() if name in work.outputs}
         ref = ray.put(Batch(output.rows, columns)) if columns else None
         if ref is not None:
-            self._held.setdefault(work.step, []).append(ref)
+            with self._lock:
+                self._held.setdefault(work.step, []).append(ref)
         prefix = "val/" if work.validation else ""
-        stats = {prefix + name: stat for name, stat in output.stats.items()}
-        return Block(output.rows, ref, _tokens(columns), span, output.shards, stats, dict(output.facts), effort)
+        return Block(
+            output.rows,
+            ref,
+            None if output.unfinished else _tokens(columns),
+            span,
+            output.shards,
+            {prefix + name: stat for name, stat in output.stats.items()},
+            dict(output.facts),
+            effort,
+            output.positions,
+            output.unfinished,
+        )
 
     def send_weights(self) -> list[ray.ObjectRef]:
         """Put the engine's weights into the object store, a bucket an object; rank 0 returns the refs. Collective."""
@@ -171,6 +238,13 @@ def fetch(part: PartWork) -> Batch:
     for pieces in by_columns.values():
         columns.update(Batch.concat(pieces).in_order(part.rows).columns)
     return Batch(part.rows, columns)
+
+
+def fetch_begun(begun: Begun, outputs: Mapping[str, str]) -> Batch:
+    """Bring what an earlier step has sampled for a group here, by the op's names of its columns (`outputs`)."""
+    block: Batch = ray.get(begun.ref)
+    mine = {name: block[theirs] for name, theirs in outputs.items() if theirs in block}
+    return Batch(block.rows, mine).in_order(begun.rows)
 
 
 def _tokens(columns: dict[str, Column]) -> np.ndarray | None:

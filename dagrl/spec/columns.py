@@ -1,7 +1,8 @@
 """The columns that travel between nodes: what each holds, and how its values are laid out.
 
 A batch is a table with one row for each sample. A ``SAMPLE`` column holds one value a row; ``PROMPT`` and ``RESPONSE``
-columns are ragged, with one value for each prompt or response token of the row; ``TEXT`` holds a string a row.
+columns are ragged, with one value for each prompt or response token of the row; ``TEXT`` holds a string a row, and
+``ROUTES`` an array [tokens of prompt and response - 1, layers, experts per token] for each.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ class Shape(Enum):
     SAMPLE = "per sample"
     PROMPT = "per prompt token"
     RESPONSE = "per response token"
+    ROUTES = "per token but the last, layer and expert"
     TEXT = "text"
 
 
@@ -40,7 +42,9 @@ _CORE = (
     ColumnSpec("response_tokens", "int64", Shape.RESPONSE, "sampled tokens, the one that ended it included"),
     ColumnSpec("response_mask", "float32", Shape.RESPONSE, "1 where a token is trained on"),
     ColumnSpec("rollout_logprob", "float32", Shape.RESPONSE, "log-prob under which the generator drew the token"),
-    ColumnSpec("policy_version", "int64", Shape.SAMPLE, "version of the weights that sampled the row"),
+    ColumnSpec("policy_version", "int64", Shape.SAMPLE, "version of the oldest weights that sampled the row"),
+    ColumnSpec("finish_reason", "uint8", Shape.TEXT, "why the response ended: stop or length"),
+    ColumnSpec("routed_experts", "int16", Shape.ROUTES, "experts that the generator sent each token to"),
     ColumnSpec("logprob", "float32", Shape.RESPONSE, "log-prob of the token under an engine's weights"),
     ColumnSpec("old_logprob", "float32", Shape.RESPONSE, "log-prob under the trainer's weights before the update"),
     ColumnSpec("ref_logprob", "float32", Shape.RESPONSE, "log-prob under the reference"),

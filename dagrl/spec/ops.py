@@ -52,6 +52,16 @@ class OpContract:
     """What its engine must be able to do; None: runs on the host, without an engine."""
 
 
+ROLLOUT_WRITES = (
+    "response_tokens",
+    "response_mask",
+    "rollout_logprob",
+    "policy_version",
+    "finish_reason",
+    "routed_experts",
+)
+"""Columns of a rollout; the last only where the engine tells them."""
+
 PROMPTS = OpContract(reads=(), writes=SOURCE_COLUMNS, scope=Scope.BATCH)
 """The implicit source of every pipeline: the step's prompts, each repeated for its n samples."""
 
@@ -59,7 +69,7 @@ SAMPLES = OpContract(
     reads=("group_id", "prompt_tokens", "response_tokens", "reward", "answer", "data_source"),
     writes=(),
     scope=Scope.BATCH,
-    reads_if_written=("advantage", "policy_version"),
+    reads_if_written=("advantage", "policy_version", "finish_reason"),
 )
 """The implicit sink: writes ``samples/step_N.parquet``."""
 
@@ -71,8 +81,7 @@ def contract_of(node: NodeBase) -> OpContract:
     """
     match node:
         case RolloutNode():
-            writes = ("response_tokens", "response_mask", "rollout_logprob", "policy_version")
-            return OpContract(("group_id", "prompt_tokens"), writes, needs=Capability.GENERATE)
+            return OpContract(("group_id", "prompt_tokens"), ROLLOUT_WRITES, needs=Capability.GENERATE)
         case RewardNode():
             scored = ("prompt_tokens", "response_tokens", "answer", "data_source", "extra_info")
             return OpContract(scored, ("reward",))

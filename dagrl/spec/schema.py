@@ -265,6 +265,20 @@ class RolloutNode(NodeBase):
     """How tokens are drawn in training."""
     val_sampling: SamplingSpec | None = None
     """How they are drawn in validation, one response a prompt. Default: as in training, with temperature 0."""
+    over_sampling_batch_size: PositiveInt | None = None
+    """Prompts that a training step begins, more than it needs: the first ``data.prompts_per_step`` whose responses are
+    complete make the step, the slowest are aborted. Default: no more than it needs."""
+    partial_rollout: bool = False
+    """Aborted prompts come first in the next step, and their responses go on where they were. Default: they are given
+    up, and come again in the next epoch."""
+    mask_offpolicy_in_partial_rollout: bool = False
+    """Train on no tokens that older weights have sampled: their ``response_mask`` is 0."""
+    partial_rollout_max_age: PositiveInt = 4
+    """Policy versions that begun tokens may be behind: where there are older ones, the response begins anew."""
+
+    def prompts_begun(self, prompts_per_step: int) -> int:
+        """Prompts that a training step begins."""
+        return self.over_sampling_batch_size or prompts_per_step
 
 
 class RewardNode(NodeBase):

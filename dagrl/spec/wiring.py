@@ -23,6 +23,8 @@ _USUAL_WRITERS = {
     "response_mask": _ROLLOUT,
     "rollout_logprob": _ROLLOUT,
     "policy_version": _ROLLOUT,
+    "finish_reason": _ROLLOUT,
+    "routed_experts": _ROLLOUT,
     "reward": "op: reward",
     "advantage": "op: advantage",
     "old_logprob": "op: logprob, write: old_logprob",

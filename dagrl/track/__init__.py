@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from dagrl.track.base import Tracker
+from dagrl.track.base import Progress, Tracker
 from dagrl.track.console import Console
 from dagrl.track.metrics_file import MetricsFile
 from dagrl.track.tensorboard import TensorBoard
@@ -35,6 +35,11 @@ class Trackers:
         """Record a step everywhere, in metrics.jsonl first. OSError where a file cannot be written."""
         for tracker in self._trackers:
             tracker.log(step, metrics)
+
+    def progress(self, progress: Progress) -> None:
+        """Show how far a rollout is; cheap, and only on the console."""
+        if self._console is not None:
+            self._console.progress(progress)
 
     def note(self, message: str) -> None:
         """Tell the user something; on stderr if the pipeline has no console."""

@@ -4,8 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a rollout is."""
+
+    name: str
+    """The node; ``val/`` before it in validation."""
+    step: int
+    done: int
+    """Prompts all of whose responses are there."""
+    total: int
+    tokens: int
+    """Tokens sampled so far."""
+    seconds: float
+    """Time since it began."""
 
 
 class Tracker(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,9 +13,14 @@ from typing import Any
 from rich.console import Console as Terminal
 from rich.console import Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
 from rich.table import Table
 
+from dagrl.track.base import Progress
+
+QUIET_S = 10.0
+"""Between two lines about a rollout, where output is not a terminal."""
 VISIBLE_STEPS = 12
 """Rows of the live table: the newest steps. metrics.jsonl has all of them."""
 
@@ -46,12 +52,14 @@ class _Terminal(Terminal):
 class Console:
     """Shows the run to whoever watches it."""
 
-    def __init__(self, total_steps: int, terminal: Terminal | None = None) -> None:
-        """`total_steps` of the whole run; `terminal` is standard output unless given."""
+    def __init__(
+        self, total_steps: int, terminal: Terminal | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`total_steps` of the whole run; `terminal` is standard output unless given. `clock` gives seconds."""
         self._terminal = terminal or _Terminal(highlight=False)
         self._total_steps = total_steps
         self._rows: deque[tuple[str, ...]] = deque(maxlen=VISIBLE_STEPS)
-        self._progress = Progress(
+        self._progress = Bars(
             TextColumn("step"),
             MofNCompleteColumn(),
             BarColumn(),
@@ -62,6 +70,17 @@ class Console:
             auto_refresh=False,
         )
         self._task = self._progress.add_task("steps", total=total_steps, start=False)
+        self._rollout = Bars(
+            TextColumn("{task.description}"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn("{task.fields[rate]}"),
+            auto_refresh=False,
+        )
+        self._prompts = self._rollout.add_task("", visible=False, rate="")
+        self._clock = clock
+        self._quiet_until: float | None = None
+        """When the next line about a rollout may come; None where none is under way."""
         self._live: Live | None = None
 
     def start(self, run_dir: Path, config: Mapping[str, Any], resumed_step: int | None) -> None:
@@ -87,6 +106,28 @@ class Console:
         if self._live is not None:
             self._live.refresh()
 
+    def progress(self, progress: Progress) -> None:
+        """Show how far a rollout is: a bar below the table, or a line every `QUIET_S` seconds."""
+        over = progress.done >= progress.total
+        rate = f"{progress.tokens:,} tokens  {progress.tokens / max(progress.seconds, 1e-9):,.0f} tokens/s"
+        if self._live is not None:
+            self._rollout.update(
+                self._prompts,
+                description=progress.name,
+                completed=progress.done,
+                total=progress.total,
+                rate=rate,
+                visible=not over,
+            )
+            return
+        now = self._clock()
+        if over or self._quiet_until is None:
+            self._quiet_until = None if over else now + QUIET_S
+        elif now >= self._quiet_until:
+            self._quiet_until = now + QUIET_S
+            done = f"{progress.name} {progress.done}/{progress.total} prompts"
+            self._line(f"step {progress.step}/{self._total_steps}  {done}  {rate}")
+
     def note(self, message: str) -> None:
         """Print a line above the table."""
         self._line(message)
@@ -108,4 +149,4 @@ class Console:
             table.add_column(head, justify="right", no_wrap=True)
         for row in self._rows:
             table.add_row(*row)
-        return Group(table, self._progress)
+        return Group(table, self._progress, self._rollout)

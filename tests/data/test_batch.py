@@ -105,6 +105,15 @@ def test_an_empty_batch_is_a_batch() -> None:
     assert full.take(EMPTY)["tokens"].offsets.tolist() == [0]
 
 
+def test_values_may_be_arrays_of_a_shape_of_their_own() -> None:
+    rows = [np.arange(length * 6, dtype=np.int16).reshape(length, 2, 3) for length in (2, 0, 3)]
+    column = Column.ragged(rows, "int16")
+    assert (column.values.shape, column.lengths.tolist()) == ((5, 2, 3), [2, 0, 3])
+    taken = Column.concat([column.take(np.array([2, 0])), column.take(EMPTY), column])
+    assert [taken[row].tolist() for row in range(5)] == [rows[place].tolist() for place in (2, 0, 0, 1, 2)]
+    assert taken.values.dtype == np.int16
+
+
 def test_select_and_with_columns_keep_the_rows() -> None:
     batch = batch_of([[1, 2], [3]], start=7)
     assert list(batch.select(["text"]).columns) == ["text"]

@@ -74,6 +74,19 @@ def test_the_first_shard_alone_tells_the_position_and_what_was_too_long(
     assert (second.facts, second.stats) == ({}, {})
 
 
+def test_prompts_that_were_left_come_first_and_the_others_go_on(bench, trained_on, texts) -> None:
+    rollout = {"op": "rollout", "engine": "generator", "n": 2, "sampling": {"max_new_tokens": 3}}
+    bench.write_prompts("train.parquet")
+    data = {"train": bench.folder / "train.parquet", "prompts_per_step": 2}
+    context = bench.context(
+        data=data, nodes={"rollout": rollout | {"over_sampling_batch_size": 4}}, position=3, shards=2
+    )
+    outputs = list(prompts((), replace(context, carried=(1, 0))))
+    assert texts(whole(outputs)["prompt_tokens"])[::2] == [bench.questions[place] for place in (1, 0, 3, 4)]
+    assert outputs[0].facts == {"next_position": 5}
+    assert [output.positions.tolist() for output in outputs] == [[1, 0], [3, 4]]
+
+
 def test_validation_takes_each_prompt_of_its_own_file_once_in_order(bench, trained_on, texts) -> None:
     questions = tuple(f"{number}+{number}=" for number in range(7))
     data = {"val": bench.write_prompts("val.parquet", questions), "shuffle": True}

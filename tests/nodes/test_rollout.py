@@ -1,69 +1,89 @@
-"""Rollout: streams shards as they are complete, with seeds that a resumed run draws again."""
+"""Rollout: streams groups as they are complete, and goes on with what an abort has left."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dagrl.data.batch import Batch
 from dagrl.engines.base import Completion, GenerationRequest
-from dagrl.nodes.base import Part
+from dagrl.nodes.base import Output, Part
 from dagrl.nodes.rollout import rollout, sample_seed
 from dagrl.spec.ops import contract_of
 from dagrl.spec.schema import SamplingSpec
 
 
 class Generator:
-    """Says each prompt's tokens and one more, its prompt's place in the call; finishes them in a given order."""
+    """Says each prompt's tokens and one more, 7; finishes requests in a given order, the first `answers` of them.
 
-    policy_version = 5
+    Of the others it says the first token alone, as after an abort. What was begun it does not say again.
+    """
 
-    def __init__(self, order: Sequence[int] | None = None) -> None:
-        self.order = order
+    def __init__(
+        self, order: Sequence[int] | None = None, *, answers: int | None = None, version: int = 5, routes: bool = False
+    ) -> None:
+        self.order, self.answers, self.policy_version, self.routes = order, answers, version, routes
         self.finished: list[int] = []
+        self.seeds: list[int] = []
 
     def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> Iterator[Completion]:
         self.seeds, self.sampling = [request.seed for request in requests], sampling
-        for index in range(len(requests)) if self.order is None else self.order:
+        order = range(len(requests)) if self.order is None else [each for each in self.order if each < len(requests)]
+        for count, index in enumerate(order):
+            request = requests[index]
+            whole = np.array([*request.prompt, 7])[len(request.begun) :]
+            aborted = self.answers is not None and count >= self.answers
+            tokens = whole[:1] if aborted else whole
             self.finished.append(index)
-            tokens = np.array([*requests[index].prompt, index])
-            reason = "length" if index % 2 else "stop"
-            yield Completion(index, tokens, -np.arange(len(tokens), dtype=np.float32), reason, self.policy_version)
+            reason = "abort" if aborted else "length" if index % 2 else "stop"
+            total = len(request.prompt) + len(request.begun) + len(tokens) - 1
+            routes = np.full((total, 2, 3), index, dtype=np.int16) if self.routes else None
+            numbers = -np.arange(len(tokens), dtype=np.float32)
+            yield Completion(index, tokens, numbers, reason, self.policy_version, routes)
 
 
-def parts_of(bench, *shards: list[int]) -> list[Part]:
-    """Shards of these rows; each row's prompt is its own number."""
-    return [
-        Part(index, bench.batch(rows, prompt_tokens=[[row] * (1 + row % 3) for row in rows]))
-        for index, rows in enumerate(shards)
-    ]
+def part_of(bench, rows: list[int], group_size: int = 2) -> Part:
+    """These rows; each row's prompt is its own number, up to three times."""
+    prompts = [[row] * (1 + row % 3) for row in rows]
+    return Part(0, bench.batch(rows, prompt_tokens=prompts, group_id=[row // group_size for row in rows]))
 
 
-SHARDS = ([0, 1, 2], [3], [4, 5, 6, 7])
+def response_of(row: int) -> list[int]:
+    return [row] * (1 + row % 3) + [7]
+
+
+def responses(output: Output) -> list[list[int]]:
+    tokens = output.columns["response_tokens"]
+    return [tokens[place].tolist() for place in range(len(tokens))]
 
 
 @settings(deadline=None)
-@given(order=st.permutations(range(8)))
-def test_a_shard_comes_as_soon_as_its_last_response_has(clean_bench, order: list[int]) -> None:
+@given(order=st.permutations(range(8)), group_size=st.sampled_from([1, 2, 4]))
+def test_a_group_comes_as_soon_as_its_last_response_has(clean_bench, order: list[int], group_size: int) -> None:
     engine = Generator(order)
     seen = []
-    for output in rollout(parts_of(clean_bench, *SHARDS), clean_bench.context("rollout", engine=engine, shards=3)):
-        (shard,) = output.shards
-        seen.append(shard)
-        assert set(SHARDS[shard]) <= set(engine.finished)
-        assert engine.finished[-1] in SHARDS[shard], "it was complete before"
-        tokens = output.columns["response_tokens"]
-        assert [tokens[place].tolist() for place in range(len(tokens))] == [
-            [row] * (1 + row % 3) + [row] for row in SHARDS[shard]
-        ]
-    assert sorted(seen) == [0, 1, 2]
+    part = part_of(clean_bench, list(range(8)), group_size)
+    for output in rollout([part], clean_bench.context("rollout", engine=engine)):
+        (group,) = set(output.rows // group_size)
+        seen.append(group)
+        rows = list(range(group * group_size, (group + 1) * group_size))
+        assert output.rows.tolist() == rows
+        assert set(rows) <= set(engine.finished)
+        assert engine.finished[-1] in rows, "it was complete before"
+        assert responses(output) == [response_of(row) for row in rows]
+        assert not output.unfinished
+    assert sorted(seen) == list(range(8 // group_size))
 
 
 def test_responses_come_with_all_that_the_contract_promises(bench) -> None:
-    context = bench.context("rollout", engine=Generator())
-    (output,) = rollout(parts_of(bench, [0, 4]), context)
+    context = bench.context("rollout", engine=Generator(routes=True))
+    (output,) = rollout([part_of(bench, [0, 4], group_size=8)], context)
     assert set(output.columns) == set(contract_of(context.node).writes)
     assert output.rows.tolist() == [0, 4]
     tokens, logprob = output.columns["response_tokens"], output.columns["rollout_logprob"]
@@ -72,25 +92,126 @@ def test_responses_come_with_all_that_the_contract_promises(bench) -> None:
     mask = output.columns["response_mask"]
     assert (mask.values.tolist(), mask.offsets.tolist()) == ([1.0] * 5, tokens.offsets.tolist())
     assert output.columns["policy_version"].values.tolist() == [5, 5]
-    assert output.stats["response_tokens"].mean == 2.5
-    assert output.stats["response_tokens/cut_fraction"].mean == 0.5
+    assert output.columns["finish_reason"].strings() == ["stop", "length"]
+    # A row of one token of prompt and two of response, and one of two and three; the last token is sent nowhere.
+    routes = output.columns["routed_experts"]
+    assert (routes.values.shape, routes.values.dtype, routes.lengths.tolist()) == ((6, 2, 3), np.int16, [2, 4])
+    assert output.sampled == 5
 
 
-def test_an_empty_shard_comes_too_with_its_columns(bench) -> None:
-    context = bench.context("rollout", engine=Generator(), shards=3)
-    outputs = {output.shards: output for output in rollout(parts_of(bench, [], [2], []), context)}
-    assert set(outputs) == {(0,), (1,), (2,)}
-    assert {name: len(column) for name, column in outputs[2,].columns.items()} == dict.fromkeys(
-        contract_of(context.node).writes, 0
-    )
-    assert outputs[0,].columns["response_tokens"].values.dtype == np.int64
+def test_an_engine_that_tells_no_experts_has_no_column_of_them(bench) -> None:
+    (output,) = rollout([part_of(bench, [0, 1])], bench.context("rollout", engine=Generator()))
+    assert "routed_experts" not in output.columns
 
 
 def test_a_sample_is_drawn_with_the_seed_of_its_row_whoever_draws_it(bench) -> None:
     whole, half = Generator(), Generator()
-    list(rollout(parts_of(bench, [0, 1], [2, 3]), bench.context("rollout", engine=whole)))
-    list(rollout(parts_of(bench, [3], [1]), bench.context("rollout", engine=half)))
+    list(rollout([part_of(bench, [0, 1, 2, 3])], bench.context("rollout", engine=whole)))
+    list(rollout([part_of(bench, [3, 1])], bench.context("rollout", engine=half)))
     assert half.seeds == [whole.seeds[3], whole.seeds[1]]
+
+
+# -- aborted, and gone on with
+
+
+@pytest.fixture
+def partial(bench) -> Any:
+    """Makes a context of a rollout that goes on with what was begun."""
+
+    def make(engine: Generator, begun: dict[int, Batch] | None = None, *, partial_rollout: bool = True, **options: Any):
+        node = {"op": "rollout", "engine": "generator", "n": 2, "sampling": {"max_new_tokens": 4}, **options}
+        context = bench.context(
+            "rollout", engine=engine, nodes={"rollout": node | {"partial_rollout": partial_rollout}}
+        )
+        return replace(context, begun=begun or {})
+
+    return make
+
+
+def begun_of(outputs: list[Output], group_size: int = 2) -> dict[int, Batch]:
+    """What was left unfinished, by group, as the next step gets it."""
+    (left,) = [output for output in outputs if output.unfinished]
+    whole = Batch(left.rows, left.columns)
+    groups = left.rows // group_size
+    return {int(group): whole.take(np.flatnonzero(groups == group)) for group in np.unique(groups)}
+
+
+def test_an_abort_leaves_whole_groups_unfinished(bench, partial) -> None:
+    engine = Generator([0, 1, 2, 4, 3, 5], answers=3)
+    done, left = rollout([part_of(bench, [0, 1, 2, 3, 4, 5])], partial(engine))
+    assert (done.rows.tolist(), done.unfinished, done.sampled) == ([0, 1], False, 5)
+    assert (left.rows.tolist(), left.unfinished) == ([2, 3, 4, 5], True)
+    assert left.columns["finish_reason"].strings() == ["stop", "abort", "abort", "abort"]
+    assert responses(left) == [response_of(2), [3], [4], [5]]
+    assert left.sampled == 4 + 3
+    assert left.stats == {}
+
+
+def test_without_partial_rollout_nothing_is_kept_but_how_much_it_was(bench, partial) -> None:
+    (left,) = rollout([part_of(bench, [0, 1])], partial(Generator(answers=1), partial_rollout=False))
+    assert (left.rows.tolist(), left.unfinished, left.columns, left.sampled) == ([0, 1], True, {}, 3)
+
+
+def test_what_was_begun_goes_on_and_what_was_finished_stays(bench, partial) -> None:
+    part = part_of(bench, [2, 5], group_size=8)
+    begun = begun_of(list(rollout([part], partial(Generator(answers=1)))), group_size=8)
+    engine = Generator(version=6)
+    # The same prompts come as group 0 of the next step.
+    (output,) = rollout(
+        [Part(0, bench.batch([0, 1], group_id=[0, 0], prompt_tokens=[[2] * 3, [5] * 3]))], partial(engine, begun)
+    )
+    assert responses(output) == [response_of(2), response_of(5)]
+    assert len(engine.seeds) == 1, "a finished response is not asked for again"
+    assert output.columns["rollout_logprob"].values.tolist() == [0, -1, -2, -3, 0, 0, -1, -2]
+    assert output.columns["policy_version"].values.tolist() == [5, 5]
+    assert output.columns["response_mask"].values.tolist() == [1.0] * 8
+    assert output.sampled == 3
+    assert output.stats["rollout/begun_token_fraction"].mean == 5 / 8
+    assert output.stats["rollout/outdated_fraction"].mean == 0
+
+
+def test_a_group_that_had_come_too_late_is_there_at_once(bench, partial) -> None:
+    part = part_of(bench, [0, 1])
+    (late,) = rollout([part], partial(Generator()))
+    engine = Generator(version=6)
+    (output,) = rollout([part], partial(engine, {0: Batch(late.rows, late.columns)}))
+    assert responses(output) == [response_of(0), response_of(1)]
+    assert (engine.seeds, output.sampled) == ([], 0)
+    assert output.columns["policy_version"].values.tolist() == [5, 5]
+
+
+@pytest.mark.parametrize(("version", "mask"), [(5, [1.0] * 4), (6, [0.0, 1.0, 1.0, 1.0])])
+def test_tokens_of_older_weights_can_be_left_out_of_training(bench, partial, version: int, mask: list[float]) -> None:
+    part = part_of(bench, [2, 5], group_size=8)
+    begun = begun_of(list(rollout([part], partial(Generator([1, 0], answers=1)))), group_size=8)
+    context = partial(Generator(version=version), begun, mask_offpolicy_in_partial_rollout=True)
+    (output,) = rollout([Part(0, bench.batch([0, 1], group_id=[0, 0], prompt_tokens=[[2] * 3, [5] * 3]))], context)
+    assert output.columns["response_mask"][0].tolist() == mask
+    # A response that was finished with older weights counts in its group, but trains nothing.
+    assert output.columns["response_mask"][1].tolist() == ([1.0] * 4 if version == 5 else [0.0] * 4)
+
+
+def test_a_response_that_is_too_old_begins_anew(bench, partial) -> None:
+    part = part_of(bench, [0, 1])
+    begun = begun_of(list(rollout([part], partial(Generator(answers=1, version=2)))))
+    for version, anew in ((4, False), (5, True)):
+        engine = Generator(version=version)
+        (output,) = rollout([part], partial(engine, begun, partial_rollout_max_age=2))
+        assert responses(output) == [response_of(0), response_of(1)]
+        assert len(engine.seeds) == (2 if anew else 1)
+        assert output.columns["policy_version"].values.tolist() == ([5, 5] if anew else [2, 2])
+        assert output.stats["rollout/outdated_fraction"].mean == float(anew)
+
+
+def test_a_response_can_be_carried_more_than_once(bench, partial) -> None:
+    part = part_of(bench, [0, 2], group_size=8)
+    begun = begun_of(list(rollout([part], partial(Generator(answers=0, version=2)))), group_size=8)
+    again = begun_of(list(rollout([part], partial(Generator(answers=1, version=3), begun))), group_size=8)
+    assert again[0]["response_tokens"].lengths.tolist() == [2, 2]
+    (output,) = rollout([part], partial(Generator(version=4), again))
+    assert responses(output) == [response_of(0), response_of(2)]
+    assert output.columns["policy_version"].values.tolist() == [2, 2]
+    assert output.sampled == 2
 
 
 Coordinates = tuple[int, int, bool, int]
@@ -151,5 +272,5 @@ def sampling_of(bench, *, validation: bool, **more) -> SamplingSpec:
     sampling = {"temperature": 0.7, "max_new_tokens": 3, "stop_token_ids": (4,)}
     node = {"op": "rollout", "engine": "generator", "n": 2, "sampling": sampling, **more}
     context = bench.context("rollout", engine=engine, validation=validation, nodes={"rollout": node})
-    list(rollout(parts_of(bench, [0, 1]), context))
+    list(rollout([part_of(bench, [0, 1])], context))
     return engine.sampling

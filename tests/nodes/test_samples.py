@@ -35,6 +35,8 @@ def test_samples_are_written_as_text_with_their_tokens(bench) -> None:
     (output,) = samples([part_of(bench)], bench.context(step=12))
     assert (output.rows.tolist(), output.columns) == ([0, 1, 2], {})
     assert (output.stats["reward"].mean, output.stats["reward"].count) == (0.5, 3)
+    assert (output.stats["response_tokens"].total, output.stats["response_tokens"].high) == (4, 2)
+    assert "response_tokens/cut_fraction" not in output.stats
     rows = written(bench)["step_12.parquet"]
     assert rows[0] == {
         "group_id": 0,
@@ -56,6 +58,13 @@ def test_advantages_and_versions_are_written_where_there_are_any(bench) -> None:
     rows = written(bench)["step_1.parquet"]
     assert [row["advantage"] for row in rows] == [1.0, 0.0, -1.0]
     assert [row["policy_version"] for row in rows] == [4, 4, 3]
+
+
+def test_why_responses_ended_is_written_and_counted(bench) -> None:
+    (output,) = samples([part_of(bench, finish_reason=["stop", "length", "stop"])], bench.context())
+    assert output.stats["response_tokens/cut_fraction"].mean == 1 / 3
+    rows = written(bench)["step_1.parquet"]
+    assert [row["finish_reason"] for row in rows] == ["stop", "length", "stop"]
 
 
 @pytest.mark.parametrize(("limit", "count"), [(1, 1), (2, 2), (64, 3)])

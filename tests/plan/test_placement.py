@@ -11,7 +11,7 @@ from dagrl.plan.placement import make_plan
 from dagrl.plan.plan import HOST, Plan, Rows
 from dagrl.spec.graph import build_graph
 from dagrl.spec.load import load_pipeline
-from dagrl.spec.ops import Scope
+from dagrl.spec.ops import ROLLOUT_WRITES, Scope
 
 TINY = """\
 name: tiny
@@ -130,13 +130,21 @@ def test_columns_are_known_to_the_op_by_its_own_names(plan_of) -> None:
 
 def test_columns_that_nobody_reads_are_dropped(plan_of) -> None:
     plan = plan_of("run.validate_first=true")
-    assert set(plan.task("rollout").outputs) == {"response_tokens", "response_mask", "policy_version"}
+    shown = {"response_tokens", "policy_version", "finish_reason"}
+    assert set(plan.task("rollout").outputs) == {*shown, "response_mask", "rollout_logprob"}
     assert "sample_id" not in plan.task("prompts").outputs
     # In validation there is no advantage that would read the mask.
-    assert set(plan.task("val/rollout").outputs) == {"response_tokens", "policy_version"}
+    assert set(plan.task("val/rollout").outputs) == shown
     read = {(wire, task.rows) for task in plan.tasks for wire in task.inputs.values()}
     for task in plan.tasks:
         assert {((task.name, column), task.rows) for column in task.outputs.values()} <= read
+
+
+def test_what_a_response_goes_on_with_is_kept_though_nobody_reads_it(plan_of) -> None:
+    carrying = ("nodes.rollout.over_sampling_batch_size=100", "nodes.rollout.partial_rollout=true")
+    plan = plan_of("run.validate_first=true", *carrying)
+    assert set(plan.task("rollout").outputs) == set(ROLLOUT_WRITES)
+    assert "response_mask" not in plan.task("val/rollout").outputs
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,18 @@ def test_saving_a_step_again_replaces_it(tmp_path):
     assert not (final / "actor").exists()
 
 
+def test_prompts_that_wait_are_kept_and_an_older_checkpoint_has_none(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    aside = checkpoints.begin(4)
+    state = RunState(4, 40, "model", carried=(37, 31))
+    final = checkpoints.finish(aside, state)
+    assert checkpoints.read(final) == state
+    fields = json.loads((final / "state.json").read_text())
+    del fields["carried"]
+    (final / "state.json").write_text(json.dumps(fields))
+    assert checkpoints.read(final) == RunState(4, 40, "model")
+
+
 def test_a_checkpoint_of_an_unknown_format_is_refused_with_its_writer(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=2)
     save(checkpoints, 4)

@@ -15,9 +15,9 @@ from dagrl.data.shards import shard_bounds
 from dagrl.plan.commands import Run
 from dagrl.plan.coordinates import Coordinates, coordinates
 from dagrl.plan.plan import HOST, Executor, PlannedTask, Rows
-from dagrl.runtime.exchange import share_out
+from dagrl.runtime.exchange import portion, share_out
 from dagrl.runtime.ledger import Ledger
-from dagrl.runtime.messages import Block, PartWork, Span, TaskWork
+from dagrl.runtime.messages import Begun, Block, PartWork, Span, TaskWork
 from dagrl.spec.ops import Scope
 from dagrl.spec.schema import ParallelSpec, Pipeline
 
@@ -113,17 +113,42 @@ def test_each_row_of_a_run_goes_to_one_replica_with_the_places_of_its_columns(la
             assert step.fetched(part) == dict.fromkeys(INPUTS, sorted(part.rows.tolist()))
 
 
-@given(layout=layouts, batch=batches)
-def test_a_generator_keeps_the_samples_of_a_prompt_together(lab, layout, batch) -> None:
-    step, executor = Step(lab, **batch), actor(*layout)
-    given_out = rows_of_replicas(step.share(ROLLOUT, executor), executor)
-    replicas_of_group: dict[int, set[int]] = {}
-    for replica, parts in given_out.items():
-        for row in (row for rows in parts for row in rows):
-            replicas_of_group.setdefault(row // step.group_size, set()).add(replica)
-    assert {group: len(replicas) for group, replicas in replicas_of_group.items()} == dict.fromkeys(
-        range(batch["groups"]), 1
-    )
+@given(batch=batches, data=st.data())
+def test_a_portion_holds_all_samples_of_its_prompts_with_the_places_of_their_columns(lab, batch, data) -> None:
+    step = Step(lab, **batch)
+    groups = data.draw(st.permutations(range(batch["groups"])))[: data.draw(st.integers(1, batch["groups"]))]
+    begun = {group: Begun(f"begun {group}", np.arange(2)) for group in range(0, batch["groups"], 2)}
+    run, pipeline = Run(5, "rollout", step.shards), Pipeline.model_validate(step.declared)
+    work = portion(run, ROLLOUT, step.ledger, pipeline, groups, committed=4, begun=begun)
+    (part,) = work.parts
+    size = batch["group_size"]
+    assert part.rows.tolist() == [row for group in groups for row in range(group * size, (group + 1) * size)]
+    assert step.fetched(part) == dict.fromkeys(INPUTS, sorted(part.rows.tolist()))
+    assert (work.streams, work.hands_in, work.committed) == (True, True, 4)
+    assert set(work.begun) == {group for group in groups if group % 2 == 0}
+
+
+@given(
+    mini_batches=st.integers(1, 4),
+    prompts=st.integers(1, 3),
+    more=st.integers(1, 4),
+    group_size=st.integers(1, 3),
+    data=st.data(),
+)
+def test_mini_batches_are_of_the_prompts_that_over_sampling_has_left(
+    lab, mini_batches: int, prompts: int, more: int, group_size: int, data
+) -> None:
+    needed = mini_batches * prompts
+    step = Step(lab, needed + more, group_size, 2, [3])
+    step.declared["data"]["prompts_per_step"] = needed
+    step.ledger.expect(choose=needed)
+    order = data.draw(st.permutations(range(needed + more)))
+    step.ledger.arrived(step.ledger.rows_of(order))
+    (share,) = step.share(UPDATE, actor(1, 1), mini_batch=prompts)
+    chosen = sorted(order[:needed])
+    expected = [chosen[begin : begin + prompts] for begin in range(0, needed, prompts)]
+    assert [sorted(set((part.rows // group_size).tolist())) for part in share.parts] == expected
+    assert all(len(part.rows) == prompts * group_size for part in share.parts)
 
 
 @given(layout=layouts, batch=batches, mini_batches=st.integers(1, 4), prompts=st.integers(1, 3))
@@ -167,8 +192,6 @@ def test_a_shard_without_rows_is_no_work_for_nobody_has_written_its_columns(lab)
     assert [len(step.ledger.rows((shard,))) for shard in step.shards] == [0, 3, 0, 3]
     (share,) = step.share(REF, executor, (0,))
     assert share.parts == ()
-    (share,) = step.share(ROLLOUT, executor)
-    assert [part.index for part in share.parts] == [1, 3]
 
 
 def test_a_replica_without_rows_still_gets_its_columns(lab) -> None:
@@ -185,7 +208,8 @@ def test_the_source_has_no_rows_to_begin_with(lab) -> None:
     step = Step(lab, groups=2, group_size=2, shards=2, lengths=[1])
     (share,) = step.share(prompts, Executor(HOST, None, (Coordinates(0, 0, 0, 0, primary=True),)))
     assert share.parts == ()
-    assert (share.position, share.committed, share.shards) == (40, 4, 2)
+    assert (share.position, share.committed, share.shards, share.carried) == (40, 4, 2, ())
+    assert not share.streams
     assert share.node is None, "prompts is not declared"
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import replace
 
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagrl.data.shards import shard_bounds
 from dagrl.plan.plan import HOST, PlannedTask, Rows
-from dagrl.runtime.ledger import Ledger
+from dagrl.runtime.ledger import Arrival, Ledger
 from dagrl.runtime.messages import Block, Span
 from dagrl.spec.ops import Scope
 
@@ -36,11 +41,63 @@ def test_tokens_of_a_row_add_up_over_the_blocks_that_bring_some():
     assert ledger.total_tokens == 24
 
 
-def test_a_shard_has_arrived_when_all_its_rows_have():
-    ledger = ledger_of_two_shards()
-    assert ledger.arrived("rollout", block([1], shards=(0,))) == []
-    assert ledger.arrived("rollout", block([2, 3], shards=(1,))) == [1]
-    assert ledger.arrived("rollout", block([0], shards=(0,))) == [0]
+def test_a_shard_is_complete_when_all_its_groups_are_there():
+    ledger = Ledger(group_size=2, shards=2)
+    ledger.add_source("prompts", block(range(4), "p0", shards=(0,)))
+    ledger.add_source("prompts", block(range(4, 6), "p1", shards=(1,)))
+    ledger.expect()
+    assert ledger.arrived(np.array([2, 3])) == Arrival(shards=(0,), complete=(), surplus=())
+    assert not ledger.complete
+    assert ledger.arrived(np.array([4, 5, 0, 1])) == Arrival(shards=(1, 0), complete=(1, 0), surplus=())
+    assert ledger.complete
+    assert ledger.rows((0,)).tolist() == [0, 1, 2, 3]
+
+
+def over_sampled(groups: int, group_size: int, shards: int) -> Ledger:
+    ledger = Ledger(group_size, shards)
+    for shard, (begin, end) in enumerate(shard_bounds(groups * group_size, group_size, shards)):
+        rows = np.arange(begin, end)
+        ledger.add_source("prompts", block(rows, f"p{shard}", rows % 7, shards=(shard,)))
+    return ledger
+
+
+@given(
+    groups=st.integers(1, 12),
+    needed=st.integers(1, 12),
+    group_size=st.integers(1, 3),
+    shards=st.integers(1, 5),
+    data=st.data(),
+)
+def test_shards_are_filled_with_the_groups_that_come_first(groups, needed, group_size, shards, data) -> None:
+    needed = min(needed, groups)
+    ledger = over_sampled(groups, group_size, shards)
+    ledger.expect(choose=needed)
+    order = data.draw(st.permutations(range(groups)))
+    cuts = sorted(data.draw(st.lists(st.integers(0, groups), max_size=4)))
+    complete, surplus = [], []
+    for begin, end in zip([0, *cuts], [*cuts, groups], strict=True):
+        arrival = ledger.arrived(ledger.rows_of(order[begin:end]))
+        assert set(arrival.complete) <= set(arrival.shards)
+        complete += arrival.complete
+        surplus += arrival.surplus
+        assert ledger.complete == (end >= needed)
+    assert surplus == list(order[needed:])
+    bounds = shard_bounds(needed * group_size, group_size, shards)
+    assert complete == [shard for shard, (begin, end) in enumerate(bounds) if begin < end]
+    for shard, (begin, end) in enumerate(bounds):
+        mine = order[begin // group_size : end // group_size]
+        assert ledger.rows((shard,)).tolist() == sorted(ledger.rows_of(mine).tolist()), "whole groups, each row once"
+    chosen = ledger.rows(tuple(range(shards)))
+    assert chosen.tolist() == sorted(ledger.rows_of(order[:needed]).tolist())
+    # What was left out costs nothing from here on.
+    assert ledger.total_tokens == sum(row % 7 for row in chosen.tolist())
+
+
+def test_the_place_of_a_prompt_in_the_data_set_is_known_by_its_group():
+    ledger = Ledger(group_size=2, shards=2)
+    for shard, (rows, places) in enumerate((([0, 1, 2, 3], [17, 4]), ([4, 5], [18]))):
+        ledger.add_source("prompts", replace(block(rows, "p", shards=(shard,)), positions=np.array(places)))
+    assert [ledger.position(group) for group in range(3)] == [17, 4, 18]
 
 
 def test_sources_name_each_producers_blocks_once_with_the_columns_wanted_of_it():

@@ -50,8 +50,8 @@ def work_of(node: str, hands_in: bool = True) -> TaskWork:
 
 def efforts(pipeline: Pipeline, node: str, *parts: Part, outputs: int = 1, hands_in: bool = True) -> list[Effort]:
     meter = Meter(pipeline)
-    meter.begin(work_of(node, hands_in), parts)
-    return [meter.effort(Output((0,), np.arange(3)), hands_in) for _ in range(outputs)]
+    account = meter.begin(work_of(node, hands_in), parts)
+    return [meter.effort(account, Output((0,), np.arange(3))) for _ in range(outputs)]
 
 
 def test_a_log_prob_pass_is_a_forward_pass_over_prompts_and_responses(pipeline) -> None:
@@ -89,10 +89,10 @@ def test_a_value_head_is_cheaper_and_a_reward_head_sees_one_position_a_row(pipel
 
 def test_a_rollout_counts_what_it_samples_and_no_operations(pipeline) -> None:
     meter = Meter(pipeline())
-    meter.begin(work_of("rollout"), [])
-    sampled = rows(0, 2).batch.columns["response_tokens"]
-    told = [meter.effort(Output((0,), np.arange(2), {"response_tokens": sampled}), True) for _ in range(2)]
-    assert [(each.tokens, each.flops) for each in told] == [(7, None), (7, None)]
+    first, second = (meter.begin(work_of("rollout"), []) for _ in range(2))
+    # Shares of a run are under way at once.
+    told = [meter.effort(account, Output((), np.arange(2), sampled=7)) for account in (first, second, first)]
+    assert [(each.tokens, each.flops) for each in told] == [(7, None)] * 3
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here there is a GPU")

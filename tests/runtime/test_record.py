@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -49,6 +50,18 @@ def test_spans_of_the_ranks_become_one_activity_for_each_shard() -> None:
     ]
 
 
+def test_what_comes_in_pieces_has_an_activity_for_each_shard_of_which_rows_have_come() -> None:
+    record, run = StepRecord(3), Run(3, "rollout", (0, 1, 2))
+    record.note(run, block(10, 12, 0, 1), "generator/0")
+    record.note(run, block(10, 15, 1, 2), "generator/1")
+    record.note(run, block(10, 16), "generator/0")
+    record.finish_run(run, replace(ROLLOUT, streams=True), GENERATOR)
+    seen = {each.shard: (each.start, each.end) for each in record.activities}
+    assert seen == {0: (10, 12), 1: (10, 15), 2: (10, 15)}
+    # The last piece, of rows that the batch does without, took its time too.
+    assert record.metrics(tokens=1, policy_version=2, slots=1)["time/rollout_s"] == 6
+
+
 def test_an_activity_of_the_whole_batch_has_no_shard() -> None:
     record, run = StepRecord(3), Run(3, "train_it", (0, 1))
     record.note(run, block(2, 5), "generator/0")
@@ -80,10 +93,11 @@ def test_a_run_without_work_leaves_no_trace() -> None:
     assert record.activities == []
 
 
-def test_a_nodes_time_is_that_of_all_its_shards() -> None:
+def test_a_nodes_time_is_that_in_which_any_of_its_shards_runs() -> None:
     record, run = StepRecord(3), Run(3, "rollout", (0, 1))
     record.note(run, block(1, 2, 0), "host/0")
-    record.note(run, block(3, 5.5, 1), "host/0")
+    record.note(run, block(3, 5, 1), "host/0")
+    record.note(run, block(4, 5.5, 1), "host/1")
     record.finish_run(run, ROLLOUT, ON_HOST)
     record.add(Activity("val/rollout", "rollout", 0, 4, None, "rollout", "generator/0"))
     found = record.metrics(tokens=100, policy_version=2, slots=4)
@@ -126,6 +140,12 @@ def test_statistics_of_shards_and_ranks_count_by_their_rows() -> None:
     assert found["reward/mean"] == 0.25
     assert found["reward/std"] == pytest.approx((1 / 4 - 1 / 16) ** 0.5)
     assert found["grad_norm"] == 2
+
+
+def test_a_number_is_kept_as_it_is() -> None:
+    record = StepRecord(3)
+    record.count("rollout/aborted_prompts", 4)
+    assert record.metrics(tokens=1, policy_version=2, slots=1)["rollout/aborted_prompts"] == 4
 
 
 def test_throughput_is_the_steps_tokens_over_its_time() -> None:

@@ -77,6 +77,7 @@ class TestInference:
             "answer",
             "data_source",
             "policy_version",
+            "finish_reason",
         }
 
     def test_the_graph_cannot_be_changed(self, project):
@@ -190,7 +191,7 @@ CASES = {
         "n: 4, sampling: {max_new_tokens: 8}}",
         "n: 4, write: responses, sampling: {max_new_tokens: 8}} #!",
         "nodes.rollout.write",
-        "the op writes 4 columns (`response_tokens`, `response_mask`, `rollout_logprob` and `policy_version`), so",
+        "the op writes 6 columns (`response_tokens`, `response_mask`, `rollout_logprob`, `policy_version`,",
     ),
     "two into one": (
         "n: 4, sampling: {max_new_tokens: 8}}",

@@ -10,6 +10,7 @@ import time
 
 from rich.console import Console as Terminal
 
+from dagrl.track.base import Progress
 from dagrl.track.console import VISIBLE_STEPS, Console
 
 METRICS = {
@@ -87,6 +88,45 @@ def test_on_a_terminal_the_table_shows_the_newest_steps_and_the_progress(tmp_pat
     assert "20/30" in last_picture
     assert "a note" in output
     assert output.rindex(SHOW_CURSOR) > output.rindex(HIDE_CURSOR)
+
+
+def rollout_at(done: int, seconds: float, total: int = 8) -> Progress:
+    return Progress("rollout", 2, done, total, tokens=done * 1000, seconds=seconds)
+
+
+def test_elsewhere_a_long_rollout_has_a_line_now_and_then(tmp_path):
+    now = [100.0]
+    stream = io.StringIO()
+    terminal = Terminal(file=stream, force_terminal=False, width=40)
+    console = Console(3, terminal, clock=lambda: now[0])
+    console.start(tmp_path, {}, None)
+    for second in range(1, 36):
+        now[0] += 1
+        console.progress(rollout_at(second // 5, second))
+    assert stream.getvalue().splitlines() == [
+        "step 2/3  rollout 2/8 prompts  2,000 tokens  182 tokens/s",
+        "step 2/3  rollout 4/8 prompts  4,000 tokens  190 tokens/s",
+        "step 2/3  rollout 6/8 prompts  6,000 tokens  194 tokens/s",
+    ]
+    console.progress(rollout_at(8, 36))
+    now[0] += 100
+    console.progress(rollout_at(1, 1))
+    assert len(stream.getvalue().splitlines()) == 3, "the next one's time begins with its own first word"
+
+
+def test_on_a_terminal_a_rollout_has_a_bar_until_it_is_over(tmp_path):
+    console, stream = live_console()
+    console.start(tmp_path, {}, None)
+    console.progress(rollout_at(5, 2.0))
+    console.note("a note")
+    shown = stream.getvalue()
+    assert "5/8" in shown
+    assert "5,000 tokens  2,500 tokens/s" in shown
+    console.progress(rollout_at(8, 3.0))
+    stream.truncate(0)
+    console.log(2, METRICS)
+    console.close(ok=True)
+    assert "8/8" not in stream.getvalue()
 
 
 def test_a_resumed_run_counts_on(tmp_path):

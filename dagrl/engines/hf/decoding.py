@@ -40,8 +40,8 @@ def decode(
     assert (begun < sampling.max_new_tokens).all(), "a response that has all its tokens cannot go on"
     cache, logits, visible = _prefill(model, prompts)
     positions = torch.tensor([len(prompt) for prompt in prompts], device=device)
-    uniforms = uniform_numbers([request.seed for request in requests], sampling.max_new_tokens)
-    uniforms = torch.from_numpy(uniforms).to(device)
+    seeds = [request.seed for request in requests]
+    uniforms = torch.from_numpy(uniform_numbers(seeds, sampling.max_new_tokens)).to(device)
     stops = torch.tensor(stop_token_ids, dtype=torch.int64, device=device)
     tokens = torch.empty(uniforms.shape, dtype=torch.int64, device=device)
     logprobs = torch.empty(uniforms.shape, dtype=torch.float32, device=device)

@@ -1,0 +1,182 @@
+"""One run of a rollout on all its servers: deals the prompts, follows what comes back, stops when there is enough.
+
+dealer --groups--> servers --blocks--> ledger --> shards that are complete
+                      ^                  |
+                      +------ abort -----+  where more prompts were begun than the step needs
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dagrl.engines.base import Appetite
+from dagrl.plan.commands import Run
+from dagrl.plan.plan import PlannedTask, Rows
+from dagrl.runtime.crew import Crew
+from dagrl.runtime.dealing import Dealer, helping
+from dagrl.runtime.errors import RunError
+from dagrl.runtime.exchange import portion
+from dagrl.runtime.fleet import Fleet, Member
+from dagrl.runtime.ledger import Ledger
+from dagrl.runtime.messages import Beat, Begun, Block, message_bytes
+from dagrl.runtime.record import StepRecord
+from dagrl.spec.schema import Pipeline, RolloutNode
+from dagrl.track.base import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """Where a run is written down."""
+
+    ledger: Ledger
+    record: StepRecord
+    shard_done: Callable[[int], None]
+    """Hears of each shard as soon as it is complete."""
+    progress: Callable[[Progress], None]
+    """Hears how far the run is, often."""
+    sampled: dict[str, int]
+    """Worker -> tokens that its engine had sampled when it last said so; kept from run to run."""
+
+
+class Sampling:
+    """A rollout's run under way."""
+
+    def __init__(
+        self,
+        run: Run,
+        task: PlannedTask,
+        pipeline: Pipeline,
+        fleet: Fleet,
+        servers: Sequence[Member],
+        books: Books,
+        *,
+        committed: int,
+        begun: Mapping[int, Begun],
+    ) -> None:
+        """`begun`: of some prompts, by their places in the data set, what earlier steps have sampled."""
+        node = pipeline.nodes[task.node]
+        assert isinstance(node, RolloutNode)
+        self._run, self._task, self._node, self._pipeline = run, task, node, pipeline
+        self._fleet, self._servers, self._books, self._committed = fleet, servers, books, committed
+        ledger = books.ledger
+        self._groups: list[int] = np.unique(ledger.groups(ledger.rows(run.shards))).tolist()
+        self._training = task.rows is Rows.TRAIN
+        over_samples = self._training and node.over_sampling_batch_size is not None
+        self._needed = pipeline.data.prompts_per_step if over_samples else len(self._groups)
+        ledger.expect(self._needed if over_samples else None)
+        self._left = dict.fromkeys(self._groups)
+        """Groups that are not part of the batch yet, in their order."""
+        self._begun: dict[int, Begun] = {}
+        """What there is of some of those."""
+        if begun:
+            places = {group: ledger.position(group) for group in self._groups}
+            self._begun = {group: begun[place] for group, place in places.items() if place in begun}
+        self._crew = Crew()
+        self._stopped = False
+        self._tokens = self._aborted_tokens = 0
+        self._start = time.time()
+
+    async def finish(self) -> None:
+        """Sample until the batch is complete; RunError where the servers leave some of it out."""
+        ledger = self._books.ledger
+        what = f"{self._task.engine} to say how much it takes at a time"
+        appetite: Appetite = await self._fleet.call(self._servers[0], "appetite", self._longest(), waits_for=what)
+        size = helping(appetite, len(self._groups), ledger.group_size, len(self._servers))
+        self._dealer = Dealer(self._groups, len(self._servers), size)
+        self._deal()
+        await self._crew.finish()
+        if not ledger.complete:
+            missing = f"{len(self._left)} of {len(self._groups)} prompts"
+            raise RunError(
+                f"{self._task.engine} has ended the responses to {missing} early, though nobody had asked it to",
+                node=f"{self._task.name} (step {self._run.step})",
+            )
+        if self._needed < len(self._groups):
+            self._books.record.count("rollout/aborted_prompts", len(self._left))
+            self._books.record.count("rollout/aborted_tokens", self._aborted_tokens)
+
+    def left(self) -> list[tuple[int, Begun | None]]:
+        """Prompts that did not become part of the batch: their places in the data set, and what there is of each."""
+        return [(self._books.ledger.position(group), self._begun.get(group)) for group in self._left]
+
+    def _longest(self) -> int:
+        """Tokens of the longest prompt and response."""
+        sampling = self._node.sampling if self._training else self._node.val_sampling or self._node.sampling
+        return self._pipeline.data.max_prompt_tokens + sampling.max_new_tokens
+
+    # -- out
+
+    def _deal(self) -> None:
+        for server, groups in self._dealer.deal():
+            self._crew.start(self._follow(server, groups))
+
+    def _stop(self) -> None:
+        """There is enough: end what is still being sampled."""
+        self._stopped = True
+        self._dealer.stop()
+        for member in self._servers:
+            what = f"{member.name} to abort what {self._task.name} no longer needs"
+            self._crew.start(self._fleet.call(member, "abort", self._run.step, self._task.name, waits_for=what))
+
+    async def _follow(self, server: int, groups: Sequence[int]) -> None:
+        """Have a server sample these groups."""
+        member, books = self._servers[server], self._books
+        work = portion(
+            self._run, self._task, books.ledger, self._pipeline, groups, committed=self._committed, begun=self._begun
+        )
+        books.record.driver_bytes += message_bytes(work)
+        in_hand = len(groups)
+        async for message in self._fleet.stream(member, work):
+            books.record.driver_bytes += message_bytes(message)
+            if isinstance(message, Beat):
+                self._tokens += message.sampled_tokens - books.sampled.get(member.name, 0)
+                books.sampled[member.name] = message.sampled_tokens
+            elif message.unfinished:
+                self._note_unfinished(message, member)
+            else:
+                finished = self._note_finished(message, member)
+                in_hand -= finished
+                self._dealer.finished(server, finished)
+                self._deal()
+            self._tell()
+        self._dealer.over(server, in_hand)
+        self._deal()
+
+    # -- in
+
+    def _note_finished(self, block: Block, member: Member) -> int:
+        """Take note of groups that are there; returns how many they are."""
+        ledger = self._books.ledger
+        arrival = ledger.arrived(block.rows)
+        ledger.add(self._task.name, block)
+        self._books.record.note(self._run, replace(block, shards=arrival.shards), member.name)
+        groups = np.unique(ledger.groups(block.rows)).tolist()
+        for group in set(groups) - set(arrival.surplus):
+            del self._left[group]
+            self._begun.pop(group, None)
+        if arrival.surplus and block.tokens is not None:
+            self._aborted_tokens += int(block.tokens[np.isin(ledger.groups(block.rows), arrival.surplus)].sum())
+        self._keep(block, arrival.surplus)
+        for shard in arrival.complete:
+            self._books.shard_done(shard)
+        if ledger.complete and self._left and not self._stopped:
+            self._stop()
+        return len(groups)
+
+    def _note_unfinished(self, block: Block, member: Member) -> None:
+        self._books.record.note(self._run, replace(block, shards=()), member.name)
+        self._aborted_tokens += block.effort.tokens if block.effort else 0
+        self._keep(block, np.unique(self._books.ledger.groups(block.rows)).tolist())
+
+    def _keep(self, block: Block, groups: Sequence[int]) -> None:
+        """Keep what a block holds of groups that are not part of the batch, if they are to be gone on with."""
+        if block.ref is not None and self._node.partial_rollout:
+            self._begun |= {group: Begun(block.ref, self._books.ledger.rows_of((group,))) for group in groups}
+
+    def _tell(self) -> None:
+        done, seconds = len(self._groups) - len(self._left), time.time() - self._start
+        self._books.progress(Progress(self._task.name, self._run.step, done, self._needed, self._tokens, seconds))

@@ -1,0 +1,60 @@
+"""Which prompts a rollout begins, finishes and carries to the next step."""
+
+from __future__ import annotations
+
+from dagrl.spec.errors import Place
+from dagrl.spec.graph import PROMPTS_NODE, Graph
+from dagrl.spec.positions import Findings
+from dagrl.spec.schema import Pipeline, RolloutNode
+
+_ONLY_PARTIAL = ("mask_offpolicy_in_partial_rollout", "partial_rollout_max_age")
+
+
+def check_rollout(pipeline: Pipeline, graph: Graph | None, findings: Findings) -> None:
+    """Report options of the rollout that contradict each other; `graph` is None where columns are not sorted out."""
+    for name, node in pipeline.nodes.items():
+        if isinstance(node, RolloutNode):
+            place: Place = ("nodes", name)
+            _check_over_sampling(pipeline, place, node, findings)
+            _check_partial(place, node, findings)
+            if graph is not None and node.over_sampling_batch_size is not None:
+                _check_others_wait(name, graph, findings)
+
+
+def _check_over_sampling(pipeline: Pipeline, place: Place, node: RolloutNode, findings: Findings) -> None:
+    needed, begun = pipeline.data.prompts_per_step, node.over_sampling_batch_size
+    if begun is not None and begun <= needed:
+        message = (
+            f"{begun} prompts are not more than a step needs (data.prompts_per_step = {needed}), so that none could be "
+            f"aborted; choose more, such as {needed + max(1, needed // 4)}, or take it out"
+        )
+        depends: list[Place] = [("data", "prompts_per_step")]
+        findings.error((*place, "over_sampling_batch_size"), message, depends_on=depends)
+
+
+def _check_partial(place: Place, node: RolloutNode, findings: Findings) -> None:
+    if node.partial_rollout and node.over_sampling_batch_size is None:
+        message = (
+            "no response is ever left unfinished, for a step waits for all of its prompts; set "
+            "`over_sampling_batch_size` to more prompts than a step needs, or take this out"
+        )
+        findings.error((*place, "partial_rollout"), message, depends_on=[(*place, "over_sampling_batch_size")])
+    for option in _ONLY_PARTIAL:
+        if option in node.model_fields_set and not node.partial_rollout:
+            message = (
+                "without `partial_rollout: true` no response has tokens of an earlier step; add that, or take it out"
+            )
+            findings.error((*place, option), message, depends_on=[(*place, "partial_rollout")])
+
+
+def _check_others_wait(rollout: str, graph: Graph, findings: Findings) -> None:
+    """Nodes that do not wait for the rollout would work on prompts that it then leaves out, and in other shards."""
+    for name in graph.nodes:
+        # Who reads from such a node follows from it.
+        if name != rollout and graph.ancestors(name) == {PROMPTS_NODE}:
+            message = (
+                f"it works on the prompts before `{rollout}` has sampled them, and `over_sampling_batch_size` leaves "
+                "some of them out; let it read a column of the rollout, such as `finish_reason`, too"
+            )
+            depends: list[Place] = [("nodes", rollout, "over_sampling_batch_size")]
+            findings.error(("nodes", name), message, depends_on=depends)
