@@ -73,7 +73,7 @@ class SglangEngine:
         """
         assert self.policy_version != NO_WEIGHTS, "generate before the first weights"
         assert not self._gone, "generate while asleep"
-        self._check_lengths(requests, sampling)
+        self._check(requests, sampling)
         return self._completions(requests, sampling, self._responses.born)
 
     def abort(self) -> None:
@@ -101,16 +101,23 @@ class SglangEngine:
                 if self._server.silent_s() > self._timeout_s:
                     raise ServerError(f"SGLang has not said anything for {self._timeout_s:g} s") from None
 
-    def _check_lengths(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> None:
+    def _check(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> None:
+        """Refuse what SGLang would refuse with a number of its own, or die of."""
+        config = self._server.engine.tokenizer_manager.model_config
         for index, request in enumerate(requests):
             if not len(request.prompt):
                 raise ValueError(f"prompt {index} is empty; a model needs at least one token to go on from")
+            for tokens in (request.prompt, request.begun):
+                if len(tokens) and not 0 <= tokens.min() <= tokens.max() < config.vocab_size:
+                    raise ValueError(
+                        f"prompt {index} holds tokens that the model does not know: they are from {tokens.min()} to "
+                        f"{tokens.max()}, and its vocabulary has {config.vocab_size}; is the tokenizer the model's?"
+                    )
         longest = max((len(request.prompt) for request in requests), default=0)
-        context = self._server.engine.tokenizer_manager.context_len
-        if longest + sampling.max_new_tokens > context:
+        if longest + sampling.max_new_tokens > config.context_len:
             raise ValueError(
                 f"a prompt of {longest} tokens and max_new_tokens {sampling.max_new_tokens} do not fit into the "
-                f"server's context of {context}; lower data.max_prompt_tokens or sampling.max_new_tokens"
+                f"server's context of {config.context_len}; lower data.max_prompt_tokens or sampling.max_new_tokens"
             )
 
     # -- weights

@@ -92,7 +92,9 @@ class Server:
         if self._thread.is_alive():
             self._failure = self._failure or ServerError(f"SGLang server {self._name} is closed")
             self.engine.shutdown()
-            self.engine.loop.call_soon_threadsafe(self.engine.loop.stop)
+            for process in self._processes:
+                process.join(timeout=_END_S)
+            asyncio.run_coroutine_threadsafe(self._wind_up(), self.engine.loop)
             self._thread.join(timeout=_END_S)
         faulthandler.unregister(signal.SIGQUIT)
         self._stacks.close()
@@ -135,6 +137,14 @@ class Server:
         for task in self._tasks:
             task.cancel()
 
+    async def _wind_up(self) -> None:
+        """End what is still waiting on the loop, SGLang's own tasks too, and the loop."""
+        waiting = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting, timeout=_END_S)
+        self.engine.loop.stop()
+
     # -- beginning and end
 
     def _await_start(self, timeout_s: float, circumstances: str) -> Any:
@@ -155,7 +165,7 @@ class Server:
         if not logs:
             return ""
         newest = max(logs, key=lambda path: path.stat().st_mtime)
-        lines = [line.strip() for line in newest.read_text(errors="replace").splitlines() if line.strip()]
+        lines = [line.strip() for line in newest.read_text(errors="replace").splitlines() if line.strip(" ^~")]
         return f"; its last words: {' | '.join(lines[-_LAST_LINES:])}; all of them are in {newest}"
 
 
