@@ -12,7 +12,7 @@ differ only in `Plan.max_staleness` and in who shares a group:
   slept has no weights any more. Tasks on trained weights keep the order of the steps.
 - Memory: where executors of a group sleep, `turns` says what has to move before one of them may work. Whoever is awake
   goes on as long as it has something to do; then the oldest step that waits for room gets it. A younger step has nobody
-  moved away whom an older one still needs.
+  moved away before whom lies work of an older one: it may only wait for a commit.
 - A step that saves saves each trained executor as soon as it has trained it, while it is still awake.
 - A step whose tasks and saves are all done is committed, in order.
 - After `StopRequested` the oldest step not yet at its commit is finished, saved and committed; nothing else starts.
@@ -173,14 +173,10 @@ class Scheduler:
             self._open[self._next_step] = _OpenStep(self.plan.tasks_of(self._next_step))
             self._next_step += 1
 
-    def _unfinished(self, step: int, executor: str | None = None) -> bool:
-        """Whether something of `step` is still to be run, by that executor if one is named."""
+    def _unfinished(self, step: int) -> bool:
+        """Whether something of `step` is still to be run."""
         state = self._open[step]
-        return any(
-            len(state.done.get(task.name, ())) < self.plan.shards
-            for task in state.tasks
-            if executor is None or task.executor == executor
-        )
+        return any(len(state.done.get(task.name, ())) < self.plan.shards for task in state.tasks)
 
     def _runs(self, step: int, without_room: list[Run | Sync | Save]) -> Iterator[Command]:
         """What brings the tasks of `step` on; what waits for nothing but room goes to `without_room`."""
@@ -280,7 +276,7 @@ class Scheduler:
             if not all(self._free(self.plan.executors[name]) for name in self.workers_of(command)):
                 continue
             moves = self._moves_before(command)
-            if any(move.down and self._needed_before(command.step, move.executor) for move in moves):
+            if any(move.down and self._has_older_work(move.executor, command.step) for move in moves):
                 continue
             self._occupy(*(move.executor for move in moves))
             for move in moves:
@@ -295,8 +291,13 @@ class Scheduler:
             case Save(_, executor):
                 return self._turns.before_work(executor)
 
-    def _needed_before(self, step: int, executor: str) -> bool:
-        return any(earlier < step and self._unfinished(earlier, executor) for earlier in self._open)
+    def _has_older_work(self, executor: str, step: int) -> bool:
+        return any(
+            task.executor == executor and any(self._ready(earlier, task))
+            for earlier, state in self._open.items()
+            if earlier < step
+            for task in state.tasks
+        )
 
     # -- who is busy
 

@@ -198,6 +198,13 @@ def test_a_save_keeps_the_trainer_and_holds_the_next_update_up():
     assert saved == [(Save(step, "actor"), step) for step in (1, 2, 3)]
 
 
+def test_the_next_step_has_its_prompts_while_one_is_being_saved():
+    scheduler = Scheduler(diamond(steps=2, save_every=1))
+    pending = run_until(scheduler, lambda commands: Run(1, "update", ALL) in commands)
+    assert pending == [Run(1, "update", ALL)]
+    assert scheduler.handle(done(1, "update")) == [Save(1, "actor"), Run(2, "prompts", ALL)]
+
+
 def test_going_on_after_a_checkpoint_starts_with_the_next_step_and_its_weights():
     scheduler = Scheduler(diamond(steps=5, validate_first=True), first_step=4)
     assert scheduler.start() == [Run(4, "prompts", ALL)]
