@@ -23,9 +23,9 @@ from typing import Any
 
 from bare_sglang import BareServer
 from dagrl_run import DagrlRun, of_step, span
+from options import parsed, parser_of
 from pipelines import Load, prompt_texts, rollout_pipeline, server_arguments, write_prompt_file
 from reports import Verdict, tell
-from workload import MODELS, write_model
 
 AIM = 0.97
 _START_S = 240.0
@@ -34,14 +34,13 @@ _ROUND_S = 120.0
 
 def main() -> None:
     """Start both servers, let them take turns, tell how they compare."""
-    args = _arguments()
+    args, model = _arguments()
     load = Load(args.prompts, 1, args.prompt_tokens, args.response_tokens)
     rounds = args.warmup + args.rounds
-    model = write_model((args.weights or args.out / "weights") / args.model, MODELS[args.model])
-    prompts = write_prompt_file(args.out.resolve() / "rollout_prompts.parquet", load, rounds)
+    prompts = write_prompt_file(args.out / "rollout_prompts.parquet", load, rounds)
     server = server_arguments(load)
     with _turns() as (address, turns):
-        pipeline = rollout_pipeline("rollout", model.resolve(), prompts, load, server)
+        pipeline = rollout_pipeline("rollout", model, prompts, load, server)
         pipeline["nodes"]["interlude"] = {"op": "interludes:interlude", "args": {"address": address}}
         # Both load at the same time: the size of their caches is given, not taken from what is free.
         with DagrlRun(pipeline, args.out / "rollout_run") as run:
@@ -55,18 +54,14 @@ def main() -> None:
     _report(args, load, measured | {"dagrl": nodes})
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=sorted(MODELS), default="1.7b")
+def _arguments() -> tuple[argparse.Namespace, Path]:
+    parser = parser_of(__doc__)
     parser.add_argument("--prompts", type=int, default=512)
     parser.add_argument("--prompt-tokens", type=int, default=256)
     parser.add_argument("--response-tokens", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=4, help="measured rounds of each")
     parser.add_argument("--warmup", type=int, default=1, help="rounds of each before that")
-    parser.add_argument("--weights", type=Path, help="keep start weights here for later runs")
-    parser.add_argument("--out", type=Path, required=True, help="folder for the run and its files")
-    parser.add_argument("--json", type=Path, help="write the results here too")
-    return parser.parse_args()
+    return parsed(parser)
 
 
 @contextmanager

@@ -20,9 +20,9 @@ import numpy as np
 import psutil
 import torch
 from dagrl_run import DagrlRun
+from options import parsed, parser_of
 from pipelines import Load, grpo_pipeline, server_arguments, write_prompt_file
 from reports import Verdict, tell
-from workload import MODELS, write_model
 
 GPU_MIB_A_CYCLE = 0.1
 HOST_MIB_A_CYCLE = 0.5
@@ -40,11 +40,10 @@ class Watch:
 
 def main() -> None:
     """Run, watch, tell the trend."""
-    args = _arguments()
+    args, model = _arguments()
     load = Load(8, 2, 16, 16)
-    model = write_model((args.weights or args.out / "weights") / args.model, MODELS[args.model])
-    prompts = write_prompt_file(args.out.resolve() / "cycles_prompts.parquet", load, 16)
-    pipeline = grpo_pipeline("cycles", model.resolve(), prompts, load, server_arguments(load), sleep=True)
+    prompts = write_prompt_file(args.out / "cycles_prompts.parquet", load, 16)
+    pipeline = grpo_pipeline("cycles", model, prompts, load, server_arguments(load), sleep=True)
     begun = time.monotonic()
     with DagrlRun(pipeline, args.out / "cycles_run") as run:
         run.wait_for_step(1, _START_S)
@@ -54,16 +53,12 @@ def main() -> None:
     _report(args, watch, metrics, {event.label for event in events}, time.monotonic() - begun)
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=sorted(MODELS), default="small")
+def _arguments() -> tuple[argparse.Namespace, Path]:
+    parser = parser_of(__doc__, model="small")
     parser.add_argument("--cycles", type=int, default=200)
     parser.add_argument("--settled", type=int, default=30, help="cycles that may still take memory")
     parser.add_argument("--limit", type=float, default=3600.0, help="seconds after which the cycles so far must do")
-    parser.add_argument("--weights", type=Path, help="keep start weights here for later runs")
-    parser.add_argument("--out", type=Path, required=True, help="folder for the run and its files")
-    parser.add_argument("--json", type=Path, help="write the results here too")
-    return parser.parse_args()
+    return parsed(parser)
 
 
 def _watch(run: DagrlRun, cycles: int, deadline: float) -> Watch:

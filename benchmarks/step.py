@@ -23,9 +23,10 @@ from typing import Any
 import torch
 from bare_sglang import BareServer
 from dagrl_run import DagrlRun, Event, of_step
+from options import parsed, parser_of
 from pipelines import Load, grpo_pipeline, prompt_texts, server_arguments, write_prompt_file
 from reports import Verdict, tell
-from workload import MODELS, Workload, write_model
+from workload import Workload
 
 AIM = 1.08
 MINI_BATCHES = 2
@@ -36,16 +37,15 @@ _STAGES = ("rollout", "old", "update")
 
 def main() -> None:
     """Measure the stages, then the pipeline; tell how they compare."""
-    args = _arguments()
+    args, model = _arguments()
     load = Load(args.prompts, args.n, args.prompt_tokens, args.response_tokens)
     steps = args.warmup + args.rounds
-    model = write_model((args.weights or args.out / "weights") / args.model, MODELS[args.model])
     server = server_arguments(load)
     bare = _bare_stages(args, load, model, server)
-    prompts = write_prompt_file(args.out.resolve() / "step_prompts.parquet", load, steps)
+    prompts = write_prompt_file(args.out / "step_prompts.parquet", load, steps)
     pipeline = grpo_pipeline(
         f"step-{args.mode}",
-        model.resolve(),
+        model,
         prompts,
         load,
         server,
@@ -62,9 +62,8 @@ def main() -> None:
     _report(args, load, bare, whole, named, measured[-1])
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=sorted(MODELS), default="1.7b")
+def _arguments() -> tuple[argparse.Namespace, Path]:
+    parser = parser_of(__doc__)
     parser.add_argument("--mode", choices=("turns", "together"), default="turns")
     parser.add_argument("--prompts", type=int, default=128)
     parser.add_argument("--n", type=int, default=4)
@@ -73,10 +72,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rows-per-micro-batch", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=3, help="measured steps of the pipeline, and of each stage")
     parser.add_argument("--warmup", type=int, default=1, help="steps before that")
-    parser.add_argument("--weights", type=Path, help="keep start weights here for later runs")
-    parser.add_argument("--out", type=Path, required=True, help="folder for the run and its files")
-    parser.add_argument("--json", type=Path, help="write the results here too")
-    return parser.parse_args()
+    return parsed(parser)
 
 
 # -- the bare stages

@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 from dagrl_run import DagrlRun, Event
+from options import parsed, parser_of
 from pipelines import Load, grpo_pipeline, server_arguments, write_prompt_file
 from ranks import Meetings, run_ranks
 from reports import Verdict, tell
-from workload import MODELS, write_model
 
 LONGEST_TOGETHER_S = 0.060
 LEAST_OF_NCCL = 0.70
@@ -34,16 +34,15 @@ _MIB = 2**20
 
 def main() -> None:
     """Compare, then time; tell both."""
-    args = _arguments()
+    args, model = _arguments()
     load = Load(4, 2, 16, 16)
     steps = args.warmup + args.rounds
-    model = write_model((args.weights or args.out / "weights") / args.model, MODELS[args.model])
     nbytes = sum(file.stat().st_size for file in model.glob("*.safetensors"))
     rate = _nccl_rate(args.out, nbytes, args.bucket_mib) if args.apart else None
-    prompts = write_prompt_file(args.out.resolve() / "sync_prompts.parquet", load, steps)
+    prompts = write_prompt_file(args.out / "sync_prompts.parquet", load, steps)
     pipeline = grpo_pipeline(
         f"sync-{args.model}",
-        model.resolve(),
+        model,
         prompts,
         load,
         server_arguments(load),
@@ -64,18 +63,14 @@ def main() -> None:
     _report(args, nbytes, rate, events, metrics)
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=sorted(MODELS), default="1.7b")
+def _arguments() -> tuple[argparse.Namespace, Path]:
+    parser = parser_of(__doc__)
     parser.add_argument("--apart", action="store_true", help="trainer and generator on a GPU each")
     parser.add_argument("--mode", choices=("together", "turns"), default="together", help="turns: both sleep")
     parser.add_argument("--bucket-mib", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=8, help="measured steps")
     parser.add_argument("--warmup", type=int, default=2, help="steps before that")
-    parser.add_argument("--weights", type=Path, help="keep start weights here for later runs")
-    parser.add_argument("--out", type=Path, required=True, help="folder for the run and its files")
-    parser.add_argument("--json", type=Path, help="write the results here too")
-    return parser.parse_args()
+    return parsed(parser)
 
 
 # -- NCCL alone

@@ -1,0 +1,26 @@
+"""What several benchmarks are told alike: which model, and where files go."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from workload import MODELS, write_model
+
+
+def parser_of(description: str | None, model: str = "1.7b") -> argparse.ArgumentParser:
+    """A parser that knows of the model and of the places for files."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=sorted(MODELS), default=model)
+    parser.add_argument("--weights", type=Path, help="keep start weights here for later runs")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the runs and their files")
+    parser.add_argument("--json", type=Path, help="write the results here too")
+    return parser
+
+
+def parsed(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, Path]:
+    """The arguments, with `out` made, and the folder of the model's start weights."""
+    args = parser.parse_args()
+    args.out = args.out.resolve()
+    args.out.mkdir(parents=True, exist_ok=True)
+    return args, write_model((args.weights or args.out / "weights").resolve() / args.model, MODELS[args.model])
