@@ -5,23 +5,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dagrl.plan.plan import Executor, Plan
+from dagrl.plan.plan import Plan
+from dagrl.plan.turns import residency_after_start, start_chains
 from dagrl.runtime.crew import together
 from dagrl.runtime.dealing import MOST_PORTIONS
 from dagrl.runtime.errors import RunError, WorkerDiedError
-from dagrl.runtime.messages import Beat, Block, StartEngine, TaskWork
-from dagrl.runtime.profiling import python_under_nsys
-from dagrl.runtime.worker import Worker
+from dagrl.runtime.messages import Beat, Block, StartEngine, TaskWork, Whereabouts
+from dagrl.runtime.setups import setups
+from dagrl.runtime.slots import Slots
+from dagrl.spec.residency import Residency
 from dagrl.spec.schema import Pipeline
 
 _CLOSE_TIMEOUT_S = 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
 _THREADS = MOST_PORTIONS + 8
 """Of a worker that generates: for all that it may be handed at once, and for what it is told meanwhile."""
+_NOWHERE = Whereabouts("", "", 0, 0, ())
+"""Of a worker that has not started yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +34,12 @@ class Member:
     name: str
     """``executor/rank``."""
     actor: Any
-    host: str
-    address: str
-    port: int
-    pid: int
+    at: Whereabouts
 
     @property
     def where(self) -> str:
         """The worker, for messages."""
-        return f"{self.name} (host {self.host}, pid {self.pid})"
+        return f"{self.name} (host {self.at.host}, pid {self.at.pid})"
 
 
 class Fleet:
@@ -50,7 +50,7 @@ class Fleet:
         self._plan = plan
         self._pipeline = pipeline
         self._members: dict[str, list[Member]] = {}
-        self._placement_groups: dict[str, Any] = {}
+        self._slots = Slots(ray, plan, pipeline)
         self._heard: dict[str, float] = {}
         """When a worker's running task last gave a sign of life, by the loop's clock."""
 
@@ -62,67 +62,32 @@ class Fleet:
 
     async def launch(self, setup: StartEngine) -> None:
         """Place all workers and make each the rank that it is to be; `setup` holds what they have in common."""
-        bound = self._pipeline.run.start_timeout_s
-        actors = {name: self._place(executor, setup.run_dir) for name, executor in self._plan.executors.items()}
-        for name, handles in actors.items():
-            described = await self._bounded(
-                asyncio.gather(*(self._describe(f"{name}/{rank}", actor) for rank, actor in enumerate(handles))),
-                bound,
+        for name, executor in self._plan.executors.items():
+            generates = any(task.generates for task in self._plan.tasks if task.executor == name)
+            actors = await self._slots.place(executor, setup.run_dir, threads=_THREADS if generates else 1)
+            self._members[name] = [Member(f"{name}/{rank}", actor, _NOWHERE) for rank, actor in enumerate(actors)]
+        for name, members in self._members.items():
+            self._members[name] = await self._bounded(
+                asyncio.gather(*(self._find(member) for member in members)),
+                self._pipeline.run.start_timeout_s,
                 f"the workers of {name} to start; are there enough free CPUs and GPUs?",
             )
-            self._members[name] = described
-        starts = []
-        for name, executor in self._plan.executors.items():
-            first = self._members[name][0]
-            for rank, (member, place) in enumerate(zip(self._members[name], executor.places, strict=True)):
-                mine = replace(
-                    setup,
-                    engine=executor.engines[0] if executor.engines else None,
-                    rank=rank,
-                    world_size=executor.ranks,
-                    replica=place.dp,
-                    trained=executor.trained,
-                    keeps_start_weights=len(executor.engines) > 1,
-                    master_addr=first.address,
-                    master_port=first.port,
-                )
-                starts.append(self._call(member, "start", (mine,), bound, f"engine {name} to start"))
-        await together(starts)
+        await together([self._start(chain, setup) for chain in start_chains(self._plan)])
 
-    def _place(self, executor: Executor, run_dir: Path) -> list[Any]:
-        """Create the actors of an executor on its group's slots."""
-        remote = self._ray.remote(Worker)
-        if executor.group is None:
-            return [remote.options(num_cpus=0).remote() for _ in range(executor.ranks)]
-        spec = self._pipeline.groups[executor.group]
-        tenants = sum(other.group == executor.group for other in self._plan.executors.values())
-        share = {"num_cpus": 1 / tenants} if spec.is_cpu else {"num_cpus": 0, "num_gpus": 1 / tenants}
-        generates = any(task.generates for task in self._plan.tasks if task.executor == executor.name)
-        actors = []
-        for rank in range(executor.ranks):
-            python = python_under_nsys(self._pipeline, executor.engines[0], rank, run_dir)
-            placed = remote.options(
-                **share,
-                placement_group=self._placement_group(executor.group),
-                placement_group_bundle_index=rank,
-                max_concurrency=_THREADS if generates else 1,
-                runtime_env={"py_executable": python} if python else None,
-            )
-            actors.append(placed.remote())
-        return actors
+    async def _find(self, member: Member) -> Member:
+        return replace(member, at=await member.actor.describe.remote())
 
-    def _placement_group(self, group: str) -> Any:
-        from ray.util.placement_group import placement_group
-
-        if group not in self._placement_groups:
-            spec = self._pipeline.groups[group]
-            slot = {"CPU": 1} if spec.is_cpu else {"GPU": 1}
-            self._placement_groups[group] = placement_group([slot] * spec.ranks, strategy="PACK")
-        return self._placement_groups[group]
-
-    async def _describe(self, name: str, actor: Any) -> Member:
-        host, address, port = await actor.describe.remote()
-        return Member(name, actor, host, address, port, await actor.pid.remote())
+    async def _start(self, chain: tuple[str, ...], setup: StartEngine) -> None:
+        """Start executors one after the other; those that sleep make room for the next."""
+        bound = self._pipeline.run.start_timeout_s
+        for name in chain:
+            executor, members = self._plan.executors[name], self._members[name]
+            told = setups(executor, [member.at for member in members], setup)
+            what = f"engine {name} to start"
+            starts = zip(members, told, strict=True)
+            await together([self._call(member, "start", (mine,), bound, what) for member, mine in starts])
+            if (residency := residency_after_start(executor, chain)) is not Residency.AWAKE:
+                await self.call_all(name, "sleep", residency, waits_for=f"{name} to make room for {chain[-1]}")
 
     async def close(self) -> None:
         """Let every worker free what it holds, for a few seconds at most; then end them."""
@@ -137,11 +102,8 @@ class Fleet:
         for members in self._members.values():
             for member in members:
                 self._ray.kill(member.actor)
-        from ray.util.placement_group import remove_placement_group
-
-        for group in self._placement_groups.values():
-            remove_placement_group(group)
-        self._members, self._placement_groups = {}, {}
+        self._slots.release()
+        self._members = {}
 
     # -- work
 

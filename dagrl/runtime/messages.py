@@ -119,10 +119,23 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """A sign of life of a worker that generates: sent while there is something new to tell, about once a second."""
+    """A sign of life of a worker that generates: when it begins with a share, then each second in which it gets on."""
 
     sampled_tokens: int
     """Tokens that its engine has sampled since it was built."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """Where a worker is."""
+
+    host: str
+    address: str
+    port: int
+    """One that it listens on from the start, so that others can meet there."""
+    pid: int
+    gpus: tuple[str, ...]
+    """GPUs that it may use, as CUDA_VISIBLE_DEVICES names them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +154,10 @@ class StartEngine:
     trained: bool
     keeps_start_weights: bool
     master_addr: str = ""
+    """Where the ranks of the engine meet, or those of one of its servers."""
     master_port: int = 0
+    gpus: tuple[str, ...] = ()
+    """GPUs of the processes that the worker starts, where it starts some."""
 
 
 def message_bytes(message: Any) -> int:

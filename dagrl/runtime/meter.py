@@ -29,7 +29,8 @@ class Meter:
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
-        self._on_gpu = torch.cuda.is_available()
+        # An engine whose model is in processes of its own leaves the GPU to them: asking it would take half a GiB.
+        self._on_gpu = torch.cuda.is_initialized()
         self._peak = peak_flops_per_s(torch.cuda.get_device_name()) if self._on_gpu else None
         self._costs: dict[str, ModelFlops | None] = {}
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from dagrl.engines.base import Slept
 from dagrl.plan.commands import Sleep, Wake
 from dagrl.plan.plan import Plan
-from dagrl.plan.scheduler import Scheduler
 from dagrl.runtime.fleet import Fleet
 from dagrl.spec.residency import Residency
 
@@ -17,10 +16,11 @@ _IN_WORDS = {Residency.ASLEEP: "asleep", Residency.WEIGHTS: "its weights alone",
 class Moves:
     """The executors of a run on their ways to sleep and back."""
 
-    def __init__(self, fleet: Fleet, plan: Plan, scheduler: Scheduler) -> None:
+    def __init__(self, fleet: Fleet, plan: Plan, residency: Callable[[str], Residency]) -> None:
+        """`residency` of an executor, where the scheduler knows it."""
         self._fleet = fleet
         self._plan = plan
-        self._scheduler = scheduler
+        self._residency = residency
         self._under_way: dict[str, Residency] = {}
         self._freed: dict[str, float] = {}
         """Executor -> GiB that it has given back since it last came up."""
@@ -36,7 +36,9 @@ class Moves:
             ranks: list[Slept] = await self._fleet.call_all(
                 name, "sleep", to, waits_for=f"{name} to give memory back down to: {_IN_WORDS[to]}"
             )
-            self._freed[name] = self._freed.get(name, 0.0) + min(rank.freed_gib for rank in ranks)
+            # Ranks whose memory another one speaks for hold none of their own.
+            freed = min((rank.freed_gib for rank in ranks if rank.held_gib), default=0.0)
+            self._freed[name] = self._freed.get(name, 0.0) + freed
         del self._under_way[name]
 
     def freed_gib(self, executor: str) -> float:
@@ -54,7 +56,7 @@ class Moves:
         return "; ".join(sentences)
 
     def _holding(self, executor: str) -> str:
-        now = self._scheduler.residency(executor)
+        now = self._residency(executor)
         if executor in self._under_way:
             return f"{executor} on its way from {_IN_WORDS[now]} to {_IN_WORDS[self._under_way[executor]]}"
         freed = self.freed_gib(executor)

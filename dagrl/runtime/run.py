@@ -142,7 +142,7 @@ async def _load(fleet: Fleet, plan: Plan, folder: RunFolder) -> None:
 def _write_workers(fleet: Fleet, plan: Plan, folder: RunFolder) -> None:
     """Say where each worker is: for whoever has to look at one."""
     workers = {
-        member.name: {"host": member.host, "pid": member.pid}
+        member.name: {"host": member.at.host, "pid": member.at.pid}
         for name in plan.executors
         for member in fleet.members(name)
     }

@@ -22,7 +22,7 @@ from dagrl.engines.base import Appetite, Slept
 from dagrl.engines.weights.object_store import PackedBucket
 from dagrl.nodes.base import Context, Op, Output, Part, Resources
 from dagrl.nodes.registry import load_op
-from dagrl.runtime.messages import Beat, Begun, Block, Effort, PartWork, Span, StartEngine, TaskWork
+from dagrl.runtime.messages import Beat, Begun, Block, Effort, PartWork, Span, StartEngine, TaskWork, Whereabouts
 from dagrl.runtime.meter import Meter
 from dagrl.runtime.profiling import Profiler, make_profiler
 from dagrl.runtime.pulse import INTERVAL_S, Pulse
@@ -54,15 +54,12 @@ class Worker:
         self._aborted: tuple[int, str] | None = None
         self._pulse = Pulse()
 
-    def describe(self) -> tuple[str, str, int]:
-        """Host name, address, and a port that this worker listens on from now on, for the ranks to meet at."""
+    def describe(self) -> Whereabouts:
+        """Where this worker is, with a port that it listens on from now on."""
         address = ray.util.get_node_ip_address()
         self._listener = socket.create_server((address, 0))
-        return socket.gethostname(), address, self._listener.getsockname()[1]
-
-    def pid(self) -> int:
-        """The process's id, for messages."""
-        return os.getpid()
+        port = self._listener.getsockname()[1]
+        return Whereabouts(socket.gethostname(), address, port, os.getpid(), tuple(map(str, ray.get_gpu_ids())))
 
     def start(self, setup: StartEngine) -> None:
         """Become the rank that `setup` describes. Collective over the executor's ranks."""
@@ -72,12 +69,15 @@ class Worker:
             from dagrl.runtime.engines import make_engine
 
             self._profiler = make_profiler(setup)
-            self._engine = make_engine(setup, self._hand_over_listener() if setup.rank == 0 else None)
+            self._engine = make_engine(setup, self._hand_over_listener(setup))
             self._meter = Meter(setup.pipeline)
 
-    def _hand_over_listener(self) -> int | None:
-        """The listening socket, which belongs to the engine from now on."""
-        return self._listener.detach() if self._listener is not None else None
+    def _hand_over_listener(self, setup: StartEngine) -> int | None:
+        """The listening socket, which belongs to the engine from now on, where others meet at it."""
+        assert self._listener is not None, "start before describe"
+        if self._listener.getsockname() != (setup.master_addr, setup.master_port):
+            return None
+        return self._listener.detach()
 
     def run(self, work: TaskWork) -> Iterator[Block | Beat]:
         """Run one task on this rank's rows; yields a block whenever the op has an output."""
@@ -131,11 +131,15 @@ class Worker:
         # One trace of a rank at a time: that of its first share.
         watched = self._profiler.around(work) if self._profiler and first else nullcontext()
 
+        made_of = op(parts, context)
+
         def outputs() -> Iterator[Output]:
             with watched:
-                yield from op(parts, context)
+                yield from made_of
 
         pump = Pump(outputs())
+        # The next share may come: this one is before it.
+        yield Beat(self._engine.sampled_tokens)
         while (made := pump.take(INTERVAL_S)) is not None:
             if self._aborted == run:
                 # Again: what the op had not asked for yet when the abort came has begun since then.
