@@ -11,6 +11,7 @@ import functools
 import logging
 import os
 import queue
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -40,6 +41,7 @@ def install() -> None:
     streams_do_nothing()
     random_state_is_the_cpus()
     # From here on megatron is imported: what stands above has to be there first.
+    kernels_for_gpus_are_not_looked_for()
     rng_tracker_forks_the_cpu_generator()
     adam_has_the_layout_of_transformer_engine()
     checkpoint_results_stay_in_the_process()
@@ -136,6 +138,18 @@ def random_state_is_the_cpus() -> None:
     torch.cuda.manual_seed = torch.manual_seed  # type: ignore[assignment]
     torch.cuda.get_rng_state = lambda *args: torch.get_rng_state()
     torch.cuda.set_rng_state = lambda state, *args: torch.set_rng_state(state)
+
+
+def kernels_for_gpus_are_not_looked_for() -> None:
+    """Megatron imports flashinfer and flash-attn where SGLang has brought them: seconds, and no use without a GPU."""
+    hidden = {"flashinfer", "flash_attn"} - sys.modules.keys()
+    # A name that stands for None cannot be imported.
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
+    try:
+        import megatron.core.models.gpt  # noqa: F401
+    finally:
+        for name in hidden:
+            del sys.modules[name]
 
 
 def rng_tracker_forks_the_cpu_generator() -> None:
