@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import signal
 
 import pytest
@@ -28,26 +29,16 @@ def test_a_failing_reward_names_the_sample_and_ends_the_run(lab, tmp_path):
     assert run.left_behind() == []
 
 
-def test_a_failing_reward_can_count_as_a_value(lab, tmp_path):
-    pipeline = lab.tiny_pipeline()
-    pipeline["nodes"]["reward"] = {
-        "op": "reward",
-        "fn": "rewards:fails_on",
-        "args": {"trouble": "3+3="},
-        "on_error": -1.0,
-    }
-    pipeline["run"] = {"steps": 2}
-    run = lab.start(lab.write_pipeline(tmp_path, pipeline), tmp_path / "run")
-    assert run.wait() == 0, run.output
-    # Two steps of eight prompts each go once over the sixteen of the file.
-    assert sum(line["reward/failed_fraction"] for line in run.metrics()) == pytest.approx(1 / 8)
-
-
 def test_a_killed_worker_is_named_and_the_run_ends(lab, tmp_path):
+    """And while it ran, its folder was its own."""
     pipeline = lab.tiny_pipeline()
     pipeline["run"] = {"steps": 500, "save_every": 1}
-    run = lab.start(lab.write_pipeline(tmp_path, pipeline), tmp_path / "run")
+    path = lab.write_pipeline(tmp_path, pipeline)
+    run = lab.start(path, tmp_path / "run")
     run.wait_for_step(2)
+    second = lab.start(path, tmp_path / "run", "name=other")
+    assert second.wait() == 1
+    assert f"another run (pid {run.process.pid}) is writing to" in second.output
     worker = json.loads((run.folder / "workers.json").read_text())["actor/0"]
     os.kill(worker["pid"], signal.SIGKILL)
     assert run.wait() == 1
@@ -58,14 +49,21 @@ def test_a_killed_worker_is_named_and_the_run_ends(lab, tmp_path):
     assert list((run.folder / "checkpoints").glob("step_*"))
 
 
-def test_two_runs_cannot_share_a_folder(lab, tmp_path):
-    pipeline = lab.write_pipeline(tmp_path, lab.tiny_pipeline())
-    first = lab.start(pipeline, tmp_path / "run")
-    while not (tmp_path / "run" / "pipeline.yaml").exists():
-        assert first.process.poll() is None, first.output
-    second = lab.start(pipeline, tmp_path / "run", "name=other")
-    assert second.wait() == 1
-    assert f"another run (pid {first.process.pid}) is writing to" in second.output
-    first.process.send_signal(signal.SIGINT)
-    first.process.send_signal(signal.SIGINT)
-    first.wait()
+def test_a_save_on_the_side_that_fails_ends_the_run_in_a_sentence(lab, tmp_path):
+    """A limit on the size of files stands in for a full disk."""
+    pipeline = lab.tiny_pipeline()
+    pipeline["run"] = {"steps": 500, "seed": 3, "async_save": True, "save_every": 2}
+    path = lab.write_pipeline(tmp_path, pipeline)
+    run = lab.start(path, tmp_path / "run")
+    run.wait_for_step(1)
+    worker = json.loads((tmp_path / "run" / "workers.json").read_text())["actor/0"]["pid"]
+    # Python ignores the signal that goes with the limit, so the write itself fails.
+    resource.prlimit(worker, resource.RLIMIT_FSIZE, (20000, 20000))
+    assert run.wait() == 1
+    last_lines = "\n".join(run.output.splitlines()[-12:])
+    assert "cannot write the checkpoint to" in last_lines
+    assert "make room, or lower run.keep" in last_lines
+    assert "Traceback" not in run.output
+    for folder in (tmp_path / "run" / "checkpoints").iterdir():
+        assert (folder / "actor" / "files.json").is_file(), f"{folder} stays and is not whole"
+    assert run.left_behind() == []

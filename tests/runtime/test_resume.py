@@ -1,51 +1,85 @@
-"""Stopped, killed and gone on: the same numbers as if nothing had happened."""
+"""Stopped, killed and gone on, with checkpoints written on the side: the same numbers as if nothing had happened."""
 
 from __future__ import annotations
 
+import json
 import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
+# Four runs are made for the first test.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@dataclass(frozen=True)
+class Lives:
+    """The run of `unbroken`, but stopped by Ctrl-C, gone on, killed, and gone on again."""
+
+    stopped: Any
+    stopped_code: int
+    stopped_checkpoints: list[str]
+    killed: Any
+    killed_checkpoints: dict[str, bool]
+    """Those in place when it was killed, and whether each was whole."""
+    finished: Any
 
 
 @pytest.fixture(scope="module")
-def broken(lab, unbroken, tmp_path_factory):
-    """The run of `unbroken`, but stopped by Ctrl-C, gone on, killed, and gone on again. Yields the three lives."""
+def lives(lab, unbroken, tmp_path_factory) -> Lives:
+    """After its first stop it saves every step, in the background."""
     folder = tmp_path_factory.mktemp("broken")
     pipeline = lab.write_pipeline(folder, lab.tiny_pipeline())
+    checkpoints = folder / "run" / "checkpoints"
     stopped = lab.start(pipeline, folder / "run")
     stopped.wait_for_step(1)
     stopped.process.send_signal(signal.SIGINT)
-    stopped_code = stopped.wait()
-    checkpoints = sorted(each.name for each in (folder / "run" / "checkpoints").glob("step_*"))
-    killed = lab.start(pipeline, folder / "run")
+    code = stopped.wait()
+    left = sorted(each.name for each in checkpoints.glob("step_*"))
+    aside = ("run.async_save=true", "run.save_every=1", "run.keep=2")
+    killed = lab.start(pipeline, folder / "run", *aside)
     killed.wait_for_step(5)
     killed.kill()
-    finished = lab.start(pipeline, folder / "run")
+    whole = {each.name: is_whole(each) for each in checkpoints.glob("step_*")}
+    finished = lab.start(pipeline, folder / "run", *aside)
     assert finished.wait() == 0, finished.output
-    return {
-        "stopped": stopped,
-        "code": stopped_code,
-        "checkpoints": checkpoints,
-        "killed": killed,
-        "finished": finished,
-    }
+    return Lives(stopped, code, left, killed, whole, finished)
 
 
-def test_ctrl_c_saves_the_step_under_way_and_exits_cleanly(broken):
-    assert broken["code"] == 0
-    assert "stopped after step" in broken["stopped"].output
-    assert "Traceback" not in broken["stopped"].output
-    assert len(broken["checkpoints"]) == 1
-    assert broken["checkpoints"][0] in ("step_1", "step_2", "step_3")
+def is_whole(checkpoint: Path) -> bool:
+    sizes = json.loads((checkpoint / "actor" / "files.json").read_text())
+    files_are_whole = all((checkpoint / "actor" / name).stat().st_size == size for name, size in sizes.items())
+    return files_are_whole and (checkpoint / "state.json").is_file()
 
 
-def test_a_stopped_and_killed_run_ends_with_the_metrics_of_an_unbroken_one(broken, unbroken, lab):
-    assert lab.comparable(broken["finished"].metrics()) == lab.comparable(unbroken.metrics())
+def test_ctrl_c_saves_the_step_under_way_and_exits_cleanly(lives):
+    assert lives.stopped_code == 0
+    assert "stopped after step" in lives.stopped.output
+    assert "Traceback" not in lives.stopped.output
+    assert len(lives.stopped_checkpoints) == 1
+    assert lives.stopped_checkpoints[0] in ("step_1", "step_2", "step_3")
 
 
-def test_neither_a_stopped_nor_a_killed_run_leaves_anything_behind(broken):
-    assert broken["stopped"].left_behind() == []
-    assert broken["killed"].left_behind() == []
-    assert broken["finished"].left_behind() == []
+def test_what_is_in_place_when_a_run_is_killed_is_whole(lives):
+    assert lives.killed_checkpoints
+    assert all(lives.killed_checkpoints.values())
+
+
+def test_a_stopped_and_killed_run_ends_with_the_metrics_of_an_unbroken_one(lives, unbroken, lab):
+    assert lab.comparable(lives.finished.metrics()) == lab.comparable(unbroken.metrics())
+
+
+def test_the_last_save_is_waited_for_and_only_so_many_stay(lives):
+    left = sorted(each.name for each in (lives.finished.folder / "checkpoints").iterdir())
+    assert left == ["step_5", "step_6"]
+    timeline = json.loads((lives.finished.folder / "timeline.json").read_text())
+    written = [event["args"]["step"] for event in timeline if event["ph"] == "X" and event["name"] == "write"]
+    assert written[-1] == 6
+
+
+def test_neither_a_stopped_nor_a_killed_run_leaves_anything_behind(lives):
+    assert lives.stopped.left_behind() == []
+    assert lives.killed.left_behind() == []
+    assert lives.finished.left_behind() == []
