@@ -46,7 +46,7 @@ class BareServer:
         return seconds
 
     def close(self) -> None:
-        """End its processes."""
+        """End its processes, and with them all others that this process has started: SGLang's way."""
         self._engine.shutdown()
 
 

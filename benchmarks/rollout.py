@@ -45,12 +45,10 @@ def main() -> None:
         # Both load at the same time: the size of their caches is given, not taken from what is free.
         with DagrlRun(pipeline, args.out / "rollout_run") as run:
             bare = BareServer(model, server)
-            try:
-                measured = _take_turns(run, bare, turns, load, args.warmup, rounds)
-            finally:
-                bare.close()
+            measured = _take_turns(run, bare, turns, load, args.warmup, rounds)
             run.wait_for_step(rounds, _ROUND_S)
             nodes = [_node_seconds(run, step) for step in range(args.warmup + 1, rounds + 1)]
+    bare.close()
     _report(args, load, measured | {"dagrl": nodes})
 
 
