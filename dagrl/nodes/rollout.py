@@ -58,12 +58,32 @@ class _Response:
 
 
 def rollout(parts: Sequence[Part], context: Context) -> Iterator[Output]:
-    """Yield each group once all of its responses are there; after an abort, the other groups together."""
-    engine: GenerateEngine = context.engine
+    """Yield each group once all of its responses are there; after an abort, the other groups together.
+
+    All but the sampling is done in the call itself, so that what is asked for first is sampled first.
+    """
     batch = Batch.concat([part.batch for part in parts])
-    groups = batch["group_id"].values
-    responses = _beginnings(groups, context)
+    responses = _beginnings(batch["group_id"].values, context)
     going = [row for row, response in enumerate(responses) if not response.finished]
+    requests = [
+        GenerationRequest(
+            batch["prompt_tokens"][row], sample_seed(context, int(batch.rows[row])), responses[row].tokens
+        )
+        for row in going
+    ]
+    return _sampled(batch, responses, going, requests, context)
+
+
+def _sampled(
+    batch: Batch,
+    responses: list[_Response],
+    going: Sequence[int],
+    requests: Sequence[GenerationRequest],
+    context: Context,
+) -> Iterator[Output]:
+    """Sample the `requests` for the rows `going`; what there is of all rows so far is `responses`."""
+    engine: GenerateEngine = context.engine
+    groups = batch["group_id"].values
     missing = Counter(groups[going].tolist())
 
     def group_of(group: int) -> Output:
@@ -72,11 +92,6 @@ def rollout(parts: Sequence[Part], context: Context) -> Iterator[Output]:
     for group in dict.fromkeys(groups.tolist()):
         if group not in missing:
             yield group_of(group)
-    seeds = [sample_seed(context, int(batch.rows[row])) for row in going]
-    requests = [
-        GenerationRequest(batch["prompt_tokens"][row], seed, responses[row].tokens)
-        for row, seed in zip(going, seeds, strict=True)
-    ]
     for completion in engine.generate(requests, context.sampling) if requests else ():
         row = going[completion.index]
         responses[row] = responses[row].gone_on(completion)

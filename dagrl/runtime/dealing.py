@@ -44,6 +44,9 @@ class Dealer:
         """Groups that each server has and has not finished."""
         self._open = [0] * servers
         """Portions of which each server has groups in hand, or of which it has not said that they are over."""
+        self._handing = [False] * servers
+        """Whether a server has not begun yet with what it was dealt last: it gets the next when it has, to keep the
+        order."""
 
     def deal(self) -> Iterator[tuple[int, tuple[int, ...]]]:
         """Portions to be handed over now, as (server, groups)."""
@@ -56,7 +59,12 @@ class Dealer:
             self._portions.popleft()
             self._in_hand[server] += len(groups)
             self._open[server] += 1
+            self._handing[server] = True
             yield server, groups
+
+    def begun(self, server: int) -> None:
+        """A server has begun with what it was dealt last."""
+        self._handing[server] = False
 
     def finished(self, server: int, groups: int) -> None:
         """A server has finished so many groups."""
@@ -66,6 +74,7 @@ class Dealer:
     def over(self, server: int, unfinished: int) -> None:
         """A server is through with a portion, so many groups of which will not be finished."""
         self._open[server] -= 1
+        self.begun(server)
         self.finished(server, unfinished)
 
     def stop(self) -> None:
@@ -73,5 +82,6 @@ class Dealer:
         self._portions.clear()
 
     def _takes(self, server: int, groups: int) -> bool:
-        in_hand = self._in_hand[server]
-        return self._open[server] < MOST_PORTIONS and (in_hand == 0 or in_hand + groups <= self._at_once)
+        if self._handing[server] or self._open[server] == MOST_PORTIONS:
+            return False
+        return self._in_hand[server] == 0 or self._in_hand[server] + groups <= self._at_once

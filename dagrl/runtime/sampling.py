@@ -129,12 +129,16 @@ class Sampling:
             self._run, self._task, books.ledger, self._pipeline, groups, committed=self._committed, begun=self._begun
         )
         books.record.driver_bytes += message_bytes(work)
-        in_hand = len(groups)
+        in_hand, begun = len(groups), False
         async for message in self._fleet.stream(member, work):
             books.record.driver_bytes += message_bytes(message)
             if isinstance(message, Beat):
                 self._tokens += message.sampled_tokens - books.sampled.get(member.name, 0)
                 books.sampled[member.name] = message.sampled_tokens
+                if not begun:
+                    begun = True
+                    self._dealer.begun(server)
+                    self._deal()
             elif message.unfinished:
                 self._note_unfinished(message, member)
             else:

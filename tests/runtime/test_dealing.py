@@ -24,9 +24,11 @@ class Table:
         self.deal()
 
     def deal(self) -> None:
-        for server, portion in self.dealer.deal():
-            self.dealt.append((server, portion))
-            self.hands[server].append(list(portion))
+        while handed := list(self.dealer.deal()):
+            self.dealt += handed
+            for server, portion in handed:
+                self.hands[server].append(list(portion))
+                self.dealer.begun(server)
 
     def finish(self, server: int, which: int) -> None:
         """A server finishes one group of one of its portions, and tells when that was the last."""
@@ -90,6 +92,17 @@ def test_a_server_has_only_so_many_portions_at_once() -> None:
     assert len(table.dealt) == MOST_PORTIONS
     table.finish(0, 5)
     assert len(table.dealt) == MOST_PORTIONS + 1
+
+
+def test_a_server_gets_the_next_portion_only_when_it_has_begun_with_the_last() -> None:
+    dealer = Dealer(range(6), 2, Helping(1, 9))
+    assert list(dealer.deal()) == [(0, (0,)), (1, (1,))]
+    assert list(dealer.deal()) == []
+    dealer.begun(1)
+    assert list(dealer.deal()) == [(1, (2,))]
+    # One that was told to stop is through with its portion without having begun.
+    dealer.over(0, 1)
+    assert list(dealer.deal()) == [(0, (3,))]
 
 
 def test_what_a_server_gives_up_is_no_longer_in_its_hand_and_after_a_stop_nothing_is_dealt() -> None:

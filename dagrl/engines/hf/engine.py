@@ -46,7 +46,7 @@ class HfEngine:
         self._weights = Part(lambda: storages_of(self._model.parameters()), keep=not self._follows, rests_away=False)
         self._asleep = False
         self._turn = threading.Lock()
-        """Held by the call whose batch is decoded."""
+        """Held by the call whose requests are decoded."""
         self._aborts = 0
         self.policy_version = NO_WEIGHTS
         self.sampled_tokens = 0
@@ -62,7 +62,7 @@ class HfEngine:
     def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> Iterator[Completion]:
         """Sample one response to each request, yielded as they finish; at most `max_batch_size` are decoded at once.
 
-        Calls from several threads take turns, batch by batch. The same prompt, seed and weights draw the same tokens in
+        Calls from several threads take turns. The same prompt, seed and weights draw the same tokens in
         any batch, and in one go or begun and gone on with, up to the last bits of a float: only a draw that falls
         within rounding of the border between two tokens can differ. ValueError for an empty prompt, or one too long to
         be followed by ``max_new_tokens``.
@@ -123,9 +123,9 @@ class HfEngine:
             self.sampled_tokens += sampled
             return self._aborts == aborts
 
-        for start in range(0, len(requests), self._max_batch_size):
-            batch = requests[start : start + self._max_batch_size]
-            with self._turn:
+        with self._turn:
+            for start in range(0, len(requests), self._max_batch_size):
+                batch = requests[start : start + self._max_batch_size]
                 if not goes_on(0):
                     yield from _untouched(batch, start, self.policy_version)
                     continue

@@ -1,0 +1,79 @@
+"""More prompts than a step needs: the slowest are aborted, come first in the next step, and none is ever lost."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pyarrow.parquet as pq
+import pytest
+
+pytestmark = pytest.mark.slow
+
+NEEDED, BEGUN, STEPS, TOKENS = 8, 16, 5, 20
+
+
+@pytest.fixture(scope="module")
+def lives(lab, tmp_path_factory):
+    """A run that is taken up again after its third step; both lives of it."""
+    pipeline = lab.tiny_pipeline()
+    del pipeline["nodes"]["ref"], pipeline["engines"]["reference"], pipeline["nodes"]["update"]["loss"]
+    pipeline["nodes"]["rollout"] |= {
+        "over_sampling_batch_size": BEGUN,
+        "partial_rollout": True,
+        # All are as long, so that a step's last prompts are being sampled when there are enough.
+        "sampling": {"max_new_tokens": TOKENS, "ignore_eos": True},
+    }
+    pipeline["engines"]["generator"]["max_batch_size"] = 16
+    pipeline["groups"]["rollout"] = {"cpus_per_node": 2}
+    pipeline["run"] = {"steps": 3, "seed": 3}
+    folder = tmp_path_factory.mktemp("partial")
+    path = lab.write_pipeline(folder, pipeline)
+    first = lab.start(path, folder / "run")
+    assert first.wait() == 0, first.output
+    state = json.loads((folder / "run" / "checkpoints" / "step_3" / "state.json").read_text())
+    second = lab.start(path, folder / "run", f"run.steps={STEPS}")
+    assert second.wait() == 0, second.output
+    return {"run": second, "state": state}
+
+
+def samples(run, step: int) -> list[dict]:
+    return pq.read_table(run.folder / "samples" / f"step_{step}.parquet").to_pylist()
+
+
+def test_a_step_has_as_many_prompts_as_it_needs_each_with_all_its_samples(lives):
+    for step in range(1, STEPS + 1):
+        rows = samples(lives["run"], step)
+        assert Counter(row["group_id"] for row in rows) == dict.fromkeys({row["group_id"] for row in rows}, 4)
+        assert len(rows) == 4 * NEEDED
+        assert {len(row["response_tokens"]) for row in rows} == {TOKENS}
+        assert {row["finish_reason"] for row in rows} == {"length"}
+
+
+def test_no_prompt_is_lost_by_an_abort_or_by_going_on_after_one(lives):
+    assert (lives["state"]["position"], len(lives["state"]["carried"])) == (3 * NEEDED + 8, 8)
+    trained: Counter[str] = Counter()
+    for step in range(1, STEPS + 1):
+        trained.update(Counter({row["prompt"]: 1 for row in samples(lives["run"], step)}))
+        metrics = lives["run"].metrics()[step - 1]
+        assert metrics["rollout/aborted_prompts"] == BEGUN - NEEDED
+        assert metrics["rollout/carried_prompts"] == (0 if step == 1 else BEGUN - NEEDED)
+    # By now three epochs of sixteen prompts were begun, and the last eight prompts wait.
+    assert trained.total() == STEPS * NEEDED
+    assert max(trained.values()) <= 3
+
+
+def test_responses_go_on_with_what_older_weights_have_sampled(lives):
+    metrics = lives["run"].metrics()
+    assert metrics[0]["rollout/begun_token_fraction"] == 0
+    # In step 4 the run was taken up again, and what had been sampled was lost.
+    assert metrics[3]["rollout/begun_token_fraction"] == 0
+    gone_on = [line for line in metrics if line["rollout/begun_token_fraction"] > 0]
+    assert gone_on, "an abort finds prompts that are being sampled"
+    for line in metrics:
+        versions = {row["policy_version"] for row in samples(lives["run"], line["step"])}
+        assert versions <= set(range(line["step"]))
+        assert line["staleness/max"] == line["step"] - 1 - min(versions)
+        assert line["staleness/max"] <= 4
+        if line["rollout/begun_token_fraction"] > 0:
+            assert line["staleness/max"] >= 1
