@@ -146,7 +146,7 @@ def kernels_for_gpus_are_not_looked_for() -> None:
     # A name that stands for None cannot be imported.
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
     try:
-        import megatron.core.models.gpt  # noqa: F401
+        import megatron.core.models.gpt.gpt_layer_specs  # noqa: F401
     finally:
         for name in hidden:
             del sys.modules[name]
