@@ -120,7 +120,7 @@ class Responses:
             elif left <= 0:
                 response.finish_reason = "length"
             else:
-                await self._go_on_with(response, self._parameters(sampling, left), born)
+                await self._go_on_with(response, self._parameters(sampling, left, response.request.seed), born)
         deliver(
             Completion(
                 response.index,
@@ -163,7 +163,7 @@ class Responses:
             if not self._under_way:
                 self._nothing_under_way.set()
 
-    def _parameters(self, sampling: SamplingSpec, left: int) -> dict[str, object]:
+    def _parameters(self, sampling: SamplingSpec, left: int, seed: int) -> dict[str, object]:
         return {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
@@ -171,4 +171,6 @@ class Responses:
             "max_new_tokens": left,
             "stop_token_ids": [*sampling.stop_token_ids, *self._stops],
             "ignore_eos": sampling.ignore_eos,
+            # Heeded with `enable_deterministic_inference`: then all would draw alike without it.
+            "sampling_seed": seed % 2**63,
         }

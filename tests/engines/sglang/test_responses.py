@@ -95,7 +95,7 @@ def play() -> Callable[[Callable[[Scene], Coroutine[Any, Any, None]]], None]:
 
 def test_a_request_says_what_the_node_says(play) -> None:
     async def act(scene: Scene) -> None:
-        call = await scene.begin(GenerationRequest(np.array([4, 5]), 0, np.array([6])))
+        call = await scene.begin(GenerationRequest(np.array([4, 5]), 2**63 + 8, np.array([6])))
         [(tokens, sampling, cache_key)] = scene.client.asked.values()
         assert (tokens, cache_key) == ([4, 5, 6], "3")
         assert sampling == {
@@ -105,6 +105,8 @@ def test_a_request_says_what_the_node_says(play) -> None:
             "max_new_tokens": 5,
             "stop_token_ids": [9, 7],
             "ignore_eos": False,
+            # Of which SGLang makes a signed number.
+            "sampling_seed": 8,
         }
         assert scene.responses.sampled == 1
         scene.client.end("stop", 2)
