@@ -111,8 +111,9 @@ def pipeline(name: str, steps: int) -> dict[str, Any]:
 def _server(case: Case) -> dict[str, Any]:
     if not torch.cuda.is_available():
         return {}
-    # So little that several of these fit on a GPU.
-    return {"mem_fraction_static": 0.3, "max_total_tokens": 65536} | case.server
+    # So little that several of these fit on a GPU, and start soon.
+    small = {"mem_fraction_static": 0.3, "max_total_tokens": 65536, "max_running_requests": 256}
+    return small | case.server
 
 
 def main() -> None:

@@ -16,6 +16,9 @@ from dagrl.data.prompt_file import PromptRow, write_prompts
 BYTES = {"kind": "bytes"}
 """A tokenizer that makes a token of each letter, and says its number: prompts are as long as they are meant to be."""
 
+_LEAST_CACHE = 32768
+"""Tokens."""
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -66,7 +69,7 @@ def server_arguments(load: Load) -> dict[str, Any]:
         return {}
     return {
         "mem_fraction_static": 0.85,
-        "max_total_tokens": -(-load.samples * load.row_tokens * 9 // 8),
+        "max_total_tokens": max(_LEAST_CACHE, load.samples * load.row_tokens * 9 // 8),
         "max_running_requests": load.samples,
         "cuda_graph_max_bs_decode": load.samples,
     }
