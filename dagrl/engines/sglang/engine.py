@@ -6,6 +6,7 @@ Implements `dagrl.engines.base.GenerateEngine`. `server.py` has the processes, `
 from __future__ import annotations
 
 import queue
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -94,11 +95,12 @@ class SglangEngine:
             sampled.cancel()
 
     def _next(self, finished: queue.SimpleQueue[Completion | None]) -> Completion | None:
+        begun = time.time()
         while True:
             try:
                 return finished.get(timeout=_POLL_S)
             except queue.Empty:
-                if self._server.silent_s() > self._timeout_s:
+                if self._server.silent_s(begun) > self._timeout_s:
                     raise ServerError(f"SGLang has not said anything for {self._timeout_s:g} s") from None
 
     def _check(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> None:

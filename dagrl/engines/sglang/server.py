@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import faulthandler
 import signal
 import threading
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from dagrl.engines.sglang.processes import run_scheduler
 
@@ -53,11 +56,13 @@ class Server:
         self._failure: ServerError | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._processes: list[Any] = []
+        self._given_up = False
+        """Whether nobody waits for it any more: what is still started then is ended at once."""
         self._started: concurrent.futures.Future[Any] = concurrent.futures.Future()
         log_prefix.parent.mkdir(parents=True, exist_ok=True)
-        self._stacks = log_prefix.with_name(f"{log_prefix.name}{_STACKS}").open("a")
         # A process that fails sends its parent this signal, which would end the worker without a word on the cause.
-        # Unlike a handler in Python, this one can be set from any thread.
+        # Unlike a handler in Python, this one can be set from any thread. It stays: the signal may come late.
+        self._stacks = log_prefix.with_name(f"{log_prefix.name}{_STACKS}").open("a")
         faulthandler.register(signal.SIGQUIT, file=self._stacks, chain=False)
         self._thread = threading.Thread(target=self._live, name=f"sglang {name}", daemon=True)
         self._thread.start()
@@ -83,27 +88,26 @@ class Server:
         if self._failure is not None:
             raise self._failure
 
-    def silent_s(self) -> float:
-        """Seconds since it last said something, which it does while it generates and when it is asked."""
-        return time.time() - self.engine.tokenizer_manager.last_receive_tstamp
+    def silent_s(self, since: float) -> float:
+        """Seconds in which it has said nothing, which it does while it generates; `since`, of the clock, at most."""
+        return time.time() - max(since, self.engine.tokenizer_manager.last_receive_tstamp)
 
     def close(self) -> None:
         """End its processes and its loop, and wait for both; may be called again."""
         if self._thread.is_alive():
             self._failure = self._failure or ServerError(f"SGLang server {self._name} is closed")
-            self.engine.shutdown()
-            for process in self._processes:
-                process.join(timeout=_END_S)
+            if self.engine.tokenizer_manager is not None:
+                # It would take the end for a crash.
+                self.engine.tokenizer_manager._subprocess_watchdog.stop()
+            self._end_processes()
             asyncio.run_coroutine_threadsafe(self._wind_up(), self.engine.loop)
             self._thread.join(timeout=_END_S)
-        faulthandler.unregister(signal.SIGQUIT)
-        self._stacks.close()
 
     # -- on the server's thread
 
     def _live(self) -> None:
         try:
-            engine = _engine_class(self._log_prefix, self._processes)(**self._arguments)
+            engine = _engine_class(self._log_prefix, self._note_processes)(**self._arguments)
         except BaseException as failure:  # noqa: BLE001 - handed to whoever waits for the start, which raises it
             self._started.set_exception(failure)
             return
@@ -154,9 +158,24 @@ class Server:
             return self._started.result()
         what = f"did not start: {_first_line(failure)}" if failure else f"was not ready after {timeout_s:g} s"
         message = f"SGLang server {self._name} {what}{circumstances}{self._last_words()}"
-        for process in self._processes:
-            process.kill()
+        self._end_processes()
         raise ServerError(message) from failure
+
+    def _note_processes(self, started: Sequence[Any]) -> None:
+        self._processes.extend(started)
+        if self._given_up:
+            self._end_processes()
+
+    def _end_processes(self) -> None:
+        """Kill what was started, and wait until it is gone: only then have GPUs their memory again."""
+        self._given_up = True
+        for process in self._processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                parent = psutil.Process(process.pid)
+                for each in [*parent.children(recursive=True), parent]:
+                    each.kill()
+        for process in self._processes:
+            process.join(timeout=_END_S)
 
     def _last_words(self) -> str:
         """What its processes printed last, and where the rest is: of the one whose log was written to last."""
@@ -169,7 +188,7 @@ class Server:
         return f"; its last words: {' | '.join(lines[-_LAST_LINES:])}; all of them are in {newest}"
 
 
-def _engine_class(log_prefix: Path, processes: list[Any]) -> Any:
+def _engine_class(log_prefix: Path, note_processes: Callable[[Sequence[Any]], None]) -> Any:
     """SGLang's engine with processes that print to files and that we know of, by the ways it has for that."""
     from sglang.srt.entrypoints.engine import Engine
 
@@ -179,7 +198,7 @@ def _engine_class(log_prefix: Path, processes: list[Any]) -> Any:
         @classmethod
         def _launch_scheduler_processes(cls, *args: Any, **kwargs: Any) -> Any:
             result, started = super()._launch_scheduler_processes(*args, **kwargs)
-            processes.extend(started)
+            note_processes(started)
             return result, started
 
         @classmethod
