@@ -5,6 +5,7 @@ Every method that takes time is called by `dagrl.runtime.driver` through `dagrl.
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import threading
@@ -71,6 +72,9 @@ class Worker:
             self._profiler = make_profiler(setup)
             self._engine = make_engine(setup, self._hand_over_listener(setup))
             self._meter = Meter(setup.pipeline)
+        # An engine that sleeps looks for garbage. What is here now stays, and to look through it takes half a second.
+        gc.collect()
+        gc.freeze()
 
     def _hand_over_listener(self, setup: StartEngine) -> int | None:
         """The listening socket, which belongs to the engine from now on, where others meet at it."""

@@ -1,6 +1,12 @@
-"""Fetching: the rows of a part, from wherever they lie, in the order that the op gets them."""
+"""Fetching: the rows of a part, from wherever they lie, in the order that the op gets them; and what streams out."""
 
 from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,8 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagrl.data.batch import Batch, Column
-from dagrl.runtime.messages import PartWork, Source
-from dagrl.runtime.worker import fetch
+from dagrl.engines.base import Completion, GenerationRequest
+from dagrl.nodes.base import Resources
+from dagrl.runtime.messages import Beat, Begun, Block, PartWork, Source, TaskWork
+from dagrl.runtime.meter import Meter
+from dagrl.runtime.worker import Worker, fetch
+from dagrl.spec.ops import ROLLOUT_WRITES
+from dagrl.spec.schema import Pipeline, SamplingSpec
 
 
 def block_of(rows: list[int]) -> Batch:
@@ -79,3 +90,132 @@ def test_a_rank_without_rows_gets_columns_of_the_right_types() -> None:
 def test_a_row_that_no_source_brings_is_a_bug() -> None:
     with pytest.raises(AssertionError, match="row 9 is not in the batch"):
         fetched({"a": block_of([1])}, [1, 9], Source("a", None, {"reward": "reward"}))
+
+
+# -- streaming
+
+
+class Generator:
+    """Answers each prompt with 7s, as many as the prompt's first token says, when `gate` lets it."""
+
+    policy_version = 3
+
+    def __init__(self) -> None:
+        self.sampled_tokens = 0
+        self.gate = threading.Semaphore(0)
+        self.aborts = 0
+
+    def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> Iterator[Completion]:
+        for index, request in enumerate(requests):
+            self.gate.acquire(timeout=60)
+            aborted = self.aborts > 0
+            tokens = np.full(request.prompt[0] - len(request.begun), 7)[: 1 if aborted else None]
+            self.sampled_tokens += len(tokens)
+            yield Completion(index, tokens, np.zeros(len(tokens), np.float32), "abort" if aborted else "stop", 3)
+
+    def abort(self) -> None:
+        self.aborts += 1
+        self.gate.release(100)
+
+
+class Bench:
+    """A worker with a generator, and the objects that it has published."""
+
+    def __init__(self, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        self.store: dict[str, Any] = {}
+        monkeypatch.setattr(ray, "put", self._put)
+        monkeypatch.setattr(ray, "get", self.store.__getitem__)
+        self.engine = Generator()
+        self.worker = Worker()
+        self.worker._resources = Resources(pipeline, folder, folder)
+        self.worker._engine = self.engine
+        self.worker._meter = Meter(pipeline)
+
+    def _put(self, thing: Any) -> str:
+        self.store[f"object {len(self.store)}"] = thing
+        return f"object {len(self.store) - 1}"
+
+    def work(self, groups: list[int], begun: dict[int, Begun] | None = None) -> TaskWork:
+        """Two samples for each group's prompt, which is the group's number and two more."""
+        rows = np.array([row for group in groups for row in (2 * group, 2 * group + 1)])
+        columns = {
+            "prompt_tokens": Column.ragged([[2 + row // 2] for row in rows], "int64"),
+            "group_id": Column(rows // 2),
+        }
+        ref = self._put(Batch(rows, columns))
+        part = PartWork(0, rows, (Source(ref, None, {name: name for name in columns}),))
+        outputs = {name: "said" if name == "response_tokens" else name for name in ROLLOUT_WRITES}
+        return TaskWork(
+            *(2, "rollout", "rollout", "rollout", False, 0, 1, 1, (part,), outputs, False, True),
+            streams=True,
+            begun=begun or {},
+        )
+
+    def said(self, block: Block) -> dict[int, list[int]]:
+        """Row -> response."""
+        batch = self.store[block.ref]
+        return {int(row): batch["said"][place].tolist() for place, row in enumerate(batch.rows)}
+
+
+@pytest.fixture
+def bench(lab, monkeypatch, tmp_path) -> Bench:
+    declared = lab.tiny_pipeline()
+    declared["nodes"]["rollout"] |= {"n": 2, "over_sampling_batch_size": 10, "partial_rollout": True}
+    return Bench(Pipeline.model_validate(declared), monkeypatch, tmp_path)
+
+
+def test_a_share_comes_out_group_by_group_or_together_with_signs_of_life(bench) -> None:
+    messages = bench.worker.run(bench.work([0, 1, 2]))
+    assert next(messages) == Beat(0), "that it has begun"
+    bench.engine.gate.release(2)
+    first = next(messages)
+    assert bench.said(first) == {0: [7, 7], 1: [7, 7]}
+    assert (first.tokens.tolist(), first.effort.tokens, first.shards) == ([2, 2], 4, ())
+    bench.engine.gate.release(4)
+    rest = list(messages)
+    blocks = [each for each in rest if isinstance(each, Block)]
+    said = {row: tokens for block in blocks for row, tokens in bench.said(block).items()}
+    assert said == {2: [7] * 3, 3: [7] * 3, 4: [7] * 4, 5: [7] * 4}
+    assert rest[-1] == Beat(2 * (2 + 3 + 4)), "the last word has all tokens"
+
+
+def test_shares_of_a_run_are_sampled_at_once(bench) -> None:
+    first, second = (bench.worker.run(bench.work([group])) for group in (0, 1))
+    assert [type(next(messages)) for messages in (first, second)] == [Beat, Beat]
+    bench.engine.gate.release(4)
+    (later,) = [each for each in second if isinstance(each, Block)]
+    (earlier,) = [each for each in first if isinstance(each, Block)]
+    assert (earlier.rows.tolist(), later.rows.tolist()) == ([0, 1], [2, 3])
+    assert earlier.effort.tokens + later.effort.tokens == 10
+
+
+def test_an_abort_ends_a_share_and_those_that_come_after_it_and_what_there_is_goes_on_later(bench) -> None:
+    messages = bench.worker.run(bench.work([4, 5]))
+    next(messages)
+    bench.engine.gate.release(3)
+    done = next(each for each in messages if isinstance(each, Block))
+    assert done.rows.tolist() == [8, 9]
+    bench.worker.abort(2, "rollout")
+    (left,) = [each for each in messages if isinstance(each, Block)]
+    assert (left.unfinished, left.rows.tolist(), left.tokens) == (True, [10, 11], None)
+    assert list(bench.worker.run(bench.work([6]))) == []
+    # The same prompt in the next step, where its rows have other numbers.
+    said = bench.said(left)
+    assert said[11] == [7]
+    bench.engine.aborts = 0
+    bench.engine.gate.release(10)
+    begun = {5: Begun(left.ref, np.array([11, 10]))}
+    again = replace(bench.work([5], begun), step=3)
+    (block,) = [each for each in bench.worker.run(again) if isinstance(each, Block)]
+    assert bench.said(block) == {10: [7] * 7, 11: [7] * 7}
+    assert block.effort.tokens == 14 - len(said[10]) - len(said[11])
+
+
+def test_what_the_engine_raises_ends_the_share(bench) -> None:
+    def broken(requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> Iterator[Completion]:
+        raise ValueError("prompt 0 is empty")
+        yield
+
+    bench.engine.generate = broken
+    with pytest.raises(ValueError, match="prompt 0 is empty"):
+        list(bench.worker.run(bench.work([0])))

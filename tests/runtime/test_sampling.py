@@ -1,0 +1,200 @@
+"""A rollout's run, from the driver's side: servers that answer in an order of their own, and stop when told to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dagrl.data.shards import shard_bounds
+from dagrl.engines.base import Appetite
+from dagrl.plan.commands import Run
+from dagrl.plan.plan import PlannedTask, Rows
+from dagrl.runtime.errors import RunError
+from dagrl.runtime.ledger import Ledger
+from dagrl.runtime.messages import Beat, Begun, Block, Effort, Span, TaskWork
+from dagrl.runtime.record import StepRecord
+from dagrl.runtime.sampling import Books, Sampling
+from dagrl.spec.ops import Scope
+from dagrl.spec.schema import Pipeline
+from dagrl.track.base import Progress
+
+N = 2
+ROLLOUT = PlannedTask(
+    *("rollout", "rollout", "rollout", "generator", Scope.ROW, Rows.TRAIN, "generator"),
+    {"prompt_tokens": ("prompts", "prompt_tokens")},
+    {"response_tokens": "response_tokens"},
+    streams=True,
+    generates=True,
+)
+
+
+@dataclass(frozen=True)
+class Server:
+    """All that a rollout has to know of a worker."""
+
+    name: str
+
+
+def server(number: int) -> Server:
+    return Server(f"generator/{number}")
+
+
+class Servers:
+    """Stands in for a fleet: servers that finish a group whenever the loop comes to it, `patience` rounds apiece."""
+
+    def __init__(self, appetite: Appetite, patience: Sequence[int], gives_up: int | None = None) -> None:
+        self.appetite, self.patience, self.gives_up = appetite, patience, gives_up
+        self.works: list[tuple[str, TaskWork]] = []
+        self.aborts: set[str] = set()
+        self.sampled: Counter[str] = Counter()
+
+    async def call(self, member: Server, method: str, *args: Any, waits_for: str) -> Any:
+        if method == "appetite":
+            return self.appetite
+        assert (method, args) == ("abort", (4, "rollout"))
+        self.aborts.add(member.name)
+        return None
+
+    async def stream(self, member: Server, work: TaskWork) -> AsyncIterator[Block | Beat]:
+        self.works.append((member.name, work))
+        (part,) = work.parts
+        yield Beat(self.sampled[member.name])
+        left = list(dict.fromkeys((part.rows // N).tolist()))
+        while left and member.name not in self.aborts and left[0] != self.gives_up:
+            for _ in range(self.patience[left[0] % len(self.patience)]):
+                await asyncio.sleep(0)
+            if member.name in self.aborts:
+                break
+            # Two at a time where there are as many: some come when there is enough already.
+            now, left = left[:2], left[2:]
+            self.sampled[member.name] += 3 * N * len(now)
+            yield block_of(now, f"done {now}")
+            yield Beat(self.sampled[member.name])
+        if left:
+            yield replace(block_of(left, f"begun {left}"), unfinished=True)
+
+
+def block_of(groups: Sequence[int], ref: str) -> Block:
+    rows = np.concatenate([np.arange(group * N, (group + 1) * N) for group in groups])
+    return Block(rows, ref, np.full(len(rows), 3), Span(0.0, 1.0), effort=Effort(3 * len(rows), None, None, None))
+
+
+@dataclass
+class Ran:
+    """A run that is over."""
+
+    sampling: Sampling
+    ledger: Ledger
+    record: StepRecord
+    fleet: Servers
+    shards: list[int]
+    told: list[Progress]
+
+
+@pytest.fixture(scope="module")
+def ran(lab) -> Any:
+    """Runs a rollout; `begun` by places in the data set, which are 100 and the group's number."""
+
+    def run(fleet: Servers, groups: int, needed: int, shards: int, servers: int, *, partial: bool, begun=None) -> Ran:
+        declared = lab.tiny_pipeline()
+        declared["data"]["prompts_per_step"] = needed
+        declared["nodes"]["rollout"] |= {"n": N, "partial_rollout": partial}
+        if groups > needed:
+            declared["nodes"]["rollout"]["over_sampling_batch_size"] = groups
+        ledger, record = Ledger(N, shards), StepRecord(4)
+        for shard, (begin, end) in enumerate(shard_bounds(groups * N, N, shards)):
+            rows = np.arange(begin, end)
+            places = 100 + np.unique(rows // N)
+            ledger.add_source("prompts", Block(rows, f"p{shard}", None, Span(0, 1), (shard,), positions=places))
+        complete: list[int] = []
+        told: list[Progress] = []
+        sampling = Sampling(
+            Run(4, "rollout", tuple(range(shards))),
+            ROLLOUT,
+            Pipeline.model_validate(declared),
+            fleet,  # type: ignore[arg-type]
+            [server(number) for number in range(servers)],  # type: ignore[misc]
+            Books(ledger, record, complete.append, told.append, {}),
+            committed=3,
+            begun=begun or {},
+        )
+        asyncio.run(sampling.finish())
+        return Ran(sampling, ledger, record, fleet, complete, told)
+
+    return run
+
+
+def metrics(ran: Ran) -> dict[str, float]:
+    return ran.record.metrics(tokens=1, policy_version=4, slots=1)
+
+
+appetites = st.builds(lambda portion, more: Appetite(portion, portion + more), st.integers(1, 12), st.integers(0, 12))
+layouts = st.fixed_dictionaries({"shards": st.integers(1, 4), "servers": st.integers(1, 4)})
+patience = st.lists(st.integers(0, 5), min_size=1, max_size=7)
+
+
+@settings(deadline=None)
+@given(appetite=appetites, layout=layouts, patience=patience, groups=st.integers(1, 12))
+def test_every_group_is_sampled_once_and_every_shard_told_once(ran, appetite, layout, patience, groups) -> None:
+    over = ran(Servers(appetite, patience), groups, groups, partial=False, **layout)
+    dealt = [row for _, work in over.fleet.works for part in work.parts for row in part.rows.tolist()]
+    assert sorted(dealt) == list(range(groups * N))
+    assert over.ledger.complete
+    assert sorted(over.shards) == [shard for shard in range(layout["shards"]) if len(over.ledger.rows((shard,)))]
+    assert over.told[-1] == Progress("rollout", 4, groups, groups, groups * N * 3, over.told[-1].seconds)
+    assert over.fleet.aborts == set()
+    assert "rollout/aborted_prompts" not in metrics(over)
+
+
+@settings(deadline=None)
+@given(
+    appetite=appetites,
+    layout=layouts,
+    patience=patience,
+    needed=st.integers(1, 8),
+    more=st.integers(1, 8),
+    partial=st.booleans(),
+)
+def test_enough_is_enough_and_what_is_left_is_known(ran, appetite, layout, patience, needed, more, partial) -> None:
+    groups = needed + more
+    over = ran(Servers(appetite, patience), groups, needed, partial=partial, **layout)
+    chosen = np.unique(over.ledger.rows(tuple(range(layout["shards"]))) // N).tolist()
+    assert len(chosen) == needed
+    left = over.sampling.left()
+    assert sorted([*(place - 100 for place, _ in left), *chosen]) == list(range(groups)), "lost, or there twice"
+    assert [place for place, _ in left] == sorted(place for place, _ in left), "in their order"
+    assert set(over.fleet.aborts) == {server(number).name for number in range(layout["servers"])}
+    dealt = {group for _, work in over.fleet.works for group in (work.parts[0].rows // N).tolist()}
+    for place, begun in left:
+        # What was dealt and left is there to go on with, under the ids that it had.
+        assert (begun is not None) == (partial and place - 100 in dealt)
+        if begun is not None:
+            assert begun.rows.tolist() == [(place - 100) * N, (place - 100) * N + 1]
+            assert str(place - 100) in begun.ref
+    assert metrics(over)["rollout/aborted_prompts"] == more
+    told = over.told[-1]
+    assert (told.done, told.total) == (needed, needed)
+
+
+def test_what_was_begun_goes_to_whoever_gets_the_prompt_and_is_kept_where_nobody_does(ran) -> None:
+    begun = {100 + group: Begun(f"older {group}", np.arange(N)) for group in (0, 1, 5)}
+    # One group at a time; the first is enough.
+    over = ran(Servers(Appetite(1, 1), [0]), 6, 1, 1, 1, partial=True, begun=begun)
+    handed = {group: what.ref for _, work in over.fleet.works for group, what in work.begun.items()}
+    assert handed[0] == "older 0"
+    left = dict(over.sampling.left())
+    assert set(left) == {101, 102, 103, 104, 105}
+    assert left[105].ref == "older 5", "it was not dealt"
+
+
+def test_a_server_that_gives_up_by_itself_ends_the_run(ran) -> None:
+    with pytest.raises(RunError, match="generator has ended the responses to 1 of 4 prompts early"):
+        ran(Servers(Appetite(2, 2), [0], gives_up=1), 4, 4, 1, 1, partial=False)
