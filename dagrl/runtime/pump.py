@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Iterable
 
 
@@ -16,25 +17,30 @@ class Pump[Item]:
         # A daemon: whoever no longer wants the items, because the run is over, does not wait for their end.
         threading.Thread(target=self._pump, args=(items,), daemon=True).start()
 
-    def take(self, timeout_s: float) -> list[Item] | None:
-        """All that has come since the last call, nothing where that is so for `timeout_s`; None after the last item.
+    def take(self, timeout_s: float, gather_s: float = 0.0) -> list[Item] | None:
+        """What comes next, with all that comes within `gather_s` behind it; None after the last item.
 
-        Raises what the iterator has raised, once everything before it was taken.
+        Nothing where nothing comes for `timeout_s`. Raises what the iterator has raised, once everything before it was
+        taken.
         """
-        if self._end is not None:
-            if self._end.failure is not None:
-                raise self._end.failure
-            return None
         taken: list[Item] = []
-        try:
-            item = self._came.get(timeout=timeout_s)
-            while not isinstance(item, _End):
-                taken.append(item)
-                item = self._came.get_nowait()
-            self._end = item
-        except queue.Empty:
-            return taken
-        return taken or self.take(timeout_s)
+        until = time.monotonic() + timeout_s
+        while self._end is None:
+            try:
+                item = self._came.get(timeout=max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                return taken
+            if isinstance(item, _End):
+                self._end = item
+                break
+            if not taken:
+                until = time.monotonic() + gather_s
+            taken.append(item)
+            if time.monotonic() > until:
+                return taken
+        if not taken and self._end.failure is not None:
+            raise self._end.failure
+        return taken or None
 
     def _pump(self, items: Iterable[Item]) -> None:
         end = _End(None)

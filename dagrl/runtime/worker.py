@@ -30,6 +30,8 @@ from dagrl.runtime.pulse import INTERVAL_S, Pulse
 from dagrl.runtime.pump import Pump
 from dagrl.spec.residency import Residency
 
+_GATHER_S = 0.02
+"""How long what is finished waits for more, as a message costs more than what is in it."""
 BUCKET_BYTES = 256 * 2**20
 """Weights that travel as one object."""
 
@@ -144,7 +146,7 @@ class Worker:
         pump = Pump(outputs())
         # The next share may come: this one is before it.
         yield Beat(self._engine.sampled_tokens)
-        while (made := pump.take(INTERVAL_S)) is not None:
+        while (made := pump.take(INTERVAL_S, _GATHER_S)) is not None:
             if self._aborted == run:
                 # Again: what the op had not asked for yet when the abort came has begun since then.
                 self._engine.abort()
