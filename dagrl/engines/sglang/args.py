@@ -5,6 +5,7 @@ Held against SGLang 0.5.17.
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,7 @@ def server_arguments(
         "skip_tokenizer_init": True,
         "custom_weight_loader": list(WEIGHT_LOADERS),
         "device": "cuda" if on_gpus else "cpu",
-        # Servers must not draw alike.
-        "random_seed": (seed * 1_000_003 + share.server) % 2**31,
+        "random_seed": _seed(seed, share.server),
         "enable_memory_saver": on_gpus and sleeps,
         # Weights that nobody sends again have to wait somewhere.
         "enable_weights_cpu_backup": on_gpus and sleeps and spec.follows is None,
@@ -70,3 +70,8 @@ def _meeting_point(spec: SglangEngineSpec, share: ServerShare) -> dict[str, Any]
             "node_rank": share.node,
         }
     return {"nccl_port": share.port}
+
+
+def _seed(seed: int, server: int) -> int:
+    """One for each server, which must not draw alike, in the 31 bits that SGLang takes."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{server}".encode()).digest()[:4]) >> 1

@@ -22,7 +22,7 @@ class GpuMemory:
         return self.total_gib - self.free_gib
 
     def __str__(self) -> str:
-        return f"GPU {self.gpu} has {self.free_gib:.1f} of {self.total_gib:.1f} GiB free"
+        return f"GPU {self.gpu} had {self.free_gib:.1f} of {self.total_gib:.1f} GiB free"
 
 
 def gpu_memory(gpus: Sequence[str]) -> list[GpuMemory]:

@@ -37,23 +37,27 @@ MODEL = ModelSpec(
 RANKS = RankContext(rank=0, world_size=1, master_addr="127.0.0.1", master_port=0, timeout_s=60, seed=5)
 
 
-def share_in(logs: Path, start_timeout_s: float = 200.0) -> ServerShare:
-    """A whole server on the CPU that prints into `logs`."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    return ServerShare("generator/0", 0, 0, 1, (), "127.0.0.1", port, logs, start_timeout_s)
+StartEngine = Callable[..., SglangEngine]
+
+
+@pytest.fixture(scope="session")
+def start_engine() -> StartEngine:
+    """Starts an engine on a server on the CPU, with these fields of ServerArgs, that prints into `logs`."""
+
+    def start(logs: Path, start_timeout_s: float = 200.0, **server: object) -> SglangEngine:
+        spec = SglangEngineSpec(backend="sglang", group="rollout", server=server)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        share = ServerShare("generator/0", 0, 0, 1, (), "127.0.0.1", port, logs, start_timeout_s)
+        return SglangEngine(MODEL, spec, RANKS, share, sleeps=True)
+
+    return start
 
 
 @pytest.fixture(scope="module")
-def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("sglang-logs")
-
-
-@pytest.fixture(scope="module")
-def server(logs: Path) -> Iterator[SglangEngine]:
+def server(start_engine: StartEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SglangEngine]:
     """One engine for all tests of a module, with room for eight requests at once."""
-    spec = SglangEngineSpec(backend="sglang", group="rollout", server={"max_running_requests": 8})
-    engine = SglangEngine(MODEL, spec, RANKS, share_in(logs), sleeps=True)
+    engine = start_engine(tmp_path_factory.mktemp("sglang-logs"), max_running_requests=8)
     yield engine
     engine.close()
 

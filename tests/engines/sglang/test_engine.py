@@ -232,6 +232,20 @@ def test_health(server) -> None:
     server.health(30)
 
 
+def test_a_start_that_sglang_refuses_says_why(server, start_engine, tmp_path) -> None:
+    with pytest.raises(ServerError, match=r"SGLang server generator/0 did not start: .*divisible by page_size"):
+        start_engine(tmp_path, chunked_prefill_size=6, page_size=4)
+
+
+def test_a_start_that_takes_too_long_is_given_up(server, start_engine, tmp_path) -> None:
+    before = set(threading.enumerate())
+    with pytest.raises(ServerError, match=r"SGLang server generator/0 was not ready after 0\.01 s"):
+        start_engine(tmp_path, start_timeout_s=0.01)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(timeout=60)
+    assert len(schedulers()) == 1, "what was started for nobody is gone"
+
+
 def test_a_server_that_dies_ends_what_waits_for_it(server, requests) -> None:
     """The last test: nobody brings the server back."""
 

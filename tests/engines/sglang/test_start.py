@@ -1,0 +1,44 @@
+"""What is said of a server that cannot start; what needs SGLang for that is in `test_engine.py`."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from dagrl.engines.sglang import start
+from dagrl.engines.sglang.gpu_memory import GpuMemory, gpu_memory
+from dagrl.engines.sglang.server import ServerError
+from dagrl.engines.sglang.share import ServerShare
+from dagrl.spec.schema import ModelSpec, SglangEngineSpec
+
+SHARE = ServerShare("generator/0", 0, 0, 1, ("2", "3"), "127.0.0.1", 4000, Path("logs"), 60)
+
+
+def test_without_sglang_the_remedy_is_named(monkeypatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ServerError, match=r"SGLang is not installed; install it with `uv pip install -r requirements/"):
+        spec = SglangEngineSpec(backend="sglang", group="rollout")
+        start.start_server(ModelSpec(), spec, SHARE, seed=0, sleeps=False)
+
+
+def test_what_gpus_had_left_is_told(monkeypatch) -> None:
+    left = [GpuMemory("2", 12.04, 139.8), GpuMemory("3", 1.0, 139.8)]
+    monkeypatch.setattr(start, "gpu_memory", lambda gpus: left if gpus == ("2", "3") else [])
+    spec = SglangEngineSpec(backend="sglang", group="rollout", server={"mem_fraction_static": 0.8})
+    assert start._memory(spec, SHARE) == (
+        "; before it started, GPU 2 had 12.0 of 139.8 GiB free, GPU 3 had 1.0 of 139.8 GiB free, and "
+        "mem_fraction_static is 0.8 of what is free"
+    )
+
+
+def test_where_there_is_no_gpu_nothing_is_told_of_memory() -> None:
+    assert gpu_memory(()) == []
+    assert gpu_memory(("no-such-gpu",)) == []
+
+
+@pytest.mark.parametrize(("nodes", "prefix"), [(1, "generator-0"), (2, "generator-0-node0")])
+def test_logs_are_named_after_the_server(nodes, prefix) -> None:
+    share = ServerShare("generator/0", 0, 0, nodes, (), "127.0.0.1", 4000, Path("logs"), 60)
+    assert share.log_prefix == Path("logs") / prefix
