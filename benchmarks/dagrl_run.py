@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).parents[1]
+_SECOND_CALL_S = 1.0
 _END_S = 90.0
 """Longest wait for a run that was told to end."""
 _SHOWN_LINES = 25
@@ -119,13 +121,13 @@ class DagrlRun:
         self.wait_until(lambda metrics: any(line["step"] >= step for line in metrics), limit_s)
 
     def end(self) -> None:
-        """End it now, without the checkpoint that the first Ctrl-C asks for."""
-        deadline = time.monotonic() + _END_S
-        while not self.over and time.monotonic() < deadline:
-            self._process.send_signal(signal.SIGINT)
-            time.sleep(0.5)
-        if not self.over:
-            self._process.kill()
+        """End it now: the first Ctrl-C asks for a checkpoint, the second does not wait for it."""
+        for patience in (_SECOND_CALL_S, _END_S):
+            if not self.over:
+                self._process.send_signal(signal.SIGINT)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(timeout=patience)
+        self._process.kill()
         self._process.wait()
 
     def __enter__(self) -> DagrlRun:

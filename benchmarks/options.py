@@ -15,12 +15,15 @@ def parser_of(description: str | None, model: str = "1.7b") -> argparse.Argument
     parser.add_argument("--weights", type=Path, help="keep start weights here for later runs")
     parser.add_argument("--out", type=Path, required=True, help="folder for the runs and their files")
     parser.add_argument("--json", type=Path, help="write the results here too")
+    parser.add_argument("--smoke", action="store_true", help="a tiny model and little to do: to try the script out")
     return parser
 
 
-def parsed(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, Path]:
-    """The arguments, with `out` made, and the folder of the model's start weights."""
+def parsed(parser: argparse.ArgumentParser, **smoke: int) -> tuple[argparse.Namespace, Path]:
+    """The arguments, with `out` made, and the folder of the model's start weights; `smoke` stands for little to do."""
     args = parser.parse_args()
+    if args.smoke:
+        vars(args).update(smoke, model="tiny")
     args.out = args.out.resolve()
     args.out.mkdir(parents=True, exist_ok=True)
     return args, write_model((args.weights or args.out / "weights").resolve() / args.model, MODELS[args.model])

@@ -59,7 +59,7 @@ def _arguments() -> tuple[argparse.Namespace, Path]:
     parser.add_argument("--response-tokens", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=4, help="measured rounds of each")
     parser.add_argument("--warmup", type=int, default=1, help="rounds of each before that")
-    return parsed(parser)
+    return parsed(parser, prompts=16, prompt_tokens=16, response_tokens=32, rounds=2)
 
 
 @contextmanager

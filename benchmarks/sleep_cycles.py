@@ -58,7 +58,7 @@ def _arguments() -> tuple[argparse.Namespace, Path]:
     parser.add_argument("--cycles", type=int, default=200)
     parser.add_argument("--settled", type=int, default=30, help="cycles that may still take memory")
     parser.add_argument("--limit", type=float, default=3600.0, help="seconds after which the cycles so far must do")
-    return parsed(parser)
+    return parsed(parser, cycles=8, settled=2)
 
 
 def _watch(run: DagrlRun, cycles: int, deadline: float) -> Watch:

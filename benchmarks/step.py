@@ -72,7 +72,7 @@ def _arguments() -> tuple[argparse.Namespace, Path]:
     parser.add_argument("--rows-per-micro-batch", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=3, help="measured steps of the pipeline, and of each stage")
     parser.add_argument("--warmup", type=int, default=1, help="steps before that")
-    return parsed(parser)
+    return parsed(parser, prompts=8, n=2, prompt_tokens=16, response_tokens=16, rows_per_micro_batch=4, rounds=2)
 
 
 # -- the bare stages

@@ -70,7 +70,7 @@ def _arguments() -> tuple[argparse.Namespace, Path]:
     parser.add_argument("--bucket-mib", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=8, help="measured steps")
     parser.add_argument("--warmup", type=int, default=2, help="steps before that")
-    return parsed(parser)
+    return parsed(parser, rounds=3, warmup=1)
 
 
 # -- NCCL alone
