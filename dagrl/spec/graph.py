@@ -186,7 +186,7 @@ def _contracts(pipeline: Pipeline, folder: Path | None, findings: Findings) -> d
             except ValueError as error:
                 findings.error((*place, "op"), str(error))
         else:
-            contracts[name] = contract_of(node)
+            contracts[name] = contract_of(node, pipeline.engines)
     contracts[SAMPLES_NODE] = SAMPLES
     return contracts
 

@@ -205,6 +205,11 @@ CLASHES: dict[str, tuple[Clash, ...]] = {
             harmless=("aux_loss", "global_aux_loss", "none"),
         ),
         Clash(
+            ("moe_enable_routing_replay",),
+            "is not said here; say it as `router_replay` of the engine",
+            harmless=(False,),
+        ),
+        Clash(
             ("moe_router_force_load_balancing", "moe_router_force_biased"),
             "routes tokens by chance, not by the model; take it out",
             harmless=(None, False),

@@ -5,11 +5,22 @@ Free of torch and ray, so that a pipeline is checked on any machine. The functio
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from types import MappingProxyType
 
 from dagrl.spec.columns import SOURCE_COLUMNS
-from dagrl.spec.schema import AdvantageNode, LogprobNode, NodeBase, RewardNode, RolloutNode, UpdateNode
+from dagrl.spec.router_replay import replays
+from dagrl.spec.schema import (
+    AdvantageNode,
+    EngineSpec,
+    LogprobNode,
+    NodeBase,
+    RewardNode,
+    RolloutNode,
+    UpdateNode,
+)
 
 
 class Scope(Enum):
@@ -74,8 +85,8 @@ SAMPLES = OpContract(
 """The implicit sink: writes ``samples/step_N.parquet``."""
 
 
-def contract_of(node: NodeBase) -> OpContract:
-    """The contract of one of dagrl's own ops, its options taken into account.
+def contract_of(node: NodeBase, engines: Mapping[str, EngineSpec] = MappingProxyType({})) -> OpContract:
+    """The contract of one of dagrl's own ops, its options and those of its engine taken into account.
 
     A `CustomNode` has its contract on the user's function: see `dagrl.spec.custom.contract_of_function`.
     """
@@ -86,7 +97,8 @@ def contract_of(node: NodeBase) -> OpContract:
             scored = ("prompt_tokens", "response_tokens", "answer", "data_source", "extra_info")
             return OpContract(scored, ("reward",))
         case LogprobNode():
-            return OpContract(("prompt_tokens", "response_tokens"), ("logprob",), needs=Capability.SCORE)
+            routes = _routes(engines.get(node.engine))
+            return OpContract(("prompt_tokens", "response_tokens", *routes), ("logprob",), needs=Capability.SCORE)
         case AdvantageNode():
             reads: tuple[str, ...] = ("reward", "response_mask")
             if node.estimator != "reinforce_plus_plus":
@@ -99,6 +111,11 @@ def contract_of(node: NodeBase) -> OpContract:
             reads = ("prompt_tokens", "response_tokens", "response_mask", "advantage", "policy_version")
             needed = {"ref_logprob": node.loss.kl_coef > 0, "rollout_logprob": node.rollout_correction is not None}
             optional = ("old_logprob", *(column for column, must in needed.items() if not must))
-            reads += tuple(column for column, must in needed.items() if must)
+            reads += tuple(column for column, must in needed.items() if must) + _routes(engines.get(node.engine))
             return OpContract(reads, (), Scope.BATCH, optional, Capability.TRAIN)
     raise AssertionError(f"no contract for {node!r}")
+
+
+def _routes(engine: EngineSpec | None) -> tuple[str, ...]:
+    """What an op on the engine reads of the routes that tokens took."""
+    return ("routed_experts",) if replays(engine) else ()

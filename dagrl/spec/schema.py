@@ -167,6 +167,8 @@ class MegatronEngineSpec(Section):
     """Start weights from a folder in Megatron's distributed format, instead of the model's own."""
     fused_linear_cross_entropy: bool = False
     """Compute logits and log-probs together in chunks, twice: slower, and without room for [tokens, vocabulary]."""
+    router_replay: bool = False
+    """Mixtures only: send tokens to the experts that the generator sent them to (R3), in log-probs and updates."""
     offload: OffloadSpec = OffloadSpec()
     """What waits in host memory."""
     sleep: Sleep = "auto"

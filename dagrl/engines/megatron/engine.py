@@ -34,6 +34,7 @@ from dagrl.engines.megatron.optimizer import (
     optimizer_config,
     wrap_for_training,
 )
+from dagrl.engines.megatron.router_replay import RouterReplay
 from dagrl.engines.megatron.start_weights import StartWeights
 from dagrl.engines.megatron.step import PackedModel
 from dagrl.engines.megatron.stored_weights import load_start_weights
@@ -92,6 +93,7 @@ class MegatronEngine:
             spec.parallel.row_alignment,
             head=spec.head,
             fused=spec.fused_linear_cross_entropy,
+            replay=RouterReplay(chunks) if spec.router_replay else None,
         )
 
     def logprobs(self, batch: Batch, *, temperature: float, tokens_per_micro_batch: int) -> Column:

@@ -41,6 +41,39 @@ class MicroBatch:
     """Which of the R places the rank reads, int64 [P]; None where it reads all."""
     row: torch.Tensor
     """Row that each of the R places belongs to, int64 [R], in 0..S-1."""
+    routes: torch.Tensor | None = None
+    """Experts that the rank's tokens go to, see `Routes`; None where its routers choose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """What a rank needs of the routes that a batch's tokens took when they were sampled."""
+
+    layers: np.ndarray
+    """Layers with routers on this rank, counted from 0 over all stages."""
+    sequence_rank: int = 0
+    sequence_ranks: int = 1
+    """Ranks that share a context-parallel rank's tokens out between tensor-parallel regions."""
+
+    def of(self, batch: Batch, rows: np.ndarray, starts: np.ndarray, held: np.ndarray, tokens: int) -> np.ndarray:
+        """Experts of the tokens that the rank's routers see, int16 [tokens, layers, chosen]; -1 where nobody has told.
+
+        `starts` are the places of `rows` in a pack of `tokens`, `held` the places that a context-parallel rank holds.
+        ValueError where a row's routes are not those of its tokens.
+        """
+        column, lengths = batch["routed_experts"], _lengths(batch)
+        packed = np.full((tokens, len(self.layers), column.values.shape[2]), -1, dtype=np.int16)
+        for start, row in zip(starts, rows, strict=True):
+            told = column[row]
+            # The last token was sampled, and never sent through the model; of a row without routes, nothing is known.
+            if len(told) not in (0, lengths[row] - 1):
+                raise ValueError(
+                    f"row {batch.rows[row]} has {lengths[row]} tokens, and routes for {len(told)}; the generator must "
+                    "tell of all but the last"
+                )
+            packed[start : start + len(told)] = told[:, self.layers]
+        # Between tensor-parallel regions each rank has a part of the sequence, in their order.
+        return packed[held.reshape(self.sequence_ranks, -1)[self.sequence_rank]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +87,8 @@ class Packing:
     """Ranks that share each row."""
     at_row_end: bool = False
     """Read the output at each row's last token; else at every token that predicts one of the response."""
+    routes: Routes | None = None
+    """Let tokens go where they went: the batch has ``routed_experts``."""
 
     def bins(self, batch: Batch, budget: int, at_least: int = 1) -> list[np.ndarray]:
         """Rows of each micro-batch of at most `budget` tokens, padding counted; none for a batch without rows.
@@ -115,6 +150,10 @@ class Packing:
             targets=on_device(followers[places[own]]),
             own=on_device(own) if len(held) < len(token_ids) else None,
             row=on_device(np.repeat(np.arange(len(rows)), counts)),
+            # A micro-batch without rows is of padding alone, and its rank may not know how many experts are chosen.
+            routes=on_device(self.routes.of(batch, rows, starts, held, len(token_ids)))
+            if self.routes and len(rows)
+            else None,
         )
 
     def _padded(self, lengths: np.ndarray) -> np.ndarray:

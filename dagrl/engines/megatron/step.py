@@ -7,6 +7,7 @@ model predicts, and the `Objective` turns that into a loss. What is read on the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,6 +27,7 @@ from dagrl.engines.megatron.loss import GlobalLoss
 from dagrl.engines.megatron.micro_batch import MicroBatch, Packing
 from dagrl.engines.megatron.moe_losses import MoeLosses
 from dagrl.engines.megatron.output import Reader, read
+from dagrl.engines.megatron.router_replay import RouterReplay
 
 LossFunction = Callable[..., Any]
 """What megatron's schedule calls with the model's output on a micro-batch."""
@@ -47,6 +49,8 @@ class PackedModel:
     """What stands on the last layer."""
     fused: bool = False
     """Make logits chunk by chunk, and once more in the backward pass."""
+    replay: RouterReplay | None = None
+    """Routes tokens as they were routed when they were sampled, where the batch has ``routed_experts``."""
 
     def logprobs(self, batch: Batch, *, temperature: float, tokens_per_micro_batch: int) -> Column:
         """Log-probs of the response tokens, without gradients, float32, ragged as response_tokens."""
@@ -104,6 +108,7 @@ class PackedModel:
         """Micro-batches of this rank; as many as the others have, where ranks meet within the model."""
         packing = Packing(
             self.alignment,
+            routes=self.replay.routes_of(batch) if self.replay else None,
             context_rank=parallel_state.get_context_parallel_rank(),
             context_ranks=parallel_state.get_context_parallel_world_size(),
             at_row_end=self.head == "reward",
@@ -115,7 +120,10 @@ class PackedModel:
         # A rank with fewer rows than that runs the model on nothing, and so takes part in what the ranks do together.
         bins += [np.arange(0)] * (count - len(bins))
         tokens = self._agree_on_tokens([packing.tokens(batch, rows) for rows in bins])
-        return [packing.micro_batch(batch, rows, self._device, n) for rows, n in zip(bins, tokens, strict=True)]
+        split = [packing.micro_batch(batch, rows, self._device, n) for rows, n in zip(bins, tokens, strict=True)]
+        if self.replay:
+            self.replay.check(split)
+        return split
 
     def _agree_on_count(self, own: int) -> int:
         config = get_model_config(self.chunks[0])
@@ -160,6 +168,8 @@ class PackedModel:
 
         def forward(waiting: Iterator[MicroBatch], model: MegatronModule) -> tuple[torch.Tensor, LossFunction]:
             micro_batch = next(waiting)
+            if self.replay:
+                self.replay.begin(model, micro_batch)
             output = model(
                 input_ids=micro_batch.input_ids,
                 position_ids=micro_batch.position_ids,
@@ -172,17 +182,18 @@ class PackedModel:
 
         for chunk in self.chunks:
             chunk.train(not forward_only)
-        return get_forward_backward_func()(
-            forward_step_func=forward,
-            data_iterator=[iter(micro_batches) for _ in self.chunks],
-            model=self.chunks,
-            num_microbatches=len(micro_batches),
-            # Stages tell each other every micro-batch's own length.
-            seq_length=max(micro_batch.tokens for micro_batch in micro_batches),
-            micro_batch_size=1,
-            forward_only=forward_only,
-            collect_non_loss_data=forward_only,
-        )
+        with self.replay.following(training=not forward_only) if self.replay else nullcontext():
+            return get_forward_backward_func()(
+                forward_step_func=forward,
+                data_iterator=[iter(micro_batches) for _ in self.chunks],
+                model=self.chunks,
+                num_microbatches=len(micro_batches),
+                # Stages tell each other every micro-batch's own length.
+                seq_length=max(micro_batch.tokens for micro_batch in micro_batches),
+                micro_batch_size=1,
+                forward_only=forward_only,
+                collect_non_loss_data=forward_only,
+            )
 
     @property
     def _device(self) -> torch.device:

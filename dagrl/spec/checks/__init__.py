@@ -23,6 +23,7 @@ from dagrl.spec.checks.nodes import check_nodes
 from dagrl.spec.checks.profile import check_profile
 from dagrl.spec.checks.rollout import check_rollout
 from dagrl.spec.checks.rollout_correction import check_rollout_correction
+from dagrl.spec.checks.router_replay import check_router_replay
 from dagrl.spec.checks.sglang_fields import check_sglang_fields
 from dagrl.spec.checks.sglang_rules import check_sglang_rules
 from dagrl.spec.checks.sleeping import check_sleeping
@@ -62,6 +63,7 @@ def check_file(path: Path | str, overrides: Sequence[str] = ()) -> CheckedPipeli
     check_megatron_rules(pipeline, sizes, findings)
     check_sglang_fields(pipeline, findings)
     check_sglang_rules(pipeline, sizes, findings)
+    check_router_replay(pipeline, sizes, findings)
     check_nodes(pipeline, loaded.folder, findings)
     check_rollout(pipeline, graph, findings)
     check_rollout_correction(pipeline, graph, findings)

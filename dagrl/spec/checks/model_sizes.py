@@ -36,6 +36,8 @@ class Size(NamedTuple):
 class ModelSizes:
     """Sizes of a model; None is what its config does not say."""
 
+    family: str | None = None
+    """Its ``model_type``."""
     layers: Size | None = None
     heads: Size | None = None
     key_value_heads: Size | None = None
@@ -62,6 +64,7 @@ def sizes_of(config: Mapping[str, Any] | None) -> ModelSizes:
     latent = is_size(config.get("kv_lora_rank")) or str(config.get("model_type")).startswith("deepseek_v")
     width = _size(config, "intermediate_size")
     return ModelSizes(
+        family=str(config["model_type"]) if config.get("model_type") else None,
         layers=_size(config, "num_hidden_layers"),
         heads=_size(config, "num_attention_heads"),
         key_value_heads=None if latent else _size(config, "num_key_value_heads"),
