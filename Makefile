@@ -2,7 +2,7 @@
 PYTHON ?= python3.12
 VENV := .venv
 BIN := $(VENV)/bin
-REQUIREMENTS := requirements/base.txt requirements/dev.txt
+REQUIREMENTS := requirements/base.txt requirements/sglang.txt requirements/dev.txt
 # Whose own dependencies are left out: the file says why.
 WITHOUT_DEPENDENCIES := requirements/bridge.txt
 export OMP_NUM_THREADS ?= 1
