@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from dagrl.engines.base import RankContext
 from dagrl.runtime.messages import StartEngine
-from dagrl.spec.schema import HfEngineSpec, MegatronEngineSpec
+from dagrl.spec.router_replay import engine_as_started
+from dagrl.spec.schema import HfEngineSpec, MegatronEngineSpec, SglangEngineSpec
+from dagrl.spec.sglang_layout import nodes_per_server, server_slots
+from dagrl.spec.sleeping import sleeps
 
 
 def make_engine(setup: StartEngine, listen_fd: int | None) -> Any:
     """Build the rank of the engine that `setup` names; imports its backend only here.
 
-    `listen_fd` is rank 0's socket, on which the ranks meet.
+    `listen_fd` is a socket on which the ranks meet, where that is here.
     """
     pipeline = setup.pipeline
     assert setup.engine is not None
-    spec = pipeline.engines[setup.engine]
+    spec = engine_as_started(pipeline, setup.engine)
     ranks = RankContext(
         rank=setup.rank,
         world_size=setup.world_size,
@@ -42,4 +46,39 @@ def make_engine(setup: StartEngine, listen_fd: int | None) -> Any:
             from dagrl.engines.hf.engine import HfEngine
 
             return HfEngine(pipeline.model, spec, ranks)
+        case SglangEngineSpec():
+            return _sglang_engine(setup, spec, ranks)
     raise AssertionError(f"no engine for {spec!r}")
+
+
+def _sglang_engine(setup: StartEngine, spec: SglangEngineSpec, ranks: RankContext) -> Any:
+    """The worker on the first slot of a server speaks for it, the first on a further machine starts its processes."""
+    from dagrl.engines.sglang.engine import SglangEngine
+    from dagrl.engines.sglang.share import ServerShare
+    from dagrl.engines.sglang.slot import HeldSlot, NodeShare
+
+    pipeline = setup.pipeline
+    group = pipeline.groups[spec.group]
+    slot = server_slots(spec, group)[setup.rank]
+    if ranks.listen_fd is not None:
+        # SGLang listens on the port itself, which nobody else has taken so far.
+        os.close(ranks.listen_fd)
+    if not slot.starts:
+        return HeldSlot()
+    if setup.gpus:
+        # Before anybody asks CUDA for its devices: SGLang's processes see those of the whole server.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(setup.gpus)
+    share = ServerShare(
+        name=f"{setup.engine}/{slot.server}",
+        server=slot.server,
+        node=slot.node,
+        nodes=nodes_per_server(spec, group),
+        gpus=setup.gpus,
+        address=setup.master_addr,
+        port=setup.master_port,
+        logs=setup.run_dir / "logs",
+        # The engine knows better than the driver what it has waited for, so it speaks first.
+        start_timeout_s=0.95 * pipeline.run.start_timeout_s,
+    )
+    kind = SglangEngine if slot.leads else NodeShare
+    return kind(pipeline.model, spec, ranks, share, sleeps=sleeps(pipeline, str(setup.engine)))

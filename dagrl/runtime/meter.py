@@ -29,8 +29,8 @@ class Meter:
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
-        # An engine whose model is in processes of its own leaves the GPU to them: asking it would take half a GiB.
-        self._on_gpu = torch.cuda.is_initialized()
+        # An engine whose model is in processes of its own leaves the GPU to them: to wait for it would take half a GiB.
+        self._on_gpu = torch.cuda.is_initialized() and torch.cuda.memory_reserved() > 0
         self._peak = peak_flops_per_s(torch.cuda.get_device_name()) if self._on_gpu else None
         self._costs: dict[str, ModelFlops | None] = {}
 
