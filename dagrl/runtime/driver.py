@@ -84,7 +84,7 @@ class Driver:
         self._ledgers: dict[tuple[int, Rows], Ledger] = {}
         self._records: dict[int, StepRecord] = {}
         self._idle_hosts: list[Member] = []
-        self._moves = Moves(fleet, plan, scheduler)
+        self._moves = Moves(fleet, plan, scheduler.residency)
         self._saving = Saving(
             fleet,
             plan,

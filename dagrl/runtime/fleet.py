@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dagrl.plan.plan import Plan
+from dagrl.plan.plan import Executor, Plan
 from dagrl.plan.turns import residency_after_start, start_chains
 from dagrl.runtime.crew import together
 from dagrl.runtime.dealing import MOST_PORTIONS
@@ -60,8 +61,11 @@ class Fleet:
 
     # -- beginning and end
 
-    async def launch(self, setup: StartEngine) -> None:
-        """Place all workers and make each the rank that it is to be; `setup` holds what they have in common."""
+    async def launch(self, setup: StartEngine, resumed_from: Path | None) -> None:
+        """Place all workers and make each the rank that it is to be; `setup` holds what they have in common.
+
+        What is trained loads its state from the checkpoint `resumed_from`.
+        """
         for name, executor in self._plan.executors.items():
             generates = any(task.generates for task in self._plan.tasks if task.executor == name)
             actors = await self._slots.place(executor, setup.run_dir, threads=_THREADS if generates else 1)
@@ -72,22 +76,36 @@ class Fleet:
                 self._pipeline.run.start_timeout_s,
                 f"the workers of {name} to start; are there enough free CPUs and GPUs?",
             )
-        await together([self._start(chain, setup) for chain in start_chains(self._plan)])
+        await together([self._start_chain(chain, setup, resumed_from) for chain in start_chains(self._plan)])
 
     async def _find(self, member: Member) -> Member:
         return replace(member, at=await member.actor.describe.remote())
 
-    async def _start(self, chain: tuple[str, ...], setup: StartEngine) -> None:
+    async def _start_chain(self, chain: tuple[str, ...], setup: StartEngine, resumed_from: Path | None) -> None:
         """Start executors one after the other; those that sleep make room for the next."""
-        bound = self._pipeline.run.start_timeout_s
+        there: list[str] = []
         for name in chain:
-            executor, members = self._plan.executors[name], self._members[name]
-            told = setups(executor, [member.at for member in members], setup)
-            what = f"engine {name} to start"
-            starts = zip(members, told, strict=True)
-            await together([self._call(member, "start", (mine,), bound, what) for member, mine in starts])
-            if (residency := residency_after_start(executor, chain)) is not Residency.AWAKE:
-                await self.call_all(name, "sleep", residency, waits_for=f"{name} to make room for {chain[-1]}")
+            executor = self._plan.executors[name]
+            residency = residency_after_start(executor, chain)
+            try:
+                await self._start(executor, setup)
+                if executor.trained and resumed_from is not None:
+                    what = f"{name} to load {resumed_from}"
+                    await self.call_all(name, "load", resumed_from / name, waits_for=what)
+                if residency is not Residency.AWAKE:
+                    await self.call_all(name, "sleep", residency, waits_for=f"{name} to make room for {chain[-1]}")
+            except RunError as failure:
+                failure.memory = f"group {executor.group}: {', '.join([*there, name])} starting" if there else ""
+                raise
+            there.append(f"{name} {residency.name.lower()}")
+
+    async def _start(self, executor: Executor, setup: StartEngine) -> None:
+        """Make the workers of an executor its ranks."""
+        members, bound = self._members[executor.name], self._pipeline.run.start_timeout_s
+        told = setups(executor, [member.at for member in members], setup)
+        what = f"engine {executor.name} to start"
+        starts = zip(members, told, strict=True)
+        await together([self._call(member, "start", (mine,), bound, what) for member, mine in starts])
 
     async def close(self) -> None:
         """Let every worker free what it holds, for a few seconds at most; then end them."""

@@ -85,8 +85,7 @@ async def _train(ray: ModuleType, loaded: LoadedPipeline, plan: Plan, folder: Ru
         try:
             began = time.time()
             trackers.note(f"starting {', '.join(plan.executors)}")
-            await fleet.launch(_common_setup(loaded, folder))
-            await _load(fleet, plan, folder)
+            await fleet.launch(_common_setup(loaded, folder), folder.resumed_from and folder.resumed_from.resolve())
             _write_workers(fleet, plan, folder)
             trackers.note(f"{len(plan.executors)} executors started in {time.time() - began:.0f} s")
             interrupts.training = True
@@ -127,16 +126,6 @@ def _keep_details(error: RunError, folder: RunFolder) -> None:
             log.parent.mkdir(exist_ok=True)
             log.write_text(error.details)
             error.log = str(log)
-
-
-async def _load(fleet: Fleet, plan: Plan, folder: RunFolder) -> None:
-    if folder.resumed_from is None:
-        return
-    for name, executor in plan.executors.items():
-        if executor.trained:
-            await fleet.call_all(
-                name, "load", folder.resumed_from.resolve() / name, waits_for=f"{name} to load {folder.resumed_from}"
-            )
 
 
 def _write_workers(fleet: Fleet, plan: Plan, folder: RunFolder) -> None:

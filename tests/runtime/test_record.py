@@ -180,3 +180,10 @@ def test_the_host_has_no_share_in_it() -> None:
 def test_what_went_through_the_driver_is_counted() -> None:
     record = StepRecord(3, driver_bytes=1234)
     assert record.metrics(tokens=1, policy_version=3, slots=1)["driver/bytes"] == 1234
+
+
+def test_of_what_a_sleeping_engine_gave_back_the_most_counts() -> None:
+    record = StepRecord(3)
+    for gib in (30.0, 42.5, 41.0):
+        record.freed("generator", gib)
+    assert record.metrics(tokens=1, policy_version=2, slots=1)["memory/generator_freed_gib"] == 42.5
