@@ -9,6 +9,9 @@ from dagrl.spec.schema import GroupSpec, SglangEngineSpec
 PARALLEL_SIZES = ("tp_size", "pp_size", "dp_size", "ep_size", "attn_cp_size", "moe_dp_size")
 """Fields of ServerArgs that share a server out over its GPUs; the last three are taken out of tp_size."""
 
+CPU_CACHE_TOKENS = 16384
+"""Tokens that the cache of a server on a CPU slot holds, unless ``max_total_tokens`` says otherwise."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServerSlot:

@@ -12,6 +12,7 @@ from typing import Any
 from dagrl.engines.sglang.share import ServerShare
 from dagrl.spec.schema import SglangEngineSpec
 from dagrl.spec.sglang_clashes import clashes_of
+from dagrl.spec.sglang_layout import CPU_CACHE_TOKENS
 
 WEIGHT_LOADERS: tuple[str, ...] = ("dagrl.engines.sglang.intake.take_weights",)
 """Functions that an update may have SGLang call in its processes."""
@@ -32,7 +33,7 @@ _CPU_DEFAULTS: dict[str, Any] = {
     "disable_cuda_graph": True,
     "disable_overlap_schedule": True,
     "mem_fraction_static": 0.05,
-    "max_total_tokens": 16384,
+    "max_total_tokens": CPU_CACHE_TOKENS,
     # An idle scheduler would keep a core busy.
     "sleep_on_idle": True,
 }

@@ -5,13 +5,11 @@ Single fields are `sglang_fields.py`'s. SGLang would find most of it out late, w
 
 from __future__ import annotations
 
-from typing import Any
-
 from dagrl.spec.checks.model_sizes import ModelSizes, is_size
 from dagrl.spec.errors import Place
 from dagrl.spec.positions import Findings
 from dagrl.spec.schema import GroupSpec, Pipeline, RolloutNode, SglangEngineSpec
-from dagrl.spec.sglang_layout import PARALLEL_SIZES, gpus_per_server
+from dagrl.spec.sglang_layout import CPU_CACHE_TOKENS, PARALLEL_SIZES, gpus_per_server
 
 _GPU_ONLY = ("enable_dp_attention", "enable_torch_compile", "enable_two_batch_overlap", "enable_symm_mem")
 
@@ -21,11 +19,12 @@ def check_sglang_rules(pipeline: Pipeline, sizes: ModelSizes, findings: Findings
     for name, engine in pipeline.engines.items():
         if isinstance(engine, SglangEngineSpec):
             server = _Server(pipeline, name, engine, findings)
-            if server.sizes_are_whole():
+            if server.sizes_are_usable():
                 server.check_place()
                 server.check_split(sizes)
             server.check_numbers()
             server.check_lengths(sizes)
+            server.check_stops()
             server.check_experts(sizes)
             server.check_sync()
 
@@ -42,11 +41,18 @@ class _Server:
         self._findings = findings
         self._place: Place = ("engines", name, "server")
 
-    def sizes_are_whole(self) -> bool:
+    def sizes_are_usable(self) -> bool:
         """Whether the sizes that say what a server takes can be reckoned with."""
         wrong = [field for field in PARALLEL_SIZES if field in self._given and not is_size(self._given[field])]
         for field in wrong:
             self._error(field, "must be a whole number of 1 or more; choose such a number")
+        copies = self._given.get("dp_size", 1)
+        if not wrong and self._engine.follows and copies > 1 and not self._given.get("enable_dp_attention"):
+            message = (
+                "copies within a server cannot take new weights; take it out: each further server is a copy anyway"
+            )
+            self._error("dp_size", message)
+            return False
         return not wrong
 
     def check_place(self) -> None:
@@ -123,21 +129,30 @@ class _Server:
                     self._error(field, message, ("groups", self._engine.group))
 
     def check_lengths(self, model: ModelSizes) -> None:
-        """Whether the longest sample fits into the server's context."""
-        context: Any = self._given.get("context_length")
-        if not is_size(context):
-            return
-        for name, node in self._pipeline.nodes.items():
-            if not isinstance(node, RolloutNode) or node.engine != self._name:
-                continue
+        """Whether the longest sample fits into the server's context and its cache."""
+        context, cache = self._given.get("context_length"), self._given.get("max_total_tokens")
+        if cache is None and self._group is not None and self._group.is_cpu:
+            cache = CPU_CACHE_TOKENS
+        for name, node in self._rollouts():
             longest = self._pipeline.data.max_prompt_tokens + node.sampling.max_new_tokens
-            if context < longest:
-                message = f"a sample can be {longest} tokens long (data.max_prompt_tokens + nodes.{name}.sampling"
-                depends: list[Place] = [("data", "max_prompt_tokens"), ("nodes", name, "sampling")]
-                self._error("context_length", f"{message}.max_new_tokens); set it to {longest} or more", *depends)
-        if model.positions and context > model.positions.value:
+            depends: list[Place] = [("data", "max_prompt_tokens"), ("nodes", name, "sampling")]
+            for field, room in (("context_length", context), ("max_total_tokens", cache)):
+                if is_size(room) and room < longest:
+                    message = f"{room} tokens cannot hold the longest sample, {longest} (data.max_prompt_tokens + "
+                    message += f"nodes.{name}.sampling.max_new_tokens); set {field} to {longest} or more"
+                    self._error(field, message, *depends)
+        if is_size(context) and model.positions and context > model.positions.value:
             message = f"is more than the model's {model.positions.name}, {model.positions.value}"
             self._error("context_length", f"{message}; choose at most that", ("model",))
+
+    def check_stops(self) -> None:
+        """Whether SGLang can stop responses where the file says."""
+        for name, node in self._rollouts():
+            for key, sampling in (("sampling", node.sampling), ("val_sampling", node.val_sampling)):
+                if sampling is not None and sampling.ignore_eos and sampling.stop_token_ids:
+                    message = "SGLang stops at no token at all where it ignores the end of a sequence, and "
+                    message += "stop_token_ids names some; take one of the two out"
+                    self._findings.error(("nodes", name, key, "ignore_eos"), message)
 
     def check_experts(self, model: ModelSizes) -> None:
         """Whether there are experts where an option is about them."""
@@ -170,6 +185,11 @@ class _Server:
             message = "one of the two engines has GPUs and the other has not; choose object_store"
         if message:
             self._findings.error((*place, "route"), message, depends_on=depends)
+
+    def _rollouts(self) -> list[tuple[str, RolloutNode]]:
+        """The nodes that sample on these servers."""
+        nodes = self._pipeline.nodes.items()
+        return [(name, node) for name, node in nodes if isinstance(node, RolloutNode) and node.engine == self._name]
 
     def _largest(self, *fields: str) -> str:
         """The size to blame: the largest that the file says."""

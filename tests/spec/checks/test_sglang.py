@@ -27,7 +27,6 @@ def with_server(project):
         "",
         "server: {}",
         "server: {tp_size: 2, mem_fraction_static: 0.8, cuda_graph_max_bs_decode: 512, attention_backend: fa3}",
-        "server: {tp_size: 2, dp_size: 2}",
         "server: {tp_size: 4, dp_size: 2, enable_dp_attention: true}",
         "server: {pp_size: 2, log_level: warning, context_length: 24}",
         "server: {skip_tokenizer_init: true, load_format: dummy}",
@@ -70,14 +69,14 @@ def test_servers_that_can_be(with_server, line):
         ("server: {tp_size: true}", "server.tp_size", "expected a whole number, got true"),
         ("server: {dp_size: 0}", "server.dp_size", "must be a whole number of 1 or more"),
         ("server: {tp_size: 3}", "server.tp_size", "takes 3 GPUs, which do not divide the 4 of group `rollout`"),
-        ("server: {dp_size: 2, pp_size: 4}", "server.pp_size", "takes 8 GPUs, which do not divide the 4"),
+        ("server: {tp_size: 2, pp_size: 4}", "server.pp_size", "takes 8 GPUs, which do not divide the 4"),
         ("server: {mem_fraction_static: 1.2}", "server.mem_fraction_static", "1.2 is none; choose a number between"),
         ("server: {mem_fraction_static: 0}", "server.mem_fraction_static", "0 is none"),
         ("server: {max_running_requests: 0}", "server.max_running_requests", "a whole number of 1 or more"),
         (
             "server: {context_length: 23}",
             "server.context_length",
-            "24 tokens long (data.max_prompt_tokens + nodes.rollout",
+            "24 (data.max_prompt_tokens + nodes.rollout",
         ),
         ("server: {enable_return_routed_experts: true}", "server.enable_return_routed_experts", "the model has none"),
         ("server: {enable_dp_attention: true}", "server.enable_dp_attention", "set dp_size above 1"),
@@ -97,7 +96,6 @@ def test_what_is_wrong_with_a_server_is_told(project, with_server, line, place, 
     ("line", "rollout", "place", "fragment"),
     [
         ("tp_size: 4", "nodes: 2, gpus_per_node: 6", "tp_size", "would lie on parts of machines with 6 GPUs"),
-        ("tp_size: 2, dp_size: 4", "nodes: 2, gpus_per_node: 4", "dp_size", "copies of a model do not span machines"),
         ("tp_size: 2, pp_size: 6", "nodes: 4, gpus_per_node: 3", "pp_size", "do not split evenly over 4 machines"),
         ("tp_size: 2", "cpus_per_node: 2", "tp_size", "a server on CPU slots takes one of them; leave it at 1"),
         ("enable_torch_compile: true", "cpus_per_node: 1", "enable_torch_compile", "is for GPUs, and group `rollout`"),
@@ -182,6 +180,35 @@ def test_what_only_a_start_from_files_can_do(with_server):
     path = with_server("server: {quantization: fp8, load_format: presharded, cpu_offload_gb: 4}")
     path.write_text(path.read_text().replace("    follows: actor\n", ""))
     check_file(path)
+
+
+def test_copies_within_a_server_are_for_weights_that_stay_and_one_machine(project, with_server):
+    path = with_server("server: {tp_size: 2, dp_size: 2}")
+    path.write_text(path.read_text().replace("    follows: actor\n", ""))
+    check_file(path)
+    path = with_server("server: {tp_size: 2, dp_size: 4} #!", "nodes: 2, gpus_per_node: 4")
+    path.write_text(path.read_text().replace("    follows: actor\n", ""))
+    project.assert_problem(path, "engines.generator.server.dp_size", "copies of a model do not span machines")
+
+
+def test_a_cpu_slots_cache_has_an_end(project, with_server):
+    longest = ("sampling: {max_new_tokens: 8}", "sampling: {max_new_tokens: 20000}")
+    batches = ("op: update, engine: actor,", "op: update, engine: actor, tokens_per_micro_batch: 30000,")
+    scores = ("op: logprob, engine: reference,", "op: logprob, engine: reference, tokens_per_micro_batch: 30000,")
+    path = with_server("server: {} #!", "cpus_per_node: 1", longest, batches, scores)
+    project.assert_problem(path, "engines.generator.server.max_total_tokens", "16384 tokens cannot hold the longest")
+    check_file(path, ["engines.generator.server.max_total_tokens=20016"])
+
+
+@pytest.mark.parametrize("key", ["sampling", "val_sampling"])
+def test_stops_that_sglang_would_not_see(project, with_server, key):
+    sampling = "{max_new_tokens: 8, ignore_eos: true, stop_token_ids: [3]}"
+    other = "" if key == "sampling" else "sampling: {max_new_tokens: 8}, "
+    nodes = ("sampling: {max_new_tokens: 8}}", f"{other}{key}: {sampling}}} #!")
+    path = with_server("server: {}", "gpus_per_node: 4", nodes)
+    project.assert_problem(
+        path, f"nodes.rollout.{key}.ignore_eos", "stop_token_ids names some; take one of the two out"
+    )
 
 
 def test_without_sglang_its_fields_are_not_looked_at(with_server, monkeypatch):
