@@ -30,6 +30,7 @@ LEAST_OF_NCCL = 0.70
 _START_S = 300.0
 _STEP_S = 60.0
 _MIB = 2**20
+_WITHOUT_MOMENTS = {"optimizer": "sgd", "sgd_momentum": 0.0, "use_distributed_optimizer": False, "lr": 1e-6}
 
 
 def main() -> None:
@@ -49,6 +50,8 @@ def main() -> None:
         apart=args.apart,
         sleep=args.mode == "turns",
     )
+    # Adam's moments of 8 billion parameters have no room on one GPU, and are nothing to a sync.
+    pipeline["engines"]["actor"]["optimizer"] = _WITHOUT_MOMENTS if args.model == "8b" else {"lr": 1e-6}
     sync = {"bucket_mib": args.bucket_mib}
     name = f"sync_{args.model}_{'apart' if args.apart else args.mode}"
     pipeline["engines"]["generator"]["weight_sync"] = sync | {"checksum": True}
