@@ -59,9 +59,13 @@ class Intake:
         """Whether later weights are taken without the model's own loader."""
         return self._known is not None and self._known.replays is not None
 
+    def knows(self, manifest: Manifest) -> bool:
+        """Whether it has taken weights that came like this before."""
+        return self._known is not None and self._manifest is not None and manifest.digest == self._manifest.digest
+
     def begin(self, manifest: Manifest) -> None:
         """All buckets of `manifest` come now."""
-        if self._manifest is None or manifest.digest != self._manifest.digest:
+        if not self.knows(manifest):
             self._known = None
         self._manifest = manifest
         if self._known is None:
@@ -125,16 +129,15 @@ class Intake:
         if missed := comparer.missed():
             raise ValueError(f"the server's {shortened(missed)} could not be compared with what was sent")
 
-    def let_go(self) -> None:
-        """Forget the buffers that buckets came in, whose memory may go away; also after a failure."""
-        self._recorder = self._comparer = None
+    def let_go_of_buffers(self) -> None:
+        """Forget the buffers that buckets came in, whose memory goes away."""
         for replay in (self._known.replays if self._known else None) or ():
             replay.let_go()
 
-    def forget(self) -> None:
-        """Forget what was learned: the next weights are the first again."""
-        self.let_go()
-        self._known = self._manifest = None
+    def let_go(self) -> None:
+        """Forget what was under way, after a failure."""
+        self._recorder = self._comparer = None
+        self.let_go_of_buffers()
 
     def _load_by_itself(self, layout: BucketLayout, buffer: Tensor) -> None:
         """Have the model's loader take a bucket."""

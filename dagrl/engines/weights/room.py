@@ -10,7 +10,9 @@ class Room:
 
     def __init__(self, nbytes: int, device: torch.device | str) -> None:
         """Take it."""
-        self.bytes = torch.empty(nbytes, dtype=torch.uint8, device=device)
+        # Generators work in inference mode, whose tensors could not be used outside of it.
+        with torch.inference_mode(False):
+            self.bytes = torch.empty(nbytes, dtype=torch.uint8, device=device)
         """uint8 [nbytes]; what it holds is lost whenever the memory is given back."""
 
     @property
