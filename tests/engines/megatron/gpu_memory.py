@@ -206,6 +206,7 @@ class _Measured:
         found["between_tasks_gib"] = self.used()
         found["torch_reserved_gib"] = torch.cuda.memory_reserved() / 2**30
         found |= self._sleeps()
+        found |= self._turn()
         found["exchange"] = self._exchange()
         if self.case.trainable:
             norms += [self.update() for _ in range(UPDATES)]
@@ -246,6 +247,30 @@ class _Measured:
         found["freed_share"] = 1 - asleep / held
         found["slept_freed_gib"], found["slept_held_gib"] = slept.freed_gib, slept.held_gib
         found["host_gib"], found["host_growth_gib"] = host, host - host_first
+        return found
+
+    def _turn(self) -> dict[str, Any]:
+        """Once by way of the weights alone, given out on the way down and on the way up, as at a sync in a group."""
+        from dagrl.engines.megatron.memory import weight_storages
+        from dagrl.spec.residency import Residency
+
+        before, contents, given = self.logprobs(), self._contents(), [self._weights()]
+        with self.engine._memory.weights():
+            storages = weight_storages(self.engine._model.chunks).values()
+            found: dict[str, Any] = {"weights_gib": sum(storage.nbytes() for storage in storages) / 2**30}
+        for what, move, to in (
+            ("down", self.engine.sleep, Residency.WEIGHTS),
+            ("off", self.engine.sleep, Residency.ASLEEP),
+            ("on", self.engine.wake, Residency.WEIGHTS),
+            ("up", self.engine.wake, Residency.AWAKE),
+        ):
+            began = time.monotonic()
+            move(to)
+            found |= {f"{what}_s": time.monotonic() - began, f"{what}_gib": self.used()}
+            if to is Residency.WEIGHTS:
+                given.append(self._weights())
+        found["given_out_alike"] = len(set(given)) == 1
+        found["same_after_turn"] = contents == self._contents() and np.array_equal(before, self.logprobs())
         return found
 
     def _close_is_measured(self) -> dict[str, float]:

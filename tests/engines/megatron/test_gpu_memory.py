@@ -38,6 +38,11 @@ def check_sleep(line: dict[str, Any]) -> None:
     assert line["asleep_gib"] < 1.5
     assert line["awake_again_gib"] < line["held_gib"] + 0.5, f"{name}: more with every sleep"
     assert line["host_growth_gib"] < 0.5, f"{name}: host memory grows with every sleep"
+    assert line["given_out_alike"], f"{name}: an engine that is down to its weights gives out others"
+    assert line["same_after_turn"], f"{name}: something came back otherwise by way of the weights"
+    # Beside the weights there are communicators, and what torch rounds up.
+    assert line["down_gib"] < line["weights_gib"] + line["nccl_gib"] + 1.5, f"{name}: more than the weights stayed"
+    assert line["off_gib"] < line["asleep_gib"] + 0.5, f"{name}: asleep in two steps is not asleep"
     # What the engine says of itself is what the driver says.
     assert line["slept_freed_gib"] == pytest.approx(line["held_gib"] - line["asleep_gib"], abs=0.5)
     assert line["slept_held_gib"] == pytest.approx(line["held_gib"], abs=1.0)
