@@ -130,12 +130,11 @@ def model_spec(model: str) -> "ModelSpec":
     return ModelSpec.model_validate({"init": COMMON | MODELS[model], "tokenizer": {"kind": "bytes"}})
 
 
-def rows() -> "Batch":
-    """24 rows of 2 to 320 tokens; one response is masked, one is a single token."""
+def rows(count: int) -> "Batch":
+    """At least 8 rows of 2 to 320 tokens; one response is masked, one is a single token."""
     from dagrl.data.batch import Batch, Column
 
     random = np.random.default_rng(5)
-    count = 24
     prompts, responses = random.integers(1, 64, count), random.integers(1, 256, count)
     responses[4] = 1
     masks = [np.ones(n) for n in responses]

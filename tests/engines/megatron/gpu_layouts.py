@@ -214,7 +214,8 @@ class _World:
 
         self.rank, self.ranks, self.meetings, self.scratch = rank, ranks, meetings, scratch
         self.objective = WeightedLikelihood()
-        self.rows = rows()
+        # On a CPU the whole would take minutes; eight rows are still several micro-batches.
+        self.rows = rows(24 if _gpus() else 8)
         self.alone = functools.cache(self._alone)
 
     def run(self, number: int, case: Case, precision: str) -> dict[str, Any]:

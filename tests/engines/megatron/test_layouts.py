@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from gpu_cases import PARALLEL
 
 from dagrl.plan.coordinates import coordinates
 from dagrl.spec.schema import ModelSpec, ParallelSpec
@@ -61,19 +62,10 @@ ROUTER_LOSSES = {
     "moe_aux_loss_coeff": 0.1,
     "moe_z_loss_coeff": 0.01,
 }
-_NAMES = {
-    "tp": "tensor_model_parallel_size",
-    "pp": "pipeline_model_parallel_size",
-    "vpp": "virtual_pipeline_model_parallel_size",
-    "cp": "context_parallel_size",
-    "ep": "expert_model_parallel_size",
-    "etp": "expert_tensor_parallel_size",
-    "sp": "sequence_parallel",
-}
 
 
 def parallel_of(layout: dict[str, Any]) -> dict[str, Any]:
-    return {_NAMES[name]: value for name, value in layout.items()}
+    return {PARALLEL[name]: value for name, value in layout.items()}
 
 
 LATENT_SHAPE = {
