@@ -134,9 +134,9 @@ def grpo_pipeline(
             "server": server,
         },
     }
-    if not apart and not sleep:
+    if not apart:
         for engine in pipeline["engines"].values():
-            engine["sleep"] = False
+            engine["sleep"] = sleep
     budget = {"tokens_per_micro_batch": max(tokens_per_micro_batch, load.row_tokens)}
     if mini_batch:
         pipeline["nodes"]["old"] = {"op": "logprob", "engine": "actor", "write": "old_logprob", **budget}
