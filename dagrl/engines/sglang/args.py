@@ -14,14 +14,18 @@ from dagrl.spec.schema import SglangEngineSpec
 from dagrl.spec.sglang_clashes import clashes_of
 from dagrl.spec.sglang_layout import CPU_CACHE_TOKENS
 
-WEIGHT_LOADERS: tuple[str, ...] = ("dagrl.engines.sglang.intake.take_weights",)
-"""Functions that an update may have SGLang call in its processes."""
+WEIGHT_LOADER = "dagrl.engines.sglang.intake.take_weights"
+"""What an update has SGLang call in its processes."""
 
 _DEFAULTS: dict[str, Any] = {"log_level": "warning"}
 _GPU_DEFAULTS: dict[str, Any] = {
     "dtype": "bfloat16",
     # Graphs of the prefill take a minute of each start, and a rollout is decoding.
     "cuda_graph_backend_prefill": "disabled",
+}
+_SLEEPER_DEFAULTS: dict[str, Any] = {
+    # SGLang would take what is free when it starts, and neighbours keep some of it even while they sleep.
+    "mem_fraction_static": 0.8,
 }
 _LARGEST_GRAPH = 512
 """Running requests up to which decoding is captured; beyond SGLang's own bound it falls to half its speed."""
@@ -46,19 +50,21 @@ def server_arguments(
     for field, reason in clashes_of(spec):
         raise ValueError(f"server.{field} {reason}")
     on_gpus = bool(share.gpus)
-    given = _DEFAULTS | (_GPU_DEFAULTS if on_gpus else _CPU_DEFAULTS) | spec.server
+    saves_memory = on_gpus and sleeps
+    defaults = _DEFAULTS | (_GPU_DEFAULTS if on_gpus else _CPU_DEFAULTS) | (_SLEEPER_DEFAULTS if saves_memory else {})
+    given = defaults | spec.server
     if on_gpus and not any(field.startswith(("cuda_graph_bs", "cuda_graph_max_bs")) for field in spec.server):
         given["cuda_graph_max_bs_decode"] = min(given.get("max_running_requests") or _LARGEST_GRAPH, _LARGEST_GRAPH)
     return given | {
         "model_path": str(folder),
         "load_format": "dummy" if spec.follows else given.get("load_format", "auto"),
         "skip_tokenizer_init": True,
-        "custom_weight_loader": list(WEIGHT_LOADERS),
+        "custom_weight_loader": [WEIGHT_LOADER],
         "device": "cuda" if on_gpus else "cpu",
         "random_seed": _seed(seed, share.server),
-        "enable_memory_saver": on_gpus and sleeps,
+        "enable_memory_saver": saves_memory,
         # Weights that nobody sends again have to wait somewhere.
-        "enable_weights_cpu_backup": on_gpus and sleeps and spec.follows is None,
+        "enable_weights_cpu_backup": saves_memory and spec.follows is None,
         **_meeting_point(spec, share),
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import tempfile
 from pathlib import Path
 
@@ -22,6 +23,10 @@ def start_server(model: ModelSpec, spec: SglangEngineSpec, share: ServerShare, *
     """
     if importlib.util.find_spec("sglang") is None:
         raise ServerError("SGLang is not installed; install it with `uv pip install -r requirements/sglang.txt`")
+    # SGLang's own switches, which have no arguments: graphs whose memory can be given back, and the processes of a
+    # further machine without a server of their own.
+    os.environ["SGLANG_MEMORY_SAVER_CUDA_GRAPH"] = str(int(sleeps))
+    os.environ["SGLANG_BLOCK_NONZERO_RANK_CHILDREN"] = "0"
     # SGLang reads the folder while it starts, and never again.
     with tempfile.TemporaryDirectory(prefix="dagrl-sglang-") as scratch:
         folder = model_folder(model, Path(scratch), seed=seed, with_weights=spec.follows is None)

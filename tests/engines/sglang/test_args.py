@@ -66,6 +66,8 @@ def test_memory_is_saved_for_those_that_sleep():
     assert (asleep["enable_memory_saver"], asleep["enable_weights_cpu_backup"]) == (True, False)
     assert told(sleeps=True, follows=None)["enable_weights_cpu_backup"], "nobody sends them again"
     assert not told(sleeps=True, gpus=())["enable_memory_saver"]
+    assert asleep["mem_fraction_static"] == 0.8 and "mem_fraction_static" not in told()
+    assert told(sleeps=True, server={"mem_fraction_static": 0.6})["mem_fraction_static"] == 0.6
 
 
 def test_processes_of_a_machine_meet_at_a_port_and_those_of_several_at_an_address():
