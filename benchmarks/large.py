@@ -32,7 +32,8 @@ def main() -> None:
     parser.add_argument("--start-limit", type=float, default=420.0, help="longest wait for the first step, seconds")
     parser.add_argument("--out", type=Path, required=True, help="folder for the run and its files")
     parser.add_argument("--json", type=Path, help="write the results here too")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
+    args.out.mkdir(parents=True, exist_ok=True)
     name = args.pipeline.stem
     pipeline = load_pipeline(args.pipeline, args.overrides).pipeline
     load = Load(pipeline.data.prompts_per_step, 1, pipeline.data.max_prompt_tokens, 0)

@@ -54,7 +54,7 @@ def prompt_texts(load: Load, steps: int) -> list[str]:
 
 def write_prompt_file(path: Path, load: Load, steps: int) -> Path:
     """The same prompts as a parquet file."""
-    rows = (PromptRow("benchmark", text, "", {"index": index}) for index, text in enumerate(prompt_texts(load, steps)))
+    rows = (PromptRow("benchmark", text, "0", {"index": index}) for index, text in enumerate(prompt_texts(load, steps)))
     write_prompts(path, rows, {"index": pa.int64()})
     return path
 
