@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
-import torch
+from typing import TYPE_CHECKING
 
-from dagrl.algorithms.kl import KlEstimator, kl_estimate
+import numpy as np
+
 from dagrl.data.batch import Column
+
+if TYPE_CHECKING:
+    from dagrl.algorithms.kl import KlEstimator
 
 
 def kl_charges(
@@ -29,6 +32,11 @@ def kl_charges(
         float64, ragged as `mask`.
 
     """
+    # The host's worker does without torch where nothing is charged.
+    import torch
+
+    from dagrl.algorithms.kl import kl_estimate
+
     policy = torch.from_numpy(policy_logprob.values.astype(np.float64))
     reference = torch.from_numpy(ref_logprob.values.astype(np.float64))
     divergence = kl_estimate(policy, reference, estimator).numpy()

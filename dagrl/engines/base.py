@@ -9,18 +9,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import torch
 
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
-from dagrl.data.tally import Tallies
 from dagrl.spec.residency import Residency
 from dagrl.spec.schema import SamplingSpec
 
 if TYPE_CHECKING:
-    from dagrl.engines.weights.exporter import WeightExporter
+    import torch
 
-Bucket = list[tuple[str, torch.Tensor]]
+    from dagrl.data.tally import Tallies
+    from dagrl.engines.weights.exporter import WeightExporter
+    from dagrl.engines.weights.taker import Route
+
+type Bucket = list[tuple[str, torch.Tensor]]
 """Some weights by their Hugging Face names, full (not split over ranks), on the CPU or the engine's device."""
 
 
@@ -261,6 +263,13 @@ class GenerateEngine(Engine, Protocol):
 
     def load_weights(self, buckets: Iterator[Bucket], version: int) -> None:
         """Replace all weights. ValueError where a name is unknown, doubled or missing."""
+        ...
+
+    def take_weights(self, route: Route, version: int) -> None:
+        """Replace all weights by those that the senders of `route` have, who say what goes wrong with that.
+
+        Only of engines with processes of their own, that weights can reach without going through this one.
+        """
         ...
 
     def sleep(self, residency: Residency) -> Slept:

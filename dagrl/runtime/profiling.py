@@ -6,10 +6,6 @@ A worker holds one profiler, around each of its runs. Results do not depend on i
 from __future__ import annotations
 
 import json
-import os
-import shlex
-import shutil
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -18,23 +14,10 @@ from typing import Protocol
 
 import torch
 
-from dagrl.runtime.errors import RunError
 from dagrl.runtime.messages import StartEngine, TaskWork
-from dagrl.spec.schema import NodeBase, Pipeline, ProfileSpec
+from dagrl.runtime.profiled import FOLDER, engine_of, is_profiled, profiled_engines
+from dagrl.spec.schema import Pipeline, ProfileSpec
 from dagrl.track.base import naming
-
-FOLDER = "profile"
-"""In the run folder."""
-_NSYS_OPTIONS = (
-    "--trace=cuda,nvtx",
-    "--sample=none",
-    "--cpuctxsw=none",
-    "--capture-range=cudaProfilerApi",
-    "--capture-range-end=repeat",
-    "--force-overwrite=true",
-)
-_UNDER_NSYS = "NSYS_PROFILING_SESSION_ID"
-"""nsys puts it into the environment of what it profiles."""
 
 
 class Profiler(Protocol):
@@ -55,7 +38,7 @@ def make_profiler(setup: StartEngine) -> Profiler | None:
     ValueError for nsys on a machine without a GPU.
     """
     profile = setup.pipeline.profile
-    if profile is None or setup.engine not in _profiled_engines(setup.pipeline, profile):
+    if profile is None or setup.engine not in profiled_engines(setup.pipeline, profile):
         return None
     if profile.tool == "nsys":
         if not torch.cuda.is_available():
@@ -83,7 +66,7 @@ class TorchTraces:
     @contextmanager
     def around(self, work: TaskWork) -> Iterator[None]:
         """See `Profiler.around`."""
-        if not _is_profiled(self._profile, work):
+        if not is_profiled(self._profile, work):
             yield
             return
         activities = [torch.profiler.ProfilerActivity.CPU]
@@ -116,7 +99,7 @@ class TorchTraces:
             aside.replace(path)
 
     def _engine(self, work: TaskWork) -> str:
-        return _engine_of(self._pipeline.nodes[work.node]) if work.node else ""
+        return engine_of(self._pipeline.nodes[work.node]) if work.node else ""
 
 
 class NvtxRanges:
@@ -136,7 +119,7 @@ class NvtxRanges:
         """See `Profiler.around`."""
         if self._capturing not in (None, work.step):
             self.close()
-        if self._captures and self._capturing is None and _is_profiled(self._profile, work):
+        if self._captures and self._capturing is None and is_profiled(self._profile, work):
             torch.cuda.profiler.start()
             self._capturing = work.step
         torch.cuda.nvtx.range_push(_label(work))
@@ -151,49 +134,6 @@ class NvtxRanges:
             torch.cuda.synchronize()
             torch.cuda.profiler.stop()
             self._capturing = None
-
-
-def python_under_nsys(pipeline: Pipeline, engine: str, rank: int, run_dir: Path) -> str | None:
-    """The shell command that takes Python's place for a rank of `engine` that runs under nsys; None for the others.
-
-    Reports go to ``profile/ENGINE-RANK.*.nsys-rep``, one for each profiled step. Where dagrl itself runs under nsys, it
-    sees the workers already. RunError where there is no nsys.
-    """
-    profile = pipeline.profile
-    if profile is None or profile.tool != "nsys" or rank not in profile.ranks or _UNDER_NSYS in os.environ:
-        return None
-    if engine not in _profiled_engines(pipeline, profile):
-        return None
-    nsys = shutil.which("nsys")
-    if nsys is None:
-        raise RunError(
-            "profile.tool is nsys, and there is no nsys on the PATH",
-            hint="install NVIDIA Nsight Systems, or say profile.tool: torch",
-        )
-    folder = run_dir / FOLDER
-    with naming(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    output = folder / f"{engine}-{rank}"
-    return shlex.join([nsys, "profile", *_NSYS_OPTIONS, f"--output={output}", sys.executable])
-
-
-def _profiled_engines(pipeline: Pipeline, profile: ProfileSpec) -> set[str]:
-    """Engines whose workers run profiled nodes: of one that shares another's ranks, the other."""
-    named = {_engine_of(node) for name, node in pipeline.nodes.items() if _is_named(profile, name)} - {""}
-    return {getattr(pipeline.engines[engine], "shares", None) or engine for engine in named}
-
-
-def _is_profiled(profile: ProfileSpec, work: TaskWork) -> bool:
-    return work.step in profile.steps and work.node is not None and _is_named(profile, work.node)
-
-
-def _is_named(profile: ProfileSpec, node: str) -> bool:
-    return profile.nodes is None or node in profile.nodes
-
-
-def _engine_of(node: NodeBase) -> str:
-    """The engine that a node runs on; empty on the host."""
-    return getattr(node, "engine", "")
 
 
 def _label(work: TaskWork) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from dagrl.plan.plan import Executor, Plan
 from dagrl.runtime.errors import RunError
-from dagrl.runtime.profiling import python_under_nsys
+from dagrl.runtime.profiled import python_under_nsys
 from dagrl.runtime.worker import Worker
 from dagrl.spec.schema import GroupSpec, Pipeline
 

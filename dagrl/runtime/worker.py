@@ -13,22 +13,24 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import ray
 
 from dagrl.data.batch import Batch, Column
 from dagrl.engines.base import Appetite, Slept
-from dagrl.engines.weights.object_store import PackedBucket
 from dagrl.nodes.base import Context, Op, Output, Part, Resources
 from dagrl.nodes.registry import load_op
 from dagrl.runtime.messages import Beat, Begun, Block, Effort, PartWork, Span, StartEngine, TaskWork, Whereabouts
-from dagrl.runtime.meter import Meter
-from dagrl.runtime.profiling import Profiler, make_profiler
 from dagrl.runtime.pulse import INTERVAL_S, Pulse
 from dagrl.runtime.pump import Pump
 from dagrl.spec.residency import Residency
+
+if TYPE_CHECKING:
+    from dagrl.engines.weights.object_store import PackedBucket
+    from dagrl.runtime.meter import Meter
+    from dagrl.runtime.profiling import Profiler
 
 _GATHER_S = 0.02
 """How long what is finished waits for more, as a message costs more than what is in it."""
@@ -69,7 +71,10 @@ class Worker:
         self._resources = Resources(setup.pipeline, setup.folder, setup.run_dir)
         self._replica = setup.replica
         if setup.engine is not None:
+            # The driver and the host's worker do without torch.
             from dagrl.runtime.engines import make_engine
+            from dagrl.runtime.meter import Meter
+            from dagrl.runtime.profiling import make_profiler
 
             self._profiler = make_profiler(setup)
             self._engine = make_engine(setup, self._hand_over_listener(setup))
@@ -193,6 +198,8 @@ class Worker:
 
     def send_weights(self) -> list[ray.ObjectRef]:
         """Put the engine's weights into the object store, a bucket an object; rank 0 returns the refs. Collective."""
+        from dagrl.engines.weights.object_store import PackedBucket
+
         self._sent = []
         self._sent = [
             ray.put(PackedBucket.pack(bucket)) for bucket in self._engine.export_weights(BUCKET_BYTES) if bucket

@@ -15,7 +15,8 @@ from pydantic import TypeAdapter
 
 from dagrl.runtime.errors import RunError
 from dagrl.runtime.messages import StartEngine, TaskWork
-from dagrl.runtime.profiling import NvtxRanges, TorchTraces, make_profiler, python_under_nsys
+from dagrl.runtime.profiled import python_under_nsys
+from dagrl.runtime.profiling import NvtxRanges, TorchTraces, make_profiler
 from dagrl.spec.schema import Pipeline
 
 NSYS = """#!/bin/sh

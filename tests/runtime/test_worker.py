@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -219,3 +221,16 @@ def test_what_the_engine_raises_ends_the_share(bench) -> None:
     bench.engine.generate = broken
     with pytest.raises(ValueError, match="prompt 0 is empty"):
         list(bench.worker.run(bench.work([0])))
+
+
+def test_the_driver_and_the_hosts_ops_do_without_torch() -> None:
+    """It takes each of their processes two seconds, for nothing."""
+    modules = (
+        "dagrl.runtime.run",
+        "dagrl.runtime.worker",
+        "dagrl.nodes.advantage",
+        "dagrl.nodes.reward",
+        "dagrl.nodes.prompts",
+    )
+    program = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], timeout=120).returncode == 0
