@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.metadata
 import os
 import tempfile
 from pathlib import Path
@@ -14,6 +14,9 @@ from dagrl.engines.sglang.server import Server, ServerError
 from dagrl.engines.sglang.share import ServerShare
 from dagrl.spec.schema import ModelSpec, SglangEngineSpec
 
+SGLANG_VERSION = "0.5.17"
+"""What `client.py` and `server.py` are written for: they use much that SGLang does not promise to keep."""
+
 
 def start_server(model: ModelSpec, spec: SglangEngineSpec, share: ServerShare, *, seed: int, sleeps: bool) -> Server:
     """The share's processes, ready; together with the other machines', which start at the same time.
@@ -21,8 +24,7 @@ def start_server(model: ModelSpec, spec: SglangEngineSpec, share: ServerShare, *
     ValueError where the model or an argument makes no sense, ServerError where the server fails or is not ready in
     time.
     """
-    if importlib.util.find_spec("sglang") is None:
-        raise ServerError("SGLang is not installed; install it with `uv pip install -r requirements/sglang.txt`")
+    _check_version()
     # SGLang's own switches, which have no arguments: graphs whose memory can be given back, and the processes of a
     # further machine without a server of their own.
     os.environ["SGLANG_MEMORY_SAVER_CUDA_GRAPH"] = str(int(sleeps))
@@ -34,6 +36,17 @@ def start_server(model: ModelSpec, spec: SglangEngineSpec, share: ServerShare, *
         return Server(
             share.name, arguments, share.log_prefix, share.start_timeout_s, circumstances=_memory(spec, share)
         )
+
+
+def _check_version() -> None:
+    remedy = "install it with `uv pip install -r requirements/sglang.txt`"
+    try:
+        installed = importlib.metadata.version("sglang")
+    except importlib.metadata.PackageNotFoundError:
+        raise ServerError(f"SGLang is not installed; {remedy}") from None
+    # 0.5.17.post1 and the like are the same to us.
+    if not f"{installed}.".startswith(f"{SGLANG_VERSION}."):
+        raise ServerError(f"SGLang {installed} is installed, and dagrl speaks to {SGLANG_VERSION}; {remedy}")
 
 
 def _memory(spec: SglangEngineSpec, share: ServerShare) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.metadata
+import re
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,37 @@ from dagrl.spec.schema import ModelSpec, SglangEngineSpec
 SHARE = ServerShare("generator/0", 0, 0, 1, ("2", "3"), "127.0.0.1", 4000, Path("logs"), 60)
 
 
-def test_without_sglang_the_remedy_is_named(monkeypatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ServerError, match=r"SGLang is not installed; install it with `uv pip install -r requirements/"):
-        spec = SglangEngineSpec(backend="sglang", group="rollout")
-        start.start_server(ModelSpec(), spec, SHARE, seed=0, sleeps=False)
+def start_with_sglang(version: str | None, monkeypatch) -> None:
+    def installed(name: str) -> str:
+        if version is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(importlib.metadata, "version", installed)
+    for switch in ("SGLANG_MEMORY_SAVER_CUDA_GRAPH", "SGLANG_BLOCK_NONZERO_RANK_CHILDREN"):
+        monkeypatch.setenv(switch, "0")  # to be as it was afterwards
+    spec = SglangEngineSpec(backend="sglang", group="rollout", server={"port": 1})
+    model = ModelSpec(path=Path("no-such-model"))
+    start.start_server(model, spec, SHARE, seed=0, sleeps=False)
+
+
+@pytest.mark.parametrize(
+    ("version", "fault"),
+    [
+        (None, "SGLang is not installed; install it with `uv pip install -r requirements/sglang.txt`"),
+        ("0.5.23", "SGLang 0.5.23 is installed, and dagrl speaks to 0.5.17; install it with"),
+        ("0.5.170", "SGLang 0.5.170 is installed, and dagrl speaks to 0.5.17; install it with"),
+    ],
+)
+def test_another_sglang_or_none_is_told_with_the_remedy(version, fault, monkeypatch) -> None:
+    with pytest.raises(ServerError, match=re.escape(fault)):
+        start_with_sglang(version, monkeypatch)
+
+
+@pytest.mark.parametrize("version", ["0.5.17", "0.5.17.post1"])
+def test_builds_of_the_right_sglang_are_taken(version, monkeypatch) -> None:
+    with pytest.raises(ValueError, match=r"server\.port is of the HTTP server"):
+        start_with_sglang(version, monkeypatch)
 
 
 def test_what_gpus_had_left_is_told(monkeypatch) -> None:
