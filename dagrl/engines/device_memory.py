@@ -6,6 +6,7 @@ that give memory back while others work.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -72,6 +73,8 @@ class Part:
         self._storages, self._keep, self._rests_away = storages, keep, rests_away
         self._host = HostMemory()
         self._away: list[tuple[torch.UntypedStorage, int]] | None = None
+        self._arrival: torch.cuda.Event | None = None
+        """When contents that are on their way have come."""
         self._users = 0
         if rests_away:
             self._leave()
@@ -81,6 +84,7 @@ class Part:
         """Within the context the part is on the device."""
         if self._away is not None:
             self._come_back()
+        self._await_arrival()
         self._users += 1
         try:
             yield
@@ -95,12 +99,27 @@ class Part:
         if self._away is None:
             self._leave()
 
-    def wake(self) -> None:
-        """Undo `sleep`."""
-        if not self._rests_away:
+    def wake(self, *, in_background: bool = False) -> None:
+        """Undo `sleep`. In the background, contents come to a GPU while it computes; only `in_use` waits for them."""
+        if self._rests_away:
+            return
+        if not (in_background and self._keep and torch.cuda.is_available()):
             self._come_back()
+            return
+        stream, storages = _stream_of_copies(), self._filled_up()
+        # Which may still be using the memory for what was there before.
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self._host.take(storages)
+            self._arrival = stream.record_event()
+
+    def _await_arrival(self) -> None:
+        if self._arrival is not None:
+            torch.cuda.current_stream().wait_event(self._arrival)
+            self._arrival = None
 
     def _leave(self) -> None:
+        self._await_arrival()
         storages = list(self._storages().values())
         if self._keep:
             self._host.put(storages)
@@ -111,19 +130,24 @@ class Part:
             storage.resize_(0)
 
     def _come_back(self) -> None:
-        assert self._away is not None, "the part is on the device"
-        storages = []
-        for storage, nbytes in self._away:
-            storage.resize_(nbytes)
-            storages.append(storage)
+        storages = self._filled_up()
         if self._keep:
             self._host.take(storages)
         else:
             for storage in storages:
                 _bytes_of(storage).zero_()
         # Before another stream reads it, or the host writes to what it is copied from.
-        _synchronize()
+        if torch.cuda.is_available():
+            torch.cuda.current_stream().synchronize()
+
+    def _filled_up(self) -> list[torch.UntypedStorage]:
+        """The storages with memory again, whose contents are anything."""
+        assert self._away is not None, "the part is on the device"
+        storages = [storage for storage, _ in self._away]
+        for storage, nbytes in self._away:
+            storage.resize_(nbytes)
         self._away = None
+        return storages
 
 
 def storages_of(tensors: Iterable[torch.Tensor]) -> Storages:
@@ -142,6 +166,12 @@ def device_gib_used() -> float:
         return 0.0
     free, total = torch.cuda.mem_get_info()
     return (total - free) / _GIB
+
+
+@functools.cache
+def _stream_of_copies() -> torch.cuda.Stream:
+    """One for all parts of the process's GPU: what is asked for first comes first."""
+    return torch.cuda.Stream()
 
 
 def _synchronize() -> None:

@@ -91,11 +91,14 @@ class EngineMemory:
             part.sleep()
 
     def wake(self, residency: Residency) -> None:
-        """Bring back what is not away anyway between uses. RuntimeError where there is as much already."""
+        """Bring back what is not away anyway between uses. RuntimeError where there is as much already.
+
+        Contents come to a GPU while it works already: the optimizer's are needed last.
+        """
         if residency <= self._residency:
             raise RuntimeError(f"the engine is {_STATES[self._residency]} already; wake() comes after sleep()")
         for part in reversed(self._between(self._residency, residency)):
-            part.wake()
+            part.wake(in_background=True)
         self._residency = residency
 
     def _between(self, lower: Residency, upper: Residency) -> list[Part]:
