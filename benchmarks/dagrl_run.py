@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,9 @@ class Event:
 class DagrlRun:
     """One `dagrl run`, under way or over. Modules beside the benchmarks can be named in its pipeline."""
 
-    def __init__(self, pipeline: dict[str, Any], folder: Path, *overrides: str) -> None:
+    def __init__(
+        self, pipeline: dict[str, Any], folder: Path, *overrides: str, environment: Mapping[str, str] | None = None
+    ) -> None:
         self.folder = folder
         folder.parent.mkdir(parents=True, exist_ok=True)
         file = folder.with_suffix(".yaml")
@@ -62,7 +64,9 @@ class DagrlRun:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in path if entry)},
+                env=os.environ
+                | {"PYTHONPATH": os.pathsep.join(entry for entry in path if entry)}
+                | (environment or {}),
             )
 
     @property

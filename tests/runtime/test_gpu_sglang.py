@@ -41,7 +41,10 @@ def learned(lab, learning, tmp_path_factory) -> Callable[[str], Any]:
         folder: Path = tmp_path_factory.mktemp(name)
         file = folder / "pipeline.yaml"
         file.write_text(yaml.safe_dump(learning.pipeline(name, STEPS), sort_keys=False))
-        run = lab.start(file, folder / "run")
+        with pytest.MonkeyPatch.context() as patch:
+            for variable, value in learning.ENVIRONMENT.items():
+                patch.setenv(variable, value)
+            run = lab.start(file, folder / "run")
         assert run.wait() == 0, run.output
         return run
 
