@@ -205,3 +205,20 @@ def test_who_sleeps_and_who_has_gpus_is_in_the_plan(plan_of) -> None:
     apart = plan_of(on_gpus).executors
     assert not any(executor.sleeps for executor in apart.values())
     assert {name for name, executor in apart.items() if executor.on_gpus} == {"actor"}
+
+
+def test_servers_are_the_replicas_and_their_first_slots_hand_in(plan_of) -> None:
+    servers = (
+        "groups.rollout={nodes: 2, gpus_per_node: 4}",
+        "engines.generator={backend: sglang, group: rollout, follows: actor, server: {tp_size: 2, pp_size: 2}}",
+    )
+    generator = plan_of(*servers).executors["generator"]
+    assert (generator.follows, generator.ranks, generator.replicas) == ("actor", 8, 2)
+    assert [place.dp for place in generator.places] == [0] * 4 + [1] * 4
+    assert [place.primary for place in generator.places] == [True, False, False, False] * 2
+
+
+def test_a_server_on_each_cpu_slot(plan_of) -> None:
+    servers = ("groups.rollout={cpus_per_node: 3}", "engines.generator={backend: sglang, group: rollout}")
+    generator = plan_of(*servers).executors["generator"]
+    assert (generator.replicas, generator.follows) == (3, None) and all(place.primary for place in generator.places)

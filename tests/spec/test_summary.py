@@ -24,3 +24,20 @@ def test_layouts_are_told_in_all_their_sizes(project, parallel, shown):
         ("train: {cpus_per_node: 2}", "train: {nodes: 2, gpus_per_node: 8}"),
     )
     assert f"  on train: {shown}\n" in summarize(check_file(path, [f"engines.actor.parallel={parallel}"]))
+
+
+@pytest.mark.parametrize(
+    ("rollout", "server", "shown"),
+    [
+        ("{cpus_per_node: 2}", "{}", "2 servers, follows actor"),
+        ("{gpus_per_node: 1}", "{}", "1 server, follows actor"),
+        ("{gpus_per_node: 4}", "{tp_size: 2}", "2 servers of 2 GPUs, follows actor"),
+        ("{nodes: 2, gpus_per_node: 2}", "{tp_size: 4}", "1 server of 4 GPUs, follows actor"),
+    ],
+)
+def test_servers_are_told_with_their_size(project, rollout, server, shown):
+    engine = f"{{backend: sglang, group: rollout, follows: actor, server: {server}}}"
+    overrides = [f"engines.generator={engine}", f"groups.rollout={rollout}"]
+    if "gpus" in rollout:
+        overrides.append("groups.train={gpus_per_node: 2}")
+    assert f"  on rollout: {shown}\n" in summarize(check_file(project.pipeline(), overrides))
