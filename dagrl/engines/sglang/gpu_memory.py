@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,7 +28,7 @@ class GpuMemory:
 
 def gpu_memory(gpus: Sequence[str]) -> list[GpuMemory]:
     """The memory of `gpus`, as CUDA_VISIBLE_DEVICES names them; an empty list where the driver does not tell."""
-    if not gpus:
+    if not gpus or importlib.util.find_spec("pynvml") is None:
         return []
     import pynvml
 

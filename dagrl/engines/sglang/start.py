@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
+import importlib.util
 import os
 import tempfile
 from pathlib import Path
@@ -40,10 +40,10 @@ def start_server(model: ModelSpec, spec: SglangEngineSpec, share: ServerShare, *
 
 def _check_version() -> None:
     remedy = "install it with `uv pip install -r requirements/sglang.txt`"
-    try:
-        installed = importlib.metadata.version("sglang")
-    except importlib.metadata.PackageNotFoundError:
-        raise ServerError(f"SGLang is not installed; {remedy}") from None
+    if importlib.util.find_spec("sglang") is None:
+        raise ServerError(f"SGLang is not installed; {remedy}")
+    from sglang import __version__ as installed
+
     # 0.5.17.post1 and the like are the same to us.
     if not f"{installed}.".startswith(f"{SGLANG_VERSION}."):
         raise ServerError(f"SGLang {installed} is installed, and dagrl speaks to {SGLANG_VERSION}; {remedy}")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.metadata
+import importlib.util
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,12 +20,8 @@ SHARE = ServerShare("generator/0", 0, 0, 1, ("2", "3"), "127.0.0.1", 4000, Path(
 
 
 def start_with_sglang(version: str | None, monkeypatch) -> None:
-    def installed(name: str) -> str:
-        if version is None:
-            raise importlib.metadata.PackageNotFoundError(name)
-        return version
-
-    monkeypatch.setattr(importlib.metadata, "version", installed)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: version)
+    monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__=version))
     for switch in ("SGLANG_MEMORY_SAVER_CUDA_GRAPH", "SGLANG_BLOCK_NONZERO_RANK_CHILDREN"):
         monkeypatch.setenv(switch, "0")  # to be as it was afterwards
     spec = SglangEngineSpec(backend="sglang", group="rollout", server={"port": 1})
