@@ -47,6 +47,7 @@ from dagrl.runtime.record import Activity, StepRecord
 from dagrl.runtime.run_folder import RunFolder, model_identity
 from dagrl.runtime.sampling import Books, Sampling
 from dagrl.runtime.saving import Saving
+from dagrl.runtime.weight_syncs import WeightSyncs
 from dagrl.spec.schema import Pipeline, RolloutNode
 from dagrl.track import Trackers
 
@@ -85,6 +86,7 @@ class Driver:
         self._records: dict[int, StepRecord] = {}
         self._idle_hosts: list[Member] = []
         self._moves = Moves(fleet, plan, scheduler.residency)
+        self._syncs = WeightSyncs(fleet, pipeline)
         self._saving = Saving(
             fleet,
             plan,
@@ -229,10 +231,10 @@ class Driver:
         return carried
 
     async def _sync(self, sync: Sync) -> Event:
-        what = f"the weights of {sync.source} to reach {sync.follower}"
         with self._timed(sync.step, "sync", sync.follower):
-            refs = await self.fleet.call_all(sync.source, "send_weights", waits_for=what)
-            await self.fleet.call_all(sync.follower, "receive_weights", refs[0], sync.version, waits_for=what)
+            figures = await self._syncs.carry_out(sync)
+        for name, figure in figures.items():
+            self._record(sync.step).count(name, figure)
         return WeightsSynced(sync)
 
     async def _move(self, move: Sleep | Wake) -> Event:

@@ -12,6 +12,7 @@ import numpy as np
 import ray
 
 from dagrl.data.stats import Stat
+from dagrl.engines.weights.terms import Offer, Sent
 from dagrl.spec.schema import Pipeline
 
 
@@ -158,6 +159,33 @@ class StartEngine:
     master_port: int = 0
     gpus: tuple[str, ...] = ()
     """GPUs of the processes that the worker starts, where it starts some."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """What a rank of a trainer has handed out of its weights."""
+
+    seconds: float
+    """How long it took."""
+    nbytes: int
+    """Of all weights."""
+    sent: Sent | None = None
+    """On the ways that are not through the object store."""
+    refs: tuple[ray.ObjectRef, ...] = ()
+    """Through the object store: the buckets, from rank 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """What a follower's workers are told: to take weights, and from where."""
+
+    number: int
+    """Of the sync."""
+    version: int
+    offers: tuple[Offer | None, ...] = ()
+    """Of the trainer's ranks, in order."""
+    refs: tuple[ray.ObjectRef, ...] = ()
+    """Or else the buckets, in the object store."""
 
 
 def message_bytes(message: Any) -> int:

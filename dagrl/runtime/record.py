@@ -79,7 +79,7 @@ class StepRecord:
         self._busy.setdefault(activity.name, []).append(Span(activity.start, activity.end))
         self.activities.append(activity)
 
-    def count(self, name: str, number: int) -> None:
+    def count(self, name: str, number: float) -> None:
         """Keep a number that nobody adds to."""
         self._stats.append({name: Stat.of([number])})
 

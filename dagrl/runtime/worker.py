@@ -22,20 +22,32 @@ from dagrl.data.batch import Batch, Column
 from dagrl.engines.base import Appetite, Slept
 from dagrl.nodes.base import Context, Op, Output, Part, Resources
 from dagrl.nodes.registry import load_op
-from dagrl.runtime.messages import Beat, Begun, Block, Effort, PartWork, Span, StartEngine, TaskWork, Whereabouts
+from dagrl.runtime.messages import (
+    Beat,
+    Begun,
+    Block,
+    Effort,
+    Handed,
+    PartWork,
+    Span,
+    StartEngine,
+    Take,
+    TaskWork,
+    Whereabouts,
+)
 from dagrl.runtime.pulse import INTERVAL_S, Pulse
 from dagrl.runtime.pump import Pump
 from dagrl.spec.residency import Residency
 
 if TYPE_CHECKING:
-    from dagrl.engines.weights.object_store import PackedBucket
+    from dagrl.engines.weights.terms import Offer
+    from dagrl.plan.weight_route import WeightRoute
     from dagrl.runtime.meter import Meter
     from dagrl.runtime.profiling import Profiler
+    from dagrl.runtime.weight_hands import HandingOut
 
 _GATHER_S = 0.02
 """How long what is finished waits for more, as a message costs more than what is in it."""
-BUCKET_BYTES = 256 * 2**20
-"""Weights that travel as one object."""
 
 
 class Worker:
@@ -48,10 +60,12 @@ class Worker:
         self._resources: Resources | None = None
         self._replica = 0
         self._listener: socket.socket | None = None
+        self._rank, self._timeout_s = 0, 0.0
+        self._handing_out: dict[str, HandingOut] = {}
+        """Where the engine is followed: its half of weight syncs, by follower."""
         # Refs that travel inside a streamed block are not counted reliably until the driver has them: the producer
-        # keeps its own until the step is committed, and weights until the next are sent.
+        # keeps its own until the step is committed.
         self._held: dict[int, list[ray.ObjectRef]] = {}
-        self._sent: list[ray.ObjectRef] = []
         self._lock = threading.Lock()
         """For what several shares of a run use: `_held`, `_streaming`."""
         self._streaming: tuple[int, str] | None = None
@@ -69,7 +83,9 @@ class Worker:
     def start(self, setup: StartEngine) -> None:
         """Become the rank that `setup` describes. Collective over the executor's ranks."""
         self._resources = Resources(setup.pipeline, setup.folder, setup.run_dir)
-        self._replica = setup.replica
+        self._rank, self._replica = setup.rank, setup.replica
+        # These waits are over before the driver's, who knows less of what it waits for.
+        self._timeout_s = 0.95 * setup.pipeline.run.node_timeout_s
         if setup.engine is not None:
             # The driver and the host's worker do without torch.
             from dagrl.runtime.engines import make_engine
@@ -196,27 +212,32 @@ class Worker:
             output.unfinished,
         )
 
-    def send_weights(self) -> list[ray.ObjectRef]:
-        """Put the engine's weights into the object store, a bucket an object; rank 0 returns the refs. Collective."""
-        from dagrl.engines.weights.object_store import PackedBucket
+    def offer_weights(self, follower: str, route: WeightRoute) -> Offer | None:
+        """Where a follower's processes find this rank, if they need it; the same at every sync."""
+        return self._hand_out_to(follower, route).offer()
 
-        self._sent = []
-        self._sent = [
-            ray.put(PackedBucket.pack(bucket)) for bucket in self._engine.export_weights(BUCKET_BYTES) if bucket
-        ]
-        return self._sent
+    def send_weights(self, follower: str, route: WeightRoute, number: int) -> Handed:
+        """Hand the engine's weights out to a follower, for sync `number`. Collective."""
+        return self._hand_out_to(follower, route).hand_out(number)
 
-    def receive_weights(self, refs: list[ray.ObjectRef], version: int) -> None:
-        """Take the weights that `send_weights` has put into the object store."""
+    def receive_weights(self, take: Take) -> float:
+        """Take the weights that `send_weights` hands out, meanwhile or before; how many seconds that took."""
+        from dagrl.runtime.weight_hands import take_in
 
-        def fetched() -> Iterator[PackedBucket]:
-            for ref in refs:
-                yield ray.get(ref)
+        return take_in(self._engine, self._rank, take, self._timeout_s)
 
-        self._engine.load_weights((bucket.unpack() for bucket in fetched()), version)
+    def _hand_out_to(self, follower: str, route: WeightRoute) -> HandingOut:
+        from dagrl.runtime.weight_hands import HandingOut
+
+        if follower not in self._handing_out:
+            self._handing_out[follower] = HandingOut(self._engine, self._rank, route, self._timeout_s)
+        return self._handing_out[follower]
 
     def sleep(self, residency: Residency) -> Slept:
         """Give the engine's device memory back, down to `residency`. Collective."""
+        if residency is Residency.ASLEEP:
+            for handing_out in self._handing_out.values():
+                handing_out.rest()
         return self._engine.sleep(residency)
 
     def wake(self, residency: Residency) -> None:
@@ -237,6 +258,8 @@ class Worker:
 
     def close(self) -> None:
         """Free what the engine holds."""
+        for handing_out in self._handing_out.values():
+            handing_out.close()
         if self._profiler is not None:
             self._profiler.close()
         if self._engine is not None:

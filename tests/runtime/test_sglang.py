@@ -21,6 +21,7 @@ def run(lab, tmp_path_factory):
         "group": "rollout",
         "follows": "actor",
         "server": {"log_level": "info"},
+        "weight_sync": {"route": "broadcast", "checksum": True, "bucket_mib": 1},
     }
     pipeline["run"] |= {"steps": 100_000, "save_every": 100_000, "validate_every": 2}
     run = lab.start(lab.write_pipeline(folder, pipeline), folder / "run")

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from dagrl.engines.sglang.args import WEIGHT_LOADER
 from dagrl.engines.sglang.server import ServerError
 
 
@@ -121,23 +122,15 @@ class Client:
 
     # -- weights and memory
 
-    async def update(self, loader: str, payload: bytes, version: int) -> None:
-        """Have `loader` (model, [("payload", uint8)]) called in each process that holds a part of the model."""
-        named = [("payload", torch.frombuffer(bytearray(payload), dtype=torch.uint8))]
-        await self._update(named, loader, version)
-
-    async def load(self, named_tensors: Sequence[tuple[str, torch.Tensor]], version: int) -> None:
-        """Have the model load full tensors by their Hugging Face names."""
-        await self._update(list(named_tensors), None, version)
-
-    async def _update(self, named_tensors: list[tuple[str, torch.Tensor]], loader: str | None, version: int) -> None:
+    async def update(self, payload: bytes, version: int) -> None:
+        """Have our loader called in each process that holds a part of the model: (model, [(name, uint8 payload)])."""
         from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
 
-        data = _pickled(named_tensors)
+        data = _pickled([("payload", torch.frombuffer(bytearray(payload), dtype=torch.uint8))])
         success, message = await self._manager.update_weights_from_tensor(
             UpdateWeightsFromTensorReqInput(
                 serialized_named_tensors=[data] * self._engine.server_args.tp_size,
-                load_format=loader,
+                load_format=WEIGHT_LOADER,
                 flush_cache=False,
                 weight_version=str(version),
             )

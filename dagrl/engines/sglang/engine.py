@@ -8,7 +8,7 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from dagrl.data.tokenizer import load_tokenizer
 from dagrl.engines.base import Appetite, Bucket, Completion, GenerationRequest, RankContext, Slept
@@ -19,8 +19,14 @@ from dagrl.engines.sglang.responses import Responses
 from dagrl.engines.sglang.server import ServerError
 from dagrl.engines.sglang.share import ServerShare
 from dagrl.engines.sglang.start import start_server
+from dagrl.engines.weights.channel import PeerError
+from dagrl.engines.weights.exporter import BucketExporter
+from dagrl.engines.weights.sender import WeightSender
+from dagrl.engines.weights.taker import Route
+from dagrl.engines.weights.terms import refuse_unknown_names
 from dagrl.spec.residency import Residency
 from dagrl.spec.schema import ModelSpec, SamplingSpec, SglangEngineSpec
+from dagrl.spec.sglang_layout import gpus_per_server
 
 NO_WEIGHTS = -1
 """Policy version of an engine that waits for its first weights."""
@@ -46,6 +52,10 @@ class SglangEngine:
         """Start the server. ValueError where the model or an argument makes no sense, ServerError where it fails."""
         self.pause = spec.weight_sync.pause
         """What an update does about responses under way."""
+        self._passes = 2 if spec.weight_sync.checksum else 1
+        # Stages are told of an update one after the other.
+        stages = spec.server.get("pp_size", 1)
+        self._waves = [gpus_per_server(spec) // stages] * stages
         self._follows = spec.follows is not None
         self._timeout_s = ranks.timeout_s
         self._gpus = share.gpus
@@ -124,23 +134,32 @@ class SglangEngine:
 
     # -- weights
 
-    def update(self, loader: str, payload: bytes, version: int, feed: Callable[[], None] = lambda: None) -> None:
-        """Have ``loader(model, [("payload", uint8 tensor)])`` called in each of the server's processes, once.
-
-        `loader` is one of `args.WEIGHT_LOADERS`. Meanwhile `feed` runs here, for loaders that wait for something from
-        this process. Generation is paused as ``weight_sync.pause`` says; later samples are of `version`.
-        """
+    def take_weights(self, route: Route, version: int) -> None:
+        """See `GenerateEngine.take_weights`. ServerError where the server fails. Generation pauses as `pause` says."""
         with self._paused():
-            update = self._server.submit(self._client.update(loader, payload, version))
-            feed()
-            update.result(self._timeout_s)
+            self._server.run(self._client.update(route.to_json().encode(), version), "take weights", self._timeout_s)
             self.policy_version = version
 
     def load_weights(self, buckets: Iterator[Bucket], version: int) -> None:
-        """See `GenerateEngine.load_weights`."""
-        with self._paused():
-            for bucket in buckets:
-                self._server.run(self._client.load(bucket, version), "load weights", self._timeout_s)
+        """See `GenerateEngine.load_weights`. ServerError where the server fails.
+
+        They go to the server's processes through the host's memory.
+        """
+        sender = WeightSender(BucketExporter(list(buckets)), "near", host="", timeout_s=self._timeout_s)
+        with self._paused(), closing(sender):
+            offer = sender.offer()
+            assert offer is not None, "a sender that is near has an address"
+            route = Route(version, {offer.place: offer.address}, self._timeout_s)
+            update = self._server.submit(self._client.update(route.to_json().encode(), version))
+            # Nobody comes for weights to a server that has died.
+            update.add_done_callback(lambda ended: sender.close() if ended.cancelled() or ended.exception() else None)
+            try:
+                sent = sender.send(version, self._waves, passes=self._passes)
+            except PeerError as error:
+                self._server.check()
+                raise ServerError(str(error)) from error
+            refuse_unknown_names([sent])
+            update.result(self._timeout_s)
             self.policy_version = version
 
     @contextmanager

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from dagrl.engines.base import Appetite, Bucket, Completion, GenerationRequest, RankContext, Slept
 from dagrl.engines.sglang.share import ServerShare
 from dagrl.engines.sglang.start import start_server
+from dagrl.engines.weights.taker import Route
 from dagrl.spec.residency import Residency
 from dagrl.spec.schema import ModelSpec, SamplingSpec, SglangEngineSpec
 
@@ -33,7 +34,7 @@ class HeldSlot:
         """The first slot takes them for all."""
         self.policy_version = version
 
-    def update(self, loader: str, payload: bytes, version: int, feed: Callable[[], None] = lambda: None) -> None:
+    def take_weights(self, route: Route, version: int) -> None:
         """The first slot takes them for all."""
         self.policy_version = version
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
 
 from dagrl.engines.base import Bucket
-from dagrl.engines.weights.manifest import Manifest
+from dagrl.engines.weights.manifest import BucketLayout, Manifest
 
 
 class WeightExporter(Protocol):
@@ -41,6 +41,28 @@ def exported(exporter: WeightExporter, is_root: bool) -> Iterator[Bucket]:
             exporter.fill(index, buffer)
             # What leaves must not drag its buffer along.
             yield [] if buffer is None else [(name, tensor.clone()) for name, tensor in layout.views(buffer)]
+
+
+class BucketExporter:
+    """An exporter of buckets that are there already, on the CPU."""
+
+    def __init__(self, buckets: Sequence[Bucket]) -> None:
+        self._buckets = [bucket for bucket in buckets if bucket]
+        described = ([(name, t.dtype, tuple(t.shape)) for name, t in bucket] for bucket in self._buckets)
+        self.manifest = Manifest(tuple(map(BucketLayout.of, described)))
+        self.device = torch.device("cpu")
+
+    def exporting(self) -> AbstractContextManager[None]:
+        """See `WeightExporter.exporting`."""
+        return nullcontext()
+
+    @torch.no_grad()
+    def fill(self, index: int, buffer: torch.Tensor | None) -> None:
+        """See `WeightExporter.fill`."""
+        if buffer is not None:
+            views = self.manifest.buckets[index].views(buffer)
+            for (_, place), (_, tensor) in zip(views, self._buckets[index], strict=True):
+                place.copy_(tensor)
 
 
 class IteratedExporter:

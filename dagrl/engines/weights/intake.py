@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from dagrl.engines.weights.manifest import BucketLayout, Manifest
-from dagrl.engines.weights.recording import Comparer, Recorder, shortened
+from dagrl.engines.weights.recording import Comparer, Recorder
 from dagrl.engines.weights.replay import Replay
+from dagrl.engines.weights.terms import shortened
 
 Load = Callable[[Iterable[tuple[str, Tensor]]], object]
 """A model's loader: takes full tensors by their Hugging Face names."""

@@ -1,19 +1,20 @@
 """Weights as plain bytes: how a bucket travels from trainer to generators through an object store, without Ray's help.
 
-The trainer packs a bucket into one flat array, which the runtime puts into the store; a generator unpacks the array it
+The trainer brings a bucket into one flat array, which the runtime puts into the store; a generator unpacks the array it
 gets from there into tensors on the same memory. Bit patterns are kept, bfloat16's and float8's too, which numpy lacks.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from dagrl.engines.base import Bucket
+from dagrl.engines.weights.exporter import WeightExporter
 from dagrl.engines.weights.manifest import BucketLayout
 
 
@@ -25,23 +26,21 @@ class PackedBucket:
     data: np.ndarray
     """uint8, flat; the part to put into an object store."""
 
-    @staticmethod
-    def pack(bucket: Bucket) -> PackedBucket:
-        """Copy the tensors of `bucket`, on any device, into one array."""
-        layout = BucketLayout.of((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in bucket)
-        data = np.zeros(layout.nbytes, dtype=np.uint8)
-        for (_, place), (_, tensor) in zip(layout.views(torch.from_numpy(data)), bucket, strict=True):
-            place.copy_(tensor.detach())
-        return PackedBucket(layout, data)
-
-    def bytes_(self) -> torch.Tensor:
-        """All of it, uint8 [bytes], on the memory of `data`, which must not be written to."""
-        # An object store's memory is read-only; dlpack, unlike from_numpy, takes such an array as it is.
-        return torch.from_dlpack(self.data)
-
     def unpack(self) -> Bucket:
         """The tensors, on the memory of `data`: they live as long as it does, and must not be written to."""
-        return self.layout.views(self.bytes_())
+        # An object store's memory is read-only; dlpack, unlike from_numpy, takes such an array as it is.
+        return self.layout.views(torch.from_dlpack(self.data))
+
+
+def packed(exporter: WeightExporter, is_root: bool) -> Iterator[PackedBucket]:
+    """All buckets of a trainer on the root, each good until the next is asked for; nothing elsewhere. Collective."""
+    manifest = exporter.manifest
+    with exporter.exporting():
+        buffer = torch.empty(manifest.largest if is_root else 0, dtype=torch.uint8, device=exporter.device)
+        for index, layout in enumerate(manifest.buckets):
+            exporter.fill(index, buffer if is_root else None)
+            if is_root:
+                yield PackedBucket(layout, buffer[: layout.nbytes].cpu().numpy())
 
 
 def weights_checksum(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:

@@ -19,7 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dagrl.engines.weights.copies import first_byte, storage_of
 
-_NAMES_SHOWN = 5
 _aten = torch.ops.aten
 _CONSTANTS = {_aten.fill_.Scalar, _aten.zero_.default}
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -164,13 +163,6 @@ class Comparer(_Watch):
         differs = target.view(bits) != sent.contiguous().view(bits)
         self._differing.setdefault(self._names[storage_of(target)], []).append(differs.sum())
         return target
-
-
-def shortened(names: Iterable[str]) -> str:
-    """Some of the names, and how many more there are."""
-    names = list(names)
-    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-    return f"{', '.join(names[:_NAMES_SHOWN])}{more}"
 
 
 def _runs(view: Tensor) -> tuple[np.ndarray, int]:

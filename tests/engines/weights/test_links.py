@@ -23,6 +23,7 @@ from dagrl.engines.weights.exporter import IteratedExporter
 from dagrl.engines.weights.intake import Intake
 from dagrl.engines.weights.sender import Reach, WeightSender
 from dagrl.engines.weights.taker import Route, Taker
+from dagrl.engines.weights.terms import Sent, refuse_unknown_names
 
 TIMEOUT_S = 30.0
 REACHES = ["near", "far"]
@@ -247,7 +248,14 @@ def test_tensors_that_nobody_has_a_place_for_are_told(generators, sources, reach
     source, generator = sources(reach, weights() | {"layers.1.extra": torch.zeros(2)}), generators()
     generator.take(route := source.route())
     sent = source.sender.send(route.number, [1])
-    assert [name for place, name in enumerate(sent.names) if not sent.used >> place & 1] == ["layers.1.extra"]
+    with pytest.raises(ValueError, match=r"the generator has no place for layers\.1\.extra: the trainer's model"):
+        refuse_unknown_names([sent])
+
+
+def test_what_some_part_of_a_generator_has_a_place_for_is_known():
+    names = ("a", "b", "c")
+    refuse_unknown_names([Sent(1, 0b011, names), Sent(1, None, ()), Sent(1, 0b100, names)])
+    refuse_unknown_names([Sent(1, None, ())])
 
 
 @pytest.mark.parametrize("reach", REACHES)

@@ -1,0 +1,57 @@
+"""Brings the weights of a trained engine to one that follows it: calls both sides, and says what it took."""
+
+from __future__ import annotations
+
+from dagrl.engines.weights.terms import Offer, refuse_unknown_names
+from dagrl.plan.commands import Sync
+from dagrl.plan.weight_route import WeightRoute, weight_route
+from dagrl.runtime.crew import together
+from dagrl.runtime.errors import RunError
+from dagrl.runtime.fleet import Fleet
+from dagrl.runtime.messages import Handed, Take
+from dagrl.spec.schema import Pipeline
+
+
+class WeightSyncs:
+    """All syncs of a run."""
+
+    def __init__(self, fleet: Fleet, pipeline: Pipeline) -> None:
+        self._fleet, self._pipeline = fleet, pipeline
+        self._routes: dict[str, WeightRoute] = {}
+        self._offers: dict[str, tuple[Offer | None, ...]] = {}
+        self._number = 0
+
+    async def carry_out(self, sync: Sync) -> dict[str, float]:
+        """Have the follower hold the source's weights; figures of it, for metrics. RunError where it does not."""
+        self._number += 1
+        route = self._routes.setdefault(sync.follower, weight_route(self._pipeline, sync.follower))
+        what = f"the weights of {sync.source} to reach {sync.follower}"
+        if route.way == "object_store":
+            handed = await self._send(sync, route, what)
+            took = await self._receive(sync, Take(self._number, sync.version, refs=handed[0].refs), what)
+        else:
+            take = Take(self._number, sync.version, await self._offers_to(sync, route, what))
+            handed, took = await together([self._send(sync, route, what), self._receive(sync, take, what)])
+            try:
+                refuse_unknown_names([each.sent for each in handed if each.sent is not None])
+            except ValueError as error:
+                raise RunError(str(error), node=what) from error
+        return {
+            "sync/gb": handed[0].nbytes / 1e9,
+            "sync/send_s": max(each.seconds for each in handed),
+            "sync/receive_s": max(took),
+        }
+
+    async def _offers_to(self, sync: Sync, route: WeightRoute, what: str) -> tuple[Offer | None, ...]:
+        """Where the follower finds the source's ranks, which stays."""
+        if sync.follower not in self._offers:
+            offers = await self._fleet.call_all(sync.source, "offer_weights", sync.follower, route, waits_for=what)
+            self._offers[sync.follower] = tuple(offers)
+        return self._offers[sync.follower]
+
+    async def _send(self, sync: Sync, route: WeightRoute, what: str) -> list[Handed]:
+        source, follower = sync.source, sync.follower
+        return await self._fleet.call_all(source, "send_weights", follower, route, self._number, waits_for=what)
+
+    async def _receive(self, sync: Sync, take: Take, what: str) -> list[float]:
+        return await self._fleet.call_all(sync.follower, "receive_weights", take, waits_for=what)
