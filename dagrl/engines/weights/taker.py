@@ -1,0 +1,237 @@
+"""The other side of `links`: runs in each process that holds a part of a generator's model, once for each sync.
+
+Whatever goes wrong with the model itself is told to the sender in the end; until then the buckets go by untouched, so
+that nobody waits for this process. Only a sender that is gone, or does not answer, ends it early.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dagrl.engines.weights.channel import Address, Channel, PeerError, knock
+from dagrl.engines.weights.intake import Intake
+from dagrl.engines.weights.manifest import Manifest
+from dagrl.engines.weights.room import Room
+from dagrl.engines.weights.staging import BUFFERS, attach, gpu_name
+from dagrl.engines.weights.update_group import UpdateGroup, join_group, until
+
+_SENDER = "the sender of weights"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where processes take their weights from in one sync; what a generator is told."""
+
+    number: int
+    senders: Mapping[str, Address]
+    """By the GPU that a sender's buffers are on; by an empty name one for all, wherever they are."""
+    timeout_s: float
+
+    def to_json(self) -> str:
+        """As text."""
+        senders = {place: address.to_json() for place, address in self.senders.items()}
+        return json.dumps({"number": self.number, "senders": senders, "timeout_s": self.timeout_s})
+
+    @staticmethod
+    def from_json(text: str) -> Route:
+        """Undo `to_json`."""
+        told = json.loads(text)
+        senders = {place: Address(**address) for place, address in told["senders"].items()}
+        return Route(told["number"], senders, told["timeout_s"])
+
+
+class Taker:
+    """Takes weights into one model, sync after sync."""
+
+    def __init__(self, intake: Intake, device: torch.device, who: str) -> None:
+        """`device` is the model's; `who` names this process, for messages."""
+        self._intake, self._device, self._who = intake, device, who
+        self._group: UpdateGroup | None = None
+        self._rooms: list[Room] = []
+
+    def take(self, route: Route) -> None:
+        """Take part in a sync.
+
+        Of what goes wrong here the sender is told. PeerError where there is none any more, or it does not answer.
+        """
+        channel = self._knock(route)
+        told = channel.receive(route.timeout_s, "an answer to a process that is there to take weights")
+        passes = _Passes(self._intake, _manifest(told, self._intake), told["passes"])
+        try:
+            self._take(told, channel, passes, route.timeout_s)
+            channel.send(who=self._who, error=passes.error, used=passes.used)
+        except ValueError as error:
+            channel.send(who=self._who, error=str(error))
+        except BaseException:
+            self._leave_group()
+            raise
+        finally:
+            if passes.error:
+                self._intake.let_go()
+            channel.close()
+            for room in self._rooms:
+                room.give_back()
+
+    def _knock(self, route: Route) -> Channel:
+        known = self._intake.manifest
+        hello = {
+            "who": self._who,
+            "sync": route.number,
+            "manifest": known.digest if known else None,
+            "group": self._group.name if self._group else None,
+        }
+        place = "" if "" in route.senders else gpu_name(self._device)
+        if place in route.senders:
+            return knock(route.senders[place], route.timeout_s, _SENDER, **hello)
+        error = (
+            f"is on {place or 'a CPU'}, where the trainer has no rank: weight_sync.route cuda_ipc needs both on the "
+            "same GPUs; choose broadcast"
+        )
+        # One of them waits for this process in vain.
+        for address in route.senders.values():
+            knock(address, route.timeout_s, _SENDER, **hello, error=error).close()
+        raise PeerError(f"{self._who} {error}")
+
+    @torch.no_grad()
+    def _take(self, told: Mapping[str, Any], channel: Channel, passes: _Passes, timeout_s: float) -> None:
+        """Take all buckets, and keep nothing of the buffers that they came in."""
+        if self._device.type == "cuda":
+            # What still reads the old weights.
+            torch.cuda.synchronize()
+        for index, buffer in self._buckets(told, channel, passes, timeout_s):
+            passes.take(index, buffer)
+
+    def _buckets(
+        self, told: Mapping[str, Any], channel: Channel, passes: _Passes, timeout_s: float
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Each bucket with a buffer that holds it until the next is asked for; all is done when none is left."""
+        if "buffers" not in told:
+            yield from self._from_afar(told["group"], channel, passes, timeout_s)
+            return
+        buffers = [attach(shared, self._device) for shared in told["buffers"]]
+        own = self._room(passes.manifest.largest, 1)[0] if buffers[0].device != self._device else None
+        try:
+            for _ in range(passes.buckets):
+                index = channel.receive(timeout_s, "the next bucket of weights")["bucket"]
+                buffer = buffers[index % BUFFERS]
+                if own is not None:
+                    nbytes = passes.manifest.buckets[index].nbytes
+                    own[:nbytes].copy_(buffer[:nbytes])
+                yield index, buffer if own is None else own
+                if self._device.type == "cuda":
+                    torch.cuda.current_stream().synchronize()
+                channel.send(done=index)
+        finally:
+            # The sender gives their memory back when it hears that this is over.
+            self._intake.let_go_of_buffers()
+
+    def _from_afar(
+        self, told: Mapping[str, Any], channel: Channel, passes: _Passes, timeout_s: float
+    ) -> Iterator[tuple[int, Tensor]]:
+        group = self._join(told, channel, timeout_s)
+        rooms = self._room(passes.manifest.largest, BUFFERS)
+        order = passes.order
+
+        def ask(turn: int) -> dist.Work:
+            return group.broadcast(rooms[turn % BUFFERS][: passes.manifest.buckets[order[turn]].nbytes])
+
+        # One comes in while the one before is taken.
+        under_way = ask(0)
+        for turn, index in enumerate(order):
+            arriving = under_way
+            if turn + 1 < len(order):
+                under_way = ask(turn + 1)
+            group.wait(arriving)
+            yield index, rooms[turn % BUFFERS]
+        if self._device.type == "cuda":
+            done = torch.cuda.current_stream().record_event()
+            until(done.query, timeout_s, f"broadcasts from {_SENDER}", lambda: _look(channel))
+
+    def _room(self, nbytes: int, count: int) -> list[Tensor]:
+        """Buffers of this process's own, the same objects as long as they are large enough."""
+        if len(self._rooms) < count or len(self._rooms[0].bytes) < nbytes:
+            self._rooms = [Room(nbytes, self._device) for _ in range(count)]
+        for room in self._rooms:
+            room.take()
+        return [room.bytes for room in self._rooms]
+
+    def _join(self, told: Mapping[str, Any], channel: Channel, timeout_s: float) -> UpdateGroup:
+        if self._group is None or self._group.name != told["name"]:
+            self._leave_group()
+
+            def make() -> UpdateGroup:
+                store = dist.TCPStore(told["host"], told["port"], is_master=False)
+                return UpdateGroup(told["name"], store, told["rank"], told["size"], self._device, timeout_s)
+
+            self._group = join_group(make, timeout_s, lambda: _look(channel))
+        return self._group
+
+    def _leave_group(self) -> None:
+        if self._group is not None:
+            self._group.end()
+            self._group = None
+
+
+class _Passes:
+    """What is done with the buckets of one sync, and what has become of it."""
+
+    def __init__(self, intake: Intake, manifest: Manifest, passes: int) -> None:
+        self.manifest = manifest
+        self.order = [*range(len(manifest.buckets))] * passes
+        self.error: str | None = None
+        """What has gone wrong; buckets that come after it go by."""
+        self.used: str | None = None
+        """The tensors that the model has a place for, a bit for each, in hexadecimal; where that is new."""
+        self._intake, self._taken = intake, 0
+        self._is_new = not intake.knows(manifest)
+        intake.begin(manifest)
+
+    @property
+    def buckets(self) -> int:
+        return len(self.order)
+
+    def take(self, index: int, buffer: Tensor) -> None:
+        last = index + 1 == len(self.manifest.buckets)
+        try:
+            if self.error is not None:
+                return
+            if self._taken < len(self.manifest.buckets):
+                self._intake.take(index, buffer)
+                if last:
+                    self._end_taking()
+            else:
+                self._intake.compare(index, buffer)
+                if last:
+                    self._intake.end_comparing()
+        except (ValueError, RuntimeError) as error:
+            self.error = str(error)
+        finally:
+            self._taken += 1
+
+    def _end_taking(self) -> None:
+        self._intake.end()
+        if self._is_new:
+            used = self._intake.used
+            bits = sum(1 << place for place, name in enumerate(self.manifest.names) if name in used)
+            self.used = f"{bits:x}"
+        if len(self.order) > len(self.manifest.buckets):
+            self._intake.begin_comparing()
+
+
+def _manifest(told: Mapping[str, Any], intake: Intake) -> Manifest:
+    manifest = Manifest.from_json(told["manifest"]) if "manifest" in told else intake.manifest
+    assert manifest is not None, "whoever does not know what is sent is told"
+    return manifest
+
+
+def _look(channel: Channel) -> None:
+    """PeerError where the sender has ended."""
+    if channel.has_ended:
+        raise PeerError(f"{_SENDER} has ended during a broadcast")
