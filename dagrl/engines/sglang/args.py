@@ -36,7 +36,9 @@ _CPU_DEFAULTS: dict[str, Any] = {
     "grammar_backend": "none",
     "disable_cuda_graph": True,
     "disable_overlap_schedule": True,
-    "mem_fraction_static": 0.05,
+    # Of the memory that the whole machine has free, which others take from while the model loads. What the cache may
+    # hold bounds what it takes.
+    "mem_fraction_static": 0.8,
     "max_total_tokens": CPU_CACHE_TOKENS,
     # An idle scheduler would keep a core busy.
     "sleep_on_idle": True,
