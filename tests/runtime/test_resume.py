@@ -1,4 +1,4 @@
-"""Stopped, killed and gone on, with checkpoints written on the side: the same numbers as if nothing had happened."""
+"""Stopped, killed and gone on, with engines that sleep and checkpoints written meanwhile: the same numbers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ import pytest
 
 # Four runs are made for the first test.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+ENGINES = ("actor", "generator")
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Lives:
 
 @pytest.fixture(scope="module")
 def lives(lab, unbroken, tmp_path_factory) -> Lives:
-    """After its first stop it saves every step, in the background."""
+    """After its first stop its engines share a slot and take turns in memory, and every step is saved on the side."""
     folder = tmp_path_factory.mktemp("broken")
     pipeline = lab.write_pipeline(folder, lab.tiny_pipeline())
     checkpoints = folder / "run" / "checkpoints"
@@ -38,7 +41,12 @@ def lives(lab, unbroken, tmp_path_factory) -> Lives:
     stopped.process.send_signal(signal.SIGINT)
     code = stopped.wait()
     left = sorted(each.name for each in checkpoints.glob("step_*"))
-    aside = ("run.async_save=true", "run.save_every=1", "run.keep=2")
+    turns = (
+        "groups.rollout=null",
+        "engines.generator.group=train",
+        *(f"engines.{name}.sleep=true" for name in ENGINES),
+    )
+    aside = ("run.async_save=true", "run.save_every=1", "run.keep=2", *turns)
     killed = lab.start(pipeline, folder / "run", *aside)
     killed.wait_for_step(5)
     killed.kill()
