@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from dagrl.data.tokenizer import load_tokenizer
-from dagrl.engines.base import Appetite, Bucket, Completion, GenerationRequest, RankContext, Slept
+from dagrl.engines.base import NO_WEIGHTS, Appetite, Bucket, Completion, GenerationRequest, RankContext, Slept
 from dagrl.engines.device_memory import Part, device_gib_used, storages_of
 from dagrl.engines.hf.decoding import decode
 from dagrl.engines.hf.weights import replace_weights
@@ -24,9 +24,6 @@ from dagrl.spec.schema import HfEngineSpec, ModelSpec, SamplingSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-NO_WEIGHTS = -1
-"""Policy version of an engine that waits for its first weights."""
 
 
 class HfEngine:
