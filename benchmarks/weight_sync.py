@@ -144,7 +144,10 @@ def _report(
     verdicts = []
     if rate is not None:
         print(f"{'NCCL broadcast alone':40}{1000 * nbytes / rate:10.1f} ms   {rate / 1e9:8.1f} GB/s")
-        verdicts.append(Verdict("rate of the sync / NCCL's broadcast", nbytes / sync / rate, "at least", LEAST_OF_NCCL))
+        sent = phases.get("sync/send_s", sync)
+        for what, seconds in (("sending, by the trainer's clock", sent), ("the sync, by the driver's", sync)):
+            share = nbytes / seconds / rate
+            verdicts.append(Verdict(f"rate of {what} / NCCL's broadcast", share, "at least", LEAST_OF_NCCL))
     elif args.model == "1.7b":
         verdicts.append(Verdict("seconds from update done to ready", ready, "at most", LONGEST_TOGETHER_S))
     result = {
