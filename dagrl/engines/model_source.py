@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from dagrl.spec.checks.model_fields import UNDECLARED
 from dagrl.spec.schema import ModelSpec
 
 if TYPE_CHECKING:
@@ -28,10 +29,6 @@ _SINGLE_FILE = "model.safetensors"
 _TIED_OUTPUT = "lm_head.weight"
 SCORE = "score.weight"
 """A critic's or reward model's head, [1, hidden size], as Hugging Face names it."""
-_ROPE_SHORTHANDS = {"rope_theta", "rope_scaling"}
-"""Names of older config files that config classes still fold into ``rope_parameters``."""
-_UNDECLARED = {"head_dim"}
-"""What models read from a config whose class does not declare it, such as Qwen3-MoE's."""
 
 
 class WeightSource(Protocol):
@@ -184,7 +181,7 @@ def _config_of_fields(model: ModelSpec, init: dict[str, Any]) -> PretrainedConfi
         raise ValueError(f"model.init.model_type: {model_type!r} is no model type of Hugging Face{hint}")
     config_class = CONFIG_MAPPING[model_type]
     # The config class takes any keyword; a misspelt one would silently leave the default in place.
-    known = {field.name for field in fields(config_class)} | _ROPE_SHORTHANDS | _UNDECLARED
+    known = {field.name for field in fields(config_class)} | set(UNDECLARED)
     for name in init:
         if name not in known:
             raise ValueError(f"model.init.{name}: {config_class.__name__} has no such field{_nearest(name, known)}")

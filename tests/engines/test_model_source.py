@@ -1,5 +1,6 @@
 """A model's config and start weights: read from a folder, or made from a description; wrong ones explained."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dagrl.engines.model_source import load_hf_config, published_shapes, published_tensors, weight_source
+from dagrl.spec.checks.model_fields import UNDECLARED, model_fields
+from dagrl.spec.checks.model_sizes import FAMILIES
 from dagrl.spec.schema import ModelSpec
 
 SHAPE = {
@@ -258,3 +261,13 @@ def test_a_score_is_there_for_who_asks_but_not_among_the_names():
 def test_a_tensor_that_the_model_does_not_have_is_named():
     with pytest.raises(ValueError, match=r"a qwen3 model has no tensor 'model.norm.bias'"):
         weight_source(described(), seed=0).get("model.norm.bias")
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_fields_that_the_checks_read_as_text_are_those_of_the_class(model_type):
+    from transformers import CONFIG_MAPPING
+
+    config_class = CONFIG_MAPPING[model_type]
+    class_name, known = model_fields(model_type)
+    assert class_name == config_class.__name__
+    assert known.keys() == {field.name for field in dataclasses.fields(config_class)} | set(UNDECLARED)

@@ -18,6 +18,7 @@ from dagrl.spec.checks.layouts import check_layouts
 from dagrl.spec.checks.megatron_fields import check_megatron_fields
 from dagrl.spec.checks.megatron_rules import check_megatron_rules
 from dagrl.spec.checks.model import check_model
+from dagrl.spec.checks.model_fields import check_model_fields
 from dagrl.spec.checks.model_sizes import sizes_of
 from dagrl.spec.checks.nodes import check_nodes
 from dagrl.spec.checks.profile import check_profile
@@ -54,6 +55,7 @@ def check_file(path: Path | str, overrides: Sequence[str] = ()) -> CheckedPipeli
     # The graph first: it reads a mistake in a node as a reason to be silent about missing columns.
     graph = infer_graph(pipeline, loaded.folder, findings)
     sizes = sizes_of(check_model(pipeline, findings))
+    check_model_fields(pipeline, findings)
     rows = check_data_files(pipeline, findings)
     check_engines(pipeline, findings)
     check_layouts(pipeline, sizes, findings)

@@ -6,7 +6,9 @@ The library's own checks come later, and look closer; these know names and plain
 from __future__ import annotations
 
 import ast
+import importlib.util
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from dagrl.spec.errors import Place, nearest, shown, suggest
@@ -44,6 +46,16 @@ def check_fields(
                 findings.error(inner, f"expected {words}, got {shown(value)}; write {example}")
         elif (options := _options(known[field])) and value not in options:
             findings.error(inner, f"{shown(value)} is not known here; {suggest(str(value), map(str, options))}")
+
+
+def source_of(package: str, file: str) -> str | None:
+    """The text of a file below an installed package, which is not imported; None where there is none."""
+    found = importlib.util.find_spec(package)
+    for location in (found.submodule_search_locations or ()) if found else ():
+        path = Path(location) / file
+        if path.is_file():
+            return path.read_text(encoding="utf-8")
+    return None
 
 
 def fields_of_class(source: str, class_name: str) -> dict[str, str]:

@@ -6,28 +6,34 @@ here; the engine checks once more, and more closely, when it is built.
 
 from __future__ import annotations
 
-import importlib.util
+import ast
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
+from itertools import pairwise
 from typing import Any
 
-from dagrl.spec.checks.library_fields import check_fields, fields_of_class
+from dagrl.spec.checks.library_fields import check_fields, fields_of_class, source_of
 from dagrl.spec.checks.model_sizes import ModelSizes
-from dagrl.spec.errors import Place
+from dagrl.spec.errors import Place, shown, suggest
 from dagrl.spec.megatron_clashes import SECTIONS, clashes_of
 from dagrl.spec.positions import Findings
 from dagrl.spec.schema import MegatronEngineSpec, Pipeline
 
-_MODEL_PARALLEL = ("model_parallel_config.py", "ModelParallelConfig")
-_TRANSFORMER = ("transformer/transformer_config.py", "TransformerConfig")
+_MODEL_PARALLEL = ("core/model_parallel_config.py", "ModelParallelConfig")
+_TRANSFORMER = ("core/transformer/transformer_config.py", "TransformerConfig")
 _CLASSES: dict[str, tuple[tuple[str, str], ...]] = {
     "transformer": (_TRANSFORMER, _MODEL_PARALLEL),
-    "latent attention": (("transformer/transformer_config.py", "MLATransformerConfig"), _TRANSFORMER, _MODEL_PARALLEL),
-    "optimizer": (("optimizer/optimizer_config.py", "OptimizerConfig"),),
-    "ddp": (("distributed/distributed_data_parallel_config.py", "DistributedDataParallelConfig"),),
+    "latent attention": (
+        ("core/transformer/transformer_config.py", "MLATransformerConfig"),
+        _TRANSFORMER,
+        _MODEL_PARALLEL,
+    ),
+    "optimizer": (("core/optimizer/optimizer_config.py", "OptimizerConfig"),),
+    "ddp": (("core/distributed/distributed_data_parallel_config.py", "DistributedDataParallelConfig"),),
 }
 """Section -> files and classes that its fields come from, the class itself first."""
+_MODULE_LISTS = ("recompute_modules", "offload_modules")
+"""Fields of ``transformer:`` that name parts of a layer."""
 
 
 def check_megatron_fields(pipeline: Pipeline, sizes: ModelSizes, findings: Findings) -> None:
@@ -42,6 +48,16 @@ def check_megatron_fields(pipeline: Pipeline, sizes: ModelSizes, findings: Findi
             given = {key: value for key, value in getattr(engine, section).items() if (section, key) not in refused}
             kind = "latent attention" if section == "transformer" and sizes.latent_attention else section
             _check_section(("engines", name, section), kind, given, findings)
+        _check_module_names(("engines", name, "transformer"), engine.transformer, findings)
+
+
+def _check_module_names(place: Place, given: Mapping[str, Any], findings: Findings) -> None:
+    for field in _MODULE_LISTS:
+        known, names = module_names(field), given.get(field)
+        for index, name in enumerate(names if isinstance(names, list) else ()):
+            if isinstance(name, str) and known and name not in known:
+                message = f"{shown(name)} is no part of a layer that {field} knows; {suggest(name, known)}"
+                findings.error((*place, field, index), message)
 
 
 def _check_section(place: Place, kind: str, given: Mapping[str, Any], findings: Findings) -> None:
@@ -53,12 +69,35 @@ def _check_section(place: Place, kind: str, given: Mapping[str, Any], findings: 
 @cache
 def megatron_fields(section: str) -> dict[str, str] | None:
     """Fields of the section's config class -> their type as Megatron writes it; None without Megatron-core."""
-    package = importlib.util.find_spec("megatron")
-    for location in (package.submodule_search_locations or ()) if package else ():
-        core = Path(location) / "core"
-        if all((core / file).is_file() for file, _ in _CLASSES[section]):
-            fields: dict[str, str] = {}
-            for file, class_name in reversed(_CLASSES[section]):
-                fields |= fields_of_class((core / file).read_text(encoding="utf-8"), class_name)
-            return fields or None
-    return None
+    fields: dict[str, str] = {}
+    for file, class_name in reversed(_CLASSES[section]):
+        source = source_of("megatron", file)
+        if source is None:
+            return None
+        fields |= fields_of_class(source, class_name)
+    return fields or None
+
+
+@cache
+def module_names(field: str) -> tuple[str, ...]:
+    """What may stand in a list of parts of a layer, such as ``recompute_modules``; nothing where that cannot be read.
+
+    Megatron knows it where it checks it::
+
+        allowed_modules = {"core_attn", ...}
+        invalid_modules = set(self.recompute_modules) - allowed_modules
+    """
+    source = source_of("megatron", _TRANSFORMER[0])
+    if source is None:
+        return ()
+    blocks = (getattr(node, name, ()) for node in ast.walk(ast.parse(source)) for name in ("body", "orelse"))
+    for block in blocks:
+        for allowed, check in pairwise(block if isinstance(block, list) else ()):
+            if (
+                isinstance(allowed, ast.Assign)
+                and isinstance(allowed.value, ast.Set)
+                and isinstance(check, ast.Assign)
+                and ast.unparse(check.value) == f"set(self.{field}) - {ast.unparse(allowed.targets[0])}"
+            ):
+                return tuple(sorted(ast.literal_eval(allowed.value)))
+    return ()

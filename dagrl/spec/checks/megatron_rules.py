@@ -18,7 +18,7 @@ _NOT_NEGATIVE = {
     "weight_decay": "0 for none",
 }
 """Further ones, and what to write."""
-_FOR_GPUS = ("fp8", "fp4", "cpu_offloading", "fine_grained_activation_offloading")
+_FOR_GPUS = ("attention_backend", "fp8", "fp4", "cpu_offloading", "fine_grained_activation_offloading")
 """Fields of ``transformer:`` that are without effect, or fail, where there is no Transformer Engine."""
 
 

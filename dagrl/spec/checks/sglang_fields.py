@@ -6,11 +6,9 @@ once more, and more closely, when the server starts.
 
 from __future__ import annotations
 
-import importlib.util
 from functools import cache
-from pathlib import Path
 
-from dagrl.spec.checks.library_fields import check_fields, fields_of_class
+from dagrl.spec.checks.library_fields import check_fields, fields_of_class, source_of
 from dagrl.spec.errors import Place
 from dagrl.spec.positions import Findings
 from dagrl.spec.schema import Pipeline, SglangEngineSpec
@@ -35,12 +33,8 @@ def check_sglang_fields(pipeline: Pipeline, findings: Findings) -> None:
 @cache
 def sglang_fields() -> dict[str, str] | None:
     """Fields of ServerArgs -> their type as SGLang writes it; None without SGLang."""
-    package = importlib.util.find_spec("sglang")
-    for location in (package.submodule_search_locations or ()) if package else ():
-        path = Path(location) / "srt" / "server_args.py"
-        if path.is_file():
-            return _fields(path.read_text(encoding="utf-8"))
-    return None
+    source = source_of("sglang", "srt/server_args.py")
+    return _fields(source) if source else None
 
 
 def _fields(source: str) -> dict[str, str] | None:

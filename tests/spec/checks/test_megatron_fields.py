@@ -20,6 +20,8 @@ from dagrl.spec.checks import check_file, megatron_fields
         ("transformer: {recompute_num_layers: 1.5}", "transformer.recompute_num_layers", "a whole number, got 1.5"),
         ("transformer: {recompute_modules: mlp}", "transformer.recompute_modules", "a list of names, got 'mlp'; write"),
         ("transformer: {recompute_modules: [mlp, 3]}", "transformer.recompute_modules", "a list of names, got a list"),
+        ("transformer: {recompute_modules: [mlp, core_atn]}", "transformer.recompute_modules[1]", "mean `core_attn`?"),
+        ("transformer: {offload_modules: [core_attn, mlp]}", "transformer.offload_modules[1]", "'mlp' is no part of a"),
         (
             "transformer: {tensor_model_parallel_size: 2}",
             "transformer.tensor_model_parallel_size",

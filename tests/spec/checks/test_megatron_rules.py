@@ -103,7 +103,7 @@ def test_the_bounds_of_an_optimizers_numbers_may_be_taken(project):
     check_file(project.pipeline(("{lr: 1e-3}", "{lr: 1e-3, adam_beta1: 0, clip_grad: 0.0, weight_decay: 0}")))
 
 
-@pytest.mark.parametrize("field", ["fp8: e4m3", "cpu_offloading: true"])
+@pytest.mark.parametrize("field", ["fp8: e4m3", "cpu_offloading: true", "attention_backend: flash"])
 def test_what_only_transformer_engine_has_needs_gpus(project, field):
     line = ("    group: train\n", f"    group: train\n    transformer: {{{field}}} #!\n")
     place = f"engines.actor.transformer.{field.partition(':')[0]}"
