@@ -34,7 +34,7 @@ class Executor:
     trained: bool = False
     """Whether some task trains it."""
     on_gpus: bool = False
-    """Whether its ranks have GPUs, or CPU slots."""
+    """Whether its ranks have GPUs; else they have CPU slots."""
     sleeps: bool = False
     """Whether it leaves its devices' memory while another executor of its group works."""
 
