@@ -15,11 +15,6 @@ _SERVER_CLASHES = (
     Clash((SERVER_FIELD,), "this turns off to tell of that; take it out", harmless=(None, True)),
     Clash(("pp_size",), "each stage of a server tells of its own layers only; leave it at 1", harmless=(1,)),
     Clash(
-        ("speculative_algorithm",),
-        "tokens that were guessed are routed too, and get into what is told; take it out",
-        harmless=(None,),
-    ),
-    Clash(
         ("enable_hierarchical_cache",),
         "what comes back from the host's cache has lost its routes; take it out",
         harmless=(False,),

@@ -155,7 +155,13 @@ class _Server:
                     self._findings.error(("nodes", name, key, "ignore_eos"), message)
 
     def check_experts(self, model: ModelSizes) -> None:
-        """Whether there are experts where an option is about them."""
+        """Whether there are experts where an option is about them, and in all layers where SGLang takes them for it."""
+        if model.family == "qwen3_moe" and model.dense_width is not None:
+            message = (
+                "SGLang puts experts into every layer of a qwen3_moe, and some layers of this one have none; take a "
+                "model without mlp_only_layers and with decoder_sparse_step 1, or sample with hf"
+            )
+            self._findings.error(("engines", self._name, "backend"), message, depends_on=[("model",)])
         if model.mixture is False:
             for field in ("enable_return_routed_experts", "moe_a2a_backend", "enable_eplb"):
                 if self._given.get(field) not in (None, False, "none"):

@@ -112,6 +112,15 @@ def test_servers_across_machines(with_server):
     check_file(with_server("server: {pp_size: 4}", "nodes: 2, gpus_per_node: 2"))
 
 
+def test_layers_without_experts_that_sglang_would_take_for_others(project, with_server):
+    """It would fill them with experts, and those with whatever is in memory."""
+    path = with_server("#", "gpus_per_node: 4", ("model_type: qwen3", f"{MIXTURE}, mlp_only_layers: [1]"))
+    (problem,) = project.problems(path)
+    assert problem.place == "engines.generator.backend"
+    assert "some layers of this one have none" in problem.message
+    check_file(with_server("#", "gpus_per_node: 4", ("model_type: qwen3", MIXTURE)))
+
+
 @pytest.mark.parametrize(
     ("line", "model", "place", "fragment"),
     [
