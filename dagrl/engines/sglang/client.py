@@ -2,8 +2,8 @@
 
 All of it runs on the server's loop. Traps of this version that shape what is here:
 
-- Flushing the cache together with an update kills the server where anything is still under way. So the cache is flushed
-  first, by a request that waits until nothing is.
+- An update that flushes the cache kills the server where anything is still under way. So the cache is flushed by a
+  request of its own, which waits until nothing is.
 - Pausing by ``abort`` sleeps a second. So `responses.py` aborts, and knows itself when all have ended.
 - Memory that is resumed twice kills the server, and so does memory that is released under a request. `engine.py` keeps
   the state.
@@ -11,6 +11,7 @@ All of it runs on the server's loop. Traps of this version that shape what is he
 
 from __future__ import annotations
 
+import asyncio
 import io
 import pickle
 from collections.abc import Sequence
@@ -22,6 +23,9 @@ import torch
 
 from dagrl.engines.sglang.args import WEIGHT_LOADER
 from dagrl.engines.sglang.server import ServerError
+
+_FLUSH_S = 60.0
+"""How long it may take until nothing is under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +126,16 @@ class Client:
 
     # -- weights and memory
 
-    async def update(self, payload: bytes, version: int) -> None:
-        """Have our loader called in each process that holds a part of the model: (model, [(name, uint8 payload)])."""
+    async def update(self, payload: bytes, version: int, *, flush: bool) -> None:
+        """Have our loader called in each process that holds a part of the model: (model, [(name, uint8 payload)]).
+
+        With `flush`, all that is cached is forgotten before.
+        """
+        flushing = [self.flush(_FLUSH_S)] if flush else []
+        # The server gets them in this order, without anybody waiting for the first one's answer.
+        await asyncio.gather(*flushing, self._update(payload, version))
+
+    async def _update(self, payload: bytes, version: int) -> None:
         from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
 
         data = _pickled([("payload", torch.frombuffer(bytearray(payload), dtype=torch.uint8))])

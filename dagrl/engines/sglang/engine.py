@@ -8,10 +8,10 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 
 from dagrl.data.tokenizer import load_tokenizer
-from dagrl.engines.base import Appetite, Bucket, Completion, GenerationRequest, RankContext, Slept
+from dagrl.engines.base import NO_WEIGHTS, Appetite, Bucket, Completion, GenerationRequest, RankContext, Slept
 from dagrl.engines.model_source import load_hf_config
 from dagrl.engines.sglang.client import Client
 from dagrl.engines.sglang.gpu_memory import gpu_memory
@@ -28,8 +28,6 @@ from dagrl.spec.residency import Residency
 from dagrl.spec.schema import ModelSpec, SamplingSpec, SglangEngineSpec
 from dagrl.spec.sglang_layout import gpus_per_server
 
-NO_WEIGHTS = -1
-"""Policy version of an engine that waits for its first weights."""
 _POLL_S = 5.0
 _KINDS = {
     Residency.AWAKE: frozenset[str](),
@@ -136,40 +134,40 @@ class SglangEngine:
 
     def take_weights(self, route: Route, version: int) -> None:
         """See `GenerateEngine.take_weights`. ServerError where the server fails. Generation pauses as `pause` says."""
-        with self._paused():
-            self._server.run(self._client.update(route.to_json().encode(), version), "take weights", self._timeout_s)
-            self.policy_version = version
+        self._server.run(self._update(route, version), "take weights", self._timeout_s)
 
     def load_weights(self, buckets: Iterator[Bucket], version: int) -> None:
-        """See `GenerateEngine.load_weights`. ServerError where the server fails.
+        """See `GenerateEngine.load_weights`. ServerError where the server fails; either way it is of no use then.
 
         They go to the server's processes through the host's memory.
         """
-        sender = WeightSender(BucketExporter(list(buckets)), "near", host="", timeout_s=self._timeout_s)
-        with self._paused(), closing(sender):
+        with closing(WeightSender(BucketExporter(list(buckets)), "near", host="", timeout_s=self._timeout_s)) as sender:
             offer = sender.offer()
             assert offer is not None, "a sender that is near has an address"
-            route = Route(version, {offer.place: offer.address}, self._timeout_s)
-            update = self._server.submit(self._client.update(route.to_json().encode(), version))
+            update = self._server.submit(self._update(Route(version, {"": offer.address}, self._timeout_s), version))
             # Nobody comes for weights to a server that has died.
             update.add_done_callback(lambda ended: sender.close() if ended.cancelled() or ended.exception() else None)
             try:
-                sent = sender.send(version, self._waves, passes=self._passes)
+                refuse_unknown_names([sender.send(version, self._waves, passes=self._passes)])
             except PeerError as error:
                 self._server.check()
                 raise ServerError(str(error)) from error
-            refuse_unknown_names([sent])
+            except ValueError:
+                update.result(self._timeout_s)
+                self.policy_version = NO_WEIGHTS
+                raise
             update.result(self._timeout_s)
-            self.policy_version = version
 
-    @contextmanager
-    def _paused(self) -> Iterator[None]:
+    async def _update(self, route: Route, version: int) -> None:
+        """Have the server's processes take weights while it stands still, on the server's loop."""
         how = self.pause
-        self._server.run(self._responses.stand_still(how, flush=not self._gone), "stand still", self._timeout_s)
+        await self._responses.stand_still(how)
         try:
-            yield
+            flush = how != "in_place" and not self._gone
+            await self._client.update(route.to_json().encode(), version, flush=flush)
+            self.policy_version = version
         finally:
-            self._server.run(self._responses.go_on(how), "go on", self._timeout_s)
+            await self._responses.go_on(how)
 
     # -- the rest
 

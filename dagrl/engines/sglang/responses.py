@@ -18,8 +18,6 @@ from dagrl.engines.sglang.client import Answer, Client
 from dagrl.engines.sglang.server import ServerError
 from dagrl.spec.schema import SamplingSpec
 
-_FLUSH_S = 60.0
-
 
 @dataclass(slots=True, eq=False)
 class _Response:
@@ -85,8 +83,8 @@ class Responses:
         self._aborts += 1
         self._client.abort_all()
 
-    async def stand_still(self, how: Literal["abort", "retract", "in_place"], *, flush: bool) -> None:
-        """Generate nothing until `go_on`. Nothing but ``in_place`` leaves requests in the server, or a cache."""
+    async def stand_still(self, how: Literal["abort", "retract", "in_place"]) -> None:
+        """Generate nothing until `go_on`. Nothing but ``in_place`` leaves requests in the server."""
         self._gate.clear()
         if how == "in_place":
             await self._client.pause()
@@ -98,8 +96,6 @@ class Responses:
         if self._under_way:
             self._client.abort_all()
         await self._nothing_under_way.wait()
-        if flush:
-            await self._client.flush(_FLUSH_S)
 
     async def go_on(self, how: Literal["abort", "retract", "in_place"]) -> None:
         """Generate again; what was retracted begins behind its tokens, and fills its cache anew."""

@@ -106,6 +106,11 @@ class Manifest:
         """Bytes of the largest bucket: what a buffer has to hold."""
         return max((bucket.nbytes for bucket in self.buckets), default=0)
 
+    def room(self, buffers: int) -> list[int]:
+        """Bytes that each of some buffers has to hold, where bucket `index` is put into buffer ``index % buffers``."""
+        sizes = [bucket.nbytes for bucket in self.buckets]
+        return [max(sizes[first::buffers], default=0) for first in range(buffers)]
+
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""

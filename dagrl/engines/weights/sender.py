@@ -117,10 +117,10 @@ class WeightSender:
         assert self._door is not None, "offer before send"
         if self._reach == "near":
             if self._staging is None:
-                self._staging = staging_on(self._exporter.device, sync.manifest.largest)
+                self._staging = staging_on(self._exporter.device, sync.manifest)
             return NearLink(sync, self._door, takers, self._staging, self._group)
         if not self._rooms:
-            self._rooms = [Room(sync.manifest.largest, self._exporter.device) for _ in range(BUFFERS)]
+            self._rooms = [Room(nbytes, self._exporter.device) for nbytes in sync.manifest.room(BUFFERS)]
         for room in self._rooms:
             room.take()
         buffers = [room.bytes for room in self._rooms]

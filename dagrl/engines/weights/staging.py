@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dagrl.engines.weights.manifest import Manifest
 from dagrl.engines.weights.room import Room
 
 BUFFERS = 2
@@ -26,9 +27,10 @@ _EXPANDABLE = "expandable_segments:True"
 class DeviceStaging:
     """Buffers on a GPU. Their memory is there between `open` and `close`, and views of them for good."""
 
-    def __init__(self, nbytes: int, device: torch.device) -> None:
+    def __init__(self, sizes: Sequence[int], device: torch.device) -> None:
+        """`sizes` are the buffers', in bytes."""
         with _memory_that_can_be_shared():
-            self._rooms = [Room(nbytes, device) for _ in range(BUFFERS)]
+            self._rooms = [Room(nbytes, device) for nbytes in sizes]
 
     @property
     def buffers(self) -> list[Tensor]:
@@ -56,8 +58,9 @@ class DeviceStaging:
 class HostStaging:
     """Buffers in the host's memory, of the same use."""
 
-    def __init__(self, nbytes: int) -> None:
-        self._nbytes = nbytes
+    def __init__(self, sizes: Sequence[int]) -> None:
+        """`sizes` are the buffers', in bytes."""
+        self._sizes = sizes
         self._files: list[int] = []
         self._buffers: list[Tensor] = []
         self.open()
@@ -70,14 +73,15 @@ class HostStaging:
     def open(self) -> None:
         """Take the memory, if it is not there."""
         if not self._buffers:
-            self._files = [os.memfd_create("dagrl-weights") for _ in range(BUFFERS)]
-            for file in self._files:
-                os.truncate(file, max(1, self._nbytes))
-            self._buffers = [_mapped(file, self._nbytes) for file in self._files]
+            for nbytes in self._sizes:
+                self._files.append(os.memfd_create("dagrl-weights"))
+                os.truncate(self._files[-1], max(1, nbytes))
+                self._buffers.append(_mapped(self._files[-1], nbytes))
 
     def share(self) -> list[dict[str, Any]]:
         """See `DeviceStaging.share`."""
-        return [{"file": f"/proc/{os.getpid()}/fd/{file}", "nbytes": self._nbytes} for file in self._files]
+        named = [f"/proc/{os.getpid()}/fd/{file}" for file in self._files]
+        return [{"file": file, "nbytes": nbytes} for file, nbytes in zip(named, self._sizes, strict=True)]
 
     def close(self) -> None:
         """Give the memory back, once the other processes have too."""
@@ -89,9 +93,10 @@ class HostStaging:
 Staging = DeviceStaging | HostStaging
 
 
-def staging_on(device: torch.device, nbytes: int) -> Staging:
-    """Buffers of so many bytes each."""
-    return DeviceStaging(nbytes, device) if device.type == "cuda" else HostStaging(nbytes)
+def staging_on(device: torch.device, manifest: Manifest) -> Staging:
+    """Buffers for the buckets of `manifest`, by turns."""
+    sizes = manifest.room(BUFFERS)
+    return DeviceStaging(sizes, device) if device.type == "cuda" else HostStaging(sizes)
 
 
 def attach(shared: Mapping[str, Any], device: torch.device) -> Tensor:

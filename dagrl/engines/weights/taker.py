@@ -116,7 +116,7 @@ class Taker:
             yield from self._from_afar(told["group"], channel, passes, timeout_s)
             return
         buffers = [attach(shared, self._device) for shared in told["buffers"]]
-        own = self._room(passes.manifest.largest, 1)[0] if buffers[0].device != self._device else None
+        own = self._take_rooms([passes.manifest.largest])[0] if buffers[0].device != self._device else None
         try:
             for _ in range(passes.buckets):
                 index = channel.receive(timeout_s, "the next bucket of weights")["bucket"]
@@ -136,28 +136,32 @@ class Taker:
         self, told: Mapping[str, Any], channel: Channel, passes: _Passes, timeout_s: float
     ) -> Iterator[tuple[int, Tensor]]:
         group = self._join(told, channel, timeout_s)
-        rooms = self._room(passes.manifest.largest, BUFFERS)
+        rooms = self._take_rooms(passes.manifest.room(BUFFERS))
         order = passes.order
 
         def ask(turn: int) -> dist.Work:
-            return group.broadcast(rooms[turn % BUFFERS][: passes.manifest.buckets[order[turn]].nbytes])
+            nbytes = passes.manifest.buckets[order[turn]].nbytes
+            return group.broadcast(rooms[order[turn] % BUFFERS][:nbytes])
 
-        # One comes in while the one before is taken.
-        under_way = ask(0)
+        def has_room_beside(turn: int) -> bool:
+            return turn + 1 < len(order) and (order[turn + 1] - order[turn]) % BUFFERS != 0
+
+        # One comes in while the one before is taken, unless both need the same room, as between two passes.
+        arriving = ask(0)
         for turn, index in enumerate(order):
-            arriving = under_way
-            if turn + 1 < len(order):
-                under_way = ask(turn + 1)
+            following = ask(turn + 1) if has_room_beside(turn) else None
             group.wait(arriving)
-            yield index, rooms[turn % BUFFERS]
+            yield index, rooms[index % BUFFERS]
+            if turn + 1 < len(order):
+                arriving = following or ask(turn + 1)
         if self._device.type == "cuda":
             done = torch.cuda.current_stream().record_event()
             until(done.query, timeout_s, f"broadcasts from {_SENDER}", lambda: _look(channel))
 
-    def _room(self, nbytes: int, count: int) -> list[Tensor]:
-        """Buffers of this process's own, the same objects as long as they are large enough."""
-        if len(self._rooms) < count or len(self._rooms[0].bytes) < nbytes:
-            self._rooms = [Room(nbytes, self._device) for _ in range(count)]
+    def _take_rooms(self, sizes: list[int]) -> list[Tensor]:
+        """Buffers of this process's own, the same objects as long as the same ones are wanted."""
+        if [len(room.bytes) for room in self._rooms] != sizes:
+            self._rooms = [Room(nbytes, self._device) for nbytes in sizes]
         for room in self._rooms:
             room.take()
         return [room.bytes for room in self._rooms]

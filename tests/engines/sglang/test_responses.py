@@ -55,10 +55,6 @@ class FakeClient:
     async def go_on(self) -> None:
         self.calls.append("go on")
 
-    async def flush(self, timeout_s: float) -> None:
-        assert not self._ends, "flushed while something was under way"
-        self.calls.append("flush")
-
     def tokens_of(self, rid: str) -> int:
         return 1
 
@@ -163,8 +159,8 @@ def test_an_abort_that_comes_too_late_takes_nothing_away(play) -> None:
 def test_retracted_responses_go_on_behind_their_tokens_when_all_is_new(play) -> None:
     async def act(scene: Scene) -> None:
         call = await scene.begin()
-        await scene.responses.stand_still("retract", flush=True)
-        assert scene.client.calls == ["abort all", "flush"] and not scene.done
+        await scene.responses.stand_still("retract")
+        assert scene.client.calls == ["abort all"] and not scene.done
         scene.version = 4
         await settle()
         assert len(scene.client.asked) == 1, "nothing is asked while it stands still"
@@ -183,7 +179,7 @@ def test_retracted_responses_go_on_behind_their_tokens_when_all_is_new(play) -> 
 
 def test_a_response_without_tokens_is_of_the_weights_that_sampled_it(play) -> None:
     async def act(scene: Scene) -> None:
-        await scene.responses.stand_still("abort", flush=True)
+        await scene.responses.stand_still("abort")
         call = await scene.begin()
         assert not scene.client.asked
         scene.version = 4
@@ -199,7 +195,7 @@ def test_a_response_without_tokens_is_of_the_weights_that_sampled_it(play) -> No
 def test_standing_still_by_abort_ends_everything(play) -> None:
     async def act(scene: Scene) -> None:
         call = await scene.begin(REQUEST, REQUEST)
-        await scene.responses.stand_still("abort", flush=False)
+        await scene.responses.stand_still("abort")
         assert scene.client.calls == ["abort all"]
         await scene.responses.go_on("abort")
         await call
@@ -211,7 +207,7 @@ def test_standing_still_by_abort_ends_everything(play) -> None:
 def test_standing_still_in_place_leaves_everything_where_it_is(play) -> None:
     async def act(scene: Scene) -> None:
         call = await scene.begin()
-        await scene.responses.stand_still("in_place", flush=True)
+        await scene.responses.stand_still("in_place")
         scene.version = 4
         late = await scene.begin()
         assert len(scene.client.asked) == 1, "new ones wait"
@@ -242,6 +238,6 @@ def test_a_call_that_is_given_up_is_ended_in_the_server(play) -> None:
         with pytest.raises(asyncio.CancelledError):
             await call
         assert sorted(scene.client.calls) == sorted(f"abort {rid}" for rid in scene.client.asked)
-        await scene.responses.stand_still("abort", flush=True)
+        await scene.responses.stand_still("abort")
 
     play(act)

@@ -92,7 +92,7 @@ def _generator(others: Connection, line: Connection, rank: int, parts: int, slow
         nonlocal calls
         calls += 1
         if slow:
-            time.sleep(0.2)
+            time.sleep(0.15)
         model.load_weights(given)
 
     taker = Taker(Intake(lambda: dict(model.named_parameters()), load), torch.device("cpu"), f"part {rank}")
@@ -260,9 +260,9 @@ def test_what_some_part_of_a_generator_has_a_place_for_is_known():
 
 @pytest.mark.parametrize("reach", REACHES)
 def test_a_generator_that_dies_ends_the_sync(generators, sources, reach):
-    source, generator = sources(reach, weights()), generators(slow=True)
+    source, generator = sources(reach, weights(), bucket_bytes=2000), generators(slow=True)
     generator.take(route := source.route())
-    timer = threading.Timer(1.0, os.kill, (generator.process.pid, signal.SIGKILL))
+    timer = threading.Timer(0.4, os.kill, (generator.process.pid, signal.SIGKILL))
     timer.start()
     begun = time.monotonic()
     with pytest.raises(PeerError, match="has ended"):
@@ -274,7 +274,7 @@ def test_a_generator_that_dies_ends_the_sync(generators, sources, reach):
 
 @pytest.mark.parametrize("reach", REACHES)
 def test_a_generator_does_not_wait_for_a_sender_that_has_died(generators, sources, reach):
-    source, generator = sources(reach, weights()), generators(slow=True)
+    source, generator = sources(reach, weights(), bucket_bytes=2000), generators(slow=True)
     generator.take(route := source.route())
     exporter = source.sender._exporter
     fill = exporter.fill

@@ -47,6 +47,14 @@ def size(group: list[Described]) -> int:
     return sum(torch.Size(shape).numel() * dtype.itemsize for _, dtype, shape in group)
 
 
+@given(groups(), st.integers(1, 3000), st.integers(1, 3))
+def test_buffers_hold_their_buckets(given, bucket_bytes, buffers):
+    manifest = Manifest.cut(given, bucket_bytes)
+    room = manifest.room(buffers)
+    assert len(room) == buffers and max(room) == manifest.largest
+    assert all(layout.nbytes <= room[index % buffers] for index, layout in enumerate(manifest.buckets))
+
+
 @given(groups())
 def test_it_is_the_same_after_a_journey(given):
     manifest = Manifest.cut(given, 500)
