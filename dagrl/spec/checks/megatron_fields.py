@@ -53,9 +53,11 @@ def check_megatron_fields(pipeline: Pipeline, sizes: ModelSizes, findings: Findi
 
 def _check_module_names(place: Place, given: Mapping[str, Any], findings: Findings) -> None:
     for field in _MODULE_LISTS:
-        known, names = module_names(field), given.get(field)
-        for index, name in enumerate(names if isinstance(names, list) else ()):
-            if isinstance(name, str) and known and name not in known:
+        names = given.get(field)
+        if not isinstance(names, list) or not (known := module_names(field)):
+            continue
+        for index, name in enumerate(names):
+            if isinstance(name, str) and name not in known:
                 message = f"{shown(name)} is no part of a layer that {field} knows; {suggest(name, known)}"
                 findings.error((*place, field, index), message)
 
