@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +20,28 @@ def run_scheduler(log_prefix: Path, *args: Any) -> None:
     stages = f"-pp{stage}" if server_args.pp_size > 1 else ""
     copies = f"-dp{copy}" if copy is not None else ""
     _print_to(log_prefix.with_name(f"{log_prefix.name}{copies}{stages}-tp{tensor}.log"))
-    _end_with_parent()
-    from sglang.srt.managers.scheduler import run_scheduler_process
+    with without_megatron():
+        _end_with_parent()
+        from sglang.srt.managers.scheduler import run_scheduler_process
 
     run_scheduler_process(*args)
+
+
+@contextmanager
+def without_megatron() -> Iterator[None]:
+    """Within the context an import of Megatron fails, unless it was imported before.
+
+    SGLang has a debugging tool that imports Megatron where it finds it: for many seconds, and Megatron switches the
+    memory saver to a mode in which the memory of CUDA graphs cannot be given back.
+    """
+    if "megatron" in sys.modules:
+        yield
+        return
+    sys.modules["megatron"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["megatron"]
 
 
 def _print_to(log: Path) -> None:

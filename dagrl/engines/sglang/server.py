@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from dagrl.engines.sglang.processes import run_scheduler
+from dagrl.engines.sglang.processes import run_scheduler, without_megatron
 
 _WATCH_S = 0.5
 _LAST_LINES = 4
@@ -190,7 +190,8 @@ class Server:
 
 def _engine_class(log_prefix: Path, note_processes: Callable[[Sequence[Any]], None]) -> Any:
     """SGLang's engine with processes that print to files and that we know of, by the ways it has for that."""
-    from sglang.srt.entrypoints.engine import Engine
+    with without_megatron():
+        from sglang.srt.entrypoints.engine import Engine
 
     class _Engine(Engine):
         run_scheduler_process_func = staticmethod(partial(run_scheduler, log_prefix))
