@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 RUN_TIMEOUT_S = 240
-_MEASURED = ("time/", "throughput/", "driver/", "mfu/", "memory/")
+_MEASURED = ("time/", "throughput/", "driver/", "mfu/", "memory/", "sync/")
 
 REWARDS = '''
 import time
