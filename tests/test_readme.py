@@ -16,13 +16,13 @@ BLOCKS = re.findall(r"```(yaml|python)\n(.*?)```", (REPOSITORY / "README.md").re
 @pytest.fixture
 def first_steps(tmp_path: Path) -> Path:
     """A folder with the README's code in files, as a newcomer would save it."""
-    names = iter(["first.yaml", "my_rewards.py", "boxed.yaml"])
+    names = iter(["first.yaml", "split.yaml", "my_rewards.py", "boxed.yaml"])
     for (_, text), name in zip(BLOCKS, names, strict=True):
         (tmp_path / name).write_text(text)
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ["first.yaml", "boxed.yaml"])
+@pytest.mark.parametrize("name", ["first.yaml", "split.yaml", "boxed.yaml"])
 def test_its_pipelines_validate(first_steps: Path, name: str) -> None:
     command = [sys.executable, "-m", "dagrl.cli", "validate", name]
     done = subprocess.run(command, cwd=first_steps, capture_output=True, text=True, timeout=60)
