@@ -60,6 +60,8 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 """Four layers each: up to four pipeline stages."""
+MODELS["routed"] = MODELS["mixture"]
+"""The same, but tokens go to experts that were drawn by lot: one GPU and any layout send each to the same."""
 EXPERTS = {"moe_grouped_gemm": True, "moe_token_dispatcher_type": "alltoall"}
 RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 OVERLAP = {"ddp": {"overlap_grad_reduce": True, "overlap_param_gather": True}}
@@ -111,13 +113,14 @@ def _words(layout: dict[str, Any]) -> list[str]:
 
 def spec_fields(case: Case, layout: dict[str, Any], precision: str) -> dict[str, Any]:
     """Fields of MegatronEngineSpec."""
-    transformer = {"bf16": precision == "bf16", **(EXPERTS if case.model in ("mixture", "latent") else {})}
+    transformer = {"bf16": precision == "bf16", **({} if case.model in ("dense", "tied") else EXPERTS)}
     return {
         "backend": "megatron",
         "group": "train",
         "parallel": {PARALLEL[name]: value for name, value in layout.items()},
         # A large epsilon: with Adam's own, a gradient of nearly 0 gives a step of full size and of chance direction.
         "optimizer": {"lr": 1e-2, "adam_eps": 1e-2},
+        "router_replay": case.model == "routed",
         **case.fields,
         "transformer": {**transformer, **case.fields.get("transformer", {})},
     }
@@ -131,7 +134,7 @@ def model_spec(model: str) -> "ModelSpec":
 
 
 def rows(count: int) -> "Batch":
-    """At least 8 rows of 2 to 320 tokens; one response is masked, one is a single token."""
+    """At least 8 rows of 2 to 320 tokens; one response is masked, one is a single token. Routes are drawn by lot."""
     from dagrl.data.batch import Batch, Column
 
     random = np.random.default_rng(5)
@@ -139,6 +142,7 @@ def rows(count: int) -> "Batch":
     responses[4] = 1
     masks = [np.ones(n) for n in responses]
     masks[7][:] = 0
+    lots = [random.random((n, COMMON["num_hidden_layers"], 8)).argsort(-1)[..., :2] for n in prompts + responses - 1]
     return Batch(
         np.arange(100, 100 + count),
         {
@@ -147,6 +151,7 @@ def rows(count: int) -> "Batch":
             "response_mask": Column.ragged(masks, "float32"),
             "advantage": Column.ragged([random.normal(size=n) for n in responses], "float32"),
             "reward": Column(random.normal(size=count).astype("float32")),
+            "routed_experts": Column.ragged(lots, "int16"),
         },
     )
 
@@ -159,6 +164,10 @@ def _mixture(*layouts: dict[str, Any]) -> list[Case]:
     return [Case("mixture", layout) for layout in layouts]
 
 
+def _routed(*layouts: dict[str, Any]) -> list[Case]:
+    return [Case("routed", layout) for layout in layouts]
+
+
 def _latent(*layouts: dict[str, Any]) -> list[Case]:
     return [Case("latent", layout) for layout in layouts]
 
@@ -168,7 +177,7 @@ FUSED = {"fused_linear_cross_entropy": True}
 CASES: dict[int, list[Case]] = {
     1: [
         Case("dense", kind="zigzag"),
-        *(Case(model, kind="hugging-face") for model in MODELS),
+        *(Case(model, kind="hugging-face") for model in MODELS if model != "routed"),
         Case("dense", fields=FUSED, tag="fused"),
         Case("tied", fields=FUSED, tag="fused"),
         Case("dense", fields={"transformer": RECOMPUTE}, tag="recompute"),
@@ -182,6 +191,8 @@ CASES: dict[int, list[Case]] = {
         Case("tied", {"pp": 2}),
         Case("tied", {"tp": 2, "sp": True}),
         *_mixture({"ep": 2}, {"tp": 2, "sp": True, "ep": 2}, {"cp": 2, "ep": 2}, {"tp": 2, "sp": True, "etp": 2}),
+        *_routed({"tp": 2, "sp": True, "ep": 2}, {"cp": 2, "ep": 2}, {"pp": 2}),
+        Case("routed", {"pp": 2}, {"transformer": RECOMPUTE}, tag="recompute"),
         *_latent({"ep": 2}, {"tp": 2, "sp": True, "ep": 2}, {"pp": 2}, {"cp": 2}),
         Case("dense", {"tp": 2, "sp": True}, kind="resume", resumes_as={"pp": 2}),
         Case("dense", kind="resume", resumes_as={"tp": 2, "sp": True}),
@@ -193,6 +204,7 @@ CASES: dict[int, list[Case]] = {
         *_mixture({"ep": 4}, {"cp": 2, "ep": 2}, {"tp": 2, "sp": True, "ep": 4}, {"pp": 2, "ep": 2}),
         # The mixture has two key heads: with four ranks each is on two.
         *_mixture({"tp": 2, "sp": True, "etp": 2, "ep": 2}, {"tp": 4, "sp": True, "ep": 4}),
+        *_routed({"tp": 2, "sp": True, "pp": 2, "vpp": 2, "ep": 2}),
         *_latent({"ep": 4}, {"tp": 2, "sp": True, "pp": 2, "ep": 2}),
         Case("dense", {"tp": 2, "sp": True, "pp": 2}, kind="resume", resumes_as={}),
         Case("mixture", {"ep": 2}, kind="resume", resumes_as={"tp": 2, "sp": True, "ep": 2}),
