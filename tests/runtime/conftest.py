@@ -214,3 +214,20 @@ def unbroken(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Run:
     run = lab.start(write_pipeline(folder, tiny_pipeline()), folder / "run")
     assert run.wait() == 0, run.output
     return run
+
+
+@pytest.fixture(scope="session")
+def on_one_slot(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The first three steps of the tiny pipeline with both engines on one group, some nodes profiled.
+
+    One run for the two: either would show in the numbers.
+    """
+    folder = tmp_path_factory.mktemp("one_slot")
+    pipeline = tiny_pipeline()
+    pipeline["engines"]["generator"]["group"] = "train"
+    del pipeline["groups"]["rollout"]
+    pipeline["run"] = {"steps": 3, "seed": 3, "validate_every": 3}
+    pipeline["profile"] = {"steps": [2, 3], "nodes": ["rollout", "ref", "update"], "with_stack": True}
+    run = lab.start(write_pipeline(folder, pipeline), folder / "run")
+    assert run.wait() == 0, run.output
+    return run

@@ -1,4 +1,4 @@
-"""Profiles: traces that can be opened, only where they were asked for, and numbers that stay what they were."""
+"""Profiles: traces that can be opened, only where they were asked for."""
 
 from __future__ import annotations
 
@@ -71,12 +71,9 @@ def operations(path: Path) -> set[str]:
 
 
 @pytest.mark.slow
-def test_a_profiled_run_leaves_traces_of_the_asked_nodes_and_the_same_numbers(lab, unbroken, tmp_path):
-    pipeline = lab.tiny_pipeline()
-    pipeline["run"] = {"steps": 3, "seed": 3, "validate_every": 3}
-    pipeline["profile"] = {"steps": [2, 3], "nodes": ["rollout", "ref", "update"], "with_stack": True}
-    run = lab.start(lab.write_pipeline(tmp_path, pipeline), tmp_path / "run")
-    assert run.wait() == 0, run.output
+def test_a_profiled_run_leaves_traces_of_the_asked_nodes(on_one_slot):
+    """With the same numbers as any other: see `test_layouts`."""
+    run = on_one_slot
     folder = run.folder / "profile"
     # One run for each of the two shards of a step where a node is not fed by a stream of all.
     each_step = ["ref-reference-0-2", "ref-reference-0", "rollout-generator-0", "update-actor-0"]
@@ -92,8 +89,6 @@ def test_a_profiled_run_leaves_traces_of_the_asked_nodes_and_the_same_numbers(la
     assert any("Backward" in name for name in operations(folder / "step_2" / "update-actor-0.json.gz"))
     assert not any("Backward" in name for name in operations(folder / "step_2" / "ref-reference-0.json.gz"))
     assert "profile  traces" in run.output
-    theirs = lab.comparable(unbroken.metrics()[:3])
-    assert lab.comparable(run.metrics()) == theirs
 
 
 def test_only_the_asked_steps_nodes_and_ranks_are_traced(pipeline, tmp_path):
