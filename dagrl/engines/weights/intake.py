@@ -70,7 +70,12 @@ class Intake:
             self._known = None
         self._manifest = manifest
         if self._known is None:
-            self._recorder, self._recorded, self._used = Recorder(self._parameters()), [], set()
+            parameters = self._parameters()
+            with torch.no_grad():
+                for tensor in parameters.values():
+                    # What no tensor is for, where parameters are larger than the model's, counts on it.
+                    tensor.zero_()
+            self._recorder, self._recorded, self._used = Recorder(parameters), [], set()
 
     def take(self, index: int, buffer: Tensor) -> None:
         """Take in a bucket, which `buffer` holds, uint8 [bytes or more], until this is done; queued, on a GPU.
@@ -103,8 +108,8 @@ class Intake:
             raise ValueError(f"the model's loader replaces {shortened(moved)} instead of writing into its memory")
         if missed := recorder.missed():
             raise ValueError(
-                f"nothing was written into the server's {shortened(missed)}: the trainer's model has no tensors for "
-                "what the server holds there, and both must be the same model"
+                f"the server's model has parameters that were not written wholly: {shortened(missed)}; the trainer's "
+                "model has no tensors for them, and both must be the same"
             )
         replays = None if recorder.obstacle else tuple(self._recorded)
         self._known = _Known(replays, frozenset(self._used))
@@ -128,7 +133,7 @@ class Intake:
             worst = [f"{name} ({count} elements)" for name, count in differing.items()]
             raise ValueError(f"the server holds other weights than were sent, in {shortened(worst)}")
         if missed := comparer.missed():
-            raise ValueError(f"the server's {shortened(missed)} could not be compared with what was sent")
+            raise ValueError(f"parameters of the server's model were not compared wholly: {shortened(missed)}")
 
     def let_go_of_buffers(self) -> None:
         """Forget the buffers that buckets came in, whose memory goes away."""

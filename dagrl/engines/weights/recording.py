@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dagrl.engines.weights.copies import first_byte, storage_of
 
+_DIMS_OF_EXPERTS = 3
 _aten = torch.ops.aten
 _CONSTANTS = {_aten.fill_.Scalar, _aten.zero_.default}
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -51,17 +52,24 @@ class _Seen:
         self.starts.setdefault(memory, []).append(starts)
         self.lengths.setdefault(memory, []).append(np.full(len(starts), length))
 
-    def covered(self, parameter: Tensor) -> int:
-        """Elements of a parameter, which lie side by side, that were written at least once."""
+    def covered(self, parameter: Tensor) -> np.ndarray:
+        """Elements that were written at least once, of each slice of a parameter along its first dimension."""
+        slices = parameter.shape[0] if parameter.dim() else 1
         memory = storage_of(parameter)
-        if memory not in self.starts:
-            return 0
+        if memory not in self.starts or not parameter.numel():
+            return np.zeros(slices, dtype=np.int64)
         starts, lengths = (np.concatenate(each[memory]) for each in (self.starts, self.lengths))
         order = np.argsort(starts, kind="stable")
-        first = int(parameter.storage_offset())
-        starts, ends = (np.clip(each[order], first, first + parameter.numel()) for each in (starts, starts + lengths))
-        reached = np.maximum.accumulate(np.concatenate([[first], ends[:-1]]))
-        return int(np.maximum(0, ends - np.maximum(starts, reached)).sum())
+        starts, ends = starts[order], (starts + lengths)[order]
+        # What others have covered already counts once.
+        starts = np.maximum(starts, np.maximum.accumulate(np.concatenate([starts[:1], ends[:-1]])))
+        ends = np.maximum(starts, ends)
+        before = np.concatenate([[0], np.cumsum(ends - starts)])
+        borders = int(parameter.storage_offset()) + parameter.numel() // slices * np.arange(slices + 1)
+        begun = np.searchsorted(starts, borders, side="right")
+        last = np.maximum(begun - 1, 0)
+        below = before[last] + np.clip(borders - starts[last], 0, (ends - starts)[last])
+        return np.diff(np.where(begun > 0, below, 0))
 
 
 class _Watch(TorchDispatchMode):
@@ -83,8 +91,17 @@ class _Watch(TorchDispatchMode):
         self._bucket = storage_of(bucket)
 
     def missed(self) -> list[str]:
-        """Parameters that were not written wholly."""
-        return [name for name, tensor in self._parameters.items() if self._seen.covered(tensor) < tensor.numel()]
+        """Parameters that were not written wholly, and how much of them was.
+
+        Experts may be larger in memory than they are, all of them alike.
+        """
+        missed = []
+        for name, tensor in self._parameters.items():
+            covered = self._seen.covered(tensor)
+            are_padded = tensor.dim() == _DIMS_OF_EXPERTS and len(set(covered)) == 1 and covered[0] > 0
+            if covered.sum() < tensor.numel() and not are_padded:
+                missed.append(f"{name} ({covered.sum()} of {tensor.numel()} elements)")
+        return missed
 
     def moved(self) -> list[str]:
         """Parameters that were given other memory instead of being written into."""

@@ -13,14 +13,21 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from dagrl.engines.base import Bucket, GenerationRequest, RankContext
+from dagrl.engines.hf.weights import replace_weights
 from dagrl.engines.model_source import load_hf_config, weight_source
 from dagrl.engines.sglang.engine import SglangEngine
 from dagrl.engines.sglang.share import ServerShare
+from dagrl.engines.weights.exporter import IteratedExporter
+from dagrl.engines.weights.sender import Reach, WeightSender
 from dagrl.spec.schema import ModelSpec, SglangEngineSpec, TokenizerSpec
 
 MODEL = ModelSpec(
     init={
-        "model_type": "qwen3",
+        "model_type": "qwen3_moe",
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "norm_topk_prob": True,
         "hidden_size": 32,
         "intermediate_size": 64,
         "num_hidden_layers": 2,
@@ -89,7 +96,7 @@ def model_of() -> Callable[[int], PreTrainedModel]:
     def build(seed: int) -> PreTrainedModel:
         with torch.random.fork_rng():
             model = AutoModelForCausalLM.from_config(load_hf_config(MODEL), dtype=torch.float32).eval()
-        model.load_state_dict(dict(weights(seed)))
+        replace_weights(model, weights(seed))
         return model
 
     return build
@@ -101,3 +108,18 @@ def requests() -> list[GenerationRequest]:
     generator = np.random.default_rng(3)
     prompts = [generator.integers(3, 15, size=size) for size in (1, 2, 3, 5, 8, 13, 21)]
     return [GenerationRequest(prompt, seed) for seed, prompt in enumerate([*prompts, prompts[3]])]
+
+
+@pytest.fixture
+def sender_of() -> Iterator[Callable[[Reach, Bucket], WeightSender]]:
+    """``sender_of(reach, tensors)``: a sender in the test's process."""
+    made: list[WeightSender] = []
+
+    def make(reach: Reach, tensors: Bucket) -> WeightSender:
+        exporter = IteratedExporter(lambda: iter(tensors), 8000, torch.device("cpu"))
+        made.append(WeightSender(exporter, reach, host="127.0.0.1", timeout_s=30.0))
+        return made[-1]
+
+    yield make
+    for sender in made:
+        sender.close()

@@ -18,6 +18,9 @@ from transformers import PreTrainedModel
 from dagrl.engines.base import Completion, GenerationRequest
 from dagrl.engines.sglang.engine import SglangEngine
 from dagrl.engines.sglang.server import ServerError
+from dagrl.engines.weights.sender import WeightSender
+from dagrl.engines.weights.taker import Route
+from dagrl.engines.weights.terms import Sent, refuse_unknown_names
 from dagrl.spec.residency import Residency
 from dagrl.spec.schema import SamplingSpec
 
@@ -194,6 +197,72 @@ def test_an_update_in_place_keeps_the_old_cache_to_itself(restored, requests, mo
     for request, completion in zip(requests, complete(restored, requests, GREEDY), strict=True):
         assert completion.policy_version == 1
         assert deviation(model_of(NEW), request, completion).max() <= 1e-5
+
+
+# -- weights that come from another process
+
+
+@pytest.mark.parametrize("reach", ["near", "far"])
+def test_weights_reach_the_servers_processes_by_themselves(
+    restored, requests, model_of: ModelOf, weights_of, sender_of, reach
+) -> None:
+    """Shared memory and gloo stand for CUDA IPC and NCCL. The first time they are loaded, later copied."""
+    for version, seed in enumerate((NEW, OLD, NEW), start=3):
+        sender = sender_of(reach, weights_of(seed))
+        sent = taken(restored, sender, version)
+        assert sent.nbytes == sum(tensor.nbytes for _, tensor in weights_of(seed))
+        for request, completion in zip(requests, complete(restored, requests, GREEDY), strict=True):
+            assert completion.policy_version == version
+            assert deviation(model_of(seed), request, completion).max() <= 1e-5
+
+
+def test_a_tensor_without_a_place_is_told(restored, weights_of, sender_of) -> None:
+    extra = [*weights_of(NEW), ("model.layers.1.mlp.experts.4.up_proj.weight", torch.zeros(24, 32))]
+    with pytest.raises(ValueError, match=r"the generator has no place for model.layers.1.mlp.experts.4.up_proj.weight"):
+        refuse_unknown_names([taken(restored, sender_of("near", extra), 3)])
+    with pytest.raises(ValueError, match=r"no place for model.layers.1.mlp.experts.4.up_proj.weight: the trainer's"):
+        restored.load_weights(iter([extra]), 3)
+    with pytest.raises(AssertionError, match="before the first weights"):
+        restored.generate([GenerationRequest(np.array([4]), 0)], GREEDY)
+
+
+@pytest.mark.parametrize("reach", ["near", "far"])
+def test_a_server_outlives_weights_that_do_not_fit(restored, requests, weights_of, sender_of, reach) -> None:
+    missing = [(name, tensor) for name, tensor in weights_of(NEW) if "experts.2.down_proj" not in name]
+    misfit = [(name, tensor[:8] if "layers.1.self_attn.k_proj" in name else tensor) for name, tensor in weights_of(NEW)]
+    for tensors, complaint in (
+        (
+            misfit,
+            r"rank 0 of its server\): the server's model could not take .*layers.1.self_attn.k_proj.weight \[8, 32\]",
+        ),
+        (missing, r"not written wholly: model.layers.0.mlp.experts.w2_weight \(2304 of 4096 elements\)"),
+    ):
+        with pytest.raises(ValueError, match=complaint):
+            taken(restored, sender_of(reach, tensors), 3)
+    taken(restored, sender_of(reach, weights_of(OLD)), 4)
+    assert complete(restored, requests, GREEDY)[0].policy_version == 4
+
+
+def test_a_server_outlives_a_sender_that_is_gone(restored, requests, weights_of, sender_of) -> None:
+    sender = sender_of("far", weights_of(NEW))
+    address = sender.offer().address
+    sender.close()
+    restored.take_weights(Route(3, {"": address}, 1.0), 3)
+    log = next(restored._server._log_prefix.parent.glob("*-tp0.log")).read_text()
+    assert "no new weights: the sender of weights does not answer" in log
+    restored.load_weights(iter([weights_of(OLD)]), 4)
+    assert complete(restored, requests, GREEDY)[0].policy_version == 4
+
+
+def taken(engine: SglangEngine, sender: WeightSender, version: int) -> Sent:
+    """A sync of the weights that `sender` has, compared."""
+    address = sender.offer().address
+    engine_takes = threading.Thread(target=engine.take_weights, args=(Route(version, {"": address}, 30.0), version))
+    engine_takes.start()
+    try:
+        return sender.send(version, [1], passes=2)
+    finally:
+        engine_takes.join(timeout=30)
 
 
 def test_prompts_that_cannot_be_answered_are_refused(server) -> None:

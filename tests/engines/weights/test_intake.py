@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from fused_model import HEAD_DIM, HIDDEN, Model, weights
+from fused_model import EXPERTS, FFN, HEAD_DIM, HIDDEN, Model, weights
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -181,6 +181,28 @@ def test_the_mode_of_the_process_does_not_matter(mode):
     assert_loaded(model, weights(1))
 
 
+def test_padding_of_experts_is_zero():
+    class Padded(Model):
+        def __init__(self):
+            super().__init__()
+            for layer in self.layers:
+                layer.w2 = torch.nn.Parameter(torch.full((EXPERTS, HIDDEN, FFN + 4), 7.0), requires_grad=False)
+
+        def _load_expert(self, layer, expert, what, tensor):
+            if what == "down":
+                layer.w2.data[expert].narrow(1, 0, FFN).copy_(tensor)
+            else:
+                super()._load_expert(layer, expert, what, tensor)
+
+    model = Padded()
+    intake = intake_of(model)
+    for seed in (0, 1):
+        send(intake, weights(seed))
+        compare(intake, weights(seed))
+        assert not model.layers[1].w2[:, :, FFN:].any()
+        assert torch.equal(model.layers[1].w2[3, :, :FFN], weights(seed)["layers.1.experts.3.down"])
+
+
 # -- what is wrong
 
 
@@ -188,14 +210,14 @@ def test_a_parameter_that_nothing_is_sent_for_is_named():
     tensors = weights()
     del tensors["layers.1.o"]
     model = Model()
-    with pytest.raises(ValueError, match=r"nothing was written into the server's layers.1.o: the trainer's model"):
+    with pytest.raises(ValueError, match=r"not written wholly: layers.1.o \(0 of 128 elements\); the trainer's"):
         send(intake_of(model), tensors)
 
 
 def test_a_part_of_a_parameter_that_nothing_is_sent_for_is_seen():
     tensors = weights()
     del tensors["layers.1.experts.2.up"]
-    with pytest.raises(ValueError, match=r"nothing was written into the server's layers.1.w13: "):
+    with pytest.raises(ValueError, match=r"not written wholly: layers.1.w13 \(672 of 768 elements\)"):
         send(intake_of(Model()), tensors)
 
 
@@ -264,5 +286,5 @@ def test_a_parameter_that_is_not_compared_is_named():
     intake.begin_comparing()
     for index, buffer in in_turns(contents):
         intake.compare(index, buffer)
-    with pytest.raises(ValueError, match=r"layers.0.norm could not be compared"):
+    with pytest.raises(ValueError, match=r"were not compared wholly: layers.0.norm \(0 of 8 elements\)"):
         intake.end_comparing()
