@@ -13,9 +13,12 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def run(lab, tmp_path_factory):
-    """A run under way that has trained for two steps."""
+    """A run under way that has trained for two steps: a mixture, whose tokens the trainer routes as SGLang did."""
     folder = tmp_path_factory.mktemp("sglang")
     pipeline = lab.tiny_pipeline()
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+    pipeline["model"]["init"] |= {"model_type": "qwen3_moe", **experts}
+    pipeline["engines"]["actor"]["router_replay"] = True
     pipeline["engines"]["generator"] = {
         "backend": "sglang",
         "group": "rollout",

@@ -22,6 +22,8 @@ def run_scheduler(log_prefix: Path, *args: Any) -> None:
     _print_to(log_prefix.with_name(f"{log_prefix.name}{copies}{stages}-tp{tensor}.log"))
     with without_megatron():
         _end_with_parent()
+        # The scheduler imports that tool only when it is under way.
+        import sglang.srt.debug_utils.dumper  # noqa: F401
         from sglang.srt.managers.scheduler import run_scheduler_process
 
     run_scheduler_process(*args)
@@ -32,7 +34,8 @@ def without_megatron() -> Iterator[None]:
     """Within the context an import of Megatron fails, unless it was imported before.
 
     SGLang has a debugging tool that imports Megatron where it finds it: for many seconds, and Megatron switches the
-    memory saver to a mode in which the memory of CUDA graphs cannot be given back.
+    memory saver to a mode in which the memory of CUDA graphs cannot be given back. Tensors that such a process sends
+    bring Megatron to whoever takes them, and what those send is then refused as unsafe.
     """
     if "megatron" in sys.modules:
         yield
