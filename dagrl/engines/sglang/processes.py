@@ -20,11 +20,10 @@ def run_scheduler(log_prefix: Path, *args: Any) -> None:
     stages = f"-pp{stage}" if server_args.pp_size > 1 else ""
     copies = f"-dp{copy}" if copy is not None else ""
     _print_to(log_prefix.with_name(f"{log_prefix.name}{copies}{stages}-tp{tensor}.log"))
-    with without_megatron():
-        _end_with_parent()
-        # The scheduler imports that tool only when it is under way.
-        import sglang.srt.debug_utils.dumper  # noqa: F401
-        from sglang.srt.managers.scheduler import run_scheduler_process
+    _end_with_parent()
+    # To the end of the process, for SGLang imports much of itself only when it is needed.
+    sys.modules["megatron"] = None  # type: ignore[assignment]
+    from sglang.srt.managers.scheduler import run_scheduler_process
 
     run_scheduler_process(*args)
 
