@@ -35,7 +35,7 @@ class UpdateGroup:
         if device.type == "cuda":
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = timeout
-            options.global_ranks_in_group, options.group_name = [*range(size)], name
+            options.global_ranks_in_group, options.group_name = [*range(size)], dist.GroupName(name)
             backend, kind = dist.ProcessGroupNCCL(own, rank, size, options), dist.ProcessGroup.BackendType.NCCL
         else:
             backend, kind = dist.ProcessGroupGloo(own, rank, size, timeout), dist.ProcessGroup.BackendType.GLOO

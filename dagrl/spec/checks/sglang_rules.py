@@ -9,7 +9,7 @@ from dagrl.spec.checks.model_sizes import ModelSizes, is_size
 from dagrl.spec.errors import Place
 from dagrl.spec.positions import Findings
 from dagrl.spec.schema import GroupSpec, Pipeline, RolloutNode, SglangEngineSpec
-from dagrl.spec.sglang_layout import CPU_CACHE_TOKENS, PARALLEL_SIZES, gpus_per_server
+from dagrl.spec.sglang_layout import CPU_CACHE_TOKENS, PARALLEL_SIZES, gpus_per_server, nodes_per_server
 
 _GPU_ONLY = ("enable_dp_attention", "enable_torch_compile", "enable_two_batch_overlap", "enable_symm_mem")
 
@@ -189,8 +189,14 @@ class _Server:
             message = f"is to other GPUs than those of `{engine.follows}`, which shares the group; choose cuda_ipc"
         elif route in ("cuda_ipc", "broadcast") and source.is_cpu != self._group.is_cpu:
             message = "one of the two engines has GPUs and the other has not; choose object_store"
+        elif (route == "object_store" or (route == "auto" and source.is_cpu)) and self._spans_machines():
+            message = "goes through one machine's memory, and a server spans several machines; choose broadcast"
         if message:
             self._findings.error((*place, "route"), message, depends_on=depends)
+
+    def _spans_machines(self) -> bool:
+        group = self._group
+        return group is not None and group.ranks > 0 and nodes_per_server(self._engine, group) > 1
 
     def _rollouts(self) -> list[tuple[str, RolloutNode]]:
         """The nodes that sample on these servers."""

@@ -177,6 +177,19 @@ def test_a_route_between_a_gpu_and_a_cpu(project, with_server):
     )
 
 
+@pytest.mark.parametrize(("size", "is_wrong"), [(8, True), (4, False)])
+def test_a_route_through_one_machines_memory(project, with_server, size, is_wrong):
+    # The model has four heads.
+    line = f"server: {{pp_size: 2, tp_size: {size // 2}}}\n    weight_sync: {{route: object_store}} #!"
+    path = with_server(line, "nodes: 2, gpus_per_node: 4")
+    if is_wrong:
+        project.assert_problem(
+            path, "engines.generator.weight_sync.route", "goes through one machine's memory, and a server spans several"
+        )
+    else:
+        check_file(path)
+
+
 def test_weights_that_nobody_sends(project, with_server):
     path = with_server("weight_sync: {checksum: true}")
     path.write_text(path.read_text().replace("    follows: actor\n", ""))
