@@ -11,15 +11,17 @@ has become of it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dagrl.engines.weights.channel import Channel, Door
+from dagrl.engines.weights.channel import Channel, Door, PeerError
 from dagrl.engines.weights.manifest import Manifest
 from dagrl.engines.weights.staging import BUFFERS, Staging
 from dagrl.engines.weights.update_group import UpdateGroup, until
@@ -103,8 +105,20 @@ class _Visitors:
             channel.send(passes=self._sync.passes, **told, **each(place))
 
     def reports(self) -> list[dict[str, Any]]:
-        """What becomes of them, in the end."""
-        return [channel.receive(self._sync.timeout_s, "the end of a weight sync") for channel in self.channels]
+        """What has become of them, in the end. ValueError at once for one that takes no part any more."""
+        reports: list[dict[str, Any]] = []
+        waiting = self.channels
+        deadline = time.monotonic() + self._sync.timeout_s
+        while waiting:
+            # Whoever speaks first: the others may wait for one that has failed.
+            ready: list[Any] = wait(waiting, max(0.0, deadline - time.monotonic()))  # type: ignore[arg-type]
+            if not ready:
+                late = ", ".join(channel.peer for channel in waiting)
+                raise PeerError(f"waited {self._sync.timeout_s:.0f} s for {late} to come to the end of a weight sync")
+            for channel in ready:
+                reports.append(_taken_part(channel.receive(0, "the end of a weight sync"), channel))
+                waiting.remove(channel)
+        return reports
 
     def close(self) -> None:
         for channel in self.channels:
@@ -167,9 +181,7 @@ class NearLink:
     def _wait_until_taken(self, count: int) -> None:
         while self._visitors is not None and self._taken < count:
             for channel in self._visitors.channels:
-                told = channel.receive(self._sync.timeout_s, "a sign that a bucket is taken")
-                if "error" in told:
-                    raise ValueError(f"{channel.peer}: {told['error']}")
+                _taken_part(channel.receive(self._sync.timeout_s, "a sign that a bucket is taken"), channel)
             self._taken += 1
 
 
@@ -230,8 +242,14 @@ class FarLink:
         """Raise where a taker has ended, or tells of a failure before its time."""
         for channel in self._visitors.channels:
             if channel.has_ended:
-                told = channel.receive(0, "its part in a broadcast")
-                raise ValueError(f"{channel.peer}: {told['error']}")
+                _taken_part(channel.receive(0, "its part in a broadcast"), channel)
+
+
+def _taken_part(told: dict[str, Any], channel: Channel) -> dict[str, Any]:
+    """What a taker says. ValueError where it is that it takes no part any more."""
+    if told.get("left"):
+        raise ValueError(f"{channel.peer}: {told['error']}")
+    return told
 
 
 @dataclass(frozen=True, slots=True)

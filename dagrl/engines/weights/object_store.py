@@ -6,8 +6,7 @@ gets from there into tensors on the same memory. Bit patterns are kept, bfloat16
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,16 +40,3 @@ def packed(exporter: WeightExporter, is_root: bool) -> Iterator[PackedBucket]:
             exporter.fill(index, buffer if is_root else None)
             if is_root:
                 yield PackedBucket(layout, buffer[: layout.nbytes].cpu().numpy())
-
-
-def weights_checksum(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """A digest (SHA-256, hexadecimal) of named tensors: names, dtypes, shapes and bits.
-
-    It does not depend on their order, nor on how they were split into buckets, so that two engines compare by it.
-    """
-    digests = []
-    for name, tensor in tensors:
-        digest = hashlib.sha256(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-        digests.append(digest.digest())
-    return hashlib.sha256(b"".join(sorted(digests))).hexdigest()

@@ -45,7 +45,6 @@ class WeightSender:
         self._door: Door | None = None
         self._staging: Staging | None = None
         self._rooms: list[Room] = []
-        self._store: dist.TCPStore | None = None
         self._groups: dict[int, UpdateGroup] = {}
         self._made = 0
 
@@ -94,7 +93,7 @@ class WeightSender:
         self.rest()
         if self._door is not None:
             self._door.close()
-        self._door = self._store = None
+        self._door = None
 
     @contextmanager
     def _link(self, sync: Sync, wave: int, takers: int) -> Iterator[Link]:
@@ -134,19 +133,18 @@ class WeightSender:
             return Meeting({"name": there.name}, lambda look: there)
         if group is not None:
             self._groups.pop(wave).end()
-        if self._store is None:
-            self._store = dist.TCPStore(self._host, 0, is_master=True, wait_for_workers=False)
+        # One of its own for each group: somebody who still waits in another one's would hold it up.
+        store = dist.TCPStore(self._host, 0, is_master=True, wait_for_workers=False)
         self._made += 1
         assert self._door is not None
         name, size = f"{self._door.address.token[:8]}-{self._made}", len(names) + 1
-        make = self._maker(name, size, self._store)
+        device = torch.device(self._exporter.device)
+
+        def make() -> UpdateGroup:
+            return UpdateGroup(name, store, 0, size, device, self._timeout_s)
 
         def join(look: Callable[[], None]) -> UpdateGroup:
             self._groups[wave] = join_group(make, self._timeout_s, look)
             return self._groups[wave]
 
-        return Meeting({"name": name, "size": size, "host": self._host, "port": self._store.port}, join)
-
-    def _maker(self, name: str, size: int, store: dist.Store) -> Callable[[], UpdateGroup]:
-        device = self._exporter.device
-        return lambda: UpdateGroup(name, store, 0, size, torch.device(device), self._timeout_s)
+        return Meeting({"name": name, "size": size, "host": self._host, "port": store.port}, join)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from dagrl.engines.weights.manifest import Manifest
 from dagrl.engines.weights.room import Room
+from dagrl.engines.weights.terms import first_line
 
 BUFFERS = 2
 _SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -118,7 +119,7 @@ def attach(shared: Mapping[str, Any], device: torch.device) -> Tensor:
         )
     except RuntimeError as error:
         raise ValueError(
-            f"the sender's memory on this GPU cannot be opened by CUDA IPC: {str(error).partition(chr(10))[0]}; "
+            f"the sender's memory on this GPU cannot be opened by CUDA IPC: {first_line(error)}; "
             "choose weight_sync.route: broadcast or object_store"
         ) from error
     return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)

@@ -20,6 +20,7 @@ from dagrl.engines.weights.intake import Intake
 from dagrl.engines.weights.manifest import Manifest
 from dagrl.engines.weights.room import Room
 from dagrl.engines.weights.staging import BUFFERS, attach, gpu_name
+from dagrl.engines.weights.terms import first_line
 from dagrl.engines.weights.update_group import UpdateGroup, join_group, until
 
 _SENDER = "the sender of weights"
@@ -61,23 +62,33 @@ class Taker:
 
         Of what goes wrong here the sender is told. PeerError where there is none any more, or it does not answer.
         """
-        channel = self._knock(route)
-        told = channel.receive(route.timeout_s, "an answer to a process that is there to take weights")
-        passes = _Passes(self._intake, _manifest(told, self._intake), told["passes"])
         try:
-            self._take(told, channel, passes, route.timeout_s)
-            channel.send(who=self._who, error=passes.error, used=passes.used)
-        except ValueError as error:
-            channel.send(who=self._who, error=str(error))
-        except BaseException:
-            self._leave_group()
-            raise
+            for room in self._rooms:
+                # Most likely the same ones are wanted again, and the sender may not be ready yet.
+                room.take()
+            self._take_part(route)
         finally:
-            if passes.error:
-                self._intake.let_go()
-            channel.close()
             for room in self._rooms:
                 room.give_back()
+
+    def _take_part(self, route: Route) -> None:
+        channel = self._knock(route)
+        try:
+            told = channel.receive(route.timeout_s, "an answer to a process that is there to take weights")
+            passes = _Passes(self._intake, _manifest(told, self._intake), told["passes"])
+            self._take(told, channel, passes, route.timeout_s)
+            channel.send(who=self._who, error=passes.error, used=passes.used)
+            if passes.error:
+                self._intake.let_go()
+        except (ValueError, RuntimeError) as error:
+            # Memory that is not there, or cannot be seen: this process takes no part, and nobody need wait for it.
+            channel.send(who=self._who, error=first_line(error), left=True)
+            self._give_up()
+        except BaseException:
+            self._give_up()
+            raise
+        finally:
+            channel.close()
 
     def _knock(self, route: Route) -> Channel:
         known = self._intake.manifest
@@ -135,8 +146,8 @@ class Taker:
     def _from_afar(
         self, told: Mapping[str, Any], channel: Channel, passes: _Passes, timeout_s: float
     ) -> Iterator[tuple[int, Tensor]]:
-        group = self._join(told, channel, timeout_s)
         rooms = self._take_rooms(passes.manifest.room(BUFFERS))
+        group = self._join(told, channel, timeout_s)
         order = passes.order
 
         def ask(turn: int) -> dist.Work:
@@ -177,6 +188,10 @@ class Taker:
             self._group = join_group(make, timeout_s, lambda: _look(channel))
         return self._group
 
+    def _give_up(self) -> None:
+        self._intake.let_go()
+        self._leave_group()
+
     def _leave_group(self) -> None:
         if self._group is not None:
             self._group.end()
@@ -215,7 +230,7 @@ class _Passes:
                 if last:
                     self._intake.end_comparing()
         except (ValueError, RuntimeError) as error:
-            self.error = str(error)
+            self.error = first_line(error)
         finally:
             self._taken += 1
 

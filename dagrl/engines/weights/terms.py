@@ -49,3 +49,8 @@ def shortened(names: Iterable[str]) -> str:
     names = list(names)
     more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
     return f"{', '.join(names[:_NAMES_SHOWN])}{more}"
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, without what libraries write below it."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__

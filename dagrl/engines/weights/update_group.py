@@ -16,10 +16,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dagrl.engines.weights.channel import PeerError
+from dagrl.engines.weights.terms import first_line
 
 _LATER_S = 60.0
 """How much longer NCCL waits than we do: when its own time is over it ends the process."""
-_LONGEST_PAUSE_S = 1e-3
+_LONGEST_PAUSE_S = 2e-4
 
 
 class UpdateGroup:
@@ -61,7 +62,7 @@ class UpdateGroup:
         try:
             work.wait()
         except RuntimeError as error:
-            reason = str(error).strip().partition("\n")[0]
+            reason = first_line(error)
             raise PeerError(f"a broadcast has failed, as a process in it has ended or hangs: {reason}") from error
 
     def end(self) -> None:

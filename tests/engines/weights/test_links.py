@@ -18,6 +18,7 @@ import pytest
 import torch
 from fused_model import HEAD_DIM, HIDDEN, Model, weights
 
+from dagrl.engines.weights import taker as taker_module
 from dagrl.engines.weights.channel import Address, Door, PeerError, knock
 from dagrl.engines.weights.exporter import IteratedExporter
 from dagrl.engines.weights.intake import Intake
@@ -49,10 +50,12 @@ class Source:
 class Generator:
     """A process that holds a part of a model, told what to do from here."""
 
-    def __init__(self, rank: int = 0, parts: int = 1, slow: bool = False) -> None:
+    def __init__(self, rank: int = 0, parts: int = 1, slow: bool = False, poor: bool = False) -> None:
         context = multiprocessing.get_context("fork")
         self.line, theirs = context.Pipe()
-        self.process = context.Process(target=_generator, args=(self.line, theirs, rank, parts, slow), daemon=True)
+        self.process = context.Process(
+            target=_generator, args=(self.line, theirs, rank, parts, slow, poor), daemon=True
+        )
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
             self.process.start()
@@ -80,7 +83,7 @@ class Generator:
         self.process.join()
 
 
-def _generator(others: Connection, line: Connection, rank: int, parts: int, slow: bool) -> None:
+def _generator(others: Connection, line: Connection, rank: int, parts: int, slow: bool, poor: bool) -> None:
     # Or it would never hear that the test's process has ended.
     others.close()
     gc.freeze()
@@ -96,6 +99,8 @@ def _generator(others: Connection, line: Connection, rank: int, parts: int, slow
         model.load_weights(given)
 
     taker = Taker(Intake(lambda: dict(model.named_parameters()), load), torch.device("cpu"), f"part {rank}")
+    if poor:
+        taker_module._manifest = without_memory
     while True:
         try:
             route = Route.from_json(line.recv())
@@ -112,6 +117,10 @@ def _generator(others: Connection, line: Connection, rank: int, parts: int, slow
         files = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
         group = taker._group.name if taker._group else None
         line.send({"failure": failure, "held": held, "calls": calls, "files": files, "group": group})
+
+
+def without_memory(*_: Any) -> Any:
+    raise torch.OutOfMemoryError("no memory is left\nand more of that")
 
 
 @pytest.fixture
@@ -300,6 +309,19 @@ def test_generators_that_do_not_come_are_counted(generators, sources, reach):
         source.sender.send(route.number, [2])
     # Whichever of the two waits was over first.
     assert re.search("the sender of weights has ended|waited 1 s for an answer", generator.answer()["failure"])
+
+
+@pytest.mark.parametrize("reach", REACHES)
+def test_a_generator_without_room_leaves_the_others(generators, sources, reach):
+    source, well, poor = sources(reach, weights(), timeout_s=10.0), generators(0, 2), generators(1, 2, poor=True)
+    route = source.route()
+    for generator in (well, poor):
+        generator.take(route)
+    with pytest.raises(ValueError, match="part 1: no memory is left"):
+        source.sender.send(route.number, [2])
+    assert [generator.answer()["failure"] is None for generator in (well, poor)] == [False, True]
+    poor.end()
+    serve(source, well, generators(1, 2))
 
 
 def test_a_generator_on_a_gpu_without_a_trainer_says_so(generators, sources):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from dagrl.engines.weights.exporter import BucketExporter, IteratedExporter
 from dagrl.engines.weights.manifest import BucketLayout
-from dagrl.engines.weights.object_store import PackedBucket, packed, weights_checksum
+from dagrl.engines.weights.object_store import PackedBucket, packed
 
 DTYPES = [
     torch.float32,
@@ -115,24 +115,3 @@ def test_a_packed_bucket_travels_as_one_buffer() -> None:
     assert len(buffers) == 1
     assert len(message) < 1000
     assert_same(pickle.loads(message, buffers=buffers).unpack(), tensors)
-
-
-def test_the_checksum_does_not_depend_on_order_or_layout() -> None:
-    weights = [("a", random_tensor((4, 4), torch.bfloat16)), ("b", random_tensor((3,), torch.float32))]
-    transposed = [("a", weights[0][1].T.contiguous().T), weights[1]]
-    assert weights_checksum(weights) == weights_checksum(reversed(weights)) == weights_checksum(transposed)
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        ("other", torch.tensor([1.0, 2.0])),
-        ("w", torch.tensor([2.0, 1.0])),
-        ("w", torch.tensor([1.0, 2.0 + 2**-22])),
-        ("w", torch.tensor([[1.0, 2.0]])),
-        ("w", torch.tensor([1.0, 2.0]).view(torch.int32)),
-    ],
-    ids=["name", "order", "last bit", "shape", "dtype"],
-)
-def test_the_checksum_sees_any_change(changed: tuple[str, torch.Tensor]) -> None:
-    assert weights_checksum([changed]) != weights_checksum([("w", torch.tensor([1.0, 2.0]))])
