@@ -27,6 +27,8 @@ class _Known:
 
     replays: tuple[Replay, ...] | None
     """None where the loader does more than copying: it has to do it every time."""
+    constants: tuple[tuple[Tensor, float], ...]
+    """What no tensor is for, such as padding, and what it has to be: a server that has slept has lost it."""
     used: frozenset[str]
     """Names that the model has taken something of; on a server's rank not all of them."""
 
@@ -69,12 +71,16 @@ class Intake:
         if not self.knows(manifest):
             self._known = None
         self._manifest = manifest
+        parameters = self._parameters() if self._known is None else {}
+        constants = self._known.constants if self._known else [(each, 0.0) for each in parameters.values()]
+        with torch.no_grad():
+            # It refuses an empty list.
+            if zeros := [tensor for tensor, value in constants if value == 0]:
+                torch._foreach_zero_(zeros)
+            for tensor, value in constants:
+                if value != 0:
+                    tensor.fill_(value)
         if self._known is None:
-            parameters = self._parameters()
-            with torch.no_grad():
-                for tensor in parameters.values():
-                    # What no tensor is for, where parameters are larger than the model's, counts on it.
-                    tensor.zero_()
             self._recorder, self._recorded, self._used = Recorder(parameters), [], set()
 
     def take(self, index: int, buffer: Tensor) -> None:
@@ -112,7 +118,7 @@ class Intake:
                 "model has no tensors for them, and both must be the same"
             )
         replays = None if recorder.obstacle else tuple(self._recorded)
-        self._known = _Known(replays, frozenset(self._used))
+        self._known = _Known(replays, tuple(recorder.constants()), frozenset(self._used))
 
     def begin_comparing(self) -> None:
         """All buckets come once more, to be compared with what the model holds."""

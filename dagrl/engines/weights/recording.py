@@ -98,8 +98,7 @@ class _Watch(TorchDispatchMode):
         missed = []
         for name, tensor in self._parameters.items():
             covered = self._seen.covered(tensor)
-            are_padded = tensor.dim() == _DIMS_OF_EXPERTS and len(set(covered)) == 1 and covered[0] > 0
-            if covered.sum() < tensor.numel() and not are_padded:
+            if covered.sum() < tensor.numel() and not _are_padded(tensor, covered):
                 missed.append(f"{name} ({covered.sum()} of {tensor.numel()} elements)")
         return missed
 
@@ -127,11 +126,15 @@ class _Watch(TorchDispatchMode):
             return self._copy(func, target, source, args, kwargs)
         if into is not None and func in _CONSTANTS:
             self._seen.add(args[0])
-        elif any(memory == self._bucket or memory in self._names for _, memory in touched):
+            return self._fill(func, args[0], args[1] if len(args) > 1 else 0.0, args, kwargs)
+        if any(memory == self._bucket or memory in self._names for _, memory in touched):
             self._note(f"{func} works on weights")
         return func(*args, **kwargs)
 
     def _copy(self, func: Any, target: Tensor, source: Tensor, args: Any, kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    def _fill(self, func: Any, target: Tensor, value: float, args: Any, kwargs: Any) -> Any:
         raise NotImplementedError
 
     def _note(self, obstacle: str) -> None:
@@ -145,6 +148,16 @@ class Recorder(_Watch):
         """`parameters` are the model's by name."""
         super().__init__(parameters)
         self._copied: list[Copied] = []
+        self._filled: list[tuple[Tensor, float]] = []
+
+    def constants(self) -> list[tuple[Tensor, float]]:
+        """What is to be filled before the copies, and with what: what the loader filled, and experts with padding."""
+        padded = [
+            tensor.detach()
+            for tensor in self._parameters.values()
+            if (covered := self._seen.covered(tensor)).sum() < tensor.numel() and _are_padded(tensor, covered)
+        ]
+        return [*((tensor, 0.0) for tensor in padded), *self._filled]
 
     def take_notes(self) -> tuple[list[Copied], set[int]]:
         """The copies since the last call, and the bytes of the bucket at which anything began that was read."""
@@ -158,6 +171,11 @@ class Recorder(_Watch):
             wide = source.expand(target.shape)
             where = int(wide.storage_offset()), tuple(wide.shape), tuple(wide.stride())
             self._copied.append(Copied(target.detach(), source.dtype, *where))
+        return func(*args, **kwargs)
+
+    def _fill(self, func: Any, target: Tensor, value: float, args: Any, kwargs: Any) -> Any:
+        if target.numel():
+            self._filled.append((target.detach(), value))
         return func(*args, **kwargs)
 
 
@@ -175,11 +193,21 @@ class Comparer(_Watch):
         return {name: count for name, count in counts.items() if count}
 
     def _copy(self, func: Any, target: Tensor, source: Tensor, args: Any, kwargs: Any) -> Any:
-        sent = source.to(device=target.device, dtype=target.dtype).expand(target.shape)
+        return self._compare(target, source.to(device=target.device, dtype=target.dtype).expand(target.shape))
+
+    def _fill(self, func: Any, target: Tensor, value: float, args: Any, kwargs: Any) -> Any:
+        return self._compare(target, torch.full_like(target, value))
+
+    def _compare(self, target: Tensor, sent: Tensor) -> Tensor:
         bits = _BITS[target.element_size()]
         differs = target.view(bits) != sent.contiguous().view(bits)
         self._differing.setdefault(self._names[storage_of(target)], []).append(differs.sum())
         return target
+
+
+def _are_padded(tensor: Tensor, covered: np.ndarray) -> bool:
+    """Whether a parameter has as much of each expert, and room besides."""
+    return tensor.dim() == _DIMS_OF_EXPERTS and len(set(covered)) == 1 and covered[0] > 0
 
 
 def _runs(view: Tensor) -> tuple[np.ndarray, int]:

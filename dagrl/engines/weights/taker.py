@@ -62,6 +62,9 @@ class Taker:
 
         Of what goes wrong here the sender is told. PeerError where there is none any more, or it does not answer.
         """
+        if self._device.type == "cuda":
+            # What still reads the old weights.
+            torch.cuda.synchronize()
         try:
             for room in self._rooms:
                 # Most likely the same ones are wanted again, and the sender may not be ready yet.
@@ -113,9 +116,6 @@ class Taker:
     @torch.no_grad()
     def _take(self, told: Mapping[str, Any], channel: Channel, passes: _Passes, timeout_s: float) -> None:
         """Take all buckets, and keep nothing of the buffers that they came in."""
-        if self._device.type == "cuda":
-            # What still reads the old weights.
-            torch.cuda.synchronize()
         for index, buffer in self._buckets(told, channel, passes, timeout_s):
             passes.take(index, buffer)
 

@@ -57,6 +57,12 @@ def in_turns(contents: list[Tensor]) -> Iterator[tuple[int, Tensor]]:
         buffer.fill_(0xA5)
 
 
+def forget(model: Model) -> None:
+    """As a server's memory is after a sleep."""
+    for tensor in model.parameters():
+        tensor.data.fill_(float("nan"))
+
+
 def assert_loaded(model: Model, tensors: dict[str, Tensor]) -> None:
     alone = Model(model.rank, model.parts, len(model.layers), model.embed.dtype)
     alone.load_weights(tensors.items())
@@ -79,6 +85,7 @@ def test_recorded_copies_do_what_the_loader_does(parts, bucket_bytes, sent, held
         assert_loaded(model, weights(0, dtype=sent))
         model.load_weights = None  # type: ignore[assignment]
         for seed in (1, 2):
+            forget(model)
             send(intake, weights(seed, dtype=sent), bucket_bytes)
             assert_loaded(model, weights(seed, dtype=sent))
 
@@ -114,6 +121,7 @@ def test_a_loader_that_computes_is_called_every_time():
     model = Doubled()
     intake = intake_of(model)
     for seed in (0, 1):
+        forget(model)
         send(intake, weights(seed))
         assert not intake.replays
         assert torch.equal(model.layers[1].norm, weights(seed)["layers.1.norm"] * 2)
@@ -197,6 +205,7 @@ def test_padding_of_experts_is_zero():
     model = Padded()
     intake = intake_of(model)
     for seed in (0, 1):
+        forget(model)
         send(intake, weights(seed))
         compare(intake, weights(seed))
         assert not model.layers[1].w2[:, :, FFN:].any()
@@ -267,6 +276,14 @@ def test_a_single_changed_element_is_found(change):
     intake = send(intake_of(model), weights())
     model.layers[1].w2.data[3, 2, 1] += change
     with pytest.raises(ValueError, match=r"holds other weights than were sent, in layers.1.w2 \(1 elements\)"):
+        compare(intake, weights())
+
+
+def test_padding_that_changed_is_found():
+    model = Model()
+    intake = send(intake_of(model), weights())
+    model.embed.data[11, 3] = 1.0
+    with pytest.raises(ValueError, match=r"in embed \(1 elements\)"):
         compare(intake, weights())
 
 
