@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_WIDTHS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+WIDTHS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+"""Bytes, and the whole numbers of so many; widest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Run:
     @property
     def width(self) -> int:
         """Bytes of the widest whole numbers that they can be seen as."""
-        return next(width for width in _WIDTHS if not (self.to % width or self.start % width or self.nbytes % width))
+        return next(width for width in WIDTHS if not (self.to % width or self.start % width or self.nbytes % width))
 
 
 def merged(runs: Iterable[Run]) -> list[Run]:
@@ -80,9 +81,14 @@ class Copies:
 
     def run(self) -> None:
         """Copy. On a GPU the copies are queued on the current stream."""
-        with torch.no_grad():
-            for targets, sources in self._groups.values():
-                torch._foreach_copy_(targets, sources)
+        copy_all(self._groups.values())
+
+
+@torch.no_grad()
+def copy_all(groups: Iterable[tuple[list[Tensor], list[Tensor]]]) -> None:
+    """Copy targets from sources, each group with one call; in a group, dtypes are alike."""
+    for targets, sources in groups:
+        torch._foreach_copy_(targets, sources)
 
 
 def storage_of(tensor: Tensor) -> int:
@@ -97,7 +103,7 @@ def first_byte(view: Tensor) -> int:
 
 def view_of(memory: torch.UntypedStorage, at: int, run: Run) -> Tensor:
     """The bytes of one end of `run`, flat, as the widest whole numbers that fit both ends."""
-    view = torch.empty(0, dtype=_WIDTHS[run.width], device=memory.device)
+    view = torch.empty(0, dtype=WIDTHS[run.width], device=memory.device)
     return view.set_(memory, at // run.width, (run.nbytes // run.width,), (1,))
 
 

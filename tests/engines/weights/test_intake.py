@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from fused_model import EXPERTS, FFN, HEAD_DIM, HIDDEN, Model, weights
+from fused_model import EXPERTS, FFN, HEAD_DIM, HIDDEN, VOCABULARY, Model, weights
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -187,6 +187,30 @@ def test_the_mode_of_the_process_does_not_matter(mode):
         compare(intake, weights(1))
         assert intake.replays
     assert_loaded(model, weights(1))
+
+
+def test_a_tensor_that_goes_to_two_places_goes_to_both():
+    class Tied(Model):
+        """Its output layer is tied to the embedding, and in memory of its own."""
+
+        def __init__(self):
+            super().__init__()
+            self.lm_head = torch.nn.Parameter(torch.empty(VOCABULARY, HIDDEN), requires_grad=False)
+
+        def load_weights(self, given):
+            for name, tensor in given:
+                super().load_weights([(name, tensor)])
+                if name == "embed.weight":
+                    self.lm_head.data.copy_(tensor)
+
+    model = Tied()
+    intake = intake_of(model)
+    for seed in (0, 1):
+        forget(model)
+        send(intake, weights(seed), 10**6)
+        assert torch.equal(model.lm_head, weights(seed)["embed.weight"])
+        assert torch.equal(model.embed[:VOCABULARY], weights(seed)["embed.weight"])
+    assert intake.replays
 
 
 def test_padding_of_experts_is_zero():
