@@ -12,7 +12,6 @@ All of it runs on the server's loop. Traps of this version that shape what is he
 from __future__ import annotations
 
 import asyncio
-import io
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -138,7 +137,7 @@ class Client:
     async def _update(self, payload: bytes, version: int) -> None:
         from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
 
-        data = _pickled([("payload", torch.frombuffer(bytearray(payload), dtype=torch.uint8))])
+        data = pickle.dumps([("payload", _Bytes(payload))], protocol=5)
         success, message = await self._manager.update_weights_from_tensor(
             UpdateWeightsFromTensorReqInput(
                 serialized_named_tensors=[data] * self._engine.server_args.tp_size,
@@ -171,8 +170,15 @@ class Client:
         )
 
 
-def _pickled(thing: Any) -> bytes:
-    """Pickled with all bytes in it: SGLang's own way shares memory, which needs a live sender."""
-    buffer = io.BytesIO()
-    pickle.Pickler(buffer, protocol=5).dump(thing)
-    return buffer.getvalue()
+class _Bytes:
+    """Arrives as a tensor, uint8 [bytes], pickled with all bytes in it.
+
+    SGLang's own way to send a tensor shares memory, which needs a live sender. Torch's pickles are others once the
+    process has imported Megatron, and SGLang refuses those.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return torch.ByteTensor, (list(self._content),)
