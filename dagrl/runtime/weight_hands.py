@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import ray
-import torch.distributed as dist
 
 from dagrl.engines.base import Bucket
 from dagrl.engines.weights.object_store import PackedBucket, packed
@@ -35,7 +34,6 @@ class HandingOut:
                 "near" if route.way == "cuda_ipc" else "far",
                 host=ray.util.get_node_ip_address(),
                 timeout_s=timeout_s,
-                group=dist.group.WORLD if dist.get_world_size() > 1 else None,
             )
         # Refs that travel in a message are not counted reliably until it is there: they are kept until the next sync.
         self._refs: list[ray.ObjectRef] = []

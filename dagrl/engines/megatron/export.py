@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state
 
 from dagrl.engines.megatron.gather import Gatherer
 from dagrl.engines.megatron.model import unwrap
@@ -42,7 +43,7 @@ class NativeExporter:
         self._chunks, self._present = chunks, present
         self._planned = plan(hf_config, unwrap(chunks[0]).config, head)
         parameter = next(chunks[0].parameters())
-        self.device = parameter.device
+        self.device, self.everyone = parameter.device, _group_of_all()
         described = [_described(tensor, parameter.dtype) for tensor in self._planned]
         self.manifest = Manifest.cut(_undivided(self._planned, described), bucket_bytes)
         self._buckets = _cut_alike(self._planned, self.manifest)
@@ -92,6 +93,17 @@ class NativeExporter:
             places = [next(full)[1] for _ in tensor.mapped.hf]
             pairs.extend(tensor.mapped.map.pieces(places, shards))
         return Copies(pairs)
+
+
+def _group_of_all() -> dist.ProcessGroup | None:
+    """If possible, one that training uses too: an engine that sleeps has to connect each group anew."""
+    ranks = dist.get_world_size()
+    used = (
+        parallel_state.get_tensor_model_parallel_group(),
+        parallel_state.get_data_parallel_group(with_context_parallel=True),
+    )
+    whole = next((group for group in used if group.size() == ranks), dist.group.WORLD)
+    return whole if ranks > 1 else None
 
 
 def _described(tensor: PlannedTensor, dtype: torch.dtype) -> list[Described]:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 
 from dagrl.engines.base import Bucket
 from dagrl.engines.weights.manifest import BucketLayout, Manifest
@@ -19,6 +20,8 @@ class WeightExporter(Protocol):
     """What there is to give, the same on all ranks."""
     device: torch.device
     """Where the weights are."""
+    everyone: dist.ProcessGroup | None
+    """A group of all ranks; None where there is only one."""
 
     def exporting(self) -> AbstractContextManager[None]:
         """Within the context buckets can be filled; what it takes in memory is free outside. Collective."""
@@ -51,6 +54,7 @@ class BucketExporter:
         described = ([(name, t.dtype, tuple(t.shape)) for name, t in bucket] for bucket in self._buckets)
         self.manifest = Manifest(tuple(map(BucketLayout.of, described)))
         self.device = torch.device("cpu")
+        self.everyone: dist.ProcessGroup | None = None
 
     def exporting(self) -> AbstractContextManager[None]:
         """See `WeightExporter.exporting`."""
@@ -80,6 +84,7 @@ class IteratedExporter:
         Collective, and takes a round to see what there is.
         """
         self._start, self._present, self.device = start, present, device
+        self.everyone = dist.group.WORLD if dist.is_initialized() and dist.get_world_size() > 1 else None
         with present(), torch.no_grad():
             tensors = [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in start()]
         self.manifest = Manifest.cut(([tensor] for tensor in tensors), bucket_bytes)

@@ -102,7 +102,7 @@ class _Visitors:
         for place, (channel, hello) in enumerate(self._came):
             known = hello.get("manifest") == self._sync.manifest.digest
             told = {} if known else {"manifest": self._sync.manifest.to_json()}
-            channel.send(passes=self._sync.passes, **told, **each(place))
+            _tell(channel, passes=self._sync.passes, **told, **each(place))
 
     def reports(self) -> list[dict[str, Any]]:
         """What has become of them, in the end. ValueError at once for one that takes no part any more."""
@@ -163,7 +163,7 @@ class NearLink:
             self._visitors.admit()
             self._visitors.welcome(lambda _: {"buffers": self._staging.share()})
         for channel in self._visitors.channels:
-            channel.send(bucket=index)
+            _tell(channel, bucket=index)
         self._sent += 1
         self._last_in[place] = self._sent
 
@@ -243,6 +243,15 @@ class FarLink:
         for channel in self._visitors.channels:
             if channel.has_ended:
                 _taken_part(channel.receive(0, "its part in a broadcast"), channel)
+
+
+def _tell(channel: Channel, **message: Any) -> None:
+    """Say something to a taker. ValueError with its last words where it has left already."""
+    try:
+        channel.send(**message)
+    except PeerError:
+        _taken_part(channel.receive(0, "what it was told"), channel)
+        raise
 
 
 def _taken_part(told: dict[str, Any], channel: Channel) -> dict[str, Any]:

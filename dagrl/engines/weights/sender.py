@@ -26,22 +26,11 @@ Reach = Literal["near", "far"]
 class WeightSender:
     """Sends what an exporter has to give. The ranks of a trainer call it alike."""
 
-    def __init__(
-        self,
-        exporter: WeightExporter,
-        reach: Reach,
-        *,
-        host: str,
-        timeout_s: float,
-        group: dist.ProcessGroup | None = None,
-    ) -> None:
-        """`group` has all ranks of a trainer that has several. `host` is this machine's address, for takers far away.
-
-        Every wait for the others has the bound `timeout_s`.
-        """
-        self._exporter, self._reach, self._group = exporter, reach, group
+    def __init__(self, exporter: WeightExporter, reach: Reach, *, host: str, timeout_s: float) -> None:
+        """`host` is this machine's address, for takers far away. Every wait for them has the bound `timeout_s`."""
+        self._exporter, self._reach = exporter, reach
         self._host, self._timeout_s = host, timeout_s
-        self._is_root = group is None or group.rank() == 0
+        self._is_root = exporter.everyone is None or exporter.everyone.rank() == 0
         self._door: Door | None = None
         self._staging: Staging | None = None
         self._rooms: list[Room] = []
@@ -101,9 +90,10 @@ class WeightSender:
         try:
             yield link
         except BaseException:
-            # Whoever is in it may wait for what never comes.
+            # Whoever is in it may wait for what never comes, and what is under way may still use the buffers.
             if wave in self._groups:
                 self._groups.pop(wave).end()
+            self._rooms = []
             raise
         finally:
             link.close()
@@ -117,7 +107,7 @@ class WeightSender:
         if self._reach == "near":
             if self._staging is None:
                 self._staging = staging_on(self._exporter.device, sync.manifest)
-            return NearLink(sync, self._door, takers, self._staging, self._group)
+            return NearLink(sync, self._door, takers, self._staging, self._exporter.everyone)
         if not self._rooms:
             self._rooms = [Room(nbytes, self._exporter.device) for nbytes in sync.manifest.room(BUFFERS)]
         for room in self._rooms:

@@ -191,6 +191,8 @@ class Taker:
     def _give_up(self) -> None:
         self._intake.let_go()
         self._leave_group()
+        # What is under way may still write into them.
+        self._rooms = []
 
     def _leave_group(self) -> None:
         if self._group is not None:

@@ -72,7 +72,6 @@ class Trainer:
 
     def start(self, rank: int, world: int, port: int, size: str, reach: str, parallel: dict, bucket: int) -> Any:
         """Become a rank of a Megatron engine. Collective; returns the offer."""
-        import torch.distributed as dist
         from qwen_part import fields
 
         from dagrl.engines.base import RankContext
@@ -85,9 +84,8 @@ class Trainer:
         listen_fd = self._listener.detach() if rank == 0 else None
         ranks = RankContext(rank, world, "127.0.0.1", port, TIMEOUT_S, SEED, listen_fd)
         self._engine = MegatronEngine(model, spec, ranks, train_steps=1, trainable=False)
-        group = dist.group.WORLD if world > 1 else None
         exporter = self._engine.weight_exporter(bucket)
-        self._sender = WeightSender(exporter, reach, host="127.0.0.1", timeout_s=TIMEOUT_S, group=group)
+        self._sender = WeightSender(exporter, reach, host="127.0.0.1", timeout_s=TIMEOUT_S)
         return self._sender.offer()
 
     def start_plain(self, size: str, reach: str, bucket: int) -> Any:
@@ -224,6 +222,7 @@ class _Plain:
         self._tensors, self.device = dict(tensors), device
         self.manifest = Manifest.cut(([(name, t.dtype, tuple(t.shape))] for name, t in tensors), bucket)
         self._packs: dict[int, tuple[Any, Any]] = {}
+        self.everyone = None
 
     @contextlib.contextmanager
     def exporting(self) -> Iterator[None]:
