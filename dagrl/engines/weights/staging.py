@@ -76,7 +76,7 @@ class HostStaging:
         if not self._buffers:
             for nbytes in self._sizes:
                 self._files.append(os.memfd_create("dagrl-weights"))
-                os.truncate(self._files[-1], max(1, nbytes))
+                os.truncate(self._files[-1], nbytes)
                 self._buffers.append(_mapped(self._files[-1], nbytes))
 
     def share(self) -> list[dict[str, Any]]:
@@ -96,7 +96,8 @@ Staging = DeviceStaging | HostStaging
 
 def staging_on(device: torch.device, manifest: Manifest) -> Staging:
     """Buffers for the buckets of `manifest`, by turns."""
-    sizes = manifest.room(BUFFERS)
+    # Where there is but one bucket the second would be empty, and memory of no bytes cannot be shared.
+    sizes = [nbytes for nbytes in manifest.room(BUFFERS) if nbytes]
     return DeviceStaging(sizes, device) if device.type == "cuda" else HostStaging(sizes)
 
 
@@ -146,7 +147,7 @@ def _shared(buffer: Tensor) -> dict[str, Any]:
 
 def _mapped(file: int, nbytes: int) -> Tensor:
     # The tensor keeps the mapping, which lasts longer than the open file.
-    return torch.frombuffer(mmap.mmap(file, max(1, nbytes)), dtype=torch.uint8)[:nbytes]
+    return torch.frombuffer(mmap.mmap(file, nbytes), dtype=torch.uint8)
 
 
 @contextmanager
