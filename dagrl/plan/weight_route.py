@@ -7,6 +7,7 @@ from typing import Literal
 
 from dagrl.spec.schema import GroupSpec, HfEngineSpec, MegatronEngineSpec, Pipeline, SglangEngineSpec
 from dagrl.spec.sglang_layout import gpus_per_server
+from dagrl.spec.sleeping import sleeps
 
 Way = Literal["cuda_ipc", "broadcast", "object_store"]
 _DEFAULT_BUCKET_MIB = 256
@@ -25,6 +26,8 @@ class WeightRoute:
     waves: tuple[tuple[int, ...], ...]
     """Which slots of the group take weights together, wave after wave: SGLang tells a pipeline stage of an update when
     the one before has taken it."""
+    keeps_room: bool = False
+    """Whether those that take weights keep the memory that buckets come in, as they have the devices to themselves."""
 
 
 def weight_route(pipeline: Pipeline, follower: str) -> WeightRoute:
@@ -43,6 +46,7 @@ def weight_route(pipeline: Pipeline, follower: str) -> WeightRoute:
         engine.weight_sync.bucket_mib << 20,
         2 if engine.weight_sync.checksum else 1,
         _waves(engine, group.ranks),
+        keeps_room=not sleeps(pipeline, follower),
     )
 
 

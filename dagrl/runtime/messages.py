@@ -186,6 +186,8 @@ class Take:
     """Of the trainer's ranks, in order."""
     refs: tuple[ray.ObjectRef, ...] = ()
     """Or else the buckets, in the object store."""
+    keeps_room: bool = False
+    """See `WeightRoute.keeps_room`."""
 
 
 def message_bytes(message: Any) -> int:

@@ -88,7 +88,8 @@ def _fetched(refs: tuple[ray.ObjectRef, ...]) -> Iterator[Bucket]:
 def _route(take: Take, rank: int, timeout_s: float) -> Route:
     offers = [offer for offer in take.offers if offer is not None]
     if all(offer.place for offer in offers):
-        return Route(take.number, {offer.place: offer.address for offer in offers}, timeout_s)
+        senders = {offer.place: offer.address for offer in offers}
+        return Route(take.number, senders, timeout_s, take.keeps_room)
     # Without a GPU to go by: the neighbour on the same slot, or the one sender that there is.
     offer = offers[rank] if len(offers) > 1 else offers[0]
-    return Route(take.number, {"": offer.address}, timeout_s)
+    return Route(take.number, {"": offer.address}, timeout_s, take.keeps_room)

@@ -30,8 +30,10 @@ class WeightSyncs:
             handed = await self._send(sync, route, what)
             took = await self._receive(sync, Take(self._number, sync.version, refs=handed[0].refs), what)
         else:
-            take = Take(self._number, sync.version, await self._offers_to(sync, route, what))
-            handed, took = await together([self._send(sync, route, what), self._receive(sync, take, what)])
+            offers = await self._offers_to(sync, route, what)
+            take = Take(self._number, sync.version, offers, keeps_room=route.keeps_room)
+            # It has the longer way to go.
+            took, handed = await together([self._receive(sync, take, what), self._send(sync, route, what)])
             try:
                 refuse_unknown_names([each.sent for each in handed if each.sent is not None])
             except ValueError as error:

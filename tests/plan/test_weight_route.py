@@ -60,6 +60,12 @@ def test_the_file_says_the_rest():
     assert (route.bucket_bytes, route.passes) == (64 * MIB, 2)
 
 
+def test_memory_for_buckets_is_kept_where_nobody_else_needs_it():
+    assert weight_route(pipeline(APART, train=GPUS, rollout=GPUS), "generator").keeps_room
+    assert not weight_route(pipeline(SGLANG, train=GPUS), "generator").keeps_room
+    assert weight_route(pipeline(SGLANG | {"sleep": False}, train=GPUS), "generator").keeps_room
+
+
 def test_stages_of_servers_take_weights_one_after_the_other():
     generator = APART | {"server": {"tp_size": 2, "pp_size": 2}}
     route = weight_route(pipeline(generator, train=GPUS, rollout={"gpus_per_node": 8}), "generator")

@@ -70,7 +70,7 @@ def test_both_sides_are_in_it_together_and_meet_where_they_met_before():
     first, second = carry_out(workers, pipeline(backend="sglang"), times=2)
     assert first == second == {"sync/gb": 0.008, "sync/send_s": 1.5, "sync/receive_s": 0.75}
     methods = [method for _, method, _ in workers.calls]
-    assert methods == ["offer_weights", *["send_weights", "receive_weights"] * 2]
+    assert methods == ["offer_weights", *["receive_weights", "send_weights"] * 2]
     takes = [args[0] for _, method, args in workers.calls if method == "receive_weights"]
     assert takes == [Take(1, 2, (OFFER, None)), Take(2, 2, (OFFER, None))]
     assert [args[2] for _, method, args in workers.calls if method == "send_weights"] == [1, 2]

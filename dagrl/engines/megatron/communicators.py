@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime
 import functools
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -147,23 +148,25 @@ def close_all(timeout_s: float) -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     failures: list[BaseException] = []
+    device = torch.cuda.current_device() if torch.cuda.is_available() else None
 
-    def close() -> None:
+    def close(group: ReopenableGroup) -> None:
         try:
-            if torch.cuda.is_available():
+            if device is not None:
                 torch.cuda.set_device(device)
-            # Destroying a communicator waits for its other ranks: one order for all ranks, so none waits in a circle.
-            for group in _groups:
-                group.close()
+            group.close()
         except RuntimeError as error:
             failures.append(error)
 
-    device = torch.cuda.current_device()
-    # It cannot be told to give up, so it is left behind where it does not come back.
-    closing = threading.Thread(target=close, name="close communicators", daemon=True)
-    closing.start()
-    closing.join(timeout_s)
-    if closing.is_alive():
+    # All at once: one that is destroyed waits for its other ranks and for its watchdog, dozens of milliseconds each.
+    # None can be told to give up, so it is left behind where it does not come back.
+    deadline = time.monotonic() + timeout_s
+    closing = [threading.Thread(target=close, args=(group,), daemon=True) for group in _shared_groups()]
+    for thread in closing:
+        thread.start()
+    for thread in closing:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    if any(thread.is_alive() for thread in closing):
         raise TimeoutError(f"the communicators were not closed within {timeout_s:.0f} s: a rank ended, or hangs")
     if failures:
         raise failures[0]
@@ -171,8 +174,13 @@ def close_all(timeout_s: float) -> None:
 
 def open_all() -> None:
     """Undo `close_all`. Collective; NCCL connects each communicator when it is first used."""
-    for group in _groups:
+    for group in _shared_groups():
         group.open()
+
+
+def _shared_groups() -> list[ReopenableGroup]:
+    """Those of more than one rank: alone, NCCL holds next to nothing and would have to be made ready anew."""
+    return [group for group in _groups if group.size() > 1]
 
 
 def _meet(timeout_s: float) -> None:

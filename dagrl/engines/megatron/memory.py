@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import itertools
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -25,6 +26,7 @@ from dagrl.engines.device_memory import Part, Storages, storages_of
 from dagrl.spec.residency import Residency
 from dagrl.spec.schema import OffloadSpec
 
+_LONG_LOOK_S = 0.05
 _STATES = {Residency.ASLEEP: "asleep", Residency.WEIGHTS: "down to its weights", Residency.AWAKE: "awake"}
 
 
@@ -174,7 +176,11 @@ def _without(storages: Storages, others: Storages) -> Storages:
 def release_caches() -> None:
     """Give back what torch, megatron and Transformer Engine keep on the device to use again."""
     # Tensors in reference cycles are still there until somebody looks for them.
+    begun = time.perf_counter()
     gc.collect()
+    if time.perf_counter() - begun > _LONG_LOOK_S:
+        # Nearly all that there is was made by the first steps and stays: the next look need not go through it.
+        gc.freeze()
     parallel_state.get_global_memory_buffer().buffer.clear()
     RotaryEmbedding.forward.cache_clear()
     if not torch.cuda.is_available():

@@ -34,18 +34,20 @@ class Route:
     senders: Mapping[str, Address]
     """By the GPU that a sender's buffers are on; by an empty name one for all, wherever they are."""
     timeout_s: float
+    keeps_room: bool = False
+    """Whether the memory that buckets come in is kept for the next sync."""
 
     def to_json(self) -> str:
         """As text."""
         senders = {place: address.to_json() for place, address in self.senders.items()}
-        return json.dumps({"number": self.number, "senders": senders, "timeout_s": self.timeout_s})
+        return json.dumps([self.number, senders, self.timeout_s, self.keeps_room])
 
     @staticmethod
     def from_json(text: str) -> Route:
         """Undo `to_json`."""
-        told = json.loads(text)
-        senders = {place: Address(**address) for place, address in told["senders"].items()}
-        return Route(told["number"], senders, told["timeout_s"])
+        number, told, timeout_s, keeps_room = json.loads(text)
+        senders = {place: Address(**address) for place, address in told.items()}
+        return Route(number, senders, timeout_s, keeps_room)
 
 
 class Taker:
@@ -71,8 +73,9 @@ class Taker:
                 room.take()
             self._take_part(route)
         finally:
-            for room in self._rooms:
-                room.give_back()
+            if not route.keeps_room:
+                for room in self._rooms:
+                    room.give_back()
 
     def _take_part(self, route: Route) -> None:
         channel = self._knock(route)

@@ -42,9 +42,9 @@ class Source:
         assert offer is not None
         self.address, self.timeout_s, self.number = offer.address, timeout_s, 0
 
-    def route(self, place: str = "") -> Route:
+    def route(self, place: str = "", *, keeps_room: bool = False) -> Route:
         self.number += 1
-        return Route(self.number, {place: self.address}, self.timeout_s)
+        return Route(self.number, {place: self.address}, self.timeout_s, keeps_room)
 
 
 class Generator:
@@ -115,8 +115,10 @@ def _generator(others: Connection, line: Connection, rank: int, parts: int, slow
                 failure = str(error)
         held = {name: tensor.numpy().copy() for name, tensor in model.named_parameters()}
         files = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-        group = taker._group.name if taker._group else None
-        line.send({"failure": failure, "held": held, "calls": calls, "files": files, "group": group})
+        told = {"failure": failure, "held": held, "calls": calls, "files": files}
+        told["group"] = taker._group.name if taker._group else None
+        told["room"] = sum(len(room.bytes) for room in taker._rooms if room.is_there)
+        line.send(told)
 
 
 def without_memory(*_: Any) -> Any:
@@ -236,6 +238,12 @@ def test_nothing_is_left_over_from_a_sync(generators, sources, reach):
 
 
 # -- what is wrong
+
+
+def test_memory_for_buckets_is_kept_between_syncs_where_the_route_says_so(generators, sources):
+    source, generator = sources("far", weights()), generators()
+    kept = [serve(source, generator, keeps_room=keeps)[0]["room"] > 0 for keeps in (True, True, False)]
+    assert kept == [True, True, False]
 
 
 @pytest.mark.parametrize("reach", REACHES)
@@ -367,9 +375,9 @@ def test_noise_at_a_door_is_no_guest():
     door.close()
 
 
-def serve(source: Source, *generators: Generator) -> list[dict[str, Any]]:
+def serve(source: Source, *generators: Generator, keeps_room: bool = False) -> list[dict[str, Any]]:
     """A sync that goes well."""
-    route = source.route()
+    route = source.route(keeps_room=keeps_room)
     for generator in generators:
         generator.take(route)
     source.sender.send(route.number, [len(generators)])
