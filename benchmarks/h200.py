@@ -63,14 +63,14 @@ def rollout_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
     found = [
         large("qwen3_8b_megatron", 560),
         large("qwen3_30b_a3b_8gpu", 560),
-        measured("step_turns", 420, "step.py", "--mode", "turns"),
+        measured("step_turns", 560, "step.py", "--mode", "turns"),
         measured("sync_1.7b_apart", 240, "weight_sync.py", "--apart", needs=2),
         measured("sync_1.7b_together", 240, "weight_sync.py"),
         measured("rollout", 300, "rollout.py"),
-        measured("step_together", 420, "step.py", "--mode", "together"),
+        measured("step_together", 560, "step.py", "--mode", "together"),
         measured("sync_8b_apart", 420, "weight_sync.py", "--model", "8b", "--apart", needs=2),
         *learning_parts(out),
-        measured("sleep_cycles", 420, "sleep_cycles.py", "--limit", "400"),
+        measured("sleep_cycles", 420, "sleep_cycles.py", "--limit", "380"),
         measured("sync_1.7b_turns", 240, "weight_sync.py", "--mode", "turns"),
         measured("sync_8b_together", 420, "weight_sync.py", "--model", "8b"),
     ]

@@ -96,12 +96,21 @@ def trend(by_cycle: dict[int, float]) -> float:
     return float(np.polyfit(list(by_cycle), list(by_cycle.values()), 1)[0])
 
 
+def least_of(by_cycle: dict[int, list[float]], cycles: int) -> dict[int, float]:
+    """The least figure of so many cycles at a time: that both sleep is a matter of milliseconds, and often missed."""
+    least: dict[int, float] = {}
+    for cycle, values in by_cycle.items():
+        first = cycle - cycle % cycles
+        least[first] = min(*values, least.get(first, values[0]))
+    return least
+
+
 def _report(
     args: argparse.Namespace, watch: Watch, metrics: list[dict[str, Any]], seen: set[str], seconds: float
 ) -> None:
     late = range(args.settled + 1, args.cycles + 1)
     series = {
-        "GPU, least of a cycle": {cycle: min(values) for cycle, values in watch.gpu.items()},
+        "GPU, least of ten cycles": least_of(watch.gpu, 10),
         "GPU, most of a cycle": {cycle: max(values) for cycle, values in watch.gpu.items()},
         "host": {cycle: sum(values) / len(values) for cycle, values in watch.host.items()},
     }
