@@ -1,0 +1,87 @@
+"""What a pipeline file may say: frozen models, one per section, that refuse unknown keys.
+
+``spec/load.py`` turns YAML into a `Pipeline`; ``spec/checks`` holds the rules that join several sections or files;
+``spec/ops.py`` says which columns each node reads and writes.
+"""
+
+from dagrl.spec.schema.engines import (
+    EngineSpec,
+    HfEngineSpec,
+    LearningRateSpec,
+    MegatronEngineSpec,
+    OffloadSpec,
+    ParallelSpec,
+    SglangEngineSpec,
+    Sleep,
+    WeightSyncSpec,
+)
+from dagrl.spec.schema.model import DataSpec, GroupSpec, ModelSpec, TokenizerSpec
+from dagrl.spec.schema.nodes import (
+    AdvantageNode,
+    CustomNode,
+    LogprobNode,
+    NodeBase,
+    NodeSpec,
+    RewardNode,
+    RolloutNode,
+    SamplingSpec,
+    UpdateNode,
+)
+from dagrl.spec.schema.objective import (
+    Aggregation,
+    DivergenceCriterion,
+    ImportanceLevel,
+    KlInRewardSpec,
+    LossSpec,
+    OverlongBufferSpec,
+    RatioCriterion,
+    RejectionCriterion,
+    RolloutCorrectionSpec,
+    Threshold,
+)
+from dagrl.spec.schema.pipeline import Pipeline
+from dagrl.spec.schema.run import ProfileSpec, RunSpec, ScheduleSpec
+from dagrl.spec.schema.section import Coefficient, Name, PositiveInt, Section
+
+__all__ = [
+    "AdvantageNode",
+    "Aggregation",
+    "Coefficient",
+    "CustomNode",
+    "DataSpec",
+    "DivergenceCriterion",
+    "EngineSpec",
+    "GroupSpec",
+    "HfEngineSpec",
+    "ImportanceLevel",
+    "KlInRewardSpec",
+    "LearningRateSpec",
+    "LogprobNode",
+    "LossSpec",
+    "MegatronEngineSpec",
+    "ModelSpec",
+    "Name",
+    "NodeBase",
+    "NodeSpec",
+    "OffloadSpec",
+    "OverlongBufferSpec",
+    "ParallelSpec",
+    "Pipeline",
+    "PositiveInt",
+    "ProfileSpec",
+    "RatioCriterion",
+    "RejectionCriterion",
+    "RewardNode",
+    "RolloutCorrectionSpec",
+    "RolloutNode",
+    "RunSpec",
+    "SamplingSpec",
+    "ScheduleSpec",
+    "Section",
+    "SglangEngineSpec",
+    "Sleep",
+    "Threshold",
+    "TokenizerSpec",
+    "UpdateNode",
+    "WeightSyncSpec",
+]

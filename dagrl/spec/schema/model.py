@@ -1,0 +1,70 @@
+"""The policy, the prompts, and the slots that there are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from dagrl.spec.schema.section import PositiveInt, Section
+
+
+class TokenizerSpec(Section):
+    """A small tokenizer made from the pipeline file, for models that start from random weights."""
+
+    kind: Literal["characters", "bytes"]
+    """``characters``: one token for each character of `alphabet`; ``bytes``: one for each byte of UTF-8."""
+    alphabet: str = ""
+    """The characters that the model knows (``characters`` only)."""
+
+
+class ModelSpec(Section):
+    """The policy that is trained: a Hugging Face folder, or random weights of a stated shape."""
+
+    path: Path | None = None
+    """A Hugging Face folder with config.json, safetensors and a tokenizer."""
+    init: dict[str, Any] | None = None
+    """Random weights instead: the fields of a Hugging Face config, ``model_type`` among them."""
+    tokenizer: Path | TokenizerSpec | None = None
+    """A folder with a Hugging Face tokenizer, or one made on the spot. Default: the model's folder."""
+
+
+class DataSpec(Section):
+    """Prompts in verl's parquet schema: prompt, data_source, reward_model.ground_truth, extra_info."""
+
+    train: Path
+    """Parquet file with the training prompts."""
+    val: Path | None = None
+    """Parquet file with the validation prompts."""
+    prompts_per_step: PositiveInt
+    """Prompts in one step; the batch has ``prompts_per_step * n`` samples."""
+    max_prompt_tokens: PositiveInt
+    """Longest prompt, in tokens."""
+    overlong_prompts: Literal["drop", "cut", "error"] = "drop"
+    """What happens to longer ones: left out, cut at their beginning, or an error. Dropped and cut are counted."""
+    shuffle: bool = True
+    """A new order each epoch, drawn from ``run.seed``."""
+    val_prompts: PositiveInt | None = None
+    """Use only the first so many validation prompts."""
+
+
+class GroupSpec(Section):
+    """A named set of GPUs, or of CPU slots where there is no GPU."""
+
+    nodes: PositiveInt = 1
+    """Machines in the group."""
+    gpus_per_node: Annotated[int, Field(ge=0)] = 0
+    """GPUs on each; one engine rank each."""
+    cpus_per_node: Annotated[int, Field(ge=0)] = 0
+    """Instead of GPUs: CPU slots on each; one engine rank each."""
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether the group's ranks run without a GPU."""
+        return self.gpus_per_node == 0
+
+    @property
+    def ranks(self) -> int:
+        """Engine ranks that the group holds."""
+        return self.nodes * (self.gpus_per_node or self.cpus_per_node)

@@ -1,0 +1,164 @@
+"""Nodes: the stages of a step."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, FiniteFloat, Tag
+
+from dagrl.spec.schema.objective import KlInRewardSpec, LossSpec, OverlongBufferSpec, RolloutCorrectionSpec
+from dagrl.spec.schema.section import Coefficient, Name, PositiveInt, Section
+
+
+class NodeBase(Section):
+    """What every node may say."""
+
+    read: dict[str, str] = Field(default_factory=dict)
+    """Column the op reads -> where it comes from: another column, or ``node.column``."""
+    write: str | dict[str, str] | None = None
+    """Name of the column it writes, or (op's name -> name in this pipeline) where it writes several."""
+
+
+class SamplingSpec(Section):
+    """How tokens are drawn, in SGLang's names."""
+
+    temperature: Coefficient = 1.0
+    """0 takes the likeliest token."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Smallest set of tokens with at least this probability."""
+    top_k: int = -1
+    """Likeliest so many tokens; -1 for all."""
+    max_new_tokens: PositiveInt
+    """Longest response, in tokens."""
+    stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    """End a response, beside the tokenizer's end-of-sequence token. The token that ends it is part of it."""
+    ignore_eos: bool = False
+    """Go on after the end-of-sequence token."""
+
+
+class RolloutNode(NodeBase):
+    """Samples `n` responses to each prompt."""
+
+    op: Literal["rollout"]
+    """Names this kind of node."""
+    engine: Name
+    """The engine that generates."""
+    n: PositiveInt = 1
+    """Responses for each prompt; together they are a group."""
+    sampling: SamplingSpec
+    """How tokens are drawn in training."""
+    val_sampling: SamplingSpec | None = None
+    """How they are drawn in validation, one response a prompt. Default: as in training, with temperature 0."""
+    over_sampling_batch_size: PositiveInt | None = None
+    """Prompts that a training step begins, more than it needs: the first ``data.prompts_per_step`` whose responses are
+    complete make the step, the slowest are aborted. Default: no more than it needs."""
+    partial_rollout: bool = False
+    """Aborted prompts come first in the next step, and their responses go on where they were. Default: they are given
+    up, and come again in the next epoch."""
+    mask_offpolicy_in_partial_rollout: bool = False
+    """Train on no tokens that older weights have sampled: their ``response_mask`` is 0."""
+    partial_rollout_max_age: PositiveInt = 4
+    """Policy versions that begun tokens may be behind: where there are older ones, the response begins anew."""
+
+    def prompts_begun(self, prompts_per_step: int) -> int:
+        """Prompts that a training step begins."""
+        return self.over_sampling_batch_size or prompts_per_step
+
+
+class RewardNode(NodeBase):
+    """Scores each response."""
+
+    op: Literal["reward"]
+    """Names this kind of node."""
+    fn: str
+    """``math``, ``exact``, or your own as ``module:function``."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Further keyword arguments of the function."""
+    on_error: Literal["stop"] | FiniteFloat = "stop"
+    """When the function raises: stop the run and name the sample, or give the sample this reward."""
+
+
+class LogprobNode(NodeBase):
+    """Log-probs of the sampled tokens under an engine's current weights.
+
+    Left out of the run where nobody but an update of the same engine reads it, as ``old_logprob``, and the update takes
+    one optimizer step for each batch: the ratio is 1 then.
+    """
+
+    op: Literal["logprob"]
+    """Names this kind of node."""
+    engine: Name
+    """The engine that computes."""
+    tokens_per_micro_batch: PositiveInt = 16384
+    """Packed tokens in one forward pass of a model replica."""
+
+
+class AdvantageNode(NodeBase):
+    """Turns rewards into advantages."""
+
+    op: Literal["advantage"]
+    """Names this kind of node."""
+    estimator: Literal["grpo", "dr_grpo", "rloo", "opo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]
+    """How. The first four compare within a prompt's group: by mean and deviation, by mean alone, with the mean of the
+    others, with the mean weighted by length. The last two are whitened over the whole step, as rewards or as deviations
+    from their group's mean."""
+    normalize_by_std: bool = True
+    """``grpo`` only: divide a group's advantages by its standard deviation."""
+    kl_in_reward: KlInRewardSpec | None = None
+    """Penalty taken off the reward first; with ``reinforce_plus_plus`` token by token, off what is still to come."""
+    overlong_buffer: OverlongBufferSpec | None = None
+    """Penalty on length, added to the reward first."""
+
+
+class UpdateNode(NodeBase):
+    """Trains an engine on the step's samples."""
+
+    op: Literal["update"]
+    """Names this kind of node."""
+    engine: Name
+    """The engine that is trained."""
+    loss: LossSpec = LossSpec()
+    """The objective."""
+    rollout_correction: RolloutCorrectionSpec | None = None
+    """What to do about samples whose log-probs differ between generator and trainer. Default: report, do nothing."""
+    mini_batch: PositiveInt | None = None
+    """Prompts in one optimizer step. Default: all of the step."""
+    epochs: PositiveInt = 1
+    """Passes over the step's samples."""
+    tokens_per_micro_batch: PositiveInt = 16384
+    """Packed tokens in one forward and backward pass of a model replica."""
+
+    def optimizer_steps(self, prompts_per_step: int) -> int:
+        """Optimizer steps on one step's batch."""
+        return -(-prompts_per_step // (self.mini_batch or prompts_per_step)) * self.epochs
+
+    @property
+    def takes_rollout_for_old(self) -> bool:
+        """Whether it reads the generator's log-probs as the old ones: verl's ``bypass_mode``."""
+        old, rollout = (self.read.get(name, name).rpartition(".")[2] for name in ("old_logprob", "rollout_logprob"))
+        return old == rollout
+
+
+class CustomNode(NodeBase):
+    """Your own op, ``module:function``, decorated with `dagrl.node`."""
+
+    op: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
+    """``module:function``, looked for beside the pipeline file and on the Python path."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Further keyword arguments of the function."""
+
+
+def _node_tag(value: Any) -> str:
+    op = value.get("op") if isinstance(value, dict) else getattr(value, "op", None)
+    return "custom" if isinstance(op, str) and ":" in op else str(op)
+
+
+NodeSpec = Annotated[
+    Annotated[RolloutNode, Tag("rollout")]
+    | Annotated[RewardNode, Tag("reward")]
+    | Annotated[LogprobNode, Tag("logprob")]
+    | Annotated[AdvantageNode, Tag("advantage")]
+    | Annotated[UpdateNode, Tag("update")]
+    | Annotated[CustomNode, Tag("custom")],
+    Discriminator(_node_tag),
+]

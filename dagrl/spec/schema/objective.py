@@ -1,0 +1,103 @@
+"""What an update optimizes: rewards become advantages, log-probs a loss."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from dagrl.spec.schema.section import Coefficient, PositiveInt, Section
+
+
+class KlInRewardSpec(Section):
+    """Charge the divergence from the reference to the reward, before advantages."""
+
+    coef: Coefficient
+    """Weight of the penalty."""
+    estimator: Literal["k1", "k2", "k3"] = "k1"
+    """Schulman's estimators of the divergence."""
+
+
+class OverlongBufferSpec(Section):
+    """Take points off responses that come near the longest: DAPO's soft overlong punishment."""
+
+    len: PositiveInt
+    """Tokens before the rollout's ``max_new_tokens`` in which the penalty grows, from 0 to `penalty_factor`."""
+    penalty_factor: Coefficient = 1.0
+    """What a response of ``max_new_tokens`` loses."""
+
+
+Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+
+
+class LossSpec(Section):
+    """The policy objective."""
+
+    policy: Literal["ppo_clip", "gspo", "cispo", "cpgd", "reinforce"] = "ppo_clip"
+    """Form of the policy loss. ``gspo`` clips the ratio of whole responses, ``cispo`` only the weight of a token's
+    gradient, from above; ``cpgd`` clips the log of the ratio; ``reinforce`` is the policy gradient without a ratio."""
+    clip_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Ratio is kept within 1 - clip_ratio and 1 + clip_ratio; with ``cispo`` there is only the upper bound."""
+    clip_ratio_high: Annotated[float, Field(gt=0)] | None = None
+    """Upper bound of its own. Default: clip_ratio."""
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    """``ppo_clip`` only: bound on the loss of negative advantages (dual-clip PPO), 3.0 in the paper. Default: none."""
+    drift_coef: Coefficient = 0.0
+    """``cpgd`` only: weight of the divergence from the policy before the update, 0.01 in the authors' code."""
+    kl_coef: Coefficient = 0.0
+    """Weight of the divergence from the reference."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Schulman's estimators of the divergence."""
+    entropy_coef: Coefficient = 0.0
+    """Weight of the entropy bonus."""
+    aggregation: Aggregation | None = None
+    """How token losses become one number, over the global mini-batch; the last divides sums by the rollout's
+    ``max_new_tokens``, for Dr. GRPO. Default: token-mean; with ``gspo`` seq-mean-token-mean."""
+
+    @property
+    def weighting(self) -> Aggregation:
+        """`aggregation`, or what it is by default."""
+        return self.aggregation or ("seq-mean-token-mean" if self.policy == "gspo" else "token-mean")
+
+
+ImportanceLevel = Literal["token", "sequence"]
+
+
+RatioCriterion = Literal["token", "sequence", "geometric"]
+
+
+DivergenceCriterion = Literal[
+    "token_k2", "token_k3", "seq_sum_k2", "seq_sum_k3", "seq_mean_k2", "seq_mean_k3", "seq_max_k2", "seq_max_k3"
+]
+
+
+RejectionCriterion = RatioCriterion | DivergenceCriterion
+
+
+Threshold = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class RolloutCorrectionSpec(Section):
+    """Weigh or reject samples by how far the trainer's log-probs are from those that they were drawn with.
+
+    By r, the probability of a token for the trainer over that for the generator. docs/mismatch.md explains it.
+    """
+
+    rollout_is: ImportanceLevel | None = None
+    """Multiply the policy's loss with r (``token``), or with the product of r over the response (``sequence``)."""
+    rollout_is_threshold: Threshold = 2.0
+    """Larger weights are cut to this: truncated importance sampling."""
+    rollout_is_threshold_lower: Threshold | None = None
+    """With it, weights below this and above `rollout_is_threshold` are 0 instead: IcePop, with 0.5 and 5.0."""
+    rollout_is_batch_normalize: bool = False
+    """Divide weights by their mean over the mini-batch; needs the old log-probs."""
+    rollout_rs: RejectionCriterion | None = None
+    """What takes tokens, or whole responses, out of the loss: r of the token, its product over the response, or its
+    geometric mean (``geometric``); or the k2 or k3 estimate of the divergence, of the token, or its sum, mean or
+    largest over the response."""
+    rollout_rs_threshold: Threshold | None = None
+    """Largest ratio, or divergence, that stays."""
+    rollout_rs_threshold_lower: Threshold | None = None
+    """Smallest ratio that stays. Default: 1 / `rollout_rs_threshold`."""
+    rollout_token_veto_threshold: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Takes whole responses out of the loss that have a token with r below this, such as 1.0e-4."""

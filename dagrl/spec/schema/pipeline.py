@@ -1,0 +1,38 @@
+"""A whole pipeline file."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from dagrl.spec.schema.engines import EngineSpec
+from dagrl.spec.schema.model import DataSpec, GroupSpec, ModelSpec
+from dagrl.spec.schema.nodes import NodeSpec
+from dagrl.spec.schema.run import ProfileSpec, RunSpec, ScheduleSpec
+from dagrl.spec.schema.section import Name, Section
+
+
+class Pipeline(Section):
+    """A whole pipeline file."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    """Names the run folder and the tracker's run."""
+    model: ModelSpec
+    """The policy."""
+    data: DataSpec
+    """The prompts."""
+    groups: Annotated[dict[Name, GroupSpec], Field(min_length=1)]
+    """GPUs or CPU slots, by name."""
+    engines: Annotated[dict[Name, EngineSpec], Field(min_length=1)]
+    """Models with a layout on a group, by name."""
+    nodes: Annotated[dict[Name, NodeSpec], Field(min_length=1)]
+    """The stages of a step, by name."""
+    schedule: ScheduleSpec = ScheduleSpec()
+    """How steps overlap."""
+    run: RunSpec
+    """How long, how often, how safely."""
+    profile: ProfileSpec | None = None
+    """Traces of some steps."""
+    track: tuple[Literal["console", "tensorboard", "wandb"], ...] = ("console",)
+    """Where metrics go, beside metrics.jsonl."""

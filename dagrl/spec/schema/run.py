@@ -1,0 +1,64 @@
+"""How a run goes: how steps overlap, how long, how safely, what is looked into."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from dagrl.spec.schema.section import Name, PositiveInt, Section
+
+
+class ScheduleSpec(Section):
+    """How steps overlap."""
+
+    max_staleness: Annotated[int, Field(ge=0)] = 0
+    """Policy versions that a sample may be behind the weights it trains. 0 is on-policy."""
+    shards_per_step: PositiveInt = 4
+    """Pieces of a step's batch, whole groups each: row-wise nodes start on finished ones."""
+
+
+class RunSpec(Section):
+    """How long, how often, how safely."""
+
+    steps: PositiveInt
+    """Steps to train."""
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
+    """Source of all randomness."""
+    save_every: PositiveInt | None = None
+    """Steps between checkpoints. The last step is always saved."""
+    keep: PositiveInt = 3
+    """Checkpoints that stay."""
+    async_save: bool = False
+    """Write checkpoints while training goes on; a step's checkpoint counts once it is whole."""
+    validate_every: PositiveInt | None = None
+    """Steps between validations."""
+    validate_first: bool = False
+    """Validate before the first step too."""
+    resume: Literal["auto", "never"] = "auto"
+    """``auto`` goes on from the run folder's newest checkpoint; ``never`` refuses a folder that holds one."""
+    host_workers: PositiveInt = 1
+    """Processes for the nodes without an engine: prompts, rewards, advantages."""
+    samples_per_step: Annotated[int, Field(ge=0)] = 64
+    """Samples of each step written to ``samples/step_N.parquet``."""
+    start_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    """Longest wait for workers and engines to start."""
+    node_timeout_s: Annotated[float, Field(gt=0)] = 1800.0
+    """Longest wait for a sign of life from a running node, a weight sync or a save."""
+
+
+class ProfileSpec(Section):
+    """Which steps to look into, and with what."""
+
+    tool: Literal["torch", "nsys"] = "torch"
+    """``torch``: a Chrome trace of each rank in ``profile/``. ``nsys``: NVTX ranges, captured by ``nsys profile``."""
+    steps: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    """Steps that are profiled."""
+    nodes: Annotated[tuple[Name, ...], Field(min_length=1)] | None = None
+    """Nodes that are profiled. Default: all that run on an engine."""
+    ranks: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = (0,)
+    """Ranks of each engine that are profiled."""
+    with_stack: bool = False
+    """Torch only: record the source lines."""
+    with_memory: bool = False
+    """Torch only: record allocations."""

@@ -1,0 +1,21 @@
+"""What all sections of the pipeline file have in common."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+
+
+PositiveInt = Annotated[int, Field(ge=1)]
+
+
+Coefficient = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """A mapping of the pipeline file: immutable, and strict about its keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
