@@ -74,6 +74,20 @@ def fields_of_class(source: str, class_name: str) -> dict[str, str]:
     return {}
 
 
+def defaults_of_class(source: str, class_name: str) -> dict[str, Any]:
+    """Fields that the class states itself, in `source` -> their default, where that is written as a plain value."""
+    for statement in ast.parse(source).body:
+        if isinstance(statement, ast.ClassDef) and statement.name == class_name:
+            return {
+                line.target.id: ast.literal_eval(line.value)
+                for line in statement.body
+                if isinstance(line, ast.AnnAssign)
+                and isinstance(line.target, ast.Name)
+                and isinstance(line.value, ast.Constant)
+            }
+    return {}
+
+
 def _plain_type(annotation: ast.expr) -> str:
     if not isinstance(annotation, ast.Subscript) or ast.unparse(annotation.value) not in ("A", "Annotated"):
         return ast.unparse(annotation)

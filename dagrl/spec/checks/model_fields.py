@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ast
 from functools import cache
+from typing import Any
 
-from dagrl.spec.checks.library_fields import check_fields, fields_of_class, source_of
+from dagrl.spec.checks.library_fields import check_fields, defaults_of_class, fields_of_class, source_of
 from dagrl.spec.checks.model_sizes import FAMILIES, SIZE_KEYS, is_size
 from dagrl.spec.positions import Findings
 from dagrl.spec.schema import Pipeline
@@ -36,7 +37,7 @@ def check_model_fields(pipeline: Pipeline, findings: Findings) -> None:
 @cache
 def model_fields(family: str) -> tuple[str, dict[str, str]] | None:
     """The config class of one of `FAMILIES`, and its fields -> their type as transformers writes it."""
-    source = source_of("transformers", f"models/{family}/configuration_{family}.py")
+    source = _source(family)
     base = source_of("transformers", _BASE[0])
     class_name = _class_of(source, family) if source else None
     if source is None or base is None or class_name is None:
@@ -44,6 +45,18 @@ def model_fields(family: str) -> tuple[str, dict[str, str]] | None:
     fields = fields_of_class(base, _BASE[1]) | fields_of_class(source, class_name)
     own = {name: kind for name, kind in fields.items() if not kind.startswith("ClassVar")}
     return class_name, dict.fromkeys(UNDECLARED, "Any") | own
+
+
+@cache
+def model_defaults(family: str) -> dict[str, Any]:
+    """What the fields of that class are where a config leaves them out, as far as they are plain values."""
+    source = _source(family)
+    class_name = _class_of(source, family) if source else None
+    return defaults_of_class(source, class_name) if source and class_name else {}
+
+
+def _source(family: str) -> str | None:
+    return source_of("transformers", f"models/{family}/configuration_{family}.py")
 
 
 def _class_of(source: str, model_type: str) -> str | None:

@@ -1,0 +1,53 @@
+"""The fields of the pipeline's Hugging Face config as plain JSON, without the libraries that models are built with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dagrl.spec.schema import ModelSpec, TokenizerSpec
+
+_SPECIAL_TOKENS = {"characters": 3, "bytes": 2}
+"""Of the tokenizers that are made on the spot: padding, end, and for characters one that stands for unknown ones."""
+
+
+def read_config(model: ModelSpec) -> Mapping[str, Any]:
+    """The fields of ``config.json``, or those of ``init``, the vocabulary's size taken from the tokenizer where it is
+    left out. ValueError where a file cannot be read.
+    """
+    if model.path is not None:
+        return _read_object(model.path.expanduser() / "config.json")
+    if model.init is None:
+        raise ValueError("model: give either path (a Hugging Face folder) or init (model_type and its fields)")
+    if model.init.get("vocab_size") is not None:
+        return model.init
+    return {**model.init, "vocab_size": _vocabulary(model.tokenizer)}
+
+
+def _vocabulary(tokenizer: Path | TokenizerSpec | None) -> int:
+    """How many tokens it has, special ones included."""
+    if isinstance(tokenizer, TokenizerSpec):
+        plain = 256 if tokenizer.kind == "bytes" else len(tokenizer.alphabet)
+        return plain + _SPECIAL_TOKENS[tokenizer.kind]
+    if tokenizer is None:
+        raise ValueError("model: random weights bring no tokenizer; add `tokenizer:`, or vocab_size to `init:`")
+    file = tokenizer.expanduser() / "tokenizer.json"
+    content = _read_object(file)
+    vocabulary = (content.get("model") or {}).get("vocab")
+    if not vocabulary:
+        raise ValueError(f"{file} does not list its tokens; add vocab_size to model.init")
+    # Unigram tokenizers list pairs of a token and its score.
+    tokens = set(vocabulary) if isinstance(vocabulary, dict) else {token for token, _ in vocabulary}
+    return len(tokens | {added["content"] for added in content.get("added_tokens") or ()})
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot read {path}: {error}; give a whole Hugging Face folder") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is not a JSON object; copy the file again")
+    return content
