@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dagrl.spec.errors import Place, listed, suggest
+from dagrl.spec.gpus import gpu_named
 from dagrl.spec.ops import CAPABILITIES, Capability, contract_of
 from dagrl.spec.positions import Findings
 from dagrl.spec.schema import (
@@ -63,6 +64,11 @@ def _check_groups(pipeline: Pipeline, findings: Findings) -> None:
             what = "both gpus_per_node and cpus_per_node" if group.gpus_per_node else "neither GPUs nor CPU slots"
             message = f"the group has {what}; give one of `gpus_per_node:` and `cpus_per_node:`, 1 or more"
             findings.error(("groups", name), message)
+        if group.gpu is not None:
+            try:
+                gpu_named(group.gpu)
+            except ValueError as error:
+                findings.error(("groups", name, "gpu"), str(error))
 
 
 def _check_home(pipeline: Pipeline, name: str, engine: MegatronEngineSpec, findings: Findings) -> None:

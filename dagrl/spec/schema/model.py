@@ -58,6 +58,9 @@ class GroupSpec(Section):
     """GPUs on each; one engine rank each."""
     cpus_per_node: Annotated[int, Field(ge=0)] = 0
     """Instead of GPUs: CPU slots on each; one engine rank each."""
+    gpu: str | None = None
+    """What GPUs these are, such as ``H200``: `dagrl plan` counts with their memory and speed, and ``sleep: auto`` lets
+    engines of the group live together where the plan finds room for all."""
 
     @property
     def is_cpu(self) -> bool:

@@ -17,6 +17,12 @@ CASES = {
         "engines.host",
         "`host` is the name of the workers without an engine; choose another name",
     ),
+    "a GPU that nobody makes": (
+        "  train: {cpus_per_node: 2}",
+        "  train:\n    gpus_per_node: 2\n    gpu: H200s #!",
+        "groups.train.gpu",
+        "no GPU is known as 'H200s'; did you mean `H200`?",
+    ),
     "neither": ("  train: {cpus_per_node: 2}", "  train: {nodes: 2} #!", "groups.train", "neither GPUs nor CPU slots"),
     "no place": ("  actor:\n", "  critic: {backend: megatron} #!\n  actor:\n", "engines.critic", "has no place to run"),
     "group and shares": (

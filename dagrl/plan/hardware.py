@@ -1,0 +1,14 @@
+"""Which GPUs a group has: those that the file says, else those that the caller does. `spec.gpus` holds the table."""
+
+from __future__ import annotations
+
+from dagrl.spec.gpus import DEFAULT_GPU, Gpu, gpu_named
+from dagrl.spec.schema import Pipeline
+
+__all__ = ["DEFAULT_GPU", "Gpu", "gpu_named", "gpu_of_group"]
+
+
+def gpu_of_group(pipeline: Pipeline, group: str, otherwise: str = DEFAULT_GPU) -> Gpu | None:
+    """The GPUs of a group; `otherwise` where the file does not say. None for a group of CPU slots."""
+    spec = pipeline.groups[group]
+    return None if spec.is_cpu else gpu_named(spec.gpu or otherwise)
