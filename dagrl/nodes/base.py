@@ -12,6 +12,7 @@ import numpy as np
 
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat, merge
+from dagrl.spec.rollouts import leading_rollout, rollouts
 from dagrl.spec.schema import NodeBase, Pipeline, RolloutNode, SamplingSpec
 
 if TYPE_CHECKING:
@@ -81,11 +82,6 @@ class Resources:
 
         return load_tokenizer(self.pipeline.model)
 
-    @cached_property
-    def rollout(self) -> RolloutNode:
-        """The pipeline's rollout node."""
-        return next(node for node in self.pipeline.nodes.values() if isinstance(node, RolloutNode))
-
     def once(self, key: str, make: Callable[[], Any]) -> Any:
         """What `make` returned when it was first asked for under this key."""
         if key not in self.cache:
@@ -114,6 +110,8 @@ class Context:
     """This worker's data-parallel rank."""
     carried: tuple[int, ...] = ()
     """Places in the data set of prompts that come before those at `position`."""
+    sampled_by: str | None = None
+    """The rollout node whose responses the op works on. Default: the leading one."""
     begun: Mapping[int, Batch] = field(default_factory=dict)
     """Group -> what an earlier step has sampled for it: the columns of a rollout, rows in the order of the group's."""
 
@@ -125,12 +123,17 @@ class Context:
     @property
     def samples_per_prompt(self) -> int:
         """Rows of a group."""
-        return 1 if self.validation else self.resources.rollout.n
+        return 1 if self.validation else rollouts(self.pipeline)[leading_rollout(self.pipeline)].n
+
+    @property
+    def rollout(self) -> RolloutNode:
+        """The rollout whose responses the op works on."""
+        return rollouts(self.pipeline)[self.sampled_by or leading_rollout(self.pipeline)]
 
     @property
     def sampling(self) -> SamplingSpec:
         """How the batch's tokens are drawn; in validation the likeliest, unless ``val_sampling`` says otherwise."""
-        rollout = self.resources.rollout
+        rollout = self.rollout
         if not self.validation:
             return rollout.sampling
         return rollout.val_sampling or rollout.sampling.model_copy(update={"temperature": 0.0})
@@ -138,7 +141,7 @@ class Context:
     @property
     def temperature(self) -> float:
         """Temperature at which training samples are drawn; 1 where they are the likeliest tokens."""
-        return self.resources.rollout.sampling.temperature or 1.0
+        return self.rollout.sampling.temperature or 1.0
 
 
 Op = Callable[[Sequence[Part], Context], Iterator[Output]]

@@ -25,7 +25,7 @@ def prompts(parts: Sequence[Part], context: Context) -> Iterator[Output]:
     if context.validation:
         taken = loader.one_epoch()
     else:
-        count = context.resources.rollout.prompts_begun(context.pipeline.data.prompts_per_step)
+        count = context.rollout.prompts_begun(context.pipeline.data.prompts_per_step)
         taken = loader.take(context.position, count, first=context.carried)
     stats = {"data/dropped_prompts": Stat.of([taken.dropped]), "data/cut_prompts": Stat.of([taken.cut])}
     facts = {} if context.validation else {"next_position": taken.next_position}

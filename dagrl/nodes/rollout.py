@@ -15,6 +15,7 @@ from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
 from dagrl.engines.base import Completion, GenerateEngine, GenerationRequest
 from dagrl.nodes.base import Context, Output, Part
+from dagrl.spec.rollouts import leading_rollout, rollouts
 
 _ABORTED = "abort"
 
@@ -64,6 +65,7 @@ def rollout(parts: Sequence[Part], context: Context) -> Iterator[Output]:
     """
     batch = Batch.concat([part.batch for part in parts])
     responses = _beginnings(batch["group_id"].values, context)
+    _check_lengths(batch, context)
     going = [row for row, response in enumerate(responses) if not response.finished]
     requests = [
         GenerationRequest(
@@ -104,16 +106,32 @@ def _sampled(
         yield _output(batch.rows, responses, left, context, unfinished=True)
 
 
+def _check_lengths(batch: Batch, context: Context) -> None:
+    """ValueError for a prompt that nobody has made room for; those of the data set are never too long."""
+    longest = context.rollout.max_prompt_tokens or context.pipeline.data.max_prompt_tokens
+    lengths = batch["prompt_tokens"].lengths
+    if len(lengths) and lengths.max() > longest:
+        raise ValueError(
+            f"a prompt of {lengths.max()} tokens has come to `{context.sampled_by}` (sample "
+            f"{batch.rows[lengths.argmax()]}), more than its max_prompt_tokens, {longest}; raise that, or let the node "
+            "that writes the prompts cut them"
+        )
+
+
 def sample_seed(context: Context, row: int) -> int:
-    """Seed of one sample: from the run's seed, the step and the row alone, so that a resumed run draws the same."""
+    """Seed of one sample, so that a resumed run draws the same: from the run's seed, the step, the row, the rollout."""
     # A seed may be negative, numpy's sources of randomness take none such.
     entropy = [context.pipeline.run.seed % 2**64, context.step, int(context.validation), row]
+    leading = leading_rollout(context.pipeline)
+    if context.sampled_by not in (None, leading):
+        # Agents that answer each other must not draw alike; the leading one draws as it would alone.
+        entropy.append(1 + [*rollouts(context.pipeline)].index(context.sampled_by))
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
 
 
 def _beginnings(groups: np.ndarray, context: Context) -> list[_Response]:
     """What earlier steps have sampled for each row; nothing where it is too old, or there is none."""
-    node, version = context.resources.rollout, context.engine.policy_version
+    node, version = context.rollout, context.engine.policy_version
     responses = [_Response(version)] * len(groups)
     for group, begun in context.begun.items():
         for place, row in enumerate(np.flatnonzero(groups == group)):
@@ -137,11 +155,14 @@ def _output(
     """The responses at `places`, with their statistics where they are finished."""
     chosen = [responses[place] for place in places]
     sampled = sum(len(each.tokens) - each.begun for each in chosen)
-    keeps_begun = context.resources.rollout.partial_rollout and not context.validation
+    keeps_begun = context.rollout.partial_rollout and not context.validation
     if unfinished:
         columns = _columns(chosen) if keeps_begun else {}
         return Output((), rows[places], columns, sampled=sampled, unfinished=True)
     stats = {}
+    if context.sampled_by not in (None, leading_rollout(context.pipeline)):
+        # Those of the leading one are told by `samples`, which sees those alone that the step takes.
+        stats["response_tokens"] = Stat.of([len(each.tokens) for each in chosen])
     if keeps_begun:
         tokens = sum(len(each.tokens) for each in chosen)
         stats["rollout/begun_token_fraction"] = Stat.weighted(tokens - sampled, tokens)

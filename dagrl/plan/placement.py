@@ -8,6 +8,7 @@ from dagrl.plan.coordinates import Coordinates, coordinates
 from dagrl.plan.plan import HOST, Executor, Plan, PlannedTask, Rows
 from dagrl.spec.graph import Graph, GraphNode
 from dagrl.spec.ops import Capability
+from dagrl.spec.rollouts import leading_rollout, rollouts
 from dagrl.spec.schema import (
     EngineSpec,
     GroupSpec,
@@ -16,6 +17,7 @@ from dagrl.spec.schema import (
     Pipeline,
     RolloutNode,
     SglangEngineSpec,
+    UpdateNode,
 )
 from dagrl.spec.sglang_layout import server_slots
 from dagrl.spec.sleeping import sleeps
@@ -26,7 +28,6 @@ _VALIDATION_PREFIX = "val/"
 def make_plan(pipeline: Pipeline, graph: Graph) -> Plan:
     """The plan of a pipeline that has passed its checks, without the nodes that the graph skips."""
     graph = graph.working
-    rollout = next(node for node in pipeline.nodes.values() if isinstance(node, RolloutNode))
     validates = pipeline.run.validate_first or pipeline.run.validate_every is not None
     tasks = [
         *_tasks(graph, pipeline, Rows.TRAIN),
@@ -35,7 +36,7 @@ def make_plan(pipeline: Pipeline, graph: Graph) -> Plan:
     return Plan(
         executors=_executors(pipeline, graph),
         tasks=tuple(tasks),
-        samples_per_prompt=rollout.n,
+        samples_per_prompt=rollouts(pipeline)[leading_rollout(pipeline)].n,
         shards=pipeline.schedule.shards_per_step,
         steps=pipeline.run.steps,
         max_staleness=pipeline.schedule.max_staleness,
@@ -90,7 +91,8 @@ def _places(engine: EngineSpec, group: GroupSpec) -> list[Coordinates]:
 def _tasks(graph: Graph, pipeline: Pipeline, rows: Rows) -> Iterable[PlannedTask]:
     read = {wire for node in graph.nodes.values() for wire in node.inputs.values()}
     for node in graph.nodes.values():
-        yield _task(node, pipeline, rows, wanted={wire.column for wire in read if wire.node == node.name})
+        wanted = {wire.column for wire in read if wire.node == node.name}
+        yield _task(node, pipeline, rows, wanted, graph.sampled_by(node.name))
 
 
 def _is_carried(node: GraphNode, rows: Rows) -> bool:
@@ -98,7 +100,16 @@ def _is_carried(node: GraphNode, rows: Rows) -> bool:
     return isinstance(node.spec, RolloutNode) and node.spec.partial_rollout and rows is Rows.TRAIN
 
 
-def _task(node: GraphNode, pipeline: Pipeline, rows: Rows, wanted: set[str]) -> PlannedTask:
+def _told_as(node: GraphNode, pipeline: Pipeline) -> str:
+    """What comes before the names of a node's metrics: several updates, or rollouts, have metrics of the same names."""
+    alike = [name for name, other in pipeline.nodes.items() if type(other) is type(node.spec)]
+    named = isinstance(node.spec, UpdateNode | RolloutNode) and node.name != (
+        leading_rollout(pipeline) if isinstance(node.spec, RolloutNode) else alike[0]
+    )
+    return f"{node.name}/" if named else ""
+
+
+def _task(node: GraphNode, pipeline: Pipeline, rows: Rows, wanted: set[str], sampled_by: str | None) -> PlannedTask:
     prefix = _VALIDATION_PREFIX if rows is Rows.VALIDATION else ""
     engine = getattr(node.spec, "engine", None)
     spec = pipeline.engines[engine] if engine else None
@@ -119,4 +130,6 @@ def _task(node: GraphNode, pipeline: Pipeline, rows: Rows, wanted: set[str]) -> 
         trains=node.contract.needs is Capability.TRAIN,
         generates=generates,
         frozen=guest_of is not None,
+        sampled_by=sampled_by,
+        told_as=_told_as(node, pipeline),
     )

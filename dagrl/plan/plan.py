@@ -71,6 +71,14 @@ class PlannedTask:
     generates: bool = False
     frozen: bool = False
     """Uses start weights that no update moves."""
+    pieces: tuple[tuple[int, ...], ...] = ()
+    """Of a batch task that can be run piece by piece: the shards of each piece, in the order in which they are run, each
+    shard once. Empty: all shards are one piece. Where a task trains, the pieces after its first may wait for nothing
+    that needs the weights from before."""
+    sampled_by: str | None = None
+    """The rollout node whose responses it works on; None before any."""
+    told_as: str = ""
+    """What comes before the names of its metrics: of several updates, all but the first say which they are."""
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -90,6 +98,8 @@ class Plan:
     samples_per_prompt: int = 1
     """Rows of a group on the training batch; 1 on the validation batch."""
     max_staleness: int = 0
+    in_flight: bool = False
+    """Whether new weights may come to a generator in the midst of a run."""
     save_every: int | None = None
     validate_every: int | None = None
     validate_first: bool = False

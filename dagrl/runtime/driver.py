@@ -48,7 +48,8 @@ from dagrl.runtime.run_folder import RunFolder, model_identity
 from dagrl.runtime.sampling import Books, Sampling
 from dagrl.runtime.saving import Saving
 from dagrl.runtime.weight_syncs import WeightSyncs
-from dagrl.spec.schema import Pipeline, RolloutNode
+from dagrl.spec.rollouts import leading_rollout, rollouts
+from dagrl.spec.schema import Pipeline
 from dagrl.track import Trackers
 
 
@@ -75,7 +76,7 @@ class Driver:
         self.trackers = trackers
         self.position = position
         self._carried = Carried.of_checkpoint(carried)
-        self._rollout = next(node for node in pipeline.nodes.values() if isinstance(node, RolloutNode))
+        self._rollout = rollouts(pipeline)[leading_rollout(pipeline)]
         self._sampled: dict[str, int] = {}
         """Worker -> tokens that its engine has sampled, as it last said."""
         self.overlong = {"dropped": 0, "cut": 0}

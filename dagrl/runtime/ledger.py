@@ -35,8 +35,8 @@ class Ledger:
         self._shard_rows: list[np.ndarray] = [np.zeros(0, dtype=np.int64) for _ in range(shards)]
         self._tokens = np.zeros(0, dtype=np.int64)
         self._positions: dict[int, int] = {}
-        self._missing: list[int] = []
-        """Rows that each shard still waits for, of the task that brings them one by one."""
+        self._missing: dict[str, list[int]] = {}
+        """Task that brings its rows one by one -> how many of them each shard still waits for."""
         self._chooses = False
 
     def add_source(self, task: str, block: Block) -> None:
@@ -59,46 +59,48 @@ class Ledger:
         if block.ref is not None and len(block.rows):
             self._blocks.setdefault(task, []).append(block)
 
-    def expect(self, choose: int | None = None) -> None:
+    def expect(self, task: str, choose: int | None = None) -> None:
         """A task is about to bring its rows in pieces of whole groups, in any order: see `arrived`.
 
-        With `choose`, the batch is the first so many groups that arrive, and the shards are filled in that order.
+        With `choose`, the batch is the first so many groups that arrive, and the shards are filled in that order; then
+        no other task may bring its rows so.
         """
+        assert not self._chooses or task in self._missing, "the batch is what another task has brought"
         self._chooses = choose is not None
         if choose is not None:
             bounds = shard_bounds(choose * self.group_size, self.group_size, len(self._shard_rows))
-            self._missing = [end - begin for begin, end in bounds]
+            self._missing[task] = [end - begin for begin, end in bounds]
             self._shard_rows = [rows[:0] for rows in self._shard_rows]
         else:
-            self._missing = [len(rows) for rows in self._shard_rows]
+            self._missing[task] = [len(rows) for rows in self._shard_rows]
 
-    def arrived(self, rows: np.ndarray) -> Arrival:
-        """Note rows of whole groups that are there."""
+    def arrived(self, task: str, rows: np.ndarray) -> Arrival:
+        """Note rows of whole groups that a task has brought."""
+        missing = self._missing[task]
         touched: dict[int, int] = {}
         surplus = []
         for group in dict.fromkeys(self.groups(rows).tolist()):
-            shard = self._shard_for(group)
+            shard = self._shard_for(group, missing)
             if shard is None:
                 surplus.append(group)
                 continue
-            self._missing[shard] -= self.group_size
-            touched[shard] = self._missing[shard]
+            missing[shard] -= self.group_size
+            touched[shard] = missing[shard]
         return Arrival(tuple(touched), tuple(shard for shard, left in touched.items() if left == 0), tuple(surplus))
 
-    def _shard_for(self, group: int) -> int | None:
+    def _shard_for(self, group: int, missing: list[int]) -> int | None:
         """Where a group that is there belongs; None where the batch is full."""
         if not self._chooses:
             first = group * self.group_size
             return next(shard for shard, rows in enumerate(self._shard_rows) if len(rows) and first <= rows[-1])
-        shard = next((shard for shard, left in enumerate(self._missing) if left), None)
+        shard = next((shard for shard, left in enumerate(missing) if left), None)
         if shard is not None:
             self._shard_rows[shard] = np.union1d(self._shard_rows[shard], self.rows_of((group,)))
         return shard
 
-    @property
-    def complete(self) -> bool:
-        """Whether nothing is missing of what was expected."""
-        return not any(self._missing)
+    def complete(self, task: str) -> bool:
+        """Whether nothing is missing of what was expected of a task."""
+        return not any(self._missing[task])
 
     def rows(self, shards: tuple[int, ...]) -> np.ndarray:
         """Ids of the rows in these shards, int64, ascending."""

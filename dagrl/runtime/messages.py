@@ -73,6 +73,10 @@ class TaskWork:
     """Of the source: places in the data set of the prompts that come first."""
     begun: dict[int, Begun] = field(default_factory=dict)
     """Of a rollout: group -> what there is of it already."""
+    sampled_by: str | None = None
+    """The rollout node whose responses it is about."""
+    told_as: str = ""
+    """What comes before the names of its metrics."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,13 @@ _DETAILS = {
 """Statistics that give more than their mean, which is called as the statistic itself."""
 
 
+def _details(name: str) -> tuple[str, ...] | None:
+    """What is told of a statistic, whoever it is of: ``val/``, or a node's name, may come before it."""
+    parts = name.split("/")
+    endings = ("/".join(parts[begin:]) for begin in range(len(parts)))
+    return next((_DETAILS[ending] for ending in endings if ending in _DETAILS), None)
+
+
 @dataclass(frozen=True, slots=True)
 class Activity:
     """That something ran, from `start` to `end` in seconds since the epoch."""
@@ -92,7 +99,7 @@ class StepRecord:
         seconds = time.time() - self._began
         found: dict[str, float] = {"policy_version": policy_version}
         for name, stat in merge(self._stats).items():
-            details = _DETAILS.get(name.removeprefix("val/"))
+            details = _details(name)
             if details is None:
                 found[name] = stat.mean
                 continue

@@ -67,7 +67,7 @@ class Sampling:
         self._training = task.rows is Rows.TRAIN
         over_samples = self._training and node.over_sampling_batch_size is not None
         self._needed = pipeline.data.prompts_per_step if over_samples else len(self._groups)
-        ledger.expect(self._needed if over_samples else None)
+        ledger.expect(task.name, self._needed if over_samples else None)
         self._left = dict.fromkeys(self._groups)
         """Groups that are not part of the batch yet, in their order."""
         self._begun: dict[int, Begun] = {}
@@ -89,7 +89,7 @@ class Sampling:
         self._dealer = Dealer(self._groups, len(self._servers), size)
         self._deal()
         await self._crew.finish()
-        if not ledger.complete:
+        if not ledger.complete(self._task.name):
             missing = f"{len(self._left)} of {len(self._groups)} prompts"
             raise RunError(
                 f"{self._task.engine} has ended the responses to {missing} early, though nobody had asked it to",
@@ -106,7 +106,7 @@ class Sampling:
     def _longest(self) -> int:
         """Tokens of the longest prompt and response."""
         sampling = self._node.sampling if self._training else self._node.val_sampling or self._node.sampling
-        return self._pipeline.data.max_prompt_tokens + sampling.max_new_tokens
+        return (self._node.max_prompt_tokens or self._pipeline.data.max_prompt_tokens) + sampling.max_new_tokens
 
     # -- out
 
@@ -155,7 +155,7 @@ class Sampling:
     def _note_finished(self, block: Block, member: Member) -> int:
         """Take note of groups that are there; returns how many they are."""
         ledger = self._books.ledger
-        arrival = ledger.arrived(block.rows)
+        arrival = ledger.arrived(self._task.name, block.rows)
         ledger.add(self._task.name, block)
         self._books.record.note(self._run, replace(block, shards=arrival.shards), member.name)
         groups = np.unique(ledger.groups(block.rows)).tolist()
@@ -167,7 +167,7 @@ class Sampling:
         self._keep(block, arrival.surplus)
         for shard in arrival.complete:
             self._books.shard_done(shard)
-        if ledger.complete and self._left and not self._stopped:
+        if ledger.complete(self._task.name) and self._left and not self._stopped:
             self._stop()
         return len(groups)
 

@@ -123,6 +123,7 @@ class Worker:
             frozen=work.frozen,
             replica=self._replica,
             carried=work.carried,
+            sampled_by=work.sampled_by,
             begun={group: fetch_begun(begun, work.outputs) for group, begun in work.begun.items()},
         )
         op = load_op(work.op, resources.folder)
@@ -198,7 +199,7 @@ class Worker:
         if ref is not None:
             with self._lock:
                 self._held.setdefault(work.step, []).append(ref)
-        prefix = "val/" if work.validation else ""
+        prefix = ("val/" if work.validation else "") + work.told_as
         return Block(
             output.rows,
             ref,

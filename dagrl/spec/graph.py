@@ -21,6 +21,7 @@ from dagrl.spec.errors import Place
 from dagrl.spec.ops import PROMPTS, SAMPLES, OpContract, contract_of
 from dagrl.spec.positions import Findings, Positions
 from dagrl.spec.redundant import redundant_nodes
+from dagrl.spec.rollouts import leading_rollout, rollouts
 from dagrl.spec.schema import CustomNode, NodeBase, Pipeline, RolloutNode
 from dagrl.spec.wiring import Reading, Wiring
 
@@ -103,6 +104,20 @@ class Graph:
         """All nodes that must run before `name` can."""
         return frozenset(nx.ancestors(self.digraph, name))
 
+    def sampled_by(self, name: str) -> str | None:
+        """The rollout whose responses a node works on; None where none comes before it.
+
+        Itself, or the one that has written what it reads, or else the last before it.
+        """
+        if isinstance(self.nodes[name].spec, RolloutNode):
+            return name
+        inputs = self.nodes[name].inputs
+        first = [inputs[column].node for column in ("response_tokens", "response_mask") if column in inputs]
+        before = self.ancestors(name)
+        last = [node for node in reversed(self.order) if node in before]
+        candidates = [*first, *(wire.node for wire in inputs.values()), *last]
+        return next((node for node in candidates if isinstance(self.nodes[node].spec, RolloutNode)), None)
+
     @cached_property
     def working(self) -> Graph:
         """What runs: without the skipped nodes, whose readers do without their columns."""
@@ -150,9 +165,10 @@ def infer_graph(pipeline: Pipeline, folder: Path | None, findings: Findings) -> 
         contracts,
         {name: node for name, node in pipeline.nodes.items() if name in contracts},
         findings,
+        shown=leading_rollout(pipeline) if rollouts(pipeline) else "",
     )
     readings = wiring.readings()
-    if not any(isinstance(node, RolloutNode) for node in pipeline.nodes.values()):
+    if not rollouts(pipeline):
         message = "no node samples responses; add `rollout: {op: rollout, engine: ..., sampling: ...}`"
         findings.error(_ALL_NODES, message)
     _report_cycles(readings, findings)
@@ -165,7 +181,6 @@ def infer_graph(pipeline: Pipeline, folder: Path | None, findings: Findings) -> 
 def _contracts(pipeline: Pipeline, folder: Path | None, findings: Findings) -> dict[str, OpContract]:
     """Contracts of all nodes whose contract is known, `prompts` first and `samples` last."""
     contracts = {PROMPTS_NODE: PROMPTS}
-    rollouts: list[str] = []
     for name, node in pipeline.nodes.items():
         place: Place = ("nodes", name)
         if name in _TAKEN:
@@ -173,10 +188,6 @@ def _contracts(pipeline: Pipeline, folder: Path | None, findings: Findings) -> d
                 place, f"`{name}` is the name of {_TAKEN[name]} that every pipeline has; choose another name"
             )
             continue
-        if isinstance(node, RolloutNode):
-            rollouts.append(name)
-            if len(rollouts) > 1:
-                findings.error(place, f"`{rollouts[0]}` is a rollout already; this version takes one rollout node")
         if isinstance(node, CustomNode):
             try:
                 contracts[name] = contract_of_function(load_function(node.op, folder), node.op)

@@ -47,10 +47,14 @@ class Reading(NamedTuple):
 class Wiring:
     """Resolves the columns of all nodes; faults go to the findings."""
 
-    def __init__(self, contracts: Mapping[str, OpContract], specs: Mapping[str, NodeBase], findings: Findings) -> None:
+    def __init__(
+        self, contracts: Mapping[str, OpContract], specs: Mapping[str, NodeBase], findings: Findings, shown: str = ""
+    ) -> None:
+        """`shown`: the rollout whose responses nodes without a `spec` read, where there are several."""
         self._contracts = contracts
         self._specs = specs
         self._findings = findings
+        self._shown = shown
         self.outputs = {name: self._outputs_of(name) for name in contracts}
         """Node -> column it writes, by the op's own name -> its name in the pipeline."""
         self._writers: dict[str, list[str]] = {}
@@ -64,13 +68,20 @@ class Wiring:
         complete = self._findings.trusted(_ALL_NODES)
         found: list[Reading] = []
         bare: dict[str, list[str]] = {}
+        named: set[str] = set()
         missing: dict[str, list[tuple[str, str]]] = {}
         for reader, contract in self._contracts.items():
             renames = self._renames_of(reader)
+            self._check_read_from(reader)
             for op_column in (*contract.reads, *contract.reads_if_written):
                 source = renames.get(op_column, op_column)
                 if "." in source:
-                    found += self._from_named_node(reader, op_column, source)
+                    readings = self._from_named_node(reader, op_column, source)
+                    found += readings
+                    named.update(reading.column for reading in readings)
+                elif (writer := self._meant(reader, source)) is not None:
+                    found.append(Reading(reader, op_column, writer, source))
+                    named.add(source)
                 elif source in self._writers:
                     bare.setdefault(source, []).append(reader)
                     found.append(Reading(reader, op_column, self._writers[source][0], source))
@@ -79,7 +90,7 @@ class Wiring:
         if complete:
             for column, readers in missing.items():
                 self._report_missing(column, readers)
-            self._report_doubles(bare, {reading.column for reading in found if self._is_named(reading)})
+            self._report_doubles(bare, named)
         for reading in found:
             self._check_reading(reading)
         return found
@@ -154,9 +165,21 @@ class Wiring:
             return []
         return [Reading(reader, op_column, writer, column)]
 
-    def _is_named(self, reading: Reading) -> bool:
-        spec = self._specs.get(reading.reader)
-        return spec is not None and "." in spec.read.get(reading.op_column, "")
+    def _meant(self, reader: str, column: str) -> str | None:
+        """Who of the writers of `column` is meant by `reader`'s ``read_from``, or as it is by default."""
+        writers = self._writers.get(column, [])
+        if reader not in self._specs:
+            return self._shown if len(writers) > 1 and self._shown in writers else None
+        return next((node for node in self._specs[reader].read_from if node in writers), None)
+
+    def _check_read_from(self, reader: str) -> None:
+        spec = self._specs.get(reader)
+        for place, node in enumerate(spec.read_from if spec else ()):
+            if node not in self._contracts or node == reader:
+                others = [name for name in self._contracts if name != reader]
+                message = f"there is no other node `{node}`; {suggest(node, others)}"
+                where: Place = ("nodes", reader, "read_from", place)
+                self._findings.error(where, message, depends_on=[("nodes", node)])
 
     def _report_missing(self, column: str, readers: list[tuple[str, str]]) -> None:
         usual_writer = _USUAL_WRITERS.get(column)
@@ -176,15 +199,20 @@ class Wiring:
         self._findings.error(place, message)
 
     def _report_doubles(self, bare: dict[str, list[str]], named: set[str]) -> None:
+        """Columns with several writers, of which some reader does not say which it means; those of one op together."""
+        doubled: dict[tuple[str, ...], list[str]] = {}
         for column, writers in self._writers.items():
-            if len(writers) < 2 or (column in named and column not in bare):
-                continue
+            if len(writers) > 1 and (column in bare or column not in named):
+                doubled.setdefault(tuple(writers), []).append(column)
+        for writers, columns in doubled.items():
+            read = [column for column in columns if column in bare]
             place: Place = ("nodes", writers[-1] if writers[-1] in self._specs else writers[-2])
-            qualified = f"{{{column}: {writers[0]}.{column}}}"
-            remedy = f"give one of them another name with `write:`, or say which is meant with `read: {qualified}`"
-            if readers := bare.get(column):
-                remedy += f" in {listed(dict.fromkeys(readers))}"
-            self._findings.error(place, f"column `{column}` is written by {listed(writers)}; {remedy}")
+            names = f"column {listed(columns)} is" if len(columns) == 1 else f"columns {listed(read or columns)} are"
+            remedy = "give one of them another name with `write:`, or say which is meant with "
+            remedy += f"`read_from: [{writers[0]}]`"
+            if readers := dict.fromkeys(reader for column in read for reader in bare[column]):
+                remedy += f" in {listed(readers)}"
+            self._findings.error(place, f"{names} written by {listed(writers)}; {remedy}")
 
     def _check_reading(self, reading: Reading) -> None:
         if reading.writer == reading.reader:

@@ -141,9 +141,9 @@ def test_mini_batches_are_of_the_prompts_that_over_sampling_has_left(
     needed = mini_batches * prompts
     step = Step(lab, needed + more, group_size, 2, [3])
     step.declared["data"]["prompts_per_step"] = needed
-    step.ledger.expect(choose=needed)
+    step.ledger.expect("rollout", choose=needed)
     order = data.draw(st.permutations(range(needed + more)))
-    step.ledger.arrived(step.ledger.rows_of(order))
+    step.ledger.arrived("rollout", step.ledger.rows_of(order))
     (share,) = step.share(UPDATE, actor(1, 1), mini_batch=prompts)
     chosen = sorted(order[:needed])
     expected = [chosen[begin : begin + prompts] for begin in range(0, needed, prompts)]

@@ -45,11 +45,11 @@ def test_a_shard_is_complete_when_all_its_groups_are_there():
     ledger = Ledger(group_size=2, shards=2)
     ledger.add_source("prompts", block(range(4), "p0", shards=(0,)))
     ledger.add_source("prompts", block(range(4, 6), "p1", shards=(1,)))
-    ledger.expect()
-    assert ledger.arrived(np.array([2, 3])) == Arrival(shards=(0,), complete=(), surplus=())
-    assert not ledger.complete
-    assert ledger.arrived(np.array([4, 5, 0, 1])) == Arrival(shards=(1, 0), complete=(1, 0), surplus=())
-    assert ledger.complete
+    ledger.expect("rollout")
+    assert ledger.arrived("rollout", np.array([2, 3])) == Arrival(shards=(0,), complete=(), surplus=())
+    assert not ledger.complete("rollout")
+    assert ledger.arrived("rollout", np.array([4, 5, 0, 1])) == Arrival(shards=(1, 0), complete=(1, 0), surplus=())
+    assert ledger.complete("rollout")
     assert ledger.rows((0,)).tolist() == [0, 1, 2, 3]
 
 
@@ -71,16 +71,16 @@ def over_sampled(groups: int, group_size: int, shards: int) -> Ledger:
 def test_shards_are_filled_with_the_groups_that_come_first(groups, needed, group_size, shards, data) -> None:
     needed = min(needed, groups)
     ledger = over_sampled(groups, group_size, shards)
-    ledger.expect(choose=needed)
+    ledger.expect("rollout", choose=needed)
     order = data.draw(st.permutations(range(groups)))
     cuts = sorted(data.draw(st.lists(st.integers(0, groups), max_size=4)))
     complete, surplus = [], []
     for begin, end in zip([0, *cuts], [*cuts, groups], strict=True):
-        arrival = ledger.arrived(ledger.rows_of(order[begin:end]))
+        arrival = ledger.arrived("rollout", ledger.rows_of(order[begin:end]))
         assert set(arrival.complete) <= set(arrival.shards)
         complete += arrival.complete
         surplus += arrival.surplus
-        assert ledger.complete == (end >= needed)
+        assert ledger.complete("rollout") == (end >= needed)
     assert surplus == list(order[needed:])
     bounds = shard_bounds(needed * group_size, group_size, shards)
     assert complete == [shard for shard, (begin, end) in enumerate(bounds) if begin < end]

@@ -147,7 +147,7 @@ def test_every_group_is_sampled_once_and_every_shard_told_once(ran, appetite, la
     over = ran(Servers(appetite, patience), groups, groups, partial=False, **layout)
     dealt = [row for _, work in over.fleet.works for part in work.parts for row in part.rows.tolist()]
     assert sorted(dealt) == list(range(groups * N))
-    assert over.ledger.complete
+    assert over.ledger.complete("rollout")
     assert sorted(over.shards) == [shard for shard in range(layout["shards"]) if len(over.ledger.rows((shard,)))]
     assert over.told[-1] == Progress("rollout", 4, groups, groups, groups * N * 3, over.told[-1].seconds)
     assert over.fleet.aborts == set()

@@ -143,7 +143,7 @@ CASES = {
         REWARD + "\n  judge: {op: reward, fn: math} #!",
         "nodes.judge",
         "column `reward` is written by `reward` and `judge`; give one of them another name with `write:`, or say which "
-        "is meant with `read: {reward: reward.reward}` in `advantage` and `samples`",
+        "is meant with `read_from: [reward]` in `advantage` and `samples`",
     ),
     "two unread logprobs": (
         REF,
@@ -233,7 +233,9 @@ CASES = {
         REF,
         REF + "\n  again: {op: rollout, engine: generator, n: 2, sampling: {max_new_tokens: 8}} #!",
         "nodes.again",
-        "`rollout` is a rollout already; this version takes one rollout node",
+        "columns `response_tokens`, `response_mask`, `rollout_logprob` and `policy_version` are written by `rollout` "
+        "and `again`; give one of them another name with `write:`, or say which is meant with `read_from: [rollout]` in "
+        "`reward`, `ref`, `update` and `advantage`",
     ),
     "no rollout": (
         "{op: rollout, engine: generator, n: 4, sampling: {max_new_tokens: 8}}",

@@ -28,6 +28,7 @@ from dagrl.spec.checks.router_replay import check_router_replay
 from dagrl.spec.checks.sglang_fields import check_sglang_fields
 from dagrl.spec.checks.sglang_rules import check_sglang_rules
 from dagrl.spec.checks.sleeping import check_sleeping
+from dagrl.spec.checks.staleness import check_staleness
 from dagrl.spec.errors import Problem
 from dagrl.spec.graph import Graph, infer_graph
 from dagrl.spec.load import LoadedPipeline, salvage_pipeline
@@ -70,6 +71,7 @@ def check_file(path: Path | str, overrides: Sequence[str] = ()) -> CheckedPipeli
     check_rollout(pipeline, graph, findings)
     check_rollout_correction(pipeline, graph, findings)
     check_batches(pipeline, graph, sizes, findings)
+    check_staleness(pipeline, graph, findings)
     check_profile(pipeline, findings)
     findings.raise_if_any()
     assert graph is not None

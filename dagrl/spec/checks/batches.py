@@ -6,7 +6,8 @@ from dagrl.spec.checks.model_sizes import ModelSizes
 from dagrl.spec.errors import Place
 from dagrl.spec.graph import Graph
 from dagrl.spec.positions import Findings
-from dagrl.spec.schema import LogprobNode, MegatronEngineSpec, Pipeline, RolloutNode, UpdateNode
+from dagrl.spec.rollouts import longest_sample, rollouts
+from dagrl.spec.schema import LogprobNode, MegatronEngineSpec, Pipeline, UpdateNode
 
 _PROMPTS: Place = ("data", "prompts_per_step")
 
@@ -57,8 +58,8 @@ def _nearest_divisor(number: int, wanted: int) -> int:
 
 
 def _check_micro_batch(pipeline: Pipeline, name: str, node: UpdateNode | LogprobNode, findings: Findings) -> None:
-    for rollout, spec in _rollouts(pipeline):
-        longest = pipeline.data.max_prompt_tokens + spec.sampling.max_new_tokens
+    for rollout in rollouts(pipeline):
+        longest = longest_sample(pipeline, rollout)
         multiple, engine = _row_alignment(pipeline, node.engine)
         padded = -(-longest // multiple) * multiple
         if node.tokens_per_micro_batch < padded:
@@ -73,8 +74,8 @@ def _check_micro_batch(pipeline: Pipeline, name: str, node: UpdateNode | Logprob
 
 
 def _warn_of_long_samples(pipeline: Pipeline, sizes: ModelSizes, findings: Findings) -> None:
-    for rollout, spec in _rollouts(pipeline):
-        longest = pipeline.data.max_prompt_tokens + spec.sampling.max_new_tokens
+    for rollout in rollouts(pipeline):
+        longest = longest_sample(pipeline, rollout)
         if sizes.positions is not None and longest > sizes.positions.value:
             message = (
                 f"with a prompt of data.max_prompt_tokens a sample can be {longest} tokens long, more than the model's "
@@ -82,11 +83,6 @@ def _warn_of_long_samples(pipeline: Pipeline, sizes: ModelSizes, findings: Findi
             )
             place: Place = ("nodes", rollout, "sampling", "max_new_tokens")
             findings.warning(place, message, depends_on=[*_lengths(rollout), ("model",)])
-
-
-def _rollouts(pipeline: Pipeline) -> list[tuple[str, RolloutNode]]:
-    """The pipeline's rollout; more than one is a mistake, and told elsewhere."""
-    return [(name, node) for name, node in pipeline.nodes.items() if isinstance(node, RolloutNode)][:1]
 
 
 def _lengths(rollout: str) -> list[Place]:
@@ -103,9 +99,6 @@ def _row_alignment(pipeline: Pipeline, engine: str) -> tuple[int, str]:
 
 def _check_schedule(pipeline: Pipeline, findings: Findings) -> None:
     schedule, prompts = pipeline.schedule, pipeline.data.prompts_per_step
-    if schedule.max_staleness > 0:
-        message = "training on older samples is not in this version yet; leave it at 0"
-        findings.error(("schedule", "max_staleness"), message)
     if "shards_per_step" in schedule.model_fields_set and schedule.shards_per_step > prompts:
         message = (
             f"a shard holds whole prompts, and a step has {prompts} (data.prompts_per_step); choose {prompts} or less"

@@ -7,6 +7,7 @@ from pathlib import Path
 from dagrl.spec.custom import check_arguments, fields_of, load_function
 from dagrl.spec.errors import Place, dotted, suggest
 from dagrl.spec.positions import Findings
+from dagrl.spec.rollouts import leading_rollout, rollouts
 from dagrl.spec.schema import (
     AdvantageNode,
     CustomNode,
@@ -36,7 +37,8 @@ def check_nodes(pipeline: Pipeline, folder: Path, findings: Findings) -> None:
                 findings.error((*place, "sampling", "temperature"), message)
             if node.val_sampling is not None:
                 _check_sampling((*place, "val_sampling"), node.val_sampling, findings)
-            _check_group_size(pipeline, place, node, findings)
+            if name == leading_rollout(pipeline):
+                _check_group_size(pipeline, place, node, findings)
         elif isinstance(node, AdvantageNode):
             _check_advantage(pipeline, place, node, findings)
         elif isinstance(node, UpdateNode):
@@ -90,16 +92,17 @@ def _check_advantage(pipeline: Pipeline, place: Place, node: AdvantageNode, find
     if "normalize_by_std" in node.model_fields_set and node.estimator != "grpo":
         message = f"only grpo asks whether to divide by a group's deviation, and this is {node.estimator}; take it out"
         findings.error((*place, "normalize_by_std"), message)
-    if node.overlong_buffer is None:
+    sampling = {name: rollout.sampling for name, rollout in rollouts(pipeline).items()}
+    if node.overlong_buffer is None or not sampling:
         return
-    for name, rollout in pipeline.nodes.items():
-        if isinstance(rollout, RolloutNode) and node.overlong_buffer.len > rollout.sampling.max_new_tokens:
-            longest: Place = ("nodes", name, "sampling", "max_new_tokens")
-            message = (
-                f"{node.overlong_buffer.len} tokens are more than the longest response has "
-                f"({dotted(longest)} = {rollout.sampling.max_new_tokens}); lower it"
-            )
-            findings.error((*place, "overlong_buffer", "len"), message, depends_on=[longest])
+    name = max(sampling, key=lambda each: sampling[each].max_new_tokens)
+    if node.overlong_buffer.len > sampling[name].max_new_tokens:
+        longest: Place = ("nodes", name, "sampling", "max_new_tokens")
+        message = (
+            f"{node.overlong_buffer.len} tokens are more than the longest response has "
+            f"({dotted(longest)} = {sampling[name].max_new_tokens}); lower it"
+        )
+        findings.error((*place, "overlong_buffer", "len"), message, depends_on=[longest])
 
 
 def _check_loss(pipeline: Pipeline, place: Place, node: UpdateNode, findings: Findings) -> None:

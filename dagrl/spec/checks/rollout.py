@@ -5,9 +5,11 @@ from __future__ import annotations
 from dagrl.spec.errors import Place
 from dagrl.spec.graph import PROMPTS_NODE, Graph
 from dagrl.spec.positions import Findings
+from dagrl.spec.rollouts import leading_rollout, rollouts
 from dagrl.spec.schema import Pipeline, RolloutNode
 
 _ONLY_PARTIAL = ("mask_offpolicy_in_partial_rollout", "partial_rollout_max_age")
+_ONLY_ALONE = ("over_sampling_batch_size", "partial_rollout")
 
 
 def check_rollout(pipeline: Pipeline, graph: Graph | None, findings: Findings) -> None:
@@ -19,6 +21,37 @@ def check_rollout(pipeline: Pipeline, graph: Graph | None, findings: Findings) -
             _check_partial(place, node, findings)
             if graph is not None and node.over_sampling_batch_size is not None:
                 _check_others_wait(name, graph, findings)
+            if graph is not None:
+                _check_prompts(name, node, graph, findings)
+    if graph is not None and len(rollouts(pipeline)) > 1:
+        _check_several(pipeline, graph, findings)
+
+
+def _check_prompts(name: str, node: RolloutNode, graph: Graph, findings: Findings) -> None:
+    if node.max_prompt_tokens is not None and graph.nodes[name].inputs["prompt_tokens"].node == PROMPTS_NODE:
+        message = "the prompts are those of the data set, whose longest is data.max_prompt_tokens; take it out"
+        findings.error(("nodes", name, "max_prompt_tokens"), message)
+
+
+def _check_several(pipeline: Pipeline, graph: Graph, findings: Findings) -> None:
+    """Rollouts share the rows of a batch: as many for each prompt as the leading one samples."""
+    leading, found = leading_rollout(pipeline), rollouts(pipeline)
+    for name, node in found.items():
+        place: Place = ("nodes", name)
+        for option in _ONLY_ALONE:
+            if getattr(node, option):
+                message = "works where there is one rollout, and there are " + f"{len(found)}; take it out"
+                findings.error((*place, option), message)
+        behind = [other for other in found if other in graph.ancestors(name)]
+        if behind and node.n > 1:
+            message = f"it comes behind `{behind[0]}` and answers each of its rows once; take `n` out"
+            findings.error((*place, "n"), message, depends_on=[("nodes", other) for other in behind])
+        elif not behind and node.n != found[leading].n:
+            message = (
+                f"`{leading}` samples {found[leading].n} responses to each prompt, and all columns of a step have the "
+                f"same rows; set `n: {found[leading].n}`"
+            )
+            findings.error((*place, "n"), message, depends_on=[("nodes", leading, "n")])
 
 
 def _check_over_sampling(pipeline: Pipeline, place: Place, node: RolloutNode, findings: Findings) -> None:

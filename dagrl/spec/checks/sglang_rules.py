@@ -8,6 +8,7 @@ from __future__ import annotations
 from dagrl.spec.checks.model_sizes import ModelSizes, is_size
 from dagrl.spec.errors import Place
 from dagrl.spec.positions import Findings
+from dagrl.spec.rollouts import longest_sample
 from dagrl.spec.schema import GroupSpec, Pipeline, RolloutNode, SglangEngineSpec
 from dagrl.spec.sglang_layout import CPU_CACHE_TOKENS, PARALLEL_SIZES, gpus_per_server, nodes_per_server
 
@@ -133,8 +134,8 @@ class _Server:
         context, cache = self._given.get("context_length"), self._given.get("max_total_tokens")
         if cache is None and self._group is not None and self._group.is_cpu:
             cache = CPU_CACHE_TOKENS
-        for name, node in self._rollouts():
-            longest = self._pipeline.data.max_prompt_tokens + node.sampling.max_new_tokens
+        for name, _ in self._rollouts():
+            longest = longest_sample(self._pipeline, name)
             depends: list[Place] = [("data", "max_prompt_tokens"), ("nodes", name, "sampling")]
             for field, room in (("context_length", context), ("max_total_tokens", cache)):
                 if is_size(room) and room < longest:

@@ -15,6 +15,8 @@ class NodeBase(Section):
 
     read: dict[str, str] = Field(default_factory=dict)
     """Column the op reads -> where it comes from: another column, or ``node.column``."""
+    read_from: tuple[Name, ...] = ()
+    """Nodes that are meant where several write a column that the op reads, instead of saying so column by column."""
     write: str | dict[str, str] | None = None
     """Name of the column it writes, or (op's name -> name in this pipeline) where it writes several."""
 
@@ -44,7 +46,7 @@ class RolloutNode(NodeBase):
     engine: Name
     """The engine that generates."""
     n: PositiveInt = 1
-    """Responses for each prompt; together they are a group."""
+    """Responses for each prompt; together they are a group. A rollout behind another one answers each row once."""
     sampling: SamplingSpec
     """How tokens are drawn in training."""
     val_sampling: SamplingSpec | None = None
@@ -59,6 +61,9 @@ class RolloutNode(NodeBase):
     """Train on no tokens that older weights have sampled: their ``response_mask`` is 0."""
     partial_rollout_max_age: PositiveInt = 4
     """Policy versions that begun tokens may be behind: where there are older ones, the response begins anew."""
+    max_prompt_tokens: PositiveInt | None = None
+    """Longest prompt where a node of the pipeline makes the prompts: it has to see to that, a longer one ends the run.
+    Default: ``data.max_prompt_tokens``."""
 
     def prompts_begun(self, prompts_per_step: int) -> int:
         """Prompts that a training step begins."""

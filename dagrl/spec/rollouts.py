@@ -1,0 +1,25 @@
+"""The rollouts of a pipeline: most have one; where several agents answer each other, each has its own."""
+
+from __future__ import annotations
+
+from dagrl.spec.schema import Pipeline, RolloutNode
+
+
+def rollouts(pipeline: Pipeline) -> dict[str, RolloutNode]:
+    """All of them by name, in the order of the file."""
+    return {name: node for name, node in pipeline.nodes.items() if isinstance(node, RolloutNode)}
+
+
+def leading_rollout(pipeline: Pipeline) -> str:
+    """The one whose ``n`` says how many rows a prompt has, and whose responses `samples` shows.
+
+    The first with the largest ``n``: others sample as many for each prompt, or answer each row once. There must be one.
+    """
+    found = rollouts(pipeline)
+    return max(found, key=lambda name: found[name].n)
+
+
+def longest_sample(pipeline: Pipeline, name: str) -> int:
+    """Tokens of the longest prompt and response of a rollout."""
+    node = rollouts(pipeline)[name]
+    return (node.max_prompt_tokens or pipeline.data.max_prompt_tokens) + node.sampling.max_new_tokens
