@@ -30,8 +30,8 @@ from workload import MODELS, Workload, write_model
 
 from dagrl.algorithms.objective import PolicyObjective
 from dagrl.engines.base import RankContext
-from dagrl.engines.flops import model_flops
-from dagrl.engines.model_source import load_hf_config
+from dagrl.spec.model_flops import model_flops
+from dagrl.spec.model_shape import model_shape
 from dagrl.spec.schema import LossSpec, MegatronEngineSpec, ModelSpec, ParallelSpec
 
 AIMS = {"step": 0.97, "logprob": 2.5}
@@ -208,7 +208,7 @@ def _dagrl(options: Options, context: RankContext) -> Side:
         fused_linear_cross_entropy=options.fused_linear_cross_entropy,
     )
     engine = MegatronEngine(ModelSpec(path=options.folder), spec, context, train_steps=1000, trainable=True)
-    vocab_size = load_hf_config(ModelSpec(path=options.folder)).vocab_size
+    vocab_size = model_shape(ModelSpec(path=options.folder)).vocabulary
     batch = options.workload.batch(vocab_size, parallel_state.get_data_parallel_rank())
     budget = options.workload.tokens_per_micro_batch
 
@@ -313,7 +313,7 @@ def _rows(options: Options, results: Results) -> dict[str, dict[str, float]]:
     workload = options.workload
     lengths = np.full(workload.rows, workload.row_tokens, dtype=np.int64)
     predictions = workload.rows * (workload.row_tokens - 1)
-    flops = model_flops(load_hf_config(ModelSpec(path=options.folder)))
+    flops = model_flops(model_shape(ModelSpec(path=options.folder)))
     rows = {}
     for name, seconds in results.seconds.items():
         median = statistics.median(seconds)

@@ -10,9 +10,10 @@ import torch
 
 from dagrl.data.batch import Batch
 from dagrl.engines.device_peaks import peak_flops_per_s
-from dagrl.engines.flops import ModelFlops, model_flops
 from dagrl.nodes.base import Output, Part
 from dagrl.runtime.messages import Effort, TaskWork
+from dagrl.spec.model_flops import ModelFlops, model_flops
+from dagrl.spec.model_shape import shape_of
 from dagrl.spec.schema import LogprobNode, MegatronEngineSpec, Pipeline, UpdateNode
 
 
@@ -85,7 +86,7 @@ class Meter:
 
         config = load_hf_config(self._pipeline.model)
         try:
-            return model_flops(config, outputs=None if head == "lm" else 1)
+            return model_flops(shape_of(config.to_dict()), outputs=None if head == "lm" else 1)
         except ValueError:
             return None
 

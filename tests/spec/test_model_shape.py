@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny_models import DENSE, MIXTURES, tiny_hf_model
 
-from dagrl.plan.model_shape import ModelShape, model_shape, shape_of
+from dagrl.spec.model_shape import ModelShape, model_shape, shape_of
 from dagrl.spec.schema import ModelSpec
 
 PUBLISHED: dict[str, dict[str, Any]] = {
@@ -146,7 +146,7 @@ def test_a_shape_that_cannot_be_known_says_why(fields: dict[str, Any], complaint
 
 def test_a_size_that_nobody_says_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     # As where transformers is not installed.
-    monkeypatch.setattr("dagrl.plan.model_shape.model_defaults", lambda family: {})
+    monkeypatch.setattr("dagrl.spec.model_shape.model_defaults", lambda family: {})
     with pytest.raises(ValueError, match="the model's config does not say hidden_size; add it"):
         shape_of({"model_type": "llama", "vocab_size": 1000, "num_attention_heads": 4})
 
