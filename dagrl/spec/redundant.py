@@ -14,14 +14,15 @@ if TYPE_CHECKING:
 def redundant_nodes(pipeline: Pipeline, nodes: Mapping[str, GraphNode]) -> dict[str, str]:
     """Name of each such node -> the reason.
 
-    The old log-probs are such a node, where nobody but an update of the same engine reads them, on-policy and with one
-    optimizer step for each batch: the weights have not moved since, so the update's own log-probs are the old ones, at
-    the same temperature, and the ratio is 1. (Dropout, which would make them differ, is refused by the checks.)
+    The old log-probs are such a node, where nobody but an update of the same engine reads them, with one optimizer step
+    for each batch: they are those of the weights that the update begins with, however old the samples are, so its own
+    log-probs are the same, at the same temperature, and the ratio is 1. (Dropout, which would make them differ, is
+    refused by the checks. How far older samples are from these weights is for `rollout_correction`.)
     """
     found = {}
     for name, node in nodes.items():
         spec = node.spec
-        if not isinstance(spec, LogprobNode) or pipeline.schedule.max_staleness > 0:
+        if not isinstance(spec, LogprobNode):
             continue
         engine = pipeline.engines.get(spec.engine)
         if not isinstance(engine, MegatronEngineSpec) or engine.shares is not None:

@@ -27,12 +27,15 @@ def test_old_log_probs_of_a_single_step_are_skipped(graph_of):
     assert graph_of(OLD, "nodes.update.mini_batch=8").skipped == {"old": REASON}
 
 
+def test_they_are_skipped_for_older_samples_too_as_they_are_of_the_weights_that_the_update_begins_with(graph_of):
+    assert graph_of(OLD, "schedule.max_staleness=2").skipped == {"old": REASON}
+
+
 @pytest.mark.parametrize(
     "overrides",
     [
         [OLD, "nodes.update.mini_batch=4"],
         [OLD, "nodes.update.epochs=2"],
-        [OLD, "schedule.max_staleness=1"],
         # The reference's are another's, whatever they are called.
         ["nodes.ref.write=old_logprob", "nodes.update.loss={}"],
         [

@@ -13,7 +13,17 @@ class ScheduleSpec(Section):
     """How steps overlap."""
 
     max_staleness: Annotated[int, Field(ge=0)] = 0
-    """Policy versions that a sample may be behind the weights it trains. 0 is on-policy."""
+    """Policy versions that a sample may be behind the weights it trains. 0 is on-policy; above, so many steps are
+    generated ahead while others are trained on."""
+    stale_samples: Literal["auto", "mask", "drop", "stop"] = "auto"
+    """What the update does with samples that are further behind: ``mask`` trains on none of their tokens, ``drop``
+    leaves them out of the batch, ``stop`` ends the run. ``auto``: mask; what partial rollouts have begun may be older,
+    by ``partial_rollout_max_age``."""
+    in_flight_weight_update: bool = False
+    """Bring new weights to generators in the midst of a rollout; ``weight_sync.pause`` says what becomes of responses
+    under way. Default: between two rollouts."""
+    stream_update: bool = False
+    """Begin each mini-batch of the update as soon as its own shards are ready, before the step's last response is."""
     shards_per_step: PositiveInt = 4
     """Pieces of a step's batch, whole groups each: row-wise nodes start on finished ones."""
 

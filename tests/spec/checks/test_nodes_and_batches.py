@@ -92,12 +92,6 @@ CASES = {
         "nodes.update.mini_batch",
         "2 optimizer steps on one batch need the log-probs",
     ),
-    "staleness": (
-        "run: {steps: 10}",
-        "run: {steps: 10}\nschedule: {max_staleness: 1} #!",
-        "schedule.max_staleness",
-        "is not in this version yet; leave it at 0",
-    ),
     "shards": (
         "run: {steps: 10}",
         "run: {steps: 10}\nschedule: {shards_per_step: 9} #!",

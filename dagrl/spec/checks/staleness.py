@@ -1,0 +1,91 @@
+"""``schedule``: how far generators may be ahead, what happens to samples that are too old, and to those under way."""
+
+from __future__ import annotations
+
+from dagrl.spec.errors import Place
+from dagrl.spec.graph import Graph
+from dagrl.spec.positions import Findings
+from dagrl.spec.schema import HfEngineSpec, Pipeline, SglangEngineSpec, UpdateNode
+from dagrl.spec.streaming import hindrances
+
+_STALENESS: Place = ("schedule", "max_staleness")
+_IN_FLIGHT: Place = ("schedule", "in_flight_weight_update")
+_STREAM: Place = ("schedule", "stream_update")
+
+
+def check_staleness(pipeline: Pipeline, graph: Graph | None, findings: Findings) -> None:
+    """Report what the schedule asks for and cannot have; `graph` is None where columns are not sorted out yet."""
+    if pipeline.schedule.max_staleness > 0:
+        _warn_of_turns(pipeline, findings)
+        _warn_of_bias(pipeline, findings)
+    if pipeline.schedule.in_flight_weight_update:
+        _check_in_flight(pipeline, findings)
+    if pipeline.schedule.stream_update:
+        _check_stream(pipeline, graph, findings)
+
+
+def _warn_of_turns(pipeline: Pipeline, findings: Findings) -> None:
+    for name, follower in _followers(pipeline).items():
+        trainer = pipeline.engines.get(follower.follows or "")
+        if trainer is not None and trainer.group == follower.group:
+            message = (
+                f"`{name}` and `{follower.follows}` take turns on group `{follower.group}`: samples get older, and "
+                "nothing runs at the same time; give each a group of its own, or set it to 0"
+            )
+            findings.warning(_STALENESS, message, depends_on=[("engines",), ("groups",)])
+
+
+def _warn_of_bias(pipeline: Pipeline, findings: Findings) -> None:
+    for name, node in pipeline.nodes.items():
+        if isinstance(node, UpdateNode) and node.rollout_correction is None and not node.takes_rollout_for_old:
+            message = (
+                f"`{name}` takes samples of older weights for samples of its own; set `rollout_correction: "
+                "{rollout_is: token}` there, or `read: {old_logprob: rollout_logprob}`, which clips against the "
+                "weights that sampled"
+            )
+            findings.warning(_STALENESS, message, depends_on=[("nodes", name)])
+
+
+def _check_in_flight(pipeline: Pipeline, findings: Findings) -> None:
+    if pipeline.schedule.max_staleness == 0:
+        message = "has no effect with max_staleness 0: no weights come before a rollout is over; take it out"
+        findings.warning(_IN_FLIGHT, message, depends_on=[_STALENESS])
+        return
+    for name, follower in _followers(pipeline).items():
+        place: Place = ("engines", name)
+        if isinstance(follower, HfEngineSpec):
+            message = f"`{name}`, a hf engine, decodes with the weights that it began with; take it out, or use sglang"
+            findings.error(_IN_FLIGHT, message, depends_on=[(*place, "backend")])
+        elif follower.weight_sync.pause == "abort":
+            message = (
+                "`pause: abort` would end responses that the step needs; set `weight_sync: {pause: retract}` (they go "
+                "on with the new weights) or `in_place` (and with the cache of the old ones)"
+            )
+            given = "pause" in follower.weight_sync.model_fields_set
+            where = (*place, "weight_sync", "pause") if given else _IN_FLIGHT
+            findings.error(where, message if given else f"engine `{name}`: {message}", depends_on=[place])
+
+
+def _check_stream(pipeline: Pipeline, graph: Graph | None, findings: Findings) -> None:
+    prompts = pipeline.data.prompts_per_step
+    for name, node in pipeline.nodes.items():
+        if not isinstance(node, UpdateNode):
+            continue
+        depends: list[Place] = [("nodes",), ("data", "prompts_per_step"), ("schedule", "shards_per_step")]
+        if node.optimizer_steps(prompts) == 1:
+            message = (
+                f"has no effect, as `{name}` takes the step as one mini-batch; set `mini_batch` there, or take it out"
+            )
+            findings.warning(_STREAM, message, depends_on=depends)
+        for message in hindrances(pipeline, name, node, graph):
+            findings.error(_STREAM, message, depends_on=depends)
+            break
+
+
+def _followers(pipeline: Pipeline) -> dict[str, HfEngineSpec | SglangEngineSpec]:
+    """Engines that generate with weights that are trained."""
+    return {
+        name: engine
+        for name, engine in pipeline.engines.items()
+        if isinstance(engine, HfEngineSpec | SglangEngineSpec) and engine.follows is not None
+    }
