@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,8 +50,14 @@ class DagrlRun:
     """One `dagrl run`, under way or over. Modules beside the benchmarks can be named in its pipeline."""
 
     def __init__(
-        self, pipeline: dict[str, Any], folder: Path, *overrides: str, environment: Mapping[str, str] | None = None
+        self,
+        pipeline: dict[str, Any],
+        folder: Path,
+        *overrides: str,
+        environment: Mapping[str, str] | None = None,
+        module: Sequence[str] = ("dagrl.cli",),
     ) -> None:
+        """`module`: what stands for the command line, with options of its own."""
         self.folder = folder
         folder.parent.mkdir(parents=True, exist_ok=True)
         file = folder.with_suffix(".yaml")
@@ -60,7 +66,7 @@ class DagrlRun:
         path = [os.environ.get("PYTHONPATH"), str(ROOT), str(ROOT / "benchmarks")]
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "dagrl.cli", "run", str(file), "--run-dir", str(folder), *overrides],
+                [sys.executable, "-m", *module, "run", str(file), "--run-dir", str(folder), *overrides],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,

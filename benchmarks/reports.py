@@ -7,8 +7,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -33,6 +31,8 @@ class Verdict:
 
 def device_name() -> str:
     """What it was measured on."""
+    import torch
+
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
 
 
