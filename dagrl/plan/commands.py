@@ -45,6 +45,14 @@ class Wake:
 
 
 @dataclass(frozen=True, slots=True)
+class Restart:
+    """Start the lost workers of `executor` again, for which `step` waits. The others of its group have made room."""
+
+    step: int
+    executor: str
+
+
+@dataclass(frozen=True, slots=True)
 class Save:
     """Write the state of `executor` into the checkpoint of `step`."""
 
@@ -60,7 +68,7 @@ class Commit:
     save: bool
 
 
-Command = Run | Sync | Sleep | Wake | Save | Commit
+Command = Run | Sync | Sleep | Wake | Restart | Save | Commit
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +96,10 @@ class WeightsSynced:
 
 @dataclass(frozen=True, slots=True)
 class EngineReady:
-    """A `Sleep` or `Wake` is over: `executor` has just `residency` in its devices' memory."""
+    """A `Sleep`, `Wake` or `Restart` is over: `executor` has just `residency` in its devices' memory.
+
+    After a restart that is all: awake, though the weights of one that follows are still to come.
+    """
 
     executor: str
     residency: Residency
@@ -109,8 +120,20 @@ class StepCommitted:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerLost:
+    """Workers of `executor`, which is not trained, are gone: its weights with them, and all that it held in memory.
+
+    All that was under way on it is over and reports no more, a sync or a move included. Of `runs`, the runs among that,
+    the shards that were done stay done; the others are to be run again.
+    """
+
+    executor: str
+    runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StopRequested:
     """The user wants the run to end at the next step boundary."""
 
 
-Event = ShardDone | RunDone | WeightsSynced | EngineReady | StateSaved | StepCommitted | StopRequested
+Event = ShardDone | RunDone | WeightsSynced | EngineReady | StateSaved | StepCommitted | WorkerLost | StopRequested

@@ -72,9 +72,9 @@ class PlannedTask:
     frozen: bool = False
     """Uses start weights that no update moves."""
     pieces: tuple[tuple[int, ...], ...] = ()
-    """Of a batch task that can be run piece by piece: the shards of each piece, in the order in which they are run, each
-    shard once. Empty: all shards are one piece. Where a task trains, the pieces after its first may wait for nothing
-    that needs the weights from before."""
+    """Of a batch task that can be run piece by piece: the shards of each piece, in the order in which they are run;
+    each shard once. Empty: all shards are one piece. Where a task trains, the pieces after its first may wait for
+    nothing that needs the weights from before."""
     sampled_by: str | None = None
     """The rollout node whose responses it works on; None before any."""
     told_as: str = ""

@@ -54,6 +54,10 @@ class Turns:
         """What `executor` has in its devices' memory."""
         return self._residency[executor]
 
+    def takes_turns(self, executor: str) -> bool:
+        """Whether somebody of the group of `executor` sleeps."""
+        return self._executors[executor].group in self._sleepers
+
     def arrive(self, executor: str, residency: Residency) -> None:
         """A move of `executor` is over."""
         self._residency[executor] = residency
@@ -64,6 +68,11 @@ class Turns:
         if not sleepers:
             return []
         return self._moves({name: _WHOLE if name == executor else _GONE for name in sleepers})
+
+    def before_restart(self, executor: str) -> list[Move]:
+        """As `before_work`, before lost workers of `executor` may start: they take all that they need to work."""
+        sleepers = self._sleepers.get(self._executors[executor].group, ())
+        return self._moves({name: _GONE for name in sleepers if name != executor})
 
     def before_sync(self, follower: str, source: str) -> list[Move]:
         """As `before_work`, before the weights of `source` may come to `follower`."""

@@ -9,6 +9,7 @@ from dagrl.plan.commands import (
     Commit,
     EngineReady,
     Event,
+    Restart,
     Run,
     RunDone,
     Save,
@@ -22,6 +23,7 @@ from dagrl.plan.commands import (
 from dagrl.plan.coordinates import Coordinates
 from dagrl.plan.plan import Executor, PlannedTask, Rows
 from dagrl.spec.ops import Scope
+from dagrl.spec.residency import Residency
 
 ONE_RANK = (Coordinates(0, 0, 0, 0, primary=True),)
 
@@ -56,6 +58,8 @@ def event_of(command: Command) -> Event:
             return WeightsSynced(command)
         case Sleep(_, executor, residency) | Wake(_, executor, residency):
             return EngineReady(executor, residency)
+        case Restart(_, executor):
+            return EngineReady(executor, Residency.AWAKE)
         case Save():
             return StateSaved(command)
         case Commit():
