@@ -1,7 +1,7 @@
 """Checkpoints of a whole run: written aside, renamed into place, found again, and thinned out.
 
-``checkpoints/step_N/`` holds a folder for each trained engine and ``state.json``, which is written last: a folder
-without it is torn and never picked.
+``checkpoints/step_N/`` holds a folder for each trained engine and ``state.json``, which is written last and says what
+all files look like: a folder without it, or with a file that has changed since, is torn and never gone on from.
 """
 
 from __future__ import annotations
@@ -10,13 +10,22 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from dagrl import __version__
+from dagrl.runtime.fingerprints import checksum_of, damage, fingerprints
 
 _STATE = "state.json"
 _FORMAT = 1
+_SEAL = "seal"
+"""Checksum of all else in ``state.json``."""
+
+
+class TornCheckpointError(ValueError):
+    """A checkpoint that is not what was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +40,18 @@ class RunState:
     """What the weights belong to."""
     carried: tuple[int, ...] = ()
     """Places in the data set of prompts before `position` that were begun and have to come again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Where a run can go on."""
+
+    folder: Path | None
+    """The newest checkpoint that is whole."""
+    state: RunState | None
+    """What it holds."""
+    torn: Mapping[Path, str]
+    """Newer ones that are not whole: what is wrong with each, as a sentence."""
 
 
 class Checkpoints:
@@ -49,54 +70,91 @@ class Checkpoints:
 
     def finish(self, aside: Path, state: RunState) -> Path:
         """Make what was written the newest checkpoint, in one rename, and remove the oldest beyond `keep`."""
-        text = json.dumps({"format": _FORMAT, "dagrl": __version__, **asdict(state)}, indent=1)
+        fields = {"format": _FORMAT, "dagrl": __version__, **asdict(state), "files": fingerprints(aside, [_STATE])}
         with (aside / _STATE).open("w") as file:
-            file.write(text)
+            file.write(json.dumps(fields | {_SEAL: _seal(fields)}, indent=1))
             file.flush()
             os.fsync(file.fileno())
         final = self.of_step(state.step)
-        shutil.rmtree(final, ignore_errors=True)
+        # Where the step was saved before, and did not count: in its way, but not to be missed in any case.
+        former = final.with_name(f".{final.name}.partial-former")
+        if final.exists():
+            final.rename(former)
         aside.rename(final)
-        for old in self._whole()[: -self._keep]:
+        shutil.rmtree(former, ignore_errors=True)
+        for _, old in self._finished()[: -self._keep]:
             shutil.rmtree(old)
         return final
 
     def remove_torn(self) -> None:
         """Free the space that saves which were cut off still take."""
-        for aside in self._folder.glob(".step_*.partial"):
+        for aside in self._folder.glob(".step_*.partial*"):
             shutil.rmtree(aside, ignore_errors=True)
 
     def steps(self) -> list[int]:
-        """Steps of which there is a whole checkpoint, in order."""
-        return [step for step, _ in self._numbered()]
+        """Steps of which there is a finished checkpoint, in order."""
+        return [step for step, _ in self._finished()]
 
     def of_step(self, step: int) -> Path:
         """Where the checkpoint of a step is."""
         return self._folder / f"step_{step}"
 
-    def newest(self) -> Path | None:
-        """The newest whole checkpoint, or None."""
-        whole = self._whole()
-        return whole[-1] if whole else None
+    def find(self) -> Found:
+        """The newest checkpoint to go on from. ValueError as `read` has it, but for those that are torn."""
+        torn: dict[Path, str] = {}
+        for _, folder in reversed(self._numbered()):
+            try:
+                return Found(folder, self.read(folder), torn)
+            except TornCheckpointError as error:
+                torn[folder] = str(error)
+        return Found(None, None, torn)
+
+    def set_aside(self, torn: Path) -> Path:
+        """Put a torn checkpoint where it is not counted any more; returns where that is."""
+        place = torn.with_name(f"{torn.name}.torn")
+        shutil.rmtree(place, ignore_errors=True)
+        return torn.rename(place)
 
     def read(self, folder: Path) -> RunState:
-        """The state in a checkpoint. ValueError where another version of dagrl wrote it in another form."""
-        fields = json.loads((folder / _STATE).read_text())
+        """The state in a checkpoint.
+
+        TornCheckpointError where a file of it is not as it was written; ValueError where another version of dagrl wrote
+        it in another form.
+        """
+        fields = _fields(folder)
         if fields.get("format") != _FORMAT:
             raise ValueError(
                 f"{folder} was written by dagrl {fields.get('dagrl')} in format {fields.get('format')}, "
                 f"this one reads format {_FORMAT}"
             )
+        # Those of earlier versions say nothing about their files.
+        if found := damage(folder, fields.get("files", {})):
+            raise TornCheckpointError(f"the checkpoint {folder} is torn: {found}")
         return RunState(fields["step"], fields["position"], fields["model"], tuple(fields.get("carried", ())))
 
-    def _whole(self) -> list[Path]:
-        """Whole checkpoints, oldest first."""
-        return [folder for _, folder in self._numbered()]
+    def _finished(self) -> list[tuple[int, Path]]:
+        """Finished checkpoints with their steps, oldest first."""
+        return [(step, folder) for step, folder in self._numbered() if (folder / _STATE).is_file()]
 
     def _numbered(self) -> list[tuple[int, Path]]:
-        found = []
-        for folder in self._folder.glob("step_*"):
-            number = re.fullmatch(r"step_(\d+)", folder.name)
-            if number and (folder / _STATE).is_file():
-                found.append((int(number[1]), folder))
-        return sorted(found)
+        """Folders with a checkpoint's name and their steps, oldest first."""
+        numbers = ((re.fullmatch(r"step_(\d+)", folder.name), folder) for folder in self._folder.glob("step_*"))
+        return sorted((int(number[1]), folder) for number, folder in numbers if number)
+
+
+def _fields(folder: Path) -> dict[str, Any]:
+    """What ``state.json`` says, if it is what was written."""
+    try:
+        fields = json.loads((folder / _STATE).read_text())
+    except (OSError, ValueError) as error:
+        raise TornCheckpointError(f"the checkpoint {folder} is torn: {_STATE} cannot be read") from error
+    if isinstance(fields, dict) and "format" in fields:
+        seal = fields.pop(_SEAL, None)
+        # Those of earlier versions have neither.
+        if seal == (_seal(fields) if seal is not None or "files" in fields else None):
+            return fields
+    raise TornCheckpointError(f"the checkpoint {folder} is torn: {_STATE} holds something else than was written")
+
+
+def _seal(fields: Mapping[str, Any]) -> int:
+    return checksum_of(json.dumps(fields, sort_keys=True).encode())

@@ -108,7 +108,13 @@ def _checkpoint(run: Path, step: int | None) -> Path:
         raise WrongCallError(f"{run} holds no checkpoint yet; set run.save_every, or wait for the run's end")
     if step is not None and step not in steps:
         raise WrongCallError(f"{run} holds no checkpoint of step {step}; it holds {', '.join(map(str, steps))}")
-    return checkpoints.of_step(steps[-1] if step is None else step)
+    if step is not None:
+        checkpoints.read(checkpoints.of_step(step))
+        return checkpoints.of_step(step)
+    found = checkpoints.find()
+    if found.folder is None:
+        raise ValueError("; ".join(found.torn.values()))
+    return found.folder
 
 
 def _check_is_folder(folder: Path) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from dagrl.runtime.checkpoint import Checkpoints, RunState
+from dagrl.runtime.checkpoint import Checkpoints, Found, RunState
 from dagrl.runtime.errors import RunError
 from dagrl.spec.schema import MegatronEngineSpec, Pipeline
 
@@ -24,14 +24,16 @@ class RunFolder:
     resumed: RunState | None
     """Where an earlier run got to."""
     resumed_from: Path | None
+    torn: tuple[str, ...] = ()
+    """Of newer checkpoints that are not whole, what is wrong with each, and where they were put."""
 
 
 @contextmanager
 def open_run_folder(path: Path, pipeline: Pipeline, resolved: str) -> Iterator[RunFolder]:
     """Take `path` for this run and write the resolved pipeline, as YAML, there. At the end no torn checkpoint stays.
 
-    RunError where another process holds it, where it cannot be written, where ``resume: never`` finds a checkpoint, or
-    where the checkpoint belongs to another model or cannot be read.
+    RunError where another process holds it, where it cannot be written, where ``resume: never`` finds a checkpoint,
+    where there are checkpoints and none is whole, or where the newest belongs to another model or cannot be read.
     """
     with _writing(path):
         path.mkdir(parents=True, exist_ok=True)
@@ -40,16 +42,16 @@ def open_run_folder(path: Path, pipeline: Pipeline, resolved: str) -> Iterator[R
         _take(lock, path)
         checkpoints = Checkpoints(path, pipeline.run.keep)
         checkpoints.remove_torn()
-        newest = checkpoints.newest()
-        state = _read(checkpoints, newest) if newest else None
-        if newest and state:
-            _check(pipeline, newest, state)
+        found = _find(checkpoints)
+        if found.folder and found.state:
+            _check(pipeline, found.folder, found.state)
         with _writing(path):
+            torn = tuple(f"{what}; it is now {checkpoints.set_aside(each).name}" for each, what in found.torn.items())
             aside = path / ".pipeline.yaml"
             aside.write_text(resolved)
             aside.replace(path / "pipeline.yaml")
         try:
-            yield RunFolder(path, checkpoints, state, newest)
+            yield RunFolder(path, checkpoints, found.state, found.folder, torn)
         finally:
             # Of a save that has failed; whoever wrote it is gone.
             checkpoints.remove_torn()
@@ -74,13 +76,20 @@ def _writing(path: Path) -> Iterator[None]:
         raise RunError(f"cannot write to the run folder {path}: {error.strerror}") from error
 
 
-def _read(checkpoints: Checkpoints, newest: Path) -> RunState:
+def _find(checkpoints: Checkpoints) -> Found:
     try:
-        return checkpoints.read(newest)
+        found = checkpoints.find()
     except ValueError as error:
         raise RunError(
             str(error), hint="go on with the dagrl that wrote it, or give the run a new --run-dir"
         ) from error
+    if found.torn and not found.folder:
+        # To begin anew would throw away all the metrics that there are.
+        raise RunError(
+            "; ".join(found.torn.values()),
+            hint="put a whole checkpoint there, or give the run a new --run-dir to begin anew",
+        )
+    return found
 
 
 def _take(lock: TextIO, path: Path) -> None:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dagrl.runtime.checkpoint import Checkpoints, RunState
 
 
-def save(checkpoints: Checkpoints, step: int) -> None:
+def save(checkpoints: Checkpoints, step: int, *, large: bool = False) -> None:
     aside = checkpoints.begin(step)
     (aside / "actor").mkdir()
     (aside / "actor" / "weights").write_text(f"weights of {step}")
+    if large:
+        (aside / "actor" / "moments").write_bytes(bytes(range(1, 256)) * 5000)
+        (aside / "actor" / "layout").write_text("{}")
     checkpoints.finish(aside, RunState(step, step * 10, "model"))
 
 
@@ -20,7 +27,7 @@ def test_the_newest_is_found_by_number_not_by_name(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=10)
     for step in (9, 10, 2):
         save(checkpoints, step)
-    newest = checkpoints.newest()
+    newest = checkpoints.find().folder
     assert newest is not None
     assert newest.name == "step_10"
     assert checkpoints.read(newest) == RunState(10, 100, "model")
@@ -40,7 +47,7 @@ def test_a_save_that_was_cut_off_is_never_picked_and_does_not_hinder_the_next(tm
     (torn / "actor").mkdir()
     (torn / "actor" / "weights").write_text("half")
     (tmp_path / "checkpoints" / "step_3").mkdir()
-    newest = checkpoints.newest()
+    newest = checkpoints.find().folder
     assert newest is not None
     assert newest.name == "step_1"
     assert list(checkpoints.begin(2).iterdir()) == []
@@ -65,7 +72,8 @@ def test_prompts_that_wait_are_kept_and_an_older_checkpoint_has_none(tmp_path):
     final = checkpoints.finish(aside, state)
     assert checkpoints.read(final) == state
     fields = json.loads((final / "state.json").read_text())
-    del fields["carried"]
+    for later in ("carried", "files", "seal"):
+        del fields[later]
     (final / "state.json").write_text(json.dumps(fields))
     assert checkpoints.read(final) == RunState(4, 40, "model")
 
@@ -75,5 +83,66 @@ def test_a_checkpoint_of_an_unknown_format_is_refused_with_its_writer(tmp_path):
     save(checkpoints, 4)
     state = tmp_path / "checkpoints" / "step_4" / "state.json"
     state.write_text(json.dumps({"format": 99, "dagrl": "7.0", "step": 4}))
-    with pytest.raises(ValueError, match=r"written by dagrl 7\.0 in format 99"):
-        checkpoints.read(state.parent)
+    for look in (checkpoints.find, lambda: checkpoints.read(state.parent)):
+        with pytest.raises(ValueError, match=r"written by dagrl 7\.0 in format 99"):
+            look()
+
+
+HARMS = st.sampled_from(["removed", "cut", "longer", "changed", "emptied"])
+
+
+@settings(deadline=None, max_examples=50)
+@given(which=st.integers(0, 3), harm=HARMS, where=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_whatever_happens_to_a_file_of_the_newest_the_one_before_is_taken(which, harm, where, bit) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoints = Checkpoints(Path(folder), keep=3)
+        for step in (2, 4, 6):
+            save(checkpoints, step, large=step == 6)
+        files = sorted(path for path in checkpoints.of_step(6).rglob("*") if path.is_file())
+        assert len(files) == 4
+        victim = files[which]
+        content = bytearray(victim.read_bytes())
+        place = int(where * len(content))
+        match harm:
+            case "removed":
+                victim.unlink()
+            case "cut":
+                victim.write_bytes(content[:place])
+            case "longer":
+                victim.write_bytes(content + b"\0")
+            case "emptied":
+                # As a file is whose blocks never came to the disk: a page or more of zeros.
+                content[place : place + 2**14] = bytes(len(content[place : place + 2**14]))
+                victim.write_bytes(content)
+            case "changed":
+                if len(content) <= 2**20:
+                    content[place] ^= 1 << bit
+                else:
+                    content[place : place + 2**14] = b"?" * len(content[place : place + 2**14])
+                victim.write_bytes(content)
+        found = checkpoints.find()
+        assert found.folder == checkpoints.of_step(4)
+        assert found.state == RunState(4, 40, "model")
+        ((torn, what),) = found.torn.items()
+        assert torn == checkpoints.of_step(6)
+        assert f"the checkpoint {torn} is torn: {victim.relative_to(torn)}" in what
+
+
+def test_a_torn_one_is_put_aside_so_that_it_takes_no_whole_one_s_place(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    save(checkpoints, 6)
+    (checkpoints.of_step(6) / "actor" / "weights").unlink()
+    checkpoints.set_aside(checkpoints.of_step(6))
+    save(checkpoints, 3)
+    assert checkpoints.find().folder == checkpoints.of_step(3)
+    assert checkpoints.steps() == [3]
+
+
+def test_where_none_is_whole_none_is_taken_and_all_are_named(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=3)
+    for step in (2, 4):
+        save(checkpoints, step)
+        (checkpoints.of_step(step) / "state.json").write_text("{")
+    found = checkpoints.find()
+    assert found.folder is None
+    assert list(found.torn) == [checkpoints.of_step(4), checkpoints.of_step(2)]

@@ -158,3 +158,22 @@ def test_a_save_that_fails_leaves_nothing(tmp_path: Path, pipeline: Pipeline) ->
         (run.checkpoints.begin(5) / "half").touch()
         raise OSError("the disk is full")
     assert list((tmp_path / "run" / "checkpoints").iterdir()) == [whole]
+
+
+def test_a_torn_checkpoint_is_told_of_and_put_aside(tmp_path, pipeline) -> None:
+    whole, torn = (save_checkpoint(tmp_path, pipeline, step) for step in (4, 6))
+    (torn / "state.json").write_text("{}")
+    with open_run_folder(tmp_path, pipeline, "name: again") as folder:
+        assert folder.resumed_from == whole
+        assert [line.partition(": ")[0] for line in folder.torn] == [f"the checkpoint {torn} is torn"]
+        assert folder.torn[0].endswith("it is now step_6.torn")
+    assert {each.name for each in torn.parent.iterdir()} == {"step_4", "step_6.torn"}
+
+
+def test_where_every_checkpoint_is_torn_nothing_begins_anew(tmp_path, pipeline) -> None:
+    torn = save_checkpoint(tmp_path, pipeline)
+    (torn / "state.json").write_bytes(b"\xff\xfe")
+    refused = refusal(tmp_path, pipeline)
+    assert f"the checkpoint {torn} is torn: state.json cannot be read" in refused.cause
+    assert "a new --run-dir" in refused.hint
+    assert torn.is_dir()

@@ -1,0 +1,65 @@
+"""What the files of a finished folder looked like when it was finished, so that damage to any of them is seen later."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+_READ_WHOLE = 2**20
+"""Bytes up to which all of a file is read."""
+_SAMPLES, _SAMPLE_BYTES = 256, 4096
+"""Of a larger file: so many pieces, evenly spread, both ends included. A second's work for a terabyte; what a power cut
+or a half-done copy leaves out is longer than what lies between two of them."""
+
+Table = Mapping[str, tuple[int, int]]
+"""Path below the folder -> size in bytes, and checksum."""
+
+
+def fingerprints(folder: Path, besides: Iterable[str] = ()) -> Table:
+    """The files in `folder` as they are now, but for those with the names `besides`, at its top."""
+    left_out = {folder / name for name in besides}
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path not in left_out)
+    return {str(path.relative_to(folder)): (path.stat().st_size, _checksum(path)) for path in files}
+
+
+def damage(folder: Path, table: Table) -> str | None:
+    """What is wrong with the first file of `folder` that is not as it was; None where all are."""
+    for name, (size, checksum) in table.items():
+        path = folder / name
+        try:
+            found = path.stat().st_size
+            if found != size:
+                return f"{name} has {found} bytes instead of {size}"
+            if _checksum(path) != checksum:
+                return f"{name} holds something else than was written"
+        except FileNotFoundError:
+            return f"{name} is missing"
+        except OSError as error:
+            return f"{name} cannot be read ({error.strerror})"
+    return None
+
+
+def checksum_of(content: bytes) -> int:
+    """Of what is in memory, as of what is in a small file."""
+    return zlib.crc32(content)
+
+
+def _checksum(path: Path) -> int:
+    checksum = 0
+    with path.open("rb") as file:
+        for piece in _pieces(path.stat().st_size):
+            file.seek(piece.start)
+            checksum = zlib.crc32(file.read(len(piece)), checksum)
+    return checksum
+
+
+def _pieces(size: int) -> Iterator[range]:
+    """What is read of a file of `size` bytes."""
+    if size <= _READ_WHOLE:
+        yield range(size)
+        return
+    last = size - _SAMPLE_BYTES
+    for sample in range(_SAMPLES):
+        start = last * sample // (_SAMPLES - 1)
+        yield range(start, start + _SAMPLE_BYTES)
