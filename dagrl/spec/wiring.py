@@ -202,7 +202,9 @@ class Wiring:
         """Columns with several writers, of which some reader does not say which it means; those of one op together."""
         doubled: dict[tuple[str, ...], list[str]] = {}
         for column, writers in self._writers.items():
-            if len(writers) > 1 and (column in bare or column not in named):
+            # What nobody reads may be written as often as one likes: a rollout writes more than is needed.
+            read = column in bare or (column not in named and len(self.outputs[writers[0]]) == 1)
+            if len(writers) > 1 and read:
                 doubled.setdefault(tuple(writers), []).append(column)
         for writers, columns in doubled.items():
             read = [column for column in columns if column in bare]
