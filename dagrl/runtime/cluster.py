@@ -15,8 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
+from dagrl.plan.machines import MisfitError, assign_machines
 from dagrl.runtime import reaper
 from dagrl.runtime.errors import RunError
+from dagrl.runtime.ray_machines import machines_of
 from dagrl.spec.schema import Pipeline
 
 _OBJECT_STORE_BYTES = 2 * 2**30
@@ -166,12 +168,10 @@ def _keep_worker_logs(folder: Path, logs: Path) -> None:
 
 
 def _check_resources(ray: ModuleType, pipeline: Pipeline) -> None:
-    there = ray.cluster_resources()
-    for kind, name in (("GPU", "gpus_per_node"), ("CPU", "cpus_per_node")):
-        asked = sum(group.nodes * getattr(group, name) for group in pipeline.groups.values())
-        if asked > there.get(kind, 0):
-            groups = ", ".join(group for group, spec in pipeline.groups.items() if getattr(spec, name))
-            raise RunError(
-                f"the groups {groups} ask for {asked} {kind}s and the cluster has {there.get(kind, 0):g}",
-                hint=f"make the groups smaller ({name}), or run where there are {asked} {kind}s",
-            )
+    try:
+        assign_machines(pipeline.groups, machines_of(ray))
+    except MisfitError as error:
+        raise RunError(
+            str(error),
+            hint="make the groups smaller, or run where there is more; `dagrl launch` starts several machines",
+        ) from error

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from dagrl.plan.machines import MisfitError, assign_machines
 from dagrl.plan.plan import Executor, Plan
 from dagrl.runtime.errors import RunError
 from dagrl.runtime.profiled import python_under_nsys
+from dagrl.runtime.ray_machines import machines_of
 from dagrl.runtime.worker import Worker
-from dagrl.spec.schema import GroupSpec, Pipeline
+from dagrl.spec.schema import Pipeline
+
+_NODE_LABEL = "ray.io/node-id"
+_PAUSE_S = 0.5
 
 
 class Slots:
@@ -24,12 +30,16 @@ class Slots:
         self._pipeline = pipeline
         self._reserved: dict[str, tuple[Any, Sequence[int]]] = {}
         """Group -> its placement group, and the bundle of each slot."""
+        self._homes: dict[str, list[str]] | None = None
+        """Group -> Ray's ids of its machines, once they are known."""
 
     async def place(self, executor: Executor, run_dir: Path, threads: int) -> list[Any]:
         """Create the actors of an executor, by rank, each with so many threads; they may not have started yet."""
         remote = self._ray.remote(Worker)
         if executor.group is None:
-            return [remote.options(num_cpus=0).remote() for _ in range(executor.ranks)]
+            return [
+                remote.options(num_cpus=0, scheduling_strategy=home).remote() for home in self._host_homes(executor)
+            ]
         placement, bundles = await self._reserve(executor.group)
         tenants = sum(other.group == executor.group for other in self._plan.executors.values())
         share = {"num_cpus": 0, "num_gpus": 1 / tenants} if executor.on_gpus else {"num_cpus": 1 / tenants}
@@ -54,39 +64,48 @@ class Slots:
             remove_placement_group(placement)
         self._reserved = {}
 
+    def _host_homes(self, executor: Executor) -> list[Any]:
+        """Workers without an engine are spread over all machines; the first is on the driver's, where the data is."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        machines = machines_of(self._ray)
+        homes = [machines[rank % len(machines)].id for rank in range(executor.ranks)]
+        return [NodeAffinitySchedulingStrategy(home, soft=False) for home in homes]
+
     async def _reserve(self, group: str) -> tuple[Any, Sequence[int]]:
-        from ray.util.placement_group import placement_group, placement_group_table
+        """A bundle for each slot, machine by machine. Ranks that talk to each other most are then on the same one."""
+        from ray.util.placement_group import placement_group
 
         if group not in self._reserved:
+            if self._homes is None:
+                self._homes = await self._find_homes()
             spec, bound = self._pipeline.groups[group], self._pipeline.run.start_timeout_s
-            placement = placement_group([{"CPU" if spec.is_cpu else "GPU": 1}] * spec.ranks, strategy="PACK")
-            bundles: Sequence[int] = range(spec.ranks)
-            self._reserved[group] = placement, bundles
-            if spec.nodes > 1:
-                if not await asyncio.to_thread(placement.wait, bound):
-                    raise RunError(
-                        f"waited {bound:g} s for the slots of group {group} on {spec.nodes} machines",
-                        hint="are there enough free GPUs? `ray status` says who has them",
-                    )
-                machines = placement_group_table(placement)["bundles_to_node_id"]
-                self._reserved[group] = placement, machine_by_machine(group, spec, machines)
+            each = spec.gpus_per_node or spec.cpus_per_node
+            pinned = [{_NODE_LABEL: machine} for machine in self._homes[group] for _ in range(each)]
+            bundles = [{"CPU" if spec.is_cpu else "GPU": 1}] * spec.ranks
+            placement = placement_group(bundles, strategy="PACK", bundle_label_selector=pinned)
+            self._reserved[group] = placement, range(spec.ranks)
+            if not await asyncio.to_thread(placement.wait, bound):
+                raise RunError(
+                    f"waited {bound:g} s for the slots of group {group}",
+                    hint="are there enough free CPUs and GPUs? `ray status` says who has them",
+                )
         return self._reserved[group]
 
-
-def machine_by_machine(group: str, spec: GroupSpec, machines: Mapping[int, str]) -> list[int]:
-    """Bundles in an order that keeps those of a machine together; `machines` says the machine of each.
-
-    RunError where Ray has shared the slots out over machines in another way than the group says: ranks that talk to
-    each other most would lie on different ones.
-    """
-    ordered = sorted(machines, key=lambda bundle: (machines[bundle], bundle))
-    per_node = spec.gpus_per_node or spec.cpus_per_node
-    for start in range(0, len(ordered), per_node):
-        if len({machines[bundle] for bundle in ordered[start : start + per_node]}) > 1:
-            counts = sorted((list(machines.values()).count(each) for each in set(machines.values())), reverse=True)
-            raise RunError(
-                f"group {group} is {spec.nodes} machines with {per_node} slots each, and Ray has found its slots as "
-                f"{' + '.join(map(str, counts))}",
-                hint="make room on whole machines, or change nodes and the slots of each",
-            )
-    return ordered
+    async def _find_homes(self) -> dict[str, list[str]]:
+        """Ray's ids of each group's machines; waits for what others hold, as they may be about to leave it."""
+        bound = self._pipeline.run.start_timeout_s
+        deadline = time.monotonic() + bound
+        while True:
+            machines = machines_of(self._ray, free=True)
+            try:
+                found = assign_machines(self._pipeline.groups, machines)
+            except MisfitError as error:
+                if time.monotonic() > deadline:
+                    raise RunError(
+                        f"waited {bound:g} s for free slots: {error}",
+                        hint="others use the rest of the cluster (see `ray status`); wait for them, or ask for less",
+                    ) from error
+                await asyncio.sleep(_PAUSE_S)
+            else:
+                return {group: [machines[index].id for index in chosen] for group, chosen in found.items()}

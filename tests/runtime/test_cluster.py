@@ -60,7 +60,10 @@ def test_a_pipeline_that_asks_for_more_than_there_is_says_so(lab, running_ray, t
     pipeline["groups"]["train"] = {"cpus_per_node": 8}
     run = lab.start(lab.write_pipeline(tmp_path, pipeline), tmp_path / "run", ray_address=running_ray)
     assert run.wait() == 1
-    assert "the groups train, rollout ask for 9 CPUs and the cluster has 2" in run.output
+    assert (
+        "the groups ask for train 8 CPU slots on one machine, rollout 1 CPU slot on one machine; there is" in run.output
+    )
+    assert ") with 2 CPU slots" in run.output
     assert "Traceback" not in run.output
 
 
