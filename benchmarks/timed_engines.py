@@ -105,11 +105,17 @@ class TimedTrainer:
         return Column(np.zeros(len(tokens.values), dtype=np.float32), tokens.offsets)
 
     def update(
-        self, mini_batches: Sequence[Batch], objective: PolicyObjective, *, tokens_per_micro_batch: int
+        self,
+        mini_batches: Sequence[Batch],
+        objective: PolicyObjective,
+        *,
+        tokens_per_micro_batch: int,
+        begins: bool = True,
+        ends: bool = True,
     ) -> dict[str, Stat]:
         """As many metrics as a policy has."""
         time.sleep(self._timings.update_s)
-        self.policy_version += 1
+        self.policy_version += ends
         return {name: Stat.of([0.0]) for name in ("loss/policy", "kl/ref", "entropy", "ratio/mean", "grad_norm", "lr")}
 
     def start_weights(self) -> AbstractContextManager[None]:

@@ -136,12 +136,19 @@ class TrainEngine(Engine, Protocol):
         ...
 
     def update(
-        self, mini_batches: Sequence[Batch], objective: Objective[Any], *, tokens_per_micro_batch: int
+        self,
+        mini_batches: Sequence[Batch],
+        objective: Objective[Any],
+        *,
+        tokens_per_micro_batch: int,
+        begins: bool = True,
+        ends: bool = True,
     ) -> dict[str, Stat]:
         """One optimizer step for each mini-batch (this data-parallel rank's rows of it, maybe none).
 
         Returns the objective's metrics over all ranks, and grad_norm and lr; the same on each rank. Raises
-        FloatingPointError where the gradient is not finite. Counts one policy version for the whole call.
+        FloatingPointError where the gradient is not finite. Counts one policy version for the whole call, or for the
+        calls that together are a step: the first `begins` it, the last `ends` it.
         """
         ...
 

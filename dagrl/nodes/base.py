@@ -112,6 +112,10 @@ class Context:
     """Places in the data set of prompts that come before those at `position`."""
     sampled_by: str | None = None
     """The rollout node whose responses the op works on. Default: the leading one."""
+    begins: bool = True
+    """Of an update in pieces: whether this is the first of them."""
+    ends: bool = True
+    """Whether it is the last."""
     begun: Mapping[int, Batch] = field(default_factory=dict)
     """Group -> what an earlier step has sampled for it: the columns of a rollout, rows in the order of the group's."""
 

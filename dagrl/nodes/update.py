@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from dagrl.algorithms.objective import PolicyObjective
-from dagrl.data.stats import Stat
 from dagrl.engines.base import TrainEngine
 from dagrl.nodes.base import Context, Output, Part
+from dagrl.nodes.stale import without_stale
 from dagrl.spec.schema import UpdateNode
 
 
@@ -18,7 +18,6 @@ def update(parts: Sequence[Part], context: Context) -> Iterator[Output]:
     engine: TrainEngine = context.engine
     node = context.node
     assert isinstance(node, UpdateNode)
-    version = engine.policy_version
     objective = PolicyObjective(
         node.loss,
         context.temperature,
@@ -27,9 +26,12 @@ def update(parts: Sequence[Part], context: Context) -> Iterator[Output]:
         old_is_rollout=node.takes_rollout_for_old,
         longest_response=context.sampling.max_new_tokens,
     )
+    batches, ages = without_stale([part.batch for part in parts], engine.policy_version, context)
     stats = engine.update(
-        [part.batch for part in parts] * node.epochs, objective, tokens_per_micro_batch=node.tokens_per_micro_batch
+        [*batches] * node.epochs,
+        objective,
+        tokens_per_micro_batch=node.tokens_per_micro_batch,
+        begins=context.begins,
+        ends=context.ends,
     )
-    rows = np.concatenate([part.batch.rows for part in parts])
-    staleness = np.concatenate([version - part.batch["policy_version"].values for part in parts])
-    yield Output((), rows, {}, {**stats, "staleness": Stat.of(staleness)})
+    yield Output((), np.concatenate([part.batch.rows for part in parts]), {}, stats | ages)

@@ -84,6 +84,7 @@ class Driver:
         self._events: asyncio.Queue[Event | BaseException] = asyncio.Queue()
         self._running: set[asyncio.Task[Event]] = set()
         self._ledgers: dict[tuple[int, Rows], Ledger] = {}
+        self._last_commit: float | None = None
         self._records: dict[int, StepRecord] = {}
         self._idle_hosts: list[Member] = []
         self._moves = Moves(fleet, plan, scheduler.residency)
@@ -260,7 +261,8 @@ class Driver:
         self._carried.commit(commit.step)
         tokens = sum(ledger.total_tokens for (step, _), ledger in self._ledgers.items() if step == commit.step)
         slots = sum(group.ranks for group in self.pipeline.groups.values())
-        metrics = record.metrics(tokens, policy_version=commit.step, slots=slots)
+        metrics = record.metrics(tokens, policy_version=commit.step, slots=slots, last_commit=self._last_commit)
+        self._last_commit = time.time()
         for what in self.overlong:
             self.overlong[what] += int(metrics.get(f"data/{what}_prompts", 0))
         self.trackers.log(commit.step, metrics)

@@ -11,14 +11,16 @@ from dagrl.plan.plan import HOST, Executor, PlannedTask
 from dagrl.runtime.efficiency import TaskUse, busy_seconds
 from dagrl.runtime.messages import Block, Span
 
+_COUNTED = ("sum",)
 _DETAILS = {
     "reward": ("mean", "std"),
     "response_tokens": ("mean", "max"),
-    "staleness": ("max",),
+    "staleness": ("mean", "max"),
+    **dict.fromkeys(("staleness/masked", "staleness/dropped"), _COUNTED),
     **dict.fromkeys(("mismatch/logprob_diff", "mismatch/prob_diff", "mismatch/ratio"), ("mean", "max")),
     "correction/weight": ("mean", "std", "max"),
 }
-"""Statistics that give more than their mean, which is called as the statistic itself."""
+"""Statistics that do not only give their mean. What is counted is called as the statistic itself, like a mean alone."""
 
 
 def _details(name: str) -> tuple[str, ...] | None:
@@ -94,14 +96,23 @@ class StepRecord:
         """Keep what a sleeping executor has given back on each GPU; of several times in a step, the most."""
         self._freed_gib[executor] = max(gib, self._freed_gib.get(executor, gib))
 
-    def metrics(self, tokens: int, policy_version: int, slots: int) -> dict[str, float]:
-        """The step's metrics by the names of the contract; `slots` are the GPUs, or CPU slots, of all groups."""
-        seconds = time.time() - self._began
+    def metrics(
+        self, tokens: int, policy_version: int, slots: int, last_commit: float | None = None
+    ) -> dict[str, float]:
+        """The step's metrics by the names of the contract; `slots` are the GPUs, or CPU slots, of all groups.
+
+        ``time/step_s`` is what the step adds to the run: steps overlap, and one that began before the `last_commit`,
+        in seconds since the epoch, counts from then on.
+        """
+        seconds = time.time() - max(self._began, last_commit or self._began)
         found: dict[str, float] = {"policy_version": policy_version}
         for name, stat in merge(self._stats).items():
             details = _details(name)
             if details is None:
                 found[name] = stat.mean
+                continue
+            if details == _COUNTED:
+                found[name] = stat.total
                 continue
             values = {"mean": stat.mean, "std": stat.std, "max": stat.high}
             found.update({f"{name}/{detail}": values[detail] for detail in details})

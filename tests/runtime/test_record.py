@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -122,6 +123,7 @@ def test_statistics_of_the_contract_come_with_their_details() -> None:
         "reward/std": 0.5,
         "response_tokens/mean": 4,
         "response_tokens/max": 6,
+        "staleness/mean": 0.5,
         "staleness/max": 1,
         "loss/policy": 0.5,
         "reward/failed_fraction": 0.25,
@@ -187,3 +189,22 @@ def test_of_what_a_sleeping_engine_gave_back_the_most_counts() -> None:
     for gib in (30.0, 42.5, 41.0):
         record.freed("generator", gib)
     assert record.metrics(tokens=1, policy_version=2, slots=1)["memory/generator_freed_gib"] == 42.5
+
+
+def test_samples_that_were_too_old_are_counted_and_ages_have_a_mean_and_a_most() -> None:
+    ranks = ([0.0, 1.0], [1.0, 1.0, 0.0])
+    found = metrics_of(*({"staleness/masked": Stat.of(each), "staleness": Stat.of(each)} for each in ranks))
+    assert found["staleness/masked"] == 3
+    assert (found["staleness/mean"], found["staleness/max"]) == (0.6, 1)
+
+
+def test_a_step_that_began_before_the_last_commit_counts_from_then_on() -> None:
+    record = StepRecord(3, _began=1000.0)
+
+    def seconds(**commit: float) -> float:
+        return record.metrics(tokens=100, policy_version=3, slots=1, **commit)["time/step_s"]
+
+    now = time.time()
+    assert seconds() >= now - 1000
+    assert seconds(last_commit=500.0) >= now - 1000
+    assert seconds(last_commit=now) < now - 1000

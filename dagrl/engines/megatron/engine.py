@@ -107,20 +107,29 @@ class MegatronEngine:
             return self._model.values(batch, tokens_per_micro_batch=tokens_per_micro_batch)
 
     def update(
-        self, mini_batches: Sequence[Batch], objective: Objective[Any], *, tokens_per_micro_batch: int
+        self,
+        mini_batches: Sequence[Batch],
+        objective: Objective[Any],
+        *,
+        tokens_per_micro_batch: int,
+        begins: bool = True,
+        ends: bool = True,
     ) -> dict[str, Stat]:
-        """See `TrainEngine.update`. The learning rate moves on once a call, whatever the number of mini-batches.
+        """See `TrainEngine.update`. The learning rate moves on where a step begins, whatever its mini-batches.
 
         Metrics are means over the whole call, weighted by their counts; ``grad_norm`` is taken before clipping.
         """
+        if begins:
+            self._own_training().schedule.step(1)
         with self._memory.gradients():
-            return self._update(mini_batches, objective, tokens_per_micro_batch)
+            stats = self._update(mini_batches, objective, tokens_per_micro_batch)
+        self.policy_version += ends
+        return stats
 
     def _update(
         self, mini_batches: Sequence[Batch], objective: Objective[Any], tokens_per_micro_batch: int
     ) -> dict[str, Stat]:
         training = self._own_training()
-        training.schedule.step(1)
         lr = training.schedule.get_lr({})
         metrics, norms = [], []
         for mini_batch in mini_batches:
@@ -136,7 +145,6 @@ class MegatronEngine:
                 figures = _readable({"lr": Stat.of([lr]), **join_replicas(metrics[-1])})
                 raise FloatingPointError(f"{place}: {error}; {figures}; norms before it: {norms}") from error
         gather_parameters(training.chunks)
-        self.policy_version += 1
         return join_replicas(merge(metrics)) | {"grad_norm": Stat.of(norms), "lr": Stat.of([lr])}
 
     def sleep(self, residency: Residency = Residency.ASLEEP) -> Slept:
