@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import ray
 
-from dagrl.data.redistribute import locate
+from dagrl.data.redistribute import RowIndex
 from dagrl.data.shards import shard_bounds
 from dagrl.plan.plan import PlannedTask
 from dagrl.runtime.messages import Block, Source
@@ -31,7 +32,10 @@ class Ledger:
     def __init__(self, group_size: int, shards: int) -> None:
         self.group_size = group_size
         """Rows of a group."""
-        self._blocks: dict[str, list[Block]] = {}
+        self._refs: dict[str, list[ray.ObjectRef]] = {}
+        """Task -> the objects that hold its blocks."""
+        self._index: dict[str, RowIndex] = {}
+        """Task -> where rows lie in those."""
         self._shard_rows: list[np.ndarray] = [np.zeros(0, dtype=np.int64) for _ in range(shards)]
         self._tokens = np.zeros(0, dtype=np.int64)
         self._positions: dict[int, int] = {}
@@ -57,7 +61,8 @@ class Ledger:
         if block.tokens is not None:
             self._tokens[block.rows] += block.tokens
         if block.ref is not None and len(block.rows):
-            self._blocks.setdefault(task, []).append(block)
+            self._refs.setdefault(task, []).append(block.ref)
+            self._index.setdefault(task, RowIndex()).add(block.rows)
 
     def expect(self, task: str, choose: int | None = None) -> None:
         """A task is about to bring its rows in pieces of whole groups, in any order: see `arrived`.
@@ -129,30 +134,18 @@ class Ledger:
         return int(self._tokens[np.concatenate(self._shard_rows)].sum())
 
     def sources(self, task: PlannedTask, rows: np.ndarray) -> tuple[Source, ...]:
-        """Where the columns that `task` reads of these rows lie; a block once for each task that wrote it."""
-        if len(rows) == 0:
-            return self._empty_sources(task)
-        found = []
-        for producer in task.needs:
-            columns = {mine: theirs for mine, (task_name, theirs) in task.inputs.items() if task_name == producer}
-            if not columns:
-                continue
-            blocks = self._blocks[producer]
-            for index, positions in locate([block.rows for block in blocks], rows):
-                whole = len(positions) == len(blocks[index].rows) and bool((np.diff(positions) == 1).all())
-                ref = blocks[index].ref
-                assert ref is not None
-                found.append(Source(ref, None if whole else positions, columns))
-        return tuple(found)
+        """Where the columns that `task` reads of these rows lie, by the tasks that wrote them.
 
-    def _empty_sources(self, task: PlannedTask) -> tuple[Source, ...]:
-        """No rows, but the columns with their types, for ranks that take part without rows."""
-        nothing = np.zeros(0, dtype=np.int64)
+        Without rows, the columns with their types all the same, for ranks that take part without any.
+        """
         found = []
         for producer in task.needs:
             columns = {mine: theirs for mine, (task_name, theirs) in task.inputs.items() if task_name == producer}
-            if columns and producer in self._blocks:
-                ref = self._blocks[producer][0].ref
-                assert ref is not None
-                found.append(Source(ref, nothing, columns))
+            if len(rows):
+                there = self._index[producer].find(rows)
+                refs = tuple(self._refs[producer][block] for block in there.blocks.tolist())
+                found.append(Source(refs, there.counts, there.places, columns))
+            elif producer in self._refs:
+                nothing = np.zeros(1, dtype=np.int32)
+                found.append(Source((self._refs[producer][0],), nothing, nothing[:0], columns))
         return tuple(found)

@@ -18,13 +18,16 @@ from dagrl.spec.schema import Pipeline
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Rows of one block in the object store, and the columns wanted of them."""
+    """Rows that one task has put into the object store, and the columns wanted of them."""
 
-    ref: ray.ObjectRef
-    positions: np.ndarray | None
-    """Places of the rows in the block, int64; None for all of them, in order."""
+    refs: tuple[ray.ObjectRef, ...]
+    """The blocks that hold any of them."""
+    counts: np.ndarray
+    """Rows wanted of each block, int32 [refs]."""
+    places: np.ndarray
+    """Of each block of which not all is wanted: the places of the rows in it, ascending; one array for all, int32."""
     columns: dict[str, str]
-    """Column as the op calls it -> column as the block calls it."""
+    """Column as the op calls it -> column as the blocks call it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +72,16 @@ class TaskWork:
     """Whether this rank's results count: one of the ranks with the same rows."""
     streams: bool = False
     """Whether rows come out in pieces, in an order of their own, and several shares may be under way at once."""
+    attempt: int = 0
+    """Of a run that streams: how often it was begun before, and lost a worker."""
     carried: tuple[int, ...] = ()
     """Of the source: places in the data set of the prompts that come first."""
     begun: dict[int, Begun] = field(default_factory=dict)
     """Of a rollout: group -> what there is of it already."""
+    begins: bool = True
+    """Of an update in pieces: whether this is the first of them."""
+    ends: bool = True
+    """Whether it is the last."""
     sampled_by: str | None = None
     """The rollout node whose responses it is about."""
     told_as: str = ""
@@ -141,6 +150,8 @@ class Whereabouts:
     pid: int
     gpus: tuple[str, ...]
     """GPUs that it may use, as CUDA_VISIBLE_DEVICES names them."""
+    machine: str = ""
+    """Ray's id of the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +174,8 @@ class StartEngine:
     master_port: int = 0
     gpus: tuple[str, ...] = ()
     """GPUs of the processes that the worker starts, where it starts some."""
+    keeper: Any = None
+    """The actor that keeps what the worker makes, where that has to outlive it; see `dagrl.runtime.keeper`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,6 +61,7 @@ class Worker:
         self._replica = 0
         self._listener: socket.socket | None = None
         self._rank, self._timeout_s = 0, 0.0
+        self._keeper: Any = None
         self._handing_out: dict[str, HandingOut] = {}
         """Where the engine is followed: its half of weight syncs, by follower."""
         # Refs that travel inside a streamed block are not counted reliably until the driver has them: the producer
@@ -68,9 +69,9 @@ class Worker:
         self._held: dict[int, list[ray.ObjectRef]] = {}
         self._lock = threading.Lock()
         """For what several shares of a run use: `_held`, `_streaming`."""
-        self._streaming: tuple[int, str] | None = None
-        """Step and task of the newest run that streams."""
-        self._aborted: tuple[int, str] | None = None
+        self._streaming: tuple[int, str, int] | None = None
+        """Step, task and attempt of the newest run that streams."""
+        self._aborted: tuple[int, str, int] | None = None
         self._pulse = Pulse()
 
     def describe(self) -> Whereabouts:
@@ -78,12 +79,13 @@ class Worker:
         address = ray.util.get_node_ip_address()
         self._listener = socket.create_server((address, 0))
         port = self._listener.getsockname()[1]
-        return Whereabouts(socket.gethostname(), address, port, os.getpid(), tuple(map(str, ray.get_gpu_ids())))
+        machine = ray.get_runtime_context().get_node_id()
+        return Whereabouts(socket.gethostname(), address, port, os.getpid(), tuple(map(str, ray.get_gpu_ids())), machine)
 
     def start(self, setup: StartEngine) -> None:
         """Become the rank that `setup` describes. Collective over the executor's ranks."""
         self._resources = Resources(setup.pipeline, setup.folder, setup.run_dir)
-        self._rank, self._replica = setup.rank, setup.replica
+        self._rank, self._replica, self._keeper = setup.rank, setup.replica, setup.keeper
         # These waits are over before the driver's, who knows less of what it waits for.
         self._timeout_s = 0.95 * setup.pipeline.run.node_timeout_s
         if setup.engine is not None:
@@ -123,6 +125,8 @@ class Worker:
             frozen=work.frozen,
             replica=self._replica,
             carried=work.carried,
+            begins=work.begins,
+            ends=work.ends,
             sampled_by=work.sampled_by,
             begun={group: fetch_begun(begun, work.outputs) for group, begun in work.begun.items()},
         )
@@ -135,7 +139,7 @@ class Worker:
 
     def _outputs(self, op: Op, work: TaskWork, context: Context) -> Iterator[Block]:
         begin = time.time()
-        parts = [Part(part.index, fetch(part)) for part in work.parts]
+        parts = fetch(work.parts)
         account = self._meter.begin(work, parts) if self._meter else None
         for output in op(parts, context):
             if self._meter:
@@ -147,14 +151,14 @@ class Worker:
 
     def _streamed(self, op: Op, work: TaskWork, context: Context) -> Iterator[Block | Beat]:
         """Hand on what the op has made whenever there is something, together, and signs of life between."""
-        run = (work.step, work.task)
+        run = (work.step, work.task, work.attempt)
         if self._aborted == run:
             return
         with self._lock:
             first, self._streaming = self._streaming != run, run
         assert self._meter is not None, "only engines stream"
         begin = time.time()
-        parts = [Part(part.index, fetch(part)) for part in work.parts]
+        parts = fetch(work.parts)
         account = self._meter.begin(work, parts, first=first)
         # One trace of a rank at a time: that of its first share.
         watched = self._profiler.around(work) if self._profiler and first else nullcontext()
@@ -182,9 +186,9 @@ class Worker:
         if beat := self._pulse.beat(self._engine.sampled_tokens, last=True):
             yield beat
 
-    def abort(self, step: int, task: str) -> None:
+    def abort(self, step: int, task: str, attempt: int) -> None:
         """End a run that streams: its shares come out as they are, and further ones at once and empty."""
-        self._aborted = (step, task)
+        self._aborted = (step, task, attempt)
         self._engine.abort()
 
     def appetite(self, longest: int) -> Appetite:
@@ -195,10 +199,7 @@ class Worker:
         if not work.hands_in:
             return Block(np.zeros(0, dtype=np.int64), None, None, span, output.shards, effort=effort)
         columns = {work.outputs[name]: column for name, column in output.columns.items() if name in work.outputs}
-        ref = ray.put(Batch(output.rows, columns)) if columns else None
-        if ref is not None:
-            with self._lock:
-                self._held.setdefault(work.step, []).append(ref)
+        ref = self._put(work, Batch(output.rows, columns)) if columns else None
         prefix = ("val/" if work.validation else "") + work.told_as
         return Block(
             output.rows,
@@ -212,6 +213,20 @@ class Worker:
             output.positions,
             output.unfinished,
         )
+
+    def _put(self, work: TaskWork, batch: Batch) -> ray.ObjectRef:
+        """Into the object store, until the step is committed at least."""
+        if self._keeper is None:
+            ref = ray.put(batch)
+            with self._lock:
+                self._held.setdefault(work.step, []).append(ref)
+            return ref
+        kept = self._keeper.keep.remote(work.step, work.committed, batch)
+        try:
+            (ref,) = ray.get(kept, timeout=self._timeout_s)
+        except ray.exceptions.GetTimeoutError as error:
+            raise TimeoutError(f"waited {self._timeout_s:g} s for the keeper of blocks on this machine") from error
+        return ref
 
     def offer_weights(self, follower: str, route: WeightRoute) -> Offer | None:
         """Where a follower's processes find this rank, if they need it; the same at every sync."""
@@ -267,16 +282,25 @@ class Worker:
             self._engine.close()
 
 
-def fetch(part: PartWork) -> Batch:
-    """Bring a part's columns here and put its rows in order."""
+def fetch(parts: Sequence[PartWork]) -> list[Part]:
+    """Bring the columns of all parts here and put the rows of each in order."""
+    # All at once: objects come side by side then, and each call costs as much as an object of moderate size.
+    refs = list(dict.fromkeys(ref for part in parts for source in part.sources for ref in source.refs))
+    blocks: dict[ray.ObjectRef, Batch] = dict(zip(refs, ray.get(refs), strict=True)) if refs else {}
+    return [Part(part.index, _assembled(part, blocks)) for part in parts]
+
+
+def _assembled(part: PartWork, blocks: Mapping[ray.ObjectRef, Batch]) -> Batch:
     columns: dict[str, Column] = {}
-    by_columns: dict[tuple[tuple[str, str], ...], list[Batch]] = {}
     for source in part.sources:
-        block: Batch = ray.get(source.ref)
-        piece = Batch(block.rows, {mine: block[theirs] for mine, theirs in source.columns.items()})
-        taken = piece if source.positions is None else piece.take(source.positions)
-        by_columns.setdefault(tuple(source.columns.items()), []).append(taken)
-    for pieces in by_columns.values():
+        pieces, begin = [], 0
+        for ref, count in zip(source.refs, source.counts.tolist(), strict=True):
+            block = blocks[ref]
+            piece = Batch(block.rows, {mine: block[theirs] for mine, theirs in source.columns.items()})
+            if count < len(piece):
+                piece = piece.take(source.places[begin : begin + count])
+                begin += count
+            pieces.append(piece)
         columns.update(Batch.concat(pieces).in_order(part.rows).columns)
     return Batch(part.rows, columns)
 

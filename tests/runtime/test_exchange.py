@@ -65,9 +65,14 @@ class Step:
         """Rows of each column that the part's sources bring."""
         found: dict[str, list[int]] = {column: [] for column in INPUTS}
         for source in part.sources:
-            rows = self.store[source.ref]
-            for column in source.columns:
-                found[column] += (rows if source.positions is None else rows[source.positions]).tolist()
+            begin = 0
+            for ref, count in zip(source.refs, source.counts.tolist(), strict=True):
+                rows = self.store[ref]
+                if count < len(rows):
+                    rows = rows[source.places[begin : begin + count]]
+                    begin += count
+                for column in source.columns:
+                    found[column] += rows.tolist()
         return {column: sorted(rows) for column, rows in found.items()}
 
 
@@ -200,7 +205,7 @@ def test_a_replica_without_rows_still_gets_its_columns(lab) -> None:
     idle = [share.parts[0] for share in step.share(REF, executor) if len(share.parts[0].rows) == 0]
     assert len(idle) == 1
     assert {column for source in idle[0].sources for column in source.columns} == set(INPUTS)
-    assert all(len(source.positions) == 0 for source in idle[0].sources)
+    assert all(source.counts.tolist() == [0] for source in idle[0].sources)
 
 
 def test_the_source_has_no_rows_to_begin_with(lab) -> None:
@@ -220,3 +225,19 @@ def test_work_says_what_to_run_and_where_its_columns_go(lab, frozen: bool) -> No
     (share,) = step.share(validation, actor(1, 1))
     assert (share.step, share.task, share.node, share.op) == (5, "val/ref", "ref", "logprob")
     assert (share.validation, share.frozen, share.outputs) == (True, frozen, {"logprob": "ref_logprob"})
+
+
+def test_pieces_of_an_update_are_its_mini_batches_and_know_which_comes_first_and_last(lab) -> None:
+    step, executor = Step(lab, groups=6, group_size=2, shards=6, lengths=[7, 3, 9, 1]), actor(1, 2)
+    pieces = ((0, 1), (2, 3), (4, 5))
+    whole = step.share(UPDATE, executor, mini_batch=2)
+    assert [(share.begins, share.ends) for share in whole] == [(True, True)] * 2
+    taken = [step.share(replace(UPDATE, pieces=pieces), executor, piece, mini_batch=2) for piece in pieces]
+    assert [[(share.begins, share.ends) for share in work] for work in taken] == [
+        [(True, False)] * 2,
+        [(False, False)] * 2,
+        [(False, True)] * 2,
+    ]
+    for rank in range(2):
+        rows = [part.rows.tolist() for part in whole[rank].parts]
+        assert [part.rows.tolist() for work in taken for part in work[rank].parts] == rows

@@ -110,12 +110,11 @@ def test_sources_name_each_producers_blocks_once_with_the_columns_wanted_of_it()
         "tokens": ("rollout", "response_tokens"),
     }
     task = PlannedTask("reward", "reward", "reward", HOST, Scope.ROW, Rows.TRAIN, inputs=inputs)
-    found = {source.ref: source for source in ledger.sources(task, np.array([2, 3]))}
-    assert set(found) == {"p1", "r0", "r1"}
-    assert found["p1"].positions is None
-    assert found["p1"].columns == {"prompt_tokens": "prompt_tokens", "answer": "answer"}
-    assert found["r0"].positions.tolist() == [0]
-    assert found["r1"].columns == {"tokens": "response_tokens"}
+    prompts, rollout = ledger.sources(task, np.array([2, 3]))
+    assert (prompts.refs, prompts.counts.tolist(), prompts.places.tolist()) == (("p1",), [2], []), "all of the block"
+    assert prompts.columns == {"prompt_tokens": "prompt_tokens", "answer": "answer"}
+    assert (rollout.refs, rollout.counts.tolist(), rollout.places.tolist()) == (("r0", "r1"), [1, 1], [0])
+    assert rollout.columns == {"tokens": "response_tokens"}
 
 
 def test_a_rank_without_rows_still_gets_the_columns():
@@ -123,4 +122,4 @@ def test_a_rank_without_rows_still_gets_the_columns():
     inputs = {"prompt_tokens": ("prompts", "prompt_tokens")}
     task = PlannedTask("ref", "ref", "logprob", "actor", Scope.ROW, Rows.TRAIN, inputs=inputs)
     (source,) = ledger.sources(task, np.zeros(0, dtype=np.int64))
-    assert len(source.positions) == 0
+    assert (source.refs, source.counts.tolist(), source.places.tolist()) == (("p1",), [0], [])

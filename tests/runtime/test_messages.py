@@ -17,8 +17,10 @@ BYTES_OF_AN_ID = len(ray.ObjectRef.from_random().binary())
 def work_on(rows: int, refs: list[ray.ObjectRef]) -> TaskWork:
     """One rank's share: every other row of each of these blocks."""
     columns = {"prompt_tokens": "prompt_tokens", "response_tokens": "response_tokens"}
-    sources = tuple(Source(ref, np.arange(0, 2 * rows // len(refs), 2), columns) for ref in refs)
-    part = PartWork(0, np.arange(rows), sources)
+    each = rows // len(refs)
+    places = np.tile(np.arange(0, 2 * each, 2, dtype=np.int32), len(refs))
+    source = Source(tuple(refs), np.full(len(refs), each, dtype=np.int32), places, columns)
+    part = PartWork(0, np.arange(rows), (source,))
     return TaskWork(1, "ref", "logprob", "ref", False, 0, 0, 2, (part,), {"logprob": "ref_logprob"}, True, True)
 
 
@@ -43,9 +45,9 @@ def test_a_message_without_refs_counts_as_it_is_pickled() -> None:
 def test_work_grows_with_its_rows_by_their_ids_and_places() -> None:
     refs = [ray.ObjectRef.from_random() for _ in range(2)]
     small, large = message_bytes(work_on(100, refs)), message_bytes(work_on(1100, refs))
-    # An id of eight bytes for each row, and its place in one of the two blocks.
-    assert large - small == pytest.approx(1000 * (8 + 8), rel=0.01)
-    assert small < 100 * 16 + 2 * BYTES_OF_AN_ID + 2000
+    # An id of eight bytes for each row, and its place in one of the two blocks, of four.
+    assert large - small == pytest.approx(1000 * (8 + 4), rel=0.01)
+    assert small < 100 * 12 + 2 * BYTES_OF_AN_ID + 2000
 
 
 def test_a_block_weighs_the_same_whatever_lies_behind_it() -> None:

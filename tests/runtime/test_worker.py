@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagrl.data.batch import Batch, Column
+from dagrl.data.redistribute import RowIndex
 from dagrl.engines.base import Completion, GenerationRequest
 from dagrl.nodes.base import Resources
 from dagrl.runtime.messages import Beat, Begun, Block, PartWork, Source, TaskWork
@@ -39,8 +40,16 @@ def block_of(rows: list[int]) -> Batch:
 
 def fetched(store: dict[str, Batch], rows: list[int], *sources: Source) -> Batch:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ray, "get", store.__getitem__)
-        return fetch(PartWork(0, np.array(rows, dtype=np.int64), sources))
+        patch.setattr(ray, "get", lambda refs: [store[ref] for ref in refs])
+        (part,) = fetch([PartWork(0, np.array(rows, dtype=np.int64), sources)])
+        return part.batch
+
+
+def source_of(columns: dict[str, str], **wanted: list[int] | None) -> Source:
+    """Places in the blocks of these names; None for all of a block (which has two rows)."""
+    counts = [2 if places is None else len(places) for places in wanted.values()]
+    places = [place for places in wanted.values() for place in places or ()]
+    return Source(tuple(wanted), np.array(counts, dtype=np.int32), np.array(places, dtype=np.int32), columns)
 
 
 def tokens_of(batch: Batch, name: str) -> list[list[int]]:
@@ -54,14 +63,13 @@ def test_rows_come_in_the_parts_order_however_they_lie(data, count: int, blocks:
     pieces = [stored[begin:end] for begin, end in zip([0, *cuts], [*cuts, count], strict=True)]
     wanted = data.draw(st.permutations(data.draw(st.lists(st.sampled_from(stored), min_size=1, unique=True))))
     columns = {"tokens": "response_tokens", "reward": "reward"}
-    sources = []
-    for ref, piece in enumerate(pieces):
-        positions = [place for place, row in enumerate(piece) if row in wanted]
-        if positions:
-            whole = len(positions) == len(piece) and data.draw(st.booleans())
-            sources.append(Source(str(ref), None if whole else np.array(positions), columns))
+    index = RowIndex()
+    for piece in pieces:
+        index.add(np.array(piece, dtype=np.int64))
+    found = index.find(np.array(wanted))
+    source = Source(tuple(str(block) for block in found.blocks), found.counts, found.places, columns)
     store = {str(ref): block_of(piece) for ref, piece in enumerate(pieces)}
-    batch = fetched(store, wanted, *sources)
+    batch = fetched(store, wanted, source)
     assert batch.rows.tolist() == wanted
     assert set(batch.columns) == {"tokens", "reward"}
     assert tokens_of(batch, "tokens") == [[row] * (row % 4) for row in wanted]
@@ -69,29 +77,41 @@ def test_rows_come_in_the_parts_order_however_they_lie(data, count: int, blocks:
 
 
 def test_columns_of_several_producers_meet_by_row_under_the_ops_names() -> None:
-    store = {"a": block_of([5, 3]), "b": block_of([7, 5]), "c": block_of([3])}
+    store = {"a": block_of([5, 3]), "b": block_of([7, 5]), "c": block_of([9, 3])}
     batch = fetched(
         store,
         [3, 5],
-        Source("a", None, {"mine": "response_tokens"}),
-        Source("b", np.array([1]), {"score": "reward"}),
-        Source("c", None, {"score": "reward"}),
+        source_of({"mine": "response_tokens"}, a=None),
+        source_of({"score": "reward"}, b=[1], c=[1]),
     )
     assert tokens_of(batch, "mine") == [[3, 3, 3], [5]]
     assert batch["score"].values.tolist() == [1.5, 2.5]
 
 
+def test_parts_with_the_same_blocks_fetch_them_once(monkeypatch) -> None:
+    store, asked = {"a": block_of([1, 2])}, []
+
+    def get(refs: list[str]) -> list[Batch]:
+        asked.extend(refs)
+        return [store[ref] for ref in refs]
+
+    monkeypatch.setattr(ray, "get", get)
+    works = [
+        PartWork(index, np.array([row]), (source_of({"r": "reward"}, a=[index]),)) for index, row in ((0, 1), (1, 2))
+    ]
+    assert [(part.index, part.batch["r"].values.tolist()) for part in fetch(works)] == [(0, [0.5]), (1, [1.0])]
+    assert asked == ["a"]
+
+
 def test_a_rank_without_rows_gets_columns_of_the_right_types() -> None:
-    batch = fetched(
-        {"a": block_of([1, 2])}, [], Source("a", np.zeros(0, dtype=np.int64), {"tokens": "response_tokens"})
-    )
+    batch = fetched({"a": block_of([1, 2])}, [], source_of({"tokens": "response_tokens"}, a=[]))
     assert len(batch) == 0
     assert (batch["tokens"].values.dtype, batch["tokens"].offsets.tolist()) == (np.int64, [0])
 
 
 def test_a_row_that_no_source_brings_is_a_bug() -> None:
     with pytest.raises(AssertionError, match="row 9 is not in the batch"):
-        fetched({"a": block_of([1])}, [1, 9], Source("a", None, {"reward": "reward"}))
+        fetched({"a": block_of([1, 2])}, [1, 9], source_of({"reward": "reward"}, a=None))
 
 
 # -- streaming
@@ -126,7 +146,7 @@ class Bench:
     def __init__(self, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         self.store: dict[str, Any] = {}
         monkeypatch.setattr(ray, "put", self._put)
-        monkeypatch.setattr(ray, "get", self.store.__getitem__)
+        monkeypatch.setattr(ray, "get", self._get)
         self.engine = Generator()
         self.worker = Worker()
         self.worker._resources = Resources(pipeline, folder, folder)
@@ -137,6 +157,9 @@ class Bench:
         self.store[f"object {len(self.store)}"] = thing
         return f"object {len(self.store) - 1}"
 
+    def _get(self, refs: str | list[str]) -> Any:
+        return self.store[refs] if isinstance(refs, str) else [self.store[ref] for ref in refs]
+
     def work(self, groups: list[int], begun: dict[int, Begun] | None = None) -> TaskWork:
         """Two samples for each group's prompt, which is the group's number and two more."""
         rows = np.array([row for group in groups for row in (2 * group, 2 * group + 1)])
@@ -145,7 +168,9 @@ class Bench:
             "group_id": Column(rows // 2),
         }
         ref = self._put(Batch(rows, columns))
-        part = PartWork(0, rows, (Source(ref, None, {name: name for name in columns}),))
+        part = PartWork(
+            0, rows, (Source((ref,), np.array([len(rows)]), np.zeros(0, np.int32), {name: name for name in columns}),)
+        )
         outputs = {name: "said" if name == "response_tokens" else name for name in ROLLOUT_WRITES}
         return TaskWork(
             *(2, "rollout", "rollout", "rollout", False, 0, 1, 1, (part,), outputs, False, True),
