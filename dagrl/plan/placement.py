@@ -21,6 +21,7 @@ from dagrl.spec.schema import (
 )
 from dagrl.spec.sglang_layout import server_slots
 from dagrl.spec.sleeping import sleeps
+from dagrl.spec.streaming import update_pieces
 
 _VALIDATION_PREFIX = "val/"
 
@@ -40,6 +41,7 @@ def make_plan(pipeline: Pipeline, graph: Graph) -> Plan:
         shards=pipeline.schedule.shards_per_step,
         steps=pipeline.run.steps,
         max_staleness=pipeline.schedule.max_staleness,
+        in_flight=pipeline.schedule.in_flight_weight_update,
         save_every=pipeline.run.save_every,
         validate_every=pipeline.run.validate_every,
         validate_first=pipeline.run.validate_first,
@@ -130,6 +132,7 @@ def _task(node: GraphNode, pipeline: Pipeline, rows: Rows, wanted: set[str], sam
         trains=node.contract.needs is Capability.TRAIN,
         generates=generates,
         frozen=guest_of is not None,
+        pieces=update_pieces(pipeline, node.spec) if isinstance(node.spec, UpdateNode) else (),
         sampled_by=sampled_by,
         told_as=_told_as(node, pipeline),
     )

@@ -15,6 +15,8 @@ differ only in `Plan.max_staleness` and in who shares a group:
   moved away before whom lies work of an older one: it may only wait for a commit.
 - An update in pieces takes them in their order. Until its last one is over the trained weights are nobody's: no other
   task uses them, and no sync does, unless a generator has lost its own and this very step waits for it.
+- A generator about to begin gets its weights before a source of another group goes on, be it with an older step: a sync
+  is short, and the generator would stand still for all that the older step has left.
 - With `Plan.in_flight` a generator that is at work gets newer weights as soon as its source has a moment for that.
 - What has lost its workers is restarted: at once where nobody of its group sleeps, or when a step waits for it and the
   others are asleep. What the workers had not brought yet is run again, after a sync.
@@ -196,7 +198,7 @@ class Scheduler:
 
     def _decide(self) -> list[Command]:
         self._open_steps()
-        commands: list[Command] = list(self._refreshes())
+        commands: list[Command] = [*self._refreshes(), *self._first_syncs()]
         without_room: list[_OnEngines] = []
         for step in sorted(self._open):
             commands += self._runs(step, without_room)
@@ -291,6 +293,22 @@ class Scheduler:
                     if held < newest and self._may_send(source) and not self._moves_before(sync):
                         self._occupy(sync)
                         yield sync
+
+    def _first_syncs(self) -> Iterator[Command]:
+        """Syncs for generators that are about to begin: their sources, of other groups, have older steps to go on with."""
+        for step in sorted(self._open):
+            for task in self._open[step].tasks:
+                if not task.generates or not self._is_apart(self.plan.executors[task.executor]):
+                    continue
+                sync = next((self._due(step, task, shards) for shards in self._ready(step, task)), None)
+                if isinstance(sync, Sync) and not self._moves_before(sync):
+                    self._occupy(sync)
+                    yield sync
+
+    def _is_apart(self, executor: Executor) -> bool:
+        """Whether it follows an executor of another group."""
+        source = self.plan.executors.get(executor.follows or "")
+        return source is not None and source.group != executor.group
 
     def _restarts(self) -> Iterator[Command]:
         """Of lost executors that take no turns, before a step waits for them."""

@@ -222,3 +222,11 @@ def test_a_server_on_each_cpu_slot(plan_of) -> None:
     servers = ("groups.rollout={cpus_per_node: 3}", "engines.generator={backend: sglang, group: rollout}")
     generator = plan_of(*servers).executors["generator"]
     assert (generator.replicas, generator.follows) == (3, None) and all(place.primary for place in generator.places)
+
+
+def test_weights_in_flight_and_pieces_of_updates_are_the_files(plan_of) -> None:
+    assert plan_of().task("update").pieces == () and not plan_of().in_flight
+    overrides = ["schedule={shards_per_step: 2, stream_update: true, in_flight_weight_update: true}"]
+    plan = plan_of(*overrides, "nodes.update.mini_batch=4", "data.prompts_per_step=8")
+    assert plan.task("update").pieces == ((0,), (1,)) and plan.in_flight
+    assert not any(task.pieces for task in plan.tasks if task.name != "update")
