@@ -295,7 +295,7 @@ class Scheduler:
                         yield sync
 
     def _first_syncs(self) -> Iterator[Command]:
-        """Syncs for generators that are about to begin: their sources, of other groups, have older steps to go on with."""
+        """Syncs for generators about to begin, before their sources, of other groups, go on with older steps."""
         for step in sorted(self._open):
             for task in self._open[step].tasks:
                 if not task.generates or not self._is_apart(self.plan.executors[task.executor]):
