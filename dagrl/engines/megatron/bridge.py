@@ -16,12 +16,12 @@ import torch
 from megatron.core import parallel_state
 
 from dagrl.engines.megatron.bridge_library import import_bridge
-from dagrl.engines.megatron.config import padded_vocab_size
 from dagrl.engines.megatron.model import unwrap
 from dagrl.engines.model_source import WeightSource, published_shapes
 from dagrl.engines.weight_names import check_names
 from dagrl.engines.weights.exporter import IteratedExporter
 from dagrl.spec.schema import MegatronEngineSpec
+from dagrl.spec.vocabulary import padded_vocab_size
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -6,7 +6,6 @@ the user gave.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,11 +14,10 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from dagrl.engines.megatron.families import config_class, transformer_defaults, transformer_fields
 from dagrl.engines.megatron.fields import Fixed, join_fields
 from dagrl.spec.schema import MegatronEngineSpec, ParallelSpec
+from dagrl.spec.vocabulary import padded_vocab_size as padded_vocab_size
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
-
-_LARGE_VOCABULARY = 16384
 
 
 def transformer_config(hf_config: PretrainedConfig, spec: MegatronEngineSpec) -> TransformerConfig:
@@ -66,17 +64,6 @@ def transformer_config(hf_config: PretrainedConfig, spec: MegatronEngineSpec) ->
         )
     _check_sizes(config, spec.parallel)
     return config
-
-
-def padded_vocab_size(vocab_size: int, tensor_parallel_size: int) -> int:
-    """Rows of the embedding: the vocabulary, filled up so that the ranks share it evenly.
-
-    Up to 8 ranks get the same size, so that a checkpoint of one layout loads into another. Large vocabularies are
-    filled to what suits matrix units on every rank.
-    """
-    unit = 1024 if vocab_size >= _LARGE_VOCABULARY else 8
-    multiple = math.lcm(unit, tensor_parallel_size)
-    return math.ceil(vocab_size / multiple) * multiple
 
 
 def _parallel_fields(parallel: ParallelSpec) -> dict[str, Any]:

@@ -15,12 +15,13 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from dagrl.engines.megatron.config import padded_vocab_size, transformer_config
+from dagrl.engines.megatron.config import transformer_config
 from dagrl.engines.megatron.cpu.modules import use_plain_modules
 from dagrl.engines.megatron.families import rope_fields
 from dagrl.engines.megatron.latent_attention import use_latent_norms
 from dagrl.engines.megatron.output import ScalarHead
 from dagrl.spec.schema import MegatronEngineSpec
+from dagrl.spec.vocabulary import padded_vocab_size
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

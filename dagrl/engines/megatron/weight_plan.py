@@ -17,10 +17,10 @@ from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
-from dagrl.engines.megatron.config import padded_vocab_size
 from dagrl.engines.megatron.families import MappedTensor, tensors
 from dagrl.engines.megatron.model import unwrap
 from dagrl.engines.model_source import SCORE, published_shapes
+from dagrl.spec.vocabulary import padded_vocab_size
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
