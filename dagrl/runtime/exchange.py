@@ -78,6 +78,8 @@ def _work(run: Run, task: PlannedTask, pipeline: Pipeline, committed: int) -> Ta
         outputs=task.outputs,
         frozen=task.frozen,
         hands_in=True,
+        begins=not task.pieces or run.shards == task.pieces[0],
+        ends=not task.pieces or run.shards == task.pieces[-1],
         sampled_by=task.sampled_by,
         told_as=task.told_as,
     )
