@@ -22,7 +22,7 @@ from dagrl.spec.ops import PROMPTS, SAMPLES, OpContract, contract_of
 from dagrl.spec.positions import Findings, Positions
 from dagrl.spec.redundant import redundant_nodes
 from dagrl.spec.rollouts import leading_rollout, rollouts
-from dagrl.spec.schema import CustomNode, NodeBase, Pipeline, RolloutNode
+from dagrl.spec.schema import CustomNode, NodeBase, Pipeline, RewardNode, RolloutNode
 from dagrl.spec.wiring import Reading, Wiring
 
 PROMPTS_NODE = "prompts"
@@ -135,12 +135,13 @@ class Graph:
 
     @cached_property
     def validation(self) -> Graph:
-        """What runs in validation: the nodes needed to get a reward from prompts, and `samples`.
+        """What runs in validation: the nodes needed to get rewards from prompts, and `samples`.
 
         Nothing in it trains, because an op that trains writes no column that a reward could need.
         """
-        scored = self.nodes[SAMPLES_NODE].inputs["reward"].node
-        needed = self.ancestors(scored) | {scored}
+        scored = {self.nodes[SAMPLES_NODE].inputs["reward"].node}
+        scored |= {name for name, node in self.nodes.items() if isinstance(node.spec, RewardNode)}
+        needed = scored.union(*map(self.ancestors, scored))
         kept = {name: node for name, node in self.nodes.items() if name in needed}
         sink = self.nodes[SAMPLES_NODE]
         seen = {column: wire for column, wire in sink.inputs.items() if wire.node in needed}

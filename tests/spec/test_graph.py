@@ -234,8 +234,8 @@ CASES = {
         REF + "\n  again: {op: rollout, engine: generator, n: 2, sampling: {max_new_tokens: 8}} #!",
         "nodes.again",
         "columns `response_tokens`, `response_mask`, `rollout_logprob` and `policy_version` are written by `rollout` "
-        "and `again`; give one of them another name with `write:`, or say which is meant with `read_from: [rollout]` in "
-        "`reward`, `ref`, `update` and `advantage`",
+        "and `again`; give one of them another name with `write:`, or say which is meant with `read_from: [rollout]` "
+        "in `reward`, `ref`, `update` and `advantage`",
     ),
     "no rollout": (
         "{op: rollout, engine: generator, n: 4, sampling: {max_new_tokens: 8}}",

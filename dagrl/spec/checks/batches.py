@@ -18,7 +18,7 @@ def check_batches(pipeline: Pipeline, graph: Graph | None, sizes: ModelSizes, fi
         if isinstance(node, UpdateNode):
             _check_mini_batches(pipeline, name, node, graph, findings)
         if isinstance(node, UpdateNode | LogprobNode):
-            _check_micro_batch(pipeline, name, node, findings)
+            _check_micro_batch(pipeline, name, node, graph, findings)
     _warn_of_long_samples(pipeline, sizes, findings)
     _check_schedule(pipeline, findings)
     if (pipeline.run.validate_every or pipeline.run.validate_first) and pipeline.data.val is None:
@@ -57,8 +57,11 @@ def _nearest_divisor(number: int, wanted: int) -> int:
     return min((size for size in range(1, number + 1) if number % size == 0), key=lambda size: abs(size - wanted))
 
 
-def _check_micro_batch(pipeline: Pipeline, name: str, node: UpdateNode | LogprobNode, findings: Findings) -> None:
-    for rollout in rollouts(pipeline):
+def _check_micro_batch(
+    pipeline: Pipeline, name: str, node: UpdateNode | LogprobNode, graph: Graph | None, findings: Findings
+) -> None:
+    sampled_by = graph.sampled_by(name) if graph else None
+    for rollout in [sampled_by] if sampled_by else rollouts(pipeline):
         longest = longest_sample(pipeline, rollout)
         multiple, engine = _row_alignment(pipeline, node.engine)
         padded = -(-longest // multiple) * multiple

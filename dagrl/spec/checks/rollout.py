@@ -19,7 +19,8 @@ def check_rollout(pipeline: Pipeline, graph: Graph | None, findings: Findings) -
             place: Place = ("nodes", name)
             _check_over_sampling(pipeline, place, node, findings)
             _check_partial(place, node, findings)
-            if graph is not None and node.over_sampling_batch_size is not None:
+            alone = len(rollouts(pipeline)) == 1
+            if graph is not None and alone and node.over_sampling_batch_size is not None:
                 _check_others_wait(name, graph, findings)
             if graph is not None:
                 _check_prompts(name, node, graph, findings)
