@@ -1,0 +1,184 @@
+"""Seconds of each command of a pipeline's plan: what the simulation of its schedule is driven by.
+
+`PipelineCosts` knows the pipeline and its GPUs; what a pass, a rollout or a move takes is worked out by the modules
+beside it. All of it is about what a step takes once everything has run before: nothing is compiled or connected anew.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from dagrl.plan.commands import Command, Commit, Restart, Run, Save, Sleep, Sync, Wake
+from dagrl.plan.cost import transfers
+from dagrl.plan.cost.decoding import Generation, shard_ends
+from dagrl.plan.cost.engines import WEIGHT_BYTES, PlannedEngine
+from dagrl.plan.cost.host import node_seconds
+from dagrl.plan.cost.lengths import Assumed, Lengths, lengths_of
+from dagrl.plan.cost.passes import Batch
+from dagrl.plan.hardware import DEFAULT_GPU
+from dagrl.plan.plan import HOST, Plan, PlannedTask, Rows
+from dagrl.plan.weight_route import weight_route
+from dagrl.spec.model_shape import ModelShape
+from dagrl.spec.residency import Residency
+from dagrl.spec.rollouts import leading_rollout, rollouts
+from dagrl.spec.schema import LogprobNode, MegatronEngineSpec, Pipeline, RolloutNode, UpdateNode
+
+_CALL_S = 5e-3
+"""From a command to a worker that works, and back: Ray, and the rows that are fetched."""
+
+
+@dataclass(frozen=True)
+class PipelineCosts:
+    """The costs of a checked pipeline's plan; see `dagrl.plan.costs.Costs`."""
+
+    pipeline: Pipeline
+    plan: Plan
+    shape: ModelShape
+    gpu: str = DEFAULT_GPU
+    """Of groups that do not name theirs."""
+    assumed: Assumed = field(default_factory=Assumed)
+    """What is known of lengths."""
+    cache_tokens: Mapping[str, float] = field(default_factory=dict)
+    """Executor -> tokens that a server's cache holds, where somebody has worked it out."""
+
+    def seconds(self, command: Command) -> float:
+        """How long a command takes."""
+        match command:
+            case Run(_, task, shards):
+                return self._ends(task, len(shards))[-1]
+            case Sync(_, follower, source, _):
+                return self._sync(follower, source)
+            case Sleep(_, executor, residency) | Wake(_, executor, residency):
+                return self._move(executor, residency, down=isinstance(command, Sleep))
+            case Restart():
+                return transfers.RESTART_S
+            case Save(_, executor):
+                engine = self.engines[executor]
+                state = engine.weight_bytes + engine.state_bytes
+                in_background = self.pipeline.run.async_save
+                return transfers.save_seconds(state, engine.device, per_node=engine.per_node, background=in_background)
+            case Commit():
+                return transfers.COMMIT_S
+        raise AssertionError(f"no cost of {command!r}")
+
+    def shard_offsets(self, run: Run) -> Sequence[float]:
+        """When each shard of a run that streams is done, seconds after its begin, ascending."""
+        return self._ends(run.task, len(run.shards))
+
+    @cached_property
+    def engines(self) -> dict[str, PlannedEngine]:
+        """Executor -> what it computes with."""
+        return {
+            name: PlannedEngine(self.pipeline, executor, self.shape, self.gpu, self.cache_tokens)
+            for name, executor in self.plan.executors.items()
+            if name != HOST
+        }
+
+    def rows(self, task: PlannedTask) -> int:
+        """Rows of a step on which the task works."""
+        if task.rows is Rows.VALIDATION:
+            return self.pipeline.data.val_prompts or self.pipeline.data.prompts_per_step
+        return self.pipeline.data.prompts_per_step * self.plan.samples_per_prompt
+
+    def lengths(self, task: PlannedTask) -> Lengths:
+        """The lengths of those rows."""
+        name = task.node if task.generates else task.sampled_by or leading_rollout(self.pipeline)
+        return lengths_of(self.pipeline, rollouts(self.pipeline)[name], self.assumed)
+
+    # -- runs
+
+    @cached_property
+    def _tasks(self) -> dict[str, PlannedTask]:
+        return {task.name: task for task in self.plan.tasks}
+
+    @cached_property
+    def _known(self) -> dict[tuple[str, int], Sequence[float]]:
+        return {}
+
+    def _ends(self, name: str, shards: int) -> Sequence[float]:
+        """When each of so many shards of a task is done; of one that does not stream, all at the same time."""
+        if (name, shards) not in self._known:
+            task = self._tasks[name]
+            node = self.pipeline.nodes.get(task.node)
+            share = shards / self.plan.shards
+            match node:
+                case RolloutNode():
+                    ends = self._rollout(task, node, shards)
+                case LogprobNode():
+                    ends = [self._logprob(task, node, share)] * shards
+                case UpdateNode():
+                    ends = [self._update(task, node, share)] * shards
+                case _:
+                    ends = [node_seconds(node, task.node, self.rows(task) * share, self.pipeline)] * shards
+            self._known[name, shards] = [_CALL_S + end for end in ends]
+        return self._known[name, shards]
+
+    def _logprob(self, task: PlannedTask, node: LogprobNode, share: float) -> float:
+        engine = self.engines[task.executor]
+        batch = Batch(self.rows(task) * share, self.lengths(task), node.tokens_per_micro_batch)
+        seconds = engine.passes.forward(batch) + engine.brought_in_s
+        if task.frozen and engine.executor.trained:
+            seconds += transfers.swap_seconds(engine.weight_bytes, engine.device)
+        return seconds
+
+    def _update(self, task: PlannedTask, node: UpdateNode, share: float) -> float:
+        engine = self.engines[task.executor]
+        steps = node.optimizer_steps(self.pipeline.data.prompts_per_step)
+        batch = Batch(self.rows(task) * node.epochs / steps, self.lengths(task), node.tokens_per_micro_batch)
+        each = engine.passes.train(batch) + engine.optimizer.seconds()
+        return steps * share * each + engine.brought_in_s
+
+    def _rollout(self, task: PlannedTask, node: RolloutNode, shards: int) -> list[float]:
+        engine = self.engines[task.executor]
+        trains = task.rows is Rows.TRAIN
+        prompts = self.pipeline.data.prompts_per_step if trains else self.rows(task)
+        begun = node.prompts_begun(prompts) if trains else prompts
+        share = shards / self.plan.shards
+        work = Generation(
+            prompts=math.ceil(begun * share / engine.executor.replicas),
+            per_prompt=self.plan.samples_per_prompt if trains else 1,
+            lengths=self.lengths(task),
+            shards=shards,
+            enough=prompts / begun,
+        )
+        return shard_ends(engine.server, work)
+
+    # -- what moves
+
+    def _sync(self, follower: str, source: str) -> float:
+        taker, sender = self.engines[follower], self.engines[source]
+        route = weight_route(self.pipeline, follower)
+        neighbours = sender.group.nodes == taker.group.nodes == 1
+        device = sender.device
+        return transfers.sync_seconds(
+            route.way,
+            route.passes * self.shape.parameters * WEIGHT_BYTES,
+            device,
+            link=device.peers if neighbours else device.network,
+            gathered=1 - 1 / sender.model_ranks,
+        )
+
+    def _move(self, executor: str, residency: Residency, *, down: bool) -> float:
+        """Down to that residency, or up to it."""
+        engine = self.engines[executor]
+        if not isinstance(engine.spec, MegatronEngineSpec):
+            move = transfers.server_sleep_seconds if down else transfers.server_wake_seconds
+            return move(engine.backed_up_bytes, engine.device)
+        offload = engine.spec.offload
+        weights = 0.0 if offload.param else engine.weight_bytes
+        state = 0.0 if offload.optimizer else engine.state_bytes
+        if not down:
+            moved = weights + (state if residency is Residency.AWAKE else 0.0)
+            return transfers.trainer_wake_seconds(moved, engine.device, model_ranks=engine.model_ranks)
+        if residency is Residency.WEIGHTS:
+            return transfers.trainer_down_seconds(state, engine.device)
+        # Whoever is followed on its own GPUs has left all but its weights before, for the sync.
+        moved = weights + (0.0 if self._is_followed_at_home(executor) else state)
+        return transfers.trainer_sleep_seconds(moved, engine.device, model_ranks=engine.model_ranks)
+
+    def _is_followed_at_home(self, name: str) -> bool:
+        group = self.plan.executors[name].group
+        return any(each.follows == name and each.group == group for each in self.plan.executors.values())

@@ -1,0 +1,157 @@
+"""What the executors of a plan compute and move with: their passes, optimizers and servers, and the bytes they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from dagrl.plan.cost.decoding import Server
+from dagrl.plan.cost.device import Device, device_of
+from dagrl.plan.cost.optimizer import STATE_BYTES, OptimizerSteps, fullest_rank
+from dagrl.plan.cost.passes import Passes
+from dagrl.plan.hardware import DEFAULT_GPU, gpu_of_group
+from dagrl.plan.memory.parameters import RankParameters
+from dagrl.plan.plan import Executor
+from dagrl.spec.model_shape import ModelShape
+from dagrl.spec.schema import GroupSpec, HfEngineSpec, MegatronEngineSpec, Pipeline, SglangEngineSpec
+from dagrl.spec.sglang_layout import CPU_CACHE_TOKENS, gpus_per_server
+
+WEIGHT_BYTES = 2
+_MEMORY_FRACTION = {True: 0.8, False: 0.85}
+"""Of a GPU's memory for weights and cache where the file does not say: of servers that sleep, and of others, for which
+SGLang chooses about that.
+"""
+_LARGEST_GRAPH = 512
+_MOST_RUNNING = 2048
+
+
+@dataclass(frozen=True)
+class PlannedEngine:
+    """An executor of the plan on its GPUs."""
+
+    pipeline: Pipeline
+    executor: Executor
+    shape: ModelShape
+    gpu: str = DEFAULT_GPU
+    cache_tokens: Mapping[str, float] = field(default_factory=dict)
+    """Of servers, by executor, where somebody has worked out what their cache holds."""
+
+    @property
+    def spec(self) -> MegatronEngineSpec | SglangEngineSpec | HfEngineSpec:
+        """What the file says of it."""
+        return self.pipeline.engines[self.executor.name]
+
+    @property
+    def group(self) -> GroupSpec:
+        """Its slots."""
+        assert self.executor.group is not None, f"{self.executor.name} has no group"
+        return self.pipeline.groups[self.executor.group]
+
+    @property
+    def per_node(self) -> int:
+        """Ranks on a machine."""
+        return self.group.ranks // self.group.nodes
+
+    @cached_property
+    def device(self) -> Device:
+        """What a rank reaches."""
+        assert self.executor.group is not None, f"{self.executor.name} has no group"
+        return device_of(gpu_of_group(self.pipeline, self.executor.group, self.gpu))
+
+    # -- trainers
+
+    @property
+    def megatron(self) -> MegatronEngineSpec:
+        """The same, of an engine that trains or computes log-probs."""
+        assert isinstance(self.spec, MegatronEngineSpec), f"{self.executor.name} does not compute log-probs"
+        return self.spec
+
+    @cached_property
+    def held(self) -> RankParameters:
+        """Parameters of its fullest rank."""
+        return fullest_rank(self.shape, self.megatron)
+
+    @cached_property
+    def passes(self) -> Passes:
+        """Batches through the model."""
+        return Passes(self.shape, self.megatron, self.group.ranks, self.per_node, self.device)
+
+    @cached_property
+    def optimizer(self) -> OptimizerSteps:
+        """Its optimizer steps."""
+        return OptimizerSteps(self.held, self.megatron, self.group.ranks, self.per_node, self.device)
+
+    @property
+    def model_ranks(self) -> int:
+        """Ranks that share one copy of the model."""
+        return self.group.ranks // self.passes.replicas
+
+    @property
+    def weight_bytes(self) -> float:
+        """Of a rank."""
+        return self.held.total * WEIGHT_BYTES
+
+    @property
+    def state_bytes(self) -> float:
+        """Of the optimizer on a rank's GPU between its steps."""
+        if not self.executor.trained:
+            return 0.0
+        fields = self.megatron.optimizer
+        on_host = fields.get("optimizer_offload_fraction", 1.0) if fields.get("optimizer_cpu_offload") else 0.0
+        return self.optimizer.own_share * STATE_BYTES * (1 - on_host)
+
+    @property
+    def brought_in_s(self) -> float:
+        """Seconds for weights that rest on the host to come and go, once for each task."""
+        if not self.megatron.offload.param:
+            return 0.0
+        return self.weight_bytes * (1 / self.device.from_host + 1 / self.device.to_host)
+
+    # -- generators
+
+    @cached_property
+    def server(self) -> Server:
+        """One copy of the model that generates."""
+        match self.spec:
+            case SglangEngineSpec() as spec:
+                return self._sglang(spec)
+            case HfEngineSpec() as spec:
+                return Server(self.shape, self.device, running=spec.max_batch_size, in_process=True)
+        raise AssertionError(f"{self.executor.name} does not generate")
+
+    def _sglang(self, spec: SglangEngineSpec) -> Server:
+        fields, gpus = spec.server, gpus_per_server(spec)
+        stages = int(fields.get("pp_size", 1))
+        cache = self.cache_tokens.get(self.executor.name) or self._room_for_tokens(spec, gpus)
+        if most := fields.get("max_total_tokens"):
+            cache = min(cache, most)
+        graph = int(
+            fields.get("cuda_graph_max_bs_decode") or min(fields.get("max_running_requests") or 1 << 30, _LARGEST_GRAPH)
+        )
+        return Server(
+            self.shape,
+            self.device,
+            tensor=gpus // stages,
+            stages=stages,
+            per_node=self.per_node,
+            running=int(fields.get("max_running_requests") or _MOST_RUNNING),
+            cache_tokens=cache,
+            largest_graph=0 if fields.get("disable_cuda_graph") else graph,
+            shares_prompts=not fields.get("disable_radix_cache"),
+        )
+
+    def _room_for_tokens(self, spec: SglangEngineSpec, gpus: int) -> float:
+        gpu = gpu_of_group(self.pipeline, spec.group, self.gpu)
+        if gpu is None:
+            return CPU_CACHE_TOKENS
+        fraction = spec.server.get("mem_fraction_static") or _MEMORY_FRACTION[self.executor.sleeps]
+        room = gpu.memory_bytes * gpus * fraction - self.shape.parameters * WEIGHT_BYTES
+        return max(1.0, room / (self.shape.cache_values_per_token * self.shape.layers * WEIGHT_BYTES))
+
+    @property
+    def backed_up_bytes(self) -> float:
+        """Of a server's weights on a GPU, where they wait on the host while it sleeps: nobody sends them again."""
+        if not isinstance(self.spec, SglangEngineSpec) or self.spec.follows:
+            return 0.0
+        return self.shape.parameters * WEIGHT_BYTES / gpus_per_server(self.spec)

@@ -1,0 +1,31 @@
+"""Seconds of the nodes that run on hosts' CPUs: prompts, rewards, advantages, samples, and the user's own."""
+
+from __future__ import annotations
+
+from dagrl.spec.graph import PROMPTS_NODE, SAMPLES_NODE
+from dagrl.spec.schema import AdvantageNode, NodeBase, Pipeline, RewardNode
+
+_NODE_S = 5e-3
+_ROW_S = 50e-6
+"""A row unpacked, looked at and packed: orders of magnitude, as are the others, on one core of a server."""
+_MATH_ROW_S = 1.2e-3
+"""A short answer compared by math-verify: measured on one core."""
+_ADVANTAGE_ROW_S = 20e-6
+_PROMPT_S = 150e-6
+"""A prompt read and tokenized."""
+_SAMPLE_S = 0.5e-3
+"""A row decoded and written."""
+
+
+def node_seconds(node: NodeBase | None, name: str, rows: float, pipeline: Pipeline) -> float:
+    """Of a node on `rows` rows; those without an entry in the file are known by their `name`."""
+    if name == PROMPTS_NODE:
+        return _NODE_S + pipeline.data.prompts_per_step * _PROMPT_S
+    if name == SAMPLES_NODE:
+        return _NODE_S + min(rows, pipeline.run.samples_per_step) * _SAMPLE_S
+    each = _ROW_S
+    if isinstance(node, RewardNode) and node.fn == "math":
+        each = _MATH_ROW_S
+    elif isinstance(node, AdvantageNode):
+        each = _ADVANTAGE_ROW_S
+    return _NODE_S + rows * each

@@ -1,0 +1,87 @@
+"""How long prompts and responses are taken to be, where nobody knows before a run.
+
+Responses are spread between 0 and the longest that is allowed: a share ``(x / longest) ** a`` of them is shorter than
+x, with `a` chosen so that their mean is as asked. Half of the longest gives an even spread; all of it gives responses
+that are all cut. The longest ones always come near the limit, and a rollout waits for them: the long tail.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dagrl.spec.schema import Pipeline, RolloutNode
+
+MEAN_RESPONSE = 0.5
+"""Mean response over ``max_new_tokens``, unless the call says ``--response-tokens``."""
+MEAN_PROMPT = 0.5
+"""Mean prompt over ``max_prompt_tokens``, unless the call says ``--prompt-tokens``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assumed:
+    """What the caller knows of lengths; None is the share above."""
+
+    prompt_tokens: float | None = None
+    response_tokens: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Tokens of the rows of a rollout."""
+
+    prompt: float
+    """Mean."""
+    response: float
+    """Mean."""
+    longest: int
+    """Longest response."""
+
+    @property
+    def row(self) -> float:
+        """Mean tokens of a prompt and its response."""
+        return self.prompt + self.response
+
+    @property
+    def mean_square(self) -> float:
+        """Mean of the square of a row's tokens, which attention costs; all prompts count as the mean."""
+        return self.prompt**2 + 2 * self.prompt * self.response + self._square_of_responses
+
+    @property
+    def varied(self) -> bool:
+        """Whether responses differ in length."""
+        return self.response < self.longest
+
+    def quantile(self, share: float) -> float:
+        """The length below which that share of the responses is."""
+        if not self.varied:
+            return float(self.longest)
+        return max(1.0, self.longest * share ** (1 / self._shape))
+
+    @property
+    def _shape(self) -> float:
+        """The exponent `a`, whose mean is ``a / (a + 1)``."""
+        return self.response / (self.longest - self.response)
+
+    @property
+    def _square_of_responses(self) -> float:
+        if not self.varied:
+            return float(self.longest) ** 2
+        return self._shape / (self._shape + 2) * self.longest**2
+
+
+def lengths_of(pipeline: Pipeline, rollout: RolloutNode, assumed: Assumed) -> Lengths:
+    """The lengths of a rollout's rows. ValueError where the caller knows of lengths that the file does not allow."""
+    longest, longest_prompt = rollout.sampling.max_new_tokens, rollout.max_prompt_tokens
+    longest_prompt = longest_prompt or pipeline.data.max_prompt_tokens
+    response = assumed.response_tokens or longest * (1.0 if rollout.sampling.ignore_eos else MEAN_RESPONSE)
+    prompt = assumed.prompt_tokens or longest_prompt * MEAN_PROMPT
+    for what, mean, limit, field in (
+        ("responses", response, longest, "sampling.max_new_tokens"),
+        ("prompts", prompt, longest_prompt, "max_prompt_tokens"),
+    ):
+        if not 0 < mean <= limit:
+            raise ValueError(
+                f"{what} of {mean:g} tokens on average do not fit the pipeline's {field}, {limit}; "
+                f"choose a number between 1 and {limit}"
+            )
+    return Lengths(prompt, response, longest)

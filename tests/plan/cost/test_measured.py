@@ -1,0 +1,109 @@
+"""Estimates against everything of benchmarks/RESULTS.md that was measured on GPUs: within 20 %."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dagrl.plan.cost import transfers
+from dagrl.plan.cost.decoding import Generation, Server, shard_ends
+from dagrl.plan.cost.device import device_of
+from dagrl.plan.cost.lengths import Lengths
+from dagrl.plan.cost.optimizer import STATE_BYTES, OptimizerSteps, fullest_rank
+from dagrl.plan.cost.passes import Batch, Passes
+from dagrl.spec.gpus import gpu_named
+from dagrl.spec.model_shape import ModelShape, shape_of
+from dagrl.spec.schema import MegatronEngineSpec, ParallelSpec
+
+H200 = device_of(gpu_named("H200"))
+QWEN3 = {"model_type": "qwen3", "head_dim": 128, "vocab_size": 151936, "num_key_value_heads": 8}
+BILLIONS_1_7 = shape_of(
+    QWEN3
+    | {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16}
+    | {"tie_word_embeddings": True}
+)
+BILLIONS_8 = shape_of(
+    QWEN3
+    | {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32}
+    | {"tie_word_embeddings": False}
+)
+
+
+def trainer(shape: ModelShape, tensor: int) -> Passes:
+    parallel = ParallelSpec(tensor_model_parallel_size=tensor, sequence_parallel=tensor > 1)
+    spec = MegatronEngineSpec(backend="megatron", group="gpu", parallel=parallel)
+    return Passes(shape, spec, tensor, tensor, H200)
+
+
+def train_step(shape: ModelShape, tensor: int, micro_batches: int, tokens: int) -> float:
+    """As ``benchmarks/train_step.py``: rows of 2048 tokens, all but the first of them the response."""
+    passes = trainer(shape, tensor)
+    steps = OptimizerSteps(fullest_rank(shape, passes.spec), passes.spec, tensor, tensor, H200)
+    return passes.train(rows(micro_batches, tokens)) + steps.seconds()
+
+
+def rows(micro_batches: int, tokens: int) -> Batch:
+    return Batch(micro_batches * tokens / 2048, Lengths(1, 2047, 2047), tokens)
+
+
+def rollout(shape: ModelShape, tensor: int, prompts: int, n: int, lengths: Lengths) -> float:
+    server = Server(shape, H200, tensor=tensor, per_node=4, cache_tokens=1e6)
+    return shard_ends(server, Generation(prompts, n, lengths))[-1]
+
+
+@pytest.mark.parametrize(
+    ("estimate", "measured"),
+    [
+        # "The train step", 2026-11-21.
+        pytest.param(lambda: trainer(BILLIONS_1_7, 1).forward(rows(4, 16384)), 0.463, id="log-probs of 1.7B"),
+        pytest.param(lambda: train_step(BILLIONS_1_7, 1, 4, 16384), 1.449, id="train step of 1.7B"),
+        pytest.param(lambda: trainer(BILLIONS_8, 2).forward(rows(4, 16384)), 1.037, id="log-probs of 8B, TP2"),
+        pytest.param(lambda: train_step(BILLIONS_8, 2, 4, 16384), 3.149, id="train step of 8B, TP2"),
+        # Bare, another day: 48.5k tokens/s with 32k tokens in a micro-batch, two of them.
+        pytest.param(lambda: train_step(BILLIONS_1_7, 1, 2, 32768), 65536 / 48500, id="train step of 1.7B, 32k tokens"),
+        # "SGLang": the node of a pipeline on one GPU, and a whole server's share of four GPUs.
+        pytest.param(lambda: rollout(BILLIONS_1_7, 1, 512, 1, Lengths(256, 512, 512)), 9.30, id="rollout of 1.7B"),
+        pytest.param(lambda: rollout(BILLIONS_8, 2, 8, 8, Lengths(1024, 2048, 2048)), 13.7, id="rollout of 8B, TP2"),
+    ],
+)
+def test_work(estimate: Any, measured: float) -> None:
+    assert estimate() == pytest.approx(measured, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("shape", "way", "measured"),
+    [
+        (BILLIONS_1_7, "cuda_ipc", 34.2e-3),
+        (BILLIONS_1_7, "broadcast", 33.2e-3),
+        (BILLIONS_8, "broadcast", 72.5e-3),
+    ],
+)
+def test_weight_syncs(shape: ModelShape, way: Any, measured: float) -> None:
+    """From the end of the update to servers that are ready."""
+    seconds = transfers.sync_seconds(way, 2 * shape.parameters, H200, link=H200.peers, gathered=0.0)
+    assert seconds == pytest.approx(measured, rel=0.2)
+
+
+SMALL = 0.94e9
+"""Parameters of the model of "Sleep and offload", in bfloat16, with float32 weights and moments."""
+WHOLE = 2 + STATE_BYTES
+
+
+@pytest.mark.parametrize(
+    ("kept", "model_ranks", "asleep", "awake"),
+    [
+        pytest.param(SMALL * WHOLE, 1, 1.23, 0.26, id="one GPU"),
+        pytest.param(SMALL / 2 * WHOLE, 2, 1.31, None, id="TP2"),
+        pytest.param(SMALL * (2 + STATE_BYTES / 2), 1, 0.92, 0.16, id="DP2"),
+        pytest.param(SMALL * (2 + STATE_BYTES / 2), 1, 0.85, 0.14, id="half of the optimizer on the CPU"),
+        pytest.param(SMALL * 2, 1, 0.63, 0.04, id="the optimizer on the CPU"),
+        pytest.param(SMALL * 2, 1, 0.66, None, id="frozen"),
+        pytest.param(0.0, 1, 0.54, None, id="offload of all three"),
+    ],
+)
+def test_sleeps(kept: float, model_ranks: int, asleep: float, awake: float | None) -> None:
+    """Those after the first, which takes the host's memory."""
+    assert transfers.trainer_sleep_seconds(kept, H200, model_ranks=model_ranks) == pytest.approx(asleep, rel=0.2)
+    if awake is not None:
+        assert transfers.trainer_wake_seconds(kept, H200, model_ranks=model_ranks) == pytest.approx(awake, rel=0.2)
