@@ -16,7 +16,7 @@ _VPP = "virtual_pipeline_model_parallel_size"
 _CP = "context_parallel_size"
 _EP = "expert_model_parallel_size"
 _ETP = "expert_tensor_parallel_size"
-_UNEVEN = (
+UNEVEN_FIELDS = (
     "num_layers_in_first_pipeline_stage",
     "num_layers_in_last_pipeline_stage",
     "account_for_embedding_in_pipeline_split",
@@ -95,11 +95,11 @@ class _Layout:
             return
         if chunks is not None:
             self._check_rounds(stages)
-        if model.layers is None or any(self._engine.transformer.get(field) for field in _UNEVEN):
+        if model.layers is None or any(self._engine.transformer.get(field) for field in UNEVEN_FIELDS):
             return
         layers = model.layers
         if layers.value % stages:
-            remedy = f"choose a divisor, or share them out with `transformer: {{{_UNEVEN[0]}: ...}}`"
+            remedy = f"choose a divisor, or share them out with `transformer: {{{UNEVEN_FIELDS[0]}: ...}}`"
             self._undivided(_PP, f"{stages} stages do", layers, remedy)
         elif chunks is not None and layers.value % (stages * chunks):
             remedy = f"choose a divisor of {layers.value // stages}"
