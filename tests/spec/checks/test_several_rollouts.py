@@ -6,7 +6,7 @@ from dagrl.spec.checks import check_file
 from dagrl.spec.rollouts import leading_rollout, longest_sample, rollouts
 
 ROLLOUT = "  rollout: {op: rollout, engine: generator, n: 4, sampling: {max_new_tokens: 8}}\n"
-ASK = "  ask: {op: 'own:ask', read_from: [rollout], write: question}\n"
+ASK = "  ask: {op: 'agents_that_ask:ask', read_from: [rollout], write: question}\n"
 OWN = """\
 import dagrl
 @dagrl.node(reads=["response_tokens"], writes=["prompt_tokens"])
@@ -23,7 +23,7 @@ BEHIND = SECOND + "read: {prompt_tokens: question}, max_prompt_tokens: 9"
 
 
 def with_second(project, second: str):
-    project.write("own.py", OWN)
+    project.write("agents_that_ask.py", OWN)
     return project.pipeline((ROLLOUT, f"{ROLLOUT}{ASK if 'question' in second else ''}{second}}} #!\n"), *REST)
 
 
