@@ -24,13 +24,16 @@ differ only in `Plan.max_staleness` and in who shares a group:
 - A step whose tasks and saves are all done is committed, in order.
 - After `StopRequested` the oldest step not yet at its commit is finished, saved and committed; nothing else starts.
 
+What an event costs depends on what it may unlock, not on how many shards or steps are open: only the neighbourhood of
+whatever became free, ready or newer is looked at, and of each task there only the oldest step that has work for it.
+
 Followed by `dagrl.runtime.driver`, which carries out the commands and reports the events.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 
 from dagrl.plan.commands import (
     Command,
@@ -51,52 +54,48 @@ from dagrl.plan.commands import (
     WeightsSynced,
     WorkerLost,
 )
-from dagrl.plan.plan import HOST, Executor, Plan, PlannedTask, Rows
+from dagrl.plan.plan import HOST, Plan
+from dagrl.plan.progress import Cut, Lane, OpenStep
+from dagrl.plan.room import Room, neighbourhoods
 from dagrl.plan.turns import Move, Turns
-from dagrl.spec.ops import Scope
+from dagrl.plan.versions import Versions
 from dagrl.spec.residency import Residency
 
-_OnEngines = Run | Sync | Save | Restart
+_OnEngine = Run | Sync | Save | Restart
 """What needs room in the memory of a group's devices."""
-
-
-@dataclass(slots=True)
-class _OpenStep:
-    """What has happened in one step."""
-
-    tasks: tuple[PlannedTask, ...]
-    started: dict[str, set[int]] = field(default_factory=dict)
-    done: dict[str, set[int]] = field(default_factory=dict)
-    saves_begun: set[str] = field(default_factory=set)
-    saved: set[str] = field(default_factory=set)
-    commit_issued: bool = False
 
 
 class Scheduler:
     """Decides, event by event. `first_step` is the step to begin with: 1, or the one after a checkpoint."""
 
     def __init__(self, plan: Plan, first_step: int = 1) -> None:
-        for task in plan.tasks:
-            shards = sorted(shard for piece in task.pieces for shard in piece)
-            assert not task.pieces or (all(task.pieces) and shards == list(range(plan.shards))), (
-                f"pieces of {task.name}"
-            )
         self.plan = plan
         self.stopping = False
         self.committed = first_step - 1
         """The newest committed step."""
         self._next_step = 0 if first_step == 1 and plan.validates(0) else first_step
-        self._open: dict[int, _OpenStep] = {}
-        self._under_way: dict[str, list[Command]] = {name: [] for name in plan.executors}
-        self._executor_of = {task.name: task.executor for task in plan.tasks}
+        self._unfinished = self._uncommitted = self._next_step
+        """The oldest steps that have something left to be run, and whose commit was not issued."""
+        self._open: dict[int, OpenStep] = {}
         self._trained = [name for name, executor in plan.executors.items() if executor.trained]
+        self._room = Room(plan)
         self._turns = Turns(plan)
-        self._training: dict[str, tuple[int, str]] = {}
-        """Executor -> step and task of an update that has begun and is not over."""
+        self._versions = Versions(plan, first_step)
         self._lost: set[str] = set()
-        self._version: dict[str, int | None] = {
-            name: None if executor.follows else first_step - 1 for name, executor in plan.executors.items()
+        self._lanes = {
+            task.name: Lane(task, plan.executors[task.executor], place, Cut(task, plan.shards), self._open)
+            for place, task in enumerate(plan.tasks)
         }
+        for lane in self._lanes.values():
+            for need in lane.task.needs:
+                self._lanes[need].readers.append(lane)
+        self._lanes_of = {
+            name: [lane for lane in self._lanes.values() if lane.task.executor == name] for name in plan.executors
+        }
+        self._neighbourhoods = neighbourhoods(plan)
+        self._place_of = {name: place for place, names in enumerate(self._neighbourhoods) for name in names}
+        self._touched = set(self._place_of.values())
+        """Places of the neighbourhoods in which something may begin that could not before."""
 
     @property
     def finished(self) -> bool:
@@ -105,7 +104,7 @@ class Scheduler:
 
     def version(self, executor: str) -> int | None:
         """Version of the weights that `executor` holds; None before its first sync, and where they are gone."""
-        return self._version[executor]
+        return self._versions.held(executor)
 
     def residency(self, executor: str) -> Residency:
         """How much of `executor` is in its devices' memory; on its way, what it comes from."""
@@ -113,15 +112,7 @@ class Scheduler:
 
     def workers_of(self, command: Command) -> tuple[str, ...]:
         """The executors that `command` keeps busy."""
-        match command:
-            case Run(_, task, _):
-                return (self._executor_of[task],)
-            case Sync(_, follower, source, _):
-                return follower, source
-            case Sleep(_, executor, _) | Wake(_, executor, _) | Restart(_, executor) | Save(_, executor):
-                return (executor,)
-            case Commit():
-                return ()
+        return self._room.workers_of(command)
 
     def start(self) -> list[Command]:
         """The first commands."""
@@ -131,12 +122,12 @@ class Scheduler:
         """Take note of `event`; what may start now."""
         match event:
             case ShardDone(step, task, shard):
-                self._mark_done(step, task, (shard,))
+                self._mark_done(step, self._lanes[task], (shard,))
             case RunDone(run):
                 self._finish_run(run)
             case WeightsSynced(sync):
                 self._release(sync)
-                self._version[sync.follower] = sync.version
+                self._versions.take(sync.follower, sync.version)
             case EngineReady(executor, residency):
                 self._settle(executor, residency)
             case StateSaved(save):
@@ -145,6 +136,7 @@ class Scheduler:
             case StepCommitted(commit):
                 self.committed = commit.step
                 del self._open[commit.step]
+                self._touch(*self._trained)
             case WorkerLost(executor, _):
                 self._lose(executor)
             case StopRequested():
@@ -154,251 +146,273 @@ class Scheduler:
     # -- what has happened
 
     def _finish_run(self, run: Run) -> None:
-        task = self.plan.task(run.task)
+        lane = self._lanes[run.task]
         self._release(run)
-        self._mark_done(run.step, run.task, run.shards)
-        if task.trains and (not task.pieces or run.shards == task.pieces[-1]):
-            self._version[task.executor] = run.step
-            del self._training[task.executor]
+        self._mark_done(run.step, lane, run.shards)
+        if lane.task.trains and run.shards == lane.cut.last_piece:
+            self._versions.finish_training(run.step, lane.task)
 
-    def _mark_done(self, step: int, task: str, shards: tuple[int, ...]) -> None:
-        if step in self._open:  # else: dropped by a stop
-            self._open[step].done.setdefault(task, set()).update(shards)
+    def _mark_done(self, step: int, lane: Lane, shards: tuple[int, ...]) -> None:
+        if step not in self._open:  # dropped by a stop
+            return
+        state = self._open[step]
+        new = state.tasks[lane.task.name].finish(shards)
+        if not new:
+            return
+        if not state.tasks[lane.task.name].left:
+            state.left -= 1
+            lane.leave(step)
+        self._note_ready(lane, step)
+        for reader in lane.readers:
+            state.tasks[reader.task.name].supply(new)
+            self._note_ready(reader, step)
+
+    def _note_ready(self, lane: Lane, step: int) -> None:
+        if self._open[step].tasks[lane.task.name].ready:
+            lane.note(step)
+            self._touch(lane.task.executor)
 
     def _settle(self, executor: str, residency: Residency) -> None:
-        (move,) = self._under_way[executor]
+        (move,) = self._room.under_way(executor)
         self._release(move)
         self._turns.arrive(executor, residency)
         self._lost.discard(executor)
         if residency is Residency.ASLEEP and self.plan.executors[executor].follows:
-            self._version[executor] = None
+            self._versions.take(executor, None)
 
     def _lose(self, executor: str) -> None:
-        assert executor != HOST and not self.plan.executors[executor].trained, f"{executor} cannot go on without"
-        for command in tuple(self._under_way[executor]):
+        assert executor != HOST and executor not in self._trained, f"{executor} cannot go on without its workers"
+        for command in self._room.under_way(executor):
             self._release(command)
             match command:
                 case Run(step, task, shards) if step in self._open:  # else: dropped by a stop
-                    state = self._open[step]
-                    state.started[task] -= {*shards} - state.done.get(task, set())
+                    self._open[step].tasks[task].give_back(shards)
+                    self._note_ready(self._lanes[task], step)
                 case Sync(_, follower, _, _):
-                    self._version[follower] = None
+                    self._versions.take(follower, None)
         self._lost.add(executor)
         self._turns.arrive(executor, Residency.ASLEEP)
         if self.plan.executors[executor].follows:
-            self._version[executor] = None
+            self._versions.take(executor, None)
+        self._touch(executor)
 
     def _stop(self) -> None:
         self.stopping = True
-        unfinished = [step for step in sorted(self._open) if not self._open[step].commit_issued]
-        for step in unfinished[1:]:
+        for step in [
+            step for step, state in self._open.items() if not state.commit_issued and step > self._uncommitted
+        ]:
             del self._open[step]
+        self._touch(*self.plan.executors)
+
+    def _release(self, command: Command) -> None:
+        self._room.release(command)
+        self._touch(*self._room.workers_of(command))
+
+    def _touch(self, *executors: str) -> None:
+        for name in executors:
+            self._touched.add(self._place_of[name])
 
     # -- what may start now
 
     def _decide(self) -> list[Command]:
         self._open_steps()
-        commands: list[Command] = [*self._refreshes(), *self._first_syncs()]
-        without_room: list[_OnEngines] = []
-        for step in sorted(self._open):
-            commands += self._runs(step, without_room)
-            commands += self._saves(step, without_room)
-        return [*commands, *self._restarts(), *self._commits(), *self._moves(without_room)]
+        touched = [name for place in sorted(self._touched) for name in self._neighbourhoods[place]]
+        self._touched.clear()
+        without_room: list[_OnEngine] = []
+        return [
+            *self._refreshes(touched),
+            *self._first_syncs(touched),
+            *self._work(touched, without_room),
+            *self._restarts(touched),
+            *self._commits(),
+            *self._moves(without_room),
+        ]
 
     def _open_steps(self) -> None:
         while not self.stopping and self._next_step <= self.plan.steps:
             bound = self._next_step - self.plan.max_staleness
-            if any(step < bound and self._unfinished(step) for step in self._open):
+            while self._unfinished < bound and not self._has_left(self._unfinished):
+                self._unfinished += 1
+            if self._unfinished < bound:
                 return
-            self._open[self._next_step] = _OpenStep(self.plan.tasks_of(self._next_step))
+            self._open_step(self._next_step)
             self._next_step += 1
 
-    def _unfinished(self, step: int) -> bool:
+    def _open_step(self, step: int) -> None:
+        lanes = [self._lanes[task.name] for task in self.plan.tasks_of(step)]
+        self._open[step] = OpenStep({lane.task.name: lane.cut.begin() for lane in lanes}, left=len(lanes))
+        for lane in lanes:
+            lane.enter(step)
+            self._note_ready(lane, step)
+
+    def _has_left(self, step: int) -> bool:
         """Whether something of `step` is still to be run."""
-        state = self._open[step]
-        return any(len(state.done.get(task.name, ())) < self.plan.shards for task in state.tasks)
+        return step in self._open and self._open[step].left > 0
 
-    def _runs(self, step: int, without_room: list[_OnEngines]) -> Iterator[Command]:
-        """What brings the tasks of `step` on; what waits for nothing but room goes to `without_room`."""
-        for task in self._open[step].tasks:
-            for shards in self._ready(step, task):
-                command = self._due(step, task, shards)
-                if command is None or not self._begin(command, without_room):
-                    break
-                yield command
+    def _work(self, executors: list[str], without_room: list[_OnEngine]) -> Iterator[Command]:
+        """What brings the tasks of `executors` on, and their saves: sources, then the oldest step first.
 
-    def _ready(self, step: int, task: PlannedTask) -> Iterator[tuple[int, ...]]:
-        """Sets of shards on which `task` has its inputs and was not started, each to be run together."""
-        state = self._open[step]
-        every = set(range(self.plan.shards))
-        waiting = every - state.started.get(task.name, set())
-        if not waiting:
-            return
-        inputs = every.intersection(*(state.done.get(need, set()) for need in task.needs)) if task.needs else every
-        if task.pieces:
-            piece = next(piece for piece in task.pieces if waiting.issuperset(piece))
-            others_are_over = len(state.done.get(task.name, ())) + len(waiting) == self.plan.shards
-            if others_are_over and inputs.issuperset(piece):
-                yield piece
-        elif task.streams or task.scope is Scope.BATCH:
-            if inputs == every:
-                yield tuple(sorted(waiting))
-        else:
-            for shard in sorted(waiting & inputs):
-                yield (shard,)
+        Sources are short, and a generator may wait for them while the host has older steps to go on with.
+        """
+        queue: list[tuple[bool, int, int, Lane | Save]] = []
+        for name in executors:
+            if not self._room.free(name):
+                continue
+            for lane in self._lanes_of[name]:
+                if (step := lane.oldest()) is not None:
+                    queue.append((not lane.is_source, step, lane.place, lane))
+            if (save := self._due_save(name)) is not None:
+                queue.append((True, save.step, len(self._lanes) + self._trained.index(name), save))
+        heapify(queue)
+        while queue:
+            rank, step, place, lane_or_save = heappop(queue)
+            if isinstance(lane_or_save, Save):
+                if self._room.free(lane_or_save.executor) and self._begin(lane_or_save, without_room):
+                    yield lane_or_save
+                continue
+            yield from self._runs(step, lane_or_save, without_room)
+            younger = lane_or_save.oldest()
+            if younger is not None and younger > step:
+                heappush(queue, (rank, younger, place, lane_or_save))
 
-    def _due(self, step: int, task: PlannedTask, shards: tuple[int, ...]) -> Run | Sync | Restart | None:
-        """What brings `task` on if there is room: its run, what must come before it, or None where it must wait."""
-        executor = self.plan.executors[task.executor]
-        if not self._free(executor) or not self._in_turn(step, task, executor):
+    def _runs(self, step: int, lane: Lane, without_room: list[_OnEngine]) -> Iterator[Command]:
+        """What brings a task on; what waits for nothing but room goes to `without_room`."""
+        progress = self._open[step].tasks[lane.task.name]
+        while progress.ready:
+            command = self._due(step, lane)
+            if command is None or not self._begin(command, without_room):
+                return
+            yield command
+
+    def _due(self, step: int, lane: Lane) -> Run | Sync | Restart | None:
+        """What brings a task on if there is room: its run, what must come before it, or None where it must wait."""
+        task, executor = lane.task, lane.executor
+        if not self._room.free(executor.name) or not self._in_turn(step, lane):
             return None
         if task.generates and executor.follows:
-            wanted, newest = self._wanted_version(step, task), self._version[executor.follows]
-            held = self._version[executor.name]
-            assert newest is not None, "an executor that is followed holds weights from the start"
+            held, newest = self._versions.held(executor.name), self._versions.newest(executor.follows)
+            wanted = self._versions.wanted(step, task)
             if held is None or held < wanted:
-                return self._needed_sync(step, executor, executor.follows, wanted)
-            sync = Sync(step, executor.name, executor.follows, newest)
+                return self._needed_sync(step, executor.name, executor.follows) if newest >= wanted else None
             # Weights that are new enough are worth a sync, but no move.
-            if held < newest and self._may_send(executor.follows) and not self._moves_before(sync):
+            if held < newest and (sync := self._possible_sync(step, executor.name, executor.follows)):
                 return sync
-        return Restart(step, executor.name) if executor.name in self._lost else Run(step, task.name, shards)
+        if executor.name in self._lost:
+            return Restart(step, executor.name)
+        return Run(step, task.name, self._open[step].tasks[task.name].next)
 
-    def _needed_sync(self, step: int, follower: Executor, source: str, wanted: int) -> Sync | Restart | None:
+    def _in_turn(self, step: int, lane: Lane) -> bool:
+        """Whether the order of the steps allows a task: on weights that move, and on a source that is read in order."""
+        if lane.is_source:
+            return lane.oldest_undone == step
+        if lane.task.trains and self.committed < step - 1:
+            return False
+        return self._versions.in_order(step, lane.task, lane.executor)
+
+    def _needed_sync(self, step: int, follower: str, source: str) -> Sync | Restart | None:
         """What brings weights to a follower that may not work without, or None where that must wait."""
-        newest = self._version[source]
-        assert newest is not None
-        if newest < wanted:
-            return None
-        for name in (follower.name, source):
+        for name in (follower, source):
             if name in self._lost:
-                return Restart(step, name) if self._free(self.plan.executors[name]) else None
-        # The rest of a step that is being trained may wait for these weights: there will be none of its own before.
-        training = self._training.get(source)
-        lacks_weights = self._version[follower.name] is None and training is not None and step <= training[0]
-        return Sync(step, follower.name, source, newest) if self._may_send(source, lacks_weights) else None
+                return Restart(step, name) if self._room.free(name) else None
+        if not self._room.free(source) or not self._versions.may_leave(source, step, follower):
+            return None
+        return Sync(step, follower, source, self._versions.newest(source))
 
-    def _may_send(self, source: str, in_midst: bool = False) -> bool:
-        """Whether weights of `source` may be taken; `in_midst`: those of an update that is not over, too."""
-        return (in_midst or source not in self._training) and self._free(self.plan.executors[source])
+    def _possible_sync(self, step: int, follower: str, source: str) -> Sync | None:
+        """A sync, if it takes no more than beginning it."""
+        sync = Sync(step, follower, source, self._versions.newest(source))
+        if not self._room.free(source) or not self._versions.may_leave(source, step, follower):
+            return None
+        return None if self._moves_before(sync) else sync
 
-    def _refreshes(self) -> Iterator[Command]:
+    def _first_syncs(self, executors: list[str]) -> Iterator[Command]:
+        """Syncs for generators about to begin, before their sources, of other groups, go on with older steps."""
+        for lane in (lane for name in executors for lane in self._lanes_of[name] if lane.task.generates):
+            source = self.plan.executors.get(lane.executor.follows or "")
+            step = lane.oldest() if source is not None and source.group != lane.executor.group else None
+            sync = self._due(step, lane) if step is not None else None
+            if isinstance(sync, Sync) and not self._moves_before(sync):
+                self._room.occupy(sync)
+                yield sync
+
+    def _refreshes(self, executors: list[str]) -> Iterator[Command]:
         """Syncs for generators in the midst of a run."""
-        for follower in self.plan.executors.values() if self.plan.in_flight else ():
-            match self._under_way[follower.name], follower.follows:
-                case [Run(step, task, _)], str(source) if self.plan.task(task).generates:
-                    held, newest = self._version[follower.name], self._version[source]
-                    assert held is not None and newest is not None, "a generator at work has weights"
-                    sync = Sync(step, follower.name, source, newest)
-                    if held < newest and self._may_send(source) and not self._moves_before(sync):
-                        self._occupy(sync)
+        for name in executors if self.plan.in_flight else ():
+            match self._room.under_way(name), self.plan.executors[name].follows:
+                case [Run(step, task, _)], str(source) if self._lanes[task].task.generates:
+                    held = self._versions.held(name)
+                    assert held is not None, "a generator at work has weights"
+                    if held < self._versions.newest(source) and (sync := self._possible_sync(step, name, source)):
+                        self._room.occupy(sync)
                         yield sync
 
-    def _first_syncs(self) -> Iterator[Command]:
-        """Syncs for generators about to begin, before their sources, of other groups, go on with older steps."""
-        for step in sorted(self._open):
-            for task in self._open[step].tasks:
-                if not task.generates or not self._is_apart(self.plan.executors[task.executor]):
-                    continue
-                sync = next((self._due(step, task, shards) for shards in self._ready(step, task)), None)
-                if isinstance(sync, Sync) and not self._moves_before(sync):
-                    self._occupy(sync)
-                    yield sync
-
-    def _is_apart(self, executor: Executor) -> bool:
-        """Whether it follows an executor of another group."""
-        source = self.plan.executors.get(executor.follows or "")
-        return source is not None and source.group != executor.group
-
-    def _restarts(self) -> Iterator[Command]:
-        """Of lost executors that take no turns, before a step waits for them."""
-        for name in sorted(self._lost):
-            if self._turns.takes_turns(name) or not self._free(self.plan.executors[name]):
-                continue
-            steps = (step for step in sorted(self._open) if self._has_work(step, name))
-            step = next(steps, None if self.stopping or self._next_step > self.plan.steps else self._next_step)
-            if step is not None:
-                restart = Restart(step, name)
-                self._occupy(restart)
-                yield restart
-
-    def _has_work(self, step: int, executor: str) -> bool:
-        state = self._open[step]
-        return any(
-            task.executor == executor and len(state.done.get(task.name, ())) < self.plan.shards for task in state.tasks
-        )
-
-    def _begin(self, command: _OnEngines, without_room: list[_OnEngines]) -> bool:
+    def _begin(self, command: _OnEngine, without_room: list[_OnEngine]) -> bool:
         """Whether there is room for `command`, which is due; it begins then, and goes to `without_room` otherwise."""
         if self._moves_before(command):
             without_room.append(command)
             return False
-        self._occupy(command)
+        self._room.occupy(command)
         match command:
-            case Run(step, task, shards):
-                self._open[step].started.setdefault(task, set()).update(shards)
-                if self.plan.task(task).trains:
-                    self._training[self._executor_of[task]] = (step, task)
+            case Run(step, name, _):
+                self._open[step].tasks[name].start()
+                if self._lanes[name].task.trains:
+                    self._versions.begin_training(step, self._lanes[name].task)
             case Save(step, executor):
                 self._open[step].saves_begun.add(executor)
         return True
 
-    def _wanted_version(self, step: int, task: PlannedTask) -> int:
-        return step if task.rows is Rows.VALIDATION else max(0, step - 1 - self.plan.max_staleness)
+    def _restarts(self, executors: list[str]) -> Iterator[Command]:
+        """Of lost executors that take no turns, before a step waits for them."""
+        for name in executors:
+            if name not in self._lost or self._turns.takes_turns(name) or not self._room.free(name):
+                continue
+            steps = (step for step in sorted(self._open) if self._has_left_for(step, name))
+            step = next(steps, None if self.stopping or self._next_step > self.plan.steps else self._next_step)
+            if step is not None:
+                restart = Restart(step, name)
+                self._room.occupy(restart)
+                yield restart
 
-    def _in_turn(self, step: int, task: PlannedTask, executor: Executor) -> bool:
-        """Whether the order of the steps allows `task`: on weights that move, and on a source that is read in order."""
-        if not task.inputs:
-            return all(task.name in state.done for earlier, state in self._open.items() if earlier < step)
-        if not executor.trained or task.frozen:
-            return True
-        if self._training.get(executor.name, (step, task.name)) != (step, task.name):
-            return False
-        if task.trains and self.committed < step - 1:
-            return False
-        version = self._version[executor.name]
-        return version is not None and version >= (step if task.rows is Rows.VALIDATION else step - 1)
+    def _has_left_for(self, step: int, executor: str) -> bool:
+        tasks = self._open[step].tasks
+        return any(lane.task.name in tasks and tasks[lane.task.name].left for lane in self._lanes_of[executor])
 
-    def _saves(self, step: int, without_room: list[_OnEngines]) -> Iterator[Command]:
-        if self._open[step].commit_issued or not self._is_saved(step):
-            return
-        for name in self._trained:
-            command = Save(step, name)
-            is_due = self._version[name] == step and name not in self._open[step].saves_begun
-            if is_due and self._free(self.plan.executors[name]) and self._begin(command, without_room):
-                yield command
+    def _due_save(self, executor: str) -> Save | None:
+        step = self._versions.held(executor)
+        if executor not in self._trained or step not in self._open or not self._is_saved(step):
+            return None
+        state = self._open[step]
+        return None if state.commit_issued or executor in state.saves_begun else Save(step, executor)
 
     def _is_saved(self, step: int) -> bool:
         return step > 0 and (self.plan.saves(step) or self.stopping)
 
     def _commits(self) -> Iterator[Command]:
-        for step in sorted(self._open):
-            state = self._open[step]
-            if state.commit_issued:
-                continue
-            save = self._is_saved(step)
-            if self._unfinished(step) or (save and not state.saved.issuperset(self._trained)):
+        while (state := self._open.get(self._uncommitted)) is not None and not state.left:
+            save = self._is_saved(self._uncommitted)
+            if save and not state.saved.issuperset(self._trained):
                 return
             state.commit_issued = True
-            yield Commit(step, save)
+            yield Commit(self._uncommitted, save)
+            self._uncommitted += 1
 
-    def _moves(self, without_room: list[_OnEngines]) -> Iterator[Command]:
+    def _moves(self, without_room: list[_OnEngine]) -> Iterator[Command]:
         """Make room for what is due, the oldest first; one thing at a time in a group."""
-        for command in without_room:
-            if not all(self._free(self.plan.executors[name]) for name in self.workers_of(command)):
+        for command in sorted(without_room, key=lambda command: command.step):
+            if not self._room.free(*self._room.workers_of(command)):
                 continue
             moves = self._moves_before(command)
             if any(move.down and self._has_older_work(move.executor, command.step) for move in moves):
                 continue
             for move in moves:
                 begun = (Sleep if move.down else Wake)(command.step, move.executor, move.to)
-                self._occupy(begun)
+                self._room.occupy(begun)
                 yield begun
 
-    def _moves_before(self, command: _OnEngines) -> list[Move]:
+    def _moves_before(self, command: _OnEngine) -> list[Move]:
         match command:
             case Run(_, task, _):
-                return self._turns.before_work(self._executor_of[task])
+                return self._turns.before_work(self._lanes[task].task.executor)
             case Sync(_, follower, source, _):
                 return self._turns.before_sync(follower, source)
             case Save(_, executor):
@@ -407,29 +421,5 @@ class Scheduler:
                 return self._turns.before_restart(executor)
 
     def _has_older_work(self, executor: str, step: int) -> bool:
-        return any(
-            task.executor == executor and any(self._ready(earlier, task))
-            for earlier, state in self._open.items()
-            if earlier < step
-            for task in state.tasks
-        )
-
-    # -- who is busy
-
-    def _free(self, executor: Executor) -> bool:
-        if len(self._under_way[executor.name]) >= (executor.ranks if executor.name == HOST else 1):
-            return False
-        return executor.group is None or not any(
-            self._under_way[other.name]
-            for other in self.plan.executors.values()
-            if other.group == executor.group and other.name != executor.name
-        )
-
-    def _occupy(self, command: Command) -> None:
-        for name in self.workers_of(command):
-            self._under_way[name].append(command)
-
-    def _release(self, command: Command) -> None:
-        for name in self.workers_of(command):
-            assert command in self._under_way[name], f"{command} is over, but was not under way on {name}"
-            self._under_way[name].remove(command)
+        oldest = (lane.oldest() for lane in self._lanes_of[executor])
+        return any(each is not None and each < step for each in oldest)

@@ -202,7 +202,7 @@ def test_the_next_step_has_its_prompts_while_one_is_being_saved():
     scheduler = Scheduler(diamond(steps=2, save_every=1))
     pending = run_until(scheduler, lambda commands: Run(1, "update", ALL) in commands)
     assert pending == [Run(1, "update", ALL)]
-    assert scheduler.handle(done(1, "update")) == [Save(1, "actor"), Run(2, "prompts", ALL)]
+    assert scheduler.handle(done(1, "update")) == [Run(2, "prompts", ALL), Save(1, "actor")]
 
 
 def test_going_on_after_a_checkpoint_starts_with_the_next_step_and_its_weights():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import count, pairwise
 
 import pytest
@@ -80,6 +81,19 @@ def test_a_generator_that_is_about_to_begin_gets_its_weights_before_their_source
         ended = spans[Run(step - 1, "rollout", ALL)][1]
         assert sync == (ended, ended + 1)
         assert spans[Run(step - 1, "old", (1,))][0] == ended + 1
+
+
+def test_prompts_come_before_what_older_steps_have_for_the_host():
+    scheduler = Scheduler(
+        replace(plan(max_staleness=1), executors=plan().executors | {HOST: Executor(HOST, None, ONE_RANK)})
+    )
+    pending = scheduler.start()
+    while (begun := pending.pop(0)) != Run(1, "update", ALL):
+        pending += scheduler.handle(event_of(begun))
+    # The one worker of the host has rewards of step 2 to compute, and the generator nothing to do.
+    (busy,) = [each for each in pending if isinstance(each, Run) and each.task == "reward"]
+    assert Run(3, "prompts", ALL) not in scheduler.handle(event_of(begun)), "the worker is taken"
+    assert [each for each in scheduler.handle(event_of(busy)) if isinstance(each, Run)] == [Run(3, "prompts", ALL)]
 
 
 def test_two_steps_ahead_hide_rollouts_that_take_longer_now_and_then():

@@ -1,0 +1,235 @@
+"""How far the tasks of a step are: which shards have their inputs, which were started, which are done.
+
+Each note costs as much as the shards that it is about, however many there are beside them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import override
+
+from dagrl.plan.plan import Executor, PlannedTask
+from dagrl.spec.ops import Scope
+
+
+class TaskProgress(ABC):
+    """One task in one step."""
+
+    __slots__ = ("_done", "left")
+
+    def __init__(self, shards: int) -> None:
+        self.left = shards
+        """Shards that are not done."""
+        self._done = bytearray(shards)
+
+    @property
+    @abstractmethod
+    def ready(self) -> bool:
+        """Whether there are shards that have their inputs and may be started."""
+
+    @property
+    @abstractmethod
+    def next(self) -> tuple[int, ...]:
+        """The shards to be started next, together, of a task that is ready."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """The `next` shards are being run."""
+
+    @abstractmethod
+    def supply(self, shards: Iterable[int]) -> None:
+        """One of the tasks that this one needs has done `shards`."""
+
+    @abstractmethod
+    def give_back(self, shards: Iterable[int]) -> None:
+        """`shards` were started together, and those that are not done will not be: they are to be started again."""
+
+    def finish(self, shards: Iterable[int]) -> list[int]:
+        """Note `shards` as done; returns those that were not before."""
+        done = self._done
+        new = [shard for shard in shards if not done[shard]]
+        for shard in new:
+            done[shard] = True
+        self.left -= len(new)
+        return new
+
+
+class ShardByShard(TaskProgress):
+    """Each shard is run by itself, those that come first in the batch first."""
+
+    __slots__ = ("_lacking", "_waiting")
+
+    def __init__(self, shards: int, needs: int) -> None:
+        super().__init__(shards)
+        self._lacking = [needs] * shards
+        self._waiting: list[int] = [] if needs else list(range(shards))
+        """Heap of the shards that have their inputs and were not started."""
+
+    @property
+    @override
+    def ready(self) -> bool:
+        return bool(self._waiting)
+
+    @property
+    @override
+    def next(self) -> tuple[int, ...]:
+        return (self._waiting[0],)
+
+    @override
+    def start(self) -> None:
+        heappop(self._waiting)
+
+    @override
+    def supply(self, shards: Iterable[int]) -> None:
+        lacking = self._lacking
+        for shard in shards:
+            lacking[shard] -= 1
+            if not lacking[shard]:
+                heappush(self._waiting, shard)
+
+    @override
+    def give_back(self, shards: Iterable[int]) -> None:
+        for shard in shards:
+            if not self._done[shard]:
+                heappush(self._waiting, shard)
+
+
+class PieceByPiece(TaskProgress):
+    """The shards of a piece are run together, one piece after the other; a batch in one go is a single piece."""
+
+    __slots__ = ("_lacking", "_left_of_piece", "_piece", "_piece_of", "_pieces", "_under_way")
+
+    def __init__(self, shards: int, needs: int, pieces: tuple[tuple[int, ...], ...], piece_of: list[int]) -> None:
+        """`piece_of`: where each shard is found in `pieces`."""
+        super().__init__(shards)
+        self._pieces, self._piece_of = pieces, piece_of
+        self._lacking = [len(piece) * needs for piece in pieces]
+        self._piece = 0
+        self._left_of_piece = len(pieces[0])
+        self._under_way = False
+
+    @property
+    @override
+    def ready(self) -> bool:
+        return not self._under_way and self._piece < len(self._pieces) and not self._lacking[self._piece]
+
+    @property
+    @override
+    def next(self) -> tuple[int, ...]:
+        piece = self._pieces[self._piece]
+        if self._left_of_piece == len(piece):
+            return piece
+        return tuple(shard for shard in piece if not self._done[shard])
+
+    @override
+    def start(self) -> None:
+        self._under_way = True
+
+    @override
+    def supply(self, shards: Iterable[int]) -> None:
+        for shard in shards:
+            self._lacking[self._piece_of[shard]] -= 1
+
+    @override
+    def give_back(self, shards: Iterable[int]) -> None:
+        self._under_way = False
+
+    @override
+    def finish(self, shards: Iterable[int]) -> list[int]:
+        new = super().finish(shards)
+        self._left_of_piece -= len(new)
+        if new and not self._left_of_piece:
+            self._under_way = False
+            self._piece += 1
+            self._left_of_piece = len(self._pieces[self._piece]) if self._piece < len(self._pieces) else 0
+        return new
+
+
+class Cut:
+    """How one task takes the shards of each step."""
+
+    def __init__(self, task: PlannedTask, shards: int) -> None:
+        self._shards, self._needs = shards, len(task.needs)
+        self._pieces = task.pieces
+        if not task.pieces and (task.streams or task.trains or task.scope is Scope.BATCH):
+            self._pieces = (tuple(range(shards)),)
+        places = {shard: place for place, piece in enumerate(self._pieces) for shard in piece}
+        in_pieces = len(places) == shards == sum(len(piece) for piece in self._pieces) and all(self._pieces)
+        assert not self._pieces or in_pieces, f"the pieces of {task.name} are not each shard once"
+        self._piece_of = [places[shard] for shard in range(shards)] if places else []
+
+    @property
+    def last_piece(self) -> tuple[int, ...]:
+        """The shards that are run last, of a task that takes them in pieces."""
+        return self._pieces[-1]
+
+    def begin(self) -> TaskProgress:
+        """The task in a new step."""
+        if self._pieces:
+            return PieceByPiece(self._shards, self._needs, self._pieces, self._piece_of)
+        return ShardByShard(self._shards, self._needs)
+
+
+@dataclass(slots=True)
+class OpenStep:
+    """What has happened in one step."""
+
+    tasks: dict[str, TaskProgress]
+    left: int
+    """Tasks that are not done."""
+    saves_begun: set[str] = field(default_factory=set)
+    saved: set[str] = field(default_factory=set)
+    commit_issued: bool = False
+
+
+class Lane:
+    """One task's way through the open steps."""
+
+    def __init__(
+        self, task: PlannedTask, executor: Executor, place: int, cut: Cut, open_steps: Mapping[int, OpenStep]
+    ) -> None:
+        """`place` of the task in a step."""
+        self.task, self.executor, self.place, self.cut = task, executor, place, cut
+        self.is_source = not task.inputs
+        self.readers: list[Lane] = []
+        """Lanes of the tasks that need this one."""
+        self._open = open_steps
+        self._undone: deque[int] = deque()
+        self._ready: list[int] = []
+        """Heap of steps; some may be ready no more."""
+        self._noted: set[int] = set()
+
+    def enter(self, step: int) -> None:
+        """A step that has the task is open; they open in order."""
+        if self.is_source:
+            self._undone.append(step)
+
+    def leave(self, step: int) -> None:
+        """The task is done in `step`."""
+        if self.is_source:
+            first = self._undone.popleft()
+            assert first == step, f"{self.task.name} of {step} is done before that of {first}"
+
+    @property
+    def oldest_undone(self) -> int:
+        """The oldest step in which the task, which is a source, is not done."""
+        return self._undone[0]
+
+    def note(self, step: int) -> None:
+        """The task has become ready in `step`."""
+        if step not in self._noted:
+            self._noted.add(step)
+            heappush(self._ready, step)
+
+    def oldest(self) -> int | None:
+        """The oldest step in which the task is ready."""
+        while self._ready:
+            step = self._ready[0]
+            if step in self._open and self._open[step].tasks[self.task.name].ready:
+                return step
+            self._noted.discard(heappop(self._ready))
+        return None
