@@ -94,6 +94,19 @@ def run(pipeline: Path, overrides: list[str], run_dir: Path | None) -> int:
     return 0
 
 
+def launch(pipeline: Path, overrides: list[str], run_dir: Path | None) -> int:
+    """Train on several machines, where this is called on each."""
+    from dagrl.runtime.launch.command import launch_pipeline
+    from dagrl.runtime.launch.errors import LaunchError
+
+    try:
+        code = launch_pipeline(pipeline, overrides, run_dir)
+    except LaunchError as error:
+        print(f"dagrl launch: {error}", file=sys.stderr)
+        return error.code
+    return run(pipeline, overrides, run_dir) if code is None else code
+
+
 def export(run_dir: Path, output: Path, step: int | None, engine: str | None) -> int:
     """Write a run's policy as a Hugging Face folder."""
     from dagrl.runtime.export import export_run
@@ -163,8 +176,17 @@ def _parser() -> argparse.ArgumentParser:
         "Train as a pipeline file says, or go on from the newest checkpoint in the run folder. Ctrl-C saves and stops. "
         "Exits 0 at the end; 1 if the run failed, with node, worker and cause on the last lines.",
     )
-    _add_pipeline(command)
-    command.add_argument("--run-dir", type=Path, metavar="DIR", help="the run folder (default: runs/NAME)")
+    _add_run(command)
+
+    command = _add(
+        commands,
+        launch,
+        "train on several machines",
+        "The same command on every machine of a job, which PET_NNODES, PET_NODE_RANK, PET_NPROC_PER_NODE, "
+        "PET_MASTER_ADDR (or MASTER_ADDR) and PET_MASTER_PORT describe. Rank 0 runs the pipeline as `dagrl run` does, "
+        "on all of them; all exit with its code. On one machine it is `dagrl run`.",
+    )
+    _add_run(command)
     _add_weights(commands)
     return parser
 
@@ -204,6 +226,11 @@ def _add(commands: Any, command: Callable[..., int], summary: str, description: 
 
 def _add_written_folder(command: argparse.ArgumentParser) -> None:
     command.add_argument("-o", "--output", type=Path, metavar="DIR", required=True, help="the folder to write")
+
+
+def _add_run(command: argparse.ArgumentParser) -> None:
+    _add_pipeline(command)
+    command.add_argument("--run-dir", type=Path, metavar="DIR", help="the run folder (default: runs/NAME)")
 
 
 def _add_pipeline(command: argparse.ArgumentParser) -> None:

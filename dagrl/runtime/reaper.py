@@ -75,7 +75,7 @@ def main() -> None:
         return
     folder, *processes = lines
     with contextlib.suppress(OSError):
-        print(EPITAPH, file=sys.stderr, flush=True)
+        print(sys.argv[1] if len(sys.argv) > 1 else EPITAPH, file=sys.stderr, flush=True)
     # What Ray had started when the driver could not tell of it any more names the folder on its command line.
     end([*processes, *_started_with(folder)])
     shutil.rmtree(folder, ignore_errors=True)

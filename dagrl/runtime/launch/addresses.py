@@ -1,0 +1,57 @@
+"""Addresses of this machine."""
+
+from __future__ import annotations
+
+import socket
+
+import psutil
+
+from dagrl.runtime.launch.errors import LaunchError
+from dagrl.runtime.launch.place import Place
+
+
+def listening_address(place: Place) -> str:
+    """Where rank 0 listens: PET_MASTER_ADDR, resolved, which must be an address of this machine.
+
+    Kubeflow tells the master that it is `localhost`: then the address from which the others are reached. LaunchError
+    says what is wrong.
+    """
+    try:
+        found = socket.getaddrinfo(place.master, None, socket.AF_INET, socket.SOCK_STREAM)
+    except OSError as error:
+        raise LaunchError(
+            f"PET_MASTER_ADDR is `{place.master}`, which rank 0 cannot resolve: {error.strerror}; give its address",
+            code=2,
+        ) from error
+    address = str(found[0][4][0])
+    own = own_addresses()
+    if address.startswith("127."):
+        outward = next((each for each in own if not each.startswith("127.")), None)
+        if outward is None:
+            raise LaunchError(f"rank 0 has no address but {address}, where no other machine can reach it", code=2)
+        return outward
+    if address not in own:
+        raise LaunchError(
+            f"PET_MASTER_ADDR is `{place.master}` ({address}), and rank 0 has {', '.join(own)}; start rank 0 where "
+            "that address is, or give its own",
+            code=2,
+        )
+    return address
+
+
+def own_addresses() -> list[str]:
+    """IPv4 addresses of this machine; the one towards other networks first."""
+    there = [
+        each.address
+        for addresses in psutil.net_if_addrs().values()
+        for each in addresses
+        if each.family == socket.AF_INET
+    ]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            # Nothing is sent: this asks the routing table alone. The address is one for documentation (RFC 5737).
+            probe.connect(("192.0.2.1", 9))
+            first = probe.getsockname()[0]
+        except OSError:
+            return there
+    return sorted(there, key=lambda address: address != first)

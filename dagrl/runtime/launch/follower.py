@@ -1,0 +1,136 @@
+"""What ranks above 0 do: call the leader, run Ray as it says, end when it does."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from dagrl.runtime.launch import secret
+from dagrl.runtime.launch.errors import LaunchError, StoppedError
+from dagrl.runtime.launch.events import Asked, Ended, Events, Said, Wrong
+from dagrl.runtime.launch.job import Job
+from dagrl.runtime.launch.ray_node import MEMBER, RayNode, session
+from dagrl.runtime.launch.versions import versions
+from dagrl.runtime.launch.wire import LostError, Wire
+
+_CALL_TIMEOUT_S, _PAUSE_S, _PROGRESS_S = 5.0, 0.5, 10.0
+_PATIENCE = 3
+"""Signals after which this machine ends without waiting for rank 0."""
+
+
+async def follow(job: Job) -> int:
+    """The exit code, which is rank 0's where it can be reached."""
+    events = Events()
+    us = f"rank {job.place.rank}"
+    with events.signals(us), session(job.logs, f"rank{job.place.rank}-") as (folder, watch):
+        try:
+            wire = await _call(job, events)
+            try:
+                return await _Follower(job, events, wire).follow(folder, watch)
+            finally:
+                wire.say("bye")
+                await wire.close()
+        except LaunchError as error:
+            job.note(str(error))
+            return error.code
+
+
+async def _call(job: Job, events: Events) -> Wire:
+    """A connection to rank 0, which may not be there yet; LaunchError where it does not come."""
+    place, bound = job.place, job.pipeline.run.start_timeout_s
+    begun = told = time.monotonic()
+    while True:
+        try:
+            return await Wire.connect(place.master, place.port, _CALL_TIMEOUT_S)
+        except socket.gaierror as error:
+            why = f"cannot resolve `{place.master}` ({error.strerror})"
+        except TimeoutError:
+            why = "no answer"
+        except OSError as error:
+            why = os.strerror(error.errno).lower() if error.errno else str(error)
+        now = time.monotonic()
+        if now - begun > bound:
+            raise LaunchError(
+                f"waited {bound:g} s for rank 0 at {place.meeting}: {why}; is `dagrl launch` running there with "
+                "PET_NODE_RANK=0, and may this machine reach that port?"
+            )
+        if now - told > _PROGRESS_S:
+            told = now
+            job.note(f"waiting for rank 0 at {place.meeting}: {why}; {bound - (now - begun):.0f} s left")
+        if isinstance(event := await events.next(_PAUSE_S), Asked):
+            raise StoppedError(event.who)
+
+
+class _Follower:
+    def __init__(self, job: Job, events: Events, wire: Wire) -> None:
+        self._job = job
+        self._events = events
+        self._wire = wire
+        self._listening = asyncio.create_task(self._listen())
+        self._node: RayNode | None = None
+
+    async def follow(self, folder: Path, watch: Callable[[], None]) -> int:
+        try:
+            while True:
+                match await self._events.next():
+                    case Said("who", facts):
+                        self._introduce(facts)
+                    case Said("join", facts):
+                        self._node = self._make_node(folder, facts)
+                        await self._node.start_member(str(facts["head"]))
+                        watch()
+                    case Said("end", facts):
+                        if facts.get("why"):
+                            self._job.note(str(facts["why"]))
+                        return int(facts["code"])
+                    case Wrong(sentence):
+                        raise LaunchError(sentence)
+                    case Ended(name, code):
+                        assert self._node is not None, "only a node has processes"
+                        why = f"{name} has ended with exit code {code}: {self._node.last_words(name)}"
+                        self._job.note(f"{why}; rank 0 is told")
+                        self._wire.say("failed", why=why)
+                    case Asked(who, times) if times >= _PATIENCE:
+                        raise LaunchError(f"stopped at once from {who}", code=130)
+                    case Asked(who, times):
+                        self._job.note("asked rank 0 to stop")
+                        self._wire.say("stop", times=times)
+        finally:
+            self._listening.cancel()
+            watch()
+            if self._node is not None:
+                await self._node.stop(MEMBER)
+
+    async def _listen(self) -> None:
+        place = self._job.place
+        try:
+            while True:
+                said = await self._wire.hear()
+                self._events.put(Said(said.pop("word"), said))
+        except LostError as error:
+            self._events.put(Wrong(f"lost rank 0 at {place.meeting}: {error}"))
+
+    def _introduce(self, asked: dict) -> None:
+        machine, own = self._job.machine, secret.shared_secret(self._job.variables)
+        self._wire.say(
+            "hello",
+            rank=self._job.place.rank,
+            nodes=self._job.place.nodes,
+            host=socket.gethostname(),
+            address=self._wire.own_address,
+            gpus=machine.gpus,
+            cpus=machine.cpus,
+            versions=versions(),
+            proof=secret.proof(own, str(asked["challenge"])) if own else None,
+        )
+        self._job.note(f"called rank 0 at {self._job.place.meeting}; it says when all are there")
+
+    def _make_node(self, folder: Path, facts: dict) -> RayNode:
+        token = facts.get("token") or secret.shared_secret(self._job.variables)
+        if token is None:
+            raise LaunchError("rank 0 has a token and this machine has none; give all machines the same RAY_AUTH_TOKEN")
+        return RayNode(folder, self._job.machine, self._wire.own_address, str(token), self._events)

@@ -1,0 +1,172 @@
+"""What rank 0 does: calls the roll, starts Ray with all, runs the pipeline as `dagrl run` does, ends all."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from dagrl.plan.machines import MisfitError, assign_machines
+from dagrl.runtime.launch.addresses import listening_address
+from dagrl.runtime.launch.errors import LaunchError, StoppedError
+from dagrl.runtime.launch.events import Asked, Came, Ended, Event, Events, Gone, Printed, Wrong
+from dagrl.runtime.launch.job import Job
+from dagrl.runtime.launch.place import Place
+from dagrl.runtime.launch.ray_node import DRIVER, HEAD, RayNode, session
+from dagrl.runtime.launch.roll_call import RollCall
+from dagrl.runtime.launch.secret import shared_secret
+
+_PROGRESS_S = 10.0
+_MOST_NAMED = 16
+_US = "rank 0"
+
+
+async def lead(job: Job) -> int:
+    """The exit code of all machines."""
+    leader = _Leader(job)
+    with leader.events.signals(_US), session(job.logs, "rank0-") as (folder, watch):
+        return await leader.lead(folder, watch)
+
+
+async def dismiss(place: Place, code: int, why: str, note: Callable[[str], None]) -> None:
+    """Tell whoever calls within a while that there will be no run."""
+    events = Events()
+    roll_call = RollCall(place, events, None)
+    with events.signals(_US):
+        try:
+            await roll_call.open(listening_address(place))
+        except LaunchError as error:
+            note(str(error))
+            return
+        await roll_call.close(code, why, await_missing=True)
+
+
+class _Leader:
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.events = Events()
+        self._roll_call = RollCall(job.place, self.events, shared_secret(job.variables))
+
+    async def lead(self, folder: Path, watch: Callable[[], None]) -> int:
+        code, why = 1, "rank 0 has failed"
+        node: RayNode | None = None
+        try:
+            address = listening_address(self._job.place)
+            await self._roll_call.open(address)
+            await self._gather()
+            node = RayNode(folder, self._job.machine, address, self._roll_call.secret, self.events)
+            head = await self._start_ray(node)
+            watch()
+            await node.start_driver(head, self._job.arguments)
+            code = await self._wait_for_driver(node)
+            why = f"the run has ended with exit code {code}, and rank 0 has printed why" if code else ""
+        except LaunchError as error:
+            code, why = error.code, str(error)
+            self._job.note(why)
+        finally:
+            watch()
+            if node is not None:
+                await node.stop(DRIVER)
+            # The others leave Ray before its head is gone: that would be a failure to them.
+            await self._roll_call.close(code, why)
+            if node is not None:
+                await node.stop(HEAD)
+        return code
+
+    async def _gather(self) -> None:
+        """Wait until all have called; LaunchError where one does not, or where the groups do not fit who has."""
+        bound = self._job.pipeline.run.start_timeout_s
+        deadline = time.monotonic() + bound
+        while missing := self._roll_call.missing:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise LaunchError(f"waited {bound:g} s for {self._absent(missing)}")
+            event = await self.events.next(min(_PROGRESS_S, left))
+            match event:
+                case None:
+                    self._job.note(f"waiting for {self._absent(missing)}; {left:.0f} s left")
+                case Came(member):
+                    self._job.note(f"{member.where} is here")
+                case Gone(member, why):
+                    self._job.note(f"{member.where} had called and is gone: {why}")
+                case _:
+                    self._common(event)
+        self._check_groups()
+
+    def _absent(self, missing: list[int]) -> str:
+        """Who has not called, and who has."""
+        place = self._job.place
+        named = ", ".join(map(str, missing[:_MOST_NAMED])) + (", ..." if len(missing) > _MOST_NAMED else "")
+        here = [f"rank 0 ({self._job.machine.name})", *(each.where for each in self._roll_call.members.values())]
+        present = ", ".join(here[:_MOST_NAMED]) + (", ..." if len(here) > _MOST_NAMED else "")
+        return (
+            f"rank{'s' if len(missing) > 1 else ''} {named} of {place.nodes} machines to call at {place.meeting} (is "
+            f"`dagrl launch` running there with that PET_MASTER_ADDR, and may it reach the port?); here: {present}"
+        )
+
+    def _check_groups(self) -> None:
+        machines = [self._job.machine, *(member.machine for _, member in sorted(self._roll_call.members.items()))]
+        try:
+            assign_machines(self._job.pipeline.groups, machines)
+        except MisfitError as error:
+            raise LaunchError(f"{error}; change the groups, PET_NNODES or PET_NPROC_PER_NODE") from error
+
+    async def _start_ray(self, node: RayNode) -> str:
+        """Ray's address, once all machines have joined it."""
+        bound = self._job.pipeline.run.start_timeout_s
+        deadline, head, alive = time.monotonic() + bound, "", 0
+        await node.start_head()
+        while alive < self._job.place.nodes:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise LaunchError(
+                    f"waited {bound:g} s for Ray on all machines; {alive} of {self._job.place.nodes} have it"
+                )
+            event = await self.events.next(min(_PROGRESS_S, left))
+            match event:
+                case None:
+                    self._job.note(
+                        f"starting Ray, on {alive} of {self._job.place.nodes} machines so far; {left:.0f} s left"
+                    )
+                case Printed(line) if line.startswith('{"address"'):
+                    head = json.loads(line)["address"]
+                    self._roll_call.tell("join", head=head, token=self._roll_call.told_secret)
+                case Printed(line) if line.startswith('{"alive"'):
+                    alive = len(json.loads(line)["alive"])
+                case Gone(member, why):
+                    raise LaunchError(f"{member.where} is gone: {why}")
+                case Ended(name, code):
+                    raise LaunchError(f"{name} has ended with exit code {code}: {node.last_words(name)}")
+                case _:
+                    self._common(event)
+        self._job.note(f"Ray is up on {self._job.place.nodes} machines")
+        return head
+
+    async def _wait_for_driver(self, node: RayNode) -> int:
+        """The driver's exit code; who is lost meanwhile is told, and what to do about it is the driver's affair."""
+        passed_on = 0
+        while True:
+            match await self.events.next():
+                case Ended(name, code) if name == DRIVER:
+                    return code if code >= 0 else 128 - code
+                case Ended(name, code):
+                    self._job.note(f"{name} has ended with exit code {code}: {node.last_words(name)}")
+                case Gone(member, why):
+                    self._job.note(f"lost {member.where}: {why}. What ran there ends, and the run with it if it must")
+                case Wrong(sentence):
+                    self._job.note(sentence)
+                case Asked(who, times) if times > passed_on:
+                    # A whole job that is cancelled is told on every machine: that is still once.
+                    passed_on = times
+                    self._job.note(f"stop asked for on {who}")
+                    node.signal_driver(signal.SIGINT)
+
+    def _common(self, event: Event) -> None:
+        """What ends everything before the run has begun."""
+        match event:
+            case Asked(who, _):
+                raise StoppedError(who)
+            case Wrong(sentence):
+                raise LaunchError(sentence)
