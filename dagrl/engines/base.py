@@ -28,6 +28,10 @@ type Bucket = list[tuple[str, torch.Tensor]]
 """Some weights by their Hugging Face names, full (not split over ranks), on the CPU or the engine's device."""
 
 
+class EngineLostError(OSError):
+    """What an engine runs in is gone or says nothing any more, and the engine with it: it has to be built again."""
+
+
 @dataclass(frozen=True, slots=True)
 class RankContext:
     """Where a worker stands among the ranks of its engine."""

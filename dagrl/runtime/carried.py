@@ -43,6 +43,11 @@ class Carried:
         mine = [prompt for prompt in self._prompts if prompt.taken_by == step]
         return {prompt.position: prompt.begun for prompt in mine if prompt.begun is not None}
 
+    def forget_begun(self) -> None:
+        """What there is of unfinished prompts may be lost: they begin anew."""
+        for prompt in self._prompts:
+            prompt.begun = None
+
     def leave(self, step: int, prompts: Iterable[tuple[int, Begun | None]]) -> None:
         """Keep what `step` has not finished: places in the data set, and what there is of each."""
         self._prompts += [_Prompt(position, step, begun) for position, begun in prompts]

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from dagrl.runtime.errors import WorkerDiedError
+from dagrl.runtime.errors import WorkerDiedError, WorkerLostError
 
 _SECOND_FAILURE_S = 2.0
 """How long the others may take to fail too: where a worker has died, the others' complaints are its consequence."""
@@ -41,7 +41,9 @@ class Crew:
     async def _explanation(self, first: asyncio.Task[Any]) -> BaseException:
         late, _ = await asyncio.wait(self._tasks, timeout=_SECOND_FAILURE_S) if self._tasks else (set(), set())
         failures = [failure for task in (first, *late) if (failure := task.exception()) is not None]
-        return min(failures, key=lambda each: not isinstance(each, WorkerDiedError))
+        return min(
+            failures, key=lambda each: (not isinstance(each, WorkerDiedError), not isinstance(each, WorkerLostError))
+        )
 
 
 async def together(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:

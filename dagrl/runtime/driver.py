@@ -4,7 +4,7 @@
     scheduler <--ShardDone, RunDone, ...-- driver <--blocks (metadata and refs)-- workers
 
 Each command is a coroutine of its own, so that all that may run does; each ends by reporting an event. The first one
-that fails ends the run.
+that fails ends the run, unless it is that workers of a generator are lost: those are started again (`losses`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dagrl.plan.commands import (
     Commit,
     EngineReady,
     Event,
+    Restart,
     Run,
     RunDone,
     Save,
@@ -37,10 +38,12 @@ from dagrl.plan.scheduler import Scheduler
 from dagrl.runtime.carried import Carried
 from dagrl.runtime.checkpoint import RunState
 from dagrl.runtime.crew import together
-from dagrl.runtime.errors import RunError
+from dagrl.runtime.errors import RunError, WorkerLostError
 from dagrl.runtime.exchange import share_out
 from dagrl.runtime.fleet import Fleet, Member
+from dagrl.runtime.health import Restarts
 from dagrl.runtime.ledger import Ledger
+from dagrl.runtime.losses import Losses
 from dagrl.runtime.messages import Block, TaskWork, message_bytes
 from dagrl.runtime.moves import Moves
 from dagrl.runtime.record import Activity, StepRecord
@@ -48,6 +51,8 @@ from dagrl.runtime.run_folder import RunFolder, model_identity
 from dagrl.runtime.sampling import Books, Sampling
 from dagrl.runtime.saving import Saving
 from dagrl.runtime.weight_syncs import WeightSyncs
+from dagrl.runtime.whereabouts import write_workers
+from dagrl.spec.residency import Residency
 from dagrl.spec.rollouts import leading_rollout, rollouts
 from dagrl.spec.schema import Pipeline
 from dagrl.track import Trackers
@@ -64,6 +69,7 @@ class Driver:
         fleet: Fleet,
         folder: RunFolder,
         trackers: Trackers,
+        restarts: Restarts,
         position: int,
         carried: Iterable[int] = (),
     ) -> None:
@@ -82,7 +88,12 @@ class Driver:
         self.overlong = {"dropped": 0, "cut": 0}
         """Training prompts that were longer than ``max_prompt_tokens``, by what was done about them."""
         self._events: asyncio.Queue[Event | BaseException] = asyncio.Queue()
-        self._running: set[asyncio.Task[Event]] = set()
+        self._running: dict[asyncio.Task[Any], Command] = {}
+        self._restarts = restarts
+        bound = pipeline.run.node_timeout_s
+        self._losses = Losses(fleet, restarts, bound, self._running, scheduler.workers_of)
+        self._samplings: dict[tuple[int, str], Sampling] = {}
+        """Runs that have lost servers, by step and task: to be gone on with."""
         self._ledgers: dict[tuple[int, Rows], Ledger] = {}
         self._last_commit: float | None = None
         self._records: dict[int, StepRecord] = {}
@@ -125,21 +136,25 @@ class Driver:
 
     def _begin(self, command: Command) -> None:
         task = asyncio.get_running_loop().create_task(self._carry_out(command))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        self._running[task] = command
+        task.add_done_callback(self._running.pop)
         task.add_done_callback(self._report)
 
-    async def _carry_out(self, command: Command) -> Event:
+    async def _carry_out(self, command: Command) -> Event | None:
         actions: dict[type, Callable[[Any], Coroutine[Any, Any, Event]]] = {
             Run: self._run,
             Sync: self._sync,
             Sleep: self._move,
             Wake: self._move,
+            Restart: self._restart,
             Save: self._save,
             Commit: self._commit,
         }
         try:
-            return await actions[type(command)](command)
+            try:
+                return await actions[type(command)](command)
+            except WorkerLostError as failure:
+                return await self._losses.settle(failure, command, self.trackers.note)
         except RunError as failure:
             failure.memory = self._moves.who_holds_what(self.scheduler.workers_of(command))
             raise
@@ -210,18 +225,26 @@ class Driver:
 
         training = task.rows is Rows.TRAIN
         members = zip(self.fleet.members(task.executor), executor.places, strict=True)
+        servers = [member for member, place in members if place.primary]
         ledger, record = self._ledger(run.step, task.rows), self._record(run.step)
-        sampling = Sampling(
-            run,
-            task,
-            self.pipeline,
-            self.fleet,
-            [member for member, place in members if place.primary],
-            Books(ledger, record, shard_done, self.trackers.progress, self._sampled),
-            committed=self.scheduler.committed,
-            begun=self._carried.begun(run.step) if training else {},
-        )
-        await sampling.finish()
+        if sampling := self._samplings.pop((run.step, task.name), None):
+            sampling.again(run, servers)
+        else:
+            sampling = Sampling(
+                run,
+                task,
+                self.pipeline,
+                self.fleet,
+                servers,
+                Books(ledger, record, shard_done, self.trackers.progress, self._sampled),
+                committed=self.scheduler.committed,
+                begun=self._carried.begun(run.step) if training else {},
+            )
+        try:
+            await sampling.finish()
+        except WorkerLostError:
+            self._samplings[run.step, task.name] = sampling
+            raise
         if training and self._rollout.partial_rollout:
             self._carried.leave(run.step, sampling.left())
 
@@ -247,6 +270,17 @@ class Driver:
             self._record(move.step).freed(move.executor, self._moves.freed_gib(move.executor))
         return EngineReady(move.executor, move.residency)
 
+    async def _restart(self, restart: Restart) -> Event:
+        self._moves.forget(restart.executor)
+        self._carried.forget_begun()
+        with self._timed(restart.step, "restart", restart.executor):
+            names = await self.fleet.restart(restart.executor)
+        for name in names:
+            self._sampled.pop(name, None)
+        write_workers(self.fleet, self.plan, self.folder.path)
+        self.trackers.note(f"{', '.join(names)} started again")
+        return EngineReady(restart.executor, Residency.AWAKE)
+
     async def _save(self, save: Save) -> Event:
         with self._timed(save.step, "save", save.executor):
             await self._saving.save(save)
@@ -261,6 +295,7 @@ class Driver:
         self._carried.commit(commit.step)
         tokens = sum(ledger.total_tokens for (step, _), ledger in self._ledgers.items() if step == commit.step)
         slots = sum(group.ranks for group in self.pipeline.groups.values())
+        record.count("run/restarts", self._restarts.count)
         metrics = record.metrics(tokens, policy_version=commit.step, slots=slots, last_commit=self._last_commit)
         self._last_commit = time.time()
         for what in self.overlong:

@@ -32,8 +32,19 @@ class RunError(Exception):
         return [f"  {name:<7} {text}" for name, text in rows if text]
 
 
-class WorkerDiedError(RunError):
+class WorkerLostError(RunError):
+    """Workers that are of no use any more. The run is not to blame: it may go on from what there is without them."""
+
+    lost: tuple[str, ...] = ()
+    """Their names, as ``executor/rank``; none where it is not known who they are."""
+
+
+class WorkerDiedError(WorkerLostError):
     """A worker's process is gone."""
+
+
+class WorkerHungError(WorkerLostError):
+    """A worker says nothing any more."""
 
 
 class InterruptedRunError(Exception):

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from dagrl.engines.base import EngineLostError
+from dagrl.engines.weights.channel import PeerError
 from dagrl.plan.plan import Executor, Plan
 from dagrl.plan.turns import residency_after_start, start_chains
 from dagrl.runtime.crew import together
 from dagrl.runtime.dealing import MOST_PORTIONS
-from dagrl.runtime.errors import RunError, WorkerDiedError
+from dagrl.runtime.errors import RunError, WorkerDiedError, WorkerHungError, WorkerLostError
+from dagrl.runtime.keeper import Keepers
 from dagrl.runtime.messages import Beat, Block, StartEngine, TaskWork, Whereabouts
-from dagrl.runtime.setups import setups
+from dagrl.runtime.setups import live_together, setups
 from dagrl.runtime.slots import Slots
 from dagrl.spec.residency import Residency
 from dagrl.spec.schema import Pipeline
 
 _CLOSE_TIMEOUT_S = 10.0
+_KILL_TIMEOUT_S = 20.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
 _THREADS = MOST_PORTIONS + 8
 """Of a worker that generates: for all that it may be handed at once, and for what it is told meanwhile."""
@@ -52,6 +57,10 @@ class Fleet:
         self._pipeline = pipeline
         self._members: dict[str, list[Member]] = {}
         self._slots = Slots(ray, plan, pipeline)
+        self._keepers = Keepers(ray)
+        self._setup: StartEngine | None = None
+        self._lost: dict[str, set[int]] = {}
+        """Executor -> ranks that have been given up and not been started again."""
         self._heard: dict[str, float] = {}
         """When a worker's running task last gave a sign of life, by the loop's clock."""
 
@@ -66,20 +75,68 @@ class Fleet:
 
         What is trained loads its state from the checkpoint `resumed_from`.
         """
+        self._setup = setup
         for name, executor in self._plan.executors.items():
-            generates = any(task.generates for task in self._plan.tasks if task.executor == name)
-            actors = await self._slots.place(executor, setup.run_dir, threads=_THREADS if generates else 1)
-            self._members[name] = [Member(f"{name}/{rank}", actor, _NOWHERE) for rank, actor in enumerate(actors)]
+            self._members[name] = await self._place(executor, range(executor.ranks))
         for name, members in self._members.items():
-            self._members[name] = await self._bounded(
-                asyncio.gather(*(self._find(member) for member in members)),
-                self._pipeline.run.start_timeout_s,
-                f"the workers of {name} to start; are there enough free CPUs and GPUs?",
-            )
+            self._members[name] = await self._find(members, f"the workers of {name} to start")
         await together([self._start_chain(chain, setup, resumed_from) for chain in start_chains(self._plan)])
 
-    async def _find(self, member: Member) -> Member:
-        return replace(member, at=await member.actor.describe.remote())
+    def may_lose(self, name: str) -> bool:
+        """Whether the workers of an executor can be started again while others live: they only generate."""
+        executor = self._plan.executors[name]
+        return not executor.trained and self._generates(name)
+
+    def lose(self, lost: Iterable[str]) -> None:
+        """Give workers up, by name, and those that cannot live without them: a server's. They are ended."""
+        for name in lost:
+            executor, _, rank = name.rpartition("/")
+            for each in live_together(self._plan.executors[executor], self._pipeline, int(rank)):
+                self._lost.setdefault(executor, set()).add(each)
+                self._ray.kill(self._members[executor][each].actor)
+
+    async def restart(self, name: str) -> list[str]:
+        """Start the lost workers of an executor again, on their slots; their names. Its others are left alone."""
+        assert self._setup is not None, "restart before launch"
+        executor, ranks, members = self._plan.executors[name], sorted(self._lost[name]), self._members[name]
+        for rank in ranks:
+            # After a restart that has failed some are there, and have to make room.
+            self._ray.kill(members[rank].actor)
+        for rank, member in zip(ranks, await self._place(executor, ranks), strict=True):
+            members[rank] = member
+            self._heard.pop(member.name, None)
+        names = [members[rank].name for rank in ranks]
+        try:
+            found = await self._find([members[rank] for rank in ranks], f"{', '.join(names)} to start again")
+            for rank, member in zip(ranks, found, strict=True):
+                members[rank] = member
+            await self._start(executor, self._setup, ranks)
+        except WorkerLostError:
+            raise
+        except RunError as error:
+            raise _beyond_restart(error, ", ".join(names)) from error
+        del self._lost[name]
+        return names
+
+    def _generates(self, name: str) -> bool:
+        return any(task.generates for task in self._plan.tasks if task.executor == name)
+
+    async def _place(self, executor: Executor, ranks: Iterable[int]) -> list[Member]:
+        """New workers for these ranks; they may not have started yet."""
+        assert self._setup is not None
+        threads = _THREADS if self._generates(executor.name) else 1
+        actors = await self._slots.place(executor, self._setup.run_dir, threads, ranks)
+        return [Member(f"{executor.name}/{rank}", actor, _NOWHERE) for rank, actor in zip(ranks, actors, strict=True)]
+
+    async def _find(self, members: Iterable[Member], waits_for: str) -> list[Member]:
+        """The same, once they have started and said where they are."""
+
+        async def find(member: Member) -> Member:
+            what = f"{waits_for}; are there enough free CPUs and GPUs?"
+            return replace(member, at=await self._call(member, "describe", (), bound, what))
+
+        bound = self._pipeline.run.start_timeout_s
+        return await together([find(member) for member in members])
 
     async def _start_chain(self, chain: tuple[str, ...], setup: StartEngine, resumed_from: Path | None) -> None:
         """Start executors one after the other; those that sleep make room for the next."""
@@ -99,13 +156,18 @@ class Fleet:
                 raise
             there.append(f"{name} {residency.name.lower()}")
 
-    async def _start(self, executor: Executor, setup: StartEngine) -> None:
-        """Make the workers of an executor its ranks."""
+    async def _start(self, executor: Executor, setup: StartEngine, ranks: Iterable[int] | None = None) -> None:
+        """Make the workers of an executor its ranks: all of them, or these."""
         members, bound = self._members[executor.name], self._pipeline.run.start_timeout_s
         told = setups(executor, [member.at for member in members], setup)
         what = f"engine {executor.name} to start"
-        starts = zip(members, told, strict=True)
-        await together([self._call(member, "start", (mine,), bound, what) for member, mine in starts])
+        starts = []
+        for rank in range(executor.ranks) if ranks is None else ranks:
+            mine = told[rank]
+            if self.may_lose(executor.name):
+                mine = replace(mine, keeper=self._keepers.on(members[rank].at.machine))
+            starts.append(self._call(members[rank], "start", (mine,), bound, what))
+        await together(starts)
 
     async def close(self) -> None:
         """Let every worker free what it holds, for a few seconds at most; then end them."""
@@ -120,8 +182,14 @@ class Fleet:
         for members in self._members.values():
             for member in members:
                 self._ray.kill(member.actor)
+        self._keepers.kill()
         self._slots.release()
         self._members = {}
+
+    async def abandon(self) -> None:
+        """End every worker after a failure; those that cannot be reached within a bound are left to Ray."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.to_thread(self.kill), _KILL_TIMEOUT_S)
 
     # -- work
 
@@ -131,9 +199,12 @@ class Fleet:
 
     async def call_all(self, executor: str, method: str, *args: Any, waits_for: str) -> list[Any]:
         """Call a method on all ranks of an executor; their results by rank."""
+        return await together(self.calls(executor, method, *args, waits_for=waits_for))
+
+    def calls(self, executor: str, method: str, *args: Any, waits_for: str) -> list[Coroutine[Any, Any, Any]]:
+        """As `call_all`, each rank's by itself, yet to be begun."""
         bound = self._pipeline.run.node_timeout_s
-        calls = [self._call(member, method, args, bound, waits_for) for member in self._members[executor]]
-        return await together(calls)
+        return [self._call(member, method, args, bound, waits_for) for member in self._members[executor]]
 
     async def call_until_true(self, executor: str, method: str, *, waits_for: str) -> None:
         """Call a method on all ranks of an executor, again and again, until all of them return True.
@@ -193,13 +264,16 @@ class Fleet:
             waiting.cancel()
 
     def _too_late(self, bound: float, waits_for: str, node: str = "", member: Member | None = None) -> RunError:
-        return RunError(
+        starts = bound == self._pipeline.run.start_timeout_s
+        # Whoever does not even start is no loss; a second try would wait as long.
+        kind = RunError if member is None or starts else WorkerHungError
+        error = kind(
             f"waited {bound:g} s for {waits_for}",
             node=node,
             worker=member.where if member else "",
-            hint=f"raise run.{'start' if bound == self._pipeline.run.start_timeout_s else 'node'}_timeout_s if it "
-            "needs longer",
+            hint=f"raise run.{'start' if starts else 'node'}_timeout_s if it needs longer",
         )
+        return _lost(error, member) if member and isinstance(error, WorkerLostError) else error
 
     def _translated(self, error: Exception, member: Member, node: str) -> RunError:
         """What a Ray error means for the user."""
@@ -207,16 +281,40 @@ class Fleet:
         if isinstance(error, exceptions.RayTaskError):
             cause = error.cause if error.cause is not None else error
             name = "" if isinstance(cause, ValueError | OSError) else f"{type(cause).__name__}: "
-            return RunError(f"{name}{cause}".strip(), node=node, worker=member.where, details=str(error))
+            text, told = f"{name}{cause}".strip(), {"node": node, "worker": member.where, "details": str(error)}
+            if isinstance(cause, EngineLostError):
+                return _lost(WorkerLostError(text, **told), member)
+            if isinstance(cause, PeerError | exceptions.RayError):
+                # Its own part is well; somebody that it depends on is not, and will be told of by others.
+                return WorkerLostError(text, **told)
+            return RunError(text, **told)
         if isinstance(error, exceptions.RayActorError):
-            return WorkerDiedError(
+            died = WorkerDiedError(
                 "the worker's process died",
                 node=node,
                 worker=member.where,
                 hint="was it killed, or out of memory (see `dmesg`)? `dagrl run` goes on from the last checkpoint",
                 details=str(error),
             )
-        return RunError(f"{type(error).__name__}: {error}", node=node, worker=member.where)
+            return _lost(died, member)
+        return WorkerLostError(f"{type(error).__name__}: {error}", node=node, worker=member.where)
+
+
+def _lost(error: WorkerLostError, member: Member) -> WorkerLostError:
+    """The error, of this worker."""
+    error.lost = (member.name,)
+    return error
+
+
+def _beyond_restart(error: RunError, which: str) -> WorkerLostError:
+    """What it means that lost workers do not start again: others must go too, and whatever was in their way."""
+    return WorkerLostError(
+        f"{which} could not be started again: {error.cause}",
+        node=error.node,
+        worker=error.worker,
+        hint=error.hint,
+        details=error.details,
+    )
 
 
 async def _awaited(awaitable: Any) -> Any:

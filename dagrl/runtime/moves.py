@@ -41,6 +41,11 @@ class Moves:
             self._freed[name] = self._freed.get(name, 0.0) + freed
         del self._under_way[name]
 
+    def forget(self, executor: str) -> None:
+        """It has lost its workers: it is on no way any more, and comes back awake."""
+        self._under_way.pop(executor, None)
+        self._freed.pop(executor, None)
+
     def freed_gib(self, executor: str) -> float:
         """Device memory that `executor` has given back since it was last awake, on the rank that gave the least."""
         return self._freed.get(executor, 0.0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import signal
 import time
 from dataclasses import dataclass
@@ -16,10 +15,12 @@ from dagrl.plan.plan import Plan
 from dagrl.plan.scheduler import Scheduler
 from dagrl.runtime.cluster import cluster
 from dagrl.runtime.driver import Driver
-from dagrl.runtime.errors import InterruptedRunError, RunError
+from dagrl.runtime.errors import InterruptedRunError, RunError, WorkerLostError
 from dagrl.runtime.fleet import Fleet
+from dagrl.runtime.health import Restarts
 from dagrl.runtime.messages import StartEngine
 from dagrl.runtime.run_folder import RunFolder, open_run_folder
+from dagrl.runtime.whereabouts import write_workers
 from dagrl.spec.checks import CheckedPipeline
 from dagrl.spec.load import LoadedPipeline
 from dagrl.track import Trackers, open_trackers
@@ -54,10 +55,24 @@ class Outcome:
 
 
 def run_pipeline(checked: CheckedPipeline, run_dir: Path) -> Outcome:
-    """Train as the file says, or go on where the run folder got to. RunError for whatever ends the run early."""
+    """Train as the file says, or go on where the run folder got to. RunError for whatever ends the run early.
+
+    Lost workers that cannot be made up for one by one end all others, and the run goes on from its last checkpoint.
+    """
+    plan = make_plan(checked.loaded.pipeline, checked.graph)
+    restarts = Restarts(checked.loaded.pipeline.run.max_restarts)
+    told = ""
+    while True:
+        try:
+            return _go_on(checked, plan, run_dir, restarts, told)
+        except WorkerLostError as lost:
+            told = restarts.once_more(lost, "all of the run goes on from its last checkpoint")
+
+
+def _go_on(checked: CheckedPipeline, plan: Plan, run_dir: Path, restarts: Restarts, told: str) -> Outcome:
+    """One life of a run, from its last checkpoint, or the beginning; `told`: why the one before has ended."""
     loaded = checked.loaded
     pipeline = loaded.pipeline
-    plan = make_plan(pipeline, checked.graph)
     with open_run_folder(run_dir, pipeline, loaded.to_yaml()) as folder:
         done = folder.resumed.step if folder.resumed else 0
         if done >= pipeline.run.steps:
@@ -70,25 +85,30 @@ def run_pipeline(checked: CheckedPipeline, run_dir: Path) -> Outcome:
             total_steps=pipeline.run.steps,
             resumed_step=folder.resumed.step if folder.resumed else None,
         )
-        with trackers, cluster(pipeline, folder.path / "logs") as ray:
-            trackers.note(f"run folder {folder.path}" + (f", going on after step {done}" if done else ""))
-            return asyncio.run(_train(ray, loaded, plan, folder, trackers))
+        with trackers:
+            for note in filter(None, (told, *folder.torn)):
+                trackers.note(note)
+            with cluster(pipeline, folder.path / "logs") as ray:
+                trackers.note(f"run folder {folder.path}" + (f", going on after step {done}" if done else ""))
+                return asyncio.run(_train(ray, loaded, plan, folder, trackers, restarts))
 
 
-async def _train(ray: ModuleType, loaded: LoadedPipeline, plan: Plan, folder: RunFolder, trackers: Trackers) -> Outcome:
+async def _train(
+    ray: ModuleType, loaded: LoadedPipeline, plan: Plan, folder: RunFolder, trackers: Trackers, restarts: Restarts
+) -> Outcome:
     resumed = folder.resumed
     scheduler = Scheduler(plan, first_step=resumed.step + 1 if resumed else 1)
     fleet = Fleet(ray, plan, loaded.pipeline)
     position, carried = (resumed.position, resumed.carried) if resumed else (0, ())
-    driver = Driver(loaded.pipeline, plan, scheduler, fleet, folder, trackers, position, carried)
+    driver = Driver(loaded.pipeline, plan, scheduler, fleet, folder, trackers, restarts, position, carried)
     with _Interrupts(driver, trackers) as interrupts:
         try:
             began = time.time()
             trackers.note(f"starting {', '.join(plan.executors)}")
             await fleet.launch(_common_setup(loaded, folder), folder.resumed_from and folder.resumed_from.resolve())
-            _write_workers(fleet, plan, folder)
+            write_workers(fleet, plan, folder.path)
             trackers.note(f"{len(plan.executors)} executors started in {time.time() - began:.0f} s")
-            interrupts.training = True
+            interrupts.training = restarts.has_run = True
             await driver.train()
             if any(driver.overlong.values()):
                 found = ", ".join(f"{count} {what}" for what, count in driver.overlong.items())
@@ -97,6 +117,7 @@ async def _train(ray: ModuleType, loaded: LoadedPipeline, plan: Plan, folder: Ru
             raise InterruptedRunError from cancelled
         except RunError as error:
             _keep_details(error, folder)
+            await fleet.abandon()
             raise
         except OSError as error:
             raise RunError(str(error), hint="is the disk full, or the run folder no longer writable?") from error
@@ -126,16 +147,6 @@ def _keep_details(error: RunError, folder: RunFolder) -> None:
             log.parent.mkdir(exist_ok=True)
             log.write_text(error.details)
             error.log = str(log)
-
-
-def _write_workers(fleet: Fleet, plan: Plan, folder: RunFolder) -> None:
-    """Say where each worker is: for whoever has to look at one."""
-    workers = {
-        member.name: {"host": member.at.host, "pid": member.at.pid}
-        for name in plan.executors
-        for member in fleet.members(name)
-    }
-    (folder.path / "workers.json").write_text(json.dumps(workers, indent=1))
 
 
 class _Interrupts:

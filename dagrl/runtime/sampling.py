@@ -3,13 +3,16 @@
 dealer --groups--> servers --blocks--> ledger --> shards that are complete
                       ^                  |
                       +------ abort -----+  where more prompts were begun than the step needs
+
+Where a server is lost the others are stopped too, and what has not arrived is sampled in a further attempt.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +21,7 @@ from dagrl.plan.commands import Run
 from dagrl.plan.plan import PlannedTask, Rows
 from dagrl.runtime.crew import Crew
 from dagrl.runtime.dealing import Dealer, helping
-from dagrl.runtime.errors import RunError
+from dagrl.runtime.errors import RunError, WorkerLostError
 from dagrl.runtime.exchange import portion
 from dagrl.runtime.fleet import Fleet, Member
 from dagrl.runtime.ledger import Ledger
@@ -77,19 +80,36 @@ class Sampling:
             self._begun = {group: begun[place] for group, place in places.items() if place in begun}
         self._crew = Crew()
         self._stopped = False
+        self._attempt = 0
+        self._losses: list[WorkerLostError] = []
         self._tokens = self._aborted_tokens = 0
         self._start = time.time()
 
+    def again(self, run: Run, servers: Sequence[Member]) -> None:
+        """Get ready for a further attempt: `run` is what the shards that are not complete are sampled by."""
+        self._run, self._servers = run, servers
+        self._attempt += 1
+        self._crew, self._stopped, self._losses = Crew(), False, []
+        # Blocks of unfinished responses are gone with whoever was lost; a response begins anew with the same draws.
+        self._begun = {}
+
     async def finish(self) -> None:
-        """Sample until the batch is complete; RunError where the servers leave some of it out."""
-        ledger = self._books.ledger
+        """Sample until the batch is complete; RunError where the servers leave some of it out.
+
+        WorkerLostError, that names all of them, where servers were lost before; then nothing is under way any more.
+        """
+        ledger, groups = self._books.ledger, list(self._left)
         what = f"{self._task.engine} to say how much it takes at a time"
         appetite: Appetite = await self._fleet.call(self._servers[0], "appetite", self._longest(), waits_for=what)
-        size = helping(appetite, len(self._groups), ledger.group_size, len(self._servers))
-        self._dealer = Dealer(self._groups, len(self._servers), size)
+        size = helping(appetite, len(groups), ledger.group_size, len(self._servers))
+        self._dealer = Dealer(groups, len(self._servers), size)
         self._deal()
         await self._crew.finish()
         if not ledger.complete(self._task.name):
+            if self._losses:
+                first = self._losses[0]
+                first.lost = tuple(dict.fromkeys(name for loss in self._losses for name in loss.lost))
+                raise first
             missing = f"{len(self._left)} of {len(self._groups)} prompts"
             raise RunError(
                 f"{self._task.engine} has ended the responses to {missing} early, though nobody had asked it to",
@@ -112,15 +132,30 @@ class Sampling:
 
     def _deal(self) -> None:
         for server, groups in self._dealer.deal():
-            self._crew.start(self._follow(server, groups))
+            self._crew.start(self._outlived(self._follow(server, groups)))
 
     def _stop(self) -> None:
         """There is enough: end what is still being sampled."""
         self._stopped = True
         self._dealer.stop()
         for member in self._servers:
-            what = f"{member.name} to abort what {self._task.name} no longer needs"
-            self._crew.start(self._fleet.call(member, "abort", self._run.step, self._task.name, waits_for=what))
+            self._crew.start(self._outlived(self._abort(member)))
+
+    async def _abort(self, member: Member) -> None:
+        what = f"{member.name} to abort what {self._task.name} no longer needs"
+        run = (self._run.step, self._task.name, self._attempt)
+        await self._fleet.call(member, "abort", *run, waits_for=what)
+
+    async def _outlived(self, waiting: Coroutine[Any, Any, None]) -> None:
+        """Wait for a server. Where it is lost, the others come to an end in good order before anybody hears of it."""
+        try:
+            await waiting
+        except WorkerLostError as loss:
+            if not loss.lost:
+                raise
+            self._losses.append(loss)
+            if not self._stopped:
+                self._stop()
 
     async def _follow(self, server: int, groups: Sequence[int]) -> None:
         """Have a server sample these groups."""
@@ -128,6 +163,7 @@ class Sampling:
         work = portion(
             self._run, self._task, books.ledger, self._pipeline, groups, committed=self._committed, begun=self._begun
         )
+        work = replace(work, attempt=self._attempt)
         books.record.driver_bytes += message_bytes(work)
         in_hand, begun = len(groups), False
         async for message in self._fleet.stream(member, work):

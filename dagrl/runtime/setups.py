@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from dagrl.plan.plan import Executor
 from dagrl.runtime.messages import StartEngine, Whereabouts
-from dagrl.spec.schema import SglangEngineSpec
+from dagrl.spec.schema import Pipeline, SglangEngineSpec
 from dagrl.spec.sglang_layout import server_slots
 
 
@@ -30,6 +30,15 @@ def setups(executor: Executor, where: Sequence[Whereabouts], common: StartEngine
     ]
     spec = common.pipeline.engines[engine] if engine else None
     return _of_servers(spec, where, mine) if isinstance(spec, SglangEngineSpec) else mine
+
+
+def live_together(executor: Executor, pipeline: Pipeline, rank: int) -> list[int]:
+    """The ranks of a generator that are of no use without `rank`, itself included: those of the same server."""
+    spec = pipeline.engines[executor.engines[0]]
+    if not isinstance(spec, SglangEngineSpec):
+        return [rank]
+    slots = server_slots(spec, pipeline.groups[spec.group])
+    return [other for other, slot in enumerate(slots) if slot.server == slots[rank].server]
 
 
 def _of_servers(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,18 +33,17 @@ class Slots:
         self._homes: dict[str, list[str]] | None = None
         """Group -> Ray's ids of its machines, once they are known."""
 
-    async def place(self, executor: Executor, run_dir: Path, threads: int) -> list[Any]:
-        """Create the actors of an executor, by rank, each with so many threads; they may not have started yet."""
+    async def place(self, executor: Executor, run_dir: Path, threads: int, ranks: Iterable[int]) -> list[Any]:
+        """Create the actors of these ranks, each with so many threads; they may not have started yet."""
         remote = self._ray.remote(Worker)
         if executor.group is None:
-            return [
-                remote.options(num_cpus=0, scheduling_strategy=home).remote() for home in self._host_homes(executor)
-            ]
+            homes = self._host_homes(executor)
+            return [remote.options(num_cpus=0, scheduling_strategy=homes[rank]).remote() for rank in ranks]
         placement, bundles = await self._reserve(executor.group)
         tenants = sum(other.group == executor.group for other in self._plan.executors.values())
         share = {"num_cpus": 0, "num_gpus": 1 / tenants} if executor.on_gpus else {"num_cpus": 1 / tenants}
         actors = []
-        for rank in range(executor.ranks):
+        for rank in ranks:
             python = python_under_nsys(self._pipeline, executor.engines[0], rank, run_dir)
             placed = remote.options(
                 **share,

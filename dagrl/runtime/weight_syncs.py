@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
 from dagrl.engines.weights.terms import Offer, refuse_unknown_names
 from dagrl.plan.commands import Sync
 from dagrl.plan.weight_route import WeightRoute, weight_route
 from dagrl.runtime.crew import together
-from dagrl.runtime.errors import RunError
+from dagrl.runtime.errors import RunError, WorkerHungError, WorkerLostError
 from dagrl.runtime.fleet import Fleet
 from dagrl.runtime.messages import Handed, Take
 from dagrl.spec.schema import Pipeline
+
+_LEAVE_S = 120.0
+"""How long it may take until everybody has left a sync in which a follower's worker was lost: they go through the rest
+of the buckets."""
 
 
 class WeightSyncs:
@@ -27,13 +35,17 @@ class WeightSyncs:
         route = self._routes.setdefault(sync.follower, weight_route(self._pipeline, sync.follower))
         what = f"the weights of {sync.source} to reach {sync.follower}"
         if route.way == "object_store":
-            handed = await self._send(sync, route, what)
-            took = await self._receive(sync, Take(self._number, sync.version, refs=handed[0].refs), what)
+            handed = await together(self._send(sync, route, what))
+            took = await self._left_in_order(
+                sync, self._receive(sync, Take(self._number, sync.version, refs=handed[0].refs), what)
+            )
         else:
             offers = await self._offers_to(sync, route, what)
             take = Take(self._number, sync.version, offers, keeps_room=route.keeps_room)
-            # It has the longer way to go.
-            took, handed = await together([self._receive(sync, take, what), self._send(sync, route, what)])
+            # Those who receive have the longer way to go.
+            receiving, sending = self._receive(sync, take, what), self._send(sync, route, what)
+            results = await self._left_in_order(sync, [*receiving, *sending])
+            took, handed = results[: len(receiving)], results[len(receiving) :]
             try:
                 refuse_unknown_names([each.sent for each in handed if each.sent is not None])
             except ValueError as error:
@@ -51,9 +63,37 @@ class WeightSyncs:
             self._offers[sync.follower] = tuple(offers)
         return self._offers[sync.follower]
 
-    async def _send(self, sync: Sync, route: WeightRoute, what: str) -> list[Handed]:
+    def _send(self, sync: Sync, route: WeightRoute, what: str) -> list[Coroutine[Any, Any, Handed]]:
         source, follower = sync.source, sync.follower
-        return await self._fleet.call_all(source, "send_weights", follower, route, self._number, waits_for=what)
+        return self._fleet.calls(source, "send_weights", follower, route, self._number, waits_for=what)
 
-    async def _receive(self, sync: Sync, take: Take, what: str) -> list[float]:
-        return await self._fleet.call_all(sync.follower, "receive_weights", take, waits_for=what)
+    def _receive(self, sync: Sync, take: Take, what: str) -> list[Coroutine[Any, Any, float]]:
+        return self._fleet.calls(sync.follower, "receive_weights", take, waits_for=what)
+
+    async def _left_in_order(self, sync: Sync, calls: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+        """All results. Where workers of the follower are lost, the failure comes when everybody else has left the sync.
+
+        The next one may begin at once then. WorkerHungError where somebody does not leave it.
+        """
+        tasks = [asyncio.ensure_future(call) for call in calls]
+        try:
+            return await together([_of(task) for task in tasks])
+        except WorkerLostError as loss:
+            if loss.lost and all(name.rpartition("/")[0] == sync.follower for name in loss.lost):
+                _, staying = await asyncio.wait(tasks, timeout=_LEAVE_S)
+                if staying:
+                    raise WorkerHungError(
+                        f"waited {_LEAVE_S:g} s for {sync.source} and {sync.follower} to leave a weight sync in which "
+                        f"{', '.join(loss.lost)} was lost",
+                        worker=loss.worker,
+                    ) from loss
+            raise
+        finally:
+            for task in tasks:
+                task.cancel()
+            # Nobody asks for what else has failed.
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _of(task: asyncio.Task[Any]) -> Any:
+    return await asyncio.shield(task)

@@ -80,7 +80,9 @@ class Worker:
         self._listener = socket.create_server((address, 0))
         port = self._listener.getsockname()[1]
         machine = ray.get_runtime_context().get_node_id()
-        return Whereabouts(socket.gethostname(), address, port, os.getpid(), tuple(map(str, ray.get_gpu_ids())), machine)
+        return Whereabouts(
+            socket.gethostname(), address, port, os.getpid(), tuple(map(str, ray.get_gpu_ids())), machine
+        )
 
     def start(self, setup: StartEngine) -> None:
         """Become the rank that `setup` describes. Collective over the executor's ranks."""

@@ -16,7 +16,7 @@ from dagrl.engines.model_source import load_hf_config
 from dagrl.engines.sglang.client import Client
 from dagrl.engines.sglang.gpu_memory import gpu_memory
 from dagrl.engines.sglang.responses import Responses
-from dagrl.engines.sglang.server import ServerError
+from dagrl.engines.sglang.server import ServerLostError
 from dagrl.engines.sglang.share import ServerShare
 from dagrl.engines.sglang.start import start_server
 from dagrl.engines.weights.channel import PeerError
@@ -109,7 +109,7 @@ class SglangEngine:
                 return finished.get(timeout=_POLL_S)
             except queue.Empty:
                 if self._server.silent_s(begun) > self._timeout_s:
-                    raise ServerError(f"SGLang has not said anything for {self._timeout_s:g} s") from None
+                    raise ServerLostError(f"SGLang has not said anything for {self._timeout_s:g} s") from None
 
     def _check(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> None:
         """Refuse what SGLang would refuse with a number of its own, or die of."""
@@ -151,7 +151,7 @@ class SglangEngine:
                 refuse_unknown_names([sender.send(version, self._waves, passes=self._passes)])
             except PeerError as error:
                 self._server.check()
-                raise ServerError(str(error)) from error
+                raise ServerLostError(str(error)) from error
             except ValueError:
                 update.result(self._timeout_s)
                 self.policy_version = NO_WEIGHTS

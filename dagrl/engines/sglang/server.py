@@ -21,6 +21,7 @@ from typing import Any
 
 import psutil
 
+from dagrl.engines.base import EngineLostError
 from dagrl.engines.sglang.processes import run_scheduler, without_megatron
 
 _WATCH_S = 0.5
@@ -33,6 +34,10 @@ _END_S = 10.0
 
 class ServerError(OSError):
     """A server that did not start, has died, or does not answer."""
+
+
+class ServerLostError(ServerError, EngineLostError):
+    """A server that was there, and is of no use any more."""
 
 
 class Server:
@@ -76,7 +81,9 @@ class Server:
         done, _ = concurrent.futures.wait([future], timeout=timeout_s)
         if not done:
             future.cancel()
-            raise ServerError(f"waited {timeout_s:g} s for SGLang server {self._name} to {what}{self._last_words()}")
+            raise ServerLostError(
+                f"waited {timeout_s:g} s for SGLang server {self._name} to {what}{self._last_words()}"
+            )
         return future.result()
 
     def submit[Result](self, coroutine: Coroutine[Any, Any, Result]) -> concurrent.futures.Future[Result]:
@@ -135,7 +142,7 @@ class Server:
             for process in self._processes:
                 if not process.is_alive() and self._failure is None:
                     how = f"exit code {process.exitcode}"
-                    self._failure = ServerError(
+                    self._failure = ServerLostError(
                         f"a process of SGLang server {self._name} has died ({how}){self._last_words()}"
                     )
         for task in self._tasks:

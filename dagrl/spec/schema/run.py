@@ -55,6 +55,9 @@ class RunSpec(Section):
     """Longest wait for workers and engines to start."""
     node_timeout_s: Annotated[float, Field(gt=0)] = 1800.0
     """Longest wait for a sign of life from a running node, a weight sync or a save."""
+    max_restarts: Annotated[int, Field(ge=0)] = 3
+    """How often lost workers are made up for: a generator's are started again, any others' loss takes all of the run
+    back to its last checkpoint. Then a loss ends the run. See docs/failures.md."""
 
 
 class ProfileSpec(Section):
