@@ -65,7 +65,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rollout-s", type=float, default=0.4)
     parser.add_argument("--update-s", type=float, default=0.2)
     parser.add_argument("--sync-s", type=float, default=0.02)
-    parser.add_argument("--portion", type=int, default=4, help="prompts that a server takes at a time")
+    parser.add_argument("--portion", type=int, default=8, help="prompts that a server takes at a time")
     parser.add_argument("--profile", action="store_true", help="profile the driver, into FOLDER/NAME.prof")
     return parser.parse_args()
 

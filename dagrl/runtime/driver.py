@@ -197,8 +197,7 @@ class Driver:
 
         async def follow(member: Member, share: TaskWork) -> None:
             record.driver_bytes += message_bytes(share)
-            async for block in self.fleet.stream(member, share):
-                assert isinstance(block, Block), "only what generates tells more"
+            for block in await self.fleet.run(member, share):
                 self._take_note(run, task, block, member, ledger, record)
 
         await together([follow(member, share) for member, share in zip(members, work, strict=True)])

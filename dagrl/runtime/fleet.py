@@ -221,7 +221,7 @@ class Fleet:
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     async def stream(self, member: Member, work: TaskWork) -> AsyncIterator[Block | Beat]:
-        """Run a task on one worker, block by block."""
+        """Run a task that streams on one worker, block by block."""
         bound = self._pipeline.run.node_timeout_s
         node = f"{work.task} (step {work.step})"
         blocks = member.actor.run.options(num_returns="streaming").remote(work)
@@ -237,12 +237,23 @@ class Fleet:
         except self._ray.exceptions.RayError as error:
             raise self._translated(error, member, node) from error
 
-    async def _call(self, member: Member, method: str, args: tuple, bound: float, waits_for: str) -> Any:
+    async def run(self, member: Member, work: TaskWork) -> list[Block]:
+        """Run a task on one worker that does not stream; all that it has made.
+
+        One message there and one back: a stream takes two for each block, and one more to end.
+        """
+        bound, node = self._pipeline.run.node_timeout_s, f"{work.task} (step {work.step})"
+        return await self._call(member, "run_whole", (work,), bound, f"a sign of life of {node}", node)
+
+    async def _call(
+        self, member: Member, method: str, args: tuple, bound: float, waits_for: str, node: str | None = None
+    ) -> Any:
+        node = waits_for if node is None else node
         try:
             ref = getattr(member.actor, method).remote(*args)
-            return await self._bounded(_awaited(ref), bound, f"{waits_for}, from {member.where}", waits_for, member)
+            return await self._bounded(_awaited(ref), bound, f"{waits_for}, from {member.where}", node, member)
         except self._ray.exceptions.RayError as error:
-            raise self._translated(error, member, waits_for) from error
+            raise self._translated(error, member, node) from error
 
     async def _bounded(
         self, awaitable: Any, bound: float, waits_for: str, node: str = "", member: Member | None = None

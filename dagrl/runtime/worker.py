@@ -139,6 +139,10 @@ class Worker:
         with self._profiler.around(work) if self._profiler else nullcontext():
             yield from self._outputs(op, work, context)
 
+    def run_whole(self, work: TaskWork) -> list[Block | Beat]:
+        """Run one task on this rank's rows; all of its blocks together."""
+        return list(self.run(work))
+
     def _outputs(self, op: Op, work: TaskWork, context: Context) -> Iterator[Block]:
         begin = time.time()
         parts = fetch(work.parts)
