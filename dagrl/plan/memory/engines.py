@@ -1,0 +1,50 @@
+"""From a pipeline to the memory of each of its engines: what is asked of them, and what that takes."""
+
+from __future__ import annotations
+
+from dagrl.plan.memory.estimate import EngineMemory
+from dagrl.plan.memory.server import Serving, hf_memory, server_memory
+from dagrl.plan.memory.trainer import Work, trainer_memory
+from dagrl.plan.plan import Plan
+from dagrl.plan.weight_route import weight_route
+from dagrl.spec.gpus import Gpu
+from dagrl.spec.model_shape import ModelShape
+from dagrl.spec.rollouts import longest_sample, rollouts
+from dagrl.spec.schema import HfEngineSpec, LogprobNode, MegatronEngineSpec, Pipeline, SglangEngineSpec, UpdateNode
+
+
+def engine_memory(pipeline: Pipeline, plan: Plan, executor: str, shape: ModelShape, gpu: Gpu | None) -> EngineMemory:
+    """Of an executor of the plan, the engines that live on its ranks with it included. `gpu` is None on CPU slots,
+    where everything is the host's. ValueError where the model does not fit the layout.
+    """
+    spec, ours = pipeline.engines[executor], plan.executors[executor]
+    match spec:
+        case MegatronEngineSpec():
+            work = _work(pipeline, plan, executor)
+            return trainer_memory(shape, spec, ours.ranks, work, sleeps=ours.sleeps, on_gpu=gpu is not None)
+        case SglangEngineSpec():
+            bucket = weight_route(pipeline, executor).bucket_bytes if spec.follows else 0
+            serving = Serving(_longest(pipeline, executor), bucket, sleeps=ours.sleeps)
+            return server_memory(shape, spec, gpu, serving)
+        case HfEngineSpec():
+            longest = _longest(pipeline, executor)
+            return hf_memory(shape, spec, longest, on_gpu=gpu is not None, sleeps=ours.sleeps)
+    raise AssertionError(f"no estimate for {spec!r}")
+
+
+def _work(pipeline: Pipeline, plan: Plan, executor: str) -> Work:
+    engines = plan.executors[executor].engines
+    nodes = [node for node in pipeline.nodes.values() if getattr(node, "engine", None) in engines]
+    followers = [name for name, each in plan.executors.items() if each.follows == executor]
+    return Work(
+        update_tokens=max((node.tokens_per_micro_batch for node in nodes if isinstance(node, UpdateNode)), default=0),
+        logprob_tokens=max((node.tokens_per_micro_batch for node in nodes if isinstance(node, LogprobNode)), default=0),
+        bucket_bytes=max((weight_route(pipeline, name).bucket_bytes for name in followers), default=0),
+        keeps_start_weights=len(engines) > 1 and plan.executors[executor].trained,
+    )
+
+
+def _longest(pipeline: Pipeline, executor: str) -> int:
+    """Tokens of the longest sample that the engine generates."""
+    own = (name for name, node in rollouts(pipeline).items() if node.engine == executor)
+    return max((longest_sample(pipeline, name) for name in own), default=0)
