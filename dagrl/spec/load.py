@@ -5,6 +5,7 @@
   inherited ones; ``key: null`` takes an inherited key away. In ``model.init``, a null that takes nothing away stays:
   Hugging Face's configs have such values.
 - ``engines.actor.optimizer.lr=3e-6`` on the command line sets one key, its value read as YAML.
+- ``prompts_per_node`` and ``mini_batch_per_node`` are multiplied by the machines of the trained group.
 - Paths (``model.path``, ``model.tokenizer``, ``data.train``, ``data.val``, an engine's ``dist_checkpointing_path``) may
   begin with ``~``, and are relative to the folder of the file that says them; in an override, to the working directory.
 
@@ -22,6 +23,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from dagrl.spec.errors import PipelineError, Place, Problem, dotted, suggest
+from dagrl.spec.per_node import multiply_out
 from dagrl.spec.positions import COMMAND_LINE, Findings, Position, Positions
 from dagrl.spec.schema import Pipeline
 from dagrl.spec.sentences import Fault, faults_of
@@ -75,6 +77,7 @@ def salvage_pipeline(path: Path | str, overrides: Sequence[str] = ()) -> tuple[L
     for number, override in enumerate(overrides, start=1):
         _apply_override(document, override, number)
     _prune_nulls(document.tree)
+    multiply_out(document)
     _resolve_paths(document)
     positions = Positions(document.positions)
     pipeline, faults = _validate(document.tree, document)

@@ -39,6 +39,8 @@ class DataSpec(Section):
     """Parquet file with the validation prompts."""
     prompts_per_step: PositiveInt
     """Prompts in one step; the batch has ``prompts_per_step * n`` samples."""
+    prompts_per_node: PositiveInt | None = None
+    """Instead of `prompts_per_step`: prompts in one step for each machine of the largest group that is trained."""
     max_prompt_tokens: PositiveInt
     """Longest prompt, in tokens."""
     overlong_prompts: Literal["drop", "cut", "error"] = "drop"

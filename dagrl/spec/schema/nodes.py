@@ -128,6 +128,8 @@ class UpdateNode(NodeBase):
     """What to do about samples whose log-probs differ between generator and trainer. Default: report, do nothing."""
     mini_batch: PositiveInt | None = None
     """Prompts in one optimizer step. Default: all of the step."""
+    mini_batch_per_node: PositiveInt | None = None
+    """Instead of `mini_batch`: prompts in one optimizer step for each machine, as with ``data.prompts_per_node``."""
     epochs: PositiveInt = 1
     """Passes over the step's samples."""
     tokens_per_micro_batch: PositiveInt = 16384
