@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from dagrl.plan.intervals import busy_seconds
 from dagrl.runtime.messages import Effort, Span
 
 
@@ -38,12 +38,3 @@ class TaskUse:
         if memory:
             found[f"memory/{task}_peak_gib"] = max(memory) / 2**30
         return found
-
-
-def busy_seconds(spans: Iterable[Span]) -> float:
-    """Length of the time in which at least one of the spans runs, seconds."""
-    total, covered = 0.0, float("-inf")
-    for span in sorted(spans, key=lambda each: each.start):
-        total += max(0.0, span.end - max(span.start, covered))
-        covered = max(covered, span.end)
-    return total

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from dagrl.data.stats import Stat, merge
 from dagrl.plan.commands import Run
+from dagrl.plan.intervals import busy_seconds
 from dagrl.plan.plan import HOST, Executor, PlannedTask
-from dagrl.runtime.efficiency import TaskUse, busy_seconds
+from dagrl.runtime.efficiency import TaskUse
 from dagrl.runtime.messages import Block, Span
 
 _COUNTED = ("sum",)

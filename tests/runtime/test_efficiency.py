@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dagrl.runtime.efficiency import TaskUse, busy_seconds
+from dagrl.runtime.efficiency import TaskUse
 from dagrl.runtime.messages import Effort, Span
 
 
@@ -13,21 +13,6 @@ def use_of(ranks: int, *parts: tuple[Span, Effort]) -> TaskUse:
     for span, effort in parts:
         use.add(span, effort)
     return use
-
-
-@pytest.mark.parametrize(
-    ("spans", "seconds"),
-    [
-        ([], 0),
-        ([(1, 3)], 2),
-        ([(1, 3), (3, 4)], 3),
-        ([(5, 6), (1, 3)], 3),
-        ([(1, 4), (2, 3)], 3),
-        ([(1, 3), (2, 5), (7, 8)], 5),
-    ],
-)
-def test_time_in_which_something_runs_counts_once(spans, seconds) -> None:
-    assert busy_seconds([Span(*span) for span in spans]) == seconds
 
 
 def test_tokens_are_shared_by_all_ranks_that_were_there() -> None:

@@ -7,7 +7,7 @@ beside it. All of it is about what a step takes once everything has run before: 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -41,8 +41,6 @@ class PipelineCosts:
     """Of groups that do not name theirs."""
     assumed: Assumed = field(default_factory=Assumed)
     """What is known of lengths."""
-    cache_tokens: Mapping[str, float] = field(default_factory=dict)
-    """Executor -> tokens that a server's cache holds, where somebody has worked it out."""
 
     def seconds(self, command: Command) -> float:
         """How long a command takes."""
@@ -72,7 +70,7 @@ class PipelineCosts:
     def engines(self) -> dict[str, PlannedEngine]:
         """Executor -> what it computes with."""
         return {
-            name: PlannedEngine(self.pipeline, executor, self.shape, self.gpu, self.cache_tokens)
+            name: PlannedEngine(self.pipeline, executor, self.shape, self.gpu)
             for name, executor in self.plan.executors.items()
             if name != HOST
         }

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from dagrl.plan.cost.decoding import Server
@@ -12,17 +11,13 @@ from dagrl.plan.cost.optimizer import STATE_BYTES, OptimizerSteps, fullest_rank
 from dagrl.plan.cost.passes import Passes
 from dagrl.plan.hardware import DEFAULT_GPU, gpu_of_group
 from dagrl.plan.memory.parameters import RankParameters
+from dagrl.plan.memory.server import LARGEST_GRAPH, Serving, cache_tokens, server_memory
 from dagrl.plan.plan import Executor
 from dagrl.spec.model_shape import ModelShape
 from dagrl.spec.schema import GroupSpec, HfEngineSpec, MegatronEngineSpec, Pipeline, SglangEngineSpec
-from dagrl.spec.sglang_layout import CPU_CACHE_TOKENS, gpus_per_server
+from dagrl.spec.sglang_layout import gpus_per_server
 
 WEIGHT_BYTES = 2
-_MEMORY_FRACTION = {True: 0.8, False: 0.85}
-"""Of a GPU's memory for weights and cache where the file does not say: of servers that sleep, and of others, for which
-SGLang chooses about that.
-"""
-_LARGEST_GRAPH = 512
 _MOST_RUNNING = 2048
 
 
@@ -34,8 +29,6 @@ class PlannedEngine:
     executor: Executor
     shape: ModelShape
     gpu: str = DEFAULT_GPU
-    cache_tokens: Mapping[str, float] = field(default_factory=dict)
-    """Of servers, by executor, where somebody has worked out what their cache holds."""
 
     @property
     def spec(self) -> MegatronEngineSpec | SglangEngineSpec | HfEngineSpec:
@@ -123,11 +116,8 @@ class PlannedEngine:
     def _sglang(self, spec: SglangEngineSpec) -> Server:
         fields, gpus = spec.server, gpus_per_server(spec)
         stages = int(fields.get("pp_size", 1))
-        cache = self.cache_tokens.get(self.executor.name) or self._room_for_tokens(spec, gpus)
-        if most := fields.get("max_total_tokens"):
-            cache = min(cache, most)
         graph = int(
-            fields.get("cuda_graph_max_bs_decode") or min(fields.get("max_running_requests") or 1 << 30, _LARGEST_GRAPH)
+            fields.get("cuda_graph_max_bs_decode") or min(fields.get("max_running_requests") or 1 << 30, LARGEST_GRAPH)
         )
         return Server(
             self.shape,
@@ -136,18 +126,15 @@ class PlannedEngine:
             stages=stages,
             per_node=self.per_node,
             running=int(fields.get("max_running_requests") or _MOST_RUNNING),
-            cache_tokens=cache,
+            cache_tokens=self._room_for_tokens(spec),
             largest_graph=0 if fields.get("disable_cuda_graph") else graph,
             shares_prompts=not fields.get("disable_radix_cache"),
         )
 
-    def _room_for_tokens(self, spec: SglangEngineSpec, gpus: int) -> float:
+    def _room_for_tokens(self, spec: SglangEngineSpec) -> float:
         gpu = gpu_of_group(self.pipeline, spec.group, self.gpu)
-        if gpu is None:
-            return CPU_CACHE_TOKENS
-        fraction = spec.server.get("mem_fraction_static") or _MEMORY_FRACTION[self.executor.sleeps]
-        room = gpu.memory_bytes * gpus * fraction - self.shape.parameters * WEIGHT_BYTES
-        return max(1.0, room / (self.shape.cache_values_per_token * self.shape.layers * WEIGHT_BYTES))
+        memory = server_memory(self.shape, spec, gpu, Serving(longest=1, sleeps=self.executor.sleeps))
+        return max(1, cache_tokens(self.shape, spec, memory, on_gpu=gpu is not None))
 
     @property
     def backed_up_bytes(self) -> float:
