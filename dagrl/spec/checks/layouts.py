@@ -8,7 +8,7 @@ from __future__ import annotations
 from dagrl.spec.checks.model_sizes import ModelSizes, Size
 from dagrl.spec.errors import Place
 from dagrl.spec.positions import Findings
-from dagrl.spec.schema import MegatronEngineSpec, Pipeline
+from dagrl.spec.schema import GroupSpec, MegatronEngineSpec, Pipeline
 
 _TP = "tensor_model_parallel_size"
 _PP = "pipeline_model_parallel_size"
@@ -64,6 +64,7 @@ class _Layout:
             )
             self._error(self._first_above_1(_TP, _PP, _CP), message, *depends)
             return
+        self._check_machines(group, depends)
         stage_ranks = group.ranks // stages
         expert_ranks = sizes.expert_model_parallel_size * sizes.expert_tensor_parallel_size
         if stage_ranks % expert_ranks:
@@ -72,6 +73,18 @@ class _Layout:
                 f"stage; choose {_EP} and {_ETP} whose product divides {stage_ranks}"
             )
             self._error(self._first_above_1(_EP, _ETP), message, *depends)
+
+    def _check_machines(self, group: GroupSpec, depends: list[Place]) -> None:
+        """Whether ranks that share matrices, and so talk in every layer, are on one machine: they are consecutive."""
+        each = group.gpus_per_node or group.cpus_per_node
+        for name in (_TP, _ETP):
+            size = getattr(self._sizes, name)
+            if group.nodes > 1 and each % size:
+                message = (
+                    f"{size} ranks that share matrices would lie on several machines, as each of group "
+                    f"`{self._engine.group}` has {each}; choose a divisor of {each}, and more stages for a large model"
+                )
+                self._error(name, message, *depends)
 
     def check_sequence(self, model: ModelSizes) -> None:
         """Whether sequence parallelism is there where it must be, and only there where it can be."""

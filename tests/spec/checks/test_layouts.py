@@ -123,6 +123,21 @@ def test_heads_that_are_exchanged_for_context_divide_too(project, laid_out):
     )
 
 
+@pytest.mark.parametrize("machines", ["{nodes: 2, gpus_per_node: 4}", "{nodes: 4, gpus_per_node: 2}"])
+def test_ranks_that_share_matrices_stay_on_one_machine(project, laid_out, machines):
+    path = laid_out(f"{TP}: 4", gpus=8)
+    path.write_text(path.read_text().replace("{gpus_per_node: 8}", machines))
+    if "gpus_per_node: 4" in machines:
+        check_file(path)
+        return
+    project.assert_problem(
+        path,
+        f"engines.actor.parallel.{TP}",
+        "4 ranks that share matrices would lie on several machines, as each of group `train` has 2; choose a divisor "
+        "of 2, and more stages for a large model",
+    )
+
+
 FAMILIES = {
     "mixtral": (
         {"model_type": "mixtral", "num_local_experts": 6, "intermediate_size": 12},
