@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from dagrl.data.batch import Batch
+from dagrl.data.stats import merge
 
 # A large epsilon: with Adam's own, a gradient of nearly 0 gives a step of full size and of chance direction.
 ADAM = {"lr": 1e-2, "adam_eps": 1e-2}
@@ -89,6 +90,36 @@ def test_every_layout_trains_to_the_same_weights(train, one_process, world_size:
     assert largest_difference(trained["after"], one_process["after"]) < 1e-4 * moved
     for metrics, expected in zip(trained["metrics"], one_process["metrics"], strict=True):
         assert metrics == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_mini_batch_by_mini_batch_an_update_is_the_same_to_the_last_digit(
+    run_engine: Callable[..., list[Any]], samples: Batch, objective: Any, world_size: int
+) -> None:
+    """And the rate moves once a step, and so does the version."""
+    warming = {"optimizer": ADAM, "lr_schedule": {"lr_warmup_steps": 3}}
+
+    def at_once(engine: Any) -> Any:
+        steps = [engine.update(mini_batches(samples), objective, tokens_per_micro_batch=40) for _ in range(2)]
+        return steps, engine.policy_version, weights(engine)
+
+    def in_pieces(engine: Any) -> Any:
+        steps, versions = [], []
+        for _ in range(2):
+            told = []
+            for begins, batch in zip((True, False), mini_batches(samples), strict=True):
+                part = {"begins": begins, "ends": not begins}
+                told.append(engine.update([batch], objective, tokens_per_micro_batch=40, **part))
+                versions.append(engine.policy_version)
+            steps.append(merge(told))
+        assert versions == [0, 1, 1, 2]
+        return steps, engine.policy_version, weights(engine)
+
+    expected, *_ = run_engine(world_size, at_once, **warming)
+    told, *_ = run_engine(world_size, in_pieces, **warming)
+    assert [means(step) for step in told[0]] == [means(step) for step in expected[0]]
+    assert told[1] == expected[1] == 2
+    assert largest_difference(told[2], expected[2]) == 0
 
 
 def test_an_update_counts_one_version_and_reports_norm_and_rate(one_process) -> None:
