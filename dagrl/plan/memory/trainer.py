@@ -84,7 +84,7 @@ class _Rank:
         return EngineMemory(
             awake={**awake, "runtime": runtime if self.on_gpu else 0},
             moment=moment,
-            weights_alone=states.weights + self._buffers() + runtime,
+            weights_alone=states.weights + self._buffers(states) + runtime,
             asleep=stays,
             host=self._host(states),
         )
@@ -97,7 +97,7 @@ class _Rank:
             "optimizer": 0 if offload.optimizer else states.optimizer,
         }
         weights: dict[Kind, int] = {"weights": states.weights}
-        yield "sync", {**weights, **rests, "buffers": self._buffers()}
+        yield "sync", {**weights, **rests, "buffers": self._buffers(states)}
         if work.logprob_tokens:
             passing = self._activations(work.logprob_tokens)
             logits = self._logits(work.logprob_tokens, parameters, trains=False)
@@ -136,9 +136,11 @@ class _Rank:
         logits = rows * width * value
         return hidden + logits + trains * max(logits, parameters.largest * value)
 
-    def _buffers(self) -> int:
-        # One bucket is being filled while the one before is on its way.
-        return 2 * self.work.bucket_bytes
+    def _buffers(self, states: _States) -> int:
+        # One bucket is being filled while the one before is on its way; they hold whole tensors of all ranks.
+        sizes = self.engine.parallel
+        model = states.weights * sizes.tensor_model_parallel_size * sizes.pipeline_model_parallel_size
+        return min(2 * self.work.bucket_bytes, model)
 
     def _nccl(self) -> int:
         sizes = self.engine.parallel
