@@ -107,6 +107,16 @@ def launch(pipeline: Path, overrides: list[str], run_dir: Path | None) -> int:
     return run(pipeline, overrides, run_dir) if code is None else code
 
 
+def doctor() -> int:
+    """Say what this machine can run, and what is missing."""
+    from dagrl.runtime.doctor.command import examine
+    from dagrl.runtime.doctor.edges import Edges
+
+    said, code = examine(Edges())
+    print(said, end="")
+    return code
+
+
 def export(run_dir: Path, output: Path, step: int | None, engine: str | None) -> int:
     """Write a run's policy as a Hugging Face folder."""
     from dagrl.runtime.export import export_run
@@ -188,6 +198,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_run(command)
     _add_weights(commands)
+    _add(
+        commands,
+        doctor,
+        "what this machine can run",
+        "Look at this machine: Python and its packages, GPUs, memory, disks, limits, network, the variables of a job. "
+        "A line for each, `ok`, `hint` or `missing`; exits 1 where something is missing that runs need.",
+    )
     return parser
 
 

@@ -1,0 +1,71 @@
+"""Python and its packages: those that every run needs, those that GPUs need, those that some pipelines use."""
+
+from __future__ import annotations
+
+from dagrl.runtime.doctor.edges import Edges
+from dagrl.runtime.doctor.findings import Line, hint, missing, ok
+
+_PYTHON = (3, 12)
+_TRIED = ("torch", "ray", "megatron.core", "transformers", "transformer_engine", "apex", "sglang")
+_OF_ALL_RUNS = ("torch", "ray", "megatron.core", "transformers")
+
+
+def software(edges: Edges, *, on_gpus: bool) -> list[Line]:
+    """Lines on what is installed. Slow: libraries are imported, in another process."""
+    version = ".".join(map(str, edges.python()))
+    python = (
+        ok("Python", version)
+        if edges.python()[:2] == _PYTHON
+        else missing("Python", f"{version}; dagrl needs {'.'.join(map(str, _PYTHON))}")
+    )
+    imported = edges.imports(*_TRIED)
+    lines = [python, *_pinned(edges)]
+    for name in _OF_ALL_RUNS:
+        if error := imported[name].get("error"):
+            lines.append(missing(name, f"cannot be imported: {error}; `make setup` installs it"))
+    lines += _cuda(imported["torch"], on_gpus=on_gpus)
+    engine = imported["transformer_engine"].get("error")
+    if on_gpus:
+        needed = f"{engine}; Megatron needs Transformer Engine on GPUs (see the Dockerfile)"
+        lines.append(missing("transformer_engine", needed) if engine else ok("transformer_engine", "there"))
+        if "error" in imported["apex"]:
+            lines.append(hint("apex", "not there; Megatron's fused gradient accumulation is left out"))
+    server = imported["sglang"].get("error")
+    lines.append(hint("sglang", f"{server}; only `backend: sglang` needs it") if server else ok("sglang", "there"))
+    return lines
+
+
+def _pinned(edges: Edges) -> list[Line]:
+    """Packages against the versions that dagrl says it works with."""
+    try:
+        from packaging.requirements import InvalidRequirement, Requirement
+    except ImportError:
+        return [missing("packaging", "not installed; `make setup` installs it")]
+    lines = []
+    for text in edges.requirements():
+        try:
+            wanted = Requirement(text)
+        except InvalidRequirement:
+            continue
+        if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
+            continue
+        version = edges.version(wanted.name)
+        if version is None:
+            lines.append(missing(wanted.name, f"not installed; dagrl needs {wanted.specifier or 'it'}: `make setup`"))
+        elif not wanted.specifier.contains(version, prereleases=True):
+            lines.append(missing(wanted.name, f"{version}; dagrl needs {wanted.specifier}: `make setup`"))
+        else:
+            lines.append(ok(wanted.name, version))
+    return lines or [hint("dagrl", "is not installed as a package, so its requirements are not known")]
+
+
+def _cuda(torch: dict, *, on_gpus: bool) -> list[Line]:
+    if "error" in torch or not on_gpus:
+        return []
+    if not torch.get("available"):
+        built = f"built for CUDA {torch['cuda']}" if torch.get("cuda") else "built without CUDA"
+        return [missing("torch and CUDA", f"there are GPUs and torch, {built}, sees none; is the driver old enough?")]
+    lines = [ok("torch and CUDA", f"CUDA {torch['cuda']}, {torch['count']} GPUs")]
+    if not torch.get("nccl"):
+        lines.append(missing("NCCL", "torch is built without it; install torch from PyPI"))
+    return lines
