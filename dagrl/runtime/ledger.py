@@ -26,6 +26,28 @@ class Arrival:
     """Groups that came when the batch was full."""
 
 
+class _Awaited:
+    """How many rows each shard still waits for."""
+
+    def __init__(self, missing: list[int]) -> None:
+        self._missing = missing
+        self.left = sum(missing)
+        """Of all shards together."""
+        self._first = 0
+
+    def take(self, shard: int, rows: int) -> int:
+        """Some rows of a shard are there; how many it waits for now."""
+        self._missing[shard] -= rows
+        self.left -= rows
+        return self._missing[shard]
+
+    def first_open(self) -> int | None:
+        """The first shard that waits for any."""
+        while self._first < len(self._missing) and not self._missing[self._first]:
+            self._first += 1
+        return self._first if self._first < len(self._missing) else None
+
+
 class Ledger:
     """The blocks of one step's training or validation batch."""
 
@@ -37,23 +59,28 @@ class Ledger:
         self._index: dict[str, RowIndex] = {}
         """Task -> where rows lie in those."""
         self._shard_rows: list[np.ndarray] = [np.zeros(0, dtype=np.int64) for _ in range(shards)]
+        self._shard_of_group: dict[int, int] = {}
+        self._chosen: list[list[int]] | None = None
+        """Where the batch is chosen: the groups of each shard, in the order in which they came."""
         self._tokens = np.zeros(0, dtype=np.int64)
+        """Of each row, and room for more."""
         self._positions: dict[int, int] = {}
-        self._missing: dict[str, list[int]] = {}
-        """Task that brings its rows one by one -> how many of them each shard still waits for."""
-        self._chooses = False
+        self._awaited: dict[str, _Awaited] = {}
+        """By the task that brings its rows one by one."""
 
     def add_source(self, task: str, block: Block) -> None:
         """Note a shard of the source: it says which rows the batch has."""
         (shard,) = block.shards
         self._shard_rows[shard] = block.rows
+        groups = np.unique(self.groups(block.rows)).tolist()
+        self._shard_of_group |= dict.fromkeys(groups, shard)
         if block.positions is not None:
-            groups = np.unique(self.groups(block.rows)).tolist()
             self._positions |= dict(zip(groups, block.positions.tolist(), strict=True))
-        if len(block.rows):
-            grown = np.zeros(max(len(self._tokens), int(block.rows.max()) + 1), dtype=np.int64)
-            grown[: len(self._tokens)] = self._tokens
-            self._tokens = grown
+        if (end := int(block.rows.max(initial=-1)) + 1) > len(self._tokens):
+            # Twice as long at least, so that shard after shard costs no more than all of them together.
+            room = np.zeros(max(end, 2 * len(self._tokens)), dtype=np.int64)
+            room[: len(self._tokens)] = self._tokens
+            self._tokens = room
         self.add(task, block)
 
     def add(self, task: str, block: Block) -> None:
@@ -70,45 +97,37 @@ class Ledger:
         With `choose`, the batch is the first so many groups that arrive, and the shards are filled in that order; then
         no other task may bring its rows so.
         """
-        assert not self._chooses or task in self._missing, "the batch is what another task has brought"
-        self._chooses = choose is not None
-        if choose is not None:
-            bounds = shard_bounds(choose * self.group_size, self.group_size, len(self._shard_rows))
-            self._missing[task] = [end - begin for begin, end in bounds]
-            self._shard_rows = [rows[:0] for rows in self._shard_rows]
+        assert self._chosen is None or task in self._awaited, "the batch is what another task has brought"
+        if choose is None:
+            self._awaited[task] = _Awaited([len(rows) for rows in self._shard_rows])
         else:
-            self._missing[task] = [len(rows) for rows in self._shard_rows]
+            bounds = shard_bounds(choose * self.group_size, self.group_size, len(self._shard_rows))
+            self._awaited[task] = _Awaited([end - begin for begin, end in bounds])
+            self._chosen = [[] for _ in self._shard_rows]
 
     def arrived(self, task: str, rows: np.ndarray) -> Arrival:
         """Note rows of whole groups that a task has brought."""
-        missing = self._missing[task]
+        awaited = self._awaited[task]
         touched: dict[int, int] = {}
         surplus = []
         for group in dict.fromkeys(self.groups(rows).tolist()):
-            shard = self._shard_for(group, missing)
+            shard = self._shard_of_group[group] if self._chosen is None else awaited.first_open()
             if shard is None:
                 surplus.append(group)
                 continue
-            missing[shard] -= self.group_size
-            touched[shard] = missing[shard]
+            if self._chosen is not None:
+                self._chosen[shard].append(group)
+            touched[shard] = awaited.take(shard, self.group_size)
         return Arrival(tuple(touched), tuple(shard for shard, left in touched.items() if left == 0), tuple(surplus))
-
-    def _shard_for(self, group: int, missing: list[int]) -> int | None:
-        """Where a group that is there belongs; None where the batch is full."""
-        if not self._chooses:
-            first = group * self.group_size
-            return next(shard for shard, rows in enumerate(self._shard_rows) if len(rows) and first <= rows[-1])
-        shard = next((shard for shard, left in enumerate(missing) if left), None)
-        if shard is not None:
-            self._shard_rows[shard] = np.union1d(self._shard_rows[shard], self.rows_of((group,)))
-        return shard
 
     def complete(self, task: str) -> bool:
         """Whether nothing is missing of what was expected of a task."""
-        return not any(self._missing[task])
+        return self._awaited[task].left == 0
 
     def rows(self, shards: tuple[int, ...]) -> np.ndarray:
         """Ids of the rows in these shards, int64, ascending."""
+        if self._chosen is not None:
+            return self.rows_of(sorted(group for shard in shards for group in self._chosen[shard]))
         return np.sort(np.concatenate([self._shard_rows[shard] for shard in shards]))
 
     def rows_of(self, groups: Sequence[int]) -> np.ndarray:
@@ -131,7 +150,7 @@ class Ledger:
     @property
     def total_tokens(self) -> int:
         """Tokens of the whole batch so far."""
-        return int(self._tokens[np.concatenate(self._shard_rows)].sum())
+        return int(self._tokens[self.rows(tuple(range(len(self._shard_rows))))].sum())
 
     def sources(self, task: PlannedTask, rows: np.ndarray) -> tuple[Source, ...]:
         """Where the columns that `task` reads of these rows lie, by the tasks that wrote them.

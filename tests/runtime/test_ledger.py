@@ -123,3 +123,29 @@ def test_a_rank_without_rows_still_gets_the_columns():
     task = PlannedTask("ref", "ref", "logprob", "actor", Scope.ROW, Rows.TRAIN, inputs=inputs)
     (source,) = ledger.sources(task, np.zeros(0, dtype=np.int64))
     assert (source.refs, source.counts.tolist(), source.places.tolist()) == (("p1",), [0], [])
+
+
+@given(
+    groups=st.integers(1, 12),
+    group_size=st.integers(1, 3),
+    shards=st.integers(1, 5),
+    data=st.data(),
+)
+def test_each_group_completes_the_shard_that_the_source_has_put_it_into(groups, group_size, shards, data) -> None:
+    ledger = over_sampled(groups, group_size, shards)
+    ledger.expect("rollout")
+    bounds = shard_bounds(groups * group_size, group_size, shards)
+    left = {shard: set(range(begin // group_size, end // group_size)) for shard, (begin, end) in enumerate(bounds)}
+    order = data.draw(st.permutations(range(groups)))
+    cuts = sorted(data.draw(st.lists(st.integers(0, groups), max_size=4)))
+    for begin, end in zip([0, *cuts], [*cuts, groups], strict=True):
+        here = order[begin:end]
+        arrival = ledger.arrived("rollout", ledger.rows_of(here))
+        touched = {shard for shard, mine in left.items() if mine & set(here)}
+        left = {shard: mine - set(here) for shard, mine in left.items()}
+        assert (set(arrival.shards), arrival.surplus) == (touched, ())
+        assert set(arrival.complete) == {shard for shard in touched if not left[shard]}
+        assert ledger.complete("rollout") == (not any(left.values()))
+    for shard, (begin, end) in enumerate(bounds):
+        assert ledger.rows((shard,)).tolist() == list(range(begin, end))
+    assert ledger.total_tokens == sum(row % 7 for row in range(groups * group_size))
