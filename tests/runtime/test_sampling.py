@@ -17,7 +17,7 @@ from dagrl.data.shards import shard_bounds
 from dagrl.engines.base import Appetite
 from dagrl.plan.commands import Run
 from dagrl.plan.plan import PlannedTask, Rows
-from dagrl.runtime.errors import RunError
+from dagrl.runtime.errors import RunError, WorkerDiedError
 from dagrl.runtime.ledger import Ledger
 from dagrl.runtime.messages import Beat, Begun, Block, Effort, Span, TaskWork
 from dagrl.runtime.record import StepRecord
@@ -55,10 +55,13 @@ class Servers:
         self.works: list[tuple[str, TaskWork]] = []
         self.aborts: set[str] = set()
         self.sampled: Counter[str] = Counter()
+        self.lives: dict[str, int] = {}
+        """How many more groups a server finishes before it dies; the others live."""
 
     async def call(self, member: Server, method: str, *args: Any, waits_for: str) -> Any:
         if method == "appetite":
             return self.appetite
+        self._check(member)
         assert (method, args[:2]) == ("abort", (4, "rollout"))
         self.aborts.add(member.name)
         return None
@@ -73,13 +76,28 @@ class Servers:
                 await asyncio.sleep(0)
             if member.name in self.aborts:
                 break
+            self._check(member)
+            if member.name in self.lives:
+                self.lives[member.name] -= min(2, len(left))
             # Two at a time where there are as many: some come when there is enough already.
             now, left = left[:2], left[2:]
             self.sampled[member.name] += 3 * N * len(now)
             yield block_of(now, f"done {now}")
             yield Beat(self.sampled[member.name])
+        self._check(member)
         if left:
             yield replace(block_of(left, f"begun {left}"), unfinished=True)
+
+    def _check(self, member: Server) -> None:
+        if self.lives.get(member.name, 1) <= 0:
+            error = WorkerDiedError(f"{member.name} died")
+            error.lost = (member.name,)
+            raise error
+
+    def revive(self) -> None:
+        """Those who died are there again, and nobody has been told to stop."""
+        self.lives = {name: left for name, left in self.lives.items() if left > 0}
+        self.aborts = set()
 
 
 def block_of(groups: Sequence[int], ref: str) -> Block:
@@ -87,16 +105,30 @@ def block_of(groups: Sequence[int], ref: str) -> Block:
     return Block(rows, ref, np.full(len(rows), 3), Span(0.0, 1.0), effort=Effort(3 * len(rows), None, None, None))
 
 
+class WatchedLedger(Ledger):
+    """Knows what was put into it."""
+
+    def __init__(self, group_size: int, shards: int) -> None:
+        super().__init__(group_size, shards)
+        self.added: list[int] = []
+        """Rows of responses."""
+
+    def add(self, task: str, block: Block) -> None:
+        super().add(task, block)
+        self.added += block.rows.tolist() if task == "rollout" else []
+
+
 @dataclass
 class Ran:
     """A run that is over."""
 
     sampling: Sampling
-    ledger: Ledger
+    ledger: WatchedLedger
     record: StepRecord
     fleet: Servers
     shards: list[int]
     told: list[Progress]
+    deaths: int = 0
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +141,7 @@ def ran(lab) -> Any:
         declared["nodes"]["rollout"] |= {"n": N, "partial_rollout": partial}
         if groups > needed:
             declared["nodes"]["rollout"]["over_sampling_batch_size"] = groups
-        ledger, record = Ledger(N, shards), StepRecord(4)
+        ledger, record = WatchedLedger(N, shards), StepRecord(4)
         for shard, (begin, end) in enumerate(shard_bounds(groups * N, N, shards)):
             rows = np.arange(begin, end)
             places = 100 + np.unique(rows // N)
@@ -126,8 +158,18 @@ def ran(lab) -> Any:
             committed=3,
             begun=begun or {},
         )
-        asyncio.run(sampling.finish())
-        return Ran(sampling, ledger, record, fleet, complete, told)
+        deaths = 0
+        while True:
+            try:
+                asyncio.run(sampling.finish())
+            except WorkerDiedError as loss:
+                deaths += 1
+                assert set(loss.lost) == {name for name, left in fleet.lives.items() if left <= 0}
+                fleet.revive()
+                todo = tuple(shard for shard in range(shards) if shard not in complete)
+                sampling.again(Run(4, "rollout", todo), [server(number) for number in range(servers)])  # type: ignore[misc]
+            else:
+                return Ran(sampling, ledger, record, fleet, complete, told, deaths)
 
     return run
 
@@ -182,6 +224,39 @@ def test_enough_is_enough_and_what_is_left_is_known(ran, appetite, layout, patie
     assert metrics(over)["rollout/aborted_prompts"] == more
     told = over.told[-1]
     assert (told.done, told.total) == (needed, needed)
+
+
+lives = st.dictionaries(st.integers(0, 3), st.integers(0, 8), max_size=4)
+
+
+@settings(deadline=None)
+@given(
+    appetite=appetites,
+    layout=layouts,
+    patience=patience,
+    lives=lives,
+    needed=st.integers(1, 8),
+    more=st.integers(0, 8),
+    partial=st.booleans(),
+)
+def test_whoever_dies_no_group_is_lost_or_there_twice(
+    ran, appetite, layout, patience, lives, needed, more, partial
+) -> None:
+    fleet = Servers(appetite, patience)
+    fleet.lives = {f"generator/{number}": groups for number, groups in lives.items() if number < layout["servers"]}
+    doomed = dict(fleet.lives)
+    over = ran(fleet, needed + more, needed, partial=partial, **layout)
+    shards = tuple(range(layout["shards"]))
+    chosen = np.unique(over.ledger.rows(shards) // N).tolist()
+    assert len(chosen) == needed
+    added = over.ledger.added
+    assert len(added) == len(set(added)), "there twice"
+    assert {group * N for group in chosen} <= set(added)
+    left = [place - 100 for place, _ in over.sampling.left()]
+    assert sorted([*left, *chosen]) == list(range(needed + more)), "lost, or there twice"
+    assert sorted(over.shards) == [shard for shard in shards if len(over.ledger.rows((shard,)))]
+    if doomed and all(groups == 0 for groups in doomed.values()) and len(doomed) == layout["servers"]:
+        assert over.deaths, "nobody lived to sample anything"
 
 
 def test_what_was_begun_goes_to_whoever_gets_the_prompt_and_is_kept_where_nobody_does(ran) -> None:
