@@ -6,6 +6,7 @@ Everything here runs on the server's loop, but for `born`, which says which abor
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,9 @@ from dagrl.engines.base import Completion, GenerationRequest
 from dagrl.engines.sglang.client import Answer, Client
 from dagrl.engines.sglang.server import ServerError
 from dagrl.spec.schema import SamplingSpec
+
+_AGAIN_S = 0.5
+"""How long requests have to end that were aborted, before they are told again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -93,9 +97,11 @@ class Responses:
             self._aborts += 1
         else:
             self._retracts += 1
-        if self._under_way:
+        while self._under_way:
+            # One that is on its way into the server meanwhile has not heard of it, and would go on to its end.
             self._client.abort_all()
-        await self._nothing_under_way.wait()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._nothing_under_way.wait(), _AGAIN_S)
 
     async def go_on(self, how: Literal["abort", "retract", "in_place"]) -> None:
         """Generate again; what was retracted begins behind its tokens, and fills its cache anew."""

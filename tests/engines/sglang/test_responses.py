@@ -177,6 +177,21 @@ def test_retracted_responses_go_on_behind_their_tokens_when_all_is_new(play) -> 
     play(act)
 
 
+def test_a_request_that_had_not_reached_the_server_is_told_again(play) -> None:
+    async def act(scene: Scene) -> None:
+        call = await scene.begin()
+        heard, scene.client.end = scene.client.end, lambda reason, tokens: None  # type: ignore[method-assign]
+        standing = asyncio.get_running_loop().create_task(scene.responses.stand_still("retract"))
+        await settle()
+        assert scene.client.calls == ["abort all"] and not standing.done()
+        scene.client.end = heard  # type: ignore[method-assign]
+        await standing
+        assert scene.client.calls == ["abort all"] * 2
+        call.cancel()
+
+    play(act)
+
+
 def test_a_response_without_tokens_is_of_the_weights_that_sampled_it(play) -> None:
     async def act(scene: Scene) -> None:
         await scene.responses.stand_still("abort")
