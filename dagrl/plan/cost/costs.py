@@ -102,6 +102,7 @@ class PipelineCosts:
             task = self._tasks[name]
             node = self.pipeline.nodes.get(task.node)
             share = shards / self.plan.shards
+            ends: Sequence[float]
             match node:
                 case RolloutNode():
                     ends = self._rollout(task, node, shards)
@@ -129,7 +130,7 @@ class PipelineCosts:
         each = engine.passes.train(batch) + engine.optimizer.seconds()
         return steps * share * each + engine.brought_in_s
 
-    def _rollout(self, task: PlannedTask, node: RolloutNode, shards: int) -> list[float]:
+    def _rollout(self, task: PlannedTask, node: RolloutNode, shards: int) -> Sequence[float]:
         engine = self.engines[task.executor]
         trains = task.rows is Rows.TRAIN
         prompts = self.pipeline.data.prompts_per_step if trains else self.rows(task)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
+from functools import lru_cache
 
 from dagrl.plan.cost.device import Device
 from dagrl.plan.cost.lengths import Lengths
-from dagrl.spec.model_flops import attention_weights, model_flops
-from dagrl.spec.model_shape import GATED_MLP_MATRICES, ModelShape
+from dagrl.spec.model_flops import ModelFlops, model_flops
+from dagrl.spec.model_shape import ModelShape
 
 _BYTES = 2
 _SAMPLING_PASSES = 6
@@ -60,7 +61,7 @@ class Server:
     def step(self, running: float, context: float) -> float:
         """Seconds to decode one token of so many responses, `context` tokens each on average."""
         shape, gpus, device = self.shape, self.tensor * self.stages, self.device
-        flops = model_flops(shape)
+        flops = _flops(shape)
         read = self._weights_read(running) * _BYTES / gpus / device.decode_memory
         multiplied = running * (flops.per_token + flops.per_prediction) / gpus / device.decode_matmul
         # Latent attention's cache is whole on every GPU, and so are key heads that are fewer than the GPUs.
@@ -81,21 +82,30 @@ class Server:
 
     def prefill(self, tokens: float, length: float) -> float:
         """Seconds to take in prompts of so many tokens together, `length` each."""
-        flops = model_flops(self.shape)
+        flops = _flops(self.shape)
         operations = tokens * (flops.per_token + flops.per_pair * length / 2)
         return operations / (self.tensor * self.stages) / (self.device.matmul * _PREFILL_SHARE)
 
     def _weights_read(self, running: float) -> float:
         """Parameters that a step reads: of a mixture, the experts that some token of it is sent to."""
-        shape = self.shape
-        head = shape.hidden * shape.vocabulary
-        if shape.experts is None:
-            return (
-                shape.layers * (attention_weights(shape) + GATED_MLP_MATRICES * shape.hidden * shape.dense_width) + head
-            )
-        met = 1 - (1 - shape.experts.chosen / shape.experts.count) ** running
-        layers = [shape.layer(index) for index in shape.positions]
-        return sum(layer.total - (1 - met) * layer.experts for layer in layers) + head
+        always, routed = _parameters(self.shape)
+        if self.shape.experts is None:
+            return always
+        share = self.shape.experts.chosen / self.shape.experts.count
+        return always + routed * (1 - (1 - share) ** running)
+
+
+@lru_cache(maxsize=64)
+def _flops(shape: ModelShape) -> ModelFlops:
+    return model_flops(shape)
+
+
+@lru_cache(maxsize=64)
+def _parameters(shape: ModelShape) -> tuple[int, int]:
+    """Of all layers and the head, without the embedding; and of routed experts, which are not among the former."""
+    layers = [shape.layer(index) for index in shape.positions]
+    routed = sum(layer.experts for layer in layers)
+    return sum(layer.total for layer in layers) - routed + shape.embedding, routed
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +121,8 @@ class Generation:
     """Share of the prompts after which it stops: below 1 where more are begun than the step needs."""
 
 
-def shard_ends(server: Server, work: Generation) -> list[float]:
+@lru_cache(maxsize=4096)
+def shard_ends(server: Server, work: Generation) -> tuple[float, ...]:
     """Seconds after the begin at which each shard is there, ascending; the last is the end of the generation."""
     responses = work.prompts * work.per_prompt
     bundles = max(1, min(max(_BUNDLES, work.shards), round(responses)))
@@ -129,7 +140,7 @@ def shard_ends(server: Server, work: Generation) -> list[float]:
     for index, end in enumerate(ends):
         shard = index * work.shards // bundles
         shards[shard] = max(shards[shard], min(end, needed))
-    return sorted(end or needed for end in shards)
+    return tuple(sorted(end or needed for end in shards))
 
 
 def _follow(server: Server, lengths: list[float], each: float, prompt: float, *, prefill: float) -> list[float]:

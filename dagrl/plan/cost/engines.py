@@ -7,10 +7,9 @@ from functools import cached_property
 
 from dagrl.plan.cost.decoding import Server
 from dagrl.plan.cost.device import Device, device_of
-from dagrl.plan.cost.optimizer import STATE_BYTES, OptimizerSteps, fullest_rank
+from dagrl.plan.cost.optimizer import STATE_BYTES, OptimizerSteps
 from dagrl.plan.cost.passes import Passes
 from dagrl.plan.hardware import DEFAULT_GPU, gpu_of_group
-from dagrl.plan.memory.parameters import RankParameters
 from dagrl.plan.memory.server import LARGEST_GRAPH, Serving, cache_tokens, server_memory
 from dagrl.plan.plan import Executor
 from dagrl.spec.model_shape import ModelShape
@@ -61,11 +60,6 @@ class PlannedEngine:
         return self.spec
 
     @cached_property
-    def held(self) -> RankParameters:
-        """Parameters of its fullest rank."""
-        return fullest_rank(self.shape, self.megatron)
-
-    @cached_property
     def passes(self) -> Passes:
         """Batches through the model."""
         return Passes(self.shape, self.megatron, self.group.ranks, self.per_node, self.device)
@@ -73,7 +67,7 @@ class PlannedEngine:
     @cached_property
     def optimizer(self) -> OptimizerSteps:
         """Its optimizer steps."""
-        return OptimizerSteps(self.held, self.megatron, self.group.ranks, self.per_node, self.device)
+        return OptimizerSteps(self.passes.held, self.megatron, self.group.ranks, self.per_node, self.device)
 
     @property
     def model_ranks(self) -> int:
@@ -83,7 +77,7 @@ class PlannedEngine:
     @property
     def weight_bytes(self) -> float:
         """Of a rank."""
-        return self.held.total * WEIGHT_BYTES
+        return self.passes.held.total * WEIGHT_BYTES
 
     @property
     def state_bytes(self) -> float:

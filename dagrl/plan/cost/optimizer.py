@@ -9,9 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dagrl.plan.cost.device import Device
-from dagrl.plan.memory.parameters import RankParameters, rank_parameters
-from dagrl.plan.memory.stages import stages_of
-from dagrl.spec.model_shape import ModelShape
+from dagrl.plan.memory.parameters import RankParameters
 from dagrl.spec.schema import MegatronEngineSpec
 
 _WEIGHT_BYTES = 2
@@ -27,12 +25,6 @@ _BEGIN_S = 3e-3
 _HOST_ADAM_BYTES_PER_S = 30e9
 """What torch's Adam moves on a host, for each GPU; an order of magnitude, not measured here."""
 _HOST_ADAM_BYTES = 28
-
-
-def fullest_rank(shape: ModelShape, spec: MegatronEngineSpec) -> RankParameters:
-    """What a rank holds of the stage that holds most."""
-    held = (rank_parameters(shape, spec, stage) for stage in stages_of(spec, shape.layers))
-    return max(held, key=lambda each: each.total)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from functools import cached_property
 from dagrl.plan.cost.device import Device
 from dagrl.plan.cost.layers import LayerSeconds, Pack, Recompute, Seconds
 from dagrl.plan.cost.lengths import Lengths
-from dagrl.plan.cost.optimizer import fullest_rank
-from dagrl.plan.memory.stages import stages_of
+from dagrl.plan.memory.parameters import RankParameters, rank_parameters
+from dagrl.plan.memory.stages import Stage, stages_of
 from dagrl.spec.model_shape import ModelShape
 from dagrl.spec.schema import MegatronEngineSpec
 
@@ -55,6 +55,12 @@ class Passes:
         """Data-parallel ranks."""
         return self.spec.parallel.data_parallel_size(self.ranks)
 
+    @cached_property
+    def held(self) -> RankParameters:
+        """Parameters of a rank of the stage that holds most."""
+        held = (rank_parameters(self.shape, self.spec, stage) for stage in self._stages)
+        return max(held, key=lambda each: each.total)
+
     def forward(self, batch: Batch) -> float:
         """Seconds of a pass without gradients."""
         count, pack = self.micro_batches(batch)
@@ -66,7 +72,7 @@ class Passes:
         """Seconds of a forward and a backward pass, without what comes after: see `optimizer`."""
         count, pack = self.micro_batches(batch)
         # Gradients are added to float32 buffers, weight by weight.
-        added = fullest_rank(self.shape, self.spec).total * _ADDED_BYTES / self.device.memory
+        added = self.held.total * _ADDED_BYTES / self.device.memory
         told = 2 * self._told(pack)
         stages = [stage.forward + stage.backward + told for stage in self._of_stages(pack)]
         chunks = self.spec.parallel.virtual_pipeline_model_parallel_size or 1
@@ -97,12 +103,16 @@ class Passes:
             self.shape, self.spec.parallel, self.device, self.per_node, recompute_of(self.spec, self.shape)
         )
 
+    @cached_property
+    def _stages(self) -> list[Stage]:
+        return stages_of(self.spec, self.shape.layers)
+
     def _of_stages(self, pack: Pack) -> list[Seconds]:
         """Of each pipeline stage, for one micro-batch."""
         kinds = {self.shape.is_mixture(layer): layer for layer in self.shape.positions}
         each = {kind: self._seconds.of(pack, layer) for kind, layer in kinds.items()}
         found = []
-        for stage in stages_of(self.spec, self.shape.layers):
+        for stage in self._stages:
             total = self._head(pack) if stage.is_last else Seconds(0.0, 0.0)
             for kind, count in Counter(self.shape.is_mixture(layer) for layer in stage.layers).items():
                 total += each[kind].times(count)

@@ -10,7 +10,7 @@ from dagrl.plan.cost import transfers
 from dagrl.plan.cost.decoding import Generation, Server, shard_ends
 from dagrl.plan.cost.device import device_of
 from dagrl.plan.cost.lengths import Lengths
-from dagrl.plan.cost.optimizer import STATE_BYTES, OptimizerSteps, fullest_rank
+from dagrl.plan.cost.optimizer import STATE_BYTES, OptimizerSteps
 from dagrl.plan.cost.passes import Batch, Passes
 from dagrl.spec.gpus import gpu_named
 from dagrl.spec.model_shape import ModelShape, shape_of
@@ -39,7 +39,7 @@ def trainer(shape: ModelShape, tensor: int) -> Passes:
 def train_step(shape: ModelShape, tensor: int, micro_batches: int, tokens: int) -> float:
     """As ``benchmarks/train_step.py``: rows of 2048 tokens, all but the first of them the response."""
     passes = trainer(shape, tensor)
-    steps = OptimizerSteps(fullest_rank(shape, passes.spec), passes.spec, tensor, tensor, H200)
+    steps = OptimizerSteps(passes.held, passes.spec, tensor, tensor, H200)
     return passes.train(rows(micro_batches, tokens)) + steps.seconds()
 
 

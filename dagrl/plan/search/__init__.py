@@ -1,0 +1,1 @@
+"""Layouts for a cluster, proposed and ranked: `proposals` is the door."""

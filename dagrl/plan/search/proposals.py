@@ -1,0 +1,200 @@
+"""The search: for every placing the fastest trainers and servers that fit, then all of them by the simulated step.
+
+Trainers and servers are looked at apart first, for thousands of layouts: what their tasks take, and whether they fit
+beside a sleeper. What is left is put together, must fit as a whole, and is simulated; the best are held against the
+checks of ``dagrl validate``.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count, product
+from pathlib import Path
+
+from dagrl.plan.commands import Run
+from dagrl.plan.cost.costs import PipelineCosts
+from dagrl.plan.cost.estimate import StepEstimate, estimate_step
+from dagrl.plan.cost.lengths import Assumed
+from dagrl.plan.fit import fit
+from dagrl.plan.hardware import gpu_of_group
+from dagrl.plan.memory.engines import engine_memory
+from dagrl.plan.placement import make_plan
+from dagrl.plan.plan import HOST, Plan, Rows
+from dagrl.plan.search.choices import RECOMPUTE, Placing, ServerChoice, TrainerChoice
+from dagrl.plan.search.space import Cluster, budgets, layouts, placings, servers
+from dagrl.spec.checks import CheckedPipeline, check_file
+from dagrl.spec.errors import PipelineError
+from dagrl.spec.model_shape import ModelShape, model_shape
+from dagrl.spec.ops import Scope
+from dagrl.spec.rollouts import longest_sample, rollouts
+from dagrl.spec.schema import HfEngineSpec, MegatronEngineSpec, ParallelSpec, Pipeline, UpdateNode
+
+_KEPT_TRAINERS = 5
+_KEPT_SERVERS = 2
+"""Of each placing, for the simulation: layouts, and sizes of servers."""
+_ABOUT_AS_FAST = 1.05
+_OF_SLEEPERS = 4 << 30
+"""Bytes that those who sleep beside a trainer keep, with some to spare; the whole is asked later."""
+_OF_ONE_PLACING = 2
+"""Proposals of one placing that are shown, so that there is a choice."""
+_ANY_TRAINER, _ANY_SERVER = TrainerChoice(ParallelSpec()), ServerChoice(1, 0.8)
+_WAYS_TO_FIT = tuple(product((False, True), RECOMPUTE))
+"""Optimizer offloaded, and what is recomputed: from the fastest on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Choices that fit together."""
+
+    placing: Placing
+    trainer: TrainerChoice
+    server: ServerChoice
+    estimate: StepEstimate
+    overrides: tuple[str, ...]
+    """What makes the user's pipeline this one."""
+
+
+def search(
+    checked: CheckedPipeline,
+    overrides: Sequence[str],
+    cluster: Cluster,
+    *,
+    gpu: str,
+    assumed: Assumed,
+    top: int = 5,
+) -> list[Proposal]:
+    """The `top` proposals, fastest step first; none where nothing fits. `overrides` are those of the call, that made
+    the checked pipeline. ValueError for a pipeline that a search cannot change.
+    """
+    pipeline = checked.loaded.pipeline
+    _refuse(pipeline)
+    seeker = _Seeker(checked, model_shape(pipeline.model), gpu, assumed)
+    found: list[Proposal] = []
+    for proposal in sorted(seeker.proposals(cluster), key=lambda each: each.estimate.step_s):
+        if len(found) == top:
+            break
+        alike = [each for each in found if each.placing == proposal.placing]
+        same = any((each.trainer, each.server.tp_size) == (proposal.trainer, proposal.server.tp_size) for each in alike)
+        if not same and len(alike) < _OF_ONE_PLACING and _passes(checked.loaded.path, overrides, proposal):
+            found.append(proposal)
+    return found
+
+
+def _refuse(pipeline: Pipeline) -> None:
+    for name, engine in pipeline.engines.items():
+        if isinstance(engine, HfEngineSpec):
+            raise ValueError(f"engine `{name}` has the backend hf, which has no layout to search for; choose sglang")
+    if not any(isinstance(node, UpdateNode) for node in pipeline.nodes.values()):
+        raise ValueError("the pipeline trains nothing; a search needs a node with `op: update`")
+
+
+def _passes(path: Path, overrides: Sequence[str], proposal: Proposal) -> bool:
+    try:
+        check_file(path, [*overrides, *proposal.overrides])
+    except PipelineError:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class _Seeker:
+    """A pipeline, and what its layouts are judged by."""
+
+    checked: CheckedPipeline
+    shape: ModelShape
+    gpu: str
+    assumed: Assumed
+
+    def proposals(self, cluster: Cluster) -> Iterator[Proposal]:
+        """Of every placing, the best combinations of what is best alone."""
+        given = self.checked.loaded.pipeline
+        for placing in placings(cluster):
+            # On every group any number of ranks can have these; the file's layouts are for its own groups.
+            placed = _ANY_SERVER.applied(_ANY_TRAINER.applied(placing.applied(given)))
+            generating = self._fastest_servers(placed, placing)
+            for trainer, server in product(self._fastest_trainers(placed, placing), generating):
+                pipeline = server.applied(trainer.applied(placed))
+                fitted = fit(pipeline, self.checked.graph, gpu=self.gpu, shape=self.shape)
+                if not fitted.problems:
+                    overrides = (*placing.overrides(given), *trainer.overrides(given), *server.overrides(given))
+                    estimate = estimate_step(self._costs(pipeline, fitted.plan))
+                    yield Proposal(placing, trainer, server, estimate, overrides)
+
+    def _fastest_trainers(self, placed: Pipeline, placing: Placing) -> list[TrainerChoice]:
+        """Layouts that fit, the best budget of each. What fits is asked as seldom as can be, best first: with
+        something recomputed or offloaded a layout is only slower.
+        """
+        # What a trainer takes of time and memory does not hang on where its ranks sit: one plan does for all layouts.
+        plan = make_plan(placed, self.checked.graph)
+        group = placing.groups[placing.trainers]
+        longest = max(longest_sample(placed, name) for name in rollouts(placed))
+        open_choices: list[tuple[float, int, bool, TrainerChoice]] = []
+        numbers = count()
+
+        def consider(choice: TrainerChoice, *, fits: bool) -> None:
+            seconds = self._seconds(choice.applied(placed), plan, generates=False)
+            heapq.heappush(open_choices, (seconds, next(numbers), fits, choice))
+
+        for parallel in layouts(self.shape, group, longest, _rows_of_an_optimizer_step(placed)):
+            for budget in budgets(parallel, longest):
+                consider(TrainerChoice(parallel, tokens_per_micro_batch=budget), fits=False)
+        found: dict[ParallelSpec, TrainerChoice] = {}
+        while open_choices and len(found) < _KEPT_TRAINERS:
+            _, _, fits, choice = heapq.heappop(open_choices)
+            if choice.parallel in found:
+                continue
+            if fits:
+                found[choice.parallel] = choice
+            elif fitting := self._first_that_fits(placed, placing, plan, choice):
+                consider(fitting, fits=True)
+        return list(found.values())
+
+    def _first_that_fits(
+        self, placed: Pipeline, placing: Placing, plan: Plan, choice: TrainerChoice
+    ) -> TrainerChoice | None:
+        gpu = gpu_of_group(placed, placing.trainers, self.gpu)
+        assert gpu is not None, "trainers are placed on GPUs"
+        room = gpu.memory_bytes - (_OF_SLEEPERS if placing.together else 0)
+        trainers = [name for name in plan.executors if isinstance(placed.engines.get(name), MegatronEngineSpec)]
+        for offload, recompute in _WAYS_TO_FIT:
+            smaller = replace(choice, recompute=recompute, offload_optimizer=offload)
+            pipeline = smaller.applied(placed)
+            if all(engine_memory(pipeline, plan, name, self.shape, gpu).peak <= room for name in trainers):
+                return smaller
+        return None
+
+    def _fastest_servers(self, placed: Pipeline, placing: Placing) -> list[ServerChoice]:
+        """Of each size the one with the largest cache, and beside a trainer the smallest that is about as fast."""
+        timed: dict[int, list[tuple[float, ServerChoice]]] = {}
+        for choice in servers(self.shape, placing.groups[placing.generators]):
+            pipeline = choice.applied(placed)
+            seconds = self._seconds(pipeline, make_plan(pipeline, self.checked.graph), generates=True)
+            timed.setdefault(choice.tp_size, []).append((seconds, choice))
+        kept: list[ServerChoice] = []
+        for found in heapq.nsmallest(_KEPT_SERVERS, timed.values(), key=lambda each: each[0][0]):
+            enough = [choice for seconds, choice in found if seconds <= found[0][0] * _ABOUT_AS_FAST]
+            kept += dict.fromkeys((enough[0], enough[-1]) if placing.together else enough[:1])
+        return kept
+
+    def _seconds(self, pipeline: Pipeline, plan: Plan, *, generates: bool) -> float:
+        """Of a step's tasks on the engines that generate, or on the others, one after the other."""
+        costs = self._costs(pipeline, plan)
+        total = 0.0
+        for task in plan.tasks:
+            if task.rows is Rows.TRAIN and task.executor != HOST and task.generates == generates:
+                whole = task.streams or task.scope is Scope.BATCH
+                shards = tuple(range(plan.shards)) if whole else (0,)
+                total += costs.seconds(Run(1, task.name, shards)) * (1 if whole else plan.shards)
+        return total
+
+    def _costs(self, pipeline: Pipeline, plan: Plan) -> PipelineCosts:
+        return PipelineCosts(pipeline, plan, self.shape, self.gpu, self.assumed)
+
+
+def _rows_of_an_optimizer_step(pipeline: Pipeline) -> int:
+    """Of the smallest one."""
+    n = max(node.n for node in rollouts(pipeline).values())
+    updates = [node for node in pipeline.nodes.values() if isinstance(node, UpdateNode)]
+    return min((node.mini_batch or pipeline.data.prompts_per_step) * n for node in updates)
