@@ -338,8 +338,9 @@ class Scheduler:
     def _refreshes(self, executors: list[str]) -> Iterator[Command]:
         """Syncs for generators in the midst of a run."""
         for name in executors if self.plan.in_flight else ():
-            match self._room.under_way(name), self.plan.executors[name].follows:
-                case [Run(step, task, _)], str(source) if self._lanes[task].task.generates:
+            source = self.plan.executors[name].follows
+            match self._room.under_way(name) if source else ():
+                case [Run(step, task, _)] if source and self._lanes[task].task.generates:
                     held = self._versions.held(name)
                     assert held is not None, "a generator at work has weights"
                     if held < self._versions.newest(source) and (sync := self._possible_sync(step, name, source)):

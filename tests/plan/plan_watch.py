@@ -1,0 +1,229 @@
+"""Holds commands and events against what must never be; knows nothing of the scheduler's state."""
+
+from __future__ import annotations
+
+from dagrl.plan.commands import Command, Commit, Restart, Run, Save, ShardDone, Sleep, Sync, Wake
+from dagrl.plan.plan import HOST, Executor, Plan, PlannedTask, Rows
+from dagrl.plan.turns import residency_after_start, start_chains
+from dagrl.spec.ops import Scope
+from dagrl.spec.residency import Residency
+
+ASLEEP, WEIGHTS, AWAKE = Residency.ASLEEP, Residency.WEIGHTS, Residency.AWAKE
+_Row = tuple[int, str, int]
+"""Step, task, shard."""
+
+
+class Watch:
+    """Follows one run from `first_step`."""
+
+    def __init__(self, plan: Plan, first_step: int) -> None:
+        self.plan = plan
+        self.task_of = {task.name: task for task in plan.tasks}
+        self.residency = dict.fromkeys(plan.executors, AWAKE)
+        for chain in start_chains(plan):
+            self.residency |= {name: residency_after_start(plan.executors[name], chain) for name in chain}
+        self.version = {name: None if each.follows else first_step - 1 for name, each in plan.executors.items()}
+        self.training: dict[str, Run] = {}
+        """Executor -> the last piece of an update that has begun and is not over."""
+        self.lost: set[str] = set()
+        self.busy: dict[str, list[Command]] = {name: [] for name in plan.executors}
+        self.running: set[_Row] = set()
+        self.arrived: set[_Row] = set()
+        self.rollout_version: dict[tuple[int, str], int] = {}
+        """Step and rollout -> version of the weights that its run began on."""
+        self.saves: set[tuple[int, str]] = set()
+        self.commits: list[int] = []
+        self.moves = self.restarts = self.in_flight = 0
+
+    def begin(self, command: Command) -> None:
+        for name in self.workers(command):
+            self._is_free(name, command)
+            self.busy[name].append(command)
+        match command:
+            case Run():
+                self._begin_run(command, self.task_of[command.task])
+            case Save(step, name):
+                self._may_work(name)
+                assert self.version[name] == step and name not in self.training
+                assert (step, name) not in self.saves
+                self.saves.add((step, name))
+            case Sync():
+                self._begin_sync(command)
+            case Sleep(_, name, residency):
+                assert residency < self.residency[name] and self.plan.executors[name].sleeps
+                self.moves += 1
+            case Wake(_, name, residency):
+                assert residency > self.residency[name] and self.plan.executors[name].sleeps
+                assert name not in self.lost, "there is nobody to wake"
+                # Only when all others have given back what they must.
+                most = ASLEEP if residency is AWAKE else WEIGHTS
+                assert all(self.residency[other] <= most for other in self._other_sleepers(name)), command
+                assert not any(isinstance(each, Sleep) for each in self._under_way(name)), command
+                self.moves += 1
+            case Restart(_, name):
+                assert name in self.lost
+                assert all(self.residency[other] is ASLEEP for other in self._other_sleepers(name)), command
+                self.restarts += 1
+            case Commit(step, save):
+                self.commits.append(step)
+                trained = {name for name, each in self.plan.executors.items() if each.trained}
+                assert not save or {name for saved, name in self.saves if saved == step} == trained
+
+    def shard(self, event: ShardDone) -> None:
+        """A shard of a run that goes on has come."""
+        self._arrive((event.step, event.task, event.shard))
+
+    def end(self, command: Command) -> None:
+        for name in self.workers(command):
+            self.busy[name].remove(command)
+        match command:
+            case Run(step, name, shards):
+                for shard in shards:
+                    if (step, name, shard) not in self.arrived:
+                        self._arrive((step, name, shard))
+                task = self.task_of[name]
+                if task.trains and all((step, name, shard) in self.arrived for shard in range(self.plan.shards)):
+                    self.version[task.executor] = step
+                    del self.training[task.executor]
+            case Sync(_, follower, _, version):
+                self.version[follower] = version
+            case Restart(_, name):
+                self.lost.remove(name)
+                self.residency[name] = AWAKE
+            case Sleep(_, name, residency) | Wake(_, name, residency):
+                self.residency[name] = residency
+                if residency is ASLEEP and self.plan.executors[name].follows:
+                    self.version[name] = None
+        for group in {each.group for each in self.plan.executors.values()}:
+            sleepers = [each.name for each in self.plan.executors.values() if each.group == group and each.sleeps]
+            held = sorted((self.residency[name] for name in sleepers), reverse=True)
+            assert held[:1] != [AWAKE] or not any(held[1:]), f"two of {sleepers} hold {held}"
+
+    def lose(self, name: str) -> list[Command]:
+        """Workers of `name` are gone, and with them what was under way there, which is returned."""
+        gone = list(self.busy[name])
+        for command in gone:
+            for worker in self.workers(command):
+                self.busy[worker].remove(command)
+            if isinstance(command, Run):
+                self.running -= {(command.step, command.task, shard) for shard in command.shards}
+        self.lost.add(name)
+        self.residency[name] = ASLEEP
+        if self.plan.executors[name].follows:
+            self.version[name] = None
+        return gone
+
+    def workers(self, command: Command) -> list[str]:
+        match command:
+            case Run(_, task, _):
+                return [self.task_of[task].executor]
+            case Sync(_, follower, source, _):
+                return [follower, source]
+            case Commit():
+                return []
+        return [command.executor]
+
+    # -- runs
+
+    def _begin_run(self, run: Run, task: PlannedTask) -> None:
+        rows = {(run.step, run.task, shard) for shard in run.shards}
+        assert len(rows) == len(run.shards) and not rows & (self.running | self.arrived), f"{run} has rows twice"
+        if task.scope is Scope.BATCH:
+            others = {(run.step, run.task, shard) for shard in range(self.plan.shards)} - rows
+            pieces = task.pieces or (tuple(range(self.plan.shards)),)
+            assert run.shards in pieces
+            before = {(run.step, run.task, shard) for piece in pieces[: pieces.index(run.shards)] for shard in piece}
+            assert before <= self.arrived and not (others - before) & (self.arrived | self.running), (
+                f"{run} out of turn"
+            )
+        elif not task.streams:
+            assert len(run.shards) == 1
+        needed = range(self.plan.shards) if task.streams else run.shards
+        assert {(run.step, need, shard) for need in task.needs for shard in needed} <= self.arrived, f"{run}: inputs"
+        self.running |= rows
+        self._may_work(task.executor)
+        self._has_weights(run, task, self.plan.executors[task.executor])
+
+    def _has_weights(self, run: Run, task: PlannedTask, executor: Executor) -> None:
+        version = self.version[executor.name]
+        if task.generates and executor.follows:
+            assert version is not None, f"{run} without weights"
+            oldest = run.step if task.rows is Rows.VALIDATION else max(0, run.step - 1 - self.plan.max_staleness)
+            # What is left of a run that was lost may have to do with the weights that there are.
+            assert version >= oldest, f"{run} on version {version}"
+        elif executor.trained and not task.frozen:
+            assert version >= (run.step if task.rows is Rows.VALIDATION else run.step - 1)
+            begun = self.training.get(executor.name, run)
+            assert (begun.step, begun.task) == (run.step, run.task), f"{run} in the midst of {begun}"
+        if task.trains:
+            assert (
+                version == run.step - 1 or len([each for each in self.plan.tasks if self._trains_alike(each, task)]) > 1
+            )
+            assert not self.commits or max(self.commits) >= run.step - 1
+            self.training[executor.name] = run
+
+    def _trains_alike(self, task: PlannedTask, other: PlannedTask) -> bool:
+        return task.trains and task.executor == other.executor and task.rows is other.rows
+
+    def _arrive(self, row: _Row) -> None:
+        assert row in self.running and row not in self.arrived, f"{row} comes out of nowhere"
+        self.running.remove(row)
+        self.arrived.add(row)
+
+    # -- weights and memory
+
+    def _begin_sync(self, sync: Sync) -> None:
+        follower, source = sync.follower, sync.source
+        assert sync.version == self.version[source]
+        assert not {follower, source} & self.lost
+        held = self.version[follower]
+        if source in self.training:
+            assert held is None and sync.step <= self.training[source].step, f"{sync} in the midst of training"
+        assert held is None or held < sync.version
+        if len(self.busy[follower]) > 1:
+            self.in_flight += 1
+        together = self.plan.executors[follower].group == self.plan.executors[source].group
+        for end in (follower, source):
+            if self.plan.executors[end].sleeps:
+                assert self.residency[end] is WEIGHTS or (self.residency[end] is AWAKE and not together)
+                assert all(
+                    self.residency[other] is ASLEEP for other in {*self._other_sleepers(end)} - {follower, source}
+                )
+
+    def _may_work(self, name: str) -> None:
+        assert name not in self.lost
+        assert self.residency[name] is AWAKE
+        assert all(self.residency[other] is ASLEEP for other in self._other_sleepers(name))
+
+    # -- who is busy
+
+    def _under_way(self, name: str) -> list[Command]:
+        group = self.plan.executors[name].group
+        return [each for other, busy in self.busy.items() if self.plan.executors[other].group == group for each in busy]
+
+    def _other_sleepers(self, name: str) -> list[str]:
+        group = self.plan.executors[name].group
+        return [
+            each.name
+            for each in self.plan.executors.values()
+            if each.group == group and each.sleeps and each.name != name
+        ]
+
+    def _is_free(self, name: str, command: Command) -> None:
+        """A group is for one thing at a time: a task, a save, a sync of its own, or moves for one of them."""
+        if name == HOST:
+            assert len(self.busy[name]) < self.plan.executors[name].ranks
+            return
+        if not self._is_in_flight(name, command):
+            assert not self.busy[name], f"{command} while {self.busy[name]}"
+        for other in self._under_way(name):
+            together = (isinstance(command, Sleep) and isinstance(other, Sleep)) or (
+                isinstance(command, Wake) and isinstance(other, Wake)
+            )
+            assert other is command or together or self._is_in_flight(name, command), f"{command} beside {other}"
+
+    def _is_in_flight(self, name: str, command: Command) -> bool:
+        """Whether `command` is a sync for `name` in the midst of one run, which may go on."""
+        if not (self.plan.in_flight and isinstance(command, Sync) and command.follower == name):
+            return False
+        return all(isinstance(each, Run) and self.task_of[each.task].generates for each in self._under_way(name))
