@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,19 +13,22 @@ from types import ModuleType
 
 from dagrl.plan.machines import MisfitError, assign_machines
 from dagrl.runtime import reaper
-from dagrl.runtime.errors import RunError
+from dagrl.runtime.errors import RunError, WorkerLostError
 from dagrl.runtime.ray_machines import machines_of
 from dagrl.runtime.ray_session import keep_worker_logs, object_store_bytes, session_folder, watched
 from dagrl.spec.schema import Pipeline
 
 _KNOCK_TIMEOUT_S = 10.0
+_PAUSE_S = 0.5
 _RUNNING_CLUSTER = Path("/tmp/ray/ray_current_cluster")
 """Where `ray start` writes the address of the cluster on this machine."""
 
 
 @contextmanager
-def cluster(pipeline: Pipeline, logs: Path) -> Iterator[ModuleType]:
+def cluster(pipeline: Pipeline, logs: Path, *, patient: bool = False) -> Iterator[ModuleType]:
     """The `ray` module, connected; RunError where the pipeline asks for more than there is.
+
+    `patient`: wait, as long as workers may take to start, for machines that were lost and may come back.
 
     The cluster is the one at RAY_ADDRESS, or else the one that `ray start` has started on this machine, or else one
     that is started here. The last is ended with the context, its processes and files with it; what its workers have
@@ -37,7 +41,7 @@ def cluster(pipeline: Pipeline, logs: Path) -> Iterator[ModuleType]:
 
     address = os.environ.get("RAY_ADDRESS") or ("auto" if _RUNNING_CLUSTER.exists() else None)
     with _joined(ray, address) if address else _started(ray, pipeline, logs):
-        _check_resources(ray, pipeline)
+        _check_resources(ray, pipeline, pipeline.run.start_timeout_s if patient else 0.0)
         yield ray
 
 
@@ -70,16 +74,23 @@ def _started(ray: ModuleType, pipeline: Pipeline, logs: Path) -> Iterator[None]:
     slots = sum(group.ranks for group in pipeline.groups.values() if group.is_cpu)
     with session_folder() as folder, watched(folder, reaper.EPITAPH) as watch:
         try:
-            ray.init(
-                address="local",
-                num_cpus=max(os.cpu_count() or 1, slots),
-                include_dashboard=False,
-                object_store_memory=object_store_bytes(),
-                _temp_dir=str(folder),
-                log_to_driver=False,
-                logging_level="ERROR",
-                namespace="dagrl",
-            )
+            try:
+                ray.init(
+                    address="local",
+                    num_cpus=max(os.cpu_count() or 1, slots),
+                    include_dashboard=False,
+                    object_store_memory=object_store_bytes(),
+                    _temp_dir=str(folder),
+                    log_to_driver=False,
+                    logging_level="ERROR",
+                    namespace="dagrl",
+                )
+            except Exception as error:
+                # Ray has no kind of its own for processes that do not come up in time.
+                raise WorkerLostError(
+                    f"Ray did not start on this machine: {error}",
+                    hint=f"is it overloaded, or full ({folder.parent}, /dev/shm)?",
+                ) from error
             watch()
             yield
         finally:
@@ -91,11 +102,17 @@ def _started(ray: ModuleType, pipeline: Pipeline, logs: Path) -> Iterator[None]:
             signal.signal(signal.SIGINT, interrupt)
 
 
-def _check_resources(ray: ModuleType, pipeline: Pipeline) -> None:
-    try:
-        assign_machines(pipeline.groups, machines_of(ray))
-    except MisfitError as error:
-        raise RunError(
-            str(error),
-            hint="make the groups smaller, or run where there is more; `dagrl launch` starts several machines",
-        ) from error
+def _check_resources(ray: ModuleType, pipeline: Pipeline, patience_s: float) -> None:
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            assign_machines(pipeline.groups, machines_of(ray))
+        except MisfitError as error:
+            if time.monotonic() >= deadline:
+                raise RunError(
+                    (f"waited {patience_s:g} s for machines to come back: " if patience_s else "") + str(error),
+                    hint="make the groups smaller, or run where there is more; `dagrl launch` starts several machines",
+                ) from error
+            time.sleep(_PAUSE_S)
+        else:
+            return

@@ -105,6 +105,7 @@ class Driver:
             plan,
             folder.checkpoints,
             in_background=pipeline.run.async_save,
+            timeout_s=bound,
             draw=self._draw,
             report=self._report,
         )
@@ -129,6 +130,8 @@ class Driver:
         self._events.put_nowait(StopRequested())
 
     async def _next_event(self) -> Event:
+        # Every command has a bound, so this has one too.
+        assert self._running or not self._events.empty(), "nothing is under way, and the run is not over"
         event = await self._events.get()
         if isinstance(event, BaseException):
             raise event
@@ -290,7 +293,7 @@ class Driver:
         if commit.save:
             assert record.position is not None, "a step that trained has had prompts"
             identity, carried = model_identity(self.pipeline), self._carried.after(commit.step)
-            self._saving.finish(RunState(commit.step, record.position, identity, carried))
+            await self._saving.finish(RunState(commit.step, record.position, identity, carried))
         self._carried.commit(commit.step)
         tokens = sum(ledger.total_tokens for (step, _), ledger in self._ledgers.items() if step == commit.step)
         slots = sum(group.ranks for group in self.pipeline.groups.values())

@@ -19,6 +19,7 @@ from dagrl.runtime.dealing import MOST_PORTIONS
 from dagrl.runtime.errors import RunError, WorkerDiedError, WorkerHungError, WorkerLostError
 from dagrl.runtime.keeper import Keepers
 from dagrl.runtime.messages import Beat, Block, StartEngine, TaskWork, Whereabouts
+from dagrl.runtime.objects import ObjectsLateError
 from dagrl.runtime.setups import live_together, setups
 from dagrl.runtime.slots import Slots
 from dagrl.spec.residency import Residency
@@ -233,7 +234,7 @@ class Fleet:
                 except StopAsyncIteration:
                     return
                 self._heard[member.name] = asyncio.get_running_loop().time()
-                yield await ref
+                yield await self._bounded(_awaited(ref), bound, f"what {member.where} has told of {node}", node, member)
         except self._ray.exceptions.RayError as error:
             raise self._translated(error, member, node) from error
 
@@ -295,7 +296,7 @@ class Fleet:
             text, told = f"{name}{cause}".strip(), {"node": node, "worker": member.where, "details": str(error)}
             if isinstance(cause, EngineLostError):
                 return _lost(WorkerLostError(text, **told), member)
-            if isinstance(cause, PeerError | exceptions.RayError):
+            if isinstance(cause, PeerError | ObjectsLateError | exceptions.RayError):
                 # Its own part is well; somebody that it depends on is not, and will be told of by others.
                 return WorkerLostError(text, **told)
             return RunError(text, **told)

@@ -88,7 +88,7 @@ def _go_on(checked: CheckedPipeline, plan: Plan, run_dir: Path, restarts: Restar
         with trackers:
             for note in filter(None, (told, *folder.torn)):
                 trackers.note(note)
-            with cluster(pipeline, folder.path / "logs") as ray:
+            with cluster(pipeline, folder.path / "logs", patient=bool(told)) as ray:
                 trackers.note(f"run folder {folder.path}" + (f", going on after step {done}" if done else ""))
                 return asyncio.run(_train(ray, loaded, plan, folder, trackers, restarts))
 

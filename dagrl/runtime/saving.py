@@ -11,6 +11,7 @@ from typing import Any
 from dagrl.plan.commands import Save
 from dagrl.plan.plan import HOST, Plan
 from dagrl.runtime.checkpoint import Checkpoints, RunState
+from dagrl.runtime.errors import RunError
 from dagrl.runtime.fleet import Fleet
 from dagrl.runtime.record import Activity
 
@@ -25,14 +26,18 @@ class Saving:
         checkpoints: Checkpoints,
         *,
         in_background: bool,
+        timeout_s: float,
         draw: Callable[[int, Activity], None],
         report: Callable[[asyncio.Task[Any]], None],
     ) -> None:
-        """`draw` puts what has been written behind a step into the timeline, `report` hears how that ended."""
+        """`draw` puts what has been written behind a step into the timeline, `report` hears how that ended.
+
+        `timeout_s` bounds waits for the disk.
+        """
         self._fleet = fleet
         self._plan = plan
         self._checkpoints = checkpoints
-        self._in_background = in_background
+        self._in_background, self._timeout_s = in_background, timeout_s
         self._draw, self._report = draw, report
         self._beginning = asyncio.Lock()
         self._asides: dict[int, Path] = {}
@@ -48,14 +53,14 @@ class Saving:
         folder, what = self._asides[save.step] / save.executor, f"{save.executor} to save step {save.step}"
         await self._fleet.call_all(save.executor, "save", folder, self._in_background, waits_for=what)
 
-    def finish(self, state: RunState) -> None:
+    async def finish(self, state: RunState) -> None:
         """Make what all executors have saved the newest checkpoint: at once, or when it is written."""
         aside = self._asides.pop(state.step)
         if self._in_background:
             self._writing = asyncio.get_running_loop().create_task(self._finish_written(aside, state))
             self._writing.add_done_callback(self._report)
         else:
-            self._checkpoints.finish(aside, state)
+            await self._put_into_place(aside, state)
 
     async def last(self) -> None:
         """Wait until no checkpoint is being written; raises what went wrong with it."""
@@ -76,5 +81,15 @@ class Saving:
                 await self._fleet.call_until_true(executor.name, "finish_save", waits_for=what)
                 group, worker = executor.group or HOST, f"{executor.name}/0"
                 self._draw(state.step, Activity("write", "save", start, time.time(), None, group, worker))
-        # Removing old checkpoints takes time, which the main loop has not.
-        await asyncio.to_thread(self._checkpoints.finish, aside, state)
+        await self._put_into_place(aside, state)
+
+    async def _put_into_place(self, aside: Path, state: RunState) -> None:
+        """In a thread: to look through the files and to remove old ones takes time, which the main loop has not."""
+        placing = asyncio.ensure_future(asyncio.to_thread(self._checkpoints.finish, aside, state))
+        done, _ = await asyncio.wait([placing], timeout=self._timeout_s)
+        if not done:
+            raise RunError(
+                f"waited {self._timeout_s:g} s for the checkpoint of step {state.step} to be put into its place",
+                hint=f"does the disk under {aside.parent} still answer? Or raise run.node_timeout_s",
+            )
+        await placing

@@ -18,6 +18,7 @@ from dagrl.engines.weights.taker import Route
 from dagrl.engines.weights.terms import Offer
 from dagrl.plan.weight_route import WeightRoute
 from dagrl.runtime.messages import Handed, Take
+from dagrl.runtime.objects import get_within
 
 
 class HandingOut:
@@ -73,15 +74,15 @@ def take_in(engine: Any, rank: int, take: Take, timeout_s: float) -> float:
     """Have a generator's rank take new weights; returns how long it took, in seconds."""
     begun = time.perf_counter()
     if take.refs:
-        engine.load_weights(_fetched(take.refs), take.version)
+        engine.load_weights(_fetched(take.refs, timeout_s), take.version)
     else:
         engine.take_weights(_route(take, rank, timeout_s), take.version)
     return time.perf_counter() - begun
 
 
-def _fetched(refs: tuple[ray.ObjectRef, ...]) -> Iterator[Bucket]:
+def _fetched(refs: tuple[ray.ObjectRef, ...], timeout_s: float) -> Iterator[Bucket]:
     for ref in refs:
-        bucket: PackedBucket = ray.get(ref)
+        bucket: PackedBucket = get_within([ref], timeout_s, "a bucket of weights")[0]
         yield bucket.unpack()
 
 

@@ -35,6 +35,7 @@ from dagrl.runtime.messages import (
     TaskWork,
     Whereabouts,
 )
+from dagrl.runtime.objects import get_within
 from dagrl.runtime.pulse import INTERVAL_S, Pulse
 from dagrl.runtime.pump import Pump
 from dagrl.spec.residency import Residency
@@ -130,7 +131,7 @@ class Worker:
             begins=work.begins,
             ends=work.ends,
             sampled_by=work.sampled_by,
-            begun={group: fetch_begun(begun, work.outputs) for group, begun in work.begun.items()},
+            begun={group: fetch_begun(begun, work.outputs, self._timeout_s) for group, begun in work.begun.items()},
         )
         op = load_op(work.op, resources.folder)
         if work.streams:
@@ -145,7 +146,7 @@ class Worker:
 
     def _outputs(self, op: Op, work: TaskWork, context: Context) -> Iterator[Block]:
         begin = time.time()
-        parts = fetch(work.parts)
+        parts = fetch(work.parts, self._timeout_s)
         account = self._meter.begin(work, parts) if self._meter else None
         for output in op(parts, context):
             if self._meter:
@@ -164,7 +165,7 @@ class Worker:
             first, self._streaming = self._streaming != run, run
         assert self._meter is not None, "only engines stream"
         begin = time.time()
-        parts = fetch(work.parts)
+        parts = fetch(work.parts, self._timeout_s)
         account = self._meter.begin(work, parts, first=first)
         # One trace of a rank at a time: that of its first share.
         watched = self._profiler.around(work) if self._profiler and first else nullcontext()
@@ -228,10 +229,7 @@ class Worker:
                 self._held.setdefault(work.step, []).append(ref)
             return ref
         kept = self._keeper.keep.remote(work.step, work.committed, batch)
-        try:
-            (ref,) = ray.get(kept, timeout=self._timeout_s)
-        except ray.exceptions.GetTimeoutError as error:
-            raise TimeoutError(f"waited {self._timeout_s:g} s for the keeper of blocks on this machine") from error
+        ((ref,),) = get_within([kept], self._timeout_s, f"a block of {work.task} to be kept on this machine")
         return ref
 
     def offer_weights(self, follower: str, route: WeightRoute) -> Offer | None:
@@ -288,11 +286,15 @@ class Worker:
             self._engine.close()
 
 
-def fetch(parts: Sequence[PartWork]) -> list[Part]:
-    """Bring the columns of all parts here and put the rows of each in order."""
-    # All at once: objects come side by side then, and each call costs as much as an object of moderate size.
+def fetch(parts: Sequence[PartWork], timeout_s: float) -> list[Part]:
+    """Bring the columns of all parts here and put the rows of each in order.
+
+    ObjectsLateError where they do not come in time.
+    """
     refs = list(dict.fromkeys(ref for part in parts for source in part.sources for ref in source.refs))
-    blocks: dict[ray.ObjectRef, Batch] = dict(zip(refs, ray.get(refs), strict=True)) if refs else {}
+    columns = ", ".join(sorted({name for part in parts for source in part.sources for name in source.columns.values()}))
+    found = get_within(refs, timeout_s, f"{len(refs)} blocks of {columns}")
+    blocks: dict[ray.ObjectRef, Batch] = dict(zip(refs, found, strict=True))
     return [Part(part.index, _assembled(part, blocks)) for part in parts]
 
 
@@ -311,9 +313,9 @@ def _assembled(part: PartWork, blocks: Mapping[ray.ObjectRef, Batch]) -> Batch:
     return Batch(part.rows, columns)
 
 
-def fetch_begun(begun: Begun, outputs: Mapping[str, str]) -> Batch:
+def fetch_begun(begun: Begun, outputs: Mapping[str, str], timeout_s: float) -> Batch:
     """Bring what an earlier step has sampled for a group here, by the op's names of its columns (`outputs`)."""
-    block: Batch = ray.get(begun.ref)
+    block: Batch = get_within([begun.ref], timeout_s, "what an earlier step has sampled of a prompt")[0]
     mine = {name: block[theirs] for name, theirs in outputs.items() if theirs in block}
     return Batch(block.rows, mine).in_order(begun.rows)
 

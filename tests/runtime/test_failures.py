@@ -29,10 +29,10 @@ def test_a_failing_reward_names_the_sample_and_ends_the_run(lab, tmp_path):
     assert run.left_behind() == []
 
 
-def test_a_killed_worker_is_named_and_the_run_ends(lab, tmp_path):
+def test_a_killed_worker_that_may_not_be_made_up_for_is_named_and_the_run_ends(lab, tmp_path):
     """And while it ran, its folder was its own."""
     pipeline = lab.tiny_pipeline()
-    pipeline["run"] = {"steps": 500, "save_every": 1}
+    pipeline["run"] = {"steps": 500, "save_every": 1, "max_restarts": 0}
     path = lab.write_pipeline(tmp_path, pipeline)
     run = lab.start(path, tmp_path / "run")
     run.wait_for_step(2)

@@ -40,8 +40,8 @@ def block_of(rows: list[int]) -> Batch:
 
 def fetched(store: dict[str, Batch], rows: list[int], *sources: Source) -> Batch:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ray, "get", lambda refs: [store[ref] for ref in refs])
-        (part,) = fetch([PartWork(0, np.array(rows, dtype=np.int64), sources)])
+        patch.setattr(ray, "get", lambda refs, timeout: [store[ref] for ref in refs])
+        (part,) = fetch([PartWork(0, np.array(rows, dtype=np.int64), sources)], 1.0)
         return part.batch
 
 
@@ -91,7 +91,7 @@ def test_columns_of_several_producers_meet_by_row_under_the_ops_names() -> None:
 def test_parts_with_the_same_blocks_fetch_them_once(monkeypatch) -> None:
     store, asked = {"a": block_of([1, 2])}, []
 
-    def get(refs: list[str]) -> list[Batch]:
+    def get(refs: list[str], timeout: float) -> list[Batch]:
         asked.extend(refs)
         return [store[ref] for ref in refs]
 
@@ -99,7 +99,7 @@ def test_parts_with_the_same_blocks_fetch_them_once(monkeypatch) -> None:
     works = [
         PartWork(index, np.array([row]), (source_of({"r": "reward"}, a=[index]),)) for index, row in ((0, 1), (1, 2))
     ]
-    assert [(part.index, part.batch["r"].values.tolist()) for part in fetch(works)] == [(0, [0.5]), (1, [1.0])]
+    assert [(part.index, part.batch["r"].values.tolist()) for part in fetch(works, 1.0)] == [(0, [0.5]), (1, [1.0])]
     assert asked == ["a"]
 
 
@@ -157,7 +157,7 @@ class Bench:
         self.store[f"object {len(self.store)}"] = thing
         return f"object {len(self.store) - 1}"
 
-    def _get(self, refs: str | list[str]) -> Any:
+    def _get(self, refs: str | list[str], timeout: float | None = None) -> Any:
         return self.store[refs] if isinstance(refs, str) else [self.store[ref] for ref in refs]
 
     def work(self, groups: list[int], begun: dict[int, Begun] | None = None) -> TaskWork:
