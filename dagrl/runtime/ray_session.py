@@ -67,8 +67,9 @@ def watched(folder: Path, epitaph: str) -> Iterator[Callable[[], None]]:
         yield watch
     finally:
         reaper.end(known)
-        tell.write(f"{reaper.CLEAN}\n")
-        tell.close()
+        with contextlib.suppress(BrokenPipeError):  # somebody has ended it
+            tell.write(f"{reaper.CLEAN}\n")
+            tell.close()
         watcher.wait(timeout=10)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from dagrl.plan.machines import MisfitError, assign_machines
 from dagrl.plan.plan import Executor, Plan
-from dagrl.runtime.errors import RunError
+from dagrl.runtime.errors import RunError, WorkerLostError
 from dagrl.runtime.profiled import python_under_nsys
 from dagrl.runtime.ray_machines import machines_of
 from dagrl.runtime.worker import Worker
@@ -39,6 +39,7 @@ class Slots:
         if executor.group is None:
             homes = self._host_homes(executor)
             return [remote.options(num_cpus=0, scheduling_strategy=homes[rank]).remote() for rank in ranks]
+        self._check_homes(executor.group)
         placement, bundles = await self._reserve(executor.group)
         tenants = sum(other.group == executor.group for other in self._plan.executors.values())
         share = {"num_cpus": 0, "num_gpus": 1 / tenants} if executor.on_gpus else {"num_cpus": 1 / tenants}
@@ -54,6 +55,14 @@ class Slots:
             )
             actors.append(placed.remote())
         return actors
+
+    def _check_homes(self, group: str) -> None:
+        """WorkerLostError where a machine of a group is gone that its slots were on: nothing can start there again."""
+        if self._homes is not None:
+            there = {machine.id for machine in machines_of(self._ray)}
+            if gone := sum(home not in there for home in self._homes[group]):
+                few = "1 machine" if gone == 1 else f"{gone} machines"
+                raise WorkerLostError(f"{few} of group {group} {'is' if gone == 1 else 'are'} gone")
 
     def release(self) -> None:
         """Give all slots back."""

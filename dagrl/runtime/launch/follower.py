@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 from dagrl.runtime.launch import secret
 from dagrl.runtime.launch.errors import LaunchError, StoppedError
@@ -26,11 +25,13 @@ async def follow(job: Job) -> int:
     """The exit code, which is rank 0's where it can be reached."""
     events = Events()
     us = f"rank {job.place.rank}"
-    with events.signals(us), session(job.logs, f"rank{job.place.rank}-") as (folder, watch):
+    with events.signals(us):
         try:
             wire = await _call(job, events)
             try:
-                return await _Follower(job, events, wire).follow(folder, watch)
+                # Closed before the goodbye: rank 0 waits for it with its own end.
+                with contextlib.ExitStack() as stack:
+                    return await _Follower(job, events, wire, stack).follow()
             finally:
                 wire.say("bye")
                 await wire.close()
@@ -66,23 +67,22 @@ async def _call(job: Job, events: Events) -> Wire:
 
 
 class _Follower:
-    def __init__(self, job: Job, events: Events, wire: Wire) -> None:
+    def __init__(self, job: Job, events: Events, wire: Wire, stack: contextlib.ExitStack) -> None:
         self._job = job
         self._events = events
         self._wire = wire
+        self._stack = stack
         self._listening = asyncio.create_task(self._listen())
         self._node: RayNode | None = None
 
-    async def follow(self, folder: Path, watch: Callable[[], None]) -> int:
+    async def follow(self) -> int:
         try:
             while True:
                 match await self._events.next():
                     case Said("who", facts):
                         self._introduce(facts)
                     case Said("join", facts):
-                        self._node = self._make_node(folder, facts)
-                        await self._node.start_member(str(facts["head"]))
-                        watch()
+                        await self._join(facts)
                     case Said("end", facts):
                         if facts.get("why"):
                             self._job.note(str(facts["why"]))
@@ -101,7 +101,6 @@ class _Follower:
                         self._wire.say("stop", times=times)
         finally:
             self._listening.cancel()
-            watch()
             if self._node is not None:
                 await self._node.stop(MEMBER)
 
@@ -129,8 +128,11 @@ class _Follower:
         )
         self._job.note(f"called rank 0 at {self._job.place.meeting}; it says when all are there")
 
-    def _make_node(self, folder: Path, facts: dict) -> RayNode:
+    async def _join(self, facts: dict) -> None:
         token = facts.get("token") or secret.shared_secret(self._job.variables)
         if token is None:
             raise LaunchError("rank 0 has a token and this machine has none; give all machines the same RAY_AUTH_TOKEN")
-        return RayNode(folder, self._job.machine, self._wire.own_address, str(token), self._events)
+        folder, watch = self._stack.enter_context(session(self._job.logs, f"rank{self._job.place.rank}-"))
+        self._node = RayNode(folder, self._job.machine, self._wire.own_address, str(token), self._events)
+        await self._node.start_member(str(facts["head"]))
+        watch()

@@ -60,7 +60,7 @@ class _Leader:
             head = await self._start_ray(node)
             watch()
             await node.start_driver(head, self._job.arguments)
-            code = await self._wait_for_driver(node)
+            code = await self._wait_for_driver(node, head)
             why = f"the run has ended with exit code {code}, and rank 0 has printed why" if code else ""
         except LaunchError as error:
             code, why = error.code, str(error)
@@ -132,7 +132,7 @@ class _Leader:
                     )
                 case Printed(line) if line.startswith('{"address"'):
                     head = json.loads(line)["address"]
-                    self._roll_call.tell("join", head=head, token=self._roll_call.told_secret)
+                    self._ask_to_join(head)
                 case Printed(line) if line.startswith('{"alive"'):
                     alive = len(json.loads(line)["alive"])
                 case Gone(member, why):
@@ -144,8 +144,15 @@ class _Leader:
         self._job.note(f"Ray is up on {self._job.place.nodes} machines")
         return head
 
-    async def _wait_for_driver(self, node: RayNode) -> int:
-        """The driver's exit code; who is lost meanwhile is told, and what to do about it is the driver's affair."""
+    def _ask_to_join(self, head: str, *, only: int | None = None) -> None:
+        self._roll_call.tell("join", only=only, head=head, token=self._roll_call.told_secret)
+
+    async def _wait_for_driver(self, node: RayNode, head: str) -> int:
+        """The driver's exit code.
+
+        A machine that is lost is the driver's affair: it goes back to the last checkpoint and waits, so that one that
+        was started anew can take its place.
+        """
         passed_on = 0
         while True:
             match await self.events.next():
@@ -154,7 +161,10 @@ class _Leader:
                 case Ended(name, code):
                     self._job.note(f"{name} has ended with exit code {code}: {node.last_words(name)}")
                 case Gone(member, why):
-                    self._job.note(f"lost {member.where}: {why}. What ran there ends, and the run with it if it must")
+                    self._job.note(f"lost {member.where}: {why}; it may call again")
+                case Came(member):
+                    self._job.note(f"{member.where} is here again")
+                    self._ask_to_join(head, only=member.rank)
                 case Wrong(sentence):
                     self._job.note(sentence)
                 case Asked(who, times) if times > passed_on:

@@ -55,10 +55,11 @@ class RollCall:
                 "port: choose another PET_MASTER_PORT for all machines"
             ) from error
 
-    def tell(self, word: str, **facts: Any) -> None:
-        """Say something to all who are there."""
-        for wire in self._wires.values():
-            wire.say(word, **facts)
+    def tell(self, word: str, *, only: int | None = None, **facts: Any) -> None:
+        """Say something to all who are there, or to one rank."""
+        for rank, wire in self._wires.items():
+            if only in (None, rank):
+                wire.say(word, **facts)
 
     async def close(self, code: int, why: str, *, await_missing: bool = False) -> None:
         """Tell all how it has ended, and wait for a while until they have ended too.

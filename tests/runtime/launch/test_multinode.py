@@ -8,6 +8,8 @@ import pytest
 
 pytestmark = pytest.mark.multinode
 
+TOKEN = "a-secret-of-the-user-0123456789"
+
 
 @pytest.fixture
 def pipeline(lab):
@@ -32,3 +34,91 @@ def test_a_run_across_two_hosts(make_job, pipeline):
         **{f"{executor}/{rank}": f"node{rank}" for executor in ("host", "actor", "generator") for rank in (0, 1)}
     }
     assert [host.left_behind() for host in job.hosts] == [[], []]
+
+
+def test_a_host_that_is_missing_is_named_to_all_within_the_bound(make_job, pipeline):
+    job = make_job(3, pipeline)
+    for rank in (0, 2):
+        job.start(rank, "run.start_timeout_s=12")
+    assert job.codes() == [1, 1], job.everything()
+    for rank in (0, 2):
+        said = job.output(rank)
+        assert "waited 12 s for rank 1 of 3 machines to call at" in said
+        assert f"here: rank 0 (node0), rank 2 (node2, {job.hosts[2].address})" in said
+        assert "Traceback" not in said
+    assert "waiting for rank 1 of 3 machines" in job.output(0)
+    assert [host.left_behind() for host in job.hosts] == [[], [], []]
+
+
+def test_without_rank_0_the_others_say_where_they_looked_for_it(make_job, pipeline):
+    job = make_job(2, pipeline)
+    job.start(1, "run.start_timeout_s=3")
+    assert job.codes() == [1]
+    assert f"waited 3 s for rank 0 at {job.hosts[0].address}:29511: connection refused" in job.output(1)
+    assert "Traceback" not in job.output(1)
+
+
+def test_a_host_that_is_cut_off_in_mid_run_ends_it_on_both_sides(make_job, pipeline):
+    pipeline["run"] |= {"steps": 100000, "max_restarts": 0}
+    job = make_job(2, pipeline)
+    for rank in (0, 1):
+        job.start(rank, RAY_AUTH_TOKEN=TOKEN)
+    job.wait_for(0, "step 2/")
+    job.hosts[1].cut_off()
+    assert job.codes() == [1, 1], job.everything()
+    lost, told = job.output(1), job.output(0)
+    assert f"lost rank 0 at {job.hosts[0].address}:29511: nothing was heard for 20 s" in lost
+    assert f"lost rank 1 (node1, {job.hosts[1].address}): nothing was heard for 20 s" in told
+    assert "dagrl run: failed" in told
+    assert "Traceback" not in lost + told
+    assert TOKEN not in lost + told + "".join(log.read_text() for log in (job.run_dir / "logs").iterdir())
+    assert [host.left_behind() for host in job.hosts] == [[], []]
+
+
+def test_a_host_that_comes_back_goes_on_from_the_last_checkpoint(make_job, pipeline):
+    pipeline["run"] |= {"steps": 40, "save_every": 1}
+    job = make_job(2, pipeline)
+    job.start_all()
+    job.wait_for(0, "step 2/")
+    job.hosts[1].cut_off()
+    job.wait_for(0, "lost rank 1")
+    assert job.code(1) == 1
+    job.hosts[1].plug_in()
+    job.start(1)
+    assert job.codes() == [0, 0], job.everything()
+    assert "all of the run goes on from its last checkpoint (restart" in job.output(0)
+    steps = [json.loads(line)["step"] for line in (job.run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, 41))
+    assert [host.left_behind() for host in job.hosts] == [[], []]
+
+
+def test_a_signal_on_any_host_stops_all_with_a_checkpoint(make_job, pipeline):
+    pipeline["run"]["steps"] = 100000
+    job = make_job(2, pipeline)
+    job.start_all()
+    job.wait_for(0, "step 1/")
+    # As a batch system does that cancels a job: everywhere at once. It counts as one wish.
+    for process in job.processes.values():
+        process.terminate()
+    assert job.codes() == [0, 0], job.everything()
+    assert "`dagrl run` with the same folder goes on" in job.output(0)
+    assert list((job.run_dir / "checkpoints").iterdir())
+    assert [host.left_behind() for host in job.hosts] == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"PET_NODE_RANK": "0"}, "is `10."),
+        ({"PET_NNODES": "3"}, "PET_NNODES is 3 on node1 (10."),
+        ({"PET_NPROC_PER_NODE": "many"}, "PET_NPROC_PER_NODE is `many`; set it to a whole number of 1 or more"),
+    ],
+)
+def test_a_wrong_variable_is_one_sentence(make_job, pipeline, changed, sentence):
+    job = make_job(2, pipeline)
+    job.start(0, "run.start_timeout_s=15")
+    job.start(1, "run.start_timeout_s=15", **changed)
+    codes = job.codes()
+    assert all(codes), job.everything()
+    assert sentence in job.output(1)
+    assert "Traceback" not in job.everything()
