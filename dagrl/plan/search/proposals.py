@@ -18,7 +18,8 @@ from dagrl.plan.cost.costs import PipelineCosts
 from dagrl.plan.cost.estimate import StepEstimate, estimate_step
 from dagrl.plan.cost.lengths import Assumed
 from dagrl.plan.fit import fit
-from dagrl.plan.hardware import gpu_of_group
+from dagrl.plan.hardware import DEFAULT_GPU, gpu_of_group
+from dagrl.plan.living import with_sleep_decided
 from dagrl.plan.memory.engines import engine_memory
 from dagrl.plan.placement import make_plan
 from dagrl.plan.plan import HOST, Plan, Rows
@@ -31,6 +32,7 @@ from dagrl.spec.ops import Scope
 from dagrl.spec.rollouts import longest_sample, rollouts
 from dagrl.spec.schema import HfEngineSpec, MegatronEngineSpec, ParallelSpec, Pipeline, UpdateNode
 
+_ASSUMED = Assumed()
 _KEPT_TRAINERS = 5
 _KEPT_SERVERS = 2
 """Of each placing, for the simulation: layouts, and sizes of servers."""
@@ -57,17 +59,19 @@ class Proposal:
 
 
 def search(
-    checked: CheckedPipeline,
+    path: Path,
     overrides: Sequence[str],
     cluster: Cluster,
     *,
-    gpu: str,
-    assumed: Assumed,
+    gpu: str = DEFAULT_GPU,
+    assumed: Assumed = _ASSUMED,
     top: int = 5,
 ) -> list[Proposal]:
-    """The `top` proposals, fastest step first; none where nothing fits. `overrides` are those of the call, that made
-    the checked pipeline. ValueError for a pipeline that a search cannot change.
+    """The `top` proposals for a pipeline file on a cluster, fastest step first; none where nothing fits. `gpu` is what
+    the cluster has where it does not say. PipelineError for a file that is wrong, ValueError for a pipeline that a
+    search cannot change.
     """
+    checked = check_file(path, overrides, with_files=False)
     pipeline = checked.loaded.pipeline
     _refuse(pipeline)
     seeker = _Seeker(checked, model_shape(pipeline.model), gpu, assumed)
@@ -77,7 +81,7 @@ def search(
             break
         alike = [each for each in found if each.placing == proposal.placing]
         same = any((each.trainer, each.server.tp_size) == (proposal.trainer, proposal.server.tp_size) for each in alike)
-        if not same and len(alike) < _OF_ONE_PLACING and _passes(checked.loaded.path, overrides, proposal):
+        if not same and len(alike) < _OF_ONE_PLACING and _passes(path, overrides, proposal):
             found.append(proposal)
     return found
 
@@ -92,7 +96,7 @@ def _refuse(pipeline: Pipeline) -> None:
 
 def _passes(path: Path, overrides: Sequence[str], proposal: Proposal) -> bool:
     try:
-        check_file(path, [*overrides, *proposal.overrides])
+        check_file(path, [*overrides, *proposal.overrides], with_files=False)
     except PipelineError:
         return False
     return True
@@ -115,7 +119,7 @@ class _Seeker:
             placed = _ANY_SERVER.applied(_ANY_TRAINER.applied(placing.applied(given)))
             generating = self._fastest_servers(placed, placing)
             for trainer, server in product(self._fastest_trainers(placed, placing), generating):
-                pipeline = server.applied(trainer.applied(placed))
+                pipeline = with_sleep_decided(server.applied(trainer.applied(placed)), self.checked.graph)
                 fitted = fit(pipeline, self.checked.graph, gpu=self.gpu, shape=self.shape)
                 if not fitted.problems:
                     overrides = (*placing.overrides(given), *trainer.overrides(given), *server.overrides(given))

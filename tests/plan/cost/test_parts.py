@@ -1,0 +1,260 @@
+"""Parts of the estimate: what follows from their definitions, and in which direction each option moves them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagrl.plan.commands import Commit, Restart, Run, Save, Sleep, Sync, Wake
+from dagrl.plan.cost.costs import PipelineCosts
+from dagrl.plan.cost.decoding import Generation, Server, shard_ends
+from dagrl.plan.cost.device import device_of
+from dagrl.plan.cost.estimate import StepEstimate, estimate_step
+from dagrl.plan.cost.lengths import Assumed, Lengths, lengths_of
+from dagrl.plan.cost.optimizer import OptimizerSteps
+from dagrl.plan.cost.passes import Batch, Passes
+from dagrl.plan.placement import make_plan
+from dagrl.plan.plan import HOST
+from dagrl.spec.checks import check_file
+from dagrl.spec.gpus import GPUS, gpu_named
+from dagrl.spec.model_shape import ModelShape, model_shape, shape_of
+from dagrl.spec.residency import Residency
+from dagrl.spec.rollouts import rollouts
+from dagrl.spec.schema import MegatronEngineSpec, ParallelSpec
+
+TEMPLATES = Path(__file__).parents[3] / "dag_templates"
+H200 = device_of(gpu_named("H200"))
+DENSE = shape_of(
+    {"model_type": "qwen3", "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36}
+    | {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936}
+)
+MIXTURE = shape_of(
+    {"model_type": "qwen3_moe", "hidden_size": 2048, "moe_intermediate_size": 768, "num_hidden_layers": 48}
+    | {"num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936}
+    | {"num_experts": 128, "num_experts_per_tok": 8, "intermediate_size": 6144}
+)
+BATCH = Batch(512, Lengths(512, 1536, 1536), 16384)
+
+
+def engine(fields: dict[str, Any] | None = None, **sizes: Any) -> MegatronEngineSpec:
+    parallel = ParallelSpec(**sizes, sequence_parallel=sizes.get("tensor_model_parallel_size", 1) > 1)
+    return MegatronEngineSpec(backend="megatron", group="gpu", parallel=parallel, **(fields or {}))
+
+
+def passes(spec: MegatronEngineSpec, shape: ModelShape = DENSE, ranks: int = 8) -> Passes:
+    return Passes(shape, spec, ranks, 8, H200)
+
+
+def optimizer_seconds(spec: MegatronEngineSpec, ranks: int = 8, per_node: int = 8) -> float:
+    found = passes(spec, ranks=ranks)
+    return OptimizerSteps(found.held, spec, ranks, per_node, H200).seconds()
+
+
+# -- lengths
+
+
+@given(st.floats(0.05, 1.0), st.integers(16, 8192))
+def test_the_spread_of_lengths_has_the_mean_that_is_asked_for(share: float, longest: int) -> None:
+    lengths = Lengths(100, share * longest, longest)
+    drawn = [lengths.quantile((index + 0.5) / 4000) for index in range(4000)]
+    assert max(drawn) <= longest
+    assert sum(drawn) / 4000 == pytest.approx(lengths.response, rel=0.02, abs=1)
+    assert sum((100 + each) ** 2 for each in drawn) / 4000 == pytest.approx(lengths.mean_square, rel=0.03)
+
+
+def test_lengths_that_the_file_does_not_allow_are_refused() -> None:
+    pipeline = check_file(TEMPLATES / "qwen3_8b_megatron.yaml", with_files=False).loaded.pipeline
+    node = rollouts(pipeline)["rollout"]
+    assert lengths_of(pipeline, node, Assumed()) == Lengths(512, 1024, 2048)
+    assert lengths_of(pipeline, node, Assumed(1024, 2048)) == Lengths(1024, 2048, 2048)
+    with pytest.raises(ValueError, match=r"responses of 4096 tokens .* do not fit .* 2048; choose"):
+        lengths_of(pipeline, node, Assumed(response_tokens=4096))
+    with pytest.raises(ValueError, match=r"prompts of 2000 tokens"):
+        lengths_of(pipeline, node, Assumed(prompt_tokens=2000))
+
+
+# -- passes
+
+
+def test_micro_batches_fill_the_budget_and_rounds_of_chunks() -> None:
+    # 512 rows of 2048 tokens on 4 replicas: 128 rows, 8 to a micro-batch.
+    assert passes(engine(tensor_model_parallel_size=2)).micro_batches(BATCH)[0] == 16
+    chunked = engine(pipeline_model_parallel_size=2, virtual_pipeline_model_parallel_size=3)
+    odd = replace(BATCH, rows=4 * 8 * 3)
+    assert passes(chunked).micro_batches(odd)[0] == 4, "three micro-batches are not a whole round of two stages"
+    count, pack = passes(engine(tensor_model_parallel_size=2)).micro_batches(BATCH)
+    assert count * pack.tokens * 4 == 512 * 2048
+    assert count * pack.predictions * 4 == 512 * 1536
+
+
+def test_a_pipeline_costs_its_filling_once() -> None:
+    found = passes(engine(pipeline_model_parallel_size=4))
+    once, twice, thrice = (found.train(replace(BATCH, rows=512 * times)) for times in (1, 2, 3))
+    assert thrice - twice == pytest.approx(twice - once), "each further micro-batch costs the slowest stage"
+    assert 2 * once > twice
+    chunks = passes(engine(pipeline_model_parallel_size=4, virtual_pipeline_model_parallel_size=3))
+    assert chunks.train(BATCH) < found.train(BATCH)
+
+
+def test_recomputation_adds_a_forward_pass_and_less_of_it_less() -> None:
+    full = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    half = full | {"recompute_method": "block", "recompute_num_layers": 18}
+    selective = {"recompute_granularity": "selective"}
+    none, some, part, whole = (
+        passes(engine({"transformer": fields}), ranks=1).train(replace(BATCH, rows=64))
+        for fields in ({}, selective, half, full)
+    )
+    assert none < some < part < whole
+    # The output layer is not done again.
+    forward = passes(engine(), ranks=1).forward(replace(BATCH, rows=64))
+    assert 0.7 * forward < whole - none < forward
+    assert part - none == pytest.approx((whole - none) / 2)
+
+
+@pytest.mark.parametrize(
+    ("shape", "sizes"),
+    [
+        (DENSE, {"tensor_model_parallel_size": 8}),
+        (DENSE, {"context_parallel_size": 4}),
+        (MIXTURE, {"expert_model_parallel_size": 8}),
+    ],
+)
+def test_what_crosses_machines_is_slower(shape: ModelShape, sizes: dict[str, int]) -> None:
+    inside = Passes(shape, engine(**sizes), 8, 8, H200)
+    assert replace(inside, per_node=2).train(BATCH) > inside.train(BATCH)
+
+
+def test_a_mixture_costs_by_the_experts_that_are_chosen() -> None:
+    assert MIXTURE.experts is not None
+    more = replace(MIXTURE, experts=replace(MIXTURE.experts, chosen=16))
+    assert passes(engine(), more).forward(BATCH) > 1.2 * passes(engine(), MIXTURE).forward(BATCH)
+
+
+def test_little_work_waits_for_the_host() -> None:
+    short = replace(BATCH, rows=1, lengths=Lengths(8, 8, 8))
+    # 36 layers are launched, whatever is in the micro-batch.
+    assert passes(engine(), ranks=1).forward(short) > 36 * 0.5e-3
+
+
+# -- optimizer
+
+
+def test_overlapping_and_more_replicas_save_time_and_offloading_costs_it() -> None:
+    plain = optimizer_seconds(engine())
+    assert optimizer_seconds(engine({"ddp": {"overlap_grad_reduce": True}})) < plain
+    assert optimizer_seconds(engine({"offload": {"optimizer": True}})) > plain
+    assert optimizer_seconds(engine({"optimizer": {"optimizer_cpu_offload": True}})) > plain
+    assert optimizer_seconds(engine(), per_node=2) > plain
+    assert optimizer_seconds(engine(), ranks=1) < plain, "a single replica has nobody to tell"
+
+
+# -- generation
+
+SERVER = Server(DENSE, H200, tensor=1, per_node=8, cache_tokens=1e6)
+WORK = Generation(64, 8, Lengths(512, 1024, 2048), shards=4)
+
+
+def test_shards_come_in_order_and_the_last_ends_the_run() -> None:
+    ends = shard_ends(SERVER, WORK)
+    assert len(ends) == 4 and list(ends) == sorted(ends) and ends[0] > 0
+    assert shard_ends(SERVER, replace(WORK, shards=1))[-1] == pytest.approx(ends[-1], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        replace(SERVER, running=64),
+        replace(SERVER, cache_tokens=64 * 1536),
+        replace(SERVER, largest_graph=0),
+        replace(SERVER, shares_prompts=False),
+        replace(SERVER, tensor=8, per_node=4, device=replace(H200, network=1e8)),
+        replace(SERVER, device=device_of(gpu_named("A100-80GB"))),
+    ],
+)
+def test_less_of_a_server_takes_longer(server: Server) -> None:
+    assert shard_ends(server, WORK)[-1] > shard_ends(SERVER, WORK)[-1]
+
+
+def test_more_gpus_and_less_work_take_less() -> None:
+    whole = shard_ends(SERVER, WORK)[-1]
+    assert shard_ends(replace(SERVER, tensor=4), WORK)[-1] < whole
+    assert shard_ends(SERVER, replace(WORK, prompts=32))[-1] < whole
+    assert shard_ends(SERVER, replace(WORK, lengths=Lengths(512, 512, 2048)))[-1] < whole
+    assert shard_ends(SERVER, replace(WORK, enough=0.75))[-1] < whole, "the slowest are not waited for"
+
+
+# -- whole pipelines
+
+
+def costs_of(template: str, overrides: tuple[str, ...] = (), gpu: str = "H200") -> PipelineCosts:
+    checked = check_file(TEMPLATES / f"{template}.yaml", overrides, with_files=False)
+    pipeline = checked.loaded.pipeline
+    return PipelineCosts(pipeline, make_plan(pipeline, checked.graph), model_shape(pipeline.model), gpu)
+
+
+@pytest.mark.parametrize("template", sorted(path.stem for path in TEMPLATES.glob("*.yaml")))
+def test_every_command_of_every_template_has_a_cost(template: str) -> None:
+    costs = costs_of(template)
+    every = tuple(range(costs.plan.shards))
+    for task in costs.plan.tasks:
+        for shards in (every, every[:1]):
+            run = Run(1, task.name, shards)
+            offsets = costs.shard_offsets(run)
+            assert 0 < offsets[0] and list(offsets) == sorted(offsets)
+            assert len(offsets) == len(shards) and offsets[-1] == costs.seconds(run)
+    for name, executor in costs.plan.executors.items():
+        if name == HOST:
+            continue
+        moves = [Sleep(1, name, Residency.ASLEEP), Wake(1, name, Residency.AWAKE), Restart(1, name)]
+        moves += [Sync(1, name, executor.follows, 1)] if executor.follows else []
+        moves += [Save(1, name)] if executor.trained else []
+        assert all(costs.seconds(command) >= 0 for command in (*moves, Commit(1, save=False)))
+
+
+@pytest.mark.parametrize("gpu", [gpu.name for gpu in GPUS])
+def test_every_gpu_has_an_estimate(gpu: str) -> None:
+    assert estimate_step(costs_of("qwen3_8b_megatron", gpu=gpu)).step_s > 0
+
+
+def test_a_colocated_step_is_its_stages_one_after_the_other() -> None:
+    estimate = estimate_step(costs_of("qwen3_8b_megatron"))
+    on_gpus = sum(estimate.node_s[name] for name in ("rollout", "ref", "update")) + sum(estimate.move_s.values())
+    assert on_gpus == pytest.approx(estimate.step_s, rel=0.05)
+    assert estimate.idle["gpu"] < 0.02
+
+
+def test_apart_and_a_step_ahead_the_slower_side_is_the_step() -> None:
+    apart = (
+        "groups={train: {gpus_per_node: 4}, rollout: {gpus_per_node: 4}}",
+        "engines.actor.group=train",
+        "engines.actor.parallel.pipeline_model_parallel_size=2",
+        "engines.generator.group=rollout",
+    )
+    in_turn, ahead = (
+        estimate_step(costs_of("qwen3_8b_megatron", (*apart, f"schedule.max_staleness={k}"))) for k in (0, 1)
+    )
+    assert in_turn.step_s == pytest.approx(sides(in_turn)[0] + sides(in_turn)[1], rel=0.1)
+    assert ahead.step_s == pytest.approx(max(sides(ahead)), rel=0.1)
+    slower = "train" if sides(ahead)[0] > sides(ahead)[1] else "rollout"
+    assert ahead.idle[slower] < 0.1
+
+
+def sides(estimate: StepEstimate) -> tuple[float, float]:
+    """Seconds of the trainer's tasks, and of the generator's."""
+    return estimate.node_s["ref"] + estimate.node_s["update"], estimate.node_s["rollout"]
+
+
+def test_edges_are_the_columns_bytes() -> None:
+    costs = costs_of("qwen3_8b_megatron")
+    edges = estimate_step(costs).edge_bytes
+    rows, response, prompt = 1024, 1024, 512
+    # int64 tokens, float32 masks, an offset for each row of a ragged column.
+    assert edges["rollout", "ref"] == rows * (8 * response + 8)
+    assert edges["prompts", "ref"] == rows * (8 * prompt + 8)
+    assert edges["ref", "update"] == rows * (4 * response + 8)
+    assert edges["reward", "advantage"] == rows * 4

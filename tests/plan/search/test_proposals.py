@@ -1,0 +1,94 @@
+"""Searches for layouts: what is proposed passes the checks, fits, is what its overrides say, and is in order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dagrl.plan.cost.costs import PipelineCosts
+from dagrl.plan.cost.estimate import estimate_step
+from dagrl.plan.cost.lengths import Assumed
+from dagrl.plan.fit import fit
+from dagrl.plan.living import decide_sleep
+from dagrl.plan.search.choices import RECOMPUTE, ServerChoice, TrainerChoice
+from dagrl.plan.search.proposals import Proposal, search
+from dagrl.plan.search.space import Cluster, layouts, placings, servers
+from dagrl.spec.checks import check_file
+from dagrl.spec.load import load_pipeline
+from dagrl.spec.model_shape import model_shape
+from dagrl.spec.schema import Pipeline
+
+TEMPLATES = Path(__file__).parents[3] / "dag_templates"
+DENSE, MIXTURE = TEMPLATES / "qwen3_8b_megatron.yaml", TEMPLATES / "qwen3_30b_a3b_8gpu.yaml"
+PIPELINES = {path: load_pipeline(path).pipeline for path in (DENSE, MIXTURE)}
+FEWER = ("data.prompts_per_step=64",)
+
+
+@pytest.fixture(scope="module")
+def found() -> list[Proposal]:
+    return search(DENSE, FEWER, Cluster(1, 4, "H200"), assumed=Assumed(response_tokens=500))
+
+
+def test_proposals_are_in_order_and_of_several_kinds(found: list[Proposal]) -> None:
+    assert len(found) == 5
+    steps = [proposal.estimate.step_s for proposal in found]
+    assert steps == sorted(steps)
+    assert len({proposal.placing.together for proposal in found}) == 2, "together and apart are both shown"
+
+
+def test_a_proposal_pasted_behind_a_call_is_what_was_estimated(found: list[Proposal]) -> None:
+    for proposal in found:
+        checked = decide_sleep(check_file(DENSE, [*FEWER, *proposal.overrides], with_files=False))
+        pipeline = checked.loaded.pipeline
+        assert sum(group.ranks for group in pipeline.groups.values()) == 4
+        fitted = fit(pipeline, checked.graph)
+        assert not fitted.problems
+        costs = PipelineCosts(pipeline, fitted.plan, fitted.shape, assumed=Assumed(response_tokens=500))
+        assert estimate_step(costs).step_s == pytest.approx(proposal.estimate.step_s)
+
+
+def test_a_mixture_finds_layouts_for_its_experts() -> None:
+    best = search(MIXTURE, ("data.prompts_per_step=16",), Cluster(1, 8), gpu="H200", top=1)[0]
+    assert best.trainer.parallel.expert_model_parallel_size > 1
+
+
+def test_more_of_the_gpus_that_there_are_make_a_step_shorter(found: list[Proposal]) -> None:
+    twice = search(DENSE, FEWER, Cluster(1, 8, "H200"), assumed=Assumed(response_tokens=500), top=1)[0]
+    assert twice.estimate.step_s < found[0].estimate.step_s
+
+
+def test_where_nothing_fits_nothing_is_proposed() -> None:
+    assert search(MIXTURE, (), Cluster(1, 1), gpu="L4") == []
+
+
+def test_what_cannot_be_laid_out_is_refused() -> None:
+    with pytest.raises(ValueError, match="backend hf"):
+        search(TEMPLATES / "tiny_grpo.yaml", (), Cluster(1, 2))
+
+
+CLUSTERS = st.sampled_from([Cluster(1, 2), Cluster(1, 8, "H200"), Cluster(4, 8), Cluster(3, 4)])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from([DENSE, MIXTURE]), CLUSTERS, st.sampled_from(RECOMPUTE), st.booleans(), st.data())
+def test_a_choice_means_the_same_as_its_overrides(
+    path: Path, cluster: Cluster, recompute: str, offload: bool, data: st.DataObject
+) -> None:
+    given_ = PIPELINES[path]
+    shape = model_shape(given_.model)
+    placing = data.draw(st.sampled_from(list(placings(cluster))))
+    parallel = data.draw(st.sampled_from(list(layouts(shape, placing.groups[placing.trainers], 3072, 1024))))
+    trainer = TrainerChoice(parallel, recompute, offload, data.draw(st.sampled_from([8192, 32768])))
+    server = data.draw(st.sampled_from(list(servers(shape, placing.groups[placing.generators]))))
+    assert isinstance(server, ServerChoice)
+    overrides = [*placing.overrides(given_), *trainer.overrides(given_), *server.overrides(given_)]
+    checked = check_file(path, overrides, with_files=False)
+    assert plain(checked.loaded.pipeline) == plain(server.applied(trainer.applied(placing.applied(given_))))
+
+
+def plain(pipeline: Pipeline) -> dict[str, object]:
+    """All that a pipeline says, but where its data lie."""
+    return pipeline.model_dump(exclude={"data"})
