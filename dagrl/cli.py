@@ -1,7 +1,7 @@
 """The command line: one small function for each command, none with logic of its own.
 
 Exit codes: 0 all went well; 1 what was asked failed; 2 the pipeline or the call is wrong, one line for each problem on
-stderr.
+stderr; 3 what was planned does not fit.
 What a command needs is imported in it, so that ``dagrl validate`` is quick and needs neither torch nor ray.
 """
 
@@ -46,11 +46,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def validate(pipeline: Path, overrides: list[str]) -> int:
     """Check a pipeline file and say what it declares."""
+    from dagrl.plan.living import decide_sleep
     from dagrl.spec.checks import check_file
     from dagrl.spec.summary import summarize
 
-    print(summarize(check_file(pipeline, overrides)), end="")
+    print(summarize(decide_sleep(check_file(pipeline, overrides))), end="")
     return 0
+
+
+def plan(pipeline: Path, overrides: list[str], gpu: str | None, as_json: bool) -> int:
+    """Say what a run will take of GPUs and hosts, before one is touched."""
+    from dagrl.plan import report, show
+    from dagrl.spec.gpus import DEFAULT_GPU
+
+    try:
+        found = report.report(pipeline, overrides, gpu=gpu or DEFAULT_GPU)
+    except PipelineError:
+        raise
+    except ValueError as error:
+        print(f"dagrl plan: {error}", file=sys.stderr)
+        return 2
+    sections = show.memory_sections(found)
+    print((show.as_json if as_json else show.as_text)(found, sections), end="", flush=True)
+    for line in show.problems_in_words(found):
+        print(line, file=sys.stderr)
+    return 0 if found.fits else 3
 
 
 def graph(pipeline: Path, overrides: list[str], output: Path | None) -> int:
@@ -74,9 +94,10 @@ def graph(pipeline: Path, overrides: list[str], output: Path | None) -> int:
 
 def run(pipeline: Path, overrides: list[str], run_dir: Path | None) -> int:
     """Train as a pipeline file says."""
+    from dagrl.plan.living import decide_sleep
     from dagrl.spec.checks import check_file
 
-    checked = check_file(pipeline, overrides)
+    checked = decide_sleep(check_file(pipeline, overrides))
     folder = run_dir or Path("runs") / checked.loaded.pipeline.name
     from dagrl.runtime.errors import InterruptedRunError, RunError
     from dagrl.runtime.run import run_pipeline
@@ -178,6 +199,20 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="write FILE.svg, .png, .mmd (Mermaid) or .txt"
     )
+
+    command = _add(
+        commands,
+        plan,
+        "say what a run will take",
+        "Estimate, without a GPU, the data or the weights, what each engine of a pipeline takes of GPUs and hosts, "
+        "awake and asleep, and whether it fits. Exits 3 where it does not, and says which engine, how many GiB over, "
+        "and the nearest change that fits.",
+    )
+    _add_pipeline(command)
+    command.add_argument(
+        "--gpu", metavar="NAME", help="the GPU of groups that do not say theirs, such as H200 (default: H100)"
+    )
+    command.add_argument("--json", action="store_true", dest="as_json", help="one JSON object instead of tables")
 
     command = _add(
         commands,

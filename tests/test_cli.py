@@ -1,3 +1,4 @@
+import json
 import shutil
 import subprocess
 import sys
@@ -154,3 +155,36 @@ def test_help_names_the_commands(capsys):
     out = capsys.readouterr().out
     assert "validate" in out
     assert "graph" in out
+
+
+class TestPlan:
+    def test_says_what_a_run_will_take(self, pipeline, capsys):
+        assert main(["plan", str(pipeline), "groups.all={gpus_per_node: 2, gpu: H200}"]) == 0
+        out = capsys.readouterr().out
+        assert out.startswith(f"{pipeline}: tiny, ")
+        assert "group all: 2 x H200 of 139.8 GiB, 1 machine" in out
+
+    def test_exits_with_3_where_it_does_not_fit(self, pipeline, capsys):
+        large = "model={init: {model_type: llama}, tokenizer: {kind: bytes}}"
+        call = ["plan", str(pipeline), large, "groups.all={gpus_per_node: 2}", "--gpu", "L4", "--json"]
+        assert main(call) == 3
+        captured = capsys.readouterr()
+        told = json.loads(captured.out)
+        assert told["fits"] is False and told["problems"][0]["engine"] == "actor"
+        assert "dagrl plan: group all: actor needs " in captured.err and "GiB more than its 22" in captured.err
+        assert "dagrl plan: it fits with " in captured.err
+        assert main([*call, *told["change"]]) == 0
+
+    def test_a_wrong_file_a_wrong_gpu_and_an_unknown_model_exit_with_2(self, pipeline, capsys):
+        assert main(["plan", str(pipeline), "groups.all.gpu=H201"]) == 2
+        assert "no GPU is known as 'H201'; did you mean `H20`?" in capsys.readouterr().err
+        assert main(["plan", str(pipeline), "--gpu", "none"]) == 2
+        assert "dagrl plan: no GPU is known as 'none'; choose from: " in capsys.readouterr().err
+        unknown = ["model.init.model_type=gemma2", "engines.actor.bridge=megatron-bridge"]
+        assert main(["plan", str(pipeline), *unknown]) == 2
+        assert "dagrl plan: there is no estimate for model type 'gemma2'" in capsys.readouterr().err
+
+    def test_needs_neither_torch_nor_ray(self, pipeline):
+        code = f"import sys; from dagrl.cli import main; main(['plan', {str(pipeline)!r}]); print(sorted(sys.modules))"
+        out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        assert not {"'torch'", "'ray'", "'transformers'"} & set(out.strip("[]\n").replace(",", " ").split())

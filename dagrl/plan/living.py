@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dagrl.plan.fit import GroupFit, fit
+from dagrl.spec.checks import CheckedPipeline
 from dagrl.spec.graph import Graph
 from dagrl.spec.schema import Pipeline
 from dagrl.spec.sleeping import neighbours
 
 ROOM = 0.92
 """Of a GPU that engines may fill together: the rest is for what estimates do not see."""
+
+
+def decide_sleep(checked: CheckedPipeline) -> CheckedPipeline:
+    """The same with `with_sleep_decided`."""
+    pipeline = with_sleep_decided(checked.loaded.pipeline, checked.graph)
+    return replace(checked, loaded=replace(checked.loaded, pipeline=pipeline))
 
 
 def with_sleep_decided(pipeline: Pipeline, graph: Graph) -> Pipeline:

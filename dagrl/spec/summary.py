@@ -65,22 +65,26 @@ def _group(group: GroupSpec) -> str:
 
 def _engines(pipeline: Pipeline) -> Iterable[tuple[str, ...]]:
     for name, engine in pipeline.engines.items():
-        if isinstance(engine, MegatronEngineSpec):
-            if engine.shares is not None:
-                yield name, engine.backend, f"start weights of {engine.shares}, on its ranks"
-                continue
-            ranks = pipeline.groups[engine.group or ""].ranks
-            head = "" if engine.head == "lm" else f", {engine.head} head"
-            turns = _turns(pipeline, name)
-            yield name, engine.backend, f"on {engine.group}: {_layout(engine.parallel, ranks)}{head}{turns}"
-        else:
-            ranks = pipeline.groups[engine.group].ranks
-            each = gpus_per_server(engine) if isinstance(engine, SglangEngineSpec) else 1
-            copies = f"{ranks // each} {'server' if isinstance(engine, SglangEngineSpec) else 'replica'}"
-            copies += "s" if ranks > each else ""
-            slots = f" of {each} {'slots' if pipeline.groups[engine.group].is_cpu else 'GPUs'}" if each > 1 else ""
-            follows = f", follows {engine.follows}" if engine.follows else ""
-            yield name, engine.backend, f"on {engine.group}: {copies}{slots}{follows}{_turns(pipeline, name)}"
+        if isinstance(engine, MegatronEngineSpec) and engine.shares is not None:
+            yield name, engine.backend, f"start weights of {engine.shares}, on its ranks"
+            continue
+        head = f", {engine.head} head" if isinstance(engine, MegatronEngineSpec) and engine.head != "lm" else ""
+        follows = getattr(engine, "follows", None)
+        what = f"{layout_in_words(pipeline, name)}{head}{f', follows {follows}' if follows else ''}"
+        yield name, engine.backend, f"on {engine.group}: {what}{_turns(pipeline, name)}"
+
+
+def layout_in_words(pipeline: Pipeline, name: str) -> str:
+    """How an engine with a group of its own lies on it: ``tp 2 + sp, pp 4, dp 1``, ``4 servers of 2 GPUs``."""
+    engine = pipeline.engines[name]
+    assert engine.group is not None, f"{name} lives on another engine's ranks"
+    group = pipeline.groups[engine.group]
+    if isinstance(engine, MegatronEngineSpec):
+        return _layout(engine.parallel, group.ranks)
+    each = gpus_per_server(engine) if isinstance(engine, SglangEngineSpec) else 1
+    copies = f"{group.ranks // each} {'server' if isinstance(engine, SglangEngineSpec) else 'replica'}"
+    copies += "s" if group.ranks > each else ""
+    return copies + (f" of {each} {'slots' if group.is_cpu else 'GPUs'}" if each > 1 else "")
 
 
 def _turns(pipeline: Pipeline, name: str) -> str:

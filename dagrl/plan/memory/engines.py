@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from dagrl.plan.memory.estimate import EngineMemory
 from dagrl.plan.memory.server import Serving, hf_memory, server_memory
 from dagrl.plan.memory.trainer import Work, trainer_memory
@@ -33,14 +35,26 @@ def engine_memory(pipeline: Pipeline, plan: Plan, executor: str, shape: ModelSha
 
 
 def _work(pipeline: Pipeline, plan: Plan, executor: str) -> Work:
-    engines = plan.executors[executor].engines
-    nodes = [node for node in pipeline.nodes.values() if getattr(node, "engine", None) in engines]
+    ours = plan.executors[executor]
+    nodes = [node for node in pipeline.nodes.values() if getattr(node, "engine", None) in ours.engines]
     followers = [name for name, each in plan.executors.items() if each.follows == executor]
+    longest = max((longest_sample(pipeline, name) for name in rollouts(pipeline)), default=0)
+    batch, prompts = 0, pipeline.data.prompts_per_step
+    updates = [node for node in nodes if isinstance(node, UpdateNode)]
+    for node in updates:
+        batch = max(batch, (node.mini_batch or prompts) * plan.samples_per_prompt)
+
+    def tokens(budget: int, rows: int) -> int:
+        """A micro-batch at its budget, unless a replica has fewer rows than go in."""
+        return min(budget, math.ceil(rows / ours.replicas) * longest)
+
+    passes = [node.tokens_per_micro_batch for node in nodes if isinstance(node, LogprobNode)]
     return Work(
-        update_tokens=max((node.tokens_per_micro_batch for node in nodes if isinstance(node, UpdateNode)), default=0),
-        logprob_tokens=max((node.tokens_per_micro_batch for node in nodes if isinstance(node, LogprobNode)), default=0),
+        update_tokens=max((tokens(node.tokens_per_micro_batch, batch) for node in updates), default=0),
+        logprob_tokens=tokens(max(passes), prompts * plan.samples_per_prompt) if passes else 0,
+        micro_batches=max(1, math.ceil(batch / ours.replicas)),
         bucket_bytes=max((weight_route(pipeline, name).bucket_bytes for name in followers), default=0),
-        keeps_start_weights=len(engines) > 1 and plan.executors[executor].trained,
+        keeps_start_weights=len(ours.engines) > 1 and ours.trained,
     )
 
 

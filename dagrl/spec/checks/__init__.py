@@ -46,8 +46,11 @@ class CheckedPipeline:
     """What is odd, but does not hinder a run."""
 
 
-def check_file(path: Path | str, overrides: Sequence[str] = ()) -> CheckedPipeline:
-    """Load a pipeline file and check all that can be checked without its engines. PipelineError with all problems."""
+def check_file(path: Path | str, overrides: Sequence[str] = (), *, with_files: bool = True) -> CheckedPipeline:
+    """Load a pipeline file and check all that can be checked without its engines. PipelineError with all problems.
+
+    Without its files, neither data nor weights and tokenizer need be there: a run can be planned on another machine.
+    """
     loaded, findings = salvage_pipeline(path, overrides)
     if loaded is None:
         findings.raise_if_any()
@@ -55,9 +58,9 @@ def check_file(path: Path | str, overrides: Sequence[str] = ()) -> CheckedPipeli
     pipeline = loaded.pipeline
     # The graph first: it reads a mistake in a node as a reason to be silent about missing columns.
     graph = infer_graph(pipeline, loaded.folder, findings)
-    sizes = sizes_of(check_model(pipeline, findings))
+    sizes = sizes_of(check_model(pipeline, findings, with_files=with_files))
     check_model_fields(pipeline, findings)
-    rows = check_data_files(pipeline, findings)
+    rows = check_data_files(pipeline, findings) if with_files else {}
     check_engines(pipeline, findings)
     check_layouts(pipeline, sizes, findings)
     check_engine_options(pipeline, findings)

@@ -23,10 +23,11 @@ _INDEX = "model.safetensors.index.json"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
 
-def check_model(pipeline: Pipeline, findings: Findings) -> Mapping[str, Any] | None:
+def check_model(pipeline: Pipeline, findings: Findings, *, with_files: bool = True) -> Mapping[str, Any] | None:
     """Report what is wrong with the model section, the files it names, and its sizes.
 
-    Returns the fields of its Hugging Face config that are known; None where they cannot be read or are wrong.
+    Without `with_files`, only config.json of a folder is looked at. Returns the fields of its Hugging Face config that
+    are known; None where they cannot be read or are wrong.
     """
     model = pipeline.model
     if (model.path is None) == (model.init is None):
@@ -38,7 +39,7 @@ def check_model(pipeline: Pipeline, findings: Findings) -> Mapping[str, Any] | N
         config = None
     elif model.path is not None:
         try:
-            config = _check_folder(model.path, model, findings)
+            config = _check_folder(model.path, model, findings, with_files=with_files)
         except OSError as error:
             message = f"{model.path} cannot be read ({error.strerror}); check the path and its permissions"
             findings.error(("model", "path"), message)
@@ -52,7 +53,7 @@ def check_model(pipeline: Pipeline, findings: Findings) -> Mapping[str, Any] | N
     return config
 
 
-def _check_folder(folder: Path, model: ModelSpec, findings: Findings) -> Mapping[str, Any] | None:
+def _check_folder(folder: Path, model: ModelSpec, findings: Findings, *, with_files: bool) -> Mapping[str, Any] | None:
     """The folder's config.json, if it can be read."""
     place: Place = ("model", "path")
     if not folder.is_dir():
@@ -60,10 +61,11 @@ def _check_folder(folder: Path, model: ModelSpec, findings: Findings) -> Mapping
         remedy = "give a Hugging Face folder (`hf download NAME --local-dir DIR` makes one)"
         findings.error(place, f"{folder} {what}; {remedy}")
         return None
-    _check_weights(folder, findings)
-    if model.tokenizer is None and not any((folder / name).is_file() for name in _TOKENIZER_FILES):
-        message = f"{folder} has no tokenizer ({', '.join(_TOKENIZER_FILES[:2])}); copy it there, or add `tokenizer:`"
-        findings.error(place, message)
+    if with_files:
+        _check_weights(folder, findings)
+        if model.tokenizer is None and not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+            files = ", ".join(_TOKENIZER_FILES[:2])
+            findings.error(place, f"{folder} has no tokenizer ({files}); copy it there, or add `tokenizer:`")
     config_path = folder / "config.json"
     if not config_path.is_file():
         findings.error(place, f"{folder} has no config.json; give the folder that holds the model's Hugging Face files")
