@@ -205,7 +205,7 @@ def test_every_command_of_every_template_has_a_cost(template: str) -> None:
         for shards in (every, every[:1]):
             run = Run(1, task.name, shards)
             offsets = costs.shard_offsets(run)
-            assert 0 < offsets[0] and list(offsets) == sorted(offsets)
+            assert offsets[0] > 0 and list(offsets) == sorted(offsets)
             assert len(offsets) == len(shards) and offsets[-1] == costs.seconds(run)
     for name, executor in costs.plan.executors.items():
         if name == HOST:
