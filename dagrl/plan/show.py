@@ -117,7 +117,7 @@ def _table(pipeline: Pipeline, group: GroupFit) -> list[str]:
         rows.append(["asleep", *(size_of(each.asleep) if sleeps else _STAYS for each, sleeps in sleepers)])
     if group.gpu is not None and any(tenant.memory.host for tenant in tenants):
         rows.append(["on the host", *(size_of(size) if (size := each.memory.host) else _NOTHING for each in tenants)])
-    return _aligned(rows)
+    return aligned(rows)
 
 
 def _names(tenant: Tenant) -> str:
@@ -138,10 +138,10 @@ def _turns(group: GroupFit) -> list[str]:
         bar = "#" * min(_BAR, round(share * _BAR))
         over = "  over" if share > 1 else ""
         rows.append([moment.what, gib(moment.total), f"{share:.0%}", f"|{bar.ljust(_BAR)}|{over}"])
-    return _aligned([[f"of {group.gpu.memory_gib:g} GiB are taken", "GiB", "", ""], *rows])
+    return aligned([[f"of {group.gpu.memory_gib:g} GiB are taken", "GiB", "", ""], *rows])
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Names to the left, all else to the right of its column; bars to the left too."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     lines = []
