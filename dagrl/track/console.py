@@ -113,7 +113,8 @@ class Console:
         if self._live is not None:
             self._rollout.update(
                 self._prompts,
-                description=progress.name,
+                # Where steps overlap, it is not the one that the table shows next.
+                description=f"{progress.name} of step {progress.step}",
                 completed=progress.done,
                 total=progress.total,
                 rate=rate,

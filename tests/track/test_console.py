@@ -120,6 +120,7 @@ def test_on_a_terminal_a_rollout_has_a_bar_until_it_is_over(tmp_path):
     console.progress(rollout_at(5, 2.0))
     console.note("a note")
     shown = stream.getvalue()
+    assert "rollout of step 2" in shown
     assert "5/8" in shown
     assert "5,000 tokens  2,500 tokens/s" in shown
     console.progress(rollout_at(8, 3.0))
