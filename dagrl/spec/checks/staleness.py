@@ -67,7 +67,13 @@ def _check_in_flight(pipeline: Pipeline, findings: Findings) -> None:
 
 
 def _check_stream(pipeline: Pipeline, graph: Graph | None, findings: Findings) -> None:
-    prompts = pipeline.data.prompts_per_step
+    prompts, schedule = pipeline.data.prompts_per_step, pipeline.schedule
+    if schedule.max_staleness > 0 and not schedule.in_flight_weight_update:
+        message = (
+            "a rollout that ends in the midst of an update waits until it is over, for till then its weights are "
+            "nobody's; add `in_flight_weight_update: true`, or take it out"
+        )
+        findings.warning(_STREAM, message, depends_on=[_STALENESS, _IN_FLIGHT])
     for name, node in pipeline.nodes.items():
         if not isinstance(node, UpdateNode):
             continue

@@ -84,6 +84,13 @@ def test_a_single_mini_batch_cannot_stream(project):
     assert told.startswith("has no effect, as `update` takes the step as one mini-batch; set `mini_batch` there")
 
 
+def test_an_update_that_streams_beside_rollouts_ahead_wants_weights_in_flight(project):
+    (told,) = warnings(project, "schedule={max_staleness: 1, stream_update: true}", *STREAMS[1:])
+    assert told.startswith("a rollout that ends in the midst of an update waits until it is over")
+    schedule = "schedule={max_staleness: 1, stream_update: true, in_flight_weight_update: true}"
+    assert warnings(project, schedule, *STREAMS[1:], SGLANG % ", weight_sync: {pause: retract}") == []
+
+
 OLD = "nodes.old={op: logprob, engine: actor, write: old_logprob}"
 
 
