@@ -114,17 +114,18 @@ def grpo_pipeline(
     server: dict[str, Any],
     *,
     apart: bool = False,
+    gpus: int = 1,
     sleep: bool = False,
     mini_batch: int | None = None,
     tokens_per_micro_batch: int = 16384,
 ) -> dict[str, Any]:
-    """GRPO without a reference: trainer and generator together on one GPU, or apart, each on one of its own.
+    """GRPO without a reference: trainer and generator together on `gpus` GPUs, or apart, each on so many of its own.
 
     Together they can `sleep` while the other works. With a `mini_batch` the trainer's log-probs of the samples are
     computed first.
     """
     pipeline = rollout_pipeline(name, model, prompts, load, server)
-    pipeline["groups"] = {"train": group(1), "rollout": group(1)} if apart else {"gpu": group(1)}
+    pipeline["groups"] = {"train": group(gpus), "rollout": group(gpus)} if apart else {"gpu": group(gpus)}
     pipeline["engines"] = {
         "actor": {"backend": "megatron", "group": "train" if apart else "gpu", "optimizer": {"lr": 1e-6}},
         "generator": {

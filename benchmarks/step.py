@@ -12,21 +12,15 @@ timeline.json has it. The last line of the output is JSON.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import statistics
-import time
-from collections.abc import Callable
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import torch
-from bare_sglang import BareServer
+from bare_stages import bare_stages
 from dagrl_run import DagrlRun, Event, of_step
 from options import parsed, parser_of
-from pipelines import Load, grpo_pipeline, prompt_texts, server_arguments, write_prompt_file
+from pipelines import Load, grpo_pipeline, server_arguments, write_prompt_file
 from reports import Verdict, tell
-from workload import Workload
 
 AIM = 1.08
 MINI_BATCHES = 2
@@ -41,7 +35,15 @@ def main() -> None:
     load = Load(args.prompts, args.n, args.prompt_tokens, args.response_tokens)
     steps = args.warmup + args.rounds
     server = server_arguments(load)
-    bare = _bare_stages(args, load, model, server)
+    bare = bare_stages(
+        model,
+        load,
+        server,
+        mini_batches=MINI_BATCHES,
+        rows_per_micro_batch=args.rows_per_micro_batch,
+        warmup=args.warmup,
+        rounds=args.rounds,
+    )
     prompts = write_prompt_file(args.out / "step_prompts.parquet", load, steps)
     pipeline = grpo_pipeline(
         f"step-{args.mode}",
@@ -73,86 +75,6 @@ def _arguments() -> tuple[argparse.Namespace, Path]:
     parser.add_argument("--rounds", type=int, default=3, help="measured steps of the pipeline, and of each stage")
     parser.add_argument("--warmup", type=int, default=1, help="steps before that")
     return parsed(parser, prompts=8, n=2, prompt_tokens=16, response_tokens=16, rows_per_micro_batch=4, rounds=2)
-
-
-# -- the bare stages
-
-
-def _bare_stages(args: argparse.Namespace, load: Load, model: Path, server: dict[str, Any]) -> dict[str, list[float]]:
-    """Seconds of a step's worth of each stage. Generator and trainer start at the same time and work in turn."""
-    workload = Workload(
-        row_tokens=load.row_tokens,
-        rows_per_micro_batch=args.rows_per_micro_batch,
-        micro_batches=load.samples // MINI_BATCHES // args.rows_per_micro_batch,
-    )
-    assert workload.rows * MINI_BATCHES == load.samples, "micro-batches must be of whole rows, and alike"
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    trainer = context.Process(target=_bare_trainer, args=(there, model, workload, args.warmup, args.rounds))
-    trainer.start()
-    try:
-        bare = BareServer(model, server)
-        try:
-            texts = prompt_texts(load, args.warmup + args.rounds)
-            rounds = [texts[each : each + load.prompts] for each in range(0, len(texts), load.prompts)]
-            _wait_for(here, trainer, "to build its model")
-            seconds = {"rollout": [bare.generate(each, load) for each in rounds][args.warmup :]}
-            here.send("your turn")
-            return seconds | _wait_for(here, trainer, "to measure its stages")
-        finally:
-            bare.close()
-    finally:
-        trainer.kill()
-        trainer.join()
-
-
-def _wait_for(connection: Connection, trainer: multiprocessing.process.BaseProcess, what: str) -> Any:
-    deadline = time.monotonic() + _START_S
-    while not connection.poll(0.5):
-        if not trainer.is_alive():
-            raise RuntimeError(f"the bare trainer ended with exit code {trainer.exitcode} instead {what}")
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {_START_S:.0f} s for the bare trainer {what}")
-    return connection.recv()
-
-
-def _bare_trainer(connection: Connection, model: Path, workload: Workload, warmup: int, rounds: int) -> None:
-    """A process: build the model, wait for a sign, send the seconds of each stage."""
-    from bare_step import BareStep
-    from ranks import Meetings
-
-    from dagrl.engines.megatron import distributed
-    from dagrl.spec.schema import ParallelSpec
-
-    distributed.start(next(Meetings(1).join(0, 1)), ParallelSpec())
-    step = BareStep(model, workload)
-    copies = [torch.empty_like(weights) for weights in step.model.parameters()]
-
-    def copy_weights() -> None:
-        torch._foreach_copy_(copies, [weights.detach() for weights in step.model.parameters()])
-
-    def times(count: int, stage: Callable[[], object]) -> Callable[[], None]:
-        return lambda: [stage() for _ in range(count)] and None
-
-    stages = {"old": times(MINI_BATCHES, step.logprobs), "update": times(MINI_BATCHES, step), "sync": copy_weights}
-    connection.send("ready")
-    connection.recv()
-    seconds: dict[str, list[float]] = {name: [] for name in stages}
-    for _ in range(warmup + rounds):
-        for name, stage in stages.items():
-            seconds[name].append(_timed(stage))
-    connection.send({name: taken[warmup:] for name, taken in seconds.items()})
-
-
-def _timed(stage: Callable[[], None]) -> float:
-    on_gpu = torch.cuda.is_available()
-    if on_gpu:
-        torch.cuda.synchronize()
-    begun = time.perf_counter()
-    stage()
-    if on_gpu:
-        torch.cuda.synchronize()
-    return time.perf_counter() - begun
 
 
 # -- the pipeline
