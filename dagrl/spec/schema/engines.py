@@ -102,7 +102,8 @@ class MegatronEngineSpec(Section):
     """What waits in host memory."""
     sleep: Sleep = "auto"
     """Leave the GPUs' memory while another engine of the group works (slime's ``--offload-train``); what matters waits
-    on the host. ``auto``: on GPUs that it shares with another engine."""
+    on the host. ``auto``: on GPUs that it shares with another engine,
+    unless the plan finds room for both."""
 
 
 class HfEngineSpec(Section):
@@ -117,7 +118,8 @@ class HfEngineSpec(Section):
     max_batch_size: PositiveInt = 256
     """Sequences decoded at once."""
     sleep: Sleep = "auto"
-    """Leave the GPUs' memory while another engine of the group works. ``auto``: on GPUs that it shares with one."""
+    """Leave the GPUs' memory while another engine of the group works. ``auto``: on GPUs that it shares with one,
+    unless the plan finds room for both."""
 
 
 class WeightSyncSpec(Section):
@@ -151,7 +153,8 @@ class SglangEngineSpec(Section):
     """How new weights reach them."""
     sleep: Sleep = "auto"
     """Leave the GPUs' memory while another engine of the group works: cache, CUDA graphs and weights (verl's
-    ``free_cache_engine``, slime's ``--offload-rollout``). ``auto``: on GPUs that they share with another engine."""
+    ``free_cache_engine``, slime's ``--offload-rollout``). ``auto``: on GPUs that they share with another engine,
+    unless the plan finds room for both."""
 
 
 EngineSpec = Annotated[MegatronEngineSpec | HfEngineSpec | SglangEngineSpec, Field(discriminator="backend")]
