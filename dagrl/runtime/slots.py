@@ -18,7 +18,7 @@ from dagrl.runtime.worker import Worker
 from dagrl.spec.schema import Pipeline
 
 _NODE_LABEL = "ray.io/node-id"
-_PAUSE_S = 0.5
+_PAUSE_S = 0.1
 
 
 class Slots:

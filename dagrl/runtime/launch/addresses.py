@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 
 import psutil
@@ -9,24 +10,19 @@ import psutil
 from dagrl.runtime.launch.errors import LaunchError
 from dagrl.runtime.launch.place import Place
 
+_NAME_TIMEOUT_S, _PAUSE_S = 30.0, 1.0
 
-def listening_address(place: Place) -> str:
+
+async def listening_address(place: Place) -> str:
     """Where rank 0 listens: PET_MASTER_ADDR, resolved, which must be an address of this machine.
 
     Kubeflow tells the master that it is `localhost`: then the address from which the others are reached. LaunchError
     says what is wrong.
     """
-    try:
-        found = socket.getaddrinfo(place.master, None, socket.AF_INET, socket.SOCK_STREAM)
-    except OSError as error:
-        raise LaunchError(
-            f"PET_MASTER_ADDR is `{place.master}`, which rank 0 cannot resolve: {error.strerror}; give its address",
-            code=2,
-        ) from error
-    address = str(found[0][4][0])
+    address = await _resolved(place.master)
     own = own_addresses()
-    if address.startswith("127."):
-        outward = next((each for each in own if not each.startswith("127.")), None)
+    if _is_loopback(address):
+        outward = next((each for each in own if not _is_loopback(each)), None)
         if outward is None:
             raise LaunchError(f"rank 0 has no address but {address}, where no other machine can reach it", code=2)
         return outward
@@ -37,6 +33,37 @@ def listening_address(place: Place) -> str:
             code=2,
         )
     return address
+
+
+def leads_nowhere(place: Place) -> bool:
+    """Whether rank 0 is said to be at an address where each machine finds only itself."""
+    try:
+        found = socket.getaddrinfo(place.master, None, socket.AF_INET, socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return _is_loopback(str(found[0][4][0]))
+
+
+async def _resolved(name: str) -> str:
+    """The address of a name, which a cluster's name server may learn a moment after a machine has started."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + _NAME_TIMEOUT_S
+    while True:
+        try:
+            found = await loop.getaddrinfo(name, None, family=socket.AF_INET, type=socket.SOCK_STREAM)
+        except OSError as error:
+            if loop.time() > deadline:
+                raise LaunchError(
+                    f"PET_MASTER_ADDR is `{name}`, which rank 0 cannot resolve: {error.strerror}; give its address",
+                    code=2,
+                ) from error
+            await asyncio.sleep(_PAUSE_S)
+        else:
+            return str(found[0][4][0])
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.")
 
 
 def own_addresses() -> list[str]:

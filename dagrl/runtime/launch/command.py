@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dagrl.plan.machines import Machine
+from dagrl.runtime.launch.addresses import leads_nowhere
 from dagrl.runtime.launch.errors import LaunchError
 from dagrl.runtime.launch.follower import follow
 from dagrl.runtime.launch.job import Job
@@ -33,6 +34,8 @@ def launch_pipeline(pipeline: Path, overrides: Sequence[str], run_dir: Path | No
         raise LaunchError(str(error), code=2) from error
     if place is None:
         return None
+    if not place.leads and leads_nowhere(place):
+        raise LaunchError(f"PET_MASTER_ADDR is `{place.master}`, which is this machine; give rank 0's address", code=2)
     loaded = load_pipeline(pipeline, overrides).pipeline
     note = _noter(place)
     try:

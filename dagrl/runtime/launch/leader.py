@@ -36,7 +36,7 @@ async def dismiss(place: Place, code: int, why: str, note: Callable[[str], None]
     roll_call = RollCall(place, events, None)
     with events.signals(_US):
         try:
-            await roll_call.open(listening_address(place))
+            await roll_call.open(await listening_address(place))
         except LaunchError as error:
             note(str(error))
             return
@@ -53,7 +53,7 @@ class _Leader:
         code, why = 1, "rank 0 has failed"
         node: RayNode | None = None
         try:
-            address = listening_address(self._job.place)
+            address = await listening_address(self._job.place)
             await self._roll_call.open(address)
             await self._gather()
             node = RayNode(folder, self._job.machine, address, self._roll_call.secret, self.events)

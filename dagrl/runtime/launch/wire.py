@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 from typing import Any
 
 BEAT_S = 2.0
@@ -38,7 +39,7 @@ class Wire:
     @classmethod
     async def connect(cls, host: str, port: int, timeout_s: float) -> Wire:
         """Call somebody who listens. OSError where nobody answers in time."""
-        opening = asyncio.open_connection(host, port, limit=_LONGEST_LINE)
+        opening = asyncio.open_connection(host, port, family=socket.AF_INET, limit=_LONGEST_LINE)
         return cls(*await asyncio.wait_for(opening, timeout_s))
 
     def say(self, word: str, **facts: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dagrl.plan.machines import Machine
-from dagrl.runtime.launch import secret, wire
+from dagrl.runtime.launch import addresses, leader, secret, wire
 from dagrl.runtime.launch.command import offered
 from dagrl.runtime.launch.errors import LaunchError
 from dagrl.runtime.launch.events import Came, Events, Gone, Wrong
@@ -160,6 +161,50 @@ def test_strangers_are_turned_away_and_disturb_nobody(make_job):
         assert await friend == 0
 
     run(meeting())
+
+
+def test_where_there_will_be_no_run_whoever_calls_is_told(make_job, monkeypatch):
+    monkeypatch.setattr(leader, "listening_address", _loopback)
+
+    async def meeting():
+        notes: list[str] = []
+        first, _ = make_job(1)
+        calling = asyncio.create_task(follow(first))
+        dismissing = asyncio.create_task(leader.dismiss(make_job(0)[0].place, 2, "the file is wrong", notes.append))
+        assert await calling == 2
+        # The last to be told ends the wait.
+        second, said = make_job(2)
+        assert await follow(second) == 2
+        assert said[-1] == "the file is wrong"
+        await dismissing
+
+    run(meeting())
+
+
+async def _loopback(place: Place) -> str:
+    return LOOPBACK
+
+
+@pytest.mark.parametrize(
+    ("master", "sentence"),
+    [
+        ("203.0.113.9", "PET_MASTER_ADDR is `203.0.113.9` (203.0.113.9), and rank 0 has"),
+        ("no.such.name.invalid", "PET_MASTER_ADDR is `no.such.name.invalid`, which rank 0 cannot resolve"),
+    ],
+)
+def test_rank_0_must_be_where_it_is_said_to_be(make_job, monkeypatch, master, sentence):
+    monkeypatch.setattr(addresses, "_NAME_TIMEOUT_S", 0.0)
+    with pytest.raises(LaunchError, match=re.escape(sentence)) as caught:
+        asyncio.run(addresses.listening_address(replace(make_job(0)[0].place, master=master)))
+    assert caught.value.code == 2
+
+
+def test_a_master_that_is_told_it_is_localhost_listens_where_others_reach_it(make_job, monkeypatch):
+    monkeypatch.setattr(addresses, "own_addresses", lambda: ["127.0.0.1", "10.9.8.7"])
+    place = replace(make_job(0)[0].place, master="localhost")
+    assert asyncio.run(addresses.listening_address(place)) == "10.9.8.7"
+    assert addresses.leads_nowhere(place)
+    assert not addresses.leads_nowhere(replace(place, master="10.9.8.7"))
 
 
 def test_silence_is_noticed_on_both_sides(monkeypatch, port):
