@@ -126,6 +126,8 @@ class Job:
             "PET_NODE_RANK": str(rank),
             "PET_MASTER_ADDR": self.hosts[0].address,
             "PET_MASTER_PORT": "29511",
+            # As few of Ray's processes as can be.
+            "PET_NPROC_PER_NODE": "1",
             "OMP_NUM_THREADS": "1",
         }
         variables |= changed

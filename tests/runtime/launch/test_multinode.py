@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 pytestmark = pytest.mark.multinode
 
+LAUNCH = Path(__file__).parents[3] / "launch"
 TOKEN = "a-secret-of-the-user-0123456789"
 
 
@@ -18,11 +23,12 @@ def pipeline(lab):
     tiny["groups"] = {"both": {"nodes": 2, "cpus_per_node": 1}}
     for engine in ("actor", "generator"):
         tiny["engines"][engine]["group"] = "both"
-    tiny["run"] = {"steps": 3, "seed": 3, "host_workers": 2, "start_timeout_s": 200}
+    tiny["run"] = {"steps": 3, "seed": 3, "start_timeout_s": 200}
     return tiny
 
 
 def test_a_run_across_two_hosts(make_job, pipeline):
+    pipeline["run"]["host_workers"] = 2
     job = make_job(2, pipeline)
     job.start_all()
     assert job.codes() == [0, 0], job.everything()
@@ -122,3 +128,34 @@ def test_a_wrong_variable_is_one_sentence(make_job, pipeline, changed, sentence)
     assert all(codes), job.everything()
     assert sentence in job.output(1)
     assert "Traceback" not in job.everything()
+
+
+def test_the_script_for_ssh_starts_all_hosts(make_job, pipeline, tmp_path):
+    pipeline["run"] |= {"steps": 1}
+    job = make_job(2, pipeline)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    # In place of a connection: into the namespace of that name.
+    into = "".join(f"{host.name}) namespace={host.namespace}; export TMPDIR={host.temporary};;\n" for host in job.hosts)
+    ssh = (
+        'while [ "$1" = -o ]; do shift 2; done\n'
+        f'case "$1" in\n{into}esac\n'
+        'exec ip netns exec "$namespace" unshare --uts sh -c \'hostname "$0" && exec sh -c "$1"\' "$1" "$2"\n'
+    )
+    for name, text in {"ssh": ssh, "dagrl": f'exec {sys.executable} -m dagrl.cli "$@"\n'}.items():
+        (programs / name).write_text("#!/bin/sh\n" + text)
+        (programs / name).chmod(0o755)
+    (tmp_path / "hosts").write_text("node0\nnode1\n")
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PET_"))}
+    done = subprocess.run(
+        [LAUNCH / "ssh.sh", tmp_path / "hosts", "pipeline.yaml", "--run-dir", "run"],
+        cwd=tmp_path,
+        env=variables | {"PATH": f"{programs}:{variables['PATH']}", "PET_MASTER_ADDR": job.hosts[0].address},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "finished step 1" in done.stdout
+    assert [host.left_behind() for host in job.hosts] == [[], []]
