@@ -33,11 +33,24 @@ def summarize(checked: CheckedPipeline) -> str:
         ("nodes", _columns(_nodes(checked.graph))),
     ]
     lines = [f"{checked.loaded.path}: {pipeline.name} is valid"]
+    if schedule := list(_schedule(pipeline)):
+        sections.append(("schedule", schedule))
     for title, rows in sections:
         lines += ["", title, *(f"  {row}" for row in rows)]
     if checked.warnings:
         lines += ["", "warnings", *(f"  {warning}" for warning in checked.warnings)]
     return "\n".join(lines) + "\n"
+
+
+def _schedule(pipeline: Pipeline) -> Iterable[str]:
+    """How steps overlap, where they do."""
+    schedule, moment = pipeline.schedule, "between rollouts"
+    if schedule.max_staleness:
+        moment = "in the midst of rollouts" if schedule.in_flight_weight_update else moment
+        versions = "1 version" if schedule.max_staleness == 1 else f"{schedule.max_staleness} versions"
+        yield f"samples up to {versions} behind the weights that train on them; new weights come {moment}"
+    if schedule.stream_update:
+        yield "updates begin with the first mini-batch that is ready"
 
 
 def _path(path: Path) -> str:

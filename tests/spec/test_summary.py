@@ -41,3 +41,17 @@ def test_servers_are_told_with_their_size(project, rollout, server, shown):
     if "gpus" in rollout:
         overrides.append("groups.train={gpus_per_node: 2}")
     assert f"  on rollout: {shown}\n" in summarize(check_file(project.pipeline(), overrides))
+
+
+def test_how_steps_overlap_is_told_where_they_do(project):
+    path = project.folder / "p.yaml"
+
+    def told(*overrides):
+        return summarize(check_file(path, overrides)).partition("\nschedule\n")[2]
+
+    assert told() == ""
+    sentence = "  samples up to 1 version behind the weights that train on them; new weights come between rollouts\n"
+    assert told("schedule.max_staleness=1").startswith(sentence)
+    sglang = "engines.generator={backend: sglang, group: rollout, follows: actor, weight_sync: {pause: retract}}"
+    ahead = told("schedule={max_staleness: 2, in_flight_weight_update: true, stream_update: true}", sglang)
+    assert "up to 2 versions behind" in ahead and "in the midst of rollouts" in ahead and "updates begin with" in ahead
