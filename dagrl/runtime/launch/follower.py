@@ -92,8 +92,8 @@ class _Follower:
                     case Ended(name, code):
                         assert self._node is not None, "only a node has processes"
                         why = f"{name} has ended with exit code {code}: {self._node.last_words(name)}"
-                        self._job.note(f"{why}; rank 0 is told")
                         self._wire.say("failed", why=why)
+                        raise LaunchError(why)
                     case Asked(who, times) if times >= _PATIENCE:
                         raise LaunchError(f"stopped at once from {who}", code=130)
                     case Asked(who, times):

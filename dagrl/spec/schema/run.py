@@ -48,7 +48,7 @@ class RunSpec(Section):
     resume: Literal["auto", "never"] = "auto"
     """``auto`` goes on from the run folder's newest checkpoint; ``never`` refuses a folder that holds one."""
     host_workers: PositiveInt = 1
-    """Processes for the nodes without an engine: prompts, rewards, advantages."""
+    """Processes for the nodes without an engine: prompts, rewards, advantages. They are spread over the machines."""
     samples_per_step: Annotated[int, Field(ge=0)] = 64
     """Samples of each step written to ``samples/step_N.parquet``."""
     start_timeout_s: Annotated[float, Field(gt=0)] = 600.0
