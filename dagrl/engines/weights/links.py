@@ -54,9 +54,57 @@ class Link(Protocol):
         """Wait until all is taken; what the takers have to tell."""
         ...
 
+    def give_up(self) -> None:
+        """Serve the takers no more, who notice it at once. What concerns the trainer's ranks alone goes on."""
+        ...
+
     def close(self) -> None:
         """Hang up, also after a failure."""
         ...
+
+
+class SteadyLink:
+    """A link whose failure waits for the end.
+
+    The ranks of a trainer fill buckets together: one of them that left early would have the others wait for it.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._failure: PeerError | ValueError | None = None
+
+    def buffer(self, index: int) -> Tensor | None:
+        """See `Link.buffer`."""
+        try:
+            return self._link.buffer(index)
+        except (PeerError, ValueError) as failure:
+            self._give_up(failure)
+            return self._link.buffer(index)
+
+    def send(self, index: int) -> None:
+        """See `Link.send`: it has done what concerns the trainer's ranks before it speaks to takers."""
+        try:
+            self._link.send(index)
+        except (PeerError, ValueError) as failure:
+            self._give_up(failure)
+
+    def finish(self) -> list[dict[str, Any]]:
+        """See `Link.finish`. Raises what has gone wrong since the beginning."""
+        if self._failure is not None:
+            raise self._failure
+        return self._link.finish()
+
+    def give_up(self) -> None:
+        """See `Link.give_up`."""
+        self._link.give_up()
+
+    def close(self) -> None:
+        """See `Link.close`."""
+        self._link.close()
+
+    def _give_up(self, failure: PeerError | ValueError) -> None:
+        self._failure = failure
+        self._link.give_up()
 
 
 class NoLink:
@@ -72,6 +120,9 @@ class NoLink:
     def finish(self) -> list[dict[str, Any]]:
         """Nobody has anything to tell."""
         return []
+
+    def give_up(self) -> None:
+        """Nobody is served."""
 
     def close(self) -> None:
         """There is no line."""
@@ -172,6 +223,12 @@ class NearLink:
         self._wait_until_taken(self._sent)
         return self._visitors.reports() if self._visitors else []
 
+    def give_up(self) -> None:
+        """See `Link.give_up`: the group's buffers are filled on."""
+        if self._visitors is not None:
+            self._visitors.close()
+            self._visitors = None
+
     def close(self) -> None:
         """See `Link.close`."""
         if self._visitors is not None:
@@ -201,10 +258,13 @@ class FarLink:
         self._visitors = _Visitors(door, takers, sync)
         self._group: UpdateGroup | None = None
         self._works: list[dist.Work | None] = [None] * BUFFERS
+        self._given_up = False
 
     def buffer(self, index: int) -> Tensor:
         """See `Link.buffer`."""
         place = index % BUFFERS
+        if self._given_up:
+            return self._buffers[place]
         if (work := self._works[place]) is not None:
             assert self._group is not None
             self._group.wait(work)
@@ -213,6 +273,8 @@ class FarLink:
 
     def send(self, index: int) -> None:
         """See `Link.send`."""
+        if self._given_up:
+            return
         if self._group is None:
             self._group = self._join()
         place = index % BUFFERS
@@ -228,6 +290,11 @@ class FarLink:
             done = torch.cuda.current_stream().record_event()
             until(done.query, self._sync.timeout_s, "the last broadcast of a weight sync to end on this GPU")
         return reports
+
+    def give_up(self) -> None:
+        """See `Link.give_up`."""
+        self._given_up = True
+        self._visitors.close()
 
     def close(self) -> None:
         """See `Link.close`."""

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from dagrl.engines.weights.channel import Door
 from dagrl.engines.weights.exporter import WeightExporter
-from dagrl.engines.weights.links import FarLink, Link, Meeting, NearLink, NoLink, Sync
+from dagrl.engines.weights.links import FarLink, Link, Meeting, NearLink, NoLink, SteadyLink, Sync
 from dagrl.engines.weights.room import Room
 from dagrl.engines.weights.staging import BUFFERS, Staging, gpu_name, staging_on
 from dagrl.engines.weights.terms import Offer, Sent
@@ -35,7 +35,7 @@ class WeightSender:
         self._staging: Staging | None = None
         self._rooms: list[Room] = []
         self._groups: dict[int, UpdateGroup] = {}
-        self._made = 0
+        self._made = self._waves = 0
 
     def offer(self) -> Offer | None:
         """Where takers find this rank; None where it has nothing for them."""
@@ -54,6 +54,7 @@ class WeightSender:
         or does not answer. Afterwards nothing is held on the device but communicators.
         """
         sync = Sync(number, self._exporter.manifest, passes, self._timeout_s)
+        self._waves = len(waves)
         reports: list[dict[str, Any]] = []
         with self._exporter.exporting():
             for wave, takers in enumerate(waves):
@@ -88,7 +89,9 @@ class WeightSender:
     def _link(self, sync: Sync, wave: int, takers: int) -> Iterator[Link]:
         link = self._make_link(sync, wave, takers)
         try:
-            yield link
+            # Of several waves the later ones would wait for who is lost: there the others' collectives time out.
+            steady = self._exporter.everyone is not None and wave + 1 == self._waves
+            yield SteadyLink(link) if steady else link
         except BaseException:
             # Whoever is in it may wait for what never comes, and what is under way may still use the buffers.
             if wave in self._groups:

@@ -18,6 +18,7 @@ import pytest
 import torch
 from fused_model import HEAD_DIM, HIDDEN, Model, weights
 
+from dagrl.engines.weights import links as links_module
 from dagrl.engines.weights import taker as taker_module
 from dagrl.engines.weights.channel import Address, Door, PeerError, knock
 from dagrl.engines.weights.exporter import IteratedExporter
@@ -286,6 +287,43 @@ def test_a_generator_that_dies_ends_the_sync(generators, sources, reach):
         source.sender.send(route.number, [1])
     assert time.monotonic() - begun < TIMEOUT_S / 2
     timer.join()
+    serve(source, generators())
+
+
+class OneOfSeveral:
+    """What a rank sees of the group of all ranks, the first."""
+
+    def rank(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("reach", REACHES)
+def test_a_rank_of_several_goes_through_all_buckets_though_its_generator_is_gone(
+    generators, sources, reach, monkeypatch
+):
+    """The others fill them together with it, and would wait for it."""
+    source, generator = sources(reach, weights(), bucket_bytes=2000), generators(slow=True)
+    exporter, filled, told = source.sender._exporter, [], []
+    fill = exporter.fill
+
+    def note(index: int, buffer: Any) -> None:
+        filled.append(index)
+        fill(index, buffer)
+
+    exporter.fill = note
+    exporter.everyone = OneOfSeveral()
+    monkeypatch.setattr(links_module.dist, "broadcast", lambda buffer, source, group: told.append(len(buffer)))
+    generator.take(route := source.route())
+    timer = threading.Timer(0.4, os.kill, (generator.process.pid, signal.SIGKILL))
+    timer.start()
+    begun = time.monotonic()
+    with pytest.raises(PeerError, match="has ended"):
+        source.sender.send(route.number, [1])
+    assert time.monotonic() - begun < TIMEOUT_S / 2
+    timer.join()
+    buckets = exporter.manifest.buckets
+    assert filled == list(range(len(buckets)))
+    assert told == ([bucket.nbytes for bucket in buckets] if reach == "near" else [])
     serve(source, generators())
 
 
