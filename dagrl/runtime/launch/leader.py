@@ -58,8 +58,8 @@ class _Leader:
             await self._gather()
             node = RayNode(folder, self._job.machine, address, self._roll_call.secret, self.events)
             head = await self._start_ray(node)
-            watch()
             await node.start_driver(head, self._job.arguments)
+            watch()
             code = await self._wait_for_driver(node, head)
             why = f"the run has ended with exit code {code}, and rank 0 has printed why" if code else ""
         except LaunchError as error:

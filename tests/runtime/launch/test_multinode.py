@@ -112,6 +112,17 @@ def test_a_signal_on_any_host_stops_all_with_a_checkpoint(make_job, pipeline):
     assert [host.left_behind() for host in job.hosts] == [[], []]
 
 
+def test_a_launcher_that_is_killed_takes_everything_with_it(make_job, pipeline):
+    pipeline["run"]["steps"] = 100000
+    job = make_job(2, pipeline)
+    job.start_all()
+    job.wait_for(0, "step 1/")
+    job.processes[0].kill()
+    assert job.code(1) == 1, job.everything()
+    assert f"lost rank 0 at {job.hosts[0].address}:29511: it has closed the connection" in job.output(1)
+    assert [host.left_behind() for host in job.hosts] == [[], []]
+
+
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
