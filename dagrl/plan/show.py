@@ -29,7 +29,7 @@ class Section:
     lines: Sequence[str]
     key: str
     value: Any
-    """As JSON has it; of several sections with one key, a list of theirs."""
+    """As JSON has it, in a list of those of all sections with that key; None for nothing to say."""
 
 
 def as_text(report: Report, sections: Iterable[Section]) -> str:
@@ -40,7 +40,8 @@ def as_text(report: Report, sections: Iterable[Section]) -> str:
         size += f", {_count(shape.active_parameters)} of them for each token"
     lines = [f"{report.checked.loaded.path}: {report.pipeline.name}, {size}"]
     for section in sections:
-        lines += ["", *section.lines]
+        if section.lines:
+            lines += ["", *section.lines]
     return "\n".join(lines) + "\n"
 
 
@@ -58,7 +59,9 @@ def as_json(report: Report, sections: Iterable[Section]) -> str:
         "change": report.change and report.change.overrides(),
     }
     for section in sections:
-        found.setdefault(section.key, []).append(section.value)
+        values = found.setdefault(section.key, [])
+        if section.value is not None:
+            values.append(section.value)
     return json.dumps(found, indent=2) + "\n"
 
 

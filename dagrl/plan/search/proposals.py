@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count, product
+from itertools import count, islice, product
 from pathlib import Path
 
 from dagrl.plan.commands import Run
@@ -40,7 +40,7 @@ _ABOUT_AS_FAST = 1.05
 _OF_SLEEPERS = 4 << 30
 """Bytes that those who sleep beside a trainer keep, with some to spare; the whole is asked later."""
 _OF_ONE_PLACING = 2
-"""Proposals of one placing that are shown, so that there is a choice."""
+"""Proposals of one placing that are shown before any further, so that there is a choice."""
 _ANY_TRAINER, _ANY_SERVER = TrainerChoice(ParallelSpec()), ServerChoice(1, 0.8)
 _WAYS_TO_FIT = tuple(product((False, True), RECOMPUTE))
 """Optimizer offloaded, and what is recomputed: from the fastest on."""
@@ -76,14 +76,23 @@ def search(
     _refuse(pipeline)
     seeker = _Seeker(checked, model_shape(pipeline.model), gpu, assumed)
     found: list[Proposal] = []
-    for proposal in sorted(seeker.proposals(cluster), key=lambda each: each.estimate.step_s):
+    others: list[Proposal] = []
+    for proposal in sorted(seeker.proposals(cluster), key=_step_s):
         if len(found) == top:
             break
         alike = [each for each in found if each.placing == proposal.placing]
-        same = any((each.trainer, each.server.tp_size) == (proposal.trainer, proposal.server.tp_size) for each in alike)
-        if not same and len(alike) < _OF_ONE_PLACING and _passes(path, overrides, proposal):
+        if any((each.trainer, each.server.tp_size) == (proposal.trainer, proposal.server.tp_size) for each in alike):
+            continue
+        if len(alike) == _OF_ONE_PLACING:
+            others.append(proposal)
+        elif _passes(path, overrides, proposal):
             found.append(proposal)
-    return found
+    spare = (proposal for proposal in others if _passes(path, overrides, proposal))
+    return sorted([*found, *islice(spare, top - len(found))], key=_step_s)
+
+
+def _step_s(proposal: Proposal) -> float:
+    return proposal.estimate.step_s
 
 
 def _refuse(pipeline: Pipeline) -> None:

@@ -12,7 +12,7 @@ from itertools import product
 
 from dagrl.plan.search.choices import Placing, ServerChoice
 from dagrl.spec.model_shape import ModelShape
-from dagrl.spec.schema import GroupSpec, ParallelSpec
+from dagrl.spec.schema import GroupSpec, ParallelSpec, Pipeline
 
 _TOKENS_OF_CONTEXT_RANK = 8192
 """Rows that are shorter than that for each context-parallel rank are not worth sharing."""
@@ -22,6 +22,8 @@ _FRACTIONS = (0.85, 0.7, 0.5, 0.3)
 """Of a GPU's memory, for weights and cache of a server: the smaller ones leave room for a trainer that stays."""
 _BUDGETS = (8192, 16384, 32768, 65536)
 """Tokens of a micro-batch."""
+_MACHINE = 8
+"""GPUs of a machine, where a call says only how many there are in all."""
 _SPLITS = 8
 """Ways in which the GPUs are split between trainers and servers, at most."""
 
@@ -46,6 +48,39 @@ class Cluster:
             return GroupSpec(nodes=1, gpus_per_node=gpus, gpu=self.gpu)
         assert gpus % self.gpus_per_node == 0, f"{gpus} GPUs are parts of machines"
         return GroupSpec(nodes=gpus // self.gpus_per_node, gpus_per_node=self.gpus_per_node, gpu=self.gpu)
+
+
+def cluster_of(
+    pipeline: Pipeline,
+    *,
+    gpus: int | None = None,
+    nodes: int | None = None,
+    gpus_per_node: int | None = None,
+    gpu: str | None = None,
+) -> Cluster:
+    """The cluster that a call asks for: so many `gpus`, on machines of 8 where there are more, or so many `nodes`; by
+    default all GPUs of the pipeline. `gpu` is their name where the call says it. ValueError for what is no cluster.
+    """
+    named = {group.gpu for group in pipeline.groups.values()}
+    gpu = named.pop() if len(named) == 1 and None not in named else gpu
+    if nodes is not None or gpus_per_node is not None:
+        if gpus is not None:
+            raise ValueError("--gpus and --nodes with --gpus-per-node say the same twice; give one of them")
+        return Cluster(nodes or 1, gpus_per_node or _MACHINE, gpu)
+    if gpus is not None:
+        if gpus > _MACHINE and gpus % _MACHINE:
+            raise ValueError(f"{gpus} GPUs are no whole machines of {_MACHINE}; say --nodes and --gpus-per-node")
+        return Cluster(max(1, gpus // _MACHINE), min(gpus, _MACHINE), gpu)
+    groups = [group for group in pipeline.groups.values() if not group.is_cpu]
+    if not groups:
+        raise ValueError("the pipeline has no GPUs to lay out; say how many there are with --gpus")
+    largest = max(group.gpus_per_node for group in groups)
+    # Parts of a machine are on one together.
+    parts = sum(group.ranks for group in groups if group.gpus_per_node < largest)
+    whole = sum(group.nodes for group in groups if group.gpus_per_node == largest)
+    if len(groups) > 1 and whole == 1:
+        return Cluster(1, largest + parts, gpu)
+    return Cluster(whole + -(-parts // largest), largest, gpu)
 
 
 def placings(cluster: Cluster) -> Iterator[Placing]:
