@@ -54,20 +54,42 @@ def validate(pipeline: Path, overrides: list[str]) -> int:
     return 0
 
 
-def plan(pipeline: Path, overrides: list[str], gpu: str | None, as_json: bool) -> int:
-    """Say what a run will take of GPUs and hosts, before one is touched."""
-    from dagrl.plan import report, show
+def plan(
+    pipeline: Path,
+    overrides: list[str],
+    gpu: str | None,
+    as_json: bool,
+    simulate: Path | None,
+    prompt_tokens: float | None,
+    response_tokens: float | None,
+    search: bool,
+    **cluster: int,
+) -> int:
+    """Say what a run will take of GPUs, hosts and time, before one is touched."""
+    from dagrl.plan import report, show, show_steps
+    from dagrl.plan.cost.lengths import Assumed
     from dagrl.spec.gpus import DEFAULT_GPU
 
+    assumed = Assumed(prompt_tokens, response_tokens)
     try:
         found = report.report(pipeline, overrides, gpu=gpu or DEFAULT_GPU)
+        if search:
+            sections = show_steps.search_sections(pipeline, overrides, gpu=gpu, assumed=assumed, **cluster)
+        else:
+            sections = [*show.memory_sections(found), show_steps.step_section(found, assumed)]
     except PipelineError:
         raise
     except ValueError as error:
         print(f"dagrl plan: {error}", file=sys.stderr)
         return 2
-    sections = show.memory_sections(found)
     print((show.as_json if as_json else show.as_text)(found, sections), end="", flush=True)
+    if search:
+        return 0 if any(section.value for section in sections) else 3
+    if simulate is not None and found.fits:
+        from dagrl.runtime.report import write_planned
+
+        # Beside JSON it is not for the program that reads that.
+        print(write_planned(found, simulate, assumed), file=sys.stderr if as_json else sys.stdout)
     for line in show.problems_in_words(found):
         print(line, file=sys.stderr)
     return 0 if found.fits else 3
@@ -136,6 +158,20 @@ def doctor() -> int:
     said, code = examine(Edges())
     print(said, end="")
     return code
+
+
+def report(run_dir: Path, timeline: bool, gpu: str | None) -> int:
+    """Say what a run has come to."""
+    from dagrl.runtime.report import report_run
+
+    try:
+        print(report_run(run_dir, timeline=timeline, gpu=gpu), end="")
+    except PipelineError:
+        raise
+    except ValueError as error:
+        print(f"dagrl report: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def export(run_dir: Path, output: Path, step: int | None, engine: str | None) -> int:
@@ -213,6 +249,10 @@ def _parser() -> argparse.ArgumentParser:
         "--gpu", metavar="NAME", help="the GPU of groups that do not say theirs, such as H200 (default: H100)"
     )
     command.add_argument("--json", action="store_true", dest="as_json", help="one JSON object instead of tables")
+    command.add_argument(
+        "--simulate", type=Path, metavar="FILE", help="write what will run when as a Chrome trace, such as plan.json"
+    )
+    _add_estimate(command)
 
     command = _add(
         commands,
@@ -232,6 +272,7 @@ def _parser() -> argparse.ArgumentParser:
         "on all of them; all exit with its code. On one machine it is `dagrl run`.",
     )
     _add_run(command)
+    _add_report(commands)
     _add_weights(commands)
     _add(
         commands,
@@ -241,6 +282,53 @@ def _parser() -> argparse.ArgumentParser:
         "A line for each, `ok`, `hint` or `missing`; exits 1 where something is missing that runs need.",
     )
     return parser
+
+
+def _add_estimate(command: argparse.ArgumentParser) -> None:
+    half = "on average (default: half of the longest"
+    command.add_argument("--prompt-tokens", type=float, metavar="N", help=f"tokens of a prompt {half})")
+    command.add_argument(
+        "--response-tokens", type=float, metavar="N", help=f"tokens of a response {half}, all with ignore_eos)"
+    )
+    search = command.add_argument_group("search")
+    search.add_argument(
+        "--search", action="store_true", help="propose layouts and group sizes for a cluster, the fastest step first"
+    )
+    # Left out, they are what the function called has for them.
+    search.add_argument(
+        "--gpus", type=_count, metavar="N", default=argparse.SUPPRESS, help="GPUs of the cluster (default: the file's)"
+    )
+    search.add_argument("--nodes", type=_count, metavar="N", default=argparse.SUPPRESS, help="its machines")
+    search.add_argument(
+        "--gpus-per-node", type=_count, metavar="N", default=argparse.SUPPRESS, help="GPUs of each (default: 8)"
+    )
+    search.add_argument(
+        "--top", type=_count, metavar="N", default=argparse.SUPPRESS, help="proposals that are shown (default: 5)"
+    )
+
+
+def _count(text: str) -> int:
+    """A whole number of 1 or more; argparse words the error by the function's name."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of 1 or more")
+    return number
+
+
+def _add_report(commands: Any) -> None:
+    command = _add(
+        commands,
+        report,
+        "say what a run has come to",
+        "Rewards, seconds by node, idle groups and restarts of a run, out of its folder, also while it goes on.",
+    )
+    command.add_argument("run_dir", type=Path, metavar="RUN", help="the run folder")
+    command.add_argument(
+        "--timeline",
+        action="store_true",
+        help="put what was planned beside what was, as tables and as RUN/timeline_planned.json",
+    )
+    command.add_argument("--gpu", metavar="NAME", help="with --timeline: the GPU of groups that do not say theirs")
 
 
 def _add_weights(commands: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,7 @@ class Timeline:
     def __init__(self) -> None:
         self._path = Path()
         self._file: int | None = None
-        self._groups: dict[str, int] = {}
-        self._workers: dict[tuple[str, str], int] = {}
+        self._names = _Names()
 
     def start(self, run_dir: Path, resumed_step: int | None) -> None:
         """Open ``timeline.json`` under `run_dir`; events of steps after `resumed_step` are cut, None: all."""
@@ -36,9 +36,7 @@ class Timeline:
         with naming(self._path):
             run_dir.mkdir(parents=True, exist_ok=True)
             kept = _kept_events(self._path, resumed_step) if self._path.is_file() else []
-            lines = [json.dumps(named) for event in kept for named in self._with_names(event)]
-            start = "[\n" if lines else "["
-            replace_text(self._path, start + ",\n".join(lines) + _END.decode())
+            replace_text(self._path, self._names.text(kept))
             self._file = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
 
     def complete(
@@ -54,35 +52,14 @@ class Timeline:
         worker: str,
     ) -> None:
         """Record that `worker` of `group` was busy with `name` from `start_s` to `end_s`, seconds of one clock."""
-        start_us = round(start_s * 1e6)
-        event = {
-            "name": name,
-            "cat": category,
-            "ph": "X",
-            "ts": start_us,
-            "dur": round(end_s * 1e6) - start_us,
-            "args": {"step": step, "shard": shard, "group": group, "worker": worker},
-        }
-        self._append(self._with_names(event))
+        event = complete_event(name, category, start_s, end_s, step=step, shard=shard, group=group, worker=worker)
+        self._append(self._names.told(event))
 
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
-
-    def _with_names(self, event: Event) -> list[Event]:
-        """The event with its process and thread, after metadata events that name those seen for the first time."""
-        group, worker = event["args"]["group"], event["args"]["worker"]
-        events = []
-        if group not in self._groups:
-            self._groups[group] = len(self._groups) + 1
-            events.append(_metadata("process_name", self._groups[group], 0, group))
-        pid = self._groups[group]
-        if (group, worker) not in self._workers:
-            self._workers[group, worker] = len(self._workers) + 1
-            events.append(_metadata("thread_name", pid, self._workers[group, worker], worker))
-        return [*events, {**event, "pid": pid, "tid": self._workers[group, worker]}]
 
     def _append(self, events: list[Event]) -> None:
         """Write over the closing bracket, in one system call, so that no reader and no kill sees half of it."""
@@ -100,18 +77,70 @@ class Timeline:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _metadata(name: str, pid: int, tid: int, label: str) -> Event:
-    return {"name": name, "ph": "M", "pid": pid, "tid": tid, "args": {"name": label}}
+class _Names:
+    """The trace's processes and threads so far."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, int] = {}
+        self._workers: dict[tuple[str, str], int] = {}
+
+    def told(self, event: Event) -> list[Event]:
+        """The event with its process and thread, after metadata events that name those seen for the first time."""
+        group, worker = event["args"]["group"], event["args"]["worker"]
+        events = []
+        if group not in self._groups:
+            self._groups[group] = len(self._groups) + 1
+            events.append(_metadata("process_name", self._groups[group], 0, group))
+        pid = self._groups[group]
+        if (group, worker) not in self._workers:
+            self._workers[group, worker] = len(self._workers) + 1
+            events.append(_metadata("thread_name", pid, self._workers[group, worker], worker))
+        return [*events, {**event, "pid": pid, "tid": self._workers[group, worker]}]
+
+    def text(self, events: Iterable[Event]) -> str:
+        """A whole trace."""
+        lines = [json.dumps(told) for event in events for told in self.told(event)]
+        return ("[\n" if lines else "[") + ",\n".join(lines) + _END.decode()
 
 
-def _kept_events(path: Path, resumed_step: int | None) -> list[Event]:
-    """Complete events of steps up to `resumed_step`. Lines that are no event are left out: a torn end harms nothing."""
+def complete_event(
+    name: str, category: str, start_s: float, end_s: float, *, step: int, shard: int | None, group: str, worker: str
+) -> Event:
+    """That `worker` of `group` is busy with `name` from `start_s` to `end_s`."""
+    start_us = round(start_s * 1e6)
+    return {
+        "name": name,
+        "cat": category,
+        "ph": "X",
+        "ts": start_us,
+        "dur": round(end_s * 1e6) - start_us,
+        "args": {"step": step, "shard": shard, "group": group, "worker": worker},
+    }
+
+
+def write_trace(path: Path, events: Iterable[Event]) -> None:
+    """Write complete events as a trace like a run's. OSError, with a sentence that names the file, where it cannot."""
+    with naming(path):
+        replace_text(path, _Names().text(events))
+
+
+def read_events(path: Path) -> list[Event]:
+    """The complete events of a run's timeline. Lines that are no event are left out: a torn end harms nothing."""
     events = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             event = json.loads(line.rstrip(","))
         except ValueError:
             continue
-        if isinstance(event, dict) and event.get("ph") == "X" and is_kept(event["args"]["step"], resumed_step):
+        if isinstance(event, dict) and event.get("ph") == "X":
             events.append(event)
     return events
+
+
+def _metadata(name: str, pid: int, tid: int, label: str) -> Event:
+    return {"name": name, "ph": "M", "pid": pid, "tid": tid, "args": {"name": label}}
+
+
+def _kept_events(path: Path, resumed_step: int | None) -> list[Event]:
+    """Complete events of steps up to `resumed_step`."""
+    return [event for event in read_events(path) if is_kept(event["args"]["step"], resumed_step)]

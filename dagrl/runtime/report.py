@@ -1,0 +1,217 @@
+"""What a run has come to, what was planned beside what was, and what is planned: `dagrl report`, `dagrl plan`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+from pathlib import Path
+from statistics import fmean
+
+from dagrl.plan.cost.costs import PipelineCosts
+from dagrl.plan.cost.lengths import Assumed
+from dagrl.plan.costs import Costs
+from dagrl.plan.hardware import DEFAULT_GPU, gpu_named
+from dagrl.plan.intervals import busy_seconds
+from dagrl.plan.living import with_sleep_decided
+from dagrl.plan.measured import measured_costs
+from dagrl.plan.placement import make_plan
+from dagrl.plan.plan import Plan
+from dagrl.plan.report import Report
+from dagrl.plan.simulate import Activity, Simulated, simulate
+from dagrl.spec.graph import build_graph
+from dagrl.spec.load import LoadedPipeline, load_pipeline
+from dagrl.spec.model_shape import model_shape
+from dagrl.spec.rollouts import rollouts
+from dagrl.spec.schema import Pipeline
+from dagrl.track.report import RunRecord, aligned, read_run, summary
+from dagrl.track.timeline import Event, complete_event, write_trace
+
+MOST_STEPS = 20
+"""Steps that are planned again, from the first: the others are like them."""
+TRACE = "timeline_planned.json"
+_TRACED_STEPS = 4
+"""Steps of a plan's trace, and one more for each that may overlap."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A run as it was to be."""
+
+    simulated: Simulated
+    steps: int
+    """That many from the first."""
+    basis: str
+    """Where its seconds come from."""
+
+
+def report_run(folder: Path, *, timeline: bool = False, gpu: str | None = None) -> str:
+    """A run in words; with `timeline` also the plan beside it, and both as a trace in the folder.
+
+    `gpu` is what groups have that do not say. ValueError where there is no run, or nothing to be planned by; OSError
+    where the trace cannot be written; PipelineError where the folder's `pipeline.yaml` is wrong.
+    """
+    run = read_run(folder)
+    loaded = load_pipeline(folder / "pipeline.yaml") if (folder / "pipeline.yaml").is_file() else None
+    actual = activities_of(run)
+    told = summary(run, idle_shares(actual), loaded.pipeline.run.steps if loaded else None)
+    if not timeline:
+        return told
+    if loaded is None:
+        raise ValueError(f"{folder} holds no pipeline.yaml, so that there is nothing to plan its steps by")
+    if not run.last_step or not actual:
+        raise ValueError(f"{folder} has no finished step with a timeline yet, so that there is nothing to compare")
+    planned = plan_again(run, loaded, actual, gpu)
+    actual = [each for each in actual if 0 < each.step <= planned.steps]
+    trace = folder / TRACE
+    begin = min(each.start for each in actual)
+    write_trace(
+        trace,
+        [*_events(planned.simulated.activities, " (planned)", begin), *_events(actual, " (actual)")],
+    )
+    lines = [
+        f"planned beside actual, steps 1 to {planned.steps}; planned by {planned.basis}",
+        "",
+        *aligned(_by_node(planned, actual, run)),
+        "",
+        *aligned(_by_group(planned, actual)),
+        "",
+        f"  {trace}: both, to be opened in ui.perfetto.dev",
+    ]
+    return told + "\n" + "\n".join(lines) + "\n"
+
+
+def write_planned(found: Report, path: Path, assumed: Assumed) -> str:
+    """Write the first steps of a plan that fits as a trace; returns what it is, in a line. OSError, ValueError."""
+    plan = found.fit.plan
+    costs = PipelineCosts(found.pipeline, plan, found.fit.shape, found.gpu, assumed)
+    steps = min(plan.steps, _TRACED_STEPS + plan.max_staleness)
+    simulated = simulate(plan, costs, steps)
+    write_trace(path, _events(simulated.activities))
+    return f"{path}: {steps} steps as they are planned, {simulated.seconds:,.1f} s; open it in ui.perfetto.dev"
+
+
+def activities_of(run: RunRecord) -> list[Activity]:
+    """A run's timeline as a simulation has it, in seconds since the epoch."""
+    return [
+        Activity(
+            each.name, each.category, each.start, each.end, each.step, each.shard, _executor(each.worker), each.group
+        )
+        for each in run.spans
+    ]
+
+
+def plan_again(run: RunRecord, loaded: LoadedPipeline, actual: Sequence[Activity], gpu: str | None) -> Planned:
+    """Simulate the run's first steps: by the cost model where it knows GPUs and model, else by the run itself."""
+    graph = build_graph(loaded.pipeline, loaded.folder, loaded.positions)
+    pipeline = with_sleep_decided(loaded.pipeline, graph)
+    plan = make_plan(pipeline, graph)
+    steps = min(run.last_step, MOST_STEPS)
+    costs, basis = _costs(run, pipeline, plan, actual, gpu)
+    longer = replace(plan, steps=max(plan.steps, steps))
+    return Planned(simulate(longer, costs, steps), steps, basis)
+
+
+def idle_shares(activities: Iterable[Activity]) -> dict[str, float]:
+    """Group -> share of the time, from the first activity to the end of the last, in which none of its own runs."""
+    by_group: dict[str, list[Activity]] = defaultdict(list)
+    for each in activities:
+        by_group[each.group].append(each)
+    everything = [each for found in by_group.values() for each in found]
+    if not everything:
+        return {}
+    whole = max(each.end for each in everything) - min(each.start for each in everything)
+    return {group: 1 - busy_seconds(found) / whole if whole else 0.0 for group, found in sorted(by_group.items())}
+
+
+def _costs(
+    run: RunRecord, pipeline: Pipeline, plan: Plan, actual: Iterable[Activity], gpu: str | None
+) -> tuple[Costs, str]:
+    """What the plan's commands take, and where that comes from."""
+    try:
+        shape = model_shape(pipeline.model)
+        unknown = _without_model(pipeline, gpu)
+    except ValueError as error:
+        shape, unknown = None, str(error)
+    if shape is None or unknown:
+        half = max(1, run.last_step // 2)
+        measured = measured_costs(plan, [each for each in actual if each.step <= half])
+        return measured, f"what the run itself took in the first half of its steps (no cost model: {unknown})"
+    lengths = run.of("response_tokens/mean")
+    # Several rollouts have lengths of their own.
+    known = Assumed(response_tokens=fmean(lengths)) if lengths and len(rollouts(pipeline)) == 1 else Assumed()
+    name = gpu_named(gpu).name if gpu else DEFAULT_GPU
+    return PipelineCosts(pipeline, plan, shape, name, known), "the cost model of `dagrl plan`"
+
+
+def _without_model(pipeline: Pipeline, gpu: str | None) -> str:
+    """Why the cost model does not know what the pipeline runs on; nothing where it does."""
+    if any(group.is_cpu for group in pipeline.groups.values()):
+        return "there is none of CPU slots"
+    unnamed = [name for name, group in pipeline.groups.items() if not group.gpu]
+    return "" if gpu or not unnamed else f"group {unnamed[0]} names no GPU (`--gpu NAME` does)"
+
+
+def _by_node(planned: Planned, actual: Iterable[Activity], run: RunRecord) -> list[list[str]]:
+    """Seconds of a step in which each node, or what moves engines, is at work, planned and actual."""
+    seconds = [_seconds(planned.simulated.activities, planned.steps), _seconds(actual, planned.steps)]
+    rows = [["node", "executor", "planned s", "actual s", "planned / actual"]]
+    places = sorted(seconds[0] | seconds[1], key=lambda place: -max(each.get(place, 0.0) for each in seconds))
+    rows += [[*place, *_compared(*(each.get(place) for each in seconds))] for place in places]
+    steps = [line["time/step_s"] for line in run.steps if 0 < line["step"] <= planned.steps and line.get("time/step_s")]
+    whole = [each for step, each in planned.simulated.step_seconds.items() if step > 0]
+    return [*rows, ["a step", "", *_compared(fmean(whole), fmean(steps) if steps else None)]]
+
+
+def _by_group(planned: Planned, actual: Iterable[Activity]) -> list[list[str]]:
+    shares = [
+        idle_shares(each for each in planned.simulated.activities if each.step <= planned.steps),
+        idle_shares(actual),
+    ]
+    return [
+        ["idle", "planned", "actual"],
+        *(
+            [group, *(f"{each[group]:.0%}" if group in each else "-" for each in shares)]
+            for group in shares[0] | shares[1]
+        ),
+    ]
+
+
+def _seconds(activities: Iterable[Activity], steps: int) -> dict[tuple[str, str], float]:
+    """(name, executor) -> mean seconds of a step."""
+    spans: dict[tuple[str, str], dict[int, list[Activity]]] = defaultdict(lambda: defaultdict(list))
+    for each in activities:
+        if 0 < each.step <= steps:
+            spans[each.name, each.executor][each.step].append(each)
+    return {place: sum(map(busy_seconds, found.values())) / steps for place, found in spans.items()}
+
+
+def _compared(planned: float | None, actual: float | None) -> list[str]:
+    ratio = f"{planned / actual:.2f}" if planned is not None and actual else ""
+    return [*("-" if each is None else f"{each:,.3f}" for each in (planned, actual)), ratio]
+
+
+def _events(activities: Iterable[Activity], which: str = "", begin: float = 0.0) -> list[Event]:
+    """As a trace has them; `which` comes behind the groups' names, `begin` is when the first step began.
+
+    What an executor does at the same time goes to several rows, for a trace has one thing at a time in each.
+    """
+    rows: dict[str, list[tuple[float, int]]] = defaultdict(list)
+    events = []
+    for each in sorted(activities, key=lambda activity: (activity.start, activity.end)):
+        free = rows[each.executor]
+        row = heappop(free)[1] if free and free[0][0] <= each.start else len(free)
+        heappush(free, (each.end, row))
+        start, end = begin + each.start, begin + each.end
+        group, worker = each.group + which, f"{each.executor}/{row}"
+        event = complete_event(
+            each.name, each.category, start, end, step=each.step, shard=each.shard, group=group, worker=worker
+        )
+        events.append(event)
+    return events
+
+
+def _executor(worker: str) -> str:
+    """Whose worker it is: ``actor/0`` is the actor's first."""
+    return worker.rpartition("/")[0]
