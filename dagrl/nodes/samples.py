@@ -35,7 +35,8 @@ def samples(parts: Sequence[Part], context: Context) -> Iterator[Output]:
 
 def _table(batch: Batch, rows: int, context: Context) -> pa.Table:
     decode = context.resources.tokenizer.decode
-    table: dict[str, list] = {"group_id": [int(batch["group_id"][row]) for row in range(rows)]}
+    table: dict[str, list] = {"sample_id": batch.rows[:rows].tolist()}
+    table["group_id"] = [int(batch["group_id"][row]) for row in range(rows)]
     table["prompt"] = [decode(batch["prompt_tokens"][row]) for row in range(rows)]
     table["response"] = [decode(batch["response_tokens"][row]) for row in range(rows)]
     table["answer"] = [bytes(batch["answer"][row]).decode() for row in range(rows)]

@@ -39,6 +39,7 @@ def test_samples_are_written_as_text_with_their_tokens(bench) -> None:
     assert "response_tokens/cut_fraction" not in output.stats
     rows = written(bench)["step_12.parquet"]
     assert rows[0] == {
+        "sample_id": 0,
         "group_id": 0,
         "prompt": "1+1=",
         "response": "2",
@@ -47,6 +48,7 @@ def test_samples_are_written_as_text_with_their_tokens(bench) -> None:
         "reward": 1.0,
         "response_tokens": bench.tokenizer.encode("2"),
     }
+    assert [row["sample_id"] for row in rows] == [0, 1, 2]
     assert [row["response"] for row in rows] == ["2", "<eos>", "34"]
     assert [row["reward"] for row in rows] == [1.0, 0.0, 0.5]
     assert rows[2]["data_source"] == "Größe"

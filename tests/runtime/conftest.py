@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 RUN_TIMEOUT_S = 240
-_MEASURED = ("time/", "throughput/", "driver/", "mfu/", "memory/", "sync/")
+_MEASURED = ("time/", "throughput/", "driver/", "mfu/", "memory/", "sync/", "run/")
 
 REWARDS = '''
 import time
@@ -33,6 +33,11 @@ def unhurried(response, answer):
     """Exact comparison that takes a moment, so that its overlap with other nodes can be seen."""
     time.sleep(0.1)
     return [float(said == right) for said, right in zip(response, answer)]
+
+
+def even(response):
+    """For half of what untrained weights say, whatever its length: something to be learned from the first step on."""
+    return float(response[:1] in "02468")
 
 
 def fails_on(response, answer, prompt, trouble):
@@ -176,7 +181,7 @@ class Run:
 
 
 def comparable(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Metrics without those that measure time or memory."""
+    """Metrics without those that measure time or memory, or count restarts."""
     return [{name: value for name, value in line.items() if not name.startswith(_MEASURED)} for line in metrics]
 
 
