@@ -17,7 +17,9 @@ class Watch:
     """Follows one run from `first_step`."""
 
     def __init__(self, plan: Plan, first_step: int) -> None:
-        self.plan = plan
+        self.plan, self.first_step = plan, 0 if first_step == 1 and plan.validate_first else first_step
+        self.run_until = self.first_step
+        """All steps before it are done."""
         self.task_of = {task.name: task for task in plan.tasks}
         self.residency = dict.fromkeys(plan.executors, AWAKE)
         for chain in start_chains(plan):
@@ -141,8 +143,19 @@ class Watch:
         needed = range(self.plan.shards) if task.streams else run.shards
         assert {(run.step, need, shard) for need in task.needs for shard in needed} <= self.arrived, f"{run}: inputs"
         self.running |= rows
+        assert all(self._is_run(step) for step in range(self.first_step, run.step - self.plan.max_staleness)), run
         self._may_work(task.executor)
         self._has_weights(run, task, self.plan.executors[task.executor])
+
+    def _is_run(self, step: int) -> bool:
+        """Whether nothing of a step is left."""
+        while self.run_until < step + 1 and all(
+            (self.run_until, task.name, shard) in self.arrived
+            for task in self.plan.tasks_of(self.run_until)
+            for shard in range(self.plan.shards)
+        ):
+            self.run_until += 1
+        return step < self.run_until
 
     def _has_weights(self, run: Run, task: PlannedTask, executor: Executor) -> None:
         version = self.version[executor.name]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from plan_parts import ONE_RANK, event_of, executor, task
 
@@ -156,6 +158,17 @@ def test_who_is_lost_on_its_way_comes_back_whole(move):
     play.until(lambda pending: ROLLOUT in pending)
     commands = play.to_the_end()
     assert [each.step for each in commands if isinstance(each, Commit)] == [1, 2]
+
+
+def test_a_source_that_is_not_trained_comes_back_before_its_weights_are_sent():
+    plan = grpo(sleeps=False)
+    reference = executor("reference", "rollout")
+    generator = executor("generator", "rollout", follows="reference")
+    play = Play(replace(plan, executors={**plan.executors, "reference": reference, "generator": generator}))
+    play.until(lambda pending: Sync(1, "generator", "reference", 0) in pending)
+    assert play.lose("reference") == [Restart(1, "reference")]
+    play.pending.remove(Restart(1, "reference"))
+    assert play.tell(EngineReady("reference", AWAKE)) == [Sync(1, "generator", "reference", 0)]
 
 
 def test_a_lost_restart_is_begun_again():
