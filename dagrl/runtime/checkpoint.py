@@ -69,7 +69,21 @@ class Checkpoints:
         return aside
 
     def finish(self, aside: Path, state: RunState) -> Path:
-        """Make what was written the newest checkpoint, in one rename, and remove the oldest beyond `keep`."""
+        """Make what was written the newest checkpoint, in one rename, and remove the oldest beyond `keep`.
+
+        OSError, with a sentence, where it cannot be written; those that were there stay.
+        """
+        try:
+            final = self._put_into_place(aside, state)
+        except OSError as error:
+            raise OSError(
+                f"cannot write the checkpoint to {aside}: {error.strerror}; make room, or lower run.keep"
+            ) from error
+        for _, old in self._finished()[: -self._keep]:
+            shutil.rmtree(old)
+        return final
+
+    def _put_into_place(self, aside: Path, state: RunState) -> Path:
         fields = {"format": _FORMAT, "dagrl": __version__, **asdict(state), "files": fingerprints(aside, [_STATE])}
         with (aside / _STATE).open("w") as file:
             file.write(json.dumps(fields | {_SEAL: _seal(fields)}, indent=1))
@@ -82,8 +96,6 @@ class Checkpoints:
             final.rename(former)
         aside.rename(final)
         shutil.rmtree(former, ignore_errors=True)
-        for _, old in self._finished()[: -self._keep]:
-            shutil.rmtree(old)
         return final
 
     def remove_torn(self) -> None:

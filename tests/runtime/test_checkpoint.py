@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -146,3 +148,38 @@ def test_where_none_is_whole_none_is_taken_and_all_are_named(tmp_path):
     found = checkpoints.find()
     assert found.folder is None
     assert list(found.torn) == [checkpoints.of_step(4), checkpoints.of_step(2)]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tests", str(place)], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"needs a small file system, which cannot be mounted here: {mounted.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_on_a_full_disk_the_last_checkpoint_stays_and_room_is_all_that_it_takes(small_disk):
+    checkpoints = Checkpoints(small_disk, keep=2)
+    save(checkpoints, 2)
+    other = small_disk / "something else"
+    aside = checkpoints.begin(4)
+    (aside / "weights").write_bytes(bytes(60 * 1024))
+    with pytest.raises(OSError, match="No space left"), other.open("wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+    with pytest.raises(
+        OSError, match=r"cannot write the checkpoint to .*: No space left on device; make room, or lower"
+    ):
+        checkpoints.finish(aside, RunState(4, 40, "model"))
+    checkpoints.remove_torn()
+    found = checkpoints.find()
+    assert (found.folder, found.torn) == (checkpoints.of_step(2), {})
+    other.unlink()
+    save(checkpoints, 4)
+    assert checkpoints.find().folder == checkpoints.of_step(4)
