@@ -7,6 +7,7 @@ import contextlib
 import os
 import socket
 import time
+from collections.abc import Callable
 
 from dagrl.runtime.launch import secret
 from dagrl.runtime.launch.errors import LaunchError, StoppedError
@@ -74,6 +75,7 @@ class _Follower:
         self._stack = stack
         self._listening = asyncio.create_task(self._listen())
         self._node: RayNode | None = None
+        self._watch: Callable[[], None] = lambda: None
 
     async def follow(self) -> int:
         try:
@@ -102,6 +104,8 @@ class _Follower:
         finally:
             self._listening.cancel()
             if self._node is not None:
+                # Its children have no parent afterwards, and would not be found.
+                self._watch()
                 await self._node.stop(MEMBER)
 
     async def _listen(self) -> None:
@@ -132,7 +136,7 @@ class _Follower:
         token = facts.get("token") or secret.shared_secret(self._job.variables)
         if token is None:
             raise LaunchError("rank 0 has a token and this machine has none; give all machines the same RAY_AUTH_TOKEN")
-        folder, watch = self._stack.enter_context(session(self._job.logs, f"rank{self._job.place.rank}-"))
+        folder, self._watch = self._stack.enter_context(session(self._job.logs, f"rank{self._job.place.rank}-"))
         self._node = RayNode(folder, self._job.machine, self._wire.own_address, str(token), self._events)
         await self._node.start_member(str(facts["head"]))
-        watch()
+        self._watch()

@@ -64,6 +64,18 @@ def test_without_rank_0_the_others_say_where_they_looked_for_it(make_job, pipeli
     assert "Traceback" not in job.output(1)
 
 
+def test_groups_that_do_not_fit_are_told_machine_by_machine_before_anything_starts(make_job, pipeline):
+    job = make_job(2, pipeline)
+    job.start_all("groups.both.cpus_per_node=2")
+    assert job.codes() == [1, 1], job.everything()
+    sentence = (
+        "the group asks for both 2 CPU slots on each of 2 machines; there are node0 with 1 CPU slot, "
+        f"node1, {job.hosts[1].address} with 1 CPU slot; change the groups, PET_NNODES or PET_NPROC_PER_NODE"
+    )
+    assert all(sentence in job.output(rank) for rank in (0, 1)), job.everything()
+    assert "Ray is up" not in job.output(0)
+
+
 def test_a_host_that_is_cut_off_in_mid_run_ends_it_on_both_sides(make_job, pipeline):
     pipeline["run"] |= {"steps": 100000, "max_restarts": 0}
     job = make_job(2, pipeline)
