@@ -16,23 +16,23 @@ _STREAM: Place = ("schedule", "stream_update")
 def check_staleness(pipeline: Pipeline, graph: Graph | None, findings: Findings) -> None:
     """Report what the schedule asks for and cannot have; `graph` is None where columns are not sorted out yet."""
     if pipeline.schedule.max_staleness > 0:
-        _warn_of_turns(pipeline, findings)
+        told = "samples get older, and nothing runs at the same time; give each a group of its own, or set it to 0"
+        _warn_of_turns(pipeline, findings, _STALENESS, told)
         _warn_of_bias(pipeline, findings)
     if pipeline.schedule.in_flight_weight_update:
         _check_in_flight(pipeline, findings)
     if pipeline.schedule.stream_update:
+        told = "no update begins before the rollout is over; give each a group of its own, or take it out"
+        _warn_of_turns(pipeline, findings, _STREAM, told)
         _check_stream(pipeline, graph, findings)
 
 
-def _warn_of_turns(pipeline: Pipeline, findings: Findings) -> None:
+def _warn_of_turns(pipeline: Pipeline, findings: Findings, place: Place, told: str) -> None:
     for name, follower in _followers(pipeline).items():
         trainer = pipeline.engines.get(follower.follows or "")
         if trainer is not None and trainer.group == follower.group:
-            message = (
-                f"`{name}` and `{follower.follows}` take turns on group `{follower.group}`: samples get older, and "
-                "nothing runs at the same time; give each a group of its own, or set it to 0"
-            )
-            findings.warning(_STALENESS, message, depends_on=[("engines",), ("groups",)])
+            message = f"`{name}` and `{follower.follows}` take turns on group `{follower.group}`: {told}"
+            findings.warning(place, message, depends_on=[("engines",), ("groups",)])
 
 
 def _warn_of_bias(pipeline: Pipeline, findings: Findings) -> None:

@@ -79,6 +79,13 @@ def test_an_update_streams_where_its_mini_batches_end_with_shards(project):
     assert pieces(*STREAMS[1:]) == ()
 
 
+def test_an_update_cannot_begin_early_on_the_group_that_generates(project):
+    _, told = warnings(project, *STREAMS, "engines.generator.group=train")
+    assert told.startswith(
+        "`generator` and `actor` take turns on group `train`: no update begins before the rollout is"
+    )
+
+
 def test_a_single_mini_batch_cannot_stream(project):
     (told,) = warnings(project, "schedule.stream_update=true")
     assert told.startswith("has no effect, as `update` takes the step as one mini-batch; set `mini_batch` there")
