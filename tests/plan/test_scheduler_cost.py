@@ -1,4 +1,7 @@
-"""What an event costs the scheduler: lines that it executes, which no busy machine changes."""
+"""What an event costs the scheduler: lines that it executes, which no busy machine changes.
+
+Loops within C (sets, tuples) count as one line each; `benchmarks/simulate.py` measures those too.
+"""
 
 from __future__ import annotations
 
