@@ -29,8 +29,10 @@ class RunFolder:
 
 
 @contextmanager
-def open_run_folder(path: Path, pipeline: Pipeline, resolved: str) -> Iterator[RunFolder]:
+def open_run_folder(path: Path, pipeline: Pipeline, resolved: str, *, again: bool = False) -> Iterator[RunFolder]:
     """Take `path` for this run and write the resolved pipeline, as YAML, there. At the end no torn checkpoint stays.
+
+    `again`: what is there is this run's own, which it goes on from after a failure, whatever ``resume`` says.
 
     RunError where another process holds it, where it cannot be written, where ``resume: never`` finds a checkpoint,
     where there are checkpoints and none is whole, or where the newest belongs to another model or cannot be read.
@@ -44,7 +46,7 @@ def open_run_folder(path: Path, pipeline: Pipeline, resolved: str) -> Iterator[R
         checkpoints.remove_torn()
         found = _find(checkpoints)
         if found.folder and found.state:
-            _check(pipeline, found.folder, found.state)
+            _check(pipeline, found.folder, found.state, again)
         with _writing(path):
             torn = tuple(f"{what}; it is now {checkpoints.set_aside(each).name}" for each, what in found.torn.items())
             aside = path / ".pipeline.yaml"
@@ -106,8 +108,8 @@ def _take(lock: TextIO, path: Path) -> None:
     lock.flush()
 
 
-def _check(pipeline: Pipeline, newest: Path, state: RunState) -> None:
-    if pipeline.run.resume == "never":
+def _check(pipeline: Pipeline, newest: Path, state: RunState, again: bool) -> None:
+    if pipeline.run.resume == "never" and not again:
         raise RunError(
             f"{newest.parent.parent} holds a checkpoint of step {state.step} and the pipeline says resume: never",
             hint="say resume: auto, or give the run a new --run-dir",

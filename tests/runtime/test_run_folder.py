@@ -90,6 +90,13 @@ def test_a_folder_that_another_process_writes_to_is_refused_with_its_pid(tmp_pat
     assert (tmp_path / "run" / "pipeline.yaml").read_text() == "name: holder"
 
 
+def test_a_run_that_has_to_go_on_after_a_failure_may_even_where_it_never_resumes(tmp_path, pipeline) -> None:
+    never = edited(pipeline, run={"resume": "never"})
+    saved = save_checkpoint(tmp_path, never)
+    with open_run_folder(tmp_path, never, "name: again", again=True) as folder:
+        assert folder.resumed_from == saved
+
+
 def test_a_folder_is_free_again_when_its_writer_is_killed(tmp_path, pipeline, holder) -> None:
     holder.kill()
     holder.wait()
