@@ -44,7 +44,7 @@ from dagrl.runtime.fleet import Fleet, Member
 from dagrl.runtime.health import Restarts
 from dagrl.runtime.ledger import Ledger
 from dagrl.runtime.losses import Losses
-from dagrl.runtime.messages import Block, TaskWork, message_bytes
+from dagrl.runtime.messages import Block, TaskWork
 from dagrl.runtime.moves import Moves
 from dagrl.runtime.record import Activity, StepRecord
 from dagrl.runtime.run_folder import RunFolder, model_identity
@@ -199,8 +199,7 @@ class Driver:
             members = self.fleet.members(task.executor)
 
         async def follow(member: Member, share: TaskWork) -> None:
-            record.driver_bytes += message_bytes(share)
-            for block in await self.fleet.run(member, share):
+            for block in await self.fleet.run(member, share, record.went_through):
                 self._take_note(run, task, block, member, ledger, record)
 
         await together([follow(member, share) for member, share in zip(members, work, strict=True)])
@@ -211,7 +210,6 @@ class Driver:
         self, run: Run, task: PlannedTask, block: Block, member: Member, ledger: Ledger, record: StepRecord
     ) -> None:
         record.note(run, block, member.name)
-        record.driver_bytes += message_bytes(block)
         if "next_position" in block.facts:
             record.position = self.position = block.facts["next_position"]
         if task.inputs:

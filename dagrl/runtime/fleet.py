@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -20,10 +20,14 @@ from dagrl.runtime.errors import RunError, WorkerDiedError, WorkerHungError, Wor
 from dagrl.runtime.keeper import Keepers
 from dagrl.runtime.messages import Beat, Block, StartEngine, TaskWork, Whereabouts
 from dagrl.runtime.objects import ObjectsLateError
+from dagrl.runtime.parcels import Parcel, pack, parcel_bytes, unpack
 from dagrl.runtime.setups import live_together, setups
 from dagrl.runtime.slots import Slots
 from dagrl.spec.residency import Residency
 from dagrl.spec.schema import Pipeline
+
+type Tally = Callable[[int], None]
+"""Hears the weight of each message to or from a worker, in bytes."""
 
 _CLOSE_TIMEOUT_S = 10.0
 _KILL_TIMEOUT_S = 20.0
@@ -221,11 +225,11 @@ class Fleet:
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
-    async def stream(self, member: Member, work: TaskWork) -> AsyncIterator[Block | Beat]:
-        """Run a task that streams on one worker, block by block."""
+    async def stream(self, member: Member, work: TaskWork, tally: Tally) -> AsyncIterator[Block | Beat]:
+        """Run a task that streams on one worker, block by block; `tally` hears what each message weighs, in bytes."""
         bound = self._pipeline.run.node_timeout_s
         node = f"{work.task} (step {work.step})"
-        blocks = member.actor.run.options(num_returns="streaming").remote(work)
+        blocks = member.actor.run_streamed.options(num_returns="streaming").remote(*_packed(work, tally))
         try:
             while True:
                 what = f"a sign of life of {node} from {member.where}"
@@ -234,17 +238,19 @@ class Fleet:
                 except StopAsyncIteration:
                     return
                 self._heard[member.name] = asyncio.get_running_loop().time()
-                yield await self._bounded(_awaited(ref), bound, f"what {member.where} has told of {node}", node, member)
+                told = f"what {member.where} has told of {node}"
+                yield _unpacked(await self._bounded(_awaited(ref), bound, told, node, member), tally)
         except self._ray.exceptions.RayError as error:
             raise self._translated(error, member, node) from error
 
-    async def run(self, member: Member, work: TaskWork) -> list[Block]:
-        """Run a task on one worker that does not stream; all that it has made.
+    async def run(self, member: Member, work: TaskWork, tally: Tally) -> list[Block]:
+        """Run a task on one worker that does not stream; all that it has made. `tally` as in `stream`.
 
         One message there and one back: a stream takes two for each block, and one more to end.
         """
         bound, node = self._pipeline.run.node_timeout_s, f"{work.task} (step {work.step})"
-        return await self._call(member, "run_whole", (work,), bound, f"a sign of life of {node}", node)
+        what, parcel = f"a sign of life of {node}", _packed(work, tally)
+        return _unpacked(await self._call(member, "run_whole", parcel, bound, what, node), tally)
 
     async def _call(
         self, member: Member, method: str, args: tuple, bound: float, waits_for: str, node: str | None = None
@@ -327,6 +333,17 @@ def _beyond_restart(error: RunError, which: str) -> WorkerLostError:
         hint=error.hint,
         details=error.details,
     )
+
+
+def _packed(message: TaskWork, tally: Tally) -> Parcel:
+    parcel = pack(message)
+    tally(parcel_bytes(*parcel))
+    return parcel
+
+
+def _unpacked(parcel: Parcel, tally: Tally) -> Any:
+    tally(parcel_bytes(*parcel))
+    return unpack(*parcel)
 
 
 async def _awaited(awaitable: Any) -> Any:

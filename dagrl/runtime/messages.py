@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import pickle
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -205,15 +203,3 @@ class Take:
     """Or else the buckets, in the object store."""
     keeps_room: bool = False
     """See `WeightRoute.keeps_room`."""
-
-
-def message_bytes(message: Any) -> int:
-    """Size of a message on its way, object refs counted as their ids."""
-    buffer = io.BytesIO()
-    _RefsAsIds(buffer, protocol=5).dump(message)
-    return buffer.tell()
-
-
-class _RefsAsIds(pickle.Pickler):
-    def persistent_id(self, thing: Any) -> bytes | None:
-        return thing.binary() if isinstance(thing, ray.ObjectRef) else None

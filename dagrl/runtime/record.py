@@ -62,6 +62,10 @@ class StepRecord:
     _uses: dict[str, TaskUse] = field(default_factory=dict)
     _freed_gib: dict[str, float] = field(default_factory=dict)
 
+    def went_through(self, nbytes: int) -> None:
+        """Count a message to or from a worker."""
+        self.driver_bytes += nbytes
+
     def note(self, run: Run, block: Block, worker: str) -> None:
         """Keep what a block says beside its rows."""
         self._stats.append(block.stats)

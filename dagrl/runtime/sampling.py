@@ -25,7 +25,7 @@ from dagrl.runtime.errors import RunError, WorkerLostError
 from dagrl.runtime.exchange import portion
 from dagrl.runtime.fleet import Fleet, Member
 from dagrl.runtime.ledger import Ledger
-from dagrl.runtime.messages import Beat, Begun, Block, message_bytes
+from dagrl.runtime.messages import Beat, Begun, Block
 from dagrl.runtime.record import StepRecord
 from dagrl.spec.schema import Pipeline, RolloutNode
 from dagrl.track.base import Progress
@@ -164,10 +164,8 @@ class Sampling:
             self._run, self._task, books.ledger, self._pipeline, groups, committed=self._committed, begun=self._begun
         )
         work = replace(work, attempt=self._attempt)
-        books.record.driver_bytes += message_bytes(work)
         in_hand, begun = len(groups), False
-        async for message in self._fleet.stream(member, work):
-            books.record.driver_bytes += message_bytes(message)
+        async for message in self._fleet.stream(member, work, books.record.went_through):
             if isinstance(message, Beat):
                 self._tokens += message.sampled_tokens - books.sampled.get(member.name, 0)
                 books.sampled[member.name] = message.sampled_tokens

@@ -36,6 +36,7 @@ from dagrl.runtime.messages import (
     Whereabouts,
 )
 from dagrl.runtime.objects import get_within
+from dagrl.runtime.parcels import Parcel, pack, unpack
 from dagrl.runtime.pulse import INTERVAL_S, Pulse
 from dagrl.runtime.pump import Pump
 from dagrl.spec.residency import Residency
@@ -140,9 +141,14 @@ class Worker:
         with self._profiler.around(work) if self._profiler else nullcontext():
             yield from self._outputs(op, work, context)
 
-    def run_whole(self, work: TaskWork) -> list[Block | Beat]:
-        """Run one task on this rank's rows; all of its blocks together."""
-        return list(self.run(work))
+    def run_streamed(self, data: bytes, refs: list[ray.ObjectRef]) -> Iterator[Parcel]:
+        """`run`, its work and its messages as parcels."""
+        for message in self.run(unpack(data, refs)):
+            yield pack(message)
+
+    def run_whole(self, data: bytes, refs: list[ray.ObjectRef]) -> Parcel:
+        """`run`, all of its messages in one parcel."""
+        return pack(list(self.run(unpack(data, refs))))
 
     def _outputs(self, op: Op, work: TaskWork, context: Context) -> Iterator[Block]:
         begin = time.time()

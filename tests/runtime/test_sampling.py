@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,7 +66,7 @@ class Servers:
         self.aborts.add(member.name)
         return None
 
-    async def stream(self, member: Server, work: TaskWork) -> AsyncIterator[Block | Beat]:
+    async def stream(self, member: Server, work: TaskWork, tally: Callable[[int], None]) -> AsyncIterator[Block | Beat]:
         self.works.append((member.name, work))
         (part,) = work.parts
         yield Beat(self.sampled[member.name])

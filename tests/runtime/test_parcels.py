@@ -1,15 +1,18 @@
-"""What a message weighs on its way: metadata and ids, never the columns."""
+"""Parcels: what is packed comes out again, and weighs metadata and ids, never the columns."""
 
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import ray
 
 from dagrl.data.stats import Stat
-from dagrl.runtime.messages import Block, PartWork, Source, Span, TaskWork, message_bytes
+from dagrl.runtime.messages import Block, PartWork, Source, Span, TaskWork
+from dagrl.runtime.parcels import pack, parcel_bytes, unpack
 
 BYTES_OF_AN_ID = len(ray.ObjectRef.from_random().binary())
 
@@ -29,6 +32,24 @@ def block_of(response_lengths: list[int]) -> Block:
     rows = np.arange(len(response_lengths))
     lengths = np.array(response_lengths)
     return Block(rows, ray.ObjectRef.from_random(), lengths, Span(0.0, 1.0), (0,), {"reward": Stat.of(lengths)})
+
+
+def message_bytes(message: Any) -> int:
+    return parcel_bytes(*pack(message))
+
+
+def test_a_message_comes_out_as_it_was_packed_and_each_ref_goes_along_once() -> None:
+    refs = [ray.ObjectRef.from_random() for _ in range(3)]
+    work = work_on(12, [*refs, refs[0]])
+    data, beside = pack(work)
+    assert beside == refs
+    out = unpack(data, beside)
+    (mine,), (theirs,) = work.parts, out.parts
+    assert theirs.sources[0].refs == (*refs, refs[0])
+    assert theirs.rows.tolist() == mine.rows.tolist()
+    assert theirs.sources[0].places.tolist() == mine.sources[0].places.tolist()
+    assert replace(out, parts=()) == replace(work, parts=())
+    assert all(ref.binary() not in data for ref in refs), "Ray has to see the refs, or it would drop their objects"
 
 
 def test_a_ref_counts_as_its_id() -> None:
