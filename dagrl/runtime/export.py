@@ -60,9 +60,9 @@ def convert_to_megatron(source: Path, output: Path) -> str:
     """Write a Hugging Face folder in Megatron's distributed format, as Megatron-LM loads it. Raises as `export_run`."""
     _check_is_hf(source)
     with _new_folder(output) as aside:
-        from dagrl.engines.megatron.config import padded_vocab_size
         from dagrl.engines.megatron.convert import write_megatron
         from dagrl.engines.model_source import load_hf_config, weight_source
+        from dagrl.spec.vocabulary import padded_vocab_size
 
         model = ModelSpec(path=source)
         config = load_hf_config(model)

@@ -14,7 +14,6 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from dagrl.engines.megatron.families import config_class, transformer_defaults, transformer_fields
 from dagrl.engines.megatron.fields import Fixed, join_fields
 from dagrl.spec.schema import MegatronEngineSpec, ParallelSpec
-from dagrl.spec.vocabulary import padded_vocab_size as padded_vocab_size
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
