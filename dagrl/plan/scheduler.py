@@ -17,6 +17,7 @@ differ only in `Plan.max_staleness` and in who shares a group:
   task uses them, and no sync does, unless a generator has lost its own and this very step waits for it.
 - A generator about to begin gets its weights before a source of another group goes on, be it with an older step: a sync
   is short, and the generator would stand still for all that the older step has left.
+- Sources come before what older steps have for the host: they are short, and a generator may wait for them.
 - With `Plan.in_flight` a generator that is at work gets newer weights as soon as its source has a moment for that.
 - What has lost its workers is restarted: at once where nobody of its group sleeps, or when a step waits for it and the
   others are asleep. What the workers had not brought yet is run again, after a sync.
@@ -57,6 +58,7 @@ from dagrl.plan.commands import (
 from dagrl.plan.plan import HOST, Plan
 from dagrl.plan.progress import Cut, Lane, OpenStep
 from dagrl.plan.room import Room, neighbourhoods
+from dagrl.plan.syncs import Syncs
 from dagrl.plan.turns import Move, Turns
 from dagrl.plan.versions import Versions
 from dagrl.spec.residency import Residency
@@ -82,6 +84,7 @@ class Scheduler:
         self._turns = Turns(plan)
         self._versions = Versions(plan, first_step)
         self._lost: set[str] = set()
+        self._syncs = Syncs(plan, self._room, self._turns, self._versions, self._lost)
         self._lanes = {
             task.name: Lane(task, plan.executors[task.executor], place, Cut(task, plan.shards), self._open)
             for place, task in enumerate(plan.tasks)
@@ -290,12 +293,9 @@ class Scheduler:
         if not self._room.free(executor.name) or not self._in_turn(step, lane):
             return None
         if task.generates and executor.follows:
-            held, newest = self._versions.held(executor.name), self._versions.newest(executor.follows)
-            wanted = self._versions.wanted(step, task)
-            if held is None or held < wanted:
-                return self._needed_sync(step, executor.name, executor.follows) if newest >= wanted else None
-            # Weights that are new enough are worth a sync, but no move.
-            if held < newest and (sync := self._possible_sync(step, executor.name, executor.follows)):
+            if self._syncs.lacks_weights(step, task):
+                return self._syncs.needed(step, task)
+            if (sync := self._syncs.worthwhile(step, executor.name)) is not None:
                 return sync
         if executor.name in self._lost:
             return Restart(step, executor.name)
@@ -308,22 +308,6 @@ class Scheduler:
         if lane.task.trains and self.committed < step - 1:
             return False
         return self._versions.in_order(step, lane.task, lane.executor)
-
-    def _needed_sync(self, step: int, follower: str, source: str) -> Sync | Restart | None:
-        """What brings weights to a follower that may not work without, or None where that must wait."""
-        for name in (follower, source):
-            if name in self._lost:
-                return Restart(step, name) if self._room.free(name) else None
-        if not self._room.free(source) or not self._versions.may_leave(source, step, follower):
-            return None
-        return Sync(step, follower, source, self._versions.newest(source))
-
-    def _possible_sync(self, step: int, follower: str, source: str) -> Sync | None:
-        """A sync, if it takes no more than beginning it."""
-        sync = Sync(step, follower, source, self._versions.newest(source))
-        if not self._room.free(source) or not self._versions.may_leave(source, step, follower):
-            return None
-        return None if self._moves_before(sync) else sync
 
     def _first_syncs(self, executors: list[str]) -> Iterator[Command]:
         """Syncs for generators about to begin, before their sources, of other groups, go on with older steps."""
@@ -338,12 +322,9 @@ class Scheduler:
     def _refreshes(self, executors: list[str]) -> Iterator[Command]:
         """Syncs for generators in the midst of a run."""
         for name in executors if self.plan.in_flight else ():
-            source = self.plan.executors[name].follows
-            match self._room.under_way(name) if source else ():
-                case [Run(step, task, _)] if source and self._lanes[task].task.generates:
-                    held = self._versions.held(name)
-                    assert held is not None, "a generator at work has weights"
-                    if held < self._versions.newest(source) and (sync := self._possible_sync(step, name, source)):
+            match self._room.under_way(name) if self.plan.executors[name].follows else ():
+                case [Run(step, task, _)] if self._lanes[task].task.generates:
+                    if (sync := self._syncs.worthwhile(step, name)) is not None:
                         self._room.occupy(sync)
                         yield sync
 
