@@ -8,7 +8,7 @@ import pytest
 
 from dagrl.plan.placement import make_plan
 from dagrl.runtime.messages import StartEngine, Whereabouts
-from dagrl.runtime.setups import setups
+from dagrl.runtime.setups import live_together, setups
 from dagrl.spec.graph import build_graph
 from dagrl.spec.load import load_pipeline
 
@@ -31,6 +31,23 @@ nodes:
   update: {op: update, engine: actor, loss: {kl_coef: 0.01}}
 run: {steps: 6}
 """
+
+
+@pytest.mark.parametrize(
+    ("generator", "rank", "together"),
+    [
+        ("{tp_size: 2}", 3, [2, 3]),
+        ("{tp_size: 4, pp_size: 2}", 5, [0, 1, 2, 3, 4, 5, 6, 7]),
+        ("{tp_size: 1}", 5, [5]),
+    ],
+)
+def test_the_slots_of_a_server_are_lost_together(
+    tmp_path: Path, generator: str, rank: int, together: list[int]
+) -> None:
+    (tmp_path / "p.yaml").write_text(PIPELINE)
+    loaded = load_pipeline(tmp_path / "p.yaml", [f"engines.generator.server={generator}"])
+    plan = make_plan(loaded.pipeline, build_graph(loaded.pipeline, loaded.folder))
+    assert live_together(plan.executors["generator"], loaded.pipeline, rank) == together
 
 
 @pytest.fixture
