@@ -16,7 +16,7 @@ def runs(lab, tmp_path_factory):
     del pipeline["nodes"]["old"]
     pipeline["nodes"]["update"]["read"] = {"old_logprob": "rollout_logprob"}
     pipeline["nodes"]["rollout"]["sampling"] = {"max_new_tokens": 24, "ignore_eos": True}
-    pipeline["nodes"]["reward"]["fn"] = "exact"
+    pipeline["nodes"]["reward"]["fn"] = "rewards:even"
     pipeline["schedule"] = {"shards_per_step": 4}
     pipeline["run"] = {"steps": 3, "seed": 3, "start_timeout_s": 200}
     path = lab.write_pipeline(folder, pipeline)
@@ -36,7 +36,9 @@ def spans(run, name: str, step: int) -> list[tuple[float, float]]:
 
 def test_it_is_the_same_training_to_the_last_digit(runs, lab):
     at_once, streamed = (lab.comparable(runs[streams].metrics()) for streams in (False, True))
-    assert len(at_once) == 3 and at_once[2]["grad_norm"] > 0
+    assert len(at_once) == 3
+    # The second mini-batch of a step is trained on with weights that the first has moved.
+    assert all(line["grad_norm"] > 0.01 and line["kl/old"] > 0 for line in at_once)
     assert streamed == at_once
 
 
