@@ -6,14 +6,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from models import DEEPSEEK_V3, QWEN3_1B7, QWEN3_8B, QWEN3_30B, SIXTEEN_LAYERS
 
 from dagrl.plan.memory.activations import stage_activations
 from dagrl.plan.memory.estimate import GIB, EngineMemory
+from dagrl.plan.memory.parameters import rank_parameters
 from dagrl.plan.memory.stages import stages_of
 from dagrl.plan.memory.trainer import Work, trainer_memory
 from dagrl.spec.model_shape import ModelShape
 from dagrl.spec.schema import MegatronEngineSpec
+from dagrl.spec.vocabulary import padded_vocab_size
 
 SPLIT = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
@@ -246,6 +250,40 @@ def test_latent_attention_and_experts_are_counted() -> None:
     mixture = 2 * (attention + 3 * 2048 + 8 * (7168 + 3 * 2048)) + 4 * 128 + 4 * 4 * 256
     (stage,) = stages_of(engine(), 61)
     assert stage_activations(DEEPSEEK_V3, engine(), stage, 1, 1).kept == 3 * dense + 58 * mixture
+
+
+SHAPES = (QWEN3_1B7, QWEN3_8B, QWEN3_30B, SIXTEEN_LAYERS)
+POWERS = st.sampled_from([1, 2, 4])
+
+
+@given(
+    shape=st.sampled_from(SHAPES),
+    tensor=POWERS,
+    stages=POWERS,
+    context=POWERS,
+    replicas=POWERS,
+    head=st.sampled_from(["lm", "value"]),
+)
+def test_ranks_of_any_layout_hold_the_model_and_nothing_twice(
+    shape: ModelShape, tensor: int, stages: int, context: int, replicas: int, head: str
+) -> None:
+    sizes = {"tensor_model_parallel_size": tensor, "pipeline_model_parallel_size": stages}
+    layout = {**sizes, "context_parallel_size": context, "sequence_parallel": tensor > 1}
+    spec = engine(layout, head=head)
+    held = [rank_parameters(shape, spec, stage) for stage in stages_of(spec, shape.layers)]
+    whole = sum(shape.layer(index).whole for index in shape.positions) + shape.final_norm
+    vocabulary = padded_vocab_size(shape.vocabulary, tensor) * shape.hidden
+    output = 0 if head == "value" or (shape.tied and stages == 1) else vocabulary
+    layers = sum(shape.layer(index).total for index in shape.positions)
+    cut = layers + shape.final_norm - whole + vocabulary + output
+    extra = shape.hidden if head == "value" else 0
+    dense = sum(each.dense for each in held) * tensor
+    # Experts are whole on every tensor-parallel rank, unless they have ranks of their own.
+    experts = sum(each.experts for each in held)
+    assert dense + experts == cut + tensor * (whole + extra)
+    memory = trainer_memory(shape, spec, tensor * stages * context * replicas, Work(4096, bucket_bytes=2**28))
+    assert all(nbytes >= 0 for nbytes in memory.awake.values())
+    assert 0 < memory.asleep <= memory.weights_alone <= memory.peak
 
 
 def test_on_cpu_slots_all_is_float32_and_the_hosts() -> None:
