@@ -39,6 +39,15 @@ _NOWHERE = Whereabouts("", "", 0, 0, ())
 
 
 @dataclass(frozen=True, slots=True)
+class _Bound:
+    """How long to wait."""
+
+    seconds: float
+    key: str
+    """Of ``run``, that sets it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Member:
     """One worker of an executor."""
 
@@ -63,6 +72,8 @@ class Fleet:
         self._members: dict[str, list[Member]] = {}
         self._slots = Slots(ray, plan, pipeline)
         self._keepers = Keepers(ray)
+        self._start_bound = _Bound(pipeline.run.start_timeout_s, "start_timeout_s")
+        self._node_bound = _Bound(pipeline.run.node_timeout_s, "node_timeout_s")
         self._setup: StartEngine | None = None
         self._lost: dict[str, set[int]] = {}
         """Executor -> ranks that have been given up and not been started again."""
@@ -140,7 +151,7 @@ class Fleet:
             what = f"{waits_for}; are there enough free CPUs and GPUs?"
             return replace(member, at=await self._call(member, "describe", (), bound, what))
 
-        bound = self._pipeline.run.start_timeout_s
+        bound = self._start_bound
         return await together([find(member) for member in members])
 
     async def _start_chain(self, chain: tuple[str, ...], setup: StartEngine, resumed_from: Path | None) -> None:
@@ -163,7 +174,7 @@ class Fleet:
 
     async def _start(self, executor: Executor, setup: StartEngine, ranks: Iterable[int] | None = None) -> None:
         """Make the workers of an executor its ranks: all of them, or these."""
-        members, bound = self._members[executor.name], self._pipeline.run.start_timeout_s
+        members, bound = self._members[executor.name], self._start_bound
         told = setups(executor, [member.at for member in members], setup)
         what = f"engine {executor.name} to start"
         starts = []
@@ -200,7 +211,7 @@ class Fleet:
 
     async def call(self, member: Member, method: str, *args: Any, waits_for: str) -> Any:
         """Call a method on one worker."""
-        return await self._call(member, method, args, self._pipeline.run.node_timeout_s, waits_for)
+        return await self._call(member, method, args, self._node_bound, waits_for)
 
     async def call_all(self, executor: str, method: str, *args: Any, waits_for: str) -> list[Any]:
         """Call a method on all ranks of an executor; their results by rank."""
@@ -208,7 +219,7 @@ class Fleet:
 
     def calls(self, executor: str, method: str, *args: Any, waits_for: str) -> list[Coroutine[Any, Any, Any]]:
         """As `call_all`, each rank's by itself, yet to be begun."""
-        bound = self._pipeline.run.node_timeout_s
+        bound = self._node_bound
         return [self._call(member, method, args, bound, waits_for) for member in self._members[executor]]
 
     async def call_until_true(self, executor: str, method: str, *, waits_for: str) -> None:
@@ -216,8 +227,8 @@ class Fleet:
 
         The calls wait their turn behind what the workers are running, and hold nothing up.
         """
-        bound = self._pipeline.run.node_timeout_s
-        deadline = asyncio.get_running_loop().time() + bound
+        bound = self._node_bound
+        deadline = asyncio.get_running_loop().time() + bound.seconds
         pause = _FIRST_PAUSE_S
         while not all(await self.call_all(executor, method, waits_for=waits_for)):
             if asyncio.get_running_loop().time() > deadline:
@@ -227,7 +238,7 @@ class Fleet:
 
     async def stream(self, member: Member, work: TaskWork, tally: Tally) -> AsyncIterator[Block | Beat]:
         """Run a task that streams on one worker, block by block; `tally` hears what each message weighs, in bytes."""
-        bound = self._pipeline.run.node_timeout_s
+        bound = self._node_bound
         node = f"{work.task} (step {work.step})"
         blocks = member.actor.run_streamed.options(num_returns="streaming").remote(*_packed(work, tally))
         try:
@@ -248,12 +259,12 @@ class Fleet:
 
         One message there and one back: a stream takes two for each block, and one more to end.
         """
-        bound, node = self._pipeline.run.node_timeout_s, f"{work.task} (step {work.step})"
+        bound, node = self._node_bound, f"{work.task} (step {work.step})"
         what, parcel = f"a sign of life of {node}", _packed(work, tally)
         return _unpacked(await self._call(member, "run_whole", parcel, bound, what, node), tally)
 
     async def _call(
-        self, member: Member, method: str, args: tuple, bound: float, waits_for: str, node: str | None = None
+        self, member: Member, method: str, args: tuple, bound: _Bound, waits_for: str, node: str | None = None
     ) -> Any:
         node = waits_for if node is None else node
         try:
@@ -263,7 +274,7 @@ class Fleet:
             raise self._translated(error, member, node) from error
 
     async def _bounded(
-        self, awaitable: Any, bound: float, waits_for: str, node: str = "", member: Member | None = None
+        self, awaitable: Any, bound: _Bound, waits_for: str, node: str = "", member: Member | None = None
     ) -> Any:
         clock = asyncio.get_running_loop().time
         begun = clock()
@@ -272,7 +283,7 @@ class Fleet:
             while True:
                 # What stands behind a running task waits anew whenever that shows that it is alive.
                 heard = self._heard.get(member.name, begun) if member else begun
-                left = max(begun, heard) + bound - clock()
+                left = max(begun, heard) + bound.seconds - clock()
                 done, _ = await asyncio.wait([waiting], timeout=max(0.0, left))
                 if done:
                     return waiting.result()
@@ -281,15 +292,14 @@ class Fleet:
         finally:
             waiting.cancel()
 
-    def _too_late(self, bound: float, waits_for: str, node: str = "", member: Member | None = None) -> RunError:
-        starts = bound == self._pipeline.run.start_timeout_s
+    def _too_late(self, bound: _Bound, waits_for: str, node: str = "", member: Member | None = None) -> RunError:
         # Whoever does not even start is no loss; a second try would wait as long.
-        kind = RunError if member is None or starts else WorkerHungError
+        kind = RunError if member is None or bound is self._start_bound else WorkerHungError
         error = kind(
-            f"waited {bound:g} s for {waits_for}",
+            f"waited {bound.seconds:g} s for {waits_for}",
             node=node,
             worker=member.where if member else "",
-            hint=f"raise run.{'start' if starts else 'node'}_timeout_s if it needs longer",
+            hint=f"raise run.{bound.key} if it needs longer",
         )
         return _lost(error, member) if member and isinstance(error, WorkerLostError) else error
 

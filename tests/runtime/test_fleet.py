@@ -106,10 +106,10 @@ def test_a_worker_that_says_nothing_is_lost_and_the_message_has_all_there_is_to_
     assert error.hint == "raise run.node_timeout_s if it needs longer"
 
 
-def test_one_that_does_not_start_is_no_loss(answer) -> None:
+def test_equal_bounds_are_not_mistaken_for_each_other(answer) -> None:
     error = answer(5.0, node_timeout_s=0.1, start_timeout_s=0.1)
-    assert type(error) is RunError
-    assert error.hint == "raise run.start_timeout_s if it needs longer"
+    assert type(error) is WorkerHungError
+    assert error.hint == "raise run.node_timeout_s if it needs longer"
 
 
 def test_one_that_answers_in_time_is_heard(answer) -> None:
