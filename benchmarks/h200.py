@@ -1,6 +1,6 @@
 """Everything that is proven on GPUs, for the number of GPUs that a host has.
 
-    python benchmarks/h200.py --out FOLDER [--suite rollout|trainer] [--gpus N] [--only PART ...] [--list]
+    python benchmarks/h200.py --out FOLDER [--suite rollout|trainer|plan] [--gpus N] [--only PART ...] [--list]
 
 Each part has a time limit of its own and writes to ``FOLDER/NAME.log`` and, where it measures something, to
 ``FOLDER/NAME.json``; none stops the others. Parts that need few of the GPUs run beside each other, each on its own; the
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 MEGATRON = "tests/engines/megatron"
 NOISE = ("warn", "it/s]", "__array")
 VERDICTS = ("ok  ", "NOT ")
-SUITES = ("rollout", "trainer")
+SUITES = ("rollout", "trainer", "plan")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,8 @@ class Part:
 
 def parts(suite: str, gpus: int, out: Path, weights: Path) -> list[Part]:
     """What is run on a host with that many GPUs, in the order of importance."""
-    found = trainer_parts(gpus, out, weights) if suite == "trainer" else rollout_parts(gpus, out, weights)
+    of_suite = {"rollout": rollout_parts, "trainer": trainer_parts, "plan": plan_parts}
+    found = of_suite[suite](gpus, out, weights)
     if not found:
         raise SystemExit(f"the suite {suite} has nothing for {gpus} GPUs; give --gpus as one of 1, 2, 4, 8")
     return found
@@ -94,6 +95,26 @@ def learning_parts(out: Path) -> list[Part]:
         )
         for name, case in CASES.items()
     ]
+
+
+def plan_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
+    """What plans say against what runs take, a part for each layout. On 4 GPUs they are two calls of up to 10 minutes:
+    ``--only plan_1.7b plan_8b4`` and ``--only plan_8b_``, with one folder.
+    """
+    from plan_accuracy import CASES
+
+    command = ("benchmarks/plan_accuracy.py", "--out", str(out), "--weights", str(weights))
+    found = [
+        Part(
+            f"plan_{name}",
+            (*command, "--case", name, *(() if case.model == "1.7b" else ("--rounds", "2"))),
+            300 if case.model == "1.7b" else 400,
+            tail=20,
+            gpus=case.all_gpus,
+        )
+        for name, case in CASES.items()
+    ]
+    return [part for part in found if part.gpus <= gpus]
 
 
 def trainer_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
@@ -229,13 +250,15 @@ def main() -> None:
             print(f"{part.name:46} {part.gpus} GPUs {part.limit_s:4} s  {' '.join(part.command)}")
         return
     outcomes = run_all(chosen, gpus, args.out.resolve(), args.limit)
-    if any(part.name.startswith("learning_") for part in chosen):
-        outcomes |= run_all([_curves(args.out.resolve())], gpus, args.out.resolve(), 60)
+    for name in ("learning", "plan_accuracy"):
+        if any(name in " ".join(part.command) for part in chosen):
+            outcomes |= run_all([_summary(name, args.out.resolve())], gpus, args.out.resolve(), 60)
     sys.exit(sum(outcome != "ok" for outcome in outcomes.values()))
 
 
-def _curves(out: Path) -> Part:
-    return Part("learning", ("benchmarks/learning.py", "--summarize", str(out)), 60, tail=40, gpus=0)
+def _summary(script: str, out: Path) -> Part:
+    """What a script makes of all of its parts together."""
+    return Part(script, (f"benchmarks/{script}.py", "--summarize", str(out)), 60, tail=40, gpus=0)
 
 
 def run_all(waiting: list[Part], gpus: int, out: Path, limit_s: float) -> dict[str, str]:
