@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from dagrl.engines.base import Appetite
 from dagrl.plan.commands import (
     Command,
     Commit,
@@ -85,6 +86,8 @@ class Driver:
         self._rollout = rollouts(pipeline)[leading_rollout(pipeline)]
         self._sampled: dict[str, int] = {}
         """Worker -> tokens that its engine has sampled, as it last said."""
+        self._appetites: dict[tuple[str, int], Appetite] = {}
+        """Engine and longest row -> how much its servers take at a time."""
         self.overlong = {"dropped": 0, "cut": 0}
         """Training prompts that were longer than ``max_prompt_tokens``, by what was done about them."""
         self._events: asyncio.Queue[Event | BaseException] = asyncio.Queue()
@@ -236,7 +239,7 @@ class Driver:
                 self.pipeline,
                 self.fleet,
                 servers,
-                Books(ledger, record, shard_done, self.trackers.progress, self._sampled),
+                Books(ledger, record, shard_done, self.trackers.progress, self._sampled, self._appetites),
                 committed=self.scheduler.committed,
                 begun=self._carried.begun(run.step) if training else {},
             )

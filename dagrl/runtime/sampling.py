@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,8 @@ class Books:
     """Hears how far the run is, often."""
     sampled: dict[str, int]
     """Worker -> tokens that its engine had sampled when it last said so; kept from run to run."""
+    appetites: dict[tuple[str, int], Appetite] = field(default_factory=dict)
+    """Engine and longest row -> how much its servers take at a time; kept from run to run."""
 
 
 class Sampling:
@@ -99,9 +101,7 @@ class Sampling:
         WorkerLostError, that names all of them, where servers were lost before; then nothing is under way any more.
         """
         ledger, groups = self._books.ledger, list(self._left)
-        what = f"{self._task.engine} to say how much it takes at a time"
-        appetite: Appetite = await self._fleet.call(self._servers[0], "appetite", self._longest(), waits_for=what)
-        size = helping(appetite, len(groups), ledger.group_size, len(self._servers))
+        size = helping(await self._appetite(), len(groups), ledger.group_size, len(self._servers))
         self._dealer = Dealer(groups, len(self._servers), size)
         self._deal()
         await self._crew.finish()
@@ -122,6 +122,14 @@ class Sampling:
     def left(self) -> list[tuple[int, Begun | None]]:
         """Prompts that did not become part of the batch: their places in the data set, and what there is of each."""
         return [(self._books.ledger.position(group), self._begun.get(group)) for group in self._left]
+
+    async def _appetite(self) -> Appetite:
+        """What a server wants: asked once, as all that it depends on stays, and each answer takes a moment."""
+        appetites, asked = self._books.appetites, (str(self._task.engine), self._longest())
+        if asked not in appetites:
+            what = f"{self._task.engine} to say how much it takes at a time"
+            appetites[asked] = await self._fleet.call(self._servers[0], "appetite", self._longest(), waits_for=what)
+        return appetites[asked]
 
     def _longest(self) -> int:
         """Tokens of the longest prompt and response."""

@@ -57,9 +57,12 @@ class Servers:
         self.sampled: Counter[str] = Counter()
         self.lives: dict[str, int] = {}
         """How many more groups a server finishes before it dies; the others live."""
+        self.asked = 0
+        """How often somebody wanted to know the appetite."""
 
     async def call(self, member: Server, method: str, *args: Any, waits_for: str) -> Any:
         if method == "appetite":
+            self.asked += 1
             return self.appetite
         self._check(member)
         assert (method, args[:2]) == ("abort", (4, "rollout"))
@@ -273,3 +276,10 @@ def test_what_was_begun_goes_to_whoever_gets_the_prompt_and_is_kept_where_nobody
 def test_a_server_that_gives_up_by_itself_ends_the_run(ran) -> None:
     with pytest.raises(RunError, match="generator has ended the responses to 1 of 4 prompts early"):
         ran(Servers(Appetite(2, 2), [0], gives_up=1), 4, 4, 1, 1, partial=False)
+
+
+def test_servers_say_how_much_they_take_at_a_time_once(ran) -> None:
+    fleet = Servers(Appetite(2, 4), [1])
+    fleet.lives = {"generator/0": 1}
+    over = ran(fleet, 6, 6, partial=False, shards=2, servers=2)
+    assert (over.deaths, fleet.asked) == (1, 1)
