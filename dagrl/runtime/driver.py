@@ -160,6 +160,7 @@ class Driver:
             try:
                 return await actions[type(command)](command)
             except WorkerLostError as failure:
+                self.folder.keep_details(failure)
                 return await self._losses.settle(failure, command, self.trackers.note)
         except RunError as failure:
             failure.memory = self._moves.who_holds_what(self.scheduler.workers_of(command))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 import time
 from dataclasses import dataclass
@@ -116,7 +115,7 @@ async def _train(
         except asyncio.CancelledError as cancelled:
             raise InterruptedRunError from cancelled
         except RunError as error:
-            _keep_details(error, folder)
+            folder.keep_details(error)
             await fleet.abandon()
             raise
         except OSError as error:
@@ -137,16 +136,6 @@ def _common_setup(loaded: LoadedPipeline, folder: RunFolder) -> StartEngine:
         trained=False,
         keeps_start_weights=False,
     )
-
-
-def _keep_details(error: RunError, folder: RunFolder) -> None:
-    """Keep the traceback of a worker where a developer finds it, and off the terminal."""
-    if error.details:
-        log = folder.path / "logs" / "failure.txt"
-        with contextlib.suppress(OSError):  # on a full disk the sentence on the terminal is what remains
-            log.parent.mkdir(exist_ok=True)
-            log.write_text(error.details)
-            error.log = str(log)
 
 
 class _Interrupts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -26,6 +26,15 @@ class RunFolder:
     resumed_from: Path | None
     torn: tuple[str, ...] = ()
     """Of newer checkpoints that are not whole, what is wrong with each, and where they were put."""
+
+    def keep_details(self, error: RunError) -> None:
+        """Keep the traceback of a worker where a developer finds it, and off the terminal."""
+        if error.details:
+            log = self.path / "logs" / "failure.txt"
+            with suppress(OSError):  # on a full disk the sentence on the terminal is what remains
+                log.parent.mkdir(exist_ok=True)
+                log.write_text(error.details)
+                error.log = str(log)
 
 
 @contextmanager
