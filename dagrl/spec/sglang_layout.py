@@ -12,6 +12,14 @@ PARALLEL_SIZES = ("tp_size", "pp_size", "dp_size", "ep_size", "attn_cp_size", "m
 CPU_CACHE_TOKENS = 16384
 """Tokens that the cache of a server on a CPU slot holds, unless ``max_total_tokens`` says otherwise."""
 
+SLEEPER_FRACTION = 0.8
+"""``mem_fraction_static`` of a server that sleeps, unless the file says otherwise: SGLang would take what is free when
+it starts, and neighbours keep some of it even while they sleep."""
+
+LARGEST_GRAPH = 512
+"""Running requests up to which decoding is captured, unless the file says otherwise; beyond SGLang's own bound it falls
+to half its speed."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServerSlot:

@@ -12,7 +12,7 @@ from typing import Any
 from dagrl.engines.sglang.share import ServerShare
 from dagrl.spec.schema import SglangEngineSpec
 from dagrl.spec.sglang_clashes import clashes_of
-from dagrl.spec.sglang_layout import CPU_CACHE_TOKENS
+from dagrl.spec.sglang_layout import CPU_CACHE_TOKENS, LARGEST_GRAPH, SLEEPER_FRACTION
 
 WEIGHT_LOADER = "dagrl.engines.sglang.intake.take_weights"
 """What an update has SGLang call in its processes."""
@@ -23,12 +23,7 @@ _GPU_DEFAULTS: dict[str, Any] = {
     # Graphs of the prefill take a minute of each start, and a rollout is decoding.
     "cuda_graph_backend_prefill": "disabled",
 }
-_SLEEPER_DEFAULTS: dict[str, Any] = {
-    # SGLang would take what is free when it starts, and neighbours keep some of it even while they sleep.
-    "mem_fraction_static": 0.8,
-}
-_LARGEST_GRAPH = 512
-"""Running requests up to which decoding is captured; beyond SGLang's own bound it falls to half its speed."""
+_SLEEPER_DEFAULTS: dict[str, Any] = {"mem_fraction_static": SLEEPER_FRACTION}
 _CPU_DEFAULTS: dict[str, Any] = {
     "dtype": "float32",
     "attention_backend": "torch_native",
@@ -56,7 +51,7 @@ def server_arguments(
     defaults = _DEFAULTS | (_GPU_DEFAULTS if on_gpus else _CPU_DEFAULTS) | (_SLEEPER_DEFAULTS if saves_memory else {})
     given = defaults | spec.server
     if on_gpus and not any(field.startswith(("cuda_graph_bs", "cuda_graph_max_bs")) for field in spec.server):
-        given["cuda_graph_max_bs_decode"] = min(given.get("max_running_requests") or _LARGEST_GRAPH, _LARGEST_GRAPH)
+        given["cuda_graph_max_bs_decode"] = min(given.get("max_running_requests") or LARGEST_GRAPH, LARGEST_GRAPH)
     return given | {
         "model_path": str(folder),
         "load_format": "dummy" if spec.follows else given.get("load_format", "auto"),

@@ -10,11 +10,11 @@ from dagrl.plan.cost.device import Device, device_of
 from dagrl.plan.cost.optimizer import STATE_BYTES, OptimizerSteps
 from dagrl.plan.cost.passes import Passes
 from dagrl.plan.hardware import DEFAULT_GPU, gpu_of_group
-from dagrl.plan.memory.server import LARGEST_GRAPH, Serving, cache_tokens, server_memory
+from dagrl.plan.memory.server import Serving, cache_tokens, server_memory
 from dagrl.plan.plan import Executor
 from dagrl.spec.model_shape import ModelShape
 from dagrl.spec.schema import GroupSpec, HfEngineSpec, MegatronEngineSpec, Pipeline, SglangEngineSpec
-from dagrl.spec.sglang_layout import gpus_per_server
+from dagrl.spec.sglang_layout import LARGEST_GRAPH, gpus_per_server
 
 WEIGHT_BYTES = 2
 _MOST_RUNNING = 2048

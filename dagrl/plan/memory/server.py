@@ -14,12 +14,8 @@ from dagrl.plan.memory.estimate import CONTEXT, GIB, EngineMemory
 from dagrl.spec.gpus import Gpu
 from dagrl.spec.model_shape import ModelShape
 from dagrl.spec.schema import HfEngineSpec, SglangEngineSpec
-from dagrl.spec.sglang_layout import CPU_CACHE_TOKENS
+from dagrl.spec.sglang_layout import CPU_CACHE_TOKENS, LARGEST_GRAPH, SLEEPER_FRACTION
 
-SLEEPER_FRACTION = 0.8
-"""Of ``mem_fraction_static`` where a server sleeps and the file does not say; see `dagrl.engines.sglang.args`."""
-LARGEST_GRAPH = 512
-"""Running requests up to which decoding is captured, where the file does not say."""
 _MIB = 2**20
 _GRAPH_MIB = 2
 """For each request of the largest graph; SGLang's ``reserve_for_graph_mb``."""
