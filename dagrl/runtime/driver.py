@@ -57,6 +57,7 @@ from dagrl.spec.residency import Residency
 from dagrl.spec.rollouts import leading_rollout, rollouts
 from dagrl.spec.schema import Pipeline
 from dagrl.track import Trackers
+from dagrl.track.timeline import complete_event
 
 
 class Driver:
@@ -305,23 +306,25 @@ class Driver:
         for what in self.overlong:
             self.overlong[what] += int(metrics.get(f"data/{what}_prompts", 0))
         self.trackers.log(commit.step, metrics)
-        for activity in record.activities:
-            self._draw(commit.step, activity)
+        self._draw(commit.step, *record.activities)
         self._records.pop(commit.step)
         for rows in Rows:
             self._ledgers.pop((commit.step, rows), None)
         return StepCommitted(commit)
 
-    def _draw(self, step: int, activity: Activity) -> None:
-        self.trackers.timeline.complete(
-            activity.name,
-            activity.category,
-            activity.start,
-            activity.end,
-            step=step,
-            shard=activity.shard,
-            group=activity.group,
-            worker=activity.worker,
+    def _draw(self, step: int, *activities: Activity) -> None:
+        self.trackers.timeline.extend(
+            complete_event(
+                activity.name,
+                activity.category,
+                activity.start,
+                activity.end,
+                step=step,
+                shard=activity.shard,
+                group=activity.group,
+                worker=activity.worker,
+            )
+            for activity in activities
         )
 
     # -- what belongs to a step

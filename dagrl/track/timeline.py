@@ -10,12 +10,15 @@ import errno
 import json
 import os
 from collections.abc import Iterable
+from itertools import batched
 from pathlib import Path
 from typing import Any
 
 from dagrl.track.base import is_kept, naming, replace_text
 
 _END = b"\n]\n"
+_EVENTS_PER_WRITE = 64
+"""Some ten kilobytes: the less a kill can cut in two."""
 Event = dict[str, Any]
 
 
@@ -52,8 +55,14 @@ class Timeline:
         worker: str,
     ) -> None:
         """Record that `worker` of `group` was busy with `name` from `start_s` to `end_s`, seconds of one clock."""
-        event = complete_event(name, category, start_s, end_s, step=step, shard=shard, group=group, worker=worker)
-        self._append(self._names.told(event))
+        self.extend(
+            [complete_event(name, category, start_s, end_s, step=step, shard=shard, group=group, worker=worker)]
+        )
+
+    def extend(self, events: Iterable[Event]) -> None:
+        """Record several: a step may have tens of thousands, and a write for each would hold the main loop up."""
+        for some in batched(events, _EVENTS_PER_WRITE):
+            self._append([told for event in some for told in self._names.told(event)])
 
     def close(self) -> None:
         """Close the file."""

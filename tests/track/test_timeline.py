@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dagrl.track.timeline import Timeline
+from dagrl.track.timeline import Timeline, complete_event
 
 
 def load(folder: Path) -> list[dict]:
@@ -105,3 +105,19 @@ def test_a_full_disk_is_an_error_and_leaves_valid_json(tmp_path, timeline, monke
     assert [event["args"]["step"] for event in complete_events(tmp_path)] == [1]
     record(timeline, 3)
     assert [event["args"]["step"] for event in complete_events(tmp_path)] == [1, 3]
+
+
+@pytest.mark.parametrize("count", [0, 1, 64, 200])
+def test_several_at_once_are_written_as_one_after_the_other(tmp_path, timeline, count):
+    other = Timeline()
+    other.start(tmp_path / "other", None)
+    events = [
+        complete_event("reward", "node", at, at + 1, step=2, shard=at, group="host", worker=f"host/{at % 3}")
+        for at in range(count)
+    ]
+    timeline.extend(iter(events))
+    for event in events:
+        other.extend([event])
+    other.close()
+    assert load(tmp_path) == load(tmp_path / "other")
+    assert [event["args"]["shard"] for event in complete_events(tmp_path)] == list(range(count))
