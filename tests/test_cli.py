@@ -200,6 +200,42 @@ class TestPlan:
         assert main(["plan", str(pipeline), *unknown]) == 2
         assert "dagrl plan: there is no estimate for model type 'gemma2'" in capsys.readouterr().err
 
+    def test_says_what_a_step_will_take(self, pipeline, capsys):
+        assert main(["plan", str(pipeline)]) == 0
+        text = capsys.readouterr().out
+        assert "\na step: " in text and "on CPU slots these are orders of magnitude" in text
+        assert main(["plan", str(pipeline), "--response-tokens", "1", "--json"]) == 0
+        (step,) = json.loads(capsys.readouterr().out)["steps"]
+        assert step["assumed"]["response_tokens"] == 1
+        assert step["step_s"] > max(step["node_s"].values()) > 0
+        assert {"from", "to", "bytes"} == step["edges"][0].keys()
+        assert main(["plan", str(pipeline), "--response-tokens", "1000000"]) == 2
+        assert "dagrl plan: responses of 1e+06 tokens on average do not fit" in capsys.readouterr().err
+
+    def test_proposes_layouts_as_overrides(self, capsys):
+        template = str(Path(__file__).parents[1] / "dag_templates" / "qwen3_8b_megatron.yaml")
+        call = ["plan", template, "data.prompts_per_step=16", "--gpu", "H200", "--search", "--gpus", "2", "--json"]
+        assert main([*call, "--top", "2"]) == 0
+        proposals = json.loads(capsys.readouterr().out)["proposals"]
+        assert len(proposals) == 2 and proposals[0]["step_s"] <= proposals[1]["step_s"]
+        assert sum(group["gpus_per_node"] for group in proposals[0]["groups"].values()) == 2
+        assert main(["plan", template, "data.prompts_per_step=16", *proposals[0]["overrides"], "--json"]) == 0
+        capsys.readouterr()
+        assert main(["plan", template, "--search", "--gpus", "1", "--gpu", "L4"]) == 3
+        assert "layouts for 1 x L4, 1 on a machine: none that was tried fits" in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["--gpus", "12"], "12 GPUs are no whole machines of 8; say --nodes and --gpus-per-node"),
+            (["--gpus", "8", "--nodes", "1"], "--gpus and --nodes with --gpus-per-node say the same twice"),
+            ([], "the pipeline has no GPUs to lay out; say how many there are with --gpus"),
+        ],
+    )
+    def test_what_is_no_cluster_exits_with_2(self, pipeline, arguments, message, capsys):
+        assert main(["plan", str(pipeline), "--search", *arguments]) == 2
+        assert f"dagrl plan: {message}" in capsys.readouterr().err
+
     def test_needs_neither_torch_nor_ray(self, pipeline):
         code = f"import sys; from dagrl.cli import main; main(['plan', {str(pipeline)!r}]); print(sorted(sys.modules))"
         out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
