@@ -27,8 +27,10 @@ _MOST_IN_A_ROW = 10
 _MOST_CHECKED = 20
 """Changes that fit and are held against all checks of a file, which takes longer."""
 _FRACTIONS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
+_WIDEST_SERVER = 32
+"""GPUs: beyond a machine's only where nothing less does."""
 _LARGEST_MACHINE = 8
-_MOST_MACHINES = 16
+_MOST_MACHINES = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +133,20 @@ def _in_a_row(first: Change, ladders: list[list[Change]], over: Callable[[Change
         # The first of the best: ladders stand in the order of what they cost.
         missing, index, rung = min(better, key=lambda found: found[0])
         steps.append((index, rung))
+    if missing == 0:
+        yield with_all(_less(steps, ladders, lambda fewer: over(with_all(fewer)) == 0))
+
+
+def _less(
+    steps: list[tuple[int, Change]], ladders: list[list[Change]], fits: Callable[[list[tuple[int, Change]]], bool]
+) -> list[tuple[int, Change]]:
+    """Without the steps that are not needed, and on the lowest rungs that do, the dearest ladders first."""
     for step in sorted(steps, key=lambda step: -step[0]):
-        fewer = [each for each in steps if each is not step]
-        if over(with_all(fewer)) == 0:
-            steps = fewer
-    if over(with_all(steps)) == 0:
-        yield with_all(steps)
+        at = steps.index(step)
+        lower = ladders[step[0]][: ladders[step[0]].index(step[1])]
+        replaced = ([*steps[:at], (step[0], rung), *steps[at + 1 :]] for rung in lower)
+        steps = next(filter(fits, ([*steps[:at], *steps[at + 1 :]], *replaced)), steps)
+    return steps
 
 
 def _joined(changes: list[Change]) -> Change:
@@ -209,7 +219,7 @@ def _server_ladders(name: str, engine: SglangEngineSpec, room: _Room) -> Iterato
     given = engine.server.get("mem_fraction_static")
     near = sorted(_FRACTIONS, key=lambda fraction: abs(fraction - float(given or 0.9)))
     yield [Change({(*own, "server", "mem_fraction_static"): each}) for each in near if each != given]
-    wider = _doubled(int(engine.server.get("tp_size", 1)), room.in_machine)
+    wider = _doubled(int(engine.server.get("tp_size", 1)), min(room.ranks, _WIDEST_SERVER))
     yield [Change({(*own, "server", "tp_size"): size}) for size in wider]
 
 
