@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,8 +28,8 @@ class Slots:
         self._ray = ray
         self._plan = plan
         self._pipeline = pipeline
-        self._reserved: dict[str, tuple[Any, Sequence[int]]] = {}
-        """Group -> its placement group, and the bundle of each slot."""
+        self._reserved: dict[str, Any] = {}
+        """Group -> its placement group, with a bundle for each slot."""
         self._homes: dict[str, list[str]] | None = None
         """Group -> Ray's ids of its machines, once they are known."""
 
@@ -40,7 +40,7 @@ class Slots:
             homes = self._host_homes(executor)
             return [remote.options(num_cpus=0, scheduling_strategy=homes[rank]).remote() for rank in ranks]
         self._check_homes(executor.group)
-        placement, bundles = await self._reserve(executor.group)
+        placement = await self._reserve(executor.group)
         tenants = sum(other.group == executor.group for other in self._plan.executors.values())
         share = {"num_cpus": 0, "num_gpus": 1 / tenants} if executor.on_gpus else {"num_cpus": 1 / tenants}
         actors = []
@@ -49,7 +49,7 @@ class Slots:
             placed = remote.options(
                 **share,
                 placement_group=placement,
-                placement_group_bundle_index=bundles[rank],
+                placement_group_bundle_index=rank,
                 max_concurrency=threads,
                 runtime_env={"py_executable": python} if python else None,
             )
@@ -68,7 +68,7 @@ class Slots:
         """Give all slots back."""
         from ray.util.placement_group import remove_placement_group
 
-        for placement, _ in self._reserved.values():
+        for placement in self._reserved.values():
             remove_placement_group(placement)
         self._reserved = {}
 
@@ -80,7 +80,7 @@ class Slots:
         homes = [machines[rank % len(machines)].id for rank in range(executor.ranks)]
         return [NodeAffinitySchedulingStrategy(home, soft=False) for home in homes]
 
-    async def _reserve(self, group: str) -> tuple[Any, Sequence[int]]:
+    async def _reserve(self, group: str) -> Any:
         """A bundle for each slot, machine by machine. Ranks that talk to each other most are then on the same one."""
         from ray.util.placement_group import placement_group
 
@@ -92,7 +92,7 @@ class Slots:
             pinned = [{_NODE_LABEL: machine} for machine in self._homes[group] for _ in range(each)]
             bundles = [{"CPU" if spec.is_cpu else "GPU": 1}] * spec.ranks
             placement = placement_group(bundles, strategy="PACK", bundle_label_selector=pinned)
-            self._reserved[group] = placement, range(spec.ranks)
+            self._reserved[group] = placement
             if not await asyncio.to_thread(placement.wait, bound):
                 raise RunError(
                     f"waited {bound:g} s for the slots of group {group}",
