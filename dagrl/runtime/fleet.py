@@ -313,8 +313,9 @@ class Fleet:
             if isinstance(cause, EngineLostError):
                 return _lost(WorkerLostError(text, **told), member)
             if isinstance(cause, PeerError | ObjectsLateError | exceptions.RayError):
-                # Its own part is well; somebody that it depends on is not, and will be told of by others.
-                return WorkerLostError(text, **told)
+                # Its own part is well; somebody that it depends on is not, and will be told of by others. Ray goes on
+                # about that for paragraphs.
+                return WorkerLostError(text.partition(". ")[0].partition("\n")[0], **told)
             return RunError(text, **told)
         if isinstance(error, exceptions.RayActorError):
             died = WorkerDiedError(
@@ -325,7 +326,8 @@ class Fleet:
                 details=str(error),
             )
             return _lost(died, member)
-        return WorkerLostError(f"{type(error).__name__}: {error}", node=node, worker=member.where)
+        said = str(error).partition(". ")[0].partition("\n")[0]
+        return WorkerLostError(f"{type(error).__name__}: {said}", node=node, worker=member.where, details=str(error))
 
 
 def _lost(error: WorkerLostError, member: Member) -> WorkerLostError:
