@@ -10,22 +10,20 @@ import psutil
 from dagrl.runtime.launch.errors import LaunchError
 from dagrl.runtime.launch.place import Place
 
+EVERYWHERE = "0.0.0.0"
 _NAME_TIMEOUT_S, _PAUSE_S = 30.0, 1.0
 
 
 async def listening_address(place: Place) -> str:
     """Where rank 0 listens: PET_MASTER_ADDR, resolved, which must be an address of this machine.
 
-    Kubeflow tells the master that it is `localhost`: then the address from which the others are reached. LaunchError
-    says what is wrong.
+    Kubeflow tells the master that it is `localhost`, and many machines take their own name for that: then all of its
+    addresses, as only the others know at which they find it. LaunchError says what is wrong.
     """
     address = await _resolved(place.master)
-    own = own_addresses()
     if _is_loopback(address):
-        outward = next((each for each in own if not _is_loopback(each)), None)
-        if outward is None:
-            raise LaunchError(f"rank 0 has no address but {address}, where no other machine can reach it", code=2)
-        return outward
+        return EVERYWHERE
+    own = own_addresses()
     if address not in own:
         raise LaunchError(
             f"PET_MASTER_ADDR is `{place.master}` ({address}), and rank 0 has {', '.join(own)}; start rank 0 where "
@@ -67,18 +65,10 @@ def _is_loopback(address: str) -> bool:
 
 
 def own_addresses() -> list[str]:
-    """IPv4 addresses of this machine; the one towards other networks first."""
-    there = [
+    """IPv4 addresses of this machine."""
+    return [
         each.address
         for addresses in psutil.net_if_addrs().values()
         for each in addresses
         if each.family == socket.AF_INET
     ]
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            # Nothing is sent: this asks the routing table alone. The address is one for documentation (RFC 5737).
-            probe.connect(("192.0.2.1", 9))
-            first = probe.getsockname()[0]
-        except OSError:
-            return there
-    return sorted(there, key=lambda address: address != first)

@@ -53,9 +53,9 @@ class _Leader:
         code, why = 1, "rank 0 has failed"
         node: RayNode | None = None
         try:
-            address = await listening_address(self._job.place)
-            await self._roll_call.open(address)
+            await self._roll_call.open(await listening_address(self._job.place))
             await self._gather()
+            address = self._roll_call.met_at
             node = RayNode(folder, self._job.machine, address, self._roll_call.secret, self.events)
             head = await self._start_ray(node)
             await node.start_driver(head, self._job.arguments)

@@ -45,6 +45,11 @@ class RollCall:
         """Ranks that have not called."""
         return [rank for rank in range(1, self._place.nodes) if rank not in self.members]
 
+    @property
+    def met_at(self) -> str:
+        """The address of this machine at which the others have found it."""
+        return next(iter(self._wires.values())).own_address
+
     async def open(self, address: str) -> None:
         """Listen from now on."""
         try:
