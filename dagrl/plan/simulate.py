@@ -135,12 +135,14 @@ class _Simulation:
         for command in commands:
             seconds = self._costs.seconds(command)
             assert seconds >= 0, f"{command} takes {seconds} s"
+            since = now
             if isinstance(command, Run) and self._task_of[command.task].streams:
-                since = now
-                for shard, offset in zip(command.shards, self._costs.shard_offsets(command), strict=True):
+                offsets = list(self._costs.shard_offsets(command))
+                # The last shard is the end of the run.
+                for shard, offset in zip(command.shards[:-1], offsets[:-1], strict=True):
                     self._expect(since, now + offset, command, ShardDone(command.step, command.task, shard))
                     since = now + offset
-            self._expect(now, now + seconds, command, _end_of(command))
+            self._expect(since, now + seconds, command, _end_of(command))
             for name in self._scheduler.workers_of(command):
                 if name == HOST:
                     self._host_seconds += seconds
@@ -154,9 +156,9 @@ class _Simulation:
         match command, event:
             case Run(step, name, shards), _:
                 task = self._task_of[name]
-                if not task.streams or isinstance(event, ShardDone):
-                    shard = event.shard if isinstance(event, ShardDone) else shards[0] if len(shards) == 1 else None
-                    self._add(name, task.op, since, step, shard, task.executor)
+                last = shards[-1] if shards and (task.streams or len(shards) == 1) else None
+                shard = event.shard if isinstance(event, ShardDone) else last
+                self._add(name, task.op, since, step, shard, task.executor)
             case Commit(step, _), _:
                 self._commits[step] = self._now
             case Sync(step, executor, _, _) | Sleep(step, executor, _) | Wake(step, executor, _), _:

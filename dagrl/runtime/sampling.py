@@ -38,7 +38,7 @@ class Books:
     ledger: Ledger
     record: StepRecord
     shard_done: Callable[[int], None]
-    """Hears of each shard as soon as it is complete."""
+    """Hears of each shard as soon as it is complete, but not of the last ones, whose end is the run's."""
     progress: Callable[[Progress], None]
     """Hears how far the run is, often."""
     sampled: dict[str, int]
@@ -207,9 +207,12 @@ class Sampling:
         if arrival.surplus and block.tokens is not None:
             self._aborted_tokens += int(block.tokens[np.isin(ledger.groups(block.rows), arrival.surplus)].sum())
         self._keep(block, arrival.surplus)
-        for shard in arrival.complete:
+        complete = ledger.complete(self._task.name)
+        # With nothing left the run is over at once. Told before, the trainer would begin with the last shard, and the
+        # servers wait for it, though all that they need are weights.
+        for shard in arrival.complete if self._left or not complete else ():
             self._books.shard_done(shard)
-        if ledger.complete(self._task.name) and self._left and not self._stopped:
+        if complete and self._left and not self._stopped:
             self._stop()
         return len(groups)
 

@@ -2,85 +2,77 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Mapping
 from dataclasses import replace
-from itertools import count, pairwise
 
 import pytest
 from plan_parts import ONE_RANK, event_of, executor, task
 
-from dagrl.plan.commands import Command, Run, ShardDone, Sync
+from dagrl.plan.commands import Run
+from dagrl.plan.costs import CostTable
 from dagrl.plan.plan import HOST, Executor, Plan
 from dagrl.plan.scheduler import Scheduler
+from dagrl.plan.simulate import Activity, simulate
 from dagrl.spec.ops import Scope
 
 ALL = (0, 1)
+STEPS = 8
 
 
-def plan(**settings) -> Plan:
+def plan(*, old: bool = True, streams: bool = False, **settings) -> Plan:
     """Old log-probs and updates on one engine, rollouts on another, in two shards."""
     executors = [
         Executor(HOST, None, ONE_RANK * 3),
         executor("actor", "train", trained=True),
         executor("generator", "rollout", follows="actor"),
     ]
-    tasks = (
+    tasks = [
         task("prompts", HOST, scope=Scope.BATCH),
         task("rollout", "generator", "prompts", streams=True, generates=True),
         task("reward", HOST, "rollout"),
-        task("old", "actor", "rollout"),
-        task("update", "actor", "reward", "old", scope=Scope.BATCH, trains=True),
-    )
-    return Plan({each.name: each for each in executors}, tasks, **{"shards": 2, "steps": 8, **settings})
+    ]
+    if old:
+        tasks.append(task("old", "actor", "rollout"))
+    reads, pieces = ("reward", "old") if old else ("reward",), ((0,), (1,)) if streams else ()
+    tasks.append(task("update", "actor", *reads, scope=Scope.BATCH, trains=True, pieces=pieces))
+    return Plan({each.name: each for each in executors}, tuple(tasks), **{"shards": 2, "steps": STEPS, **settings})
 
 
-def played(plan: Plan, seconds: Mapping[str, float]) -> dict[Command, tuple[float, float]]:
-    """When each command began and ended, where each takes its `seconds`; a rollout brings its shards evenly."""
-    scheduler, now, order = Scheduler(plan), 0.0, count()
-    spans: dict[Command, tuple[float, float]] = {}
-    coming: list[tuple[float, int, object]] = []
-    commands = scheduler.start()
-    while not scheduler.finished:
-        for command in commands:
-            takes = seconds.get(command.task if isinstance(command, Run) else type(command).__name__, 0.0)
-            spans[command] = (now, now + takes)
-            heapq.heappush(coming, (now + takes, next(order), event_of(command)))
-            if isinstance(command, Run) and command.task == "rollout":
-                heapq.heappush(coming, (now + takes / 2, next(order), ShardDone(command.step, "rollout", 0)))
-        now, _, event = heapq.heappop(coming)
-        commands = scheduler.handle(event)
-    return spans
-
-
-def between_commits(spans: Mapping[Command, tuple[float, float]]) -> list[float]:
-    """Seconds between the ends of updates."""
-    ends = sorted(end for command, (_, end) in spans.items() if isinstance(command, Run) and command.task == "update")
-    return [later - earlier for earlier, later in pairwise(ends)]
+def steady(plan: Plan, sync: float = 1.0, **shard: float) -> list[float]:
+    """Seconds of the steps after the first few, where each shard of a task takes its seconds."""
+    seen = simulate(plan, CostTable(shard=shard, sync=sync), STEPS)
+    return [seen.step_seconds[step] for step in range(4, STEPS)]
 
 
 @pytest.mark.parametrize(
-    ("seconds", "a_step"),
+    ("shard", "a_step"),
     [
         # The slower of the two, and the sync, for which both stand still.
-        ({"rollout": 10, "old": 1, "update": 5, "Sync": 1}, 11),
-        ({"rollout": 5, "old": 2, "update": 8, "Sync": 1}, 13),
-        ({"rollout": 10, "old": 2, "update": 6, "Sync": 1}, 11),
+        ({"rollout": 5, "old": 1, "update": 2.5}, 11),
+        ({"rollout": 2.5, "old": 2, "update": 4}, 13),
+        ({"rollout": 5, "old": 2, "update": 3}, 11),
     ],
     ids=["rollouts take longer", "training takes longer", "both take as long"],
 )
-def test_a_step_takes_as_long_as_the_slower_side(seconds, a_step):
-    spans = played(plan(max_staleness=1), seconds)
-    assert between_commits(spans)[2:-1] == [a_step] * 4
+def test_a_step_takes_as_long_as_the_slower_side(shard, a_step):
+    assert steady(plan(max_staleness=1), **shard) == [a_step] * 4
+
+
+def test_without_a_version_between_them_it_takes_as_long_as_both():
+    # Log-probs of the first shard are computed beside the rollout of the second.
+    assert steady(plan(), rollout=5, old=2, update=3) == [10 + 2 + 6 + 1] * 4
 
 
 def test_a_generator_that_is_about_to_begin_gets_its_weights_before_their_source_goes_on():
-    spans = played(plan(max_staleness=1), {"rollout": 10, "old": 2, "update": 6, "Sync": 1})
-    for step in range(4, 8):
-        (sync,) = [span for command, span in spans.items() if isinstance(command, Sync) and command.step == step]
-        ended = spans[Run(step - 1, "rollout", ALL)][1]
-        assert sync == (ended, ended + 1)
-        assert spans[Run(step - 1, "old", (1,))][0] == ended + 1
+    costs = CostTable(shard={"rollout": 5, "old": 2, "update": 3}, sync=1)
+    activities = simulate(plan(max_staleness=1), costs, STEPS).activities
+
+    def of(name: str, step: int) -> list[Activity]:
+        return [each for each in activities if each.name == name and each.step == step]
+
+    for step in range(4, STEPS):
+        (sync,), ended = of("sync", step), max(each.end for each in of("rollout", step - 1))
+        assert (sync.start, sync.end) == (ended, ended + 1)
+        assert of("old", step - 1)[1].start == ended + 1
 
 
 def test_prompts_come_before_what_older_steps_have_for_the_host():
@@ -96,5 +88,17 @@ def test_prompts_come_before_what_older_steps_have_for_the_host():
     assert [each for each in scheduler.handle(event_of(busy)) if isinstance(each, Run)] == [Run(3, "prompts", ALL)]
 
 
-def test_two_steps_ahead_hide_rollouts_that_take_longer_now_and_then():
-    assert sum(between_commits(played(plan(max_staleness=2), {"rollout": 10, "old": 1, "update": 5, "Sync": 1}))) <= 77
+def test_weights_in_flight_cost_the_generator_nothing():
+    assert steady(plan(max_staleness=1, in_flight=True), rollout=5, old=1, update=2.5) == [10] * 4
+
+
+def test_an_update_in_pieces_wants_weights_in_flight():
+    ahead = plan(old=False, streams=True, max_staleness=1)
+    # Every second rollout would end in the midst of an update, and wait for its end.
+    assert sum(steady(ahead, rollout=5, update=4)) > 45
+    assert steady(replace(ahead, in_flight=True), rollout=5, update=4) == [10] * 4
+
+
+def test_an_update_in_pieces_hides_all_but_its_last_piece_where_samples_are_of_the_newest_weights():
+    assert steady(plan(old=False), rollout=5, update=4) == [10 + 8 + 1] * 4
+    assert steady(plan(old=False, streams=True), rollout=5, update=4) == [10 + 4 + 1] * 4
