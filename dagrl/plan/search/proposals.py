@@ -18,8 +18,8 @@ from dagrl.plan.cost.costs import PipelineCosts
 from dagrl.plan.cost.estimate import StepEstimate, estimate_step
 from dagrl.plan.cost.lengths import Assumed
 from dagrl.plan.fit import fit
-from dagrl.plan.hardware import DEFAULT_GPU, gpu_of_group
-from dagrl.plan.living import with_sleep_decided
+from dagrl.plan.hardware import DEFAULT_GPU, Gpu, gpu_of_group
+from dagrl.plan.living import ROOM, with_sleep_decided
 from dagrl.plan.memory.engines import engine_memory
 from dagrl.plan.placement import make_plan
 from dagrl.plan.plan import HOST, Plan, Rows
@@ -30,7 +30,15 @@ from dagrl.spec.errors import PipelineError
 from dagrl.spec.model_shape import ModelShape, model_shape
 from dagrl.spec.ops import Scope
 from dagrl.spec.rollouts import longest_sample, rollouts
-from dagrl.spec.schema import HfEngineSpec, MegatronEngineSpec, ParallelSpec, Pipeline, UpdateNode
+from dagrl.spec.schema import (
+    HfEngineSpec,
+    MegatronEngineSpec,
+    ParallelSpec,
+    Pipeline,
+    Section,
+    SglangEngineSpec,
+    UpdateNode,
+)
 
 _ASSUMED = Assumed()
 _KEPT_TRAINERS = 5
@@ -127,7 +135,12 @@ class _Seeker:
             # On every group any number of ranks can have these; the file's layouts are for its own groups.
             placed = _ANY_SERVER.applied(_ANY_TRAINER.applied(placing.applied(given)))
             generating = self._fastest_servers(placed, placing)
-            for trainer, server in product(self._fastest_trainers(placed, placing), generating):
+            training = [
+                choice
+                for room in self._rooms(placed, placing, generating)
+                for choice in self._fastest_trainers(placed, placing, room)
+            ]
+            for trainer, server in product(dict.fromkeys(training), generating):
                 pipeline = with_sleep_decided(server.applied(trainer.applied(placed)), self.checked.graph)
                 fitted = fit(pipeline, self.checked.graph, gpu=self.gpu, shape=self.shape)
                 if not fitted.problems:
@@ -135,9 +148,23 @@ class _Seeker:
                     estimate = estimate_step(self._costs(pipeline, fitted.plan))
                     yield Proposal(placing, trainer, server, estimate, overrides)
 
-    def _fastest_trainers(self, placed: Pipeline, placing: Placing) -> list[TrainerChoice]:
-        """Layouts that fit, the best budget of each. What fits is asked as seldom as can be, best first: with
-        something recomputed or offloaded a layout is only slower.
+    def _rooms(self, placed: Pipeline, placing: Placing, generating: Sequence[ServerChoice]) -> Iterator[float]:
+        """Bytes that a trainer may take of a GPU: alone or by turns, and where it stays beside the smallest servers."""
+        gpu = gpu_of_group(placed, placing.trainers, self.gpu)
+        assert gpu is not None, "trainers are placed on GPUs"
+        yield gpu.memory_bytes - (_OF_SLEEPERS if placing.together else 0)
+        if placing.together and gpu.name == placing.groups[placing.trainers].gpu:
+            peaks = []
+            for choice in generating:
+                pipeline = choice.applied(placed)
+                plan = make_plan(pipeline, self.checked.graph)
+                peaks.append(sum(self._peaks(pipeline, plan, gpu, SglangEngineSpec)))
+            yield ROOM * gpu.memory_bytes - min(peaks, default=0)
+
+    def _fastest_trainers(self, placed: Pipeline, placing: Placing, room: float) -> list[TrainerChoice]:
+        """Layouts that fit into `room` bytes of each GPU, the best budget of each.
+
+        What fits is asked as seldom as can be, best first: with something recomputed or offloaded a layout is slower.
         """
         # What a trainer takes of time and memory does not hang on where its ranks sit: one plan does for all layouts.
         plan = make_plan(placed, self.checked.graph)
@@ -160,23 +187,24 @@ class _Seeker:
                 continue
             if fits:
                 found[choice.parallel] = choice
-            elif fitting := self._first_that_fits(placed, placing, plan, choice):
+            elif fitting := self._first_that_fits(placed, placing, plan, choice, room):
                 consider(fitting, fits=True)
         return list(found.values())
 
     def _first_that_fits(
-        self, placed: Pipeline, placing: Placing, plan: Plan, choice: TrainerChoice
+        self, placed: Pipeline, placing: Placing, plan: Plan, choice: TrainerChoice, room: float
     ) -> TrainerChoice | None:
         gpu = gpu_of_group(placed, placing.trainers, self.gpu)
-        assert gpu is not None, "trainers are placed on GPUs"
-        room = gpu.memory_bytes - (_OF_SLEEPERS if placing.together else 0)
-        trainers = [name for name in plan.executors if isinstance(placed.engines.get(name), MegatronEngineSpec)]
         for offload, recompute in _WAYS_TO_FIT:
             smaller = replace(choice, recompute=recompute, offload_optimizer=offload)
-            pipeline = smaller.applied(placed)
-            if all(engine_memory(pipeline, plan, name, self.shape, gpu).peak <= room for name in trainers):
+            if max(self._peaks(smaller.applied(placed), plan, gpu, MegatronEngineSpec)) <= room:
                 return smaller
         return None
+
+    def _peaks(self, pipeline: Pipeline, plan: Plan, gpu: Gpu | None, kind: type[Section]) -> list[int]:
+        """Bytes that each engine of that kind takes of a GPU at its fullest."""
+        names = [name for name in plan.executors if isinstance(pipeline.engines.get(name), kind)]
+        return [engine_memory(pipeline, plan, name, self.shape, gpu).peak for name in names]
 
     def _fastest_servers(self, placed: Pipeline, placing: Placing) -> list[ServerChoice]:
         """Of each size the one with the largest cache, and beside a trainer the smallest that is about as fast."""

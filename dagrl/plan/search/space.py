@@ -74,13 +74,12 @@ def cluster_of(
     groups = [group for group in pipeline.groups.values() if not group.is_cpu]
     if not groups:
         raise ValueError("the pipeline has no GPUs to lay out; say how many there are with --gpus")
+    total = sum(group.ranks for group in groups)
+    if total <= _MACHINE and all(group.nodes == 1 for group in groups):
+        return Cluster(1, total, gpu)
+    # Parts of a machine are on one together, as far as they go.
     largest = max(group.gpus_per_node for group in groups)
-    # Parts of a machine are on one together.
-    parts = sum(group.ranks for group in groups if group.gpus_per_node < largest)
-    whole = sum(group.nodes for group in groups if group.gpus_per_node == largest)
-    if len(groups) > 1 and whole == 1:
-        return Cluster(1, largest + parts, gpu)
-    return Cluster(whole + -(-parts // largest), largest, gpu)
+    return Cluster(-(-total // largest), largest, gpu)
 
 
 def placings(cluster: Cluster) -> Iterator[Placing]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,9 +14,10 @@ from dagrl.plan.cost.estimate import estimate_step
 from dagrl.plan.cost.lengths import Assumed
 from dagrl.plan.fit import fit
 from dagrl.plan.living import decide_sleep
+from dagrl.plan.report import report
 from dagrl.plan.search.choices import RECOMPUTE, ServerChoice, TrainerChoice
 from dagrl.plan.search.proposals import Proposal, search
-from dagrl.plan.search.space import Cluster, layouts, placings, servers
+from dagrl.plan.search.space import Cluster, cluster_of, layouts, placings, servers
 from dagrl.spec.checks import check_file
 from dagrl.spec.load import load_pipeline
 from dagrl.spec.model_shape import model_shape
@@ -50,11 +52,6 @@ def test_a_proposal_pasted_behind_a_call_is_what_was_estimated(found: list[Propo
         assert estimate_step(costs).step_s == pytest.approx(proposal.estimate.step_s)
 
 
-def test_a_mixture_finds_layouts_for_its_experts() -> None:
-    best = search(MIXTURE, ("data.prompts_per_step=16",), Cluster(1, 8), gpu="H200", top=1)[0]
-    assert best.trainer.parallel.expert_model_parallel_size > 1
-
-
 def test_more_of_the_gpus_that_there_are_make_a_step_shorter(found: list[Proposal]) -> None:
     twice = search(DENSE, FEWER, Cluster(1, 8, "H200"), assumed=Assumed(response_tokens=500), top=1)[0]
     assert twice.estimate.step_s < found[0].estimate.step_s
@@ -72,7 +69,7 @@ def test_what_cannot_be_laid_out_is_refused() -> None:
 CLUSTERS = st.sampled_from([Cluster(1, 2), Cluster(1, 8, "H200"), Cluster(4, 8), Cluster(3, 4)])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.sampled_from([DENSE, MIXTURE]), CLUSTERS, st.sampled_from(RECOMPUTE), st.booleans(), st.data())
 def test_a_choice_means_the_same_as_its_overrides(
     path: Path, cluster: Cluster, recompute: str, offload: bool, data: st.DataObject
@@ -92,3 +89,40 @@ def test_a_choice_means_the_same_as_its_overrides(
 def plain(pipeline: Pipeline) -> dict[str, object]:
     """All that a pipeline says, but where its data lie."""
     return pipeline.model_dump(exclude={"data"})
+
+
+def test_a_search_for_the_files_own_gpus_finds_nothing_slower_than_the_file() -> None:
+    overrides = ("groups.gpu.gpu=H200", "data.prompts_per_step=16")
+    own = report(MIXTURE, overrides)
+    costs = PipelineCosts(own.pipeline, own.fit.plan, own.fit.shape)
+    best = search(MIXTURE, overrides, cluster_of(own.pipeline), top=1)[0]
+    assert best.estimate.step_s <= estimate_step(costs).step_s
+    assert best.trainer.parallel.expert_model_parallel_size > 1
+
+
+@pytest.mark.parametrize(
+    ("call", "cluster"),
+    [
+        ({}, (1, 8, None)),
+        ({"gpus": 4, "gpu": "H200"}, (1, 4, "H200")),
+        ({"gpus": 32}, (4, 8, None)),
+        ({"nodes": 3}, (3, 8, None)),
+        ({"nodes": 2, "gpus_per_node": 4}, (2, 4, None)),
+    ],
+)
+def test_the_cluster_of_a_call(call: dict[str, Any], cluster: tuple[int, int, str | None]) -> None:
+    assert cluster_of(PIPELINES[DENSE], **call) == Cluster(*cluster)
+
+
+@pytest.mark.parametrize(
+    ("groups", "cluster"),
+    [
+        ("{a: {gpus_per_node: 5}, b: {gpus_per_node: 3}}", (1, 8)),
+        ("{a: {gpus_per_node: 8}, b: {gpus_per_node: 8}}", (2, 8)),
+        ("{a: {nodes: 2, gpus_per_node: 8}, b: {nodes: 1, gpus_per_node: 8}}", (3, 8)),
+        ("{a: {nodes: 2, gpus_per_node: 8}, b: {gpus_per_node: 2}, c: {gpus_per_node: 6}}", (3, 8)),
+    ],
+)
+def test_the_cluster_of_a_files_groups(groups: str, cluster: tuple[int, int]) -> None:
+    pipeline = load_pipeline(DENSE, [f"groups={groups}"]).pipeline
+    assert cluster_of(pipeline) == Cluster(*cluster)
