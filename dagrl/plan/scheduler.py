@@ -137,7 +137,7 @@ class Scheduler:
                 self._release(save)
                 self._open[save.step].saved.add(save.executor)
             case StepCommitted(commit):
-                self.committed = commit.step
+                self.committed = max(self.committed, commit.step)
                 del self._open[commit.step]
                 self._touch(*self._trained)
             case WorkerLost(executor, _):
@@ -187,12 +187,9 @@ class Scheduler:
         assert executor != HOST and executor not in self._trained, f"{executor} cannot go on without its workers"
         for command in self._room.under_way(executor):
             self._release(command)
-            match command:
-                case Run(step, task, shards) if step in self._open:  # else: dropped by a stop
-                    self._open[step].tasks[task].give_back(shards)
-                    self._note_ready(self._lanes[task], step)
-                case Sync(_, follower, _, _):
-                    self._versions.take(follower, None)
+            if isinstance(command, Run) and command.step in self._open:  # else: dropped by a stop
+                self._open[command.step].tasks[command.task].give_back(command.shards)
+                self._note_ready(self._lanes[command.task], command.step)
         self._lost.add(executor)
         self._turns.arrive(executor, Residency.ASLEEP)
         if self.plan.executors[executor].follows:
@@ -305,7 +302,7 @@ class Scheduler:
         """Whether the order of the steps allows a task: on weights that move, and on a source that is read in order."""
         if lane.is_source:
             return lane.oldest_undone == step
-        if lane.task.trains and self.committed < step - 1:
+        if lane.task.trains and step - 1 in self._open:
             return False
         return self._versions.in_order(step, lane.task, lane.executor)
 

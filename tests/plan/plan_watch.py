@@ -29,12 +29,14 @@ class Watch:
         """Executor -> the last piece of an update that has begun and is not over."""
         self.lost: set[str] = set()
         self.busy: dict[str, list[Command]] = {name: [] for name in plan.executors}
+        self.newest_step = self.first_step
         self.running: set[_Row] = set()
         self.arrived: set[_Row] = set()
         self.rollout_version: dict[tuple[int, str], int] = {}
         """Step and rollout -> version of the weights that its run began on."""
         self.saves: set[tuple[int, str]] = set()
         self.commits: list[int] = []
+        self.committed: set[int] = set()
         self.moves = self.restarts = self.in_flight = 0
 
     def begin(self, command: Command) -> None:
@@ -89,6 +91,9 @@ class Watch:
                     del self.training[task.executor]
             case Sync(_, follower, _, version):
                 self.version[follower] = version
+            case Commit(step, _):
+                assert step > max(self.committed, default=-1), "metrics are written in the order of the steps"
+                self.committed.add(step)
             case Restart(_, name):
                 self.lost.remove(name)
                 self.residency[name] = AWAKE
@@ -115,6 +120,28 @@ class Watch:
             self.version[name] = None
         return gone
 
+    def overlooked(self) -> list[_Row]:
+        """Rows that wait for nothing, though somebody who waits for nobody could take them."""
+        started = self.running | self.arrived
+        return [
+            (step, task.name, shard)
+            for step in range(self.run_until, self.newest_step + 1)
+            for task in self.plan.tasks_of(step)
+            if task.needs and task.scope is not Scope.BATCH and self._is_its_own_master(task.executor)
+            for shard in range(self.plan.shards)
+            if (step, task.name, shard) not in started
+            and all((step, need, shard) in self.arrived for need in task.needs)
+        ]
+
+    def _is_its_own_master(self, name: str) -> bool:
+        """Whether an executor has hands free, and neither group nor weights to share."""
+        executor = self.plan.executors[name]
+        if executor.trained or executor.follows or name in self.lost or len(self.busy[name]) == executor.ranks:
+            return False
+        return name == HOST or all(
+            other.group != executor.group or other.name == name for other in self.plan.executors.values()
+        )
+
     def workers(self, command: Command) -> list[str]:
         match command:
             case Run(_, task, _):
@@ -128,6 +155,7 @@ class Watch:
     # -- runs
 
     def _begin_run(self, run: Run, task: PlannedTask) -> None:
+        self.newest_step = max(self.newest_step, run.step)
         rows = {(run.step, run.task, shard) for shard in run.shards}
         assert len(rows) == len(run.shards) and not rows & (self.running | self.arrived), f"{run} has rows twice"
         if task.scope is Scope.BATCH:
@@ -172,7 +200,7 @@ class Watch:
             assert (
                 version == run.step - 1 or len([each for each in self.plan.tasks if self._trains_alike(each, task)]) > 1
             )
-            assert not self.commits or max(self.commits) >= run.step - 1
+            assert run.step == self.first_step or run.step - 1 in self.committed, f"{run} before the commit before it"
             self.training[executor.name] = run
 
     def _trains_alike(self, task: PlannedTask, other: PlannedTask) -> bool:

@@ -235,6 +235,19 @@ def test_a_stop_during_an_unsaved_commit_saves_the_step_after_it():
     )
 
 
+def test_a_step_is_not_trained_before_the_validation_of_the_start_is_committed():
+    """Two commits under way at once could end in either order."""
+    scheduler = Scheduler(diamond(max_staleness=2, validate_first=True))
+    pending, seen = scheduler.start(), []
+    while pending and pending != [Commit(0, save=False)]:
+        command = next(each for each in pending if each != Commit(0, save=False))
+        pending.remove(command)
+        seen.append(command)
+        pending += scheduler.handle(event_of(command))
+    assert Run(1, "advantage", (1,)) in seen and Run(1, "update", ALL) not in seen
+    assert Run(1, "update", ALL) in scheduler.handle(StepCommitted(Commit(0, save=False)))
+
+
 @settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_whatever_finishes_first_every_step_is_done_once_and_nothing_stalls(data):

@@ -47,6 +47,7 @@ class Play:
             self.pending.append(command)
             if isinstance(command, Run) and self.watch.task_of[command.task].streams:
                 self.streamed[command] = list(command.shards)
+        assert self.scheduler.stopping or not self.watch.overlooked()
 
     def _go_on(self, command: Command) -> None:
         if self.streamed.get(command) and self.chance.random() < 0.7:
