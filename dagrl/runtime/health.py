@@ -22,8 +22,9 @@ class Restarts:
         """Take one for `what`; what to tell the user. Raises `failure` where there are none left."""
         if not self.has_run or self.count == self._most:
             if self.count:
-                failure.hint = f"this was after {self.count} restarts, as many as run.max_restarts allows" + (
-                    f"; {failure.hint}" if failure.hint else ""
+                failure.hint = (
+                    f"this was after {self.count} restart{'s' * (self.count > 1)}, as many as run.max_restarts allows"
+                    + (f"; {failure.hint}" if failure.hint else "")
                 )
             raise failure
         self.count += 1
