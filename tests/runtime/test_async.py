@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -24,7 +25,7 @@ def ahead(lab, **schedule: Any) -> dict[str, Any]:
     pipeline["nodes"]["update"]["rollout_correction"] = {"rollout_is": "token"}
     # Long enough to be seen, and all alike.
     pipeline["nodes"]["rollout"]["sampling"] = {"max_new_tokens": 24, "ignore_eos": True}
-    pipeline["nodes"]["reward"]["fn"] = "exact"
+    pipeline["nodes"]["reward"]["fn"] = "rewards:even"
     pipeline["schedule"] = {"shards_per_step": 2, "max_staleness": 1} | schedule
     pipeline["run"] |= {"steps": STEPS, "save_every": 100, "validate_every": 4, "samples_per_step": 32}
     return pipeline
@@ -159,3 +160,14 @@ def test_a_run_with_several_lives_has_each_step_once(lives):
     assert [line["step"] for line in run.metrics()] == list(range(1, max(saved) + 1))
     for line in run.metrics():
         assert line["staleness/max"] <= 1 + 4, "begun tokens may be older by partial_rollout_max_age"
+
+
+def test_the_template_learns_from_samples_that_are_a_version_old(lab, tmp_path):
+    template = Path(__file__).parents[2] / "dag_templates" / "async_grpo.yaml"
+    overrides = ["run.steps=40", "run.validate_every=null", "run.validate_first=false", "track=[console]"]
+    run = lab.start(template, tmp_path / "run", *overrides)
+    assert run.wait() == 0, run.output
+    metrics = run.metrics()
+    rewards = [line["reward/mean"] for line in metrics]
+    assert sum(rewards[-5:]) / 5 > 0.2 > 0.05 > sum(rewards[:5]) / 5
+    assert max(line["staleness/max"] for line in metrics) == 1
