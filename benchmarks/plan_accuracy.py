@@ -197,17 +197,19 @@ def planned_figures(planned: Report, load: Load) -> dict[str, float]:
     step = estimate_step(costs)
     found = {"time/step_s": step.step_s} | {f"time/{name}_s": seconds for name, seconds in step.node_s.items()}
     found |= step.move_s
-    for each in planned.fit.groups:
-        for tenant in each.tenants:
-            memory = tenant.memory
-            if tenant.executor.trained:
-                handed_out = sum(memory.awake.get(kind, 0) for kind in _OF_TORCH)
-                found["memory/update_peak_gib"] = handed_out / _GIB
-        if each.gpu is not None:
-            for moment in each.moments:
-                node = "update" if moment.engine == "actor" else "rollout"
-                if not moment.what.partition(": ")[2].startswith("sync"):
-                    found[f"driver/{node}_gib"] = moment.total / _GIB
+    for tenant in (tenant for each in planned.fit.groups for tenant in each.tenants if tenant.executor.trained):
+        handed_out = sum(tenant.memory.awake.get(kind, 0) for kind in _OF_TORCH)
+        found["memory/update_peak_gib"] = handed_out / _GIB
+    for node, engine in (("update", "actor"), ("rollout", "generator")):
+        # The fullest GPU of all, as the driver is asked: those that wait in another group hold what they ever took.
+        turns = [
+            [moment.total for moment in each.moments if moment.engine == engine and "sync" not in moment.what]
+            or [sum(tenant.at_rest for tenant in each.tenants)]
+            for each in planned.fit.groups
+            if each.gpu is not None
+        ]
+        if turns:
+            found[f"driver/{node}_gib"] = max(map(max, turns)) / _GIB
     return found
 
 
