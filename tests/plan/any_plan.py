@@ -15,8 +15,8 @@ from dagrl.spec.ops import Scope
 
 @st.composite
 def plans(draw) -> Plan:
-    """Up to two policies with their generators, and up to two frozen engines, on up to three groups."""
-    groups = st.sampled_from(draw(st.sampled_from([["a"], ["a", "b"], ["a", "b", "c"]])))
+    """Up to two policies with their generators, and up to two frozen engines, on up to four groups."""
+    groups = st.sampled_from(draw(st.sampled_from([["a"], ["a", "b"], ["a", "b", "c"], ["a", "b", "c", "d"]])))
     pairs, frozen = draw(st.integers(1, 2)), draw(st.integers(0, 2))
     executors = [Executor(HOST, None, ONE_RANK * draw(st.integers(1, 2)))]
     tasks = [task("prompts", HOST, scope=Scope.BATCH)]
@@ -51,7 +51,7 @@ def plans(draw) -> Plan:
         {each.name: each for each in executors},
         (*(_in_pieces(each, tasks, executors, draw(_cuts(shards))) for each in tasks), *validation),
         shards=shards,
-        steps=draw(st.integers(1, 4)),
+        steps=draw(st.integers(1, 5)),
         max_staleness=draw(st.integers(0, 2)),
         in_flight=draw(st.booleans()),
         validate_every=draw(st.sampled_from([None, 1, 2])),

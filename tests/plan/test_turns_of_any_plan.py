@@ -5,12 +5,12 @@ from __future__ import annotations
 from random import Random
 
 from any_plan import plans
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from plan_parts import event_of
 from plan_watch import Watch
 
-from dagrl.plan.commands import Command, Run, ShardDone, StopRequested, WorkerLost
+from dagrl.plan.commands import Command, Event, Run, ShardDone, StopRequested, WorkerLost
 from dagrl.plan.plan import HOST, Plan
 from dagrl.plan.scheduler import Scheduler
 
@@ -24,6 +24,7 @@ class Play:
         self.scheduler, self.watch = Scheduler(plan, self.first_step), Watch(plan, self.first_step)
         self.stop_at = chance.randint(0, 60) if stops else None
         self.mortal = [name for name, each in plan.executors.items() if name != HOST and not each.trained]
+        self.hastes = {name: chance.choice([0.02, 1.0, 1.0]) for name in plan.executors}
         self.pending: list[Command] = []
         self.streamed: dict[Command, list[int]] = {}
 
@@ -39,7 +40,11 @@ class Play:
             elif self.losses and self.mortal and self.chance.random() < 0.05:
                 self._lose(self.chance.choice(self.mortal))
             else:
-                self._go_on(self.chance.choice(self.pending))
+                self._go_on(self.chance.choices(self.pending, [self._haste(each) for each in self.pending])[0])
+
+    def _haste(self, command: Command) -> float:
+        """How likely a command is to end next, against others."""
+        return min((self.hastes[name] for name in self.watch.workers(command)), default=1.0)
 
     def _begin(self, commands: list[Command]) -> None:
         for command in commands:
@@ -52,13 +57,13 @@ class Play:
     def _go_on(self, command: Command) -> None:
         if self.streamed.get(command) and self.chance.random() < 0.7:
             shard = self.streamed[command].pop(self.chance.randrange(len(self.streamed[command])))
-            event = ShardDone(command.step, command.task, shard)
-            self.watch.shard(event)
+            ended: Event = ShardDone(command.step, command.task, shard)
+            self.watch.shard(ended)
         else:
             self.pending.remove(command)
             self.watch.end(command)
-            event = event_of(command)
-        self._begin(self.scheduler.handle(event))
+            ended = event_of(command)
+        self._begin(self.scheduler.handle(ended))
 
     def _lose(self, name: str) -> None:
         self.losses -= 1
@@ -68,12 +73,20 @@ class Play:
         self._begin(self.scheduler.handle(WorkerLost(name, runs)))
 
 
-@settings(deadline=None, max_examples=300)
-@given(plan=plans(), losses=st.integers(0, 4), stops=st.booleans(), random=st.randoms(use_true_random=False))
-def test_whoever_shares_with_whom_all_is_done_once_and_nobody_is_in_anothers_way(plan, losses, stops, random):
-    play = Play(plan, random, losses=losses, stops=stops)
-    play.to_the_end()
-    scheduler, watch = play.scheduler, play.watch
+@settings(deadline=None, max_examples=150)
+@given(plan=plans(), losses=st.integers(0, 4), stops=st.booleans(), seed=st.integers(0, 2**32))
+def test_whoever_shares_with_whom_all_is_done_once_and_nobody_is_in_anothers_way(plan, losses, stops, seed):
+    # Chance of its own is quicker than hypothesis's, and goes further.
+    for each in range(seed, seed + 4):
+        play = Play(plan, Random(each), losses=losses, stops=stops)
+        play.to_the_end()
+        came_to_its_end(play)
+        event(f"restarts: {bool(play.watch.restarts)}")
+        event(f"in flight: {bool(play.watch.in_flight)}")
+
+
+def came_to_its_end(play: Play) -> None:
+    plan, scheduler, watch = play.plan, play.scheduler, play.watch
     first = 0 if plan.validate_first and play.first_step == 1 else play.first_step
     assert watch.commits == list(range(first, first + len(watch.commits)))
     # The watch has seen to it that nothing arrives twice.
@@ -91,7 +104,5 @@ def test_whoever_shares_with_whom_all_is_done_once_and_nobody_is_in_anothers_way
     assert saved >= {step for step in watch.commits if step > 0 and plan.saves(step)}
     if not any(each.sleeps for each in plan.executors.values()):
         assert watch.moves == 0
-    if not losses:
-        assert watch.restarts == 0
     if not plan.in_flight:
         assert watch.in_flight == 0
