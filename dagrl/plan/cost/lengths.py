@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dagrl.spec.rollouts import rollouts
 from dagrl.spec.schema import Pipeline, RolloutNode
 
 MEAN_RESPONSE = 0.5
@@ -70,18 +71,29 @@ class Lengths:
 
 
 def lengths_of(pipeline: Pipeline, rollout: RolloutNode, assumed: Assumed) -> Lengths:
-    """The lengths of a rollout's rows. ValueError where the caller knows of lengths that the file does not allow."""
-    longest, longest_prompt = rollout.sampling.max_new_tokens, rollout.max_prompt_tokens
-    longest_prompt = longest_prompt or pipeline.data.max_prompt_tokens
-    response = assumed.response_tokens or longest * (1.0 if rollout.sampling.ignore_eos else MEAN_RESPONSE)
-    prompt = assumed.prompt_tokens or longest_prompt * MEAN_PROMPT
-    for what, mean, limit, field in (
-        ("responses", response, longest, "sampling.max_new_tokens"),
-        ("prompts", prompt, longest_prompt, "max_prompt_tokens"),
-    ):
-        if not 0 < mean <= limit:
-            raise ValueError(
-                f"{what} of {mean:g} tokens on average do not fit the pipeline's {field}, {limit}; "
-                f"choose a number between 1 and {limit}"
-            )
-    return Lengths(prompt, response, longest)
+    """The lengths of a rollout's rows; of several rollouts, those with shorter limits keep to them.
+
+    ValueError where the caller knows of lengths that the file does not allow.
+    """
+    every = rollouts(pipeline).values()
+    longest, longest_prompt = rollout.sampling.max_new_tokens, _longest_prompt(pipeline, rollout)
+    response, prompt = assumed.response_tokens, assumed.prompt_tokens
+    if response is None:
+        response = longest * (1.0 if rollout.sampling.ignore_eos else MEAN_RESPONSE)
+    if prompt is None:
+        prompt = longest_prompt * MEAN_PROMPT
+    _check("responses", response, max(node.sampling.max_new_tokens for node in every), "sampling.max_new_tokens")
+    _check("prompts", prompt, max(_longest_prompt(pipeline, node) for node in every), "max_prompt_tokens")
+    return Lengths(min(prompt, longest_prompt), min(response, longest), longest)
+
+
+def _longest_prompt(pipeline: Pipeline, rollout: RolloutNode) -> int:
+    return rollout.max_prompt_tokens or pipeline.data.max_prompt_tokens
+
+
+def _check(what: str, mean: float, limit: int, field: str) -> None:
+    if not 0 < mean <= limit:
+        raise ValueError(
+            f"{what} of {mean:g} tokens on average do not fit the pipeline's {field}, {limit}; "
+            f"choose a number between 1 and {limit}"
+        )

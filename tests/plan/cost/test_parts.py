@@ -74,8 +74,16 @@ def test_lengths_that_the_file_does_not_allow_are_refused() -> None:
     assert lengths_of(pipeline, node, Assumed(1024, 2048)) == Lengths(1024, 2048, 2048)
     with pytest.raises(ValueError, match=r"responses of 4096 tokens .* do not fit .* 2048; choose"):
         lengths_of(pipeline, node, Assumed(response_tokens=4096))
-    with pytest.raises(ValueError, match=r"prompts of 2000 tokens"):
-        lengths_of(pipeline, node, Assumed(prompt_tokens=2000))
+    for tokens in (2000, 0, -1, float("nan")):
+        with pytest.raises(ValueError, match=rf"prompts of {tokens} tokens"):
+            lengths_of(pipeline, node, Assumed(prompt_tokens=tokens))
+
+
+def test_of_several_rollouts_those_with_shorter_limits_keep_to_them() -> None:
+    overrides = ("nodes.verify.sampling.max_new_tokens=2", "nodes.solve.sampling.max_new_tokens=64")
+    pipeline = check_file(TEMPLATES / "multi_agent.yaml", overrides, with_files=False).loaded.pipeline
+    found = {name: lengths_of(pipeline, node, Assumed(response_tokens=50)) for name, node in rollouts(pipeline).items()}
+    assert {name: each.response for name, each in found.items()} == {"solve": 50, "verify": 2}
 
 
 # -- passes
