@@ -203,18 +203,18 @@ class Wiring:
         doubled: dict[tuple[str, ...], list[str]] = {}
         for column, writers in self._writers.items():
             # What nobody reads may be written as often as one likes: a rollout writes more than is needed.
-            read = column in bare or (column not in named and len(self.outputs[writers[0]]) == 1)
-            if len(writers) > 1 and read:
+            matters = column in bare or (column not in named and len(self.outputs[writers[0]]) == 1)
+            if len(writers) > 1 and matters:
                 doubled.setdefault(tuple(writers), []).append(column)
-        for writers, columns in doubled.items():
+        for several, columns in doubled.items():
             read = [column for column in columns if column in bare]
-            place: Place = ("nodes", writers[-1] if writers[-1] in self._specs else writers[-2])
+            place: Place = ("nodes", several[-1] if several[-1] in self._specs else several[-2])
             names = f"column {listed(columns)} is" if len(columns) == 1 else f"columns {listed(read or columns)} are"
             remedy = "give one of them another name with `write:`, or say which is meant with "
-            remedy += f"`read_from: [{writers[0]}]`"
+            remedy += f"`read_from: [{several[0]}]`"
             if readers := dict.fromkeys(reader for column in read for reader in bare[column]):
                 remedy += f" in {listed(readers)}"
-            self._findings.error(place, f"{names} written by {listed(writers)}; {remedy}")
+            self._findings.error(place, f"{names} written by {listed(several)}; {remedy}")
 
     def _check_reading(self, reading: Reading) -> None:
         if reading.writer == reading.reader:
