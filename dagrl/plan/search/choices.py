@@ -1,7 +1,7 @@
 """What a search may choose: where engines live, how trainers and servers are laid out, and the same as overrides.
 
-Each choice changes a pipeline in two ways that mean the same: at once, for estimates of thousands of them, and as the
-overrides that a user pastes behind ``dagrl run`` and that the checks read.
+Each choice is overrides that a user pastes behind ``dagrl run`` and that the checks read. Layouts, of which there are
+thousands, change a pipeline at once, too, which means the same.
 """
 
 from __future__ import annotations
@@ -52,20 +52,9 @@ class Placing:
         """Whether they share their GPUs."""
         return self.trainers == self.generators
 
-    def applied(self, pipeline: Pipeline) -> Pipeline:
-        """The pipeline so placed."""
-        engines = {}
-        for name, engine in pipeline.engines.items():
-            changes: dict[str, Any] = {}
-            if engine.group is not None:
-                changes = {"group": self._group_of(engine), "sleep": "auto"}
-            if isinstance(engine, SglangEngineSpec):
-                changes["weight_sync"] = engine.weight_sync.model_copy(update={"route": "auto"})
-            engines[name] = engine.model_copy(update=changes)
-        return pipeline.model_copy(update={"groups": dict(self.groups), "engines": engines})
-
     def overrides(self, pipeline: Pipeline) -> Iterator[str]:
         """The same, as overrides of the pipeline's file."""
+        # Only a file that is loaded with them is so placed: sizes may grow with the machines of its groups.
         yield f"groups={{{', '.join(f'{name}: {_group(group)}' for name, group in self.groups.items())}}}"
         for name, engine in pipeline.engines.items():
             if engine.group is None:

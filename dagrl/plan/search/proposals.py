@@ -27,6 +27,7 @@ from dagrl.plan.search.choices import RECOMPUTE, Placing, ServerChoice, TrainerC
 from dagrl.plan.search.space import Cluster, budgets, layouts, placings, servers
 from dagrl.spec.checks import CheckedPipeline, check_file
 from dagrl.spec.errors import PipelineError
+from dagrl.spec.load import load_pipeline
 from dagrl.spec.model_shape import ModelShape, model_shape
 from dagrl.spec.ops import Scope
 from dagrl.spec.rollouts import longest_sample, rollouts
@@ -82,10 +83,10 @@ def search(
     checked = check_file(path, overrides, with_files=False)
     pipeline = checked.loaded.pipeline
     _refuse(pipeline)
-    seeker = _Seeker(checked, model_shape(pipeline.model), gpu, assumed)
+    seeker = _Seeker(path, overrides, checked, model_shape(pipeline.model), gpu, assumed)
     found: list[Proposal] = []
     others: list[Proposal] = []
-    for proposal in sorted(seeker.proposals(cluster), key=_step_s):
+    for proposal in sorted(seeker.proposals(cluster), key=_seconds_per_token):
         if len(found) == top:
             break
         alike = [each for each in found if each.placing == proposal.placing]
@@ -96,11 +97,12 @@ def search(
         elif _passes(path, overrides, proposal):
             found.append(proposal)
     spare = (proposal for proposal in others if _passes(path, overrides, proposal))
-    return sorted([*found, *islice(spare, top - len(found))], key=_step_s)
+    return sorted([*found, *islice(spare, top - len(found))], key=_seconds_per_token)
 
 
-def _step_s(proposal: Proposal) -> float:
-    return proposal.estimate.step_s
+def _seconds_per_token(proposal: Proposal) -> float:
+    """In the order of the steps, unless ``prompts_per_node`` makes larger steps of more machines that train."""
+    return proposal.estimate.step_s / proposal.estimate.response_tokens
 
 
 def _refuse(pipeline: Pipeline) -> None:
@@ -123,6 +125,8 @@ def _passes(path: Path, overrides: Sequence[str], proposal: Proposal) -> bool:
 class _Seeker:
     """A pipeline, and what its layouts are judged by."""
 
+    path: Path
+    overrides: Sequence[str]
     checked: CheckedPipeline
     shape: ModelShape
     gpu: str
@@ -133,7 +137,8 @@ class _Seeker:
         given = self.checked.loaded.pipeline
         for placing in placings(cluster):
             # On every group any number of ranks can have these; the file's layouts are for its own groups.
-            placed = _ANY_SERVER.applied(_ANY_TRAINER.applied(placing.applied(given)))
+            loaded = load_pipeline(self.path, [*self.overrides, *placing.overrides(given)])
+            placed = _ANY_SERVER.applied(_ANY_TRAINER.applied(loaded.pipeline))
             generating = self._fastest_servers(placed, placing)
             training = [
                 choice

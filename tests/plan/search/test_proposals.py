@@ -66,6 +66,14 @@ def test_what_cannot_be_laid_out_is_refused() -> None:
         search(TEMPLATES / "tiny_grpo.yaml", (), Cluster(1, 2))
 
 
+def test_batches_that_grow_with_machines_are_estimated_as_they_will_be() -> None:
+    growing = ("data.prompts_per_step=null", "data.prompts_per_node=16")
+    best = search(DENSE, growing, Cluster(2, 4, "H200"), top=1)[0]
+    pipeline = load_pipeline(DENSE, [*growing, *best.overrides]).pipeline
+    assert pipeline.data.prompts_per_step == 16 * best.placing.groups[best.placing.trainers].nodes
+    assert best.estimate.response_tokens == pipeline.data.prompts_per_step * 8 * 1024
+
+
 CLUSTERS = st.sampled_from([Cluster(1, 2), Cluster(1, 8, "H200"), Cluster(4, 8), Cluster(3, 4)])
 
 
@@ -83,7 +91,8 @@ def test_a_choice_means_the_same_as_its_overrides(
     assert isinstance(server, ServerChoice)
     overrides = [*placing.overrides(given_), *trainer.overrides(given_), *server.overrides(given_)]
     checked = check_file(path, overrides, with_files=False)
-    assert plain(checked.loaded.pipeline) == plain(server.applied(trainer.applied(placing.applied(given_))))
+    placed = load_pipeline(path, list(placing.overrides(given_))).pipeline
+    assert plain(checked.loaded.pipeline) == plain(server.applied(trainer.applied(placed)))
 
 
 def plain(pipeline: Pipeline) -> dict[str, object]:
