@@ -1,4 +1,4 @@
-"""A real run whose generator is a SGLang server on the CPU, until somebody kills the worker that holds it."""
+"""A real run whose generator is a SGLang server on the CPU, until somebody kills first the server, then its worker."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import signal
 
+import psutil
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -26,7 +27,7 @@ def run(lab, tmp_path_factory):
         "server": {"log_level": "info"},
         "weight_sync": {"route": "broadcast", "checksum": True, "bucket_mib": 1},
     }
-    pipeline["run"] |= {"steps": 100_000, "save_every": 100_000, "validate_every": 2}
+    pipeline["run"] |= {"steps": 100_000, "save_every": 100_000, "validate_every": 2, "max_restarts": 1}
     run = lab.start(lab.write_pipeline(folder, pipeline), folder / "run")
     run.wait_for_step(3)
     return run
@@ -46,10 +47,30 @@ def test_what_its_processes_print_is_kept(run):
     assert "max_total_num_tokens" in (run.folder / "logs" / "generator-0-tp0.log").read_text()
 
 
+def test_a_server_that_dies_is_started_again_and_trained_with(run):
+    worker = psutil.Process(pid_of_worker(run))
+    schedulers = [each for each in worker.children(recursive=True) if "sglang::scheduler" in "".join(each.cmdline())]
+    assert len(schedulers) == 1
+    schedulers[0].kill()
+    last = run.metrics()[-1]["step"]
+    # One or two steps may have been on their way without it.
+    run.wait_for_step(last + 4)
+    assert "a process of SGLang server generator/0 has died" in run.output
+    assert "generator/0 started again" in run.output
+    assert not worker.is_running() or pid_of_worker(run) != worker.pid
+    for line in run.metrics()[-2:]:
+        assert line["run/restarts"] == 1
+        assert line["mismatch/logprob_diff/max"] <= 1e-5, "it has the newest weights"
+
+
 def test_a_worker_that_is_killed_takes_its_server_along(run):
     """The last test: nobody brings the run back."""
-    worker = json.loads((run.folder / "workers.json").read_text())["generator/0"]
-    os.kill(worker["pid"], signal.SIGKILL)
+    os.kill(pid_of_worker(run), signal.SIGKILL)
     assert run.wait() == 1
     assert "worker  generator/0" in run.output and "the worker's process died" in run.output
+    assert "after 1 restart, as many as run.max_restarts allows" in run.output
     assert run.left_behind() == []
+
+
+def pid_of_worker(run) -> int:
+    return json.loads((run.folder / "workers.json").read_text())["generator/0"]["pid"]
