@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
+from dagrl.engines.weights.channel import Address, PeerError, knock
 from dagrl.engines.weights.terms import Offer, refuse_unknown_names
 from dagrl.plan.commands import Sync
 from dagrl.plan.weight_route import WeightRoute, weight_route
@@ -15,6 +17,7 @@ from dagrl.runtime.fleet import Fleet
 from dagrl.runtime.messages import Handed, Take
 from dagrl.spec.schema import Pipeline
 
+_KNOCK_S = 2.0
 _LEAVE_S = 120.0
 """How long it may take until everybody has left a sync in which a follower's worker was lost: they go through the rest
 of the buckets."""
@@ -44,7 +47,7 @@ class WeightSyncs:
             take = Take(self._number, sync.version, offers, keeps_room=route.keeps_room)
             # Those who receive have the longer way to go.
             receiving, sending = self._receive(sync, take, what), self._send(sync, route, what)
-            results = await self._left_in_order(sync, [*receiving, *sending])
+            results = await self._left_in_order(sync, [*receiving, *sending], offers, len(route.waves[0]))
             took, handed = results[: len(receiving)], results[len(receiving) :]
             try:
                 refuse_unknown_names([each.sent for each in handed if each.sent is not None])
@@ -70,16 +73,25 @@ class WeightSyncs:
     def _receive(self, sync: Sync, take: Take, what: str) -> list[Coroutine[Any, Any, float]]:
         return self._fleet.calls(sync.follower, "receive_weights", take, waits_for=what)
 
-    async def _left_in_order(self, sync: Sync, calls: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+    async def _left_in_order(
+        self,
+        sync: Sync,
+        calls: Sequence[Coroutine[Any, Any, Any]],
+        offers: Sequence[Offer | None] = (),
+        takers: int = 0,
+    ) -> list[Any]:
         """All results. Where workers of the follower are lost, the failure comes when everybody else has left the sync.
 
-        The next one may begin at once then. WorkerHungError where somebody does not leave it.
+        The next one may begin at once then. WorkerHungError where somebody does not leave it. Whoever makes an offer
+        may wait for up to so many `takers` that do not come any more: it is told.
         """
         tasks = [asyncio.ensure_future(call) for call in calls]
         try:
             return await together([_of(task) for task in tasks])
         except WorkerLostError as loss:
             if loss.lost and all(name.rpartition("/")[0] == sync.follower for name in loss.lost):
+                senders = [offer.address for offer in offers if offer is not None]
+                await asyncio.to_thread(_excuse, senders * takers, self._number, ", ".join(loss.lost))
                 _, staying = await asyncio.wait(tasks, timeout=_LEAVE_S)
                 if staying:
                     raise WorkerHungError(
@@ -93,6 +105,17 @@ class WeightSyncs:
                 task.cancel()
             # Nobody asks for what else has failed.
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _excuse(senders: Sequence[Address], number: int, who: str) -> None:
+    """Tell senders, instead of those who are lost, that they do not come to sync `number`.
+
+    Those that are through with it, or on another machine behind a door that only their neighbours find, notice by
+    themselves, or are waited for in vain.
+    """
+    for address in senders:
+        with contextlib.suppress(PeerError):
+            knock(address, _KNOCK_S, "the sender of weights", who=who, sync=number, error="is lost").close()
 
 
 async def _of(task: asyncio.Task[Any]) -> Any:

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from dagrl.engines.weights.channel import Address
+from dagrl.engines.weights.channel import Address, PeerError
 from dagrl.engines.weights.terms import Offer, Sent
 from dagrl.plan.commands import Sync
+from dagrl.runtime import weight_syncs
 from dagrl.runtime.errors import RunError, WorkerDiedError
 from dagrl.runtime.messages import Handed, Take
 from dagrl.runtime.weight_syncs import WeightSyncs
@@ -116,11 +117,21 @@ def test_what_no_rank_of_the_generator_has_a_place_for_ends_the_run():
 
 
 @pytest.mark.parametrize("meet", [True, False])
-def test_the_loss_of_a_follower_is_told_when_everybody_else_has_left(meet):
+def test_the_loss_of_a_follower_is_told_when_everybody_else_has_left(meet, monkeypatch):
+    told = []
+
+    def knock(address: Address, timeout_s: float, whose: str, **hello: Any) -> Any:
+        told.append((address, hello))
+        raise PeerError("it is through already")
+
+    monkeypatch.setattr(weight_syncs, "knock", knock)
     workers = Workers(meet=meet, lost="generator/1")
     with pytest.raises(WorkerDiedError, match="generator/1 died"):
         carry_out(workers, pipeline(backend="sglang" if meet else "hf"))
     assert sorted(workers.left) == ["actor/0", "actor/1"]
+    # Of two takers either may be missing.
+    excuse = (OFFER.address, {"who": "generator/1", "sync": 1, "error": "is lost"})
+    assert told == ([excuse] * 2 if meet else [])
 
 
 def test_whoever_leaves_a_sync_without_its_trainer_is_not_waited_for():
