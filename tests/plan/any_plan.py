@@ -43,7 +43,9 @@ def plans(draw) -> Plan:
         needs += draw(_others(tasks, executors, pair))
         tasks.append(task(f"advantage{pair}", HOST, *needs, scope=Scope.GROUP))
         tasks.append(task(f"update{pair}", actor, f"advantage{pair}", scope=Scope.BATCH, trains=True))
-    validation = for_validation(tasks, "prompts", *told, *(f"reward{pair}" for pair in range(pairs)))
+    validation = for_validation(
+        tasks, "prompts", *told, *(f"{name}{pair}" for name in ("reward", "old") for pair in range(pairs))
+    )
     alone = {each.name for each in executors if sum(other.group == each.group for other in executors) == 1}
     executors = [replace(each, sleeps=each.sleeps and each.name not in alone) for each in executors]
     shards = draw(st.integers(1, 4))

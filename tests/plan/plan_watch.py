@@ -29,7 +29,7 @@ class Watch:
         """Executor -> the last piece of an update that has begun and is not over."""
         self.lost: set[str] = set()
         self.busy: dict[str, list[Command]] = {name: [] for name in plan.executors}
-        self.newest_step = self.first_step
+        self.newest_step, self.last_step = self.first_step, plan.steps
         self.running: set[_Row] = set()
         self.arrived: set[_Row] = set()
         self.rollout_version: dict[tuple[int, str], int] = {}
@@ -106,6 +106,10 @@ class Watch:
             held = sorted((self.residency[name] for name in sleepers), reverse=True)
             assert held[:1] != [AWAKE] or not any(held[1:]), f"two of {sleepers} hold {held}"
 
+    def stop(self) -> None:
+        """The oldest step not yet at its commit is the last one."""
+        self.last_step = max(self.commits, default=self.first_step - 1) + 1
+
     def lose(self, name: str) -> list[Command]:
         """Workers of `name` are gone, and with them what was under way there, which is returned."""
         gone = list(self.busy[name])
@@ -156,6 +160,7 @@ class Watch:
 
     def _begin_run(self, run: Run, task: PlannedTask) -> None:
         self.newest_step = max(self.newest_step, run.step)
+        assert run.step <= self.last_step, f"{run} after a stop"
         rows = {(run.step, run.task, shard) for shard in run.shards}
         assert len(rows) == len(run.shards) and not rows & (self.running | self.arrived), f"{run} has rows twice"
         if task.scope is Scope.BATCH:

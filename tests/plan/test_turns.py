@@ -196,6 +196,16 @@ def test_a_stop_wakes_the_trainer_once_more_to_save_it():
     assert begun[-1] == Commit(1, save=True)
 
 
+def test_a_stop_saves_an_engine_that_is_free_at_once():
+    scheduler = Scheduler(colocated(steps=9, validate_every=1, sleepers=()))
+    last = [Run(1, "val/reward", (shard,)) for shard in ALL]
+    pending = scheduler.start()
+    while pending != last:
+        pending.sort(key=lambda command: command in last)
+        pending += scheduler.handle(event_of(pending.pop(0)))
+    assert scheduler.handle(StopRequested()) == [Save(1, "actor")]
+
+
 def test_a_younger_step_moves_nobody_away_before_whom_lies_an_older_ones_work():
     """Where a step may be stale, rollout 3 could begin while update 2 waits for nothing but the commit of step 1."""
     scheduler = Scheduler(colocated(max_staleness=1, steps=4))

@@ -36,6 +36,7 @@ class Play:
             assert events < 3000, "no end in sight"
             events += 1
             if events == self.stop_at:
+                self.watch.stop()
                 self._begin(self.scheduler.handle(StopRequested()))
             elif self.losses and self.mortal and self.chance.random() < 0.05:
                 self._lose(self.chance.choice(self.mortal))
