@@ -20,8 +20,11 @@ def test_restarts_are_counted_and_told_until_there_were_enough() -> None:
         f"actor/0 (host a, pid 1) is lost: the worker's process died; all go on (restart {number} of 2)"
         for number in (1, 2)
     ]
-    with pytest.raises(WorkerDiedError) as caught:
-        restarts.once_more(died(), "all go on")
+    last = died()
+    for what in ("the generator goes on", "all go on"):
+        with pytest.raises(WorkerDiedError) as caught:
+            restarts.once_more(last, what)
+        assert caught.value is last
     assert caught.value.cause == "the worker's process died"
     assert caught.value.hint == "this was after 2 restarts, as many as run.max_restarts allows; out of memory?"
     assert restarts.count == 2
