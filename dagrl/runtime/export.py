@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dagrl.runtime.checkpoint import Checkpoints
+from dagrl.runtime.checkpoint import Checkpoints, TornCheckpointError
 from dagrl.spec.load import load_pipeline
 from dagrl.spec.schema import MegatronEngineSpec, ModelSpec, Pipeline, UpdateNode
 
@@ -108,13 +108,13 @@ def _checkpoint(run: Path, step: int | None) -> Path:
         raise WrongCallError(f"{run} holds no checkpoint yet; set run.save_every, or wait for the run's end")
     if step is not None and step not in steps:
         raise WrongCallError(f"{run} holds no checkpoint of step {step}; it holds {', '.join(map(str, steps))}")
-    if step is not None:
-        checkpoints.read(checkpoints.of_step(step))
-        return checkpoints.of_step(step)
-    found = checkpoints.find()
-    if found.folder is None:
-        raise ValueError("; ".join(found.torn.values()))
-    return found.folder
+    folder = checkpoints.of_step(steps[-1] if step is None else step)
+    try:
+        checkpoints.read(folder)
+    except TornCheckpointError as error:
+        others = [str(other) for other in steps if checkpoints.of_step(other) != folder]
+        raise ValueError(f"{error}" + (f"; --step {' or '.join(others)} may be whole" if others else "")) from error
+    return folder
 
 
 def _check_is_folder(folder: Path) -> None:

@@ -125,7 +125,8 @@ def test_a_failure_is_one_line_exits_with_1_and_leaves_nothing(run: Path, tmp_pa
         file.write_bytes(b"")
     assert main(["export", str(broken), "-o", str(tmp_path / "out")]) == 1
     err = capsys.readouterr().err
-    assert err.startswith("dagrl export: cannot read tensor 'embedding.word_embeddings.weight' in ")
+    torn = broken / "checkpoints" / "step_4"
+    assert err.startswith(f"dagrl export: the checkpoint {torn} is torn: actor/__0_0.distcp has 0 bytes instead of ")
     assert err.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["broken"]
 
