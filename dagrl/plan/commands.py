@@ -137,3 +137,20 @@ class StopRequested:
 
 
 Event = ShardDone | RunDone | WeightsSynced | EngineReady | StateSaved | StepCommitted | WorkerLost | StopRequested
+
+
+def outcome_of(command: Command) -> Event:
+    """What is reported when `command` is over and nothing went wrong."""
+    match command:
+        case Run():
+            return RunDone(command)
+        case Sync():
+            return WeightsSynced(command)
+        case Sleep(_, executor, residency) | Wake(_, executor, residency):
+            return EngineReady(executor, residency)
+        case Restart(_, executor):
+            return EngineReady(executor, Residency.AWAKE)
+        case Save():
+            return StateSaved(command)
+        case Commit():
+            return StepCommitted(command)

@@ -15,7 +15,6 @@ from typing import NamedTuple
 from dagrl.plan.commands import (
     Command,
     Commit,
-    EngineReady,
     Event,
     Restart,
     Run,
@@ -23,16 +22,13 @@ from dagrl.plan.commands import (
     Save,
     ShardDone,
     Sleep,
-    StateSaved,
-    StepCommitted,
     Sync,
     Wake,
-    WeightsSynced,
+    outcome_of,
 )
 from dagrl.plan.costs import Costs
 from dagrl.plan.plan import HOST, Plan
 from dagrl.plan.scheduler import Scheduler
-from dagrl.spec.residency import Residency
 
 
 class Activity(NamedTuple):
@@ -142,7 +138,7 @@ class _Simulation:
                 for shard, offset in zip(command.shards[:-1], offsets[:-1], strict=True):
                     self._expect(since, now + offset, command, ShardDone(command.step, command.task, shard))
                     since = now + offset
-            self._expect(since, now + seconds, command, _end_of(command))
+            self._expect(since, now + seconds, command, outcome_of(command))
             for name in self._scheduler.workers_of(command):
                 if name == HOST:
                     self._host_seconds += seconds
@@ -176,19 +172,3 @@ class _Simulation:
 
     def _is_on_host(self, command: Command, event: Event) -> bool:
         return isinstance(event, RunDone) and HOST in self._scheduler.workers_of(command)
-
-
-def _end_of(command: Command) -> Event:
-    match command:
-        case Run():
-            return RunDone(command)
-        case Sync():
-            return WeightsSynced(command)
-        case Sleep(_, executor, residency) | Wake(_, executor, residency):
-            return EngineReady(executor, residency)
-        case Restart(_, executor):
-            return EngineReady(executor, Residency.AWAKE)
-        case Save():
-            return StateSaved(command)
-        case Commit():
-            return StepCommitted(command)

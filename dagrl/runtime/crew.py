@@ -41,9 +41,16 @@ class Crew:
     async def _explanation(self, first: asyncio.Task[Any]) -> BaseException:
         late, _ = await asyncio.wait(self._tasks, timeout=_SECOND_FAILURE_S) if self._tasks else (set(), set())
         failures = [failure for task in (first, *late) if (failure := task.exception()) is not None]
-        return min(
-            failures, key=lambda each: (not isinstance(each, WorkerDiedError), not isinstance(each, WorkerLostError))
-        )
+        return min(failures, key=_distance_from_the_cause)
+
+
+def _distance_from_the_cause(failure: BaseException) -> int:
+    """A death explains a loss that says who it is of, that explains what others say who only miss somebody."""
+    if isinstance(failure, WorkerDiedError):
+        return 0
+    if isinstance(failure, WorkerLostError):
+        return 1 if failure.lost else 2
+    return 3
 
 
 async def together(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:

@@ -4,26 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dagrl.plan.commands import (
-    Command,
-    Commit,
-    EngineReady,
-    Event,
-    Restart,
-    Run,
-    RunDone,
-    Save,
-    Sleep,
-    StateSaved,
-    StepCommitted,
-    Sync,
-    Wake,
-    WeightsSynced,
-)
 from dagrl.plan.coordinates import Coordinates
 from dagrl.plan.plan import Executor, PlannedTask, Rows
 from dagrl.spec.ops import Scope
-from dagrl.spec.residency import Residency
 
 ONE_RANK = (Coordinates(0, 0, 0, 0, primary=True),)
 
@@ -48,19 +31,3 @@ def for_validation(tasks: list[PlannedTask], *names: str) -> list[PlannedTask]:
         for each in tasks
         if each.name in names
     ]
-
-
-def event_of(command: Command) -> Event:
-    match command:
-        case Run():
-            return RunDone(command)
-        case Sync():
-            return WeightsSynced(command)
-        case Sleep(_, executor, residency) | Wake(_, executor, residency):
-            return EngineReady(executor, residency)
-        case Restart(_, executor):
-            return EngineReady(executor, Residency.AWAKE)
-        case Save():
-            return StateSaved(command)
-        case Commit():
-            return StepCommitted(command)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from plan_parts import ONE_RANK, event_of, executor, task
+from plan_parts import ONE_RANK, executor, task
 
 from dagrl.plan.commands import (
     Command,
@@ -20,6 +20,7 @@ from dagrl.plan.commands import (
     Sync,
     Wake,
     WorkerLost,
+    outcome_of,
 )
 from dagrl.plan.plan import HOST, Executor, Plan
 from dagrl.plan.scheduler import Scheduler
@@ -65,7 +66,7 @@ class Play:
     def until(self, reached) -> None:
         while not reached(self.pending):
             self.pending.sort(key=lambda command: isinstance(command, Run) and command.task in self.slow)
-            self.tell(event_of(self.pending.pop(0)))
+            self.tell(outcome_of(self.pending.pop(0)))
 
     def to_the_end(self) -> list[Command]:
         self.until(lambda pending: self.scheduler.finished)
@@ -86,7 +87,7 @@ def test_shards_that_had_arrived_stay_and_the_others_are_run_again_on_weights_th
     assert play.scheduler.version("generator") is None
     assert play.scheduler.residency("generator") is ASLEEP
     sync = Sync(1, "generator", "actor", 0)
-    table = [(EngineReady("generator", AWAKE), [sync]), (event_of(sync), [Run(1, "rollout", (0, 2))])]
+    table = [(EngineReady("generator", AWAKE), [sync]), (outcome_of(sync), [Run(1, "rollout", (0, 2))])]
     for event, expected in table:
         assert play.tell(event) == expected
     play.pending.remove(restart)

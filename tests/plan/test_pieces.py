@@ -5,9 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from plan_parts import ONE_RANK, event_of, executor, task
+from plan_parts import ONE_RANK, executor, task
 
-from dagrl.plan.commands import Command, Event, Run, RunDone, Save, ShardDone, StepCommitted, Sync, WeightsSynced
+from dagrl.plan.commands import (
+    Command,
+    Event,
+    Run,
+    RunDone,
+    Save,
+    ShardDone,
+    StepCommitted,
+    Sync,
+    WeightsSynced,
+    outcome_of,
+)
 from dagrl.plan.plan import HOST, Executor, Plan
 from dagrl.plan.scheduler import Scheduler
 from dagrl.spec.ops import Scope
@@ -38,7 +49,7 @@ def at_rollout(scheduler: Scheduler, step: int) -> None:
     """Carry commands out, oldest first, until the rollout of `step` is all that is left."""
     pending = scheduler.start()
     while pending != [Run(step, "rollout", ALL)]:
-        pending += scheduler.handle(event_of(pending.pop(0)))
+        pending += scheduler.handle(outcome_of(pending.pop(0)))
 
 
 def test_a_piece_runs_as_soon_as_its_shards_are_there_and_the_piece_before_is_over():
@@ -87,7 +98,7 @@ def everything_but(held_back: Run | None, scheduler: Scheduler, pending: list[Co
         command = pending.pop(0)
         begun.append(command)
         if command != held_back:
-            pending += scheduler.handle(event_of(command))
+            pending += scheduler.handle(outcome_of(command))
     return begun
 
 
@@ -96,7 +107,7 @@ def test_an_engine_is_saved_after_its_last_piece():
     pending, begun = scheduler.start(), []
     while not scheduler.finished:
         begun.append(pending.pop(0))
-        pending += scheduler.handle(event_of(begun[-1]))
+        pending += scheduler.handle(outcome_of(begun[-1]))
     on_actor = [each for each in begun if isinstance(each, Save) or (isinstance(each, Run) and each.task == "update")]
     assert on_actor == [
         each
@@ -118,7 +129,7 @@ def beside_a_run(scheduler: Scheduler) -> list[Command]:
     while not {run("update", *ALL), run("rollout", *ALL, step=2)} <= {*pending}:
         others = [each for each in pending if each.task not in ("update", "rollout")]
         pending.remove(others[0])
-        pending += scheduler.handle(event_of(others[0]))
+        pending += scheduler.handle(outcome_of(others[0]))
     return scheduler.handle(RunDone(run("update", *ALL)))
 
 

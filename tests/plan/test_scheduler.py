@@ -12,15 +12,19 @@ from dagrl.plan.commands import (
     Command,
     Commit,
     Event,
+    Restart,
     Run,
     RunDone,
     Save,
     ShardDone,
+    Sleep,
     StateSaved,
     StepCommitted,
     StopRequested,
     Sync,
+    Wake,
     WeightsSynced,
+    outcome_of,
 )
 from dagrl.plan.coordinates import Coordinates
 from dagrl.plan.plan import HOST, Executor, Plan, PlannedTask, Rows
@@ -222,7 +226,7 @@ def test_a_stop_finishes_the_step_saves_it_and_starts_no_other():
             steps.add(command.step)
         if isinstance(command, Commit):
             assert command.save
-        pending += scheduler.handle(event_of(command))
+        pending += scheduler.handle(outcome_of(command))
     assert steps <= {1, 2}
     assert scheduler.committed < 3
 
@@ -243,7 +247,7 @@ def test_a_step_is_not_trained_before_the_validation_of_the_start_is_committed()
         command = next(each for each in pending if each != Commit(0, save=False))
         pending.remove(command)
         seen.append(command)
-        pending += scheduler.handle(event_of(command))
+        pending += scheduler.handle(outcome_of(command))
     assert Run(1, "advantage", (1,)) in seen and Run(1, "update", ALL) not in seen
     assert Run(1, "update", ALL) in scheduler.handle(StepCommitted(Commit(0, save=False)))
 
@@ -270,7 +274,7 @@ def test_whatever_finishes_first_every_step_is_done_once_and_nothing_stalls(data
             runs += [(command.step, command.task, shard) for shard in command.shards]
         if isinstance(command, Commit):
             commits.append(command.step)
-        pending += scheduler.handle(event_of(command))
+        pending += scheduler.handle(outcome_of(command))
     assert scheduler.finished
     first = 0 if plan.validate_first else 1
     expected = [
@@ -283,19 +287,6 @@ def test_whatever_finishes_first_every_step_is_done_once_and_nothing_stalls(data
     assert commits == list(range(first, plan.steps + 1))
 
 
-def event_of(command: Command) -> Event:
-    match command:
-        case Run():
-            return RunDone(command)
-        case Sync():
-            return WeightsSynced(command)
-        case Save():
-            return StateSaved(command)
-        case Commit():
-            return StepCommitted(command)
-    raise AssertionError(f"{command} in a plan without sleepers")
-
-
 def play(scheduler: Scheduler):
     """Carry out all commands in the order they come; yields (command, None) at its start and (command, event) after."""
     pending = scheduler.start()
@@ -303,8 +294,9 @@ def play(scheduler: Scheduler):
         yield command, None
     while not scheduler.finished:
         command = pending.pop(0)
-        started = scheduler.handle(event_of(command))
-        yield command, event_of(command)
+        assert not isinstance(command, Sleep | Wake | Restart), "nobody sleeps in these plans"
+        started = scheduler.handle(outcome_of(command))
+        yield command, outcome_of(command)
         for each in started:
             yield each, None
         pending += started
@@ -317,7 +309,7 @@ def run_until(scheduler: Scheduler, reached, started: set | None = None) -> list
         if started is not None:
             started.update((c.step, c.task) for c in pending if isinstance(c, Run))
         command = pending.pop(0)
-        pending += scheduler.handle(event_of(command))
+        pending += scheduler.handle(outcome_of(command))
     if started is not None:
         started.update((c.step, c.task) for c in pending if isinstance(c, Run))
     return pending

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from plan_parts import ONE_RANK, event_of, executor, task
+from plan_parts import ONE_RANK, executor, task
 
-from dagrl.plan.commands import Run
+from dagrl.plan.commands import Run, outcome_of
 from dagrl.plan.costs import CostTable
 from dagrl.plan.plan import HOST, Executor, Plan
 from dagrl.plan.scheduler import Scheduler
@@ -81,11 +81,11 @@ def test_prompts_come_before_what_older_steps_have_for_the_host():
     )
     pending = scheduler.start()
     while (begun := pending.pop(0)) != Run(1, "update", ALL):
-        pending += scheduler.handle(event_of(begun))
+        pending += scheduler.handle(outcome_of(begun))
     # The one worker of the host has rewards of step 2 to compute, and the generator nothing to do.
     (busy,) = [each for each in pending if isinstance(each, Run) and each.task == "reward"]
-    assert Run(3, "prompts", ALL) not in scheduler.handle(event_of(begun)), "the worker is taken"
-    assert [each for each in scheduler.handle(event_of(busy)) if isinstance(each, Run)] == [Run(3, "prompts", ALL)]
+    assert Run(3, "prompts", ALL) not in scheduler.handle(outcome_of(begun)), "the worker is taken"
+    assert [each for each in scheduler.handle(outcome_of(busy)) if isinstance(each, Run)] == [Run(3, "prompts", ALL)]
 
 
 def test_weights_in_flight_cost_the_generator_nothing():

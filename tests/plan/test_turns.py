@@ -5,9 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from plan_parts import ONE_RANK, event_of, executor, for_validation, task
+from plan_parts import ONE_RANK, executor, for_validation, task
 
-from dagrl.plan.commands import Command, Commit, Run, RunDone, Save, ShardDone, Sleep, StopRequested, Sync, Wake
+from dagrl.plan.commands import (
+    Command,
+    Commit,
+    Run,
+    RunDone,
+    Save,
+    ShardDone,
+    Sleep,
+    StopRequested,
+    Sync,
+    Wake,
+    outcome_of,
+)
 from dagrl.plan.plan import HOST, Executor, Plan
 from dagrl.plan.scheduler import Scheduler
 from dagrl.plan.turns import residency_after_start, start_chains
@@ -45,7 +57,7 @@ def played(scheduler: Scheduler) -> list[Command]:
     while not scheduler.finished:
         command = pending.pop(0)
         begun.append(command)
-        pending += scheduler.handle(event_of(command))
+        pending += scheduler.handle(outcome_of(command))
     return begun
 
 
@@ -167,7 +179,7 @@ def test_weights_that_are_new_enough_are_not_worth_a_move():
     def go_on_until(reached) -> None:
         while not reached():
             pending.sort(key=lambda command: command in slow)
-            pending.extend(scheduler.handle(event_of(pending.pop(0))))
+            pending.extend(scheduler.handle(outcome_of(pending.pop(0))))
 
     go_on_until(lambda: scheduler.version("actor") == 1 and pending[:1] == [second])
     for shard in ALL:
@@ -182,11 +194,11 @@ def test_a_stop_wakes_the_trainer_once_more_to_save_it():
     scheduler = Scheduler(colocated(steps=9, validate_every=1))
     pending, begun = scheduler.start(), []
     while Run(1, "val/rollout", ALL) not in pending:
-        pending += scheduler.handle(event_of(pending.pop(0)))
+        pending += scheduler.handle(outcome_of(pending.pop(0)))
     pending += scheduler.handle(StopRequested())
     while not scheduler.finished:
         begun.append(pending.pop(0))
-        pending += scheduler.handle(event_of(begun[-1]))
+        pending += scheduler.handle(outcome_of(begun[-1]))
     assert on_engines(begun) == [
         Run(1, "val/rollout", ALL),
         Sleep(1, "generator", ASLEEP),
@@ -202,7 +214,7 @@ def test_a_stop_saves_an_engine_that_is_free_at_once():
     pending = scheduler.start()
     while pending != last:
         pending.sort(key=lambda command: command in last)
-        pending += scheduler.handle(event_of(pending.pop(0)))
+        pending += scheduler.handle(outcome_of(pending.pop(0)))
     assert scheduler.handle(StopRequested()) == [Save(1, "actor")]
 
 
@@ -213,7 +225,7 @@ def test_a_younger_step_moves_nobody_away_before_whom_lies_an_older_ones_work():
     while not scheduler.finished:
         pending.sort(key=lambda command: isinstance(command, Commit))
         begun.append(pending.pop(0))
-        pending += scheduler.handle(event_of(begun[-1]))
+        pending += scheduler.handle(outcome_of(begun[-1]))
     commands = on_engines(begun)
     turns = [each.task for each in commands if isinstance(each, Run)]
     assert turns == ["rollout", "rollout", "update", "update", "rollout", "rollout", "update", "update"]
@@ -226,7 +238,7 @@ def test_a_stale_step_uses_the_time_in_which_an_older_one_waits_for_its_rewards(
     while not scheduler.finished:
         pending.sort(key=lambda command: isinstance(command, Run) and command.task == "reward" and command.step == 2)
         begun.append(pending.pop(0))
-        pending += scheduler.handle(event_of(begun[-1]))
+        pending += scheduler.handle(outcome_of(begun[-1]))
     turns = [each.task for each in on_engines(begun) if isinstance(each, Run)]
     assert turns == ["rollout", "rollout", "update", "rollout", "update", "update"]
 

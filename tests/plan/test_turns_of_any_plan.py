@@ -7,10 +7,9 @@ from random import Random
 from any_plan import plans
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from plan_parts import event_of
 from plan_watch import Watch
 
-from dagrl.plan.commands import Command, Event, Run, ShardDone, StopRequested, WorkerLost
+from dagrl.plan.commands import Command, Event, Run, ShardDone, StopRequested, WorkerLost, outcome_of
 from dagrl.plan.plan import HOST, Plan
 from dagrl.plan.scheduler import Scheduler
 
@@ -63,7 +62,7 @@ class Play:
         else:
             self.pending.remove(command)
             self.watch.end(command)
-            ended = event_of(command)
+            ended = outcome_of(command)
         self._begin(self.scheduler.handle(ended))
 
     def _lose(self, name: str) -> None:

@@ -8,7 +8,7 @@ import gc
 import pytest
 
 from dagrl.runtime.crew import Crew, together
-from dagrl.runtime.errors import RunError, WorkerDiedError
+from dagrl.runtime.errors import RunError, WorkerDiedError, WorkerLostError
 
 
 async def value(result: int) -> int:
@@ -47,6 +47,13 @@ def test_whoever_starts_others_is_waited_for_with_them() -> None:
 def test_a_death_is_raised_before_what_its_witnesses_say() -> None:
     with pytest.raises(WorkerDiedError, match="gone"):
         asyncio.run(together([failure(RunError("a peer is silent")), failure(WorkerDiedError("gone")), value(1)]))
+
+
+def test_a_loss_that_says_who_it_is_of_is_raised_before_one_that_only_misses_somebody() -> None:
+    named = WorkerLostError("its server has died")
+    named.lost = ("generator/0",)
+    with pytest.raises(WorkerLostError, match="its server has died"):
+        asyncio.run(together([failure(WorkerLostError("a peer has ended")), failure(named), value(1)]))
 
 
 def test_a_failure_ends_the_others(caplog, monkeypatch) -> None:
