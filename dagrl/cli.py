@@ -216,6 +216,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"dagrl {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
+    _add_checks(commands)
+    _add_plan(commands)
+    _add_runs(commands)
+    _add_report(commands)
+    _add_weights(commands)
+    _add(
+        commands,
+        doctor,
+        "what this machine can run",
+        "Look at this machine: Python and its packages, GPUs, memory, disks, limits, network, the variables of a job. "
+        "A line for each, `ok`, `hint` or `missing`; exits 1 where something is missing that runs need.",
+    )
+    return parser
+
+
+def _add_checks(commands: Any) -> None:
     command = _add(
         commands,
         validate,
@@ -236,6 +252,8 @@ def _parser() -> argparse.ArgumentParser:
         "-o", "--output", type=Path, metavar="FILE", help="write FILE.svg, .png, .mmd (Mermaid) or .txt"
     )
 
+
+def _add_plan(commands: Any) -> None:
     command = _add(
         commands,
         plan,
@@ -254,6 +272,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_estimate(command)
 
+
+def _add_runs(commands: Any) -> None:
     command = _add(
         commands,
         run,
@@ -272,16 +292,6 @@ def _parser() -> argparse.ArgumentParser:
         "on all of them; all exit with its code. On one machine it is `dagrl run`.",
     )
     _add_run(command)
-    _add_report(commands)
-    _add_weights(commands)
-    _add(
-        commands,
-        doctor,
-        "what this machine can run",
-        "Look at this machine: Python and its packages, GPUs, memory, disks, limits, network, the variables of a job. "
-        "A line for each, `ok`, `hint` or `missing`; exits 1 where something is missing that runs need.",
-    )
-    return parser
 
 
 def _add_estimate(command: argparse.ArgumentParser) -> None:
