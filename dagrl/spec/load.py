@@ -1,15 +1,12 @@
 """YAML + `extends` + dotted overrides -> a `Pipeline`, with the line of everything for later messages.
 
-- ``extends: NAME`` takes ``NAME.yaml`` beside the file, in its ``dag_templates/`` or in dagrl's own;
-  ``extends: some/path.yaml`` is relative to the file. Mappings merge key by key; lists and single values replace the
-  inherited ones; ``key: null`` takes an inherited key away. In ``model.init``, a null that takes nothing away stays:
-  Hugging Face's configs have such values.
 - ``engines.actor.optimizer.lr=3e-6`` on the command line sets one key, its value read as YAML.
 - ``prompts_per_node`` and ``mini_batch_per_node`` are multiplied by the machines of the trained group.
 - Paths (``model.path``, ``model.tokenizer``, ``data.train``, ``data.val``, an engine's ``dist_checkpointing_path``) may
   begin with ``~``, and are relative to the folder of the file that says them; in an override, to the working directory.
 
-``yaml_source.py`` reads the files, ``sentences.py`` words pydantic's errors, ``checks`` holds all further rules.
+``yaml_source.py`` reads the files, ``extends.py`` lays them over each other, ``sentences.py`` words pydantic's errors,
+``checks`` holds all further rules.
 """
 
 from __future__ import annotations
@@ -23,17 +20,16 @@ from typing import Any
 from pydantic import ValidationError
 
 from dagrl.spec.errors import PipelineError, Place, Problem, dotted, suggest
+from dagrl.spec.extends import WITH_NULLS, expanded, forget, read_with_parents, takes_away
 from dagrl.spec.per_node import multiply_out
 from dagrl.spec.positions import COMMAND_LINE, Findings, Position, Positions
 from dagrl.spec.schema import Pipeline
 from dagrl.spec.sentences import Fault, faults_of
-from dagrl.spec.yaml_source import Document, Tree, dump_document, parse_value, read_document
+from dagrl.spec.yaml_source import Document, Tree, dump_document, parse_value
 
 PATH_PLACES = (("model", "path"), ("model", "tokenizer"), ("data", "train"), ("data", "val"))
 ENGINE_PATH = "dist_checkpointing_path"
 _NAMED = ("groups", "engines", "nodes")
-_WITH_NULLS: Place = ("model", "init")
-"""The section where null is a value too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +67,7 @@ def salvage_pipeline(path: Path | str, overrides: Sequence[str] = ()) -> tuple[L
     """
     path = Path(path)
     try:
-        document = _read_with_parents(path, ())
+        document = read_with_parents(path)
     except PipelineError as error:
         return None, Findings(Positions({}), error.problems)
     for number, override in enumerate(overrides, start=1):
@@ -87,74 +83,6 @@ def salvage_pipeline(path: Path | str, overrides: Sequence[str] = ()) -> tuple[L
     return loaded, findings
 
 
-def _read_with_parents(path: Path, children: tuple[Path, ...]) -> Document:
-    document = read_document(path)
-    parent = document.tree.pop("extends", None)
-    if parent is None:
-        return document
-    try:
-        parent_path = _find_parent(parent, path)
-    except ValueError as error:
-        return _orphaned(document, path, str(error))
-    family = (*children, path)
-    if parent_path.resolve() in [child.resolve() for child in family]:
-        circle = " -> ".join(str(child) for child in (*family, parent_path))
-        message = f"the files extend each other in a circle ({circle}); take one `extends` out"
-        return _orphaned(document, path, message)
-    inherited = _read_with_parents(parent_path, family)
-    _merge(inherited, document, inherited.tree, document.tree, ())
-    inherited.positions[()] = document.positions[()]
-    inherited.problems += document.problems
-    inherited.broken |= document.broken
-    return inherited
-
-
-def _orphaned(document: Document, path: Path, message: str) -> Document:
-    """A file that cannot have what it extends: what it lacks may be inherited, so nothing is said of the whole."""
-    document.problems.append(Problem(str(path), document.positions[("extends",)].line, "extends", message))
-    document.broken.add(())
-    return document
-
-
-def _find_parent(parent: Any, path: Path) -> Path:
-    if not isinstance(parent, str) or not parent:
-        raise ValueError(f"expected a template's name or a file's path, got {parent!r}; write `extends: NAME`")
-    if "/" in parent or parent.endswith((".yaml", ".yml")):
-        found = path.parent / _expanded(parent)
-        if not found.is_file():
-            raise ValueError(f"there is no file {found}; check the path, which is relative to {path.parent}")
-        return found
-    own_templates = Path(__file__).resolve().parents[2] / "dag_templates"
-    folders = [path.parent, path.parent / "dag_templates", own_templates]
-    for folder in folders:
-        found = folder / f"{parent}.yaml"
-        # A file may extend the template that it is named after.
-        if found.is_file() and not (folder == path.parent and found.resolve() == path.resolve()):
-            return found
-    known = {found.stem for folder in folders[1:] for found in folder.glob("*.yaml")}
-    raise ValueError(f"there is no template `{parent}`; {suggest(parent, sorted(known))}")
-
-
-def _merge(into: Document, source: Document, old: Tree, new: Tree, place: Place) -> None:
-    for key, value in new.items():
-        inner = (*place, key)
-        if isinstance(value, dict) and isinstance(old.get(key), dict):
-            into.positions[inner] = source.positions[inner]
-            _merge(into, source, old[key], value, inner)
-        elif _takes_away(value, inner) and key in old:
-            _forget(into.positions, inner)
-            del old[key]
-        else:
-            _forget(into.positions, inner)
-            into.positions |= {known: at for known, at in source.positions.items() if known[: len(inner)] == inner}
-            old[key] = value
-
-
-def _forget(positions: dict[Place, Position], place: Place) -> None:
-    for known in [known for known in positions if known[: len(place)] == place]:
-        del positions[known]
-
-
 def _apply_override(document: Document, override: str, number: int) -> None:
     position = Position(COMMAND_LINE, number, override)
     key, equals, text = override.partition("=")
@@ -167,8 +95,8 @@ def _apply_override(document: Document, override: str, number: int) -> None:
     except ValueError as error:
         document.problems.append(Problem(COMMAND_LINE, number, f"override {override}", str(error)))
         return
-    _forget(document.positions, place)
-    if _takes_away(value, place) and place[-1] in section:
+    forget(document.positions, place)
+    if takes_away(value, place) and place[-1] in section:
         del section[place[-1]]
     else:
         section[place[-1]] = value
@@ -191,13 +119,8 @@ def _section_for(document: Document, place: tuple[str, ...], position: Position)
     return section
 
 
-def _takes_away(value: Any, place: Place) -> bool:
-    """Whether a value takes away what stands at `place` so far, and must go at once. Elsewhere nulls go in the end."""
-    return value is None and place[:2] == _WITH_NULLS and len(place) > len(_WITH_NULLS)
-
-
 def _prune_nulls(tree: Tree, place: Place = ()) -> None:
-    if place == _WITH_NULLS:
+    if place == WITH_NULLS:
         return
     for key in [key for key, value in tree.items() if value is None]:
         del tree[key]
@@ -223,11 +146,7 @@ def _resolve_paths(document: Document) -> None:
             document.broken.add(place)
             del holder[place[-1]]
         elif isinstance(value, str) and value:
-            holder[place[-1]] = str((positions.at(place).folder / _expanded(value)).resolve())
-
-
-def _expanded(path: str) -> Path:
-    return Path(path).expanduser() if path == "~" or path.startswith("~/") else Path(path)
+            holder[place[-1]] = str((positions.at(place).folder / expanded(value)).resolve())
 
 
 def _validate(tree: Tree, document: Document) -> tuple[Pipeline | None, list[Fault]]:

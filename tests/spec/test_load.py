@@ -92,7 +92,8 @@ class TestExtends:
         [
             ("grp0", "there is no template `grp0`; did you mean `grpo`?"),
             ("./grpo.yaml", "there is no file "),
-            ("[a]", "expected a template's name or a file's path"),
+            ("{a: b}", "expected a template's name or a file's path"),
+            ("[]", "expected a template's name or a file's path"),
         ],
     )
     def test_a_parent_that_is_not_there(self, project, base, parent, fragment):
