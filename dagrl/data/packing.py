@@ -11,17 +11,21 @@ import math
 import numpy as np
 
 
-def pack(lengths: np.ndarray, budget: int, at_least: int = 1) -> list[np.ndarray]:
+def pack(lengths: np.ndarray, budget: int, at_least: int = 1, groups: np.ndarray | None = None) -> list[np.ndarray]:
     """Split rows of `lengths` tokens, all positive, into micro-batches of at most `budget` tokens.
 
     Longest rows first, each into the lightest micro-batch (Graham's LPT rule), with as few micro-batches as that rule
     can do with, but `at_least` that many, or one for each row where there are fewer rows. Returns the row positions of
     each, ascending; each row is in exactly one. The heaviest comes first, so that one too large for the memory shows at
     once. The same lengths always give the same answer. ValueError where a row alone is longer than the budget.
+
+    With `groups`, any integer for each row, those of a group stay together, and count as one row.
     """
     if len(lengths) == 0:
         return []
     assert lengths.min() > 0, "a row without tokens cannot be packed"
+    if groups is not None:
+        return _pack_groups(lengths, budget, at_least, groups)
     longest = int(np.argmax(lengths))
     if lengths[longest] > budget:
         raise ValueError(
@@ -35,6 +39,19 @@ def pack(lengths: np.ndarray, budget: int, at_least: int = 1) -> list[np.ndarray
             order = sorted(range(count), key=lambda i: (-loads[i], bins[i]))
             return [np.array(sorted(bins[i]), dtype=np.int64) for i in order]
     raise AssertionError("one row to a micro-batch always fits")
+
+
+def _pack_groups(lengths: np.ndarray, budget: int, at_least: int, groups: np.ndarray) -> list[np.ndarray]:
+    _, group_of_row = np.unique(groups, return_inverse=True)
+    tokens = np.bincount(group_of_row, lengths).astype(np.int64)
+    longest = int(np.argmax(tokens))
+    if tokens[longest] > budget:
+        rows = np.flatnonzero(group_of_row == longest).tolist()
+        raise ValueError(
+            f"rows {', '.join(map(str, rows))}, which belong together, have {tokens[longest]} tokens, more than the "
+            f"{budget} of a micro-batch; raise tokens_per_micro_batch or shorten prompts and responses"
+        )
+    return [np.flatnonzero(np.isin(group_of_row, chosen)) for chosen in pack(tokens, budget, at_least)]
 
 
 def _spread(lengths: np.ndarray, count: int) -> tuple[list[int], list[list[int]]]:

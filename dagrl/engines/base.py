@@ -89,7 +89,8 @@ class Objective[Tokens: (ResponseTokens, ValueTokens)](Protocol):
     """
 
     columns: tuple[str, ...]
-    """Columns it reads, beside the tokens."""
+    """Columns it reads, beside the tokens. One that reads ``group_id`` compares the rows of a group: they come in one
+    micro-batch, one after the other and in the order of the batch."""
     needs_entropy: bool
     temperature: float
     """Log-probs are of logits / temperature, as the tokens were drawn."""

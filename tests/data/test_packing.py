@@ -49,3 +49,21 @@ def test_no_rows_need_no_micro_batch() -> None:
 def test_a_row_longer_than_the_budget_is_named() -> None:
     with pytest.raises(ValueError, match="row 1 has 9 tokens, more than the 8 of a micro-batch"):
         pack(as_array([3, 9, 8]), 8)
+
+
+@given(st.lists(st.tuples(st.integers(1, 12), st.integers(0, 9)), max_size=40), st.integers(1, 5))
+def test_rows_of_a_group_stay_together_wherever_they_stand(rows: list[tuple[int, int]], at_least: int) -> None:
+    lengths, groups = as_array([length for length, _ in rows]), as_array([group for _, group in rows])
+    loads = {group: int(lengths[groups == group].sum()) for group in groups.tolist()}
+    budget = max(loads.values(), default=1)
+    parts = pack(lengths, budget, at_least, groups)
+    assert sorted(row for part in parts for row in part.tolist()) == list(range(len(lengths)))
+    assert all(lengths[part].sum() <= budget and np.all(np.diff(part) > 0) for part in parts)
+    assert len(parts) >= min(at_least, len(loads))
+    holders = [set(groups[part].tolist()) for part in parts]
+    assert sum(map(len, holders)) == len(loads), "a group is in two micro-batches"
+
+
+def test_a_group_longer_than_the_budget_is_named() -> None:
+    with pytest.raises(ValueError, match="rows 1, 2, which belong together, have 9 tokens, more than the 8"):
+        pack(as_array([3, 4, 5, 8]), 8, groups=as_array([7, 3, 3, 9]))

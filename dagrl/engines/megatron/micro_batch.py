@@ -90,12 +90,14 @@ class Packing:
     routes: Routes | None = None
     """Let tokens go where they went: the batch has ``routed_experts``."""
 
-    def bins(self, batch: Batch, budget: int, at_least: int = 1) -> list[np.ndarray]:
+    def bins(self, batch: Batch, budget: int, at_least: int = 1, *, whole_groups: bool = False) -> list[np.ndarray]:
         """Rows of each micro-batch of at most `budget` tokens, padding counted; none for a batch without rows.
 
-        ValueError where a row alone is longer than the budget.
+        With `whole_groups`, rows of one ``group_id`` go together. ValueError where a row, or group, alone is longer than
+        the budget.
         """
-        return pack(self._padded(_lengths(batch)), budget, at_least)
+        groups = batch["group_id"].values if whole_groups else None
+        return pack(self._padded(_lengths(batch)), budget, at_least, groups)
 
     def tokens(self, batch: Batch, rows: np.ndarray) -> int:
         """Tokens of the pack of `rows`, padding included."""

@@ -73,7 +73,7 @@ class PackedModel:
 
         Returns the data-parallel rank's share of the metrics; see `loss.join_replicas`.
         """
-        micro_batches = self._split(batch, tokens_per_micro_batch)
+        micro_batches = self._split(batch, tokens_per_micro_batch, whole_groups="group_id" in objective.columns)
         if self.head == "lm":
             reader = Reader(self.vocab_size, objective.temperature, objective.needs_entropy, fused=self.fused)
         else:
@@ -104,7 +104,7 @@ class PackedModel:
         packed = Column(joined.cpu().numpy(), np.concatenate([[0], np.cumsum(lengths[rows])]))
         return packed.take(np.argsort(rows))
 
-    def _split(self, batch: Batch, budget: int) -> list[MicroBatch]:
+    def _split(self, batch: Batch, budget: int, *, whole_groups: bool = False) -> list[MicroBatch]:
         """Micro-batches of this rank; as many as the others have, where ranks meet within the model."""
         packing = Packing(
             self.alignment,
@@ -113,10 +113,10 @@ class PackedModel:
             context_ranks=parallel_state.get_context_parallel_world_size(),
             at_row_end=self.head == "reward",
         )
-        bins = packing.bins(batch, budget)
+        bins = packing.bins(batch, budget, whole_groups=whole_groups)
         count = self._agree_on_count(len(bins))
         if count > len(bins):
-            bins = packing.bins(batch, budget, at_least=count)
+            bins = packing.bins(batch, budget, count, whole_groups=whole_groups)
         # A rank with fewer rows than that runs the model on nothing, and so takes part in what the ranks do together.
         bins += [np.arange(0)] * (count - len(bins))
         tokens = self._agree_on_tokens([packing.tokens(batch, rows) for rows in bins])
