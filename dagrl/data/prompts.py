@@ -29,7 +29,7 @@ class PromptSlice:
     """Some prompts of the sequence, consecutive but for those that were asked for by their positions."""
 
     columns: dict[str, Column]
-    """prompt_tokens (int64), answer, data_source and extra_info (JSON): a row for each prompt."""
+    """prompt_tokens (int64), messages (JSON), answer, data_source and extra_info (JSON): a row for each prompt."""
     positions: np.ndarray
     """Where each prompt stands in the sequence, int64."""
     next_position: int
@@ -189,10 +189,12 @@ class PromptLoader:
         def values(name: str) -> list[Any]:
             return [self._table[name][row].as_py() for row in rows]
 
+        prompts = values("prompt")
         answers = [_as_text(model["ground_truth"] if model else None) for model in values("reward_model")]
         sources = values("data_source")
         extras = values("extra_info") if "extra_info" in self._table.column_names else [None] * len(rows)
         return {
+            "messages": Column.text([_as_json(_as_chat(prompt)) for prompt in prompts]),
             "answer": Column.text(answers),
             "data_source": Column.text([source or "" for source in sources]),
             "extra_info": Column.text([_as_json(extra or {}) for extra in extras]),
@@ -236,6 +238,11 @@ def _check_columns(path: Path, schema: Any) -> None:
             f"{path} has no column {missing[0]}; it needs prompt, data_source and {ANSWER}, and has: "
             + ", ".join(schema.names)
         )
+
+
+def _as_chat(prompt: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A prompt as messages; a plain text is the user's."""
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
 def _as_text(value: Any) -> str:

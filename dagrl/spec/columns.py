@@ -36,6 +36,7 @@ _CORE = (
     ColumnSpec("sample_id", "int64", Shape.SAMPLE, "row of the step's batch"),
     ColumnSpec("group_id", "int64", Shape.SAMPLE, "prompt of the step that the row answers"),
     ColumnSpec("prompt_tokens", "int64", Shape.PROMPT, "the prompt, chat template applied"),
+    ColumnSpec("messages", "uint8", Shape.TEXT, "the prompt's chat messages, as JSON"),
     ColumnSpec("answer", "uint8", Shape.TEXT, "reference answer (reward_model.ground_truth)"),
     ColumnSpec("data_source", "uint8", Shape.TEXT, "name of the data set"),
     ColumnSpec("extra_info", "uint8", Shape.TEXT, "the row's extra_info, as JSON"),
@@ -56,5 +57,5 @@ _CORE = (
 
 CORE_COLUMNS: dict[str, ColumnSpec] = {column.name: column for column in _CORE}
 
-SOURCE_COLUMNS = ("sample_id", "group_id", "prompt_tokens", "answer", "data_source", "extra_info")
+SOURCE_COLUMNS = ("sample_id", "group_id", "prompt_tokens", "messages", "answer", "data_source", "extra_info")
 """Columns of the data set: written by the implicit node `prompts`."""

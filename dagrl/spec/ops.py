@@ -14,12 +14,16 @@ from dagrl.spec.columns import SOURCE_COLUMNS
 from dagrl.spec.router_replay import replays
 from dagrl.spec.schema import (
     AdvantageNode,
+    CriticNode,
     EngineSpec,
+    HfEngineSpec,
     LogprobNode,
     NodeBase,
+    RewardModelNode,
     RewardNode,
     RolloutNode,
     UpdateNode,
+    ValuesNode,
 )
 
 
@@ -39,12 +43,15 @@ class Capability(Enum):
 
     GENERATE = "generate"
     SCORE = "score"
+    """Read off tokens: log-probs, or what a critic's head says."""
+    JUDGE = "judge"
+    """Read a score off each row with a reward head."""
     TRAIN = "train"
 
 
 CAPABILITIES: dict[str, frozenset[Capability]] = {
-    "megatron": frozenset({Capability.SCORE, Capability.TRAIN}),
-    "hf": frozenset({Capability.GENERATE}),
+    "megatron": frozenset({Capability.SCORE, Capability.JUDGE, Capability.TRAIN}),
+    "hf": frozenset({Capability.GENERATE, Capability.JUDGE}),
     "sglang": frozenset({Capability.GENERATE}),
 }
 """What each backend can do."""
@@ -100,20 +107,47 @@ def contract_of(node: NodeBase, engines: Mapping[str, EngineSpec] = MappingProxy
             routes = _routes(engines.get(node.engine))
             return OpContract(("prompt_tokens", "response_tokens", *routes), ("logprob",), needs=Capability.SCORE)
         case AdvantageNode():
-            reads: tuple[str, ...] = ("reward", "response_mask")
-            if node.estimator != "reinforce_plus_plus":
-                reads = ("group_id", *reads)
-            if node.kl_in_reward:
-                reads += ("old_logprob", "ref_logprob")
-            whitened = node.estimator in ("reinforce_plus_plus", "reinforce_plus_plus_baseline")
-            return OpContract(reads, ("advantage",), Scope.BATCH if whitened else Scope.GROUP)
+            return _of_advantage(node)
         case UpdateNode():
-            reads = ("prompt_tokens", "response_tokens", "response_mask", "advantage", "policy_version")
+            reads: tuple[str, ...] = (
+                "prompt_tokens",
+                "response_tokens",
+                "response_mask",
+                "advantage",
+                "policy_version",
+            )
             needed = {"ref_logprob": node.loss.kl_coef > 0, "rollout_logprob": node.rollout_correction is not None}
             optional = ("old_logprob", *(column for column, must in needed.items() if not must))
             reads += tuple(column for column, must in needed.items() if must) + _routes(engines.get(node.engine))
             return OpContract(reads, (), Scope.BATCH, optional, Capability.TRAIN)
+        case ValuesNode():
+            return OpContract(("prompt_tokens", "response_tokens"), ("value",), needs=Capability.SCORE)
+        case CriticNode():
+            trained_on = ("prompt_tokens", "response_tokens", "response_mask", "value", "return")
+            return OpContract(trained_on, (), Scope.BATCH, needs=Capability.TRAIN)
+        case RewardModelNode():
+            # A classifier of Hugging Face's has a tokenizer and a chat template of its own.
+            prompt = "messages" if isinstance(engines.get(node.engine), HfEngineSpec) else "prompt_tokens"
+            return OpContract((prompt, "response_tokens"), ("reward",), needs=Capability.JUDGE)
     raise AssertionError(f"no contract for {node!r}")
+
+
+def _of_advantage(node: AdvantageNode) -> OpContract:
+    critic = node.estimator == "gae"
+    reads: tuple[str, ...] = ("reward", "response_mask")
+    if critic:
+        reads += ("value",)
+    elif node.estimator != "reinforce_plus_plus":
+        reads = ("group_id", *reads)
+    if node.kl_in_reward:
+        reads += ("old_logprob", "ref_logprob")
+    whitened = critic or node.estimator in ("reinforce_plus_plus", "reinforce_plus_plus_baseline")
+    return OpContract(
+        reads,
+        ("advantage", "return") if critic else ("advantage",),
+        Scope.BATCH if whitened else Scope.GROUP,
+        reads_if_written=("token_reward",) if critic else (),
+    )
 
 
 def _routes(engine: EngineSpec | None) -> tuple[str, ...]:

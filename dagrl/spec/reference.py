@@ -14,8 +14,10 @@ from pydantic_core import PydanticUndefined
 from dagrl.spec.columns import CORE_COLUMNS
 from dagrl.spec.schema import (
     AdvantageNode,
+    CriticNode,
     CustomNode,
     DataSpec,
+    FilterNode,
     GroupSpec,
     HfEngineSpec,
     KlInRewardSpec,
@@ -29,6 +31,7 @@ from dagrl.spec.schema import (
     ParallelSpec,
     Pipeline,
     ProfileSpec,
+    RewardModelNode,
     RewardNode,
     RolloutCorrectionSpec,
     RolloutNode,
@@ -38,6 +41,7 @@ from dagrl.spec.schema import (
     SglangEngineSpec,
     TokenizerSpec,
     UpdateNode,
+    ValuesNode,
     WeightSyncSpec,
 )
 
@@ -64,6 +68,10 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("nodes.NAME, op: update", UpdateNode),
     ("nodes.NAME.loss", LossSpec),
     ("nodes.NAME.rollout_correction", RolloutCorrectionSpec),
+    ("nodes.NAME, op: values", ValuesNode),
+    ("nodes.NAME, op: critic", CriticNode),
+    ("nodes.NAME, op: reward_model", RewardModelNode),
+    ("nodes.NAME, op: filter", FilterNode),
     ("nodes.NAME, op: module:function", CustomNode),
     ("schedule", ScheduleSpec),
     ("run", RunSpec),
@@ -76,7 +84,8 @@ _INTRODUCTION = """\
 Made from the schema by `python -m dagrl.spec.reference`; a test keeps it up to date.
 
 YAML, read with a safe loader. `extends: NAME` takes a file of `dag_templates/` (or a path) and keeps only differences:
-mappings are merged, everything else is replaced, `null` takes a key away. Paths are relative to the file they stand in.
+mappings are merged, everything else is replaced, `null` takes a key away. `extends: [dapo, tiny]` lays several over each
+other, the last one on top, and the file itself over all. Paths are relative to the file they stand in.
 `dagrl run FILE engines.actor.optimizer.lr=3e-6` sets any key by its dotted path. Unknown keys are errors.
 """
 

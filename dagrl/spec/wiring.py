@@ -30,6 +30,8 @@ _USUAL_WRITERS = {
     "old_logprob": "op: logprob, write: old_logprob",
     "ref_logprob": "op: logprob, write: ref_logprob",
     "logprob": "op: logprob",
+    "value": "op: values, engine: CRITIC",
+    "return": "op: advantage, estimator: gae",
 }
 
 

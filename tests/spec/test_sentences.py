@@ -36,9 +36,9 @@ CASES = [
     ),
     (
         "estimator: grpo}",
-        "estimator: gae} #!",
+        "estimator: ppo} #!",
         "nodes.advantage.estimator",
-        "'gae' is not known here; choose from: grpo",
+        "'ppo' is not known here; choose from: grpo",
     ),
     ("  actor:\n    backend: megatron", "  actor:\n    backend: megatro #!", "engines.actor.backend", "`megatron`?"),
     ("{op: reward, fn: exact}", "{fn: exact} #!", "nodes.reward.op", "the key is missing; add `op:`"),

@@ -4,6 +4,7 @@
 ``spec/ops.py`` says which columns each node reads and writes.
 """
 
+from dagrl.spec.schema.critic import CriticNode, RewardModelNode, ValuesNode
 from dagrl.spec.schema.engines import (
     EngineSpec,
     HfEngineSpec,
@@ -15,12 +16,13 @@ from dagrl.spec.schema.engines import (
     Sleep,
     WeightSyncSpec,
 )
+from dagrl.spec.schema.filter import FilterNode
 from dagrl.spec.schema.model import DataSpec, GroupSpec, ModelSpec, TokenizerSpec
+from dagrl.spec.schema.node_base import NodeBase, TrainingNode
 from dagrl.spec.schema.nodes import (
     AdvantageNode,
     CustomNode,
     LogprobNode,
-    NodeBase,
     NodeSpec,
     RewardNode,
     RolloutNode,
@@ -47,10 +49,12 @@ __all__ = [
     "AdvantageNode",
     "Aggregation",
     "Coefficient",
+    "CriticNode",
     "CustomNode",
     "DataSpec",
     "DivergenceCriterion",
     "EngineSpec",
+    "FilterNode",
     "GroupSpec",
     "HfEngineSpec",
     "ImportanceLevel",
@@ -71,6 +75,7 @@ __all__ = [
     "ProfileSpec",
     "RatioCriterion",
     "RejectionCriterion",
+    "RewardModelNode",
     "RewardNode",
     "RolloutCorrectionSpec",
     "RolloutNode",
@@ -82,6 +87,8 @@ __all__ = [
     "Sleep",
     "Threshold",
     "TokenizerSpec",
+    "TrainingNode",
     "UpdateNode",
+    "ValuesNode",
     "WeightSyncSpec",
 ]

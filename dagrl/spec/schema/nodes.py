@@ -6,19 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, FiniteFloat, Tag
 
+from dagrl.spec.schema.critic import CriticNode, RewardModelNode, ValuesNode
+from dagrl.spec.schema.filter import FilterNode
+from dagrl.spec.schema.node_base import NodeBase, TrainingNode
 from dagrl.spec.schema.objective import KlInRewardSpec, LossSpec, OverlongBufferSpec, RolloutCorrectionSpec
 from dagrl.spec.schema.section import Coefficient, Name, PositiveInt, Section
-
-
-class NodeBase(Section):
-    """What every node may say."""
-
-    read: dict[str, str] = Field(default_factory=dict)
-    """Column the op reads -> where it comes from: another column, or ``node.column``."""
-    read_from: tuple[Name, ...] = ()
-    """Nodes that are meant where several write a column that the op reads, instead of saying so column by column."""
-    write: str | dict[str, str] | None = None
-    """Name of the column it writes, or (op's name -> name in this pipeline) where it writes several."""
 
 
 class SamplingSpec(Section):
@@ -50,7 +42,9 @@ class RolloutNode(NodeBase):
     sampling: SamplingSpec
     """How tokens are drawn in training."""
     val_sampling: SamplingSpec | None = None
-    """How they are drawn in validation, one response a prompt. Default: as in training, with temperature 0."""
+    """How they are drawn in validation. Default: as in training, with temperature 0."""
+    val_n: PositiveInt = 1
+    """Responses for each prompt in validation; several need a `val_sampling` with a temperature."""
     over_sampling_batch_size: PositiveInt | None = None
     """Prompts that a training step begins, more than it needs: the first ``data.prompts_per_step`` whose responses are
     complete make the step, the slowest are aborted. Default: no more than it needs."""
@@ -103,41 +97,36 @@ class AdvantageNode(NodeBase):
 
     op: Literal["advantage"]
     """Names this kind of node."""
-    estimator: Literal["grpo", "dr_grpo", "rloo", "opo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]
+    estimator: Literal["grpo", "dr_grpo", "rloo", "opo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"]
     """How. The first four compare within a prompt's group: by mean and deviation, by mean alone, with the mean of the
-    others, with the mean weighted by length. The last two are whitened over the whole step, as rewards or as deviations
-    from their group's mean."""
+    others, with the mean weighted by length. The next two are whitened over the whole step, as rewards or as deviations
+    from their group's mean. ``gae`` compares with what a critic expects, token by token, whitened too, and writes the
+    critic's targets, ``return``, beside."""
+    gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """``gae`` only: weight of a reward one token later."""
+    lam: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """``gae`` only: 1 takes rewards as they come; below, the critic's word for what is still to come counts for more:
+    less variance, and more of the critic's own mistakes."""
     normalize_by_std: bool = True
     """``grpo`` only: divide a group's advantages by its standard deviation."""
     kl_in_reward: KlInRewardSpec | None = None
-    """Penalty taken off the reward first; with ``reinforce_plus_plus`` token by token, off what is still to come."""
+    """Penalty taken off the reward first; with ``reinforce_plus_plus`` and ``gae`` token by token, off what is still to
+    come."""
     overlong_buffer: OverlongBufferSpec | None = None
     """Penalty on length, added to the reward first."""
 
 
-class UpdateNode(NodeBase):
-    """Trains an engine on the step's samples."""
+class UpdateNode(TrainingNode):
+    """Trains a policy on the step's samples."""
 
     op: Literal["update"]
     """Names this kind of node."""
-    engine: Name
-    """The engine that is trained."""
     loss: LossSpec = LossSpec()
     """The objective."""
     rollout_correction: RolloutCorrectionSpec | None = None
     """What to do about samples whose log-probs differ between generator and trainer. Default: report, do nothing."""
-    mini_batch: PositiveInt | None = None
-    """Prompts in one optimizer step. Default: all of the step."""
-    mini_batch_per_node: PositiveInt | None = None
-    """Instead of `mini_batch`: prompts in one optimizer step for each machine, as with ``data.prompts_per_node``."""
-    epochs: PositiveInt = 1
-    """Passes over the step's samples."""
-    tokens_per_micro_batch: PositiveInt = 16384
-    """Packed tokens in one forward and backward pass of a model replica."""
-
-    def optimizer_steps(self, prompts_per_step: int) -> int:
-        """Optimizer steps on one step's batch."""
-        return -(-prompts_per_step // (self.mini_batch or prompts_per_step)) * self.epochs
+    critic_warmup: Annotated[int, Field(ge=0)] = 0
+    """Steps, from the first, in which the policy is left as it is while a critic learns."""
 
     @property
     def takes_rollout_for_old(self) -> bool:
@@ -166,6 +155,10 @@ NodeSpec = Annotated[
     | Annotated[LogprobNode, Tag("logprob")]
     | Annotated[AdvantageNode, Tag("advantage")]
     | Annotated[UpdateNode, Tag("update")]
+    | Annotated[ValuesNode, Tag("values")]
+    | Annotated[CriticNode, Tag("critic")]
+    | Annotated[RewardModelNode, Tag("reward_model")]
+    | Annotated[FilterNode, Tag("filter")]
     | Annotated[CustomNode, Tag("custom")],
     Discriminator(_node_tag),
 ]
