@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
+from dagrl.algorithms.aggregation import token_weights
 from dagrl.algorithms.kl import kl_estimate
 from dagrl.algorithms.losses import PolicyLoss, cispo, cpgd, gspo, ppo_clip, reinforce
 from dagrl.algorithms.mismatch import mismatch_metrics
@@ -67,44 +67,18 @@ class PolicyObjective:
         self.columns: tuple[str, ...] = ("advantage", *optional)
 
     def token_weights(self, batch: Batch) -> tuple[Column, tuple[float, ...]]:
-        """Weights from ``response_mask``, and the normalizer's share of `batch`; see ``LossSpec.aggregation``.
+        """Weights from ``response_mask`` by ``LossSpec.aggregation``, see `aggregation`, and the normalizer's share.
 
-        ======================= ============================ ===============
-        aggregation             weight of a token            normalizer
-        ======================= ============================ ===============
-        token-mean              its mask                     sum of the mask
-        seq-mean-token-sum      its mask                     responses
-        seq-mean-token-mean     its mask / its row's sum     responses
-        seq-mean-token-sum-norm its mask / longest_response  responses
-        ======================= ============================ ===============
-
-        token-mean is DAPO's (arXiv 2503.14476, section 3.3), seq-mean-token-mean GRPO's (arXiv 2402.03300, eq. 3);
-        seq-mean-token-sum is without bias for length, and seq-mean-token-sum-norm is the same in a scale of its own:
-        Dr. GRPO's constant in place of the length (arXiv 2503.20783). Responses without any token to train on do not
-        count. What a correction rejects does: whether it does is known only once the trainer's log-probs are, and so
-        the loss is the same whether or not they are there before.
+        What a correction rejects counts: whether it does is known only once the trainer's log-probs are, and so the
+        loss is the same whether or not they are there before.
 
         Further totals are what importance weights are normalized by, where they are.
         """
-        mask = batch["response_mask"]
-        values = mask.values.astype(np.float64)
-        row = np.repeat(np.arange(len(mask)), mask.lengths)
-        row_sums = np.bincount(row, values, minlength=len(mask))
-        responses = float(np.count_nonzero(row_sums))
-        match self.loss.weighting:
-            case "token-mean":
-                weights, normalizer = values, float(values.sum())
-            case "seq-mean-token-sum":
-                weights, normalizer = values, responses
-            case "seq-mean-token-mean":
-                weights, normalizer = values / np.where(row_sums > 0, row_sums, 1.0)[row], responses
-            case "seq-mean-token-sum-norm":
-                assert self.longest_response
-                weights, normalizer = values / self.longest_response, responses
+        weights, normalizer = token_weights(batch["response_mask"], self.loss.weighting, self.longest_response)
         totals: tuple[float, ...] = (normalizer,)
         if self.correction and self.correction.rollout_is_batch_normalize:
             totals += importance_totals(self.correction, batch)
-        return Column(weights.astype(np.float32), mask.offsets), totals
+        return weights, totals
 
     def __call__(self, tokens: ResponseTokens) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The micro-batch's share of the loss, and metrics as tallies.

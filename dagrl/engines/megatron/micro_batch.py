@@ -93,8 +93,8 @@ class Packing:
     def bins(self, batch: Batch, budget: int, at_least: int = 1, *, whole_groups: bool = False) -> list[np.ndarray]:
         """Rows of each micro-batch of at most `budget` tokens, padding counted; none for a batch without rows.
 
-        With `whole_groups`, rows of one ``group_id`` go together. ValueError where a row, or group, alone is longer than
-        the budget.
+        With `whole_groups`, rows of one ``group_id`` go together. ValueError where a row, or a group, alone is longer
+        than the budget.
         """
         groups = batch["group_id"].values if whole_groups else None
         return pack(self._padded(_lengths(batch)), budget, at_least, groups)

@@ -1,0 +1,45 @@
+"""How the losses of tokens become one number: weights of tokens that know the whole batch, however it is cut."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dagrl.data.batch import Column
+
+if TYPE_CHECKING:
+    from dagrl.spec.schema import Aggregation
+
+
+def token_weights(mask: Column, aggregation: Aggregation, longest_response: int | None = None) -> tuple[Column, float]:
+    """Weight of each token, float32 and ragged as `mask`, and what these rows add to the normalizer.
+
+    ======================= ============================ ===============
+    aggregation             weight of a token            normalizer
+    ======================= ============================ ===============
+    token-mean              its mask                     sum of the mask
+    seq-mean-token-sum      its mask                     responses
+    seq-mean-token-mean     its mask / its row's sum     responses
+    seq-mean-token-sum-norm its mask / longest_response  responses
+    ======================= ============================ ===============
+
+    token-mean is DAPO's (arXiv 2503.14476, section 3.3), seq-mean-token-mean GRPO's (arXiv 2402.03300, eq. 3);
+    seq-mean-token-sum is without bias for length, and seq-mean-token-sum-norm is the same in a scale of its own:
+    Dr. GRPO's constant in place of the length (arXiv 2503.20783). Responses without any token to train on do not count.
+    """
+    values = mask.values.astype(np.float64)
+    row = np.repeat(np.arange(len(mask)), mask.lengths)
+    row_sums = np.bincount(row, values, minlength=len(mask))
+    responses = float(np.count_nonzero(row_sums))
+    match aggregation:
+        case "token-mean":
+            weights, normalizer = values, float(values.sum())
+        case "seq-mean-token-sum":
+            weights, normalizer = values, responses
+        case "seq-mean-token-mean":
+            weights, normalizer = values / np.where(row_sums > 0, row_sums, 1.0)[row], responses
+        case "seq-mean-token-sum-norm":
+            assert longest_response
+            weights, normalizer = values / longest_response, responses
+    return Column(weights.astype(np.float32), mask.offsets), normalizer
