@@ -1,0 +1,101 @@
+"""Direct preference optimization: of two responses to a prompt, make the better one likelier than it was, compared."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from torch.nn.functional import logsigmoid
+
+from dagrl.data.batch import Batch, Column
+from dagrl.data.tally import tally
+
+if TYPE_CHECKING:
+    # The contract only: formulas do not need engines to run.
+    from dagrl.engines.base import ResponseTokens
+
+PreferenceLoss = Literal["sigmoid", "ipo", "hinge"]
+
+
+def preference_loss(
+    difference: torch.Tensor, form: PreferenceLoss, *, beta: float, label_smoothing: float = 0.0
+) -> torch.Tensor:
+    """Loss of each pair, of the shape of `difference`.
+
+    With h = log(pi(chosen) / ref(chosen)) - log(pi(rejected) / ref(rejected)), the `difference` of log-ratios of whole
+    responses:
+
+    - ``sigmoid``: -(1 - e) log s(beta h) - e log s(-beta h), s the logistic function. Without `label_smoothing` e it is
+      DPO (arXiv 2305.18290, eq. 7); with it conservative DPO, for labels of which a share e is wrong (Mitchell 2023,
+      https://ericmitchell.ai/cdpo.pdf, eq. 3).
+    - ``ipo``: (h - 1 / (2 beta))**2 (arXiv 2310.12036, eq. 17, where beta is called tau).
+    - ``hinge``: max(0, 1 - beta h) (SLiC's loss on DPO's ratios: hinge-norm of arXiv 2309.06657).
+    """
+    match form:
+        case "sigmoid":
+            scaled = beta * difference
+            return -(1 - label_smoothing) * logsigmoid(scaled) - label_smoothing * logsigmoid(-scaled)
+        case "ipo":
+            return (difference - 1 / (2 * beta)).square()
+        case "hinge":
+            return torch.relu(1 - beta * difference)
+
+
+class DpoObjective:
+    """A `preference_loss`, averaged over pairs; a `dagrl.engines.base.Objective`.
+
+    The rows of a group are a pair: the chosen response first, the rejected one behind it. With `sft_coef` the
+    likelihood of the chosen response, over its length, is added: DPO + NLL of arXiv 2404.19733, section 2.
+    """
+
+    columns: tuple[str, ...] = ("group_id", "ref_logprob")
+    needs_entropy = False
+    temperature = 1.0
+
+    def __init__(
+        self, form: PreferenceLoss = "sigmoid", *, beta: float, label_smoothing: float = 0.0, sft_coef: float = 0.0
+    ) -> None:
+        self.form = form
+        self.beta, self.label_smoothing, self.sft_coef = beta, label_smoothing, sft_coef
+
+    def token_weights(self, batch: Batch) -> tuple[Column, tuple[float, ...]]:
+        """1 for each token, and the number of pairs as the normalizer."""
+        groups = batch["group_id"].values
+        pairs = len(groups) // 2
+        assert len(groups) % 2 == 0 and (groups[::2] == groups[1::2]).all(), "the two rows of a pair go together"
+        assert len(np.unique(groups)) == pairs, "a group is a pair"
+        tokens = batch["response_tokens"]
+        return Column(np.ones(len(tokens.values), dtype=np.float32), tokens.offsets), (float(pairs),)
+
+    def __call__(self, tokens: ResponseTokens) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The micro-batch's share of the loss, and metrics as tallies over pairs.
+
+        ``dpo/chosen_reward`` and ``dpo/rejected_reward`` are beta log(pi / ref) of whole responses, which DPO takes for
+        their rewards, ``dpo/margin`` the first less the second, and ``dpo/accuracy`` how often it is above 0.
+        ``loss/sft`` is the likelihood that `sft_coef` weighs, told without it too.
+        """
+        rows = len(tokens.columns["group_id"])
+        ratio = _row_sums(tokens.logprob - tokens.columns["ref_logprob"], tokens.row, rows)
+        likelihood = _row_sums(tokens.logprob, tokens.row, rows) / _row_sums(
+            torch.ones_like(tokens.logprob), tokens.row, rows
+        ).clamp(min=1)
+        chosen, rejected = ratio[::2], ratio[1::2]
+        loss = preference_loss(chosen - rejected, self.form, beta=self.beta, label_smoothing=self.label_smoothing)
+        imitation = -likelihood[::2]
+        told = {
+            "loss/dpo": loss,
+            "loss/sft": imitation,
+            "dpo/chosen_reward": self.beta * chosen,
+            "dpo/rejected_reward": self.beta * rejected,
+            "dpo/margin": self.beta * (chosen - rejected),
+            "dpo/accuracy": chosen > rejected,
+        }
+        pairs = tokens.totals[0]
+        share = (loss + self.sft_coef * imitation).sum() / pairs
+        return share, tally(told, torch.ones_like(loss, dtype=torch.bool))
+
+
+def _row_sums(values: torch.Tensor, row: torch.Tensor, rows: int) -> torch.Tensor:
+    """Sum of the tokens' `values` in each row; in float64, so that the order in which a GPU adds up does not show."""
+    return torch.zeros(rows, dtype=torch.float64, device=values.device).index_add(0, row, values.double())

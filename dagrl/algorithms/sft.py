@@ -1,0 +1,89 @@
+"""Imitation: the likelihood of responses that somebody else has written, alone or beside a policy's own samples.
+
+Both classes implement `dagrl.engines.base.Objective`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from dagrl.algorithms.aggregation import token_weights
+from dagrl.algorithms.objective import PolicyObjective
+from dagrl.data.batch import Batch, Column
+from dagrl.data.tally import tally_mean
+from dagrl.spec.schema import Aggregation
+
+if TYPE_CHECKING:
+    # The contract only: formulas do not need engines to run.
+    from dagrl.engines.base import ResponseTokens
+
+
+class SftObjective:
+    """Negative log-likelihood of the response tokens, all of them: supervised fine-tuning."""
+
+    columns: tuple[str, ...] = ()
+    needs_entropy = False
+    temperature = 1.0
+
+    def __init__(self, aggregation: Aggregation, longest_response: int | None = None) -> None:
+        """`longest_response` is the most tokens that a response may have: what seq-mean-token-sum-norm divides by."""
+        self.aggregation = aggregation
+        self.longest_response = longest_response
+
+    def token_weights(self, batch: Batch) -> tuple[Column, tuple[float, ...]]:
+        """See `dagrl.algorithms.aggregation`."""
+        return self.weights(_ones(batch["response_tokens"]))
+
+    def weights(self, mask: Column) -> tuple[Column, tuple[float, ...]]:
+        """The same of the tokens in `mask` alone."""
+        weights, normalizer = token_weights(mask, self.aggregation, self.longest_response)
+        return weights, (normalizer,)
+
+    def __call__(self, tokens: ResponseTokens) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The micro-batch's share of the loss, and ``loss/sft``, its mean by the same weights."""
+        loss = -tokens.logprob
+        return (tokens.weight * loss).sum(), {"loss/sft": tally_mean(loss, tokens.weight)}
+
+
+class MixedObjective:
+    """(1 - mu) policy loss on the policy's own rows + mu NLL on an expert's: MIX of Trinity-RFT (arXiv 2505.17826).
+
+    Rows of the expert have ``is_expert`` 1. Each part is averaged over its own rows of the mini-batch: the policy's as
+    its loss says, the expert's first over the tokens of a response, then over responses.
+    """
+
+    def __init__(self, policy: PolicyObjective, mu: float) -> None:
+        self.policy, self.mu = policy, mu
+        self._expert = SftObjective("seq-mean-token-mean")
+        self.columns = (*policy.columns, "is_expert")
+        self.needs_entropy = policy.needs_entropy
+        self.temperature = policy.temperature
+
+    def token_weights(self, batch: Batch) -> tuple[Column, tuple[float, ...]]:
+        """Weights of either part on its own rows. Totals are the policy's, its normalizer first, then the expert's."""
+        mask = batch["response_mask"]
+        is_expert = np.repeat(batch["is_expert"].values > 0, mask.lengths)
+        own = batch.with_columns({"response_mask": Column(np.where(is_expert, 0.0, mask.values), mask.offsets)})
+        weights, totals = self.policy.token_weights(own)
+        imitated, others = self._expert.weights(Column(np.where(is_expert, mask.values, 0.0), mask.offsets))
+        return Column(weights.values + imitated.values, mask.offsets), (*totals, *others)
+
+    def __call__(self, tokens: ResponseTokens) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The micro-batch's share of both, and the metrics of both, each over its own rows."""
+        is_expert = tokens.columns["is_expert"][tokens.row] > 0
+        nothing = torch.zeros_like(tokens.weight)
+        *totals, imitated = tokens.totals
+        own = replace(tokens, weight=torch.where(is_expert, nothing, tokens.weight), totals=tuple(totals))
+        # All weights have been divided by the policy's normalizer, or by 1 where it has none.
+        weight = torch.where(is_expert, tokens.weight * (totals[0] or 1.0) / (imitated or 1.0), nothing)
+        policy, metrics = self.policy(own)
+        expert, told = self._expert(replace(tokens, weight=weight))
+        return (1 - self.mu) * policy + self.mu * expert, metrics | told
+
+
+def _ones(column: Column) -> Column:
+    return Column(np.ones(len(column.values), dtype=np.float32), column.offsets)

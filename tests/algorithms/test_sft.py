@@ -1,0 +1,115 @@
+"""Imitation, alone and beside a policy's own samples: numbers by hand, and the same loss however the batch is cut."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagrl.algorithms.objective import PolicyObjective
+from dagrl.algorithms.sft import MixedObjective, SftObjective
+from dagrl.data.batch import Batch, Column
+from dagrl.data.tally import read_tallies
+from dagrl.engines.base import ResponseTokens
+from dagrl.spec.schema import LossSpec
+
+
+def run(parts, objective):
+    """Loss, gradients by row and metrics of a batch that comes in `parts`, as an engine accumulates them."""
+    shares = [objective.token_weights(part) for part in parts]
+    totals = tuple(np.sum([share for _, share in shares], axis=0).tolist())
+    total, gradients, tallies = 0.0, {}, []
+    for part, (weights, _) in zip(parts, shares, strict=True):
+        logprob = torch.from_numpy(part["policy"].values.copy()).requires_grad_()
+        tokens = ResponseTokens(
+            logprob=logprob,
+            entropy=None,
+            weight=torch.from_numpy(weights.values).double() / (totals[0] or 1.0),
+            columns={name: torch.from_numpy(part[name].values) for name in objective.columns},
+            row=torch.from_numpy(np.repeat(np.arange(len(part)), part["policy"].lengths)),
+            totals=totals,
+        )
+        loss, told = objective(tokens)
+        loss.backward()
+        total += loss.item()
+        tallies.append(told)
+        by_row = Column(logprob.grad.numpy(), part["policy"].offsets)
+        gradients |= {int(row): by_row[place].tolist() for place, row in enumerate(part.rows)}
+    return total, gradients, {name: stat.mean for name, stat in read_tallies(tallies).items()}
+
+
+def responses(*probabilities, **columns):
+    """Responses whose tokens have these probabilities for the policy."""
+    rows = len(probabilities)
+    ragged = {"policy": [np.log(row) for row in probabilities]} | {
+        name: values for name, values in columns.items() if name != "is_expert"
+    }
+    found = {name: Column.ragged(values, "float64") for name, values in ragged.items()}
+    found["response_tokens"] = Column.ragged([np.zeros(len(row)) for row in probabilities], "int64")
+    found["response_mask"] = Column.ragged([np.ones(len(row)) for row in probabilities], "float32")
+    found["is_expert"] = Column(np.array(columns.get("is_expert", [0.0] * rows), dtype=np.float32))
+    return Batch(np.arange(rows), found)
+
+
+TWO = ([0.5, 0.25, 0.5], [0.125])
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "loss", "told", "gradients"),
+    [
+        # Seven halvings over four tokens.
+        ("token-mean", 7 / 4, 7 / 4, {0: [-1 / 4] * 3, 1: [-1 / 4]}),
+        ("seq-mean-token-sum", 7 / 2, 7 / 4, {0: [-1 / 2] * 3, 1: [-1 / 2]}),
+        ("seq-mean-token-mean", (4 / 3 + 3) / 2, (4 / 3 + 3) / 2, {0: [-1 / 6] * 3, 1: [-1 / 2]}),
+        ("seq-mean-token-sum-norm", 7 / 2 / 8, 7 / 4, {0: [-1 / 16] * 3, 1: [-1 / 16]}),
+    ],
+)
+def test_the_likelihood_of_responses(aggregation, loss, told, gradients):
+    found, each, metrics = run([responses(*TWO)], SftObjective(aggregation, longest_response=8))
+    assert found == pytest.approx(loss * math.log(2), rel=1e-6)
+    assert {row: pytest.approx(values, rel=1e-6) for row, values in gradients.items()} == each
+    assert metrics["loss/sft"] == pytest.approx(told * math.log(2), rel=1e-6), "a mean, whatever the scale of the loss"
+
+
+MIXED = responses(
+    *TWO,
+    [0.5, 0.5],
+    [0.25],
+    advantage=[[1.0, 1.0, 1.0], [-1.0], [9.0, 9.0], [9.0]],
+    rollout_logprob=[np.log([0.5, 0.25, 0.5]), np.log([0.125]), [-80.0, 80.0], [-80.0]],
+    is_expert=[0, 0, 1, 1],
+)
+POLICY = PolicyObjective(LossSpec(policy="reinforce"), 1.0, ("advantage", "rollout_logprob"), needs_entropy=False)
+
+
+def test_each_part_is_averaged_over_its_own_rows():
+    loss, gradients, metrics = run([MIXED], MixedObjective(POLICY, mu=0.25))
+    # REINFORCE over four tokens: -(1 * (ln 1/2 + ln 1/4 + ln 1/2) - 1 * ln 1/8) / 4; NLL: (ln 2 + ln 4) / 2.
+    policy, expert = (4 - 3) / 4 * math.log(2), 1.5 * math.log(2)
+    assert loss == pytest.approx(0.75 * policy + 0.25 * expert, rel=1e-6)
+    assert gradients[0] == pytest.approx([-0.75 / 4] * 3, rel=1e-6)
+    assert gradients[1] == pytest.approx([0.75 / 4], rel=1e-6)
+    assert gradients[2] == pytest.approx([-0.25 / 4] * 2, rel=1e-6)
+    assert gradients[3] == pytest.approx([-0.25 / 2], rel=1e-6)
+    assert metrics["loss/policy"] == pytest.approx(policy, rel=1e-6)
+    assert metrics["loss/sft"] == pytest.approx(expert, rel=1e-6)
+    assert metrics["mismatch/logprob_diff"] == pytest.approx(0.0, abs=1e-12), "the expert's rows were never sampled"
+
+
+@pytest.mark.parametrize(("kept", "loss"), [([0, 1], 0.75 * 0.25), ([2, 3], 0.25 * 1.5)])
+def test_a_mini_batch_may_lack_either(kept, loss):
+    found, _, _ = run([MIXED.take(np.array(kept))], MixedObjective(POLICY, mu=0.25))
+    assert found == pytest.approx(loss * math.log(2), rel=1e-6)
+
+
+@given(st.permutations(range(4)), st.lists(st.integers(0, 4), max_size=3))
+def test_the_mixed_loss_does_not_depend_on_how_rows_are_dealt(order, cuts):
+    parts = [MIXED.take(piece) for piece in np.split(np.array(order), sorted(cuts)) if len(piece)]
+    loss, gradients, metrics = run(parts, MixedObjective(POLICY, mu=0.4))
+    expected, expected_gradients, told = run([MIXED], MixedObjective(POLICY, mu=0.4))
+    assert loss == pytest.approx(expected, rel=1e-6)
+    assert metrics == pytest.approx(told, rel=1e-6, abs=1e-9)
+    for row, gradient in expected_gradients.items():
+        assert gradients[row] == pytest.approx(gradient, rel=1e-6)
