@@ -5,6 +5,8 @@ None of these needs a critic; `dagrl.algorithms.gae` holds the one that does.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 
 from dagrl.data.batch import Column
@@ -66,6 +68,68 @@ def opo_advantages(rewards: np.ndarray, groups: np.ndarray, mask: Column) -> Col
     Arguments, result, errors, and groups without a difference as in `grpo_advantages`.
     """
     return _per_token(_centred(rewards, groups, row_sums(_ones(mask)))[0], mask)
+
+
+def remax_advantages(rewards: np.ndarray, baseline_rewards: np.ndarray, mask: Column) -> Column:
+    """Each reward less that of the likeliest response to its prompt: A = r(x, y) - r(x, argmax).
+
+    ReMax (arXiv 2310.10505, algorithm 1): the greedy response, a sample that costs no critic, is the baseline. It does
+    not depend on the response it is taken from, so the policy gradient stays unbiased; where both are equally good,
+    the response says nothing.
+
+    Args:
+        rewards: [S], one for each response.
+        baseline_rewards: [S], of the greedy response to the same prompt.
+        mask: ragged, rows as long as the responses; tokens at 0 get advantage 0.
+
+    Returns:
+        float32, ragged as `mask`.
+
+    Raises:
+        ValueError: a reward is not finite.
+
+    """
+    return _per_token(_finite(rewards) - _finite(baseline_rewards), mask)
+
+
+def opmd_advantages(
+    rewards: np.ndarray, groups: np.ndarray, mask: Column, *, baseline: Literal["mean", "logavgexp"], tau: float
+) -> Column:
+    """Each reward less what mirror descent takes for its group's worth: A = r - b.
+
+    Online policy mirror descent maximises E[r] - tau KL(policy || the one it sampled with). Its optimum has
+    r - tau log(policy / sampled) = tau log Z for every response, Z = E[exp(r / tau)] (Kimi k1.5, arXiv 2501.12599,
+    section 2.3.2). `baseline` is what stands for tau log Z: ``logavgexp`` its estimate tau log(mean(exp(r / tau))) over
+    the group, ``mean`` the limit for large tau, which both Kimi and Trinity-RFT (arXiv 2505.17826) prefer.
+
+    Arguments, result, errors, and groups without a difference as in `grpo_advantages`.
+    """
+    if baseline == "mean":
+        return grpo_advantages(rewards, groups, mask, normalize_by_std=False)
+    rewards = _finite(rewards)
+    _, group, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    highest = np.full(len(sizes), -np.inf)
+    np.maximum.at(highest, group, rewards)
+    # Less the highest, so that exp() is within (0, 1].
+    exps = np.exp((rewards - highest[group]) / tau)
+    worth = highest + tau * np.log(np.bincount(group, exps, minlength=len(sizes)) / sizes)
+    centred = rewards - worth[group]
+    centred[_constant_groups(rewards, group, len(sizes))[group]] = 0.0
+    return _per_token(centred, mask)
+
+
+def gpg_advantages(rewards: np.ndarray, groups: np.ndarray, mask: Column) -> Column:
+    """Deviations from the group's mean, scaled up for the groups that say nothing: A = alpha (r - mean).
+
+    Group policy gradient (arXiv 2504.02546): responses of groups whose rewards are all equal have no gradient, but
+    count where the loss is averaged; alpha = responses / responses of the other groups makes up for that. Its loss is
+    ``reinforce``.
+
+    Arguments, result, errors, and groups without a difference as in `grpo_advantages`, but for the whole batch.
+    """
+    centred, group, sizes = _centred(rewards, groups, np.ones(len(mask)))
+    telling = ~_constant_groups(_finite(rewards), group, len(sizes))[group]
+    return _per_token(centred * (len(telling) / max(telling.sum(), 1)), mask)
 
 
 def reinforce_plus_plus_advantages(rewards: np.ndarray, mask: Column, charges: Column | None = None) -> Column:

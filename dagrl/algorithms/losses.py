@@ -127,6 +127,35 @@ def reinforce(logprob: torch.Tensor, old_logprob: torch.Tensor, advantage: torch
     return PolicyLoss(-advantage * logprob, ratio, torch.zeros_like(ratio, dtype=torch.bool))
 
 
+def opmd(logprob: torch.Tensor, old_logprob: torch.Tensor, advantage: torch.Tensor, *, tau: float) -> PolicyLoss:
+    """The policy gradient, held back: -A logprob / (1 + tau); the old log-probs are only for the report.
+
+    Online policy mirror descent in Trinity-RFT's simple form (arXiv 2505.17826), which is meant for samples of older
+    weights too, the advantage being a deviation from the group's mean.
+    """
+    plain = reinforce(logprob, old_logprob, advantage)
+    return PolicyLoss(plain.loss / (1 + tau), plain.ratio, plain.clipped)
+
+
+def opmd_kimi(
+    logprob: torch.Tensor, old_logprob: torch.Tensor, advantage: torch.Tensor, *, rows: Rows, tau: float
+) -> PolicyLoss:
+    """Online policy mirror descent of Kimi k1.5 (arXiv 2501.12599, section 2.3.2): squared log-ratios of responses.
+
+    For a response y the loss is -A log pi(y) + tau / 2 (log(pi(y) / pi_old(y)))**2: its gradient is that of the paper,
+    A grad log pi(y) - tau / 2 grad (log(pi(y) / pi_old(y)))**2, negated. Up to a constant and a factor that is
+    (r - b - tau log(pi / pi_old))**2, whose least is the policy that mirror descent steps to.
+
+    The square of the response's sum D is told to its tokens as D times each token's part of it: so it is whole where
+    tokens of a response are weighted alike, whatever the aggregation. `seq-mean-token-sum` is the paper's.
+    """
+    log_ratio = logprob - old_logprob
+    of_response = rows.sums(log_ratio).to(log_ratio.dtype)
+    loss = -advantage * logprob + tau / 2 * of_response * log_ratio
+    ratio = log_ratio.detach().exp()
+    return PolicyLoss(loss, ratio, torch.zeros_like(ratio, dtype=torch.bool))
+
+
 def _pessimistic(free: torch.Tensor, bounded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The larger of two losses, and where the bounded one is it: there the clip stops the gradient."""
     return torch.maximum(free, bounded), bounded > free

@@ -12,7 +12,7 @@ import torch
 
 from dagrl.algorithms.aggregation import token_weights
 from dagrl.algorithms.kl import kl_estimate
-from dagrl.algorithms.losses import PolicyLoss, cispo, cpgd, gspo, ppo_clip, reinforce
+from dagrl.algorithms.losses import PolicyLoss, cispo, cpgd, gspo, opmd, opmd_kimi, ppo_clip, reinforce
 from dagrl.algorithms.mismatch import mismatch_metrics
 from dagrl.algorithms.rollout_correction import Correction, correct, correction_metrics, importance_totals
 from dagrl.algorithms.rows import Rows
@@ -139,3 +139,7 @@ class PolicyObjective:
                 return cpgd(*given, clip_low=low, clip_high=high, drift_coef=spec.drift_coef)
             case "reinforce":
                 return reinforce(*given)
+            case "opmd":
+                return opmd(*given, tau=spec.tau)
+            case "opmd_kimi":
+                return opmd_kimi(*given, rows=rows, tau=spec.tau)

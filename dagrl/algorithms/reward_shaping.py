@@ -60,3 +60,62 @@ def overlong_penalty(lengths: np.ndarray, *, longest: int, buffer: int, factor: 
 
     """
     return factor * np.clip((longest - buffer - np.asarray(lengths, dtype=np.float64)) / buffer, -1.0, 0.0)
+
+
+def length_rewards(right: np.ndarray, lengths: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """What is added to rewards so that of a group's responses the shorter ones come first: between -0.5 and 0.5.
+
+    Kimi k1.5's length penalty (arXiv 2501.12599, section 2.3.3): lambda = 0.5 - (length - shortest) / (longest -
+    shortest) over all responses of the group, and min(0, lambda) where the response is wrong; 0 where all are equally
+    long.
+
+    Args:
+        right: bool [S], whether the response is right.
+        lengths: [S], tokens of each response.
+        groups: [S], any integers; equal ones are answers to the same prompt. All of a group must be here.
+
+    Returns:
+        float64 [S].
+
+    """
+    lengths = np.asarray(lengths, dtype=np.float64)
+    _, group = np.unique(groups, return_inverse=True)
+    count = group.max(initial=-1) + 1
+    shortest, longest = np.full(count, np.inf), np.full(count, -np.inf)
+    np.minimum.at(shortest, group, lengths)
+    np.maximum.at(longest, group, lengths)
+    spread = (longest - shortest)[group]
+    place = 0.5 - (lengths - shortest[group]) / np.where(spread > 0, spread, 1.0)
+    return np.where(spread > 0, np.where(right, place, np.minimum(place, 0.0)), 0.0)
+
+
+def cosine_rewards(
+    right: np.ndarray,
+    lengths: np.ndarray,
+    *,
+    longest: int,
+    right_from_to: tuple[float, float],
+    wrong_from_to: tuple[float, float],
+    exceeded: float,
+) -> np.ndarray:
+    """Rewards by correctness and length, along half a cosine from a response of no tokens to the longest.
+
+    "Demystifying long chain-of-thought reasoning" (arXiv 2502.03373, its cosine reward): with (a, b) that of a right
+    or of a wrong response, b + (a - b) (1 + cos(pi length / longest)) / 2; `exceeded` where the longest is used up.
+
+    Args:
+        right: bool [S], whether the response is right.
+        lengths: [S], tokens of each response.
+        longest: the longest response that is asked for.
+        right_from_to: reward of a right response of no tokens, and of one of the longest.
+        wrong_from_to: the same of a wrong one.
+        exceeded: reward of a response as long as the longest.
+
+    Returns:
+        float64 [S].
+
+    """
+    lengths = np.asarray(lengths, dtype=np.float64)
+    along = (1 + np.cos(np.pi * lengths / longest)) / 2
+    first, last = (np.where(right, *pair) for pair in zip(right_from_to, wrong_from_to, strict=True))
+    return np.where(lengths >= longest, exceeded, last + (first - last) * along)

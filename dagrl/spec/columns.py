@@ -51,6 +51,7 @@ _CORE = (
     ColumnSpec("ref_logprob", "float32", Shape.RESPONSE, "log-prob under the reference"),
     ColumnSpec("reward", "float32", Shape.SAMPLE, "score of the response"),
     ColumnSpec("value", "float32", Shape.RESPONSE, "critic's estimate of the return"),
+    ColumnSpec("baseline_reward", "float32", Shape.SAMPLE, "score of the likeliest response to the prompt"),
     ColumnSpec("advantage", "float32", Shape.RESPONSE, "how much better than expected"),
     ColumnSpec("return", "float32", Shape.RESPONSE, "discounted sum of rewards to come"),
 )

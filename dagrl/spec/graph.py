@@ -18,6 +18,8 @@ import networkx as nx
 
 from dagrl.spec.custom import contract_of_function, load_function
 from dagrl.spec.errors import Place
+from dagrl.spec.filtering import filter_contract
+from dagrl.spec.formulas import formula_of, place_of_formula
 from dagrl.spec.ops import PROMPTS, SAMPLES, OpContract, contract_of
 from dagrl.spec.positions import Findings, Positions
 from dagrl.spec.redundant import redundant_nodes
@@ -198,7 +200,12 @@ def _contracts(pipeline: Pipeline, folder: Path | None, findings: Findings) -> d
             except ValueError as error:
                 findings.error((*place, "op"), str(error))
         else:
-            contracts[name] = contract_of(node, pipeline.engines)
+            try:
+                formula = formula_of(node, folder)
+            except ValueError as error:
+                formula = None
+                findings.error((*place, *place_of_formula(node)), str(error))
+            contracts[name] = contract_of(node, pipeline.engines, formula)
     contracts[SAMPLES_NODE] = SAMPLES
     return contracts
 

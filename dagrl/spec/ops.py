@@ -70,6 +70,25 @@ class OpContract:
     """What its engine must be able to do; None: runs on the host, without an engine."""
 
 
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """What an advantage estimator or a policy loss must see."""
+
+    reads: tuple[str, ...]
+    """Columns, beside those that every one of its kind reads."""
+    scope: Scope
+
+
+_IN_GROUPS = Formula(("group_id",), Scope.GROUP)
+_ESTIMATORS = {
+    "reinforce_plus_plus": Formula((), Scope.BATCH),
+    "reinforce_plus_plus_baseline": Formula(("group_id",), Scope.BATCH),
+    "gae": Formula(("value",), Scope.BATCH),
+    "remax": Formula(("baseline_reward",), Scope.ROW),
+    "gpg": Formula(("group_id",), Scope.BATCH),
+}
+"""Estimators that want anything else than to compare within groups."""
+
 ROLLOUT_WRITES = (
     "response_tokens",
     "response_mask",
@@ -92,9 +111,12 @@ SAMPLES = OpContract(
 """The implicit sink: writes ``samples/step_N.parquet``."""
 
 
-def contract_of(node: NodeBase, engines: Mapping[str, EngineSpec] = MappingProxyType({})) -> OpContract:
+def contract_of(
+    node: NodeBase, engines: Mapping[str, EngineSpec] = MappingProxyType({}), formula: Formula | None = None
+) -> OpContract:
     """The contract of one of dagrl's own ops, its options and those of its engine taken into account.
 
+    `formula`: what the user's own estimator or loss reads, where the node has one; see `dagrl.spec.formulas`.
     A `CustomNode` has its contract on the user's function: see `dagrl.spec.custom.contract_of_function`.
     """
     match node:
@@ -107,7 +129,7 @@ def contract_of(node: NodeBase, engines: Mapping[str, EngineSpec] = MappingProxy
             routes = _routes(engines.get(node.engine))
             return OpContract(("prompt_tokens", "response_tokens", *routes), ("logprob",), needs=Capability.SCORE)
         case AdvantageNode():
-            return _of_advantage(node)
+            return _of_advantage(node, formula)
         case UpdateNode():
             reads: tuple[str, ...] = (
                 "prompt_tokens",
@@ -117,9 +139,13 @@ def contract_of(node: NodeBase, engines: Mapping[str, EngineSpec] = MappingProxy
                 "policy_version",
             )
             needed = {"ref_logprob": node.loss.kl_coef > 0, "rollout_logprob": node.rollout_correction is not None}
-            optional = ("old_logprob", *(column for column, must in needed.items() if not must))
+            if formula:
+                needed |= dict.fromkeys(formula.reads, True)
+            # Without the old log-probs, those of the weights that are trained stand in for them.
+            needed["old_logprob"] = False
+            optional = tuple(column for column, must in needed.items() if not must)
             reads += tuple(column for column, must in needed.items() if must) + _routes(engines.get(node.engine))
-            return OpContract(reads, (), Scope.BATCH, optional, Capability.TRAIN)
+            return OpContract(tuple(dict.fromkeys(reads)), (), Scope.BATCH, optional, Capability.TRAIN)
         case ValuesNode():
             return OpContract(("prompt_tokens", "response_tokens"), ("value",), needs=Capability.SCORE)
         case CriticNode():
@@ -132,20 +158,20 @@ def contract_of(node: NodeBase, engines: Mapping[str, EngineSpec] = MappingProxy
     raise AssertionError(f"no contract for {node!r}")
 
 
-def _of_advantage(node: AdvantageNode) -> OpContract:
+def _of_advantage(node: AdvantageNode, formula: Formula | None) -> OpContract:
     critic = node.estimator == "gae"
-    reads: tuple[str, ...] = ("reward", "response_mask")
-    if critic:
-        reads += ("value",)
-    elif node.estimator != "reinforce_plus_plus":
-        reads = ("group_id", *reads)
+    formula = formula or _ESTIMATORS.get(node.estimator, _IN_GROUPS)
+    reads = ("reward", "response_mask", *formula.reads)
+    scope = formula.scope
+    if node.length_reward:
+        reads += ("group_id",)
+        scope = Scope.GROUP if scope is Scope.ROW else scope
     if node.kl_in_reward:
         reads += ("old_logprob", "ref_logprob")
-    whitened = critic or node.estimator in ("reinforce_plus_plus", "reinforce_plus_plus_baseline")
     return OpContract(
-        reads,
+        tuple(dict.fromkeys(reads)),
         ("advantage", "return") if critic else ("advantage",),
-        Scope.BATCH if whitened else Scope.GROUP,
+        scope,
         reads_if_written=("token_reward",) if critic else (),
     )
 

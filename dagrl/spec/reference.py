@@ -14,6 +14,7 @@ from pydantic_core import PydanticUndefined
 from dagrl.spec.columns import CORE_COLUMNS
 from dagrl.spec.schema import (
     AdvantageNode,
+    CosineRewardSpec,
     CriticNode,
     CustomNode,
     DataSpec,
@@ -23,6 +24,7 @@ from dagrl.spec.schema import (
     KlInRewardSpec,
     LearningRateSpec,
     LogprobNode,
+    LengthRewardSpec,
     LossSpec,
     MegatronEngineSpec,
     ModelSpec,
@@ -66,6 +68,8 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("nodes.NAME.kl_in_reward", KlInRewardSpec),
     ("nodes.NAME.overlong_buffer", OverlongBufferSpec),
     ("nodes.NAME, op: update", UpdateNode),
+    ("nodes.NAME.length_reward", LengthRewardSpec),
+    ("nodes.NAME.cosine_reward", CosineRewardSpec),
     ("nodes.NAME.loss", LossSpec),
     ("nodes.NAME.rollout_correction", RolloutCorrectionSpec),
     ("nodes.NAME, op: values", ValuesNode),

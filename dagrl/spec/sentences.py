@@ -117,7 +117,10 @@ def _fault(place: Place, several: list[ErrorDetails], tree: dict[str, Any]) -> F
         return Fault(place, _unknown_tag(details, place, tree))
     if kind == "literal_error" and not expected:
         options = _literal_options(details)
-        return Fault(place, f"{shown(details['input'])} is not known here; {suggest(str(details['input']), options)}")
+        may_be_own = any(each["type"] == "string_pattern_mismatch" for each in several)
+        own = " (your own is written `module:function`)" if may_be_own else ""
+        remedy = suggest(str(details["input"]), options)
+        return Fault(place, f"{shown(details['input'])} is not known here{own}; {remedy}")
     if expected:
         got = shown(several[-1]["input"])
         literals = [option for each in several if each["type"] == "literal_error" for option in _literal_options(each)]

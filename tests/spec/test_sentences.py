@@ -36,9 +36,9 @@ CASES = [
     ),
     (
         "estimator: grpo}",
-        "estimator: ppo} #!",
+        "estimator: a2c} #!",
         "nodes.advantage.estimator",
-        "'ppo' is not known here; choose from: grpo",
+        "'a2c' is not known here (your own is written `module:function`); did you mean `opo`?",
     ),
     ("  actor:\n    backend: megatron", "  actor:\n    backend: megatro #!", "engines.actor.backend", "`megatron`?"),
     ("{op: reward, fn: exact}", "{fn: exact} #!", "nodes.reward.op", "the key is missing; add `op:`"),

@@ -22,6 +22,7 @@ from dagrl.spec.schema.node_base import NodeBase, TrainingNode
 from dagrl.spec.schema.nodes import (
     AdvantageNode,
     CustomNode,
+    Estimator,
     LogprobNode,
     NodeSpec,
     RewardNode,
@@ -31,29 +32,33 @@ from dagrl.spec.schema.nodes import (
 )
 from dagrl.spec.schema.objective import (
     Aggregation,
+    CosineRewardSpec,
     DivergenceCriterion,
     ImportanceLevel,
     KlInRewardSpec,
+    LengthRewardSpec,
     LossSpec,
     OverlongBufferSpec,
+    PolicyForm,
     RatioCriterion,
     RejectionCriterion,
     RolloutCorrectionSpec,
-    Threshold,
 )
 from dagrl.spec.schema.pipeline import Pipeline
-from dagrl.spec.schema.run import ProfileSpec, RunSpec, ScheduleSpec
-from dagrl.spec.schema.section import Coefficient, Name, PositiveInt, Section
+from dagrl.spec.schema.run import KeepBestSpec, ProfileSpec, RunSpec, ScheduleSpec
+from dagrl.spec.schema.section import Coefficient, Name, OwnFunction, PositiveInt, Section, Threshold
 
 __all__ = [
     "AdvantageNode",
     "Aggregation",
     "Coefficient",
+    "CosineRewardSpec",
     "CriticNode",
     "CustomNode",
     "DataSpec",
     "DivergenceCriterion",
     "EngineSpec",
+    "Estimator",
     "FilterNode",
     "GroupSpec",
     "HfEngineSpec",
@@ -61,6 +66,7 @@ __all__ = [
     "KlInRewardSpec",
     "LearningRateSpec",
     "LogprobNode",
+    "LengthRewardSpec",
     "LossSpec",
     "MegatronEngineSpec",
     "ModelSpec",
@@ -70,8 +76,10 @@ __all__ = [
     "OffloadSpec",
     "OverlongBufferSpec",
     "ParallelSpec",
+    "OwnFunction",
     "Pipeline",
     "PositiveInt",
+    "PolicyForm",
     "ProfileSpec",
     "RatioCriterion",
     "RejectionCriterion",

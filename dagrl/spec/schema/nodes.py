@@ -9,8 +9,15 @@ from pydantic import Discriminator, Field, FiniteFloat, Tag
 from dagrl.spec.schema.critic import CriticNode, RewardModelNode, ValuesNode
 from dagrl.spec.schema.filter import FilterNode
 from dagrl.spec.schema.node_base import NodeBase, TrainingNode
-from dagrl.spec.schema.objective import KlInRewardSpec, LossSpec, OverlongBufferSpec, RolloutCorrectionSpec
-from dagrl.spec.schema.section import Coefficient, Name, PositiveInt, Section
+from dagrl.spec.schema.objective import (
+    CosineRewardSpec,
+    KlInRewardSpec,
+    LengthRewardSpec,
+    LossSpec,
+    OverlongBufferSpec,
+    RolloutCorrectionSpec,
+)
+from dagrl.spec.schema.section import Coefficient, Name, OwnFunction, PositiveInt, Section, Threshold
 
 
 class SamplingSpec(Section):
@@ -92,16 +99,38 @@ class LogprobNode(NodeBase):
     """Packed tokens in one forward pass of a model replica."""
 
 
+Estimator = Literal[
+    "grpo",
+    "dr_grpo",
+    "rloo",
+    "opo",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "gae",
+    "remax",
+    "opmd",
+    "gpg",
+]
+
+
 class AdvantageNode(NodeBase):
     """Turns rewards into advantages."""
 
     op: Literal["advantage"]
     """Names this kind of node."""
-    estimator: Literal["grpo", "dr_grpo", "rloo", "opo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"]
+    estimator: Estimator | OwnFunction
     """How. The first four compare within a prompt's group: by mean and deviation, by mean alone, with the mean of the
     others, with the mean weighted by length. The next two are whitened over the whole step, as rewards or as deviations
     from their group's mean. ``gae`` compares with what a critic expects, token by token, whitened too, and writes the
-    critic's targets, ``return``, beside."""
+    critic's targets, ``return``, beside. ``remax`` compares with ``baseline_reward``, that of the likeliest response;
+    ``opmd`` within the group, by the `baseline` of mirror descent; ``gpg`` by mean, scaled up for the groups without
+    signal. Or your own, ``module:function``, decorated with `dagrl.estimator`: see docs/your_own.md."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Further keyword arguments of your own estimator."""
+    baseline: Literal["mean", "logavgexp"] = "mean"
+    """``opmd`` only: what a reward is compared with, its group's mean or tau log(mean(exp(reward / tau)))."""
+    tau: Threshold = 1.0
+    """``opmd`` with ``logavgexp`` only: the `tau` of the loss."""
     gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
     """``gae`` only: weight of a reward one token later."""
     lam: Annotated[float, Field(ge=0, le=1)] = 1.0
@@ -114,6 +143,10 @@ class AdvantageNode(NodeBase):
     come."""
     overlong_buffer: OverlongBufferSpec | None = None
     """Penalty on length, added to the reward first."""
+    length_reward: LengthRewardSpec | None = None
+    """Points for being shorter than the others of the group, added to the reward first."""
+    cosine_reward: CosineRewardSpec | None = None
+    """A reward by correctness and length, in place of the node's."""
 
 
 class UpdateNode(TrainingNode):
@@ -138,7 +171,7 @@ class UpdateNode(TrainingNode):
 class CustomNode(NodeBase):
     """Your own op, ``module:function``, decorated with `dagrl.node`."""
 
-    op: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
+    op: OwnFunction
     """``module:function``, looked for beside the pipeline file and on the Python path."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Further keyword arguments of the function."""

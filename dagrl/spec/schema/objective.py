@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, FiniteFloat
 
-from dagrl.spec.schema.section import Coefficient, PositiveInt, Section
+from dagrl.spec.schema.section import Coefficient, OwnFunction, PositiveInt, Section, Threshold
 
 
 class KlInRewardSpec(Section):
@@ -16,6 +16,11 @@ class KlInRewardSpec(Section):
     """Weight of the penalty."""
     estimator: Literal["k1", "k2", "k3"] = "k1"
     """Schulman's estimators of the divergence."""
+    target_kl: Threshold | None = None
+    """Divergence of a token to steer for: after each step the weight grows where there was more, and shrinks where
+    there was less. Default: the weight stays as it is."""
+    horizon: PositiveInt = 10000
+    """With `target_kl`: samples over which the weight may grow or shrink by a fifth."""
 
 
 class OverlongBufferSpec(Section):
@@ -27,15 +32,51 @@ class OverlongBufferSpec(Section):
     """What a response of ``max_new_tokens`` loses."""
 
 
+class LengthRewardSpec(Section):
+    """Give short answers more than long ones of the same group: Kimi k1.5's length penalty.
+
+    The shortest response of a group gets 0.5, the longest -0.5, those between in proportion; a wrong one never gets
+    more than 0.
+    """
+
+    coef: Coefficient = 1.0
+    """Weight of it, beside the reward that it is added to."""
+    right_above: FiniteFloat = 0.0
+    """A reward above this is that of a right answer."""
+
+
+class CosineRewardSpec(Section):
+    """A reward by correctness and length, in place of the node's own: the cosine reward of "Demystifying long CoT".
+
+    From a response of no tokens to one of ``max_new_tokens`` it falls or rises along half a cosine.
+    """
+
+    right: tuple[FiniteFloat, FiniteFloat] = (2.0, 1.0)
+    """Of a right answer: of the shortest and of the longest."""
+    wrong: tuple[FiniteFloat, FiniteFloat] = (-10.0, 0.0)
+    """Of a wrong one: of the shortest and of the longest."""
+    exceeded: FiniteFloat = -10.0
+    """Of a response that has used up ``max_new_tokens``."""
+    right_above: FiniteFloat = 0.0
+    """A reward above this is that of a right answer."""
+
+
+PolicyForm = Literal["ppo_clip", "gspo", "cispo", "cpgd", "reinforce", "opmd", "opmd_kimi"]
+
+
 Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
 
 class LossSpec(Section):
     """The policy objective."""
 
-    policy: Literal["ppo_clip", "gspo", "cispo", "cpgd", "reinforce"] = "ppo_clip"
+    policy: PolicyForm | OwnFunction = "ppo_clip"
     """Form of the policy loss. ``gspo`` clips the ratio of whole responses, ``cispo`` only the weight of a token's
-    gradient, from above; ``cpgd`` clips the log of the ratio; ``reinforce`` is the policy gradient without a ratio."""
+    gradient, from above; ``cpgd`` clips the log of the ratio; ``reinforce`` is the policy gradient without a ratio;
+    ``opmd`` divides it by 1 + `tau`, ``opmd_kimi`` draws it back to the policy from before the update instead. Or your
+    own, ``module:function``, decorated with `dagrl.loss`: see docs/your_own.md."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Further keyword arguments of your own loss."""
     clip_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Ratio is kept within 1 - clip_ratio and 1 + clip_ratio; with ``cispo`` there is only the upper bound."""
     clip_ratio_high: Annotated[float, Field(gt=0)] | None = None
@@ -44,6 +85,8 @@ class LossSpec(Section):
     """``ppo_clip`` only: bound on the loss of negative advantages (dual-clip PPO), 3.0 in the paper. Default: none."""
     drift_coef: Coefficient = 0.0
     """``cpgd`` only: weight of the divergence from the policy before the update, 0.01 in the authors' code."""
+    tau: Coefficient = 1.0
+    """``opmd`` and ``opmd_kimi`` only: how strongly the policy is held back."""
     kl_coef: Coefficient = 0.0
     """Weight of the divergence from the reference."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
@@ -72,9 +115,6 @@ DivergenceCriterion = Literal[
 
 
 RejectionCriterion = RatioCriterion | DivergenceCriterion
-
-
-Threshold = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class RolloutCorrectionSpec(Section):

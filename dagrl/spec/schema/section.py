@@ -15,6 +15,13 @@ PositiveInt = Annotated[int, Field(ge=1)]
 Coefficient = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
+Threshold = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+OwnFunction = Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
+"""``module:function``, looked for beside the pipeline file and on the Python path."""
+
+
 class Section(BaseModel):
     """A mapping of the pipeline file: immutable, and strict about its keys."""
 
