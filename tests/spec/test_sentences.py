@@ -38,7 +38,7 @@ CASES = [
         "estimator: grpo}",
         "estimator: a2c} #!",
         "nodes.advantage.estimator",
-        "'a2c' is not known here (your own is written `module:function`); did you mean `opo`?",
+        "'a2c' is not known here (your own is written `module:function`); choose from: grpo",
     ),
     ("  actor:\n    backend: megatron", "  actor:\n    backend: megatro #!", "engines.actor.backend", "`megatron`?"),
     ("{op: reward, fn: exact}", "{fn: exact} #!", "nodes.reward.op", "the key is missing; add `op:`"),
