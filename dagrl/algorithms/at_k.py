@@ -15,12 +15,6 @@ MAJORITY_TRIALS = 256
 """Choices of k responses that are looked at for ``maj@k``; all of them where there are no more."""
 
 
-def ks_of(n: int) -> tuple[int, ...]:
-    """The k that are told of n responses: powers of two, and n itself."""
-    powers = [1 << power for power in range(n.bit_length()) if 1 << power < n]
-    return (*powers, n)
-
-
 def best_at_k(rewards: np.ndarray, k: int) -> np.ndarray:
     """Expected reward of the best of k responses, drawn without replacement; float64 [prompts].
 

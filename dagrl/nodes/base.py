@@ -127,7 +127,8 @@ class Context:
     @property
     def samples_per_prompt(self) -> int:
         """Rows of a group."""
-        return 1 if self.validation else rollouts(self.pipeline)[leading_rollout(self.pipeline)].n
+        leading = rollouts(self.pipeline)[leading_rollout(self.pipeline)]
+        return leading.val_n if self.validation else leading.n
 
     @property
     def rollout(self) -> RolloutNode:

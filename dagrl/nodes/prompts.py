@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
 from dagrl.data.batch import Batch, Column
-from dagrl.data.prompts import PromptLoader
+from dagrl.data.prompts import PromptLoader, PromptSlice
 from dagrl.data.shards import shard_bounds
 from dagrl.data.stats import Stat
 from dagrl.nodes.base import Context, Output, Part
@@ -18,23 +19,41 @@ def prompts(parts: Sequence[Part], context: Context) -> Iterator[Output]:
     """Yield the shards of a step's batch; the first tells where the next step goes on in the data set.
 
     A training step takes `context.carried` first, then goes on at `context.position`; a validation takes all of its
-    file.
+    files, one after the other.
     """
     del parts  # the source has no inputs
-    loader = _loader(context)
-    if context.validation:
-        taken = loader.one_epoch()
-    else:
-        count = context.rollout.prompts_begun(context.pipeline.data.prompts_per_step)
-        taken = loader.take(context.position, count, first=context.carried)
-    stats = {"data/dropped_prompts": Stat.of([taken.dropped]), "data/cut_prompts": Stat.of([taken.cut])}
-    facts = {} if context.validation else {"next_position": taken.next_position}
-    table = _repeat(taken.columns, context.samples_per_prompt)
+    taken = _validation_sets(context) if context.validation else {"train": _training_prompts(context)}
+    stats = {
+        "data/dropped_prompts": Stat.of([sum(each.dropped for each in taken.values())]),
+        "data/cut_prompts": Stat.of([sum(each.cut for each in taken.values())]),
+    }
+    facts = {} if context.validation else {"next_position": taken["train"].next_position}
+    table = _repeat(_joined(taken), context.samples_per_prompt)
     for shard, (begin, end) in enumerate(shard_bounds(len(table), context.samples_per_prompt, context.shards)):
         piece = table.take(np.arange(begin, end))
-        positions = None if context.validation else taken.positions[np.unique(piece["group_id"].values)]
+        positions = None if context.validation else taken["train"].positions[np.unique(piece["group_id"].values)]
         output = Output((shard,), piece.rows, piece.columns, positions=positions)
         yield replace(output, stats=stats, facts=facts) if shard == 0 else output
+
+
+def _training_prompts(context: Context) -> PromptSlice:
+    count = context.rollout.prompts_begun(context.pipeline.data.prompts_per_step)
+    return _loader("train", context.pipeline.data.train, context).take(context.position, count, first=context.carried)
+
+
+def _validation_sets(context: Context) -> dict[str, PromptSlice]:
+    sets = context.pipeline.data.val_sets
+    assert sets, "validation without data.val is refused when the file is checked"
+    return {name: _loader(name, path, context).one_epoch() for name, path in sets.items()}
+
+
+def _joined(taken: Mapping[str, PromptSlice]) -> dict[str, Column]:
+    """The prompts of several files as one table, which says in ``data_set`` which one each is of."""
+    tables = []
+    for name, prompts in taken.items():
+        names = Column.text([name] * len(prompts.columns["prompt_tokens"]))
+        tables.append(Batch(np.arange(len(names)), {**prompts.columns, "data_set": names}))
+    return dict(Batch.concat(tables).columns)
 
 
 def _repeat(columns: dict[str, Column], times: int) -> Batch:
@@ -45,12 +64,11 @@ def _repeat(columns: dict[str, Column], times: int) -> Batch:
     return Batch(rows, {"sample_id": Column(rows), "group_id": Column(groups), **repeated})
 
 
-def _loader(context: Context) -> PromptLoader:
+def _loader(name: str, path: Path, context: Context) -> PromptLoader:
+    """The open file of a data set, kept for the next step."""
     data, resources = context.pipeline.data, context.resources
 
     def open_file() -> PromptLoader:
-        path = data.val if context.validation else data.train
-        assert path is not None, "validation without data.val is refused when the file is checked"
         return PromptLoader(
             path,
             resources.tokenizer,
@@ -61,4 +79,4 @@ def _loader(context: Context) -> PromptLoader:
             limit=data.val_prompts if context.validation else None,
         )
 
-    return resources.once(f"prompts of {'val' if context.validation else 'train'}", open_file)
+    return resources.once(f"prompts of {'val ' if context.validation else ''}{name}", open_file)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dagrl.data.batch import Batch
 from dagrl.data.stats import Stat
 from dagrl.nodes.base import Context, Output, Part
+from dagrl.nodes.validation import validation_stats
 
 
 def samples(parts: Sequence[Part], context: Context) -> Iterator[Output]:
-    """Write the first rows of the step's batch, as text; yield their ids and the metrics of rewards and lengths."""
+    """Write the first rows of the step's batch, or of each validation set, as text.
+
+    Yields the batch's ids and the metrics of rewards and lengths.
+    """
     (part,) = parts
     batch = part.batch
     limit = context.pipeline.run.samples_per_step
@@ -22,7 +28,7 @@ def samples(parts: Sequence[Part], context: Context) -> Iterator[Output]:
         folder.mkdir(parents=True, exist_ok=True)
         name = f"step_{context.step}{'_val' if context.validation else ''}.parquet"
         aside = folder / f".{name}"
-        pq.write_table(_table(batch, min(limit, len(batch)), context), aside)
+        pq.write_table(_table(_first_of_each_set(batch, limit), context), aside)
         aside.replace(folder / name)
     # Here and not in the op `reward`: there may be several of those, and an op of the user's own that joins them. And
     # not in `rollout`, which may finish more prompts than the step takes.
@@ -30,24 +36,39 @@ def samples(parts: Sequence[Part], context: Context) -> Iterator[Output]:
     if "finish_reason" in batch:
         cut = [reason == "length" for reason in batch["finish_reason"].strings()]
         stats["response_tokens/cut_fraction"] = Stat.of(cut)
+    if context.validation:
+        stats |= validation_stats(batch, context)
     yield Output((), batch.rows, stats=stats)
 
 
-def _table(batch: Batch, rows: int, context: Context) -> pa.Table:
-    decode = context.resources.tokenizer.decode
-    table: dict[str, list] = {"sample_id": batch.rows[:rows].tolist()}
-    table["group_id"] = [int(batch["group_id"][row]) for row in range(rows)]
-    table["prompt"] = [decode(batch["prompt_tokens"][row]) for row in range(rows)]
-    table["response"] = [decode(batch["response_tokens"][row]) for row in range(rows)]
-    table["answer"] = [bytes(batch["answer"][row]).decode() for row in range(rows)]
-    table["data_source"] = [bytes(batch["data_source"][row]).decode() for row in range(rows)]
-    table["reward"] = [float(batch["reward"][row]) for row in range(rows)]
-    table["response_tokens"] = [batch["response_tokens"][row].tolist() for row in range(rows)]
+def _first_of_each_set(batch: Batch, limit: int) -> Batch:
+    seen: Counter[str] = Counter()
+    chosen = []
+    for row, name in enumerate(batch["data_set"].strings()):
+        seen[name] += 1
+        if seen[name] <= limit:
+            chosen.append(row)
+    return batch.take(np.array(chosen))
+
+
+def _table(batch: Batch, context: Context) -> pa.Table:
+    decode, rows = context.resources.tokenizer.decode, range(len(batch))
+    table: dict[str, list] = {
+        "sample_id": batch.rows.tolist(),
+        "group_id": batch["group_id"].values.tolist(),
+        "data_set": batch["data_set"].strings(),
+        "data_source": batch["data_source"].strings(),
+        "prompt": [decode(batch["prompt_tokens"][row]) for row in rows],
+        "response": [decode(batch["response_tokens"][row]) for row in rows],
+        "answer": batch["answer"].strings(),
+        "reward": batch["reward"].values.tolist(),
+        "response_tokens": [batch["response_tokens"][row].tolist() for row in rows],
+    }
     if "advantage" in batch:
-        means = [batch["advantage"][row] for row in range(rows)]
+        means = [batch["advantage"][row] for row in rows]
         table["advantage"] = [float(values.mean()) if len(values) else 0.0 for values in means]
     if "policy_version" in batch:
-        table["policy_version"] = [int(batch["policy_version"][row]) for row in range(rows)]
+        table["policy_version"] = batch["policy_version"].values.tolist()
     if "finish_reason" in batch:
-        table["finish_reason"] = [bytes(batch["finish_reason"][row]).decode() for row in range(rows)]
+        table["finish_reason"] = batch["finish_reason"].strings()
     return pa.table(table)

@@ -38,6 +38,7 @@ def make_plan(pipeline: Pipeline, graph: Graph) -> Plan:
         executors=_executors(pipeline, graph),
         tasks=tuple(tasks),
         samples_per_prompt=rollouts(pipeline)[leading_rollout(pipeline)].n,
+        val_samples_per_prompt=rollouts(pipeline)[leading_rollout(pipeline)].val_n,
         shards=pipeline.schedule.shards_per_step,
         steps=pipeline.run.steps,
         max_staleness=pipeline.schedule.max_staleness,

@@ -96,7 +96,9 @@ class Plan:
     shards: int
     steps: int
     samples_per_prompt: int = 1
-    """Rows of a group on the training batch; 1 on the validation batch."""
+    """Rows of a group on the training batch."""
+    val_samples_per_prompt: int = 1
+    """Rows of a group on the validation batch."""
     max_staleness: int = 0
     in_flight: bool = False
     """Whether new weights may come to a generator in the midst of a run."""
@@ -115,6 +117,18 @@ class Plan:
         return self.validate_every is not None and step % self.validate_every == 0
 
     def saves(self, step: int) -> bool:
+    def group_size(self, rows: Rows) -> int:
+        """Rows of a group of that batch."""
+        return self.samples_per_prompt if rows is Rows.TRAIN else self.val_samples_per_prompt
+
+    def waits_for(self, task: PlannedTask) -> tuple[str, ...]:
+        """Tasks after which `task` may run, each once: behind a filter, that one in place of all that is in rounds."""
+        in_rounds = {each.name for each in self.tasks if each.in_rounds}
+        if task.in_rounds or in_rounds.isdisjoint(task.needs):
+            return task.needs
+        (chooser,) = (each.name for each in self.tasks if each.selects)
+        return (chooser, *(need for need in task.needs if need not in in_rounds))
+
         """Whether a checkpoint is due after `step`."""
         return step == self.steps or (self.save_every is not None and step % self.save_every == 0)
 

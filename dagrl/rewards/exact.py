@@ -11,15 +11,17 @@ def exact_reward(response: str, answer: str, *, ignore_case: bool = False, extra
     `extract` is a regular expression whose last match in the response is compared instead (its first group, where it
     has one); a response without a match gets 0.0. Raises ValueError where it is not a regular expression.
     """
-    if extract is not None:
-        found = _last_match(extract, response)
-        if found is None:
-            return 0.0
-        response = found
-    response, answer = response.strip(), answer.strip()
-    if ignore_case:
-        response, answer = response.casefold(), answer.casefold()
-    return float(response == answer)
+    found = compared(response, ignore_case=ignore_case, extract=extract)
+    answer = answer.strip()
+    return float(found == (answer.casefold() if ignore_case else answer))
+
+
+def compared(response: str, *, ignore_case: bool = False, extract: str | None = None) -> str | None:
+    """The part of a response that is compared, as it is compared; None without one. Otherwise as `exact_reward`."""
+    found = response if extract is None else _last_match(extract, response)
+    if found is None:
+        return None
+    return found.strip().casefold() if ignore_case else found.strip()
 
 
 def _last_match(pattern: str, text: str) -> str | None:

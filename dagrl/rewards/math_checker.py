@@ -16,13 +16,10 @@ import signal
 import sys
 from typing import Any
 
+from dagrl.rewards.final_answer import BOXED, GSM8K_MARK, marked_part
+
 READY = "ready"
 MEMORY_BYTES = 4 << 30
-
-_BOXED = r"\boxed{"
-_GSM8K_MARK = "####"
-# The mark and the answer are a line; what only begins with the mark may be a heading of Markdown.
-_GSM8K_ANSWER = re.compile(_GSM8K_MARK + r"[ \t]*(\S*\d\S*)[ \t]*$", re.MULTILINE)
 
 
 def matches(response: str, answer: str) -> bool:
@@ -36,7 +33,7 @@ def matches(response: str, answer: str) -> bool:
     reference = _parse(_as_formula(answer))
     if not reference:
         raise ValueError(f"the reference answer {answer[:80]!r} holds nothing to compare with")
-    return bool(verify(reference, _parse(_final_part(response)), timeout_seconds=None))
+    return bool(verify(reference, _parse(marked_part(response) or response), timeout_seconds=None))
 
 
 def _parse(text: str) -> list[Any]:
@@ -47,28 +44,8 @@ def _parse(text: str) -> list[Any]:
 
 def _as_formula(answer: str) -> str:
     """A reference as one formula: a bare one is meant whole, and math-verify would look for the last number in it."""
-    answer = answer.rpartition(_GSM8K_MARK)[2].strip()
-    return answer if not answer or re.search(r"\\boxed|\$.*\$|\\\(|\\\[", answer) else f"{_BOXED}{answer}}}"
-
-
-def _final_part(response: str) -> str:
-    """The part of a response that says its final answer; all of it where nothing marks one."""
-    boxed = _last_boxed(response)
-    if boxed is not None:
-        return boxed
-    marked = _GSM8K_ANSWER.findall(response)
-    return marked[-1] if marked else response
-
-
-def _last_boxed(text: str) -> str | None:
-    r"""The last ``\boxed{...}`` with its braces; None without one, or where it does not close."""
-    start = text.rfind(_BOXED)
-    depth = 0
-    for end in range(start + len(_BOXED) - 1, len(text)) if start >= 0 else ():
-        depth += (text[end] == "{") - (text[end] == "}")
-        if depth == 0:
-            return text[start : end + 1]
-    return None
+    answer = answer.rpartition(GSM8K_MARK)[2].strip()
+    return answer if not answer or re.search(r"\\boxed|\$.*\$|\\\(|\\\[", answer) else f"{BOXED}{answer}}}"
 
 
 def _answer_to(request: dict[str, Any]) -> dict[str, Any]:

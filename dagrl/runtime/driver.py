@@ -339,8 +339,7 @@ class Driver:
 
     def _ledger(self, step: int, rows: Rows) -> Ledger:
         if (step, rows) not in self._ledgers:
-            group_size = self.plan.samples_per_prompt if rows is Rows.TRAIN else 1
-            self._ledgers[step, rows] = Ledger(group_size, self.plan.shards)
+            self._ledgers[step, rows] = Ledger(self.plan.group_size(rows), self.plan.shards)
         return self._ledgers[step, rows]
 
     def _record(self, step: int) -> StepRecord:

@@ -40,6 +40,7 @@ _CORE = (
     ColumnSpec("answer", "uint8", Shape.TEXT, "reference answer (reward_model.ground_truth)"),
     ColumnSpec("data_source", "uint8", Shape.TEXT, "name of the data set"),
     ColumnSpec("extra_info", "uint8", Shape.TEXT, "the row's extra_info, as JSON"),
+    ColumnSpec("data_set", "uint8", Shape.TEXT, "`train`, or the name of the validation set that the row is of"),
     ColumnSpec("response_tokens", "int64", Shape.RESPONSE, "sampled tokens, the one that ended it included"),
     ColumnSpec("response_mask", "float32", Shape.RESPONSE, "1 where a token is trained on"),
     ColumnSpec("rollout_logprob", "float32", Shape.RESPONSE, "log-prob under which the generator drew the token"),
@@ -58,5 +59,14 @@ _CORE = (
 
 CORE_COLUMNS: dict[str, ColumnSpec] = {column.name: column for column in _CORE}
 
-SOURCE_COLUMNS = ("sample_id", "group_id", "prompt_tokens", "messages", "answer", "data_source", "extra_info")
+SOURCE_COLUMNS = (
+    "sample_id",
+    "group_id",
+    "prompt_tokens",
+    "messages",
+    "answer",
+    "data_source",
+    "extra_info",
+    "data_set",
+)
 """Columns of the data set: written by the implicit node `prompts`."""

@@ -27,7 +27,8 @@ from dagrl.spec.schema import Pipeline
 from dagrl.spec.sentences import Fault, faults_of
 from dagrl.spec.yaml_source import Document, Tree, dump_document, parse_value
 
-PATH_PLACES = (("model", "path"), ("model", "tokenizer"), ("data", "train"), ("data", "val"))
+_VALIDATION: Place = ("data", "val")
+PATH_PLACES: tuple[Place, ...] = (("model", "path"), ("model", "tokenizer"), ("data", "train"), _VALIDATION)
 ENGINE_PATH = "dist_checkpointing_path"
 _NAMED = ("groups", "engines", "nodes")
 
@@ -133,7 +134,10 @@ def _resolve_paths(document: Document) -> None:
     positions = Positions(document.positions)
     engines = document.tree.get("engines")
     names = engines if isinstance(engines, dict) else ()
-    for place in (*PATH_PLACES, *(("engines", name, ENGINE_PATH) for name in names)):
+    data = document.tree.get("data")
+    sets = data.get("val") if isinstance(data, dict) else None
+    several = [(*_VALIDATION, name) for name in sets] if isinstance(sets, dict) else []
+    for place in (*PATH_PLACES, *several, *(("engines", name, ENGINE_PATH) for name in names)):
         holder: Any = document.tree
         for key in place[:-1]:
             holder = holder.get(key) if isinstance(holder, dict) else None

@@ -103,7 +103,7 @@ PROMPTS = OpContract(reads=(), writes=SOURCE_COLUMNS, scope=Scope.BATCH)
 """The implicit source of every pipeline: the step's prompts, each repeated for its n samples."""
 
 SAMPLES = OpContract(
-    reads=("group_id", "prompt_tokens", "response_tokens", "reward", "answer", "data_source"),
+    reads=("group_id", "prompt_tokens", "response_tokens", "reward", "answer", "data_source", "data_set"),
     writes=(),
     scope=Scope.BATCH,
     reads_if_written=("advantage", "policy_version", "finish_reason"),

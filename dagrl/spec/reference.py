@@ -21,6 +21,7 @@ from dagrl.spec.schema import (
     FilterNode,
     GroupSpec,
     HfEngineSpec,
+    KeepBestSpec,
     KlInRewardSpec,
     LearningRateSpec,
     LogprobNode,
@@ -79,6 +80,7 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("nodes.NAME, op: module:function", CustomNode),
     ("schedule", ScheduleSpec),
     ("run", RunSpec),
+    ("run.keep_best", KeepBestSpec),
     ("profile", ProfileSpec),
 )
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagrl.algorithms import at_k
-from dagrl.algorithms.at_k import best_at_k, ks_of, majority_at_k, pass_at_k, worst_at_k
+from dagrl.algorithms.at_k import best_at_k, majority_at_k, pass_at_k, worst_at_k
 
 REWARDS = st.lists(st.sampled_from([-1.0, 0.0, 0.25, 1.0]), min_size=1, max_size=7)
 
@@ -37,11 +37,6 @@ def every_majority(rewards, votes, k):
         else:
             trials.append(mean(rewards[i] for i in chosen))
     return mean(trials)
-
-
-@pytest.mark.parametrize(("n", "ks"), [(1, (1,)), (2, (1, 2)), (3, (1, 2, 3)), (4, (1, 2, 4)), (6, (1, 2, 4, 6))])
-def test_powers_of_two_and_n_are_told(n, ks):
-    assert ks_of(n) == ks
 
 
 def test_pass_at_k_of_the_paper():

@@ -45,6 +45,7 @@ def test_the_texts_of_a_prompt_go_with_each_of_its_rows(trained_on) -> None:
     batch = whole(prompts((), trained_on(2, data={"prompts_per_step": 2})))
     assert batch["answer"].strings() == ["0", "0", "1", "1"]
     assert batch["data_source"].strings() == ["source 0", "source 0", "source 1", "source 1"]
+    assert batch["data_set"].strings() == ["train"] * 4
     assert batch["extra_info"].strings() == ['{"index": 0}'] * 2 + ['{"index": 1}'] * 2
 
 
@@ -98,10 +99,31 @@ def test_validation_takes_each_prompt_of_its_own_file_once_in_order(bench, train
     assert [output.facts for output in outputs] == [{}, {}], "validation must not move the training's position"
 
 
-def test_validation_can_be_of_the_first_prompts_only(bench, trained_on, texts) -> None:
-    data = {"val": bench.write_prompts("val.parquet", ("7+1=", "8+1=", "9+1=")), "val_prompts": 2}
-    batch = whole(prompts((), trained_on(validation=True, data=data)))
+def test_validation_can_be_of_the_first_prompts_of_each_set_only(bench, trained_on, texts) -> None:
+    sums, doubles = ("7+1=", "8+1=", "9+1="), ("4+4=", "5+5=", "6+6=")
+    sets = {"sums": bench.write_prompts("sums.parquet", sums), "doubles": bench.write_prompts("d.parquet", doubles)}
+    batch = whole(prompts((), trained_on(validation=True, data={"val": sets, "val_prompts": 2})))
+    assert texts(batch["prompt_tokens"]) == ["7+1=", "8+1=", "4+4=", "5+5="]
+    batch = whole(prompts((), trained_on(validation=True, data={"val": sets["sums"], "val_prompts": 2})))
     assert texts(batch["prompt_tokens"]) == ["7+1=", "8+1="]
+
+
+def test_validation_sets_come_one_after_the_other_each_prompt_val_n_times(bench, texts) -> None:
+    sets = {"sums": bench.write_prompts("a.parquet", ("1+1=", "1+2=")), "doubles": bench.write_prompts("b.parquet")}
+    rollout = {"op": "rollout", "engine": "generator", "n": 5, "val_n": 3, "sampling": {"max_new_tokens": 3}}
+    context = bench.context(data={"val": sets}, nodes={"rollout": rollout}, validation=True, shards=3)
+    outputs = list(prompts((), context))
+    batch = whole(outputs)
+    assert batch["data_set"].strings() == ["sums"] * 6 + ["doubles"] * 15
+    assert batch["group_id"].values.tolist() == [group for group in range(7) for _ in range(3)]
+    assert texts(batch["prompt_tokens"])[::3] == ["1+1=", "1+2=", *bench.questions]
+    assert [len(output.rows) % 3 for output in outputs] == [0, 0, 0], "a group lies in two shards"
+
+
+def test_prompts_of_all_validation_sets_that_are_left_out_are_counted(bench) -> None:
+    sets = {name: bench.write_prompts(f"{name}.parquet", ("1+1=", "1+1+1+1+1=")) for name in ("a", "b")}
+    (first, *_) = prompts((), bench.context(data={"val": sets}, validation=True))
+    assert first.stats["data/dropped_prompts"].total == 2
 
 
 def test_a_worker_serves_training_and_validation_from_different_files(bench, trained_on, texts) -> None:

@@ -21,7 +21,7 @@ def part_of(bench, **more: Any) -> Part:
         reward=[1, 0, 0.5],
         answer=["2", "2", "3"],
         data_source=["sums", "sums", "Größe"],
-        **more,
+        **{"data_set": ["train"] * 3, **more},
     )
     return Part(0, batch)
 
@@ -41,10 +41,11 @@ def test_samples_are_written_as_text_with_their_tokens(bench) -> None:
     assert rows[0] == {
         "sample_id": 0,
         "group_id": 0,
+        "data_set": "train",
+        "data_source": "sums",
         "prompt": "1+1=",
         "response": "2",
         "answer": "2",
-        "data_source": "sums",
         "reward": 1.0,
         "response_tokens": bench.tokenizer.encode("2"),
     }
@@ -85,8 +86,18 @@ def test_no_samples_are_written_where_none_are_wanted(bench) -> None:
 
 def test_validation_has_a_file_of_its_own(bench) -> None:
     list(samples([part_of(bench)], bench.context(step=3)))
-    list(samples([part_of(bench)], bench.context(step=3, validation=True)))
+    list(samples([part_of(bench, data_set=["val"] * 3)], bench.context(step=3, validation=True, data={"val": "v"})))
     assert set(written(bench)) == {"step_3.parquet", "step_3_val.parquet"}
+
+
+def test_of_each_validation_set_the_first_rows_are_written(bench) -> None:
+    part = part_of(bench, data_set=["sums", "sums", "sizes"])
+    context = bench.context(
+        validation=True, data={"val": {"sums": "a", "sizes": "b"}}, run={"steps": 1, "samples_per_step": 1}
+    )
+    list(samples([part], context))
+    rows = written(bench)["step_1_val.parquet"]
+    assert [(row["sample_id"], row["data_set"]) for row in rows] == [(0, "sums"), (2, "sizes")]
 
 
 def test_a_step_done_again_replaces_its_file_in_one_go(bench, monkeypatch) -> None:

@@ -75,11 +75,16 @@ class PipelineCosts:
             if name != HOST
         }
 
+    def prompts(self, task: PlannedTask) -> int:
+        """Prompts of a step on which the task works."""
+        data = self.pipeline.data
+        if task.rows is Rows.VALIDATION:
+            return (data.val_prompts or data.prompts_per_step) * len(data.val_sets)
+        return data.prompts_per_step
+
     def rows(self, task: PlannedTask) -> int:
         """Rows of a step on which the task works."""
-        if task.rows is Rows.VALIDATION:
-            return self.pipeline.data.val_prompts or self.pipeline.data.prompts_per_step
-        return self.pipeline.data.prompts_per_step * self.plan.samples_per_prompt
+        return self.prompts(task) * self.plan.group_size(task.rows)
 
     def lengths(self, task: PlannedTask) -> Lengths:
         """The lengths of those rows."""
@@ -132,13 +137,12 @@ class PipelineCosts:
 
     def _rollout(self, task: PlannedTask, node: RolloutNode, shards: int) -> Sequence[float]:
         engine = self.engines[task.executor]
-        trains = task.rows is Rows.TRAIN
-        prompts = self.pipeline.data.prompts_per_step if trains else self.rows(task)
-        begun = node.prompts_begun(prompts) if trains else prompts
+        prompts = self.prompts(task)
+        begun = node.prompts_begun(prompts) if task.rows is Rows.TRAIN else prompts
         share = shards / self.plan.shards
         work = Generation(
             prompts=math.ceil(begun * share / engine.executor.replicas),
-            per_prompt=self.plan.samples_per_prompt if trains else 1,
+            per_prompt=self.plan.group_size(task.rows),
             lengths=self.lengths(task),
             shards=shards,
             enough=prompts / begun,

@@ -63,6 +63,7 @@ __all__ = [
     "GroupSpec",
     "HfEngineSpec",
     "ImportanceLevel",
+    "KeepBestSpec",
     "KlInRewardSpec",
     "LearningRateSpec",
     "LogprobNode",

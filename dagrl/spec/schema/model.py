@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, FiniteFloat
 
-from dagrl.spec.schema.section import PositiveInt, Section
+from dagrl.spec.schema.section import Name, PositiveInt, Section
 
 
 class TokenizerSpec(Section):
@@ -35,8 +35,8 @@ class DataSpec(Section):
 
     train: Path
     """Parquet file with the training prompts."""
-    val: Path | None = None
-    """Parquet file with the validation prompts."""
+    val: Path | Annotated[dict[Name, Path], Field(min_length=1)] | None = None
+    """Parquet file with the validation prompts, or several sets of them: name -> file."""
     prompts_per_step: PositiveInt
     """Prompts in one step; the batch has ``prompts_per_step * n`` samples."""
     prompts_per_node: PositiveInt | None = None
@@ -48,7 +48,19 @@ class DataSpec(Section):
     shuffle: bool = True
     """A new order each epoch, drawn from ``run.seed``."""
     val_prompts: PositiveInt | None = None
-    """Use only the first so many validation prompts."""
+    """Use only the first so many prompts of each validation set."""
+    val_pass_reward: FiniteFloat = 1.0
+    """Reward from which on a validation response counts as right in ``pass@k``."""
+    val_vote: str | None = None
+    """How ``maj@k`` finds the answer in a response: ``math``, ``exact``, or your own as ``module:function``. Default: as
+    the reward does, where that is ``math`` or ``exact``; without either there is no ``maj@k``."""
+
+    @property
+    def val_sets(self) -> dict[str, Path]:
+        """The validation sets by name, in the order of the file; one without a name is ``val``."""
+        if self.val is None:
+            return {}
+        return self.val if isinstance(self.val, dict) else {"val": self.val}
 
 
 class GroupSpec(Section):

@@ -28,6 +28,15 @@ class ScheduleSpec(Section):
     """Pieces of a step's batch, whole groups each: row-wise nodes start on finished ones."""
 
 
+class KeepBestSpec(Section):
+    """Which checkpoint is the best."""
+
+    metric: str = "val/reward/mean"
+    """A metric of the steps that are saved, by its name in metrics.jsonl."""
+    mode: Literal["max", "min"] = "max"
+    """Whether more is better, or less."""
+
+
 class RunSpec(Section):
     """How long, how often, how safely."""
 
@@ -39,6 +48,8 @@ class RunSpec(Section):
     """Steps between checkpoints. The last step is always saved."""
     keep: PositiveInt = 3
     """Checkpoints that stay."""
+    keep_best: KeepBestSpec | None = None
+    """Keep the best checkpoint, too, however old it is."""
     async_save: bool = False
     """Write checkpoints while training goes on; a step's checkpoint counts once it is whole."""
     validate_every: PositiveInt | None = None
@@ -50,7 +61,9 @@ class RunSpec(Section):
     host_workers: PositiveInt = 1
     """Processes for the nodes without an engine: prompts, rewards, advantages. They are spread over the machines."""
     samples_per_step: Annotated[int, Field(ge=0)] = 64
-    """Samples of each step written to ``samples/step_N.parquet``."""
+    """Samples of each step, and of each validation set, written to ``samples/step_N.parquet``."""
+    log_val_generations: Annotated[int, Field(ge=0)] = 16
+    """Samples of each validation that trackers show as a table: of those in ``samples/``, spread over all sets."""
     start_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """Longest wait for workers and engines to start."""
     node_timeout_s: Annotated[float, Field(gt=0)] = 1800.0

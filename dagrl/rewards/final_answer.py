@@ -1,0 +1,55 @@
+r"""The final answer of a worked solution: what stands in the last ``\boxed{}``, else behind GSM8K's ``####``."""
+
+from __future__ import annotations
+
+import re
+
+BOXED = r"\boxed{"
+GSM8K_MARK = "####"
+# The mark and the answer are a line; what only begins with the mark may be a heading of Markdown.
+_GSM8K_ANSWER = re.compile(GSM8K_MARK + r"[ \t]*(\S*\d\S*)[ \t]*$", re.MULTILINE)
+_NUMBER = re.compile(r"(?:(?<![\w)])-)?\d+(?:,\d{3})*(?:\.\d+)?(?:/\d+)?")
+_SPACING = re.compile(r"\\[,;:! ]|\\(?:left|right|displaystyle)(?![a-z])|[\s$~]")
+_IN_TEXT = re.compile(r"\\(?:text|mathrm|textbf|mathbf|mbox)\{([^{}]*)\}")
+
+
+def last_boxed(text: str) -> str | None:
+    r"""The last ``\boxed{...}`` with its braces; None without one, or where it does not close."""
+    start = text.rfind(BOXED)
+    depth = 0
+    for end in range(start + len(BOXED) - 1, len(text)) if start >= 0 else ():
+        depth += (text[end] == "{") - (text[end] == "}")
+        if depth == 0:
+            return text[start : end + 1]
+    return None
+
+
+def marked_part(response: str) -> str | None:
+    """The part of a response that is marked as its final answer."""
+    boxed = last_boxed(response)
+    if boxed is not None:
+        return boxed
+    marked = _GSM8K_ANSWER.findall(response)
+    return marked[-1] if marked else None
+
+
+def final_answer(response: str) -> str | None:
+    r"""The final answer as a text that is the same for the same answer, as far as writing goes.
+
+    What is marked, else the last number; None without either. Spacing, ``$``, ``\text{}``, commas in numbers and zeros
+    behind a point make no difference, ``1/2`` and ``0.5`` do.
+    """
+    marked = marked_part(response)
+    if marked is None:
+        numbers = _NUMBER.findall(response)
+        return _written_alike(numbers[-1]) if numbers else None
+    return _written_alike(marked.removeprefix(BOXED).removesuffix("}") if marked.startswith(BOXED) else marked)
+
+
+def _written_alike(answer: str) -> str | None:
+    answer = _SPACING.sub("", _IN_TEXT.sub(r"\1", answer)).rstrip(".")
+    answer = answer.replace(r"\dfrac", r"\frac").replace(r"\tfrac", r"\frac").replace(r"\%", "%")
+    answer = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", answer)
+    if re.fullmatch(r"-?\d+\.\d*", answer):
+        answer = answer.rstrip("0").rstrip(".")
+    return answer or None
