@@ -1,0 +1,121 @@
+"""The first half second of the sandbox's process: it gives up all it does not need, then becomes Python with the code.
+
+Run as a file, by ``python -I -S``, with nothing but the standard library: it starts fast and nobody's modules run in it
+before the walls stand. Its one argument is JSON: see `dagrl.rewards.sandbox.runner`.
+"""
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import struct
+import sys
+from typing import Any
+
+READY = b"ready"
+"""Said through the status pipe when all walls stand."""
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
+_SECCOMP_MODE_FILTER = 2
+_SYS_CAPSET = {"x86_64": 126, "aarch64": 91}
+_CAPABILITY_VERSION_3 = 0x20080522
+
+# The same on all machines.
+_SYS_LANDLOCK_CREATE, _SYS_LANDLOCK_ADD_RULE, _SYS_LANDLOCK_RESTRICT = 444, 445, 446
+_LANDLOCK_VERSION_FLAG = 1
+_LANDLOCK_PATH_BENEATH = 1
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _REMOVE_FILE, _MAKE_REGULAR = (1 << bit for bit in (0, 1, 2, 3, 5, 8))
+_TRUNCATE = 1 << 14
+_FOLDERS_ONLY = _READ_DIR | _REMOVE_FILE | _MAKE_REGULAR
+# Rights on files that Landlock of each version, from 1 on, knows: those with a lower bit than these.
+_RIGHTS_BITS = (13, 14, 15, 15, 16)
+_TCP_BIND_AND_CONNECT, _ABSTRACT_SOCKETS_AND_SIGNALS = 3, 3
+
+
+def main() -> None:
+    """Give up everything, become the program. What fails on the way is told through the pipe ``status_fd``."""
+    order = json.loads(sys.argv[1])
+    os.set_inheritable(order["status_fd"], False)
+    try:
+        _confine(order)
+        os.write(order["status_fd"], READY)
+        os.execve(order["command"][0], order["command"], order["environment"])
+    except OSError as error:
+        os.write(order["status_fd"], (error.strerror or str(error)).encode())
+        os._exit(1)
+
+
+def _confine(order: dict[str, Any]) -> None:
+    """OSError with a sentence where the kernel cannot keep the process in."""
+    _check(_LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "cannot tie the process to its parent")
+    if os.getppid() != order["parent"]:
+        os._exit(1)
+    for name, value in order["limits"].items():
+        kind = getattr(resource, name)
+        hard = resource.getrlimit(kind)[1]
+        bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (bound, bound))
+    _drop_capabilities()
+    _check(_LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "the kernel has no no_new_privs")
+    if order["readable"] is not None:
+        _hide_files(order["readable"], order["writable"])
+    _filter_calls(bytes.fromhex(order["filter"]))
+
+
+def _drop_capabilities() -> None:
+    """Root's powers are gone, and with no_new_privs nothing that it executes brings them back."""
+    header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
+    _check(_LIBC.syscall(_SYS_CAPSET[os.uname().machine], header, bytes(24)), "cannot drop capabilities")
+
+
+def _hide_files(readable: list[str], writable: list[str]) -> None:
+    """Nothing but these can be opened; in the writable folders, files can be made, but no folders and no links."""
+    version = _LIBC.syscall(_SYS_LANDLOCK_CREATE, None, ctypes.c_size_t(0), _LANDLOCK_VERSION_FLAG)
+    _check(version, "the kernel has no Landlock, which hides the user's files")
+    known = (1 << _RIGHTS_BITS[min(version, len(_RIGHTS_BITS)) - 1]) - 1
+    wanted = [known, *([_TCP_BIND_AND_CONNECT] if version >= 4 else [])]
+    wanted += [_ABSTRACT_SOCKETS_AND_SIGNALS] if version >= 6 else []
+    rules = struct.pack(f"={len(wanted)}Q", *wanted)
+    ruleset = _LIBC.syscall(_SYS_LANDLOCK_CREATE, rules, ctypes.c_size_t(len(rules)), 0)
+    _check(ruleset, "cannot make rules for Landlock")
+    reads = _EXECUTE | _READ_FILE | _READ_DIR
+    writes = _READ_FILE | _READ_DIR | _WRITE_FILE | _TRUNCATE | _REMOVE_FILE | _MAKE_REGULAR
+    for paths, rights in ((readable, reads), (writable, writes)):
+        for path in paths:
+            _allow(ruleset, path, rights & known)
+    _check(_LIBC.syscall(_SYS_LANDLOCK_RESTRICT, ruleset, 0), "cannot begin to hide files")
+    os.close(ruleset)
+
+
+def _allow(ruleset: int, path: str, rights: int) -> None:
+    try:
+        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    if not os.path.isdir(path):  # noqa: PTH112 - pathlib takes longer to import than all of this
+        rights &= ~_FOLDERS_ONLY
+    rule = struct.pack("=Qi", rights, place)
+    _check(_LIBC.syscall(_SYS_LANDLOCK_ADD_RULE, ruleset, _LANDLOCK_PATH_BENEATH, rule, 0), f"cannot allow {path}")
+    os.close(place)
+
+
+def _filter_calls(program: bytes) -> None:
+    held = ctypes.create_string_buffer(program)
+    described = struct.pack("@HP", len(program) // 8, ctypes.addressof(held))
+    _check(
+        _LIBC.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, described, 0, 0),
+        "the kernel has no seccomp filters, which keep the process off the network",
+    )
+
+
+def _check(returned: int, what: str) -> None:
+    if returned < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"{what} ({os.strerror(error)})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""What the sandbox's process may ask of the kernel: a seccomp filter, as the kernel takes it.
+
+Landlock (`dagrl.rewards.sandbox.launcher`) says which files it may open, limits say how much of everything. The filter
+takes away the rest: network, processes, signals to others, and what Landlock does not know of, such as a file's mode.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from dataclasses import dataclass
+
+from dagrl.rewards.sandbox.forbidden import CHANGES_NAMES, FORBIDDEN
+
+_FIRST_COMMON = 424
+"""From here on, a system call has the same number on all machines."""
+_NEW_AND_HARMLESS = {"close_range": 436, "faccessat2": 439, "epoll_pwait2": 441, "futex_waitv": 449}
+"""All others from `_FIRST_COMMON` on do not exist in the sandbox, those included that kernels do not have yet. Python
+and the C library do without: ``clone3`` becomes ``clone``, whose arguments the filter can see, ``io_uring`` nothing."""
+
+_KILL, _ERRNO, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
+_LOAD, _AND, _RETURN = 0x20, 0x54, 0x06
+_JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_ANY_BIT = 0x15, 0x35, 0x45
+_NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
+_X32_NUMBERS = 0x40000000
+
+_CLONE_THREAD = 0x10000
+_F_SETOWN, _F_SETOWN_EX = 8, 15
+_FIOSETOWN, _SIOCSPGRP, _TIOCSTI = 0x8901, 0x8902, 0x5412
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
+
+type _Code = list[tuple[int, int, int, int]]
+"""Instructions: operation, how many to skip if true and if false, operand."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Machine:
+    """What differs between machines."""
+
+    place: int
+    """In the tables of numbers."""
+    architecture: int
+    clone: int
+    open: int | None
+    openat: int
+    fcntl: int
+    ioctl: int
+    prctl: int
+    prlimit64: int
+
+
+_MACHINES = {
+    "x86_64": _Machine(0, 0xC000003E, clone=56, open=2, openat=257, fcntl=72, ioctl=16, prctl=157, prlimit64=302),
+    "aarch64": _Machine(1, 0xC00000B7, clone=220, open=None, openat=56, fcntl=25, ioctl=29, prctl=167, prlimit64=261),
+}
+
+
+def filter_program(machine: str, *, write_files: bool) -> bytes:
+    """The filter for a `machine`, as ``platform.machine()`` names it: ``struct sock_filter`` by ``struct sock_filter``.
+
+    Without `write_files`, no file can be opened for writing, made or removed. OSError for a machine that it does not
+    know.
+    """
+    if machine not in _MACHINES:
+        raise OSError(f"the sandbox knows the system calls of {' and '.join(_MACHINES)}, not of {machine}")
+    known = _MACHINES[machine]
+    code = [*_load(_ARCHITECTURE_AT), (_JUMP_EQUAL, 1, 0, known.architecture), *_return(_KILL), *_load(_NUMBER_AT)]
+    # The same calls under other numbers, of a kind of process that nobody has any more.
+    code += _when(_JUMP_AT_LEAST, _X32_NUMBERS, _return(_KILL))
+    for numbers in {**FORBIDDEN, **({} if write_files else CHANGES_NAMES)}.values():
+        number = numbers[known.place]
+        if number is not None:
+            code += _when(_JUMP_EQUAL, number, _refuse(errno.EPERM))
+    for number, argument, rule in _by_argument(known, write_files):
+        code += _when(_JUMP_EQUAL, number, [*_load(_ARGUMENTS_AT + 8 * argument), *rule])
+    for number in _NEW_AND_HARMLESS.values():
+        code += _when(_JUMP_EQUAL, number, _return(_ALLOW))
+    code += _when(_JUMP_AT_LEAST, _FIRST_COMMON, _refuse(errno.ENOSYS))
+    code += _return(_ALLOW)
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
+
+
+def _by_argument(machine: _Machine, write_files: bool) -> list[tuple[int, int, _Code]]:
+    """Calls that one of their arguments decides about: number, which argument, what to do with it."""
+    opening = _never_cut_short() if write_files else _unless_any_bit(_WRITING, errno.EACCES)
+    rules = [
+        (machine.clone, 0, _only_if_any_bit(_CLONE_THREAD)),
+        (machine.openat, 2, opening),
+        # Who gets the signals of a file or a socket: anybody of the same user.
+        (machine.fcntl, 1, _unless_one_of(_F_SETOWN, _F_SETOWN_EX)),
+        (machine.ioctl, 1, _unless_one_of(_FIOSETOWN, _SIOCSPGRP, _TIOCSTI)),
+        # It dies with whoever started it, who sees what it has open.
+        (machine.prctl, 0, _unless_one_of(_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE)),
+        # Its own limits, which it can only lower.
+        (machine.prlimit64, 0, [(_JUMP_EQUAL, 0, 1, 0), *_return(_ALLOW), *_refuse(errno.EPERM)]),
+    ]
+    return rules if machine.open is None else [*rules, (machine.open, 1, opening)]
+
+
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+
+
+def _never_cut_short() -> _Code:
+    """Not the file that is opened for reading and emptied all the same, which Landlock before its version 3 lets by."""
+    told = [(_AND, 0, 0, os.O_ACCMODE | os.O_TRUNC), *_when(_JUMP_EQUAL, os.O_TRUNC, _refuse(errno.EACCES))]
+    return [*told, *_return(_ALLOW)]
+
+
+def _unless_one_of(*values: int) -> _Code:
+    refused = [_when(_JUMP_EQUAL, value, _refuse(errno.EPERM)) for value in values]
+    return [*(instruction for each in refused for instruction in each), *_return(_ALLOW)]
+
+
+def _unless_any_bit(bits: int, error: int) -> _Code:
+    return [*_when(_JUMP_ANY_BIT, bits, _refuse(error)), *_return(_ALLOW)]
+
+
+def _only_if_any_bit(bits: int) -> _Code:
+    return [*_when(_JUMP_ANY_BIT, bits, _return(_ALLOW)), *_refuse(errno.EPERM)]
+
+
+def _when(condition: int, value: int, body: _Code) -> _Code:
+    return [(condition, 0, len(body), value), *body]
+
+
+def _load(offset: int) -> _Code:
+    return [(_LOAD, 0, 0, offset)]
+
+
+def _return(what: int) -> _Code:
+    return [(_RETURN, 0, 0, what)]
+
+
+def _refuse(error: int) -> _Code:
+    return _return(_ERRNO | error)

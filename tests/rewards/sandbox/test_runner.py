@@ -1,0 +1,345 @@
+"""The sandbox runs programs, and keeps hostile ones in: each attack is tried for real."""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from dagrl.rewards.sandbox import Outcome, run
+from dagrl.rewards.sandbox.runner import MAX_THREADS
+
+
+def attempt(*attacks: str, **limits) -> list[str]:
+    """What came of each attack, all in one program: DONE where it succeeded, else the exception."""
+    program = "import os\n"
+    for attack in attacks:
+        indented = "\n".join(f"    {line}" for line in attack.strip().splitlines())
+        program += f"try:\n{indented}\n    said = 'DONE'\nexcept BaseException as error:\n    said = repr(error)\n"
+        program += "print('\\0' + said)\n"
+    said = run(program, timeout_s=60, **limits).stdout.split("\0")[1:]
+    assert len(said) == len(attacks), said
+    return [each.strip() for each in said]
+
+
+def assert_forbidden(*attacks: str, by: tuple[str, ...] = ("PermissionError",), **limits) -> None:
+    """Each attack fails with one of these errors."""
+    for attack, said in zip(attacks, attempt(*attacks, **limits), strict=True):
+        assert any(error in said for error in by), (attack, said)
+
+
+def test_a_program_reads_its_input_and_writes_its_outputs() -> None:
+    result = run("import sys\nprint(input()[::-1])\nprint('no', file=sys.stderr)", stdin="über\n")
+    assert (result.outcome, result.exit_status) == (Outcome.FINISHED, 0)
+    assert (result.stdout, result.stderr) == ("rebü\n", "no\n")
+
+
+def test_how_a_program_ends_is_told() -> None:
+    raised = run("def f():\n    raise KeyError('x')\nf()")
+    assert (raised.outcome, raised.exit_status) == (Outcome.FAILED, 1)
+    assert "line 2, in f" in raised.stderr and "KeyError: 'x'" in raised.stderr
+    assert run("import sys; sys.exit(7)").exit_status == 7
+    assert run("import ctypes; ctypes.string_at(0)").exit_status == -signal.SIGSEGV
+    assert run("print(").outcome is Outcome.FAILED
+
+
+def test_text_that_is_no_utf8_comes_out_as_far_as_it_is() -> None:
+    assert run("import os; os.write(1, b'a\\xffb')").stdout == "a\N{REPLACEMENT CHARACTER}b"
+    assert run("print(len(input()))", stdin="a\ud800b").stdout == "3\n"
+
+
+def test_what_programs_of_contests_do_is_allowed() -> None:
+    deep = """
+import sys, threading
+sys.setrecursionlimit(10**6)
+threading.stack_size(2**26)
+def down(n):
+    return 0 if n == 0 else 1 + down(n - 1)
+thread = threading.Thread(target=lambda: print(down(50000)))
+thread.start()
+thread.join()
+"""
+    assert run(deep).stdout == "50000\n"
+    assert run("import asyncio\nasync def two(): return 2\nprint(asyncio.run(two()))").stdout == "2\n"
+    own_file = "open('a.txt', 'w').write('x')\nimport tempfile, os\nos.remove('a.txt')\nf = tempfile.TemporaryFile()\n"
+    assert run(own_file + "print(f.write(b'123'), os.listdir())").stdout == "3 ['main.py']\n"
+    assert run("import numpy\nprint(numpy.eye(3) @ numpy.arange(3))").stdout == "[0. 1. 2.]\n"
+
+
+def test_files_lie_beside_the_program_and_are_gone_afterwards() -> None:
+    result = run("print(open('data.txt').read())\nimport os\nprint(os.getcwd())", files={"data.txt": "seven"})
+    text, folder = result.stdout.split()
+    assert text == "seven"
+    assert not Path(folder).parent.exists()
+
+
+@pytest.mark.parametrize("name", ["../a", "/etc/a", "a/b"])
+def test_a_file_stays_in_the_folder(name: str) -> None:
+    with pytest.raises(ValueError, match="has a name, not a path"):
+        run("", files={name: ""})
+
+
+@pytest.mark.parametrize("limit", [{"timeout_s": 0}, {"memory_mib": 10}, {"file_mib": -1}])
+def test_limits_that_are_none_are_refused(limit: dict) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(limit))} of the sandbox must be"):
+        run("", **limit)
+
+
+def test_many_run_at_once() -> None:
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda number: run("print(int(input()) ** 2)", stdin=str(number)), range(16)))
+    assert [int(result.stdout) for result in results] == [number**2 for number in range(16)]
+
+
+class TestTime:
+    @pytest.mark.parametrize("code", ["while True: pass", "import time; time.sleep(60)", "9**9**9", "input()[5]"])
+    def test_an_endless_program_is_ended(self, code: str) -> None:
+        result = run(code, timeout_s=0.3, stdin="short")
+        assert result.outcome is (Outcome.FAILED if "input" in code else Outcome.TIMED_OUT)
+
+    def test_what_it_has_said_before_is_kept(self) -> None:
+        result = run("print('begun', flush=True)\nwhile True: pass", timeout_s=0.5)
+        assert (result.outcome, result.stdout) == (Outcome.TIMED_OUT, "begun\n")
+
+    def test_signals_that_it_ignores_do_not_keep_it_alive(self) -> None:
+        code = "import signal\nfor each in signal.valid_signals() - {9, 19}: signal.signal(each, signal.SIG_IGN)\n"
+        result = run(code + "print('deaf', flush=True)\nwhile True: pass", timeout_s=0.5)
+        assert (result.outcome, result.stdout) == (Outcome.TIMED_OUT, "deaf\n")
+
+
+class TestMemoryAndOutput:
+    @pytest.mark.parametrize(
+        "code", ["x = bytearray(1 << 30)", "import mmap\nmmap.mmap(-1, 1 << 30)", "x = [0]\nwhile True: x += x"]
+    )
+    def test_memory_is_bounded(self, code: str) -> None:
+        result = run(code, memory_mib=256)
+        assert result.outcome is Outcome.FAILED
+        assert "MemoryError" in result.stderr or "Cannot allocate memory" in result.stderr
+
+    def test_memory_that_no_process_owns_cannot_be_had(self) -> None:
+        shared = "from multiprocessing import shared_memory\nshared_memory.SharedMemory(create=True, size=1 << 20)"
+        assert_forbidden("os.memfd_create('x')", shared)
+
+    @pytest.mark.parametrize("stream", ["stdout", "stderr"])
+    def test_output_without_end_is_cut(self, stream: str) -> None:
+        result = run(f"import sys\nwhile True: sys.{stream}.write('x' * 65536)", file_mib=1, timeout_s=30)
+        assert result.outcome is Outcome.TOO_MUCH
+        assert len(getattr(result, stream)) == 1 << 20
+
+    def test_one_large_file_cannot_be_written(self) -> None:
+        result = run("open('a', 'wb').write(bytes(2 << 20))", file_mib=1)
+        # Whatever comes first: the file's own bound, or that of all files.
+        assert result.outcome is Outcome.TOO_MUCH or "File too large" in result.stderr
+
+    @pytest.mark.parametrize(
+        "more",
+        [
+            "open(f'{number}', 'wb').write(bytes(1 << 19))",
+            "open(f'{number}', 'wb')",
+            "held.append(open('a', 'wb')); os.remove('a'); held[-1].write(bytes(1 << 19)); held[-1].flush()",
+        ],
+        ids=["large files", "empty files", "removed files"],
+    )
+    def test_many_files_end_the_program(self, more: str) -> None:
+        code = f"import itertools, os, time\nheld = []\nfor number in range(1000):\n    if len(held) < 50: {more}\n"
+        result = run(code + "time.sleep(60)", file_mib=2, timeout_s=30)
+        assert result.outcome is Outcome.TOO_MUCH
+
+    def test_threads_are_bounded(self) -> None:
+        code = "import threading, time\nthreading.stack_size(1 << 16)\n"
+        code += f"for _ in range({2 * MAX_THREADS}): threading.Thread(target=time.sleep, args=(60,)).start()"
+        assert run(code, timeout_s=30).outcome is Outcome.TOO_MUCH
+
+    def test_limits_cannot_be_raised(self) -> None:
+        raising = "import resource\nresource.setrlimit(resource.RLIMIT_{}, (-1, -1))"
+        limits = ("AS", "CPU", "FSIZE", "NOFILE")
+        assert_forbidden(*(raising.format(limit) for limit in limits), by=("not allowed to raise",))
+        assert_forbidden(f"import resource\nresource.prlimit({os.getpid()}, resource.RLIMIT_NOFILE, (3, 3))")
+
+
+class TestProcesses:
+    def test_no_process_can_be_started(self) -> None:
+        assert_forbidden(
+            "while True: os.fork()",
+            "if os.fork(): os._exit(0)\nos.setsid()",
+            "import subprocess\nsubprocess.run(['/bin/true'])",
+            "os.posix_spawn('/bin/true', ['true'], {})",
+            "import multiprocessing\nmultiprocessing.Process(target=print).start()",
+        )
+
+    def test_no_other_program_can_be_become(self) -> None:
+        assert_forbidden("os.execv('/bin/sh', ['sh', '-c', 'echo DONE'])")
+
+    def test_other_processes_are_out_of_reach(self) -> None:
+        attacks = (
+            "os.kill({pid}, 9)",
+            "os.kill(os.getppid(), 9)",
+            "os.killpg(os.getpgid({pid}), 9)",
+            "os.kill(-1, 9)",
+            "import signal\nsignal.pidfd_send_signal(os.pidfd_open({pid}), 9)",
+            "import fcntl\nr, w = os.pipe()\nfcntl.fcntl(r, fcntl.F_SETOWN, {pid})",
+            "import fcntl, socket, struct\na, b = socket.socketpair()\nfcntl.ioctl(a, 0x8901, struct.pack('i', {pid}))",
+            "os.setpriority(os.PRIO_PROCESS, {pid}, 19)",
+            "os.sched_setaffinity({pid}, [0])",
+        )
+        told = ("PermissionError", "Function not implemented")
+        assert_forbidden(*(attack.format(pid=os.getpid()) for attack in attacks), by=told)
+
+    def test_memory_and_environment_of_its_parent_cannot_be_read(self) -> None:
+        names = ("environ", "mem", "cmdline", "maps", "fd/0")
+        assert_forbidden(*(f"open('/proc/{os.getpid()}/{name}', 'rb').read(1)" for name in names))
+
+    def test_it_dies_with_its_parent_and_cannot_choose_not_to(self) -> None:
+        code = "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+        assert_forbidden(code + "if libc.prctl(1, 0, 0, 0, 0): raise OSError(ctypes.get_errno(), 'prctl')")
+
+    @pytest.mark.skipif(platform.machine() != "x86_64", reason="machine code of x86_64")
+    def test_the_other_table_of_system_calls_is_no_way_out(self) -> None:
+        code = (
+            "import ctypes, mmap\n"
+            "page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)\n"
+            "page.write(bytes.fromhex('b814000000cd80c3'))  # mov eax, 20; int 0x80; ret\n"
+            "ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))()\n"
+        )
+        assert run(code).exit_status == -signal.SIGSYS
+
+    def test_new_system_calls_do_not_exist(self) -> None:
+        numbers = (425, 434, 435, 438, 100_000)  # io_uring_setup, pidfd_open, clone3, pidfd_getfd, the future
+        code = "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+        code += "libc.syscall({}, 0, 0, 0, 0, 0)\nraise OSError(ctypes.get_errno(), 'answer')"
+        assert_forbidden(*(code.format(number) for number in numbers), by=("OSError(38, 'answer')",))
+
+
+class TestNetwork:
+    def test_there_are_no_sockets(self) -> None:
+        families = ("AF_INET", "AF_INET6", "AF_UNIX", "AF_NETLINK", "AF_PACKET")
+        assert_forbidden(*(f"import socket\nsocket.socket(socket.{family})" for family in families))
+
+    def test_a_server_on_this_machine_hears_nothing(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            server.settimeout(0.2)
+            port = server.getsockname()[1]
+            asking = f"import urllib.request\nurllib.request.urlopen('http://127.0.0.1:{port}', timeout=5)"
+            assert_forbidden(asking, by=("Operation not permitted",))
+            with pytest.raises(TimeoutError):
+                server.accept()
+
+
+class TestFiles:
+    @pytest.fixture
+    def secret(self, tmp_path: Path) -> Path:
+        path = tmp_path / "id_ed25519"
+        path.write_text("secret")
+        path.chmod(0o644)
+        return path
+
+    def test_files_of_the_user_cannot_be_read(self, secret: Path) -> None:
+        assert_forbidden(f"print(open({str(secret)!r}).read())", f"os.listdir({str(secret.parent)!r})")
+        others = ("/etc/passwd", "/proc/self/environ", "/proc/cpuinfo", "/", str(Path.home()), __file__)
+        assert_forbidden(*(f"os.open({path!r}, os.O_RDONLY)" for path in others))
+
+    def test_files_of_the_user_cannot_be_changed(self, secret: Path) -> None:
+        before = secret.stat()
+        name = str(secret)
+        assert_forbidden(
+            f"open({name!r}, 'w')",
+            f"os.open({name!r}, os.O_RDONLY | os.O_TRUNC)",
+            f"os.truncate({name!r}, 0)",
+            f"os.remove({name!r})",
+            f"os.rename({name!r}, 'mine')",
+            f"os.link({name!r}, 'mine')",
+            f"os.chmod({name!r}, 0o777)",
+            f"os.chown({name!r}, 1, 1)",
+            f"os.utime({name!r}, (0, 0))",
+            f"os.setxattr({name!r}, 'user.x', b'y')",
+            f"open({str(secret.parent / 'new')!r}, 'w')",
+            "open('../outside', 'w')",
+            "open('/tmp/dagrl-outside', 'w')",
+            "open('/dev/shm/dagrl-outside', 'w')",
+            "import json; open(json.__file__, 'a')",
+            by=("PermissionError", "Invalid cross-device link"),
+        )
+        assert secret.stat() == before
+        assert secret.read_text() == "secret"
+        assert list(secret.parent.iterdir()) == [secret]
+
+    def test_links_and_folders_cannot_be_made(self, secret: Path) -> None:
+        assert_forbidden(f"os.symlink({str(secret)!r}, 'link')", "os.mkdir('folder')", "os.mkfifo('pipe')")
+
+    def test_the_environment_is_empty_of_what_the_user_has_set(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("OPENAI_API_KEY", "secret")
+        assert "secret" not in run("import os\nprint(os.environ)").stdout
+
+    def test_no_file_of_this_process_is_open_in_it(self) -> None:
+        reader, writer = os.pipe()
+        os.set_inheritable(writer, True)
+        try:
+            assert_forbidden(f"os.write({writer}, b'x')", by=("Bad file descriptor",))
+            listed = "import os\nalive = []\nfor fd in range(64):\n    try:\n        os.fstat(fd)\n        alive.append(fd)\n"
+            listed += "    except OSError:\n        pass\nprint(alive)"
+            assert run(listed).stdout == "[0, 1, 2]\n"
+        finally:
+            os.close(reader)
+            os.close(writer)
+
+    def test_modules_beside_the_caller_are_not_imported(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "sneaky.py").write_text("")
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        monkeypatch.chdir(tmp_path)
+        assert_forbidden("import sneaky", by=("ModuleNotFoundError",))
+
+
+def test_root_is_nobody_in_there() -> None:
+    assert_forbidden("os.chroot('.')", "os.setgroups([])", "os.nice(-5)")
+
+
+class TestWithoutLandlock:
+    """`hide_files=False`, for kernels that have none."""
+
+    def test_nothing_can_be_written_nor_removed(self, tmp_path: Path) -> None:
+        victim = tmp_path / "file"
+        victim.write_text("text")
+        name = str(victim)
+        assert_forbidden(
+            f"open({name!r}, 'a')",
+            f"os.open({name!r}, os.O_RDONLY | os.O_TRUNC)",
+            f"os.remove({name!r})",
+            f"os.rename({name!r}, {name + '2'!r})",
+            f"os.symlink({name!r}, {name + '2'!r})",
+            f"os.link({name!r}, {name + '2'!r})",
+            f"os.mkdir({name + '2'!r})",
+            f"os.mkfifo({name + '2'!r})",
+            "open('own.txt', 'w')",
+            "import tempfile; tempfile.TemporaryFile()",
+            by=("PermissionError", "No usable temporary directory"),
+            hide_files=False,
+        )
+        assert list(tmp_path.iterdir()) == [victim]
+        assert victim.read_text() == "text"
+
+    def test_there_are_no_network_and_no_processes_either(self) -> None:
+        assert_forbidden("import socket\nsocket.socket()", "os.fork()", hide_files=False)
+        assert run("print(input())", stdin="in", hide_files=False).stdout == "in\n"
+
+
+def test_a_process_that_cannot_be_confined_runs_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("dagrl.rewards.sandbox.runner._readable", lambda: [f"{tmp_path}\0"])
+    with pytest.raises(OSError, match="code cannot be confined on this machine: "):
+        run("print('DONE')")
+
+
+def test_another_thread_may_end_while_one_runs() -> None:
+    results = []
+    thread = threading.Thread(target=lambda: results.append(run("import time; time.sleep(0.3); print(1)")))
+    thread.start()
+    other = threading.Thread(target=run, args=("",))
+    other.start()
+    other.join()
+    thread.join()
+    assert results[0].stdout == "1\n"

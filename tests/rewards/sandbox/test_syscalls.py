@@ -1,0 +1,100 @@
+"""The filter as the kernel reads it, for machines too that no test runs on."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import struct
+from pathlib import Path
+
+import pytest
+
+from dagrl.rewards.sandbox.forbidden import CHANGES_NAMES, FORBIDDEN
+from dagrl.rewards.sandbox.syscalls import filter_program
+
+KILL, ERRNO, ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
+ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+HEADERS = {"x86_64": "/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "aarch64": "/usr/include/asm-generic/unistd.h"}
+OPENAT = {"x86_64": 257, "aarch64": 56}
+CLONE = {"x86_64": 56, "aarch64": 220}
+READ = {"x86_64": 0, "aarch64": 63}
+
+
+def answer(program: bytes, number: int, arguments: tuple[int, ...] = (), *, architecture: int) -> int:
+    """What the filter says to a system call: classic BPF, as bpf(4) and seccomp(2) describe it."""
+    data = struct.pack("=IIQ6Q", number, architecture, 0, *arguments, *[0] * (6 - len(arguments)))
+    code = list(struct.iter_unpack("=HBBI", program))
+    accumulator = place = 0
+    while True:
+        operation, if_true, if_false, operand = code[place]
+        place += 1
+        match operation:
+            case 0x20:
+                (accumulator,) = struct.unpack_from("=I", data, operand)
+            case 0x54:
+                accumulator &= operand
+            case 0x06:
+                return operand
+            case 0x15 | 0x35 | 0x45:
+                holds = {0x15: accumulator == operand, 0x35: accumulator >= operand, 0x45: accumulator & operand}
+                place += if_true if holds[operation] else if_false
+            case _:
+                raise AssertionError(f"no instruction {operation:#x}")
+
+
+@pytest.fixture(params=list(ARCHITECTURES))
+def machine(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def test_what_is_forbidden_is_refused_and_the_rest_is_not(machine: str) -> None:
+    program, place = filter_program(machine, write_files=True), [*ARCHITECTURES].index(machine)
+    for name, numbers in FORBIDDEN.items():
+        if numbers[place] is not None:
+            assert answer(program, numbers[place], architecture=ARCHITECTURES[machine]) == ERRNO | errno.EPERM, name
+    for numbers in ((READ[machine],), *((each[place],) for each in CHANGES_NAMES.values() if each[place] is not None)):
+        assert answer(program, numbers[0], architecture=ARCHITECTURES[machine]) == ALLOW
+
+
+@pytest.mark.parametrize("write_files", [True, False])
+def test_without_writing_nothing_can_be_opened_for_it_or_renamed(machine: str, write_files: bool) -> None:
+    program, place = filter_program(machine, write_files=write_files), [*ARCHITECTURES].index(machine)
+    number, architecture = OPENAT[machine], ARCHITECTURES[machine]
+    for flags in (os.O_WRONLY, os.O_RDWR, os.O_CREAT | os.O_WRONLY, os.O_TMPFILE | os.O_RDWR):
+        said = answer(program, number, (0, 0, flags), architecture=architecture)
+        assert said == (ALLOW if write_files else ERRNO | errno.EACCES)
+    assert answer(program, number, (0, 0, os.O_RDONLY), architecture=architecture) == ALLOW
+    cut = answer(program, number, (0, 0, os.O_RDONLY | os.O_TRUNC), architecture=architecture)
+    assert cut == ERRNO | errno.EACCES
+    renaming = answer(program, CHANGES_NAMES["renameat2"][place], architecture=architecture)
+    assert renaming == (ALLOW if write_files else ERRNO | errno.EPERM)
+
+
+def test_a_thread_is_no_process(machine: str) -> None:
+    program, architecture = filter_program(machine, write_files=True), ARCHITECTURES[machine]
+    thread_flags, fork_flags = 0x3D0F00, 0x1200011  # As glibc's pthread_create and fork pass them.
+    assert answer(program, CLONE[machine], (thread_flags,), architecture=architecture) == ALLOW
+    assert answer(program, CLONE[machine], (fork_flags,), architecture=architecture) == ERRNO | errno.EPERM
+
+
+def test_another_architecture_is_the_end(machine: str) -> None:
+    program = filter_program(machine, write_files=True)
+    assert answer(program, READ[machine], architecture=0x40000003) == KILL
+    assert answer(program, 0x40000000 + READ[machine], architecture=ARCHITECTURES[machine]) == KILL
+
+
+def test_a_machine_whose_calls_nobody_has_looked_up_is_refused() -> None:
+    with pytest.raises(OSError, match="knows the system calls of x86_64 and aarch64, not of riscv64"):
+        filter_program("riscv64", write_files=True)
+
+
+def test_the_numbers_are_those_of_the_kernels_headers(machine: str) -> None:
+    header = Path(HEADERS[machine])
+    if not header.is_file():
+        pytest.skip("the kernel's headers are not installed")
+    pairs = re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", header.read_text())
+    known = {name: int(number) for name, number in pairs}
+    place = [*ARCHITECTURES].index(machine)
+    for name, numbers in {**FORBIDDEN, **CHANGES_NAMES}.items():
+        assert numbers[place] == known.get(name), name
