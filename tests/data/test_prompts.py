@@ -136,6 +136,7 @@ def test_taking_nothing_gives_empty_columns(loader: Callable[..., PromptLoader])
     assert piece.next_position == 5
     assert {name: len(column) for name, column in piece.columns.items()} == {
         "prompt_tokens": 0,
+        "messages": 0,
         "answer": 0,
         "data_source": 0,
         "extra_info": 0,
@@ -191,7 +192,7 @@ def test_extra_info_of_any_kind_comes_back_from_its_json(loader: Callable[..., P
 def test_other_columns_do_not_matter(loader: Callable[..., PromptLoader]) -> None:
     piece = loader([row("a", ability="math", images=[b"\x00"], agent_name="x")]).take(0, 1)
     assert texts(piece) == ["a"]
-    assert set(piece.columns) == {"prompt_tokens", "answer", "data_source", "extra_info"}
+    assert set(piece.columns) == {"prompt_tokens", "messages", "answer", "data_source", "extra_info"}
 
 
 def test_a_character_outside_the_alphabet_is_named(loader: Callable[..., PromptLoader]) -> None:

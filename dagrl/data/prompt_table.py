@@ -1,0 +1,216 @@
+"""One prompt file as a table: its rows as tokens and text, each made when it is asked for.
+
+The file's text stays in Arrow's buffers. `dagrl.data.prompt_file` writes such files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dagrl.data.batch import Column
+from dagrl.data.demonstrations import prompt_before, response_text, response_tokens, value_at
+
+if TYPE_CHECKING:
+    from pyarrow import Schema, Table
+    from transformers import PreTrainedTokenizerBase
+
+ANSWER = "reward_model.ground_truth"
+
+
+class PromptTable:
+    """The rows of a parquet file in verl's schema, by their number.
+
+    ValueError where the file is missing, broken or empty, or lacks a column.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        responses: Sequence[str] = (),
+        with_answers: bool = True,
+        limit: int | None = None,
+    ) -> None:
+        """Open `path`; with `limit`, its first so many rows.
+
+        `responses` are the columns that hold some: their chats stand for the prompts where there is no column
+        ``prompt``. Without `with_answers`, neither reference answers nor names of data sets need be there.
+        """
+        self.path = path
+        self._tokenizer = tokenizer
+        self._responses = responses
+        self._table = _read(path, responses, with_answers, limit)
+
+    def __len__(self) -> int:
+        return self._table.num_rows
+
+    def place(self, row: int) -> str:
+        """Where a row is, for messages."""
+        return f"{self.path}, row {row} (the first is 0)"
+
+    def prompt(self, row: int) -> np.ndarray:
+        """Token ids of the row's prompt, int64. ValueError where it is empty or has characters without tokens."""
+        prompt, place = self._prompt(row), self.place(row)
+        if not prompt:
+            raise ValueError(f"{place}: the prompt is empty; remove the row")
+        if isinstance(prompt, str):
+            text, tokens = prompt, self._tokenizer.encode(prompt)
+        else:
+            text = self._chat_text(prompt, place)
+            # The template has put the special tokens into the text already.
+            tokens = self._tokenizer.encode(text, add_special_tokens=False)
+        if not tokens:
+            raise ValueError(f"{place}: the prompt is empty; remove the row")
+        self._check_known(tokens, text, f"{place}: ", "prompt")
+        return np.array(tokens, dtype=np.int64)
+
+    def responses(self, row: int) -> list[np.ndarray]:
+        """Token ids of the row's responses, the end token included, int64. ValueError as for prompts."""
+        found = []
+        for column in self._responses:
+            try:
+                text = response_text(self._value(column, row))
+                tokens = response_tokens(text, self._tokenizer)
+            except ValueError as error:
+                raise ValueError(f"{self.place(row)}: `{column}` {error}") from error
+            self._check_known(tokens, text, f"{self.place(row)}, `{column}`: ", "response")
+            found.append(np.array(tokens, dtype=np.int64))
+        return found
+
+    def texts(self, rows: Sequence[int]) -> dict[str, Column]:
+        """Of these rows messages (JSON), answer, data_source, extra_info (JSON); empty where there is no such column.
+
+        Row by row: Arrow's own take copies whole columns of text when they come in several chunks.
+        """
+
+        def values(name: str) -> list[Any]:
+            there = name in self._table.column_names
+            return [self._table[name][row].as_py() if there else None for row in rows]
+
+        answers = [_as_text(model["ground_truth"] if model else None) for model in values("reward_model")]
+        return {
+            "messages": Column.text([_as_json(_as_chat(self._prompt(row))) for row in rows]),
+            "answer": Column.text(answers),
+            "data_source": Column.text([source or "" for source in values("data_source")]),
+            "extra_info": Column.text([_as_json(extra or {}) for extra in values("extra_info")]),
+        }
+
+    def _prompt(self, row: int) -> str | list[dict[str, Any]]:
+        if "prompt" in self._table.column_names:
+            return self._table["prompt"][row].as_py()
+        try:
+            return prompt_before([self._value(column, row) for column in self._responses])
+        except ValueError as error:
+            raise ValueError(f"{self.place(row)}: {error}") from error
+
+    def _value(self, column: str, row: int) -> Any:
+        name, _, rest = column.partition(".")
+        value = self._table[name][row].as_py()
+        return value_at(value, rest) if rest else value
+
+    def _chat_text(self, messages: list[dict[str, Any]], place: str) -> str:
+        if not self._tokenizer.chat_template:
+            raise ValueError(
+                f"{place}: the prompt is a chat, and the tokenizer has no chat template; use the tokenizer of an "
+                f"instruction-tuned model, or write prompts as text"
+            )
+        for message in messages:
+            wrong = [key for key in ("role", "content") if not isinstance(message.get(key), str)]
+            if wrong:
+                raise ValueError(f"{place}: a message of the chat has no {wrong[0]}, which must be text; got {message}")
+        if not any(message["content"] for message in messages):
+            raise ValueError(f"{place}: the prompt is empty; remove the row")
+        return self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+    def _check_known(self, tokens: Sequence[int], text: str, place: str, what: str) -> None:
+        """ValueError where the tokenizer has no tokens for something in the text."""
+        unknown = self._tokenizer.unk_token_id
+        if unknown is None or unknown not in tokens:
+            return
+        told = f"a word of the {what}"
+        for character in text:
+            if unknown in self._tokenizer.encode(character, add_special_tokens=False):
+                told = f"the character {character!r} of the {what}"
+                break
+        raise ValueError(f"{place}the tokenizer does not know {told} {text[:80]!r}; change the {what} or the tokenizer")
+
+
+def _read(path: Path, responses: Sequence[str], with_answers: bool, limit: int | None) -> Table:
+    """The columns that matter, as an Arrow table."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path, memory_map=True) as file:
+            schema = file.schema_arrow
+            _check_columns(path, schema, responses, with_answers)
+            known = [name for name in ("prompt", "data_source", "extra_info") if name in schema.names]
+            answer = [ANSWER] if _has(schema, ANSWER) else []
+            table = file.read(columns=[*known, *answer, *responses])
+    except FileNotFoundError as error:
+        raise ValueError(f"there is no prompt file {path}; data_preprocess/ has scripts that make some") from error
+    except (OSError, pa.ArrowInvalid) as error:
+        raise ValueError(f"{path} cannot be read as parquet: {error}") from error
+    if table.num_rows == 0:
+        raise ValueError(f"{path} has no rows")
+    return table if limit is None else table.slice(0, limit)
+
+
+def _check_columns(path: Path, schema: Schema, responses: Sequence[str], with_answers: bool) -> None:
+    """ValueError where a column that every row needs is not there."""
+    import pyarrow as pa
+
+    needed = [*responses, *(("data_source", ANSWER) if with_answers else ())]
+    chats = bool(responses) and all(_has(schema, name) and pa.types.is_list(_type(schema, name)) for name in responses)
+    if not chats:
+        needed.insert(0, "prompt")
+    missing = [name for name in needed if not _has(schema, name)]
+    if missing:
+        whole = missing[0].partition(".")[0]
+        raise ValueError(
+            f"{path} has no column {missing[0] if whole in schema.names else whole}; it needs {', '.join(needed[:-1])} and {needed[-1]}, and has: "
+            + ", ".join(schema.names)
+        )
+
+
+def _has(schema: Schema, column: str) -> bool:
+    try:
+        _type(schema, column)
+    except KeyError:
+        return False
+    return True
+
+
+def _type(schema: Schema, column: str) -> Any:
+    """What a column, or a field of a struct, holds; KeyError where it is not there."""
+    import pyarrow as pa
+
+    name, *fields = column.split(".")
+    found = schema.field(name).type
+    for field in fields:
+        if not pa.types.is_struct(found):
+            raise KeyError(column)
+        found = found.field(field).type
+    return found
+
+
+def _as_chat(prompt: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A prompt as messages; a plain text is the user's."""
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+
+
+def _as_text(value: Any) -> str:
+    """A string as it is, nothing as "", anything else as JSON (dates and the like as their text)."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else _as_json(value)
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)

@@ -1,0 +1,149 @@
+"""Responses that come with prompts: where a file may hold them, what becomes of them, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dagrl.data.batch import Column
+from dagrl.data.demonstrations import Responses, in_turn
+from dagrl.data.prompts import PromptLoader, PromptSlice
+from dagrl.data.tokenizer import make_tokenizer
+from dagrl.spec.schema import TokenizerSpec
+
+TOKENIZER = make_tokenizer(TokenizerSpec(kind="bytes"))
+END = TOKENIZER.eos_token_id
+
+
+def chat(*contents: str) -> list[dict[str, str]]:
+    """Messages of a user and an assistant in turn."""
+    return [{"role": ("user", "assistant")[turn % 2], "content": text} for turn, text in enumerate(contents)]
+
+
+@pytest.fixture
+def loader(tmp_path: Path) -> Callable[..., PromptLoader]:
+    """``loader(rows, columns, **options)``: a loader of prompts with the responses of those columns."""
+
+    def make(rows: list[dict[str, Any]], columns: tuple[str, ...], **options: Any) -> PromptLoader:
+        path = tmp_path / "rows.parquet"
+        pq.write_table(pa.Table.from_pylist(rows), path)
+        responses = Responses(columns, options.pop("longest", 100), options.pop("overlong_responses", "drop"))
+        tokenizer = options.pop("tokenizer", TOKENIZER)
+        defaults = {"max_prompt_tokens": 100, "overlong": "drop", "shuffle": False, "seed": 1, "with_answers": False}
+        return PromptLoader(path, tokenizer, responses=responses, **{**defaults, **options})
+
+    return make
+
+
+def texts(piece: PromptSlice, name: str = "responses.0") -> list[str]:
+    """What responses say; ``$`` for the end token."""
+    column = piece.columns[name]
+    return [
+        "".join("$" if token == END else chr(token) for token in column[row].tolist()) for row in range(len(column))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "column"),
+    [
+        ({"prompt": "2+2=", "response": "4"}, "response"),
+        ({"prompt": "2+2=", "extra_info": {"index": 1, "answer": "4"}}, "extra_info.answer"),
+        ({"prompt": "2+2=", "reward_model": {"ground_truth": "4", "style": "rule"}}, "reward_model.ground_truth"),
+        ({"prompt": chat("2+2="), "chosen": chat("2+2=", "4")}, "chosen"),
+        ({"prompt": chat("2+2="), "outer": {"inner": {"said": "4"}}}, "outer.inner.said"),
+    ],
+)
+def test_a_response_is_found_and_ends_with_the_end_token(loader, row, column):
+    piece = loader([row], (column,)).take(0, 1)
+    assert texts(piece) == ["4$"]
+    assert texts(piece, "prompt_tokens") == ["2+2="]
+
+
+def test_without_prompts_the_chat_before_the_response_is_the_prompt(loader):
+    rows = [{"messages": chat("1+1=", "2", "and 2+2=", "4")}, {"messages": chat("5=", "5")}]
+    piece = loader(rows, ("messages",)).take(0, 2)
+    assert texts(piece, "prompt_tokens") == ["1+1=2and 2+2=", "5="]
+    assert texts(piece) == ["4$", "5$"]
+
+
+def test_pairs_of_chats_share_their_prompt(loader):
+    rows = [{"chosen": chat("1+1=", "2"), "rejected": chat("1+1=", "3")}]
+    piece = loader(rows, ("chosen", "rejected")).take(0, 1)
+    assert (texts(piece), texts(piece, "responses.1")) == (["2$"], ["3$"])
+    rows.append({"chosen": chat("1+1=", "2"), "rejected": chat("1+2=", "3")})
+    with pytest.raises(ValueError, match=r"row 1 .*: the chats differ before their last message"):
+        loader(rows, ("chosen", "rejected")).take(0, 2)
+
+
+def test_answers_are_optional_beside_responses_and_empty_where_there_are_none(loader):
+    piece = loader([{"prompt": "a", "response": "b"}], ("response",)).take(0, 1)
+    assert [piece.columns[name].strings() for name in ("answer", "data_source", "extra_info")] == [[""], [""], ["{}"]]
+    with pytest.raises(ValueError, match="has no column data_source"):
+        loader([{"prompt": "a", "response": "b"}], ("response",), with_answers=True)
+
+
+def test_a_prompt_with_a_response_that_is_too_long_is_dropped_with_all_its_responses(loader):
+    rows = [{"prompt": str(index), "a": "x" * index, "b": "y" * (9 - index)} for index in range(10)]
+    piece = loader(rows, ("a", "b"), longest=8).take(0, 6)
+    # With the end token seven characters fit: rows 2 to 7.
+    assert texts(piece, "prompt_tokens") == [str(index) for index in range(2, 8)]
+    assert (piece.dropped, piece.cut, piece.next_position) == (2, 0, 8)
+
+
+def test_a_response_may_be_cut_at_its_end_and_is_unended_then(loader):
+    piece = loader([{"prompt": "p", "a": "abcdef"}], ("a",), longest=4, overlong_responses="cut").take(0, 1)
+    assert (texts(piece), piece.cut) == (["abcd"], 1)
+
+
+def test_a_response_that_is_too_long_may_be_an_error(loader):
+    with pytest.raises(ValueError, match=r"row 0 .*the response has 7 tokens, more than max_response_tokens=4; raise"):
+        loader([{"prompt": "p", "a": "abcdef"}], ("a",), longest=4, overlong_responses="error").take(0, 1)
+
+
+def test_a_file_in_which_nothing_fits_is_an_error(loader):
+    rows = [{"prompt": "p", "a": "abcdef"}] * 3
+    told = "none of its 3 prompts fits max_prompt_tokens=100 and max_response_tokens=4; .* up to 7 to 7; raise them"
+    with pytest.raises(ValueError, match=told):
+        loader(rows, ("a",), longest=4).take(0, 1)
+    with pytest.raises(ValueError, match="none of its 3 prompts fits"):
+        loader(rows, ("a",), longest=4).one_epoch()
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (None, "`a` holds no response"),
+        ([], "`a` holds no response"),
+        (chat("only", "then", "asked"), "`a` ends with a message of the user"),
+    ],
+)
+def test_a_row_without_a_response_is_named(loader, value, told):
+    rows = [{"prompt": "p", "a": chat("q", "r")}, {"prompt": "p", "a": value}]
+    with pytest.raises(ValueError, match=rf"row 1 \(the first is 0\): {told}"):
+        loader(rows, ("a",)).take(0, 2)
+
+
+def test_a_character_without_a_token_is_named(loader):
+    tokenizer = make_tokenizer(TokenizerSpec(kind="characters", alphabet="0123456789+="))
+    rows = [{"prompt": "2+2=", "a": "4!"}]
+    with pytest.raises(ValueError, match="`a`: the tokenizer does not know the character '!' of the response '4!'"):
+        loader(rows, ("a",), tokenizer=tokenizer).take(0, 1)
+
+
+def test_a_missing_column_is_named(loader):
+    with pytest.raises(ValueError, match=r"has no column extra_info\.answer; it needs prompt and extra_info\.answer"):
+        loader([{"prompt": "a", "extra_info": {"index": 1}}], ("extra_info.answer",))
+
+
+def test_rows_of_a_group_take_the_responses_in_turn():
+    columns = [Column.ragged([[1], [2, 2], [3]], "int64"), Column.ragged([[10], [20], [30, 30]], "int64")]
+    taken = in_turn(columns, np.array([0, 0, 0, 1, 1, 1, 2, 2, 2]))
+    assert [taken[row].tolist() for row in range(9)] == [[1], [10], [1], [2, 2], [20], [2, 2], [3], [30, 30], [3]]
+    single = in_turn(columns[:1], np.array([0, 1, 2]))
+    assert [single[row].tolist() for row in range(3)] == [[1], [2, 2], [3]]
