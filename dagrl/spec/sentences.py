@@ -103,9 +103,10 @@ def _tag_key(value: dict[str, Any]) -> str:
 
 
 def _fault(place: Place, several: list[ErrorDetails], tree: dict[str, Any]) -> Fault:
-    details = several[0]
+    # A mapping that may not be empty is closer to what was meant than any other type that could stand there.
+    details = next((each for each in several if each["type"] == "too_short"), several[0])
     kind = details["type"]
-    expected = list(dict.fromkeys(filter(None, map(_expected, several))))
+    expected = [] if kind == "too_short" else list(dict.fromkeys(filter(None, map(_expected, several))))
     if kind == "missing" or (kind.startswith("union_tag") and _value_at(tree, place) is None):
         return Fault(place, _missing(place, tree), missing=True)
     if kind == "extra_forbidden":

@@ -24,7 +24,8 @@ from dagrl.spec.sleeping import sleeps
 def summarize(checked: CheckedPipeline) -> str:
     """Name, model, data, groups, engines with their layouts, nodes in order, and warnings."""
     pipeline = checked.loaded.pipeline
-    data = [f"{key}  {_path(getattr(pipeline.data, key))}  ({rows} prompts)" for key, rows in checked.rows.items()]
+    files = pipeline.data.files
+    data = _columns((key, _path(files[key]), f"({rows} prompts)") for key, rows in checked.rows.items())
     sections = [
         ("model", [_model(pipeline.model)]),
         ("data", [*data, f"{pipeline.data.prompts_per_step} prompts a step, {pipeline.run.steps} steps"]),

@@ -30,6 +30,7 @@ from dagrl.spec.checks.sglang_rules import check_sglang_rules
 from dagrl.spec.checks.sleeping import check_sleeping
 from dagrl.spec.checks.staleness import check_staleness
 from dagrl.spec.errors import Problem
+from dagrl.spec.checks.validation import check_validation
 from dagrl.spec.graph import Graph, infer_graph
 from dagrl.spec.load import LoadedPipeline, salvage_pipeline
 
@@ -41,7 +42,7 @@ class CheckedPipeline:
     loaded: LoadedPipeline
     graph: Graph
     rows: dict[str, int]
-    """Rows of the data files: ``train``, and ``val`` where there is one."""
+    """Rows of the data files, by their keys under ``data``: ``train``, ``val``, ``val.NAME``."""
     warnings: tuple[Problem, ...]
     """What is odd, but does not hinder a run."""
 
@@ -78,4 +79,5 @@ def check_file(path: Path | str, overrides: Sequence[str] = (), *, with_files: b
     check_profile(pipeline, findings)
     findings.raise_if_any()
     assert graph is not None
+    check_validation(pipeline, loaded.folder, findings)
     return CheckedPipeline(loaded, graph, rows, tuple(sorted(set(findings.warnings))))

@@ -21,10 +21,6 @@ def check_batches(pipeline: Pipeline, graph: Graph | None, sizes: ModelSizes, fi
             _check_micro_batch(pipeline, name, node, graph, findings)
     _warn_of_long_samples(pipeline, sizes, findings)
     _check_schedule(pipeline, findings)
-    if (pipeline.run.validate_every or pipeline.run.validate_first) and pipeline.data.val is None:
-        key = "validate_every" if pipeline.run.validate_every else "validate_first"
-        message = "there are no validation prompts; add `val:` under `data`, or take this out"
-        findings.error(("run", key), message, depends_on=[("data", "val")])
 
 
 def _check_mini_batches(

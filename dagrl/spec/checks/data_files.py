@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 def check_data_files(pipeline: Pipeline, findings: Findings) -> dict[str, int]:
     """Report what is wrong with the prompt files; the rows of those that are right, by their key under ``data``."""
     rows = {}
-    for key, path in (("train", pipeline.data.train), ("val", pipeline.data.val)):
-        place: Place = ("data", key)
-        if path is None or not findings.trusted(place):
+    for key, path in pipeline.data.files.items():
+        place: Place = ("data", *key.split("."))
+        if not findings.trusted(place):
             continue
         count = _check_file(path, place, findings)
         if count is not None:

@@ -62,6 +62,12 @@ class DataSpec(Section):
             return {}
         return self.val if isinstance(self.val, dict) else {"val": self.val}
 
+    @property
+    def files(self) -> dict[str, Path]:
+        """All prompt files by their keys: ``train``, ``val``, ``val.NAME``."""
+        several = isinstance(self.val, dict)
+        return {"train": self.train} | {f"val.{k}" if several else "val": path for k, path in self.val_sets.items()}
+
 
 class GroupSpec(Section):
     """A named set of GPUs, or of CPU slots where there is no GPU."""
