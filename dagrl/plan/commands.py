@@ -14,6 +14,8 @@ class Run:
     step: int
     task: str
     shards: tuple[int, ...]
+    round: int = 0
+    """Of a task that runs in rounds: which one, counted from 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +80,19 @@ class ShardDone:
     step: int
     task: str
     shard: int
+    round: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RunDone:
     """A run is over: all its shards are done and its workers are free."""
+
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class BatchShort:
+    """A filter's run is over, and too few groups have passed so far: its step needs another round."""
 
     run: Run
 
@@ -136,11 +146,21 @@ class StopRequested:
     """The user wants the run to end at the next step boundary."""
 
 
-Event = ShardDone | RunDone | WeightsSynced | EngineReady | StateSaved | StepCommitted | WorkerLost | StopRequested
+Event = (
+    ShardDone
+    | RunDone
+    | BatchShort
+    | WeightsSynced
+    | EngineReady
+    | StateSaved
+    | StepCommitted
+    | WorkerLost
+    | StopRequested
+)
 
 
 def outcome_of(command: Command) -> Event:
-    """What is reported when `command` is over and nothing went wrong."""
+    """What is reported when `command` is over and nothing went wrong; a filter's batch is not short."""
     match command:
         case Run():
             return RunDone(command)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from dagrl.plan.coordinates import Coordinates, coordinates
 from dagrl.plan.plan import HOST, Executor, Plan, PlannedTask, Rows
+from dagrl.spec.filtering import expected_rounds
 from dagrl.spec.graph import Graph, GraphNode
 from dagrl.spec.ops import Capability
 from dagrl.spec.rollouts import leading_rollout, rollouts
@@ -46,6 +48,7 @@ def make_plan(pipeline: Pipeline, graph: Graph) -> Plan:
         save_every=pipeline.run.save_every,
         validate_every=pipeline.run.validate_every,
         validate_first=pipeline.run.validate_first,
+        expected_rounds=expected_rounds(pipeline),
     )
 
 
@@ -95,7 +98,8 @@ def _tasks(graph: Graph, pipeline: Pipeline, rows: Rows) -> Iterable[PlannedTask
     read = {wire for node in graph.nodes.values() for wire in node.inputs.values()}
     for node in graph.nodes.values():
         wanted = {wire.column for wire in read if wire.node == node.name}
-        yield _task(node, pipeline, rows, wanted, graph.sampled_by(node.name))
+        task = _task(node, pipeline, rows, wanted, graph.sampled_by(node.name))
+        yield replace(task, in_rounds=node.name in graph.in_rounds, selects=node.name == graph.filter)
 
 
 def _is_carried(node: GraphNode, rows: Rows) -> bool:

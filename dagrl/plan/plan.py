@@ -75,6 +75,11 @@ class PlannedTask:
     """Of a batch task that can be run piece by piece: the shards of each piece, in the order in which they are run;
     each shard once. Empty: all shards are one piece. Where a task trains, the pieces after its first may wait for
     nothing that needs the weights from before."""
+    in_rounds: bool = False
+    """Whether it is a filter's, or before one: it runs once a round, until the batch is full."""
+    selects: bool = False
+    """Whether it is a filter: says which groups the batch consists of. All tasks that are not in rounds, of those that
+    read from such, wait for it; their batch is what it lets pass."""
     sampled_by: str | None = None
     """The rollout node whose responses it works on; None before any."""
     told_as: str = ""
@@ -82,7 +87,7 @@ class PlannedTask:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Tasks whose results it waits for, each once, in a fixed order."""
+        """Tasks whose results it takes, each once, in a fixed order."""
         return tuple(dict.fromkeys(task for task, _ in self.inputs.values()))
 
 
@@ -105,18 +110,13 @@ class Plan:
     save_every: int | None = None
     validate_every: int | None = None
     validate_first: bool = False
+    expected_rounds: int = 1
+    """Rounds that a step's batch is likely to take; for estimates alone."""
 
     def task(self, name: str) -> PlannedTask:
         """The task of that name."""
         return next(task for task in self.tasks if task.name == name)
 
-    def validates(self, step: int) -> bool:
-        """Whether `step` ends with a validation; step 0 is the one before training."""
-        if step == 0:
-            return self.validate_first
-        return self.validate_every is not None and step % self.validate_every == 0
-
-    def saves(self, step: int) -> bool:
     def group_size(self, rows: Rows) -> int:
         """Rows of a group of that batch."""
         return self.samples_per_prompt if rows is Rows.TRAIN else self.val_samples_per_prompt
@@ -129,6 +129,13 @@ class Plan:
         (chooser,) = (each.name for each in self.tasks if each.selects)
         return (chooser, *(need for need in task.needs if need not in in_rounds))
 
+    def validates(self, step: int) -> bool:
+        """Whether `step` ends with a validation; step 0 is the one before training."""
+        if step == 0:
+            return self.validate_first
+        return self.validate_every is not None and step % self.validate_every == 0
+
+    def saves(self, step: int) -> bool:
         """Whether a checkpoint is due after `step`."""
         return step == self.steps or (self.save_every is not None and step % self.save_every == 0)
 

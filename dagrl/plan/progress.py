@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import override
 
-from dagrl.plan.plan import Executor, PlannedTask
+from dagrl.plan.plan import Executor, Plan, PlannedTask
 from dagrl.spec.ops import Scope
 
 
@@ -152,8 +152,9 @@ class PieceByPiece(TaskProgress):
 class Cut:
     """How one task takes the shards of each step."""
 
-    def __init__(self, task: PlannedTask, shards: int) -> None:
-        self._shards, self._needs = shards, len(task.needs)
+    def __init__(self, task: PlannedTask, shards: int, needs: int) -> None:
+        """`needs`: how many tasks it waits for."""
+        self._shards, self._needs = shards, needs
         self._pieces = task.pieces
         if not task.pieces and (task.streams or task.trains or task.scope is Scope.BATCH):
             self._pieces = (tuple(range(shards)),)
@@ -168,7 +169,7 @@ class Cut:
         return self._pieces[-1]
 
     def begin(self) -> TaskProgress:
-        """The task in a new step."""
+        """The task in a new step, or in a further round of one."""
         if self._pieces:
             return PieceByPiece(self._shards, self._needs, self._pieces, self._piece_of)
         return ShardByShard(self._shards, self._needs)
@@ -181,6 +182,8 @@ class OpenStep:
     tasks: dict[str, TaskProgress]
     left: int
     """Tasks that are not done."""
+    round: int = 0
+    """Of the tasks that run in rounds."""
     saves_begun: set[str] = field(default_factory=set)
     saved: set[str] = field(default_factory=set)
     commit_issued: bool = False
@@ -196,7 +199,9 @@ class Lane:
         self.task, self.executor, self.place, self.cut = task, executor, place, cut
         self.is_source = not task.inputs
         self.readers: list[Lane] = []
-        """Lanes of the tasks that need this one."""
+        """Lanes of the tasks that wait for this one."""
+        self.ends: list[Lane] = [self] if self.is_source and not task.in_rounds else []
+        """Sources that are through with a step when this task is done."""
         self._open = open_steps
         self._undone: deque[int] = deque()
         self._ready: list[int] = []
@@ -209,15 +214,19 @@ class Lane:
             self._undone.append(step)
 
     def leave(self, step: int) -> None:
-        """The task is done in `step`."""
-        if self.is_source:
-            first = self._undone.popleft()
-            assert first == step, f"{self.task.name} of {step} is done before that of {first}"
+        """The task is done in `step`: sources that wait for that may go on to the next."""
+        for source in self.ends:
+            first = source._undone.popleft()
+            assert first == step, f"{source.task.name} of {step} is done before that of {first}"
 
     @property
     def oldest_undone(self) -> int:
-        """The oldest step in which the task, which is a source, is not done."""
+        """The oldest step with which the task, which is a source, is not through."""
         return self._undone[0]
+
+    def round_in(self, step: int) -> int:
+        """The round in which the task is in `step`; 0 where it does not run in rounds."""
+        return self._open[step].round if self.task.in_rounds else 0
 
     def note(self, step: int) -> None:
         """The task has become ready in `step`."""
@@ -233,3 +242,25 @@ class Lane:
                 return step
             self._noted.discard(heappop(self._ready))
         return None
+
+
+def lanes_of(plan: Plan, open_steps: Mapping[int, OpenStep]) -> dict[str, Lane]:
+    """The lane of each task by its name, connected with those of the tasks that wait for it."""
+    waits_for = {task.name: plan.waits_for(task) for task in plan.tasks}
+    lanes = {
+        task.name: Lane(
+            task,
+            plan.executors[task.executor],
+            place,
+            Cut(task, plan.shards, len(waits_for[task.name])),
+            open_steps,
+        )
+        for place, task in enumerate(plan.tasks)
+    }
+    for name, lane in lanes.items():
+        for need in waits_for[name]:
+            lanes[need].readers.append(lane)
+        if lane.task.selects:
+            # Only now it is known where in the data the next step begins.
+            lane.ends += [each for each in lanes.values() if each.is_source and each.task.in_rounds]
+    return lanes

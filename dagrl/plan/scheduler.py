@@ -7,6 +7,9 @@ differ only in `Plan.max_staleness` and in who shares a group:
 - A step opens once step ``s - 1 - max_staleness`` has nothing left to run.
 - A task runs when its inputs are done (a source: when the earlier steps have theirs), its executor has a free worker,
   and no other executor of its group is busy.
+- Tasks in rounds run again, on new prompts, as long as the filter that they end in says that the batch is short. What
+  is behind it begins when it is full, and so does the source of the next step: only then it is known where the data go
+  on.
 - Weights: version v is the policy after step v. A rollout of step s needs version ``s - 1 - max_staleness`` or newer,
   a validation of step s needs version s; where the generator is behind, a `Sync` comes first. A follower that has
   slept has no weights any more. Tasks on trained weights keep the order of the steps.
@@ -37,6 +40,7 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 
 from dagrl.plan.commands import (
+    BatchShort,
     Command,
     Commit,
     EngineReady,
@@ -56,7 +60,7 @@ from dagrl.plan.commands import (
     WorkerLost,
 )
 from dagrl.plan.plan import HOST, Plan
-from dagrl.plan.progress import Cut, Lane, OpenStep
+from dagrl.plan.progress import Lane, OpenStep, lanes_of
 from dagrl.plan.room import Room, neighbourhoods
 from dagrl.plan.syncs import Syncs
 from dagrl.plan.turns import Move, Turns
@@ -85,13 +89,7 @@ class Scheduler:
         self._versions = Versions(plan, first_step)
         self._lost: set[str] = set()
         self._syncs = Syncs(plan, self._room, self._turns, self._versions, self._lost)
-        self._lanes = {
-            task.name: Lane(task, plan.executors[task.executor], place, Cut(task, plan.shards), self._open)
-            for place, task in enumerate(plan.tasks)
-        }
-        for lane in self._lanes.values():
-            for need in lane.task.needs:
-                self._lanes[need].readers.append(lane)
+        self._lanes = lanes_of(plan, self._open)
         self._lanes_of = {
             name: [lane for lane in self._lanes.values() if lane.task.executor == name] for name in plan.executors
         }
@@ -124,10 +122,13 @@ class Scheduler:
     def handle(self, event: Event) -> list[Command]:
         """Take note of `event`; what may start now."""
         match event:
-            case ShardDone(step, task, shard):
-                self._mark_done(step, self._lanes[task], (shard,))
+            case ShardDone(step, task, shard, round_):
+                self._mark_done(Run(step, task, (shard,), round_))
             case RunDone(run):
                 self._finish_run(run)
+            case BatchShort(run):
+                self._release(run)
+                self._begin_round(run.step)
             case WeightsSynced(sync):
                 self._release(sync)
                 self._versions.take(sync.follower, sync.version)
@@ -151,24 +152,40 @@ class Scheduler:
     def _finish_run(self, run: Run) -> None:
         lane = self._lanes[run.task]
         self._release(run)
-        self._mark_done(run.step, lane, run.shards)
+        self._mark_done(run)
         if lane.task.trains and run.shards == lane.cut.last_piece:
             self._versions.finish_training(run.step, lane.task)
 
-    def _mark_done(self, step: int, lane: Lane, shards: tuple[int, ...]) -> None:
+    def _mark_done(self, run: Run) -> None:
+        """What `run` is for is done."""
+        if not self._counts(run):
+            return
+        lane, state = self._lanes[run.task], self._open[run.step]
+        new = state.tasks[run.task].finish(run.shards)
+        if not new:
+            return
+        if not state.tasks[run.task].left:
+            state.left -= 1
+            lane.leave(run.step)
+        self._note_ready(lane, run.step)
+        for reader in lane.readers:
+            state.tasks[reader.task.name].supply(new)
+            self._note_ready(reader, run.step)
+
+    def _counts(self, run: Run) -> bool:
+        """Whether the step of `run` was not dropped by a stop, and it is not of an earlier round."""
+        return run.step in self._open and run.round == self._lanes[run.task].round_in(run.step)
+
+    def _begin_round(self, step: int) -> None:
         if step not in self._open:  # dropped by a stop
             return
         state = self._open[step]
-        new = state.tasks[lane.task.name].finish(shards)
-        if not new:
-            return
-        if not state.tasks[lane.task.name].left:
-            state.left -= 1
-            lane.leave(step)
-        self._note_ready(lane, step)
-        for reader in lane.readers:
-            state.tasks[reader.task.name].supply(new)
-            self._note_ready(reader, step)
+        state.round += 1
+        for name, lane in self._lanes.items():
+            if lane.task.in_rounds:
+                state.left += not state.tasks[name].left
+                state.tasks[name] = lane.cut.begin()
+                self._note_ready(lane, step)
 
     def _note_ready(self, lane: Lane, step: int) -> None:
         if self._open[step].tasks[lane.task.name].ready:
@@ -187,7 +204,7 @@ class Scheduler:
         assert executor != HOST and executor not in self._trained, f"{executor} cannot go on without its workers"
         for command in self._room.under_way(executor):
             self._release(command)
-            if isinstance(command, Run) and command.step in self._open:  # else: dropped by a stop
+            if isinstance(command, Run) and self._counts(command):
                 self._open[command.step].tasks[command.task].give_back(command.shards)
                 self._note_ready(self._lanes[command.task], command.step)
         self._lost.add(executor)
@@ -296,7 +313,7 @@ class Scheduler:
                 return sync
         if executor.name in self._lost:
             return Restart(step, executor.name)
-        return Run(step, task.name, self._open[step].tasks[task.name].next)
+        return Run(step, task.name, self._open[step].tasks[task.name].next, lane.round_in(step))
 
     def _in_turn(self, step: int, lane: Lane) -> bool:
         """Whether the order of the steps allows a task: on weights that move, and on a source that is read in order."""
@@ -332,7 +349,7 @@ class Scheduler:
             return False
         self._room.occupy(command)
         match command:
-            case Run(step, name, _):
+            case Run(step, name):
                 self._open[step].tasks[name].start()
                 if self._lanes[name].task.trains:
                     self._versions.begin_training(step, self._lanes[name].task)

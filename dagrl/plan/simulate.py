@@ -13,6 +13,7 @@ from itertools import count
 from typing import NamedTuple
 
 from dagrl.plan.commands import (
+    BatchShort,
     Command,
     Commit,
     Event,
@@ -136,21 +137,30 @@ class _Simulation:
                 offsets = list(self._costs.shard_offsets(command))
                 # The last shard is the end of the run.
                 for shard, offset in zip(command.shards[:-1], offsets[:-1], strict=True):
-                    self._expect(since, now + offset, command, ShardDone(command.step, command.task, shard))
+                    self._expect(
+                        since, now + offset, command, ShardDone(command.step, command.task, shard, command.round)
+                    )
                     since = now + offset
-            self._expect(since, now + seconds, command, outcome_of(command))
+            self._expect(since, now + seconds, command, self._outcome(command))
             for name in self._scheduler.workers_of(command):
                 if name == HOST:
                     self._host_seconds += seconds
                 else:
                     self._busy[self._group_of[name]].add(now, now + seconds)
 
+    def _outcome(self, command: Command) -> Event:
+        """As it is likely to be: a filter's batch is full in the round that the plan counts with."""
+        selects = isinstance(command, Run) and self._task_of[command.task].selects
+        if isinstance(command, Run) and selects and command.round + 1 < self._plan.expected_rounds:
+            return BatchShort(command)
+        return outcome_of(command)
+
     def _expect(self, since: float, when: float, command: Command, event: Event) -> None:
         heappush(self._coming, (when, next(self._order), since, command, event))
 
     def _note(self, since: float, command: Command, event: Event) -> None:
         match command, event:
-            case Run(step, name, shards), _:
+            case Run(step, name, shards, _), _:
                 task = self._task_of[name]
                 last = shards[-1] if shards and (task.streams or len(shards) == 1) else None
                 shard = event.shard if isinstance(event, ShardDone) else last
@@ -171,4 +181,4 @@ class _Simulation:
         self._activities.append(Activity(name, category, since, self._now, step, shard, executor, group))
 
     def _is_on_host(self, command: Command, event: Event) -> bool:
-        return isinstance(event, RunDone) and HOST in self._scheduler.workers_of(command)
+        return isinstance(event, RunDone | BatchShort) and HOST in self._scheduler.workers_of(command)

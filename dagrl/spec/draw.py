@@ -13,6 +13,7 @@ from dagrl.spec.layout import BOX_HEIGHT, LINE_HEIGHT, PADDING, Picture, lay_out
 _FILLS = ("#dbeafe", "#dcfce7", "#fde68a", "#fbcfe8", "#ddd6fe", "#fed7aa", "#cffafe")
 _IMPLICIT_FILL = "#e5e7eb"
 _HOST_FILL = "#f8fafc"
+_SELECTED = "the groups that pass"
 _INK, _FAINT, _LINE = "#1f2937", "#4b5563", "#9ca3af"
 
 
@@ -45,6 +46,8 @@ def draw_text(graph: Graph) -> str:
                 lines.append(f"    skipped: {graph.skipped[name]}")
             for producer in graph.producers(name):
                 lines.append(f"    {producer} -> {', '.join(graph.edges[producer, name])}")
+            if name in graph.select_from:
+                lines.append(f"    {graph.filter} -> {_SELECTED}")
             if node.outputs and not graph.consumers(name):
                 lines.append(f"    writes {', '.join(node.outputs.values())}, which nobody reads")
     return "\n".join(lines) + "\n"
@@ -57,7 +60,7 @@ def draw_mermaid(graph: Graph) -> str:
         left, right = ("([", "])") if node.spec is None else ("[", "]")
         # A prefix, because Mermaid trips over ids that are its own words, such as `end`.
         lines.append(f'    n_{name}{left}"<b>{name}</b><br/>{subtitle_of(graph, name)}"{right}')
-    for (producer, consumer), columns in graph.edges.items():
+    for (producer, consumer), columns in _arrows(graph).items():
         lines.append(f'    n_{producer} -->|"{"<br/>".join(columns)}"| n_{consumer}')
     for name, fill in _fills(graph).items():
         lines.append(f"    style n_{name} fill:{fill},stroke:{_LINE},color:{_INK}")
@@ -155,14 +158,21 @@ def stages_of(graph: Graph) -> dict[str, int]:
     """How many nodes at least must run one after the other before each node; `samples` is in the last stage."""
     stages: dict[str, int] = {}
     for name in graph.order:
-        stages[name] = max((stages[producer] + 1 for producer in graph.producers(name)), default=0)
+        waits_for = (*graph.producers(name), *([graph.filter] if graph.filter and name in graph.select_from else []))
+        stages[name] = max((stages[each] + 1 for each in waits_for), default=0)
     stages[SAMPLES_NODE] = max(stages.values())
     return stages
 
 
 def _picture(graph: Graph) -> Picture:
     subtitles = {name: subtitle_of(graph, name) for name in graph.nodes}
-    return lay_out(subtitles, graph.edges, stages_of(graph))
+    return lay_out(subtitles, _arrows(graph), stages_of(graph))
+
+
+def _arrows(graph: Graph) -> dict[tuple[str, str], tuple[str, ...]]:
+    """(from, to) -> what goes that way: columns, and which groups a filter has let pass."""
+    selected = {(graph.filter, name): (_SELECTED,) for name in graph.select_from if graph.filter}
+    return {**graph.edges, **selected}
 
 
 def _fills(graph: Graph) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,15 @@ def prompts_per_round(pipeline: Pipeline) -> int:
     """Prompts of which a step's first round takes the responses: without a filter the only one."""
     node = filter_of(pipeline)
     return (node.prompts_per_round if node else None) or pipeline.data.prompts_per_step
+
+
+def expected_rounds(pipeline: Pipeline) -> int:
+    """Rounds that a step is likely to take, by what the file expects the filter to keep; one where it says nothing."""
+    node = filter_of(pipeline)
+    if node is None or node.expected_kept_fraction is None:
+        return 1
+    kept = node.expected_kept_fraction * prompts_per_round(pipeline)
+    return min(node.max_rounds, math.ceil(pipeline.data.prompts_per_step / kept))
 
 
 def filter_contract(node: FilterNode, folder: Path | None) -> OpContract:

@@ -24,7 +24,7 @@ from dagrl.spec.ops import PROMPTS, SAMPLES, OpContract, contract_of
 from dagrl.spec.positions import Findings, Positions
 from dagrl.spec.redundant import redundant_nodes
 from dagrl.spec.rollouts import leading_rollout, rollouts
-from dagrl.spec.schema import CustomNode, NodeBase, Pipeline, RewardNode, RolloutNode
+from dagrl.spec.schema import CustomNode, FilterNode, NodeBase, Pipeline, RewardNode, RolloutNode
 from dagrl.spec.wiring import Reading, Wiring
 
 PROMPTS_NODE = "prompts"
@@ -121,6 +121,29 @@ class Graph:
         return next((node for node in candidates if isinstance(self.nodes[node].spec, RolloutNode)), None)
 
     @cached_property
+    def filter(self) -> str | None:
+        """The node that says which groups the step consists of."""
+        return next((name for name, node in self.nodes.items() if isinstance(node.spec, FilterNode)), None)
+
+    @cached_property
+    def in_rounds(self) -> frozenset[str]:
+        """Nodes that run once a round, until the filter has let enough groups pass: itself, and all before it."""
+        return frozenset({self.filter, *self.ancestors(self.filter)}) if self.filter else frozenset()
+
+    @cached_property
+    def select_from(self) -> tuple[str, ...]:
+        """Nodes that wait for the filter though they read nothing of it: the first to work on what it lets pass.
+
+        All others that are not in rounds come behind one of them.
+        """
+        outside = [node for node in self.nodes.values() if node.name not in self.in_rounds]
+        return tuple(
+            node.name
+            for node in outside
+            if self.filter and self.in_rounds.issuperset(wire.node for wire in node.inputs.values())
+        )
+
+    @cached_property
     def working(self) -> Graph:
         """What runs: without the skipped nodes, whose readers do without their columns."""
         nodes = {
@@ -199,6 +222,11 @@ def _contracts(pipeline: Pipeline, folder: Path | None, findings: Findings) -> d
                     findings.error((*place, "op"), message)
             except ValueError as error:
                 findings.error((*place, "op"), str(error))
+        elif isinstance(node, FilterNode):
+            try:
+                contracts[name] = filter_contract(node, folder)
+            except ValueError as error:
+                findings.error((*place, "fn"), str(error))
         else:
             try:
                 formula = formula_of(node, folder)
@@ -226,12 +254,6 @@ def _report_cycles(readings: list[Reading], findings: Findings) -> None:
 
 
 def _graph(pipeline: Pipeline, contracts: dict[str, OpContract], wiring: Wiring, readings: list[Reading]) -> Graph:
-    digraph = nx.DiGraph()
-    digraph.add_nodes_from(contracts)
-    digraph.add_edges_from((reading.writer, reading.reader) for reading in readings)
-    # `prompts` is declared first and `samples` last, so they begin and end the order too.
-    rank = {name: index for index, name in enumerate(contracts)}
-    order = nx.lexicographical_topological_sort(digraph, key=rank.__getitem__)
     inputs: dict[str, dict[str, Wire]] = {name: {} for name in contracts}
     for reading in readings:
         inputs[reading.reader][reading.op_column] = Wire(reading.writer, reading.column)
@@ -239,10 +261,17 @@ def _graph(pipeline: Pipeline, contracts: dict[str, OpContract], wiring: Wiring,
         name: GraphNode(
             name,
             pipeline.nodes.get(name),
-            contracts[name],
+            contract,
             MappingProxyType(inputs[name]),
             MappingProxyType(wiring.outputs[name]),
         )
-        for name in order
+        for name, contract in contracts.items()
     }
-    return Graph(MappingProxyType(nodes), MappingProxyType(redundant_nodes(pipeline, nodes)))
+    unordered = Graph(MappingProxyType(nodes))
+    digraph = nx.DiGraph(unordered.digraph)
+    digraph.add_edges_from((unordered.filter, name) for name in unordered.select_from)
+    # `prompts` is declared first and `samples` last, so they begin and end the order too.
+    rank = {name: index for index, name in enumerate(contracts)}
+    order = nx.lexicographical_topological_sort(digraph, key=rank.__getitem__)
+    ordered = MappingProxyType({name: nodes[name] for name in order})
+    return Graph(ordered, MappingProxyType(redundant_nodes(pipeline, ordered)))

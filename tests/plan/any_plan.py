@@ -1,4 +1,4 @@
-"""Random plans: policies with their generators and updates, frozen engines, and what else reads whom."""
+"""Random plans: policies with their generators and updates, frozen engines, filters, and what else reads whom."""
 
 from __future__ import annotations
 
@@ -46,6 +46,8 @@ def plans(draw) -> Plan:
     validation = for_validation(
         tasks, "prompts", *told, *(f"{name}{pair}" for name in ("reward", "old") for pair in range(pairs))
     )
+    if draw(st.booleans()):
+        tasks = draw(_with_a_filter(tasks, f"reward{draw(st.integers(0, pairs - 1))}"))
     alone = {each.name for each in executors if sum(other.group == each.group for other in executors) == 1}
     executors = [replace(each, sleeps=each.sleeps and each.name not in alone) for each in executors]
     shards = draw(st.integers(1, 4))
@@ -85,6 +87,17 @@ def _others(draw, tasks: list[PlannedTask], executors: list[Executor], pair: int
 
 
 @st.composite
+def _with_a_filter(draw, tasks: list[PlannedTask], metric: str) -> list[PlannedTask]:
+    """The tasks and a filter that looks at `metric`, and at what else it may: with all before it, it runs in rounds."""
+    others = st.lists(st.sampled_from([each.name for each in tasks if not each.trains]), max_size=1)
+    chooser = task("filter", HOST, *dict.fromkeys([metric, *draw(others)]), scope=Scope.BATCH, selects=True)
+    tasks = [*tasks, chooser]
+    graph = nx.DiGraph((need, reader.name) for reader in tasks for need in reader.needs)
+    in_rounds = {"filter", *nx.ancestors(graph, "filter")}
+    return [replace(each, in_rounds=each.name in in_rounds) for each in tasks]
+
+
+@st.composite
 def _cuts(draw, shards: int) -> tuple[tuple[int, ...], ...]:
     """A batch in pieces, or nothing."""
     if draw(st.booleans()):
@@ -98,7 +111,7 @@ def _in_pieces(
     each: PlannedTask, tasks: list[PlannedTask], executors: list[Executor], pieces: tuple[tuple[int, ...], ...]
 ) -> PlannedTask:
     """A batch task with its pieces, where it may have some: nothing that an update waits for needs trained weights."""
-    if each.scope is not Scope.BATCH or not each.needs:
+    if each.scope is not Scope.BATCH or not each.needs or each.selects:
         return each
     graph = nx.DiGraph((need, reader.name) for reader in tasks for need in reader.needs)
     trained = {executor.name for executor in executors if executor.trained}

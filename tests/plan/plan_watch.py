@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from dagrl.plan.commands import Command, Commit, Restart, Run, Save, ShardDone, Sleep, Sync, Wake
 from dagrl.plan.plan import HOST, Executor, Plan, PlannedTask, Rows
 from dagrl.plan.turns import residency_after_start, start_chains
@@ -9,8 +11,8 @@ from dagrl.spec.ops import Scope
 from dagrl.spec.residency import Residency
 
 ASLEEP, WEIGHTS, AWAKE = Residency.ASLEEP, Residency.WEIGHTS, Residency.AWAKE
-_Row = tuple[int, str, int]
-"""Step, task, shard."""
+_Row = tuple[int, str, int, int]
+"""Step, task, shard, round."""
 
 
 class Watch:
@@ -34,6 +36,8 @@ class Watch:
         self.arrived: set[_Row] = set()
         self.rollout_version: dict[tuple[int, str], int] = {}
         """Step and rollout -> version of the weights that its run began on."""
+        self.round: dict[int, int] = {}
+        """Step -> the round in which it is, where that is not the first."""
         self.saves: set[tuple[int, str]] = set()
         self.commits: list[int] = []
         self.committed: set[int] = set()
@@ -75,7 +79,15 @@ class Watch:
 
     def shard(self, event: ShardDone) -> None:
         """A shard of a run that goes on has come."""
-        self._arrive((event.step, event.task, event.shard))
+        self._arrive((event.step, event.task, event.shard, event.round))
+
+    def short(self, run: Run) -> None:
+        """A filter has had a round in vain: all that was before it was through with it."""
+        self.busy[HOST].remove(run)
+        before = [each for each in self.plan.tasks if each.in_rounds and not each.selects]
+        assert self._rows(run.step, before) <= self.arrived
+        self.running -= self._rows(run.step, [self.task_of[run.task]])
+        self.round[run.step] = run.round + 1
 
     def end(self, command: Command) -> None:
         for name in self.workers(command):
@@ -83,10 +95,10 @@ class Watch:
         match command:
             case Run(step, name, shards):
                 for shard in shards:
-                    if (step, name, shard) not in self.arrived:
-                        self._arrive((step, name, shard))
+                    if (step, name, shard, command.round) not in self.arrived:
+                        self._arrive((step, name, shard, command.round))
                 task = self.task_of[name]
-                if task.trains and all((step, name, shard) in self.arrived for shard in range(self.plan.shards)):
+                if task.trains and self._rows(step, [task]) <= self.arrived:
                     self.version[task.executor] = step
                     del self.training[task.executor]
             case Sync(_, follower, _, version):
@@ -117,7 +129,7 @@ class Watch:
             for worker in self.workers(command):
                 self.busy[worker].remove(command)
             if isinstance(command, Run):
-                self.running -= {(command.step, command.task, shard) for shard in command.shards}
+                self.running -= {(command.step, command.task, shard, command.round) for shard in command.shards}
         self.lost.add(name)
         self.residency[name] = ASLEEP
         if self.plan.executors[name].follows:
@@ -128,14 +140,30 @@ class Watch:
         """Rows that wait for nothing, though somebody who waits for nobody could take them."""
         started = self.running | self.arrived
         return [
-            (step, task.name, shard)
+            row
             for step in range(self.run_until, self.newest_step + 1)
             for task in self.plan.tasks_of(step)
             if task.needs and task.scope is not Scope.BATCH and self._is_its_own_master(task.executor)
             for shard in range(self.plan.shards)
-            if (step, task.name, shard) not in started
-            and all((step, need, shard) in self.arrived for need in task.needs)
+            if (row := (step, task.name, shard, self.round_of(step, task))) not in started
+            and self._inputs(step, task, [shard]) <= self.arrived
         ]
+
+    def round_of(self, step: int, task: PlannedTask) -> int:
+        return self.round.get(step, 0) if task.in_rounds else 0
+
+    def _rows(self, step: int, tasks: Iterable[PlannedTask], shards: Iterable[int] | None = None) -> set[_Row]:
+        """Of the round in which the step is."""
+        shards = range(self.plan.shards) if shards is None else shards
+        return {(step, task.name, shard, self.round_of(step, task)) for task in tasks for shard in shards}
+
+    def _inputs(self, step: int, task: PlannedTask, shards: Iterable[int]) -> set[_Row]:
+        """What a task must have for these shards; of what is in rounds only what a filter has let pass."""
+        needs = [self.task_of[need] for need in task.needs]
+        found = self._rows(step, needs, shards)
+        if not task.in_rounds and any(need.in_rounds for need in needs):
+            found |= self._rows(step, [each for each in self.plan.tasks if each.selects])
+        return found
 
     def _is_its_own_master(self, name: str) -> bool:
         """Whether an executor has hands free, and neither group nor weights to share."""
@@ -161,20 +189,27 @@ class Watch:
     def _begin_run(self, run: Run, task: PlannedTask) -> None:
         self.newest_step = max(self.newest_step, run.step)
         assert run.step <= self.last_step, f"{run} after a stop"
-        rows = {(run.step, run.task, shard) for shard in run.shards}
+        assert run.round == self.round_of(run.step, task)
+        rows = self._rows(run.step, [task], run.shards)
         assert len(rows) == len(run.shards) and not rows & (self.running | self.arrived), f"{run} has rows twice"
         if task.scope is Scope.BATCH:
-            others = {(run.step, run.task, shard) for shard in range(self.plan.shards)} - rows
+            others = self._rows(run.step, [task]) - rows
             pieces = task.pieces or (tuple(range(self.plan.shards)),)
             assert run.shards in pieces
-            before = {(run.step, run.task, shard) for piece in pieces[: pieces.index(run.shards)] for shard in piece}
+            before = self._rows(
+                run.step, [task], [shard for piece in pieces[: pieces.index(run.shards)] for shard in piece]
+            )
             assert before <= self.arrived and not (others - before) & (self.arrived | self.running), (
                 f"{run} out of turn"
             )
         elif not task.streams:
             assert len(run.shards) == 1
         needed = range(self.plan.shards) if task.streams else run.shards
-        assert {(run.step, need, shard) for need in task.needs for shard in needed} <= self.arrived, f"{run}: inputs"
+        assert self._inputs(run.step, task, needed) <= self.arrived, f"{run}: inputs"
+        if not task.needs and task.in_rounds:
+            filters = [each for each in self.plan.tasks if each.selects]
+            for step in range(max(1, self.run_until), run.step):
+                assert self._rows(step, filters) <= self.arrived, f"{run} before it is known where the data go on"
         self.running |= rows
         assert all(self._is_run(step) for step in range(self.first_step, run.step - self.plan.max_staleness)), run
         self._may_work(task.executor)
@@ -182,10 +217,8 @@ class Watch:
 
     def _is_run(self, step: int) -> bool:
         """Whether nothing of a step is left."""
-        while self.run_until < step + 1 and all(
-            (self.run_until, task.name, shard) in self.arrived
-            for task in self.plan.tasks_of(self.run_until)
-            for shard in range(self.plan.shards)
+        while self.run_until < step + 1 and (
+            self._rows(self.run_until, self.plan.tasks_of(self.run_until)) <= self.arrived
         ):
             self.run_until += 1
         return step < self.run_until

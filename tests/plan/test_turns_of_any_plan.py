@@ -9,7 +9,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from plan_watch import Watch
 
-from dagrl.plan.commands import Command, Event, Run, ShardDone, StopRequested, WorkerLost, outcome_of
+from dagrl.plan.commands import BatchShort, Command, Event, Run, ShardDone, StopRequested, WorkerLost, outcome_of
 from dagrl.plan.plan import HOST, Plan
 from dagrl.plan.scheduler import Scheduler
 
@@ -57,13 +57,23 @@ class Play:
     def _go_on(self, command: Command) -> None:
         if self.streamed.get(command) and self.chance.random() < 0.7:
             shard = self.streamed[command].pop(self.chance.randrange(len(self.streamed[command])))
-            ended: Event = ShardDone(command.step, command.task, shard)
+            ended: Event = ShardDone(command.step, command.task, shard, command.round)
             self.watch.shard(ended)
+        elif self._is_short(command):
+            self.pending.remove(command)
+            self.watch.short(command)
+            ended = BatchShort(command)
         else:
             self.pending.remove(command)
             self.watch.end(command)
             ended = outcome_of(command)
         self._begin(self.scheduler.handle(ended))
+
+    def _is_short(self, command: Command) -> bool:
+        """Whether chance wants a further round."""
+        if not isinstance(command, Run) or not self.watch.task_of[command.task].selects:
+            return False
+        return command.round < 3 and self.chance.random() < 0.5
 
     def _lose(self, name: str) -> None:
         self.losses -= 1
@@ -83,6 +93,7 @@ def test_whoever_shares_with_whom_all_is_done_once_and_nobody_is_in_anothers_way
         came_to_its_end(play)
         event(f"restarts: {bool(play.watch.restarts)}")
         event(f"in flight: {bool(play.watch.in_flight)}")
+        event(f"most rounds: {max(play.watch.round.values(), default=0) + 1}")
 
 
 def came_to_its_end(play: Play) -> None:
@@ -91,9 +102,11 @@ def came_to_its_end(play: Play) -> None:
     assert watch.commits == list(range(first, first + len(watch.commits)))
     # The watch has seen to it that nothing arrives twice.
     expected = {
-        (step, task.name, shard)
+        (step, task.name, shard, round_)
         for step in watch.commits
         for task in plan.tasks_of(step)
+        # A filter is done with the last round alone.
+        for round_ in range(0 if not task.selects else watch.round_of(step, task), 1 + watch.round_of(step, task))
         for shard in range(plan.shards)
     }
     assert expected <= watch.arrived
