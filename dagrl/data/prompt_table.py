@@ -173,8 +173,9 @@ def _check_columns(path: Path, schema: Schema, responses: Sequence[str], with_an
     missing = [name for name in needed if not _has(schema, name)]
     if missing:
         whole = missing[0].partition(".")[0]
+        told = missing[0] if whole in schema.names else whole
         raise ValueError(
-            f"{path} has no column {missing[0] if whole in schema.names else whole}; it needs {', '.join(needed[:-1])} and {needed[-1]}, and has: "
+            f"{path} has no column {told}; it needs {', '.join(needed[:-1])} and {needed[-1]}, and has: "
             + ", ".join(schema.names)
         )
 

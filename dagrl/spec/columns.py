@@ -42,6 +42,10 @@ _CORE = (
     ColumnSpec("extra_info", "uint8", Shape.TEXT, "the row's extra_info, as JSON"),
     ColumnSpec("data_set", "uint8", Shape.TEXT, "`train`, or the name of the validation set that the row is of"),
     ColumnSpec("response_tokens", "int64", Shape.RESPONSE, "sampled tokens, the one that ended it included"),
+    ColumnSpec(
+        "demonstration", "int64", Shape.RESPONSE, "response of the data set (data.responses), end token included"
+    ),
+    ColumnSpec("is_expert", "float32", Shape.SAMPLE, "1 where the response is the data set's, and not sampled"),
     ColumnSpec("response_mask", "float32", Shape.RESPONSE, "1 where a token is trained on"),
     ColumnSpec("rollout_logprob", "float32", Shape.RESPONSE, "log-prob under which the generator drew the token"),
     ColumnSpec("policy_version", "int64", Shape.SAMPLE, "version of the oldest weights that sampled the row"),
@@ -51,8 +55,8 @@ _CORE = (
     ColumnSpec("old_logprob", "float32", Shape.RESPONSE, "log-prob under the trainer's weights before the update"),
     ColumnSpec("ref_logprob", "float32", Shape.RESPONSE, "log-prob under the reference"),
     ColumnSpec("reward", "float32", Shape.SAMPLE, "score of the response"),
-    ColumnSpec("value", "float32", Shape.RESPONSE, "critic's estimate of the return"),
     ColumnSpec("baseline_reward", "float32", Shape.SAMPLE, "score of the likeliest response to the prompt"),
+    ColumnSpec("value", "float32", Shape.RESPONSE, "critic's estimate of the return"),
     ColumnSpec("advantage", "float32", Shape.RESPONSE, "how much better than expected"),
     ColumnSpec("return", "float32", Shape.RESPONSE, "discounted sum of rewards to come"),
 )

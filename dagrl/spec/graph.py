@@ -20,7 +20,7 @@ from dagrl.spec.custom import contract_of_function, load_function
 from dagrl.spec.errors import Place
 from dagrl.spec.filtering import filter_contract
 from dagrl.spec.formulas import formula_of, place_of_formula
-from dagrl.spec.ops import PROMPTS, SAMPLES, OpContract, contract_of
+from dagrl.spec.ops import OpContract, contract_of, sink_contract, source_contract
 from dagrl.spec.positions import Findings, Positions
 from dagrl.spec.redundant import redundant_nodes
 from dagrl.spec.rollouts import leading_rollout, rollouts
@@ -206,7 +206,7 @@ def infer_graph(pipeline: Pipeline, folder: Path | None, findings: Findings) -> 
 
 def _contracts(pipeline: Pipeline, folder: Path | None, findings: Findings) -> dict[str, OpContract]:
     """Contracts of all nodes whose contract is known, `prompts` first and `samples` last."""
-    contracts = {PROMPTS_NODE: PROMPTS}
+    contracts = {PROMPTS_NODE: source_contract(pipeline)}
     for name, node in pipeline.nodes.items():
         place: Place = ("nodes", name)
         if name in _TAKEN:
@@ -234,7 +234,7 @@ def _contracts(pipeline: Pipeline, folder: Path | None, findings: Findings) -> d
                 formula = None
                 findings.error((*place, *place_of_formula(node)), str(error))
             contracts[name] = contract_of(node, pipeline.engines, formula)
-    contracts[SAMPLES_NODE] = SAMPLES
+    contracts[SAMPLES_NODE] = sink_contract(pipeline)
     return contracts
 
 

@@ -11,17 +11,23 @@ from enum import Enum
 from types import MappingProxyType
 
 from dagrl.spec.columns import SOURCE_COLUMNS
+from dagrl.spec.offline import is_offline
+from dagrl.spec.rollouts import rollouts
 from dagrl.spec.router_replay import replays
 from dagrl.spec.schema import (
     AdvantageNode,
     CriticNode,
+    DpoNode,
     EngineSpec,
     HfEngineSpec,
     LogprobNode,
+    MixNode,
     NodeBase,
+    Pipeline,
     RewardModelNode,
     RewardNode,
     RolloutNode,
+    SftNode,
     UpdateNode,
     ValuesNode,
 )
@@ -68,6 +74,10 @@ class OpContract:
     """Read where some node writes them, done without otherwise."""
     needs: Capability | None = None
     """What its engine must be able to do; None: runs on the host, without an engine."""
+    whole_groups: bool = False
+    """Whether an engine's rank that gets a row gets all of its group."""
+    replaces: tuple[str, ...] = ()
+    """Columns that it reads of one node and gives to all others in place of that one's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +109,26 @@ ROLLOUT_WRITES = (
 )
 """Columns of a rollout; the last only where the engine tells them."""
 
-PROMPTS = OpContract(reads=(), writes=SOURCE_COLUMNS, scope=Scope.BATCH)
-"""The implicit source of every pipeline: the step's prompts, each repeated for its n samples."""
+MIXED = ("response_tokens", "response_mask", "rollout_logprob", "finish_reason")
+"""Columns of a rollout of which experts' responses have their own."""
 
-SAMPLES = OpContract(
-    reads=("group_id", "prompt_tokens", "response_tokens", "reward", "answer", "data_source", "data_set"),
-    writes=(),
-    scope=Scope.BATCH,
-    reads_if_written=("advantage", "policy_version", "finish_reason"),
-)
-"""The implicit sink: writes ``samples/step_N.parquet``."""
+
+def source_contract(pipeline: Pipeline) -> OpContract:
+    """The implicit source of every pipeline: the step's prompts, each repeated for its n samples."""
+    demonstration = ("demonstration",) if pipeline.data.responses else ()
+    return OpContract(reads=(), writes=SOURCE_COLUMNS + demonstration, scope=Scope.BATCH)
+
+
+def sink_contract(pipeline: Pipeline) -> OpContract:
+    """The implicit sink: writes ``samples/step_N.parquet``."""
+    sampled = ("response_tokens", "reward") if rollouts(pipeline) else ()
+    given = ("demonstration",) if is_offline(pipeline) else ()
+    return OpContract(
+        reads=("group_id", "prompt_tokens", *sampled, "answer", "data_source", "data_set"),
+        writes=(),
+        scope=Scope.BATCH,
+        reads_if_written=("advantage", "policy_version", "finish_reason", "is_expert", *given),
+    )
 
 
 def contract_of(
@@ -141,8 +161,10 @@ def contract_of(
             needed = {"ref_logprob": node.loss.kl_coef > 0, "rollout_logprob": node.rollout_correction is not None}
             if formula:
                 needed |= dict.fromkeys(formula.reads, True)
-            # Without the old log-probs, those of the weights that are trained stand in for them.
-            needed["old_logprob"] = False
+            if formula is None or "old_logprob" in formula.reads:
+                needed["is_expert"] = node.loss.sft_coef > 0
+                # Without the old log-probs, those of the weights that are trained stand in for them.
+                needed["old_logprob"] = False
             optional = tuple(column for column, must in needed.items() if not must)
             reads += tuple(column for column, must in needed.items() if must) + _routes(engines.get(node.engine))
             return OpContract(tuple(dict.fromkeys(reads)), (), Scope.BATCH, optional, Capability.TRAIN)
@@ -155,6 +177,14 @@ def contract_of(
             # A classifier of Hugging Face's has a tokenizer and a chat template of its own.
             prompt = "messages" if isinstance(engines.get(node.engine), HfEngineSpec) else "prompt_tokens"
             return OpContract((prompt, "response_tokens"), ("reward",), needs=Capability.JUDGE)
+        case SftNode():
+            return OpContract(("prompt_tokens", "demonstration"), (), Scope.BATCH, needs=Capability.TRAIN)
+        case DpoNode():
+            compared = ("group_id", "prompt_tokens", "demonstration", "ref_logprob")
+            return OpContract(compared, (), Scope.BATCH, needs=Capability.TRAIN, whole_groups=True)
+        case MixNode():
+            mixed = ("group_id", "demonstration", *MIXED)
+            return OpContract(mixed, (*MIXED, "is_expert"), Scope.GROUP, replaces=MIXED)
     raise AssertionError(f"no contract for {node!r}")
 
 
@@ -172,7 +202,7 @@ def _of_advantage(node: AdvantageNode, formula: Formula | None) -> OpContract:
         tuple(dict.fromkeys(reads)),
         ("advantage", "return") if critic else ("advantage",),
         scope,
-        reads_if_written=("token_reward",) if critic else (),
+        reads_if_written=("is_expert", *(("token_reward",) if critic else ())),
     )
 
 

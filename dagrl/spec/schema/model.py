@@ -45,6 +45,13 @@ class DataSpec(Section):
     """Longest prompt, in tokens."""
     overlong_prompts: Literal["drop", "cut", "error"] = "drop"
     """What happens to longer ones: left out, cut at their beginning, or an error. Dropped and cut are counted."""
+    responses: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Columns with responses to the prompts, for ``sft``, ``dpo`` and ``mix``: text, a field of a struct such as
+    ``extra_info.answer``, or a chat that ends with one. The rows of a prompt take them in turn."""
+    max_response_tokens: PositiveInt | None = None
+    """Longest of those responses, in tokens, the end token included."""
+    overlong_responses: Literal["drop", "cut", "error"] = "drop"
+    """What happens to prompts with longer ones: left out, the response cut at its end, or an error."""
     shuffle: bool = True
     """A new order each epoch, drawn from ``run.seed``."""
     val_prompts: PositiveInt | None = None

@@ -17,6 +17,7 @@ from dagrl.spec.schema.objective import (
     OverlongBufferSpec,
     RolloutCorrectionSpec,
 )
+from dagrl.spec.schema.offline import DpoNode, MixNode, SftNode
 from dagrl.spec.schema.section import Coefficient, Name, OwnFunction, PositiveInt, Section, Threshold
 
 
@@ -192,6 +193,9 @@ NodeSpec = Annotated[
     | Annotated[CriticNode, Tag("critic")]
     | Annotated[RewardModelNode, Tag("reward_model")]
     | Annotated[FilterNode, Tag("filter")]
+    | Annotated[SftNode, Tag("sft")]
+    | Annotated[DpoNode, Tag("dpo")]
+    | Annotated[MixNode, Tag("mix")]
     | Annotated[CustomNode, Tag("custom")],
     Discriminator(_node_tag),
 ]

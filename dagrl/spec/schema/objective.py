@@ -93,6 +93,9 @@ class LossSpec(Section):
     """Schulman's estimators of the divergence."""
     entropy_coef: Coefficient = 0.0
     """Weight of the entropy bonus."""
+    sft_coef: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """mu of (1 - mu) times this loss on sampled responses + mu times the negative log-likelihood of the experts' that a
+    ``mix`` node has put among them; each over its own responses. Default: experts' responses are not trained on."""
     aggregation: Aggregation | None = None
     """How token losses become one number, over the global mini-batch; the last divides sums by the rollout's
     ``max_new_tokens``, for Dr. GRPO. Default: token-mean; with ``gspo`` seq-mean-token-mean."""
