@@ -98,18 +98,17 @@ def test_many_run_at_once() -> None:
 
 
 class TestTime:
-    @pytest.mark.parametrize("code", ["while True: pass", "import time; time.sleep(60)", "9**9**9", "input()[5]"])
+    @pytest.mark.parametrize("code", ["while True: pass", "import time; time.sleep(60)", "9**9**9"])
     def test_an_endless_program_is_ended(self, code: str) -> None:
-        result = run(code, timeout_s=0.3, stdin="short")
-        assert result.outcome is (Outcome.FAILED if "input" in code else Outcome.TIMED_OUT)
+        assert run(code, timeout_s=0.3).outcome is Outcome.TIMED_OUT
 
     def test_what_it_has_said_before_is_kept(self) -> None:
-        result = run("print('begun', flush=True)\nwhile True: pass", timeout_s=0.5)
+        result = run("print('begun', flush=True)\nwhile True: pass", timeout_s=1.5)
         assert (result.outcome, result.stdout) == (Outcome.TIMED_OUT, "begun\n")
 
     def test_signals_that_it_ignores_do_not_keep_it_alive(self) -> None:
         code = "import signal\nfor each in signal.valid_signals() - {9, 19}: signal.signal(each, signal.SIG_IGN)\n"
-        result = run(code + "print('deaf', flush=True)\nwhile True: pass", timeout_s=0.5)
+        result = run(code + "print('deaf', flush=True)\nwhile True: pass", timeout_s=1.5)
         assert (result.outcome, result.stdout) == (Outcome.TIMED_OUT, "deaf\n")
 
 
@@ -281,9 +280,10 @@ class TestFiles:
         os.set_inheritable(writer, True)
         try:
             assert_forbidden(f"os.write({writer}, b'x')", by=("Bad file descriptor",))
-            listed = "import os\nalive = []\nfor fd in range(64):\n    try:\n        os.fstat(fd)\n        alive.append(fd)\n"
-            listed += "    except OSError:\n        pass\nprint(alive)"
-            assert run(listed).stdout == "[0, 1, 2]\n"
+            opened = "import fcntl\n" + "\n".join(f"fcntl.fcntl({fd}, fcntl.F_GETFD)" for fd in range(3))
+            assert attempt(opened) == ["DONE"]
+            others = (f"import fcntl\nfcntl.fcntl({fd}, fcntl.F_GETFD)" for fd in range(3, 64))
+            assert_forbidden(*others, by=("Bad file descriptor",))
         finally:
             os.close(reader)
             os.close(writer)
