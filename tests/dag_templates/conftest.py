@@ -1,0 +1,99 @@
+"""A machine as the templates' comments ask for one: data made by the preprocessing scripts, and models at home."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from dagrl.data.tokenizer import make_tokenizer
+from dagrl.spec.schema import TokenizerSpec
+
+REPOSITORY = Path(__file__).parents[2]
+_DENSE: dict[str, Any] = {
+    "model_type": "qwen3",
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "tie_word_embeddings": True,
+}
+_MIXTURE = _DENSE | {
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": False,
+}
+MODELS = {"Qwen3-1.7B": _DENSE, "Qwen3-30B-A3B": _MIXTURE, "Qwen3-30B-A3B-Base": _MIXTURE}
+"""The Hugging Face configs of the models that templates name."""
+_QUESTIONS = [{"question": f"How many are {n} and {n}?", "answer": f"So many.\n#### {2 * n}"} for n in range(200)]
+_PROBLEMS = [{"problem": f"What is ${n} + {n}$?", "answer": str(2 * n)} for n in range(200)]
+ORIGINALS: dict[str, dict[str, Any]] = {
+    "gsm8k": {"train.jsonl": _QUESTIONS, "test.jsonl": _QUESTIONS[:20]},
+    "deepscaler": {"train/math.json": _PROBLEMS, "test/aime.json": _PROBLEMS[:20]},
+}
+"""Data set -> the files of its originals."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A copy of the templates in a folder of its own, with all that they ask for, and a home with models."""
+
+    folder: Path
+    home: Path
+
+
+@pytest.fixture(scope="session")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    """What a user has who has followed the comments of all templates."""
+    folder = tmp_path_factory.mktemp("machine")
+    shutil.copytree(REPOSITORY / "dag_templates", folder / "dag_templates")
+    for name, config in MODELS.items():
+        _make_model(folder / "home" / "models" / name, config)
+    asked = {
+        match
+        for template in (folder / "dag_templates").glob("*.yaml")
+        for match in re.findall(r"^# +python data_preprocess/(\w+)\.py --local_dir (\S+)", template.read_text(), re.M)
+    }
+    for script, local_dir in sorted(asked):
+        _prepare(script, folder / local_dir, folder / "originals" / script)
+    return Machine(folder, folder / "home")
+
+
+def _make_model(folder: Path, config: dict[str, Any]) -> None:
+    """All of a Hugging Face folder but the weights, of which `dagrl validate` looks only at the files."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    make_tokenizer(TokenizerSpec(kind="bytes")).save_pretrained(folder)
+    save_file({"nothing": torch.zeros(1)}, folder / "model.safetensors")
+
+
+def _prepare(script: str, out: Path, originals: Path) -> None:
+    """Run a preprocessing script on a few rows."""
+    for name, rows in ORIGINALS[script].items():
+        file = originals / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(rows) if file.suffix == ".json" else "\n".join(map(json.dumps, rows)) + "\n")
+    sys.path.append(str(REPOSITORY / "data_preprocess"))
+    try:
+        importlib.import_module(script).main(["--local_dir", str(out), "--source", str(originals)])
+    finally:
+        sys.path.remove(str(REPOSITORY / "data_preprocess"))

@@ -1,0 +1,86 @@
+"""Every template, checked and planned as a user does it who has followed its comments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagrl.cli import main
+from dagrl.spec.extends import read_with_parents
+from dagrl.spec.yaml_source import read_document
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def _file(name: str) -> Path:
+    return REPOSITORY / "dag_templates" / f"{name}.yaml"
+
+
+NAMES = sorted(path.stem for path in (REPOSITORY / "dag_templates").glob("*.yaml"))
+SETUPS = ("tiny",)
+"""Templates that are laid over another and make no pipeline alone."""
+GPUS = {"grpo_moe": "H200", "qwen3_30b_a3b_8gpu": "H200"}
+"""Templates that ask for more than 80 GiB of each GPU, and say so."""
+every_template = pytest.mark.parametrize("name", [name for name in NAMES if name not in SETUPS])
+
+
+@pytest.fixture
+def called(machine, monkeypatch, capsys):
+    """Call `dagrl` in the folder of the machine's user; its exit code, and what it said on stderr."""
+    monkeypatch.chdir(machine.folder)
+    monkeypatch.setenv("HOME", str(machine.home))
+
+    def call(*arguments: str) -> tuple[int, str]:
+        code = main(arguments)
+        return code, capsys.readouterr().err
+
+    return call
+
+
+@every_template
+def test_it_validates(called, name: str) -> None:
+    assert called("validate", f"dag_templates/{name}.yaml") == (0, "")
+
+
+@every_template
+def test_it_fits_the_machines_that_it_is_written_for(called, name: str) -> None:
+    gpu = ("--gpu", GPUS[name]) if name in GPUS else ()
+    assert called("plan", f"dag_templates/{name}.yaml", *gpu) == (0, "")
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if read_document(_file(name)).tree.get("extends")])
+def test_it_holds_differences_only(name: str, tmp_path: Path) -> None:
+    own = read_document(_file(name)).tree
+    parents = own.pop("extends")
+    child = tmp_path / "child.yaml"
+    named = [str(_file(parent)) for parent in ([parents] if isinstance(parents, str) else parents)]
+    child.write_text(f"extends: {named}\n")
+    inherited = read_with_parents(child).tree
+    repeated = [place for place, value in _leaves(own) if _at(inherited, place) == value]
+    assert repeated == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_says_when_to_use_it_and_stands_in_the_list(name: str) -> None:
+    assert _file(name).read_text().startswith("# ")
+    assert f"`{name}`" in (REPOSITORY / "docs" / "templates.md").read_text()
+
+
+def _leaves(tree: dict[str, Any], place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, (*place, key))
+        else:
+            yield (*place, key), value
+
+
+def _at(tree: Any, place: tuple[str, ...]) -> Any:
+    """The value at a place; something that no file holds where there is none."""
+    for key in place:
+        if not isinstance(tree, dict) or key not in tree:
+            return NAMES
+        tree = tree[key]
+    return tree
