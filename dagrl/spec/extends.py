@@ -5,7 +5,7 @@
 - ``extends: [NAME, NAME]`` takes several, one laid over the other in this order, and the file itself over all of them.
   What two of them extend is the bottom of both, and laid down once: ``[gspo, async]`` keeps what either says.
 - Mappings merge key by key; lists and single values replace the inherited ones; ``key: null`` takes an inherited key
-  away. In ``model.init``, a null that takes nothing away stays: Hugging Face's configs have such values.
+  away. In a model's ``init``, a null that takes nothing away stays: Hugging Face's configs have some.
 
 `load.py` makes a pipeline of the document.
 """
@@ -19,8 +19,6 @@ from dagrl.spec.errors import Place, Problem, dotted, suggest
 from dagrl.spec.positions import Position
 from dagrl.spec.yaml_source import Document, Tree, read_document
 
-WITH_NULLS: Place = ("model", "init")
-"""The section where null is a value too."""
 _OWN_TEMPLATES = Path(__file__).resolve().parents[2] / "dag_templates"
 
 
@@ -50,7 +48,12 @@ def expanded(path: str) -> Path:
 
 def takes_away(value: Any, place: Place) -> bool:
     """Whether a value takes away what stands at `place` so far, and must go at once. Elsewhere nulls go in the end."""
-    return value is None and place[:2] == WITH_NULLS and len(place) > len(WITH_NULLS)
+    return value is None and any(keeps_nulls(place[:depth]) for depth in range(len(place)))
+
+
+def keeps_nulls(place: Place) -> bool:
+    """Whether null is a value too in the section at `place`: the ``init`` of the model, or of an engine's own one."""
+    return place == ("model", "init") or (len(place) == 4 and place[0] == "engines" and place[2:] == ("model", "init"))
 
 
 def _add_layers(path: Path, children: tuple[Path, ...], layers: dict[Path, Document]) -> None:

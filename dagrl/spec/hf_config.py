@@ -23,14 +23,18 @@ def read_config(model: ModelSpec) -> Mapping[str, Any]:
         raise ValueError("model: give either path (a Hugging Face folder) or init (model_type and its fields)")
     if model.init.get("vocab_size") is not None:
         return model.init
-    return {**model.init, "vocab_size": _vocabulary(model.tokenizer)}
+    return {**model.init, "vocab_size": len(token_ids(model.tokenizer))}
 
 
-def _vocabulary(tokenizer: Path | TokenizerSpec | None) -> int:
-    """How many tokens it has, special ones included."""
+def token_ids(tokenizer: Path | TokenizerSpec | None) -> Mapping[str, int]:
+    """Token -> id, as far as ``tokenizer.json`` lists them; of one that is made on the spot, stand-ins for the special
+    ones. ValueError where there is none, or it cannot be read.
+    """
     if isinstance(tokenizer, TokenizerSpec):
-        plain = 256 if tokenizer.kind == "bytes" else len(tokenizer.alphabet)
-        return plain + _SPECIAL_TOKENS[tokenizer.kind]
+        special = [f"<special {number}>" for number in range(_SPECIAL_TOKENS[tokenizer.kind])]
+        plain = [f"<0x{byte:02X}>" for byte in range(256)] if tokenizer.kind == "bytes" else list(tokenizer.alphabet)
+        listed = [*plain, *special] if tokenizer.kind == "bytes" else [*special, *plain]
+        return {token: number for number, token in enumerate(listed)}
     if tokenizer is None:
         raise ValueError("model: random weights bring no tokenizer; add `tokenizer:`, or vocab_size to `init:`")
     file = tokenizer.expanduser() / "tokenizer.json"
@@ -39,8 +43,10 @@ def _vocabulary(tokenizer: Path | TokenizerSpec | None) -> int:
     if not vocabulary:
         raise ValueError(f"{file} does not list its tokens; add vocab_size to model.init")
     # Unigram tokenizers list pairs of a token and its score.
-    tokens = set(vocabulary) if isinstance(vocabulary, dict) else {token for token, _ in vocabulary}
-    return len(tokens | {added["content"] for added in content.get("added_tokens") or ()})
+    known = (
+        vocabulary.items() if isinstance(vocabulary, dict) else ((pair[0], at) for at, pair in enumerate(vocabulary))
+    )
+    return dict(known) | {added["content"]: added["id"] for added in content.get("added_tokens") or ()}
 
 
 def _read_object(path: Path) -> dict[str, Any]:

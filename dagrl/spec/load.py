@@ -2,8 +2,9 @@
 
 - ``engines.actor.optimizer.lr=3e-6`` on the command line sets one key, its value read as YAML.
 - ``prompts_per_node`` and ``mini_batch_per_node`` are multiplied by the machines of the trained group.
-- Paths (``model.path``, ``model.tokenizer``, ``data.train``, ``data.val``, an engine's ``dist_checkpointing_path``) may
-  begin with ``~``, and are relative to the folder of the file that says them; in an override, to the working directory.
+- Paths (``model.path``, ``model.tokenizer``, ``data.train``, ``data.val``, an engine's ``dist_checkpointing_path`` and
+  own ``model``) may begin with ``~``, and are relative to the folder of the file that says them; in an override, to the
+  working directory.
 
 ``yaml_source.py`` reads the files, ``extends.py`` lays them over each other, ``sentences.py`` words pydantic's errors,
 ``checks`` holds all further rules.
@@ -20,7 +21,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from dagrl.spec.errors import PipelineError, Place, Problem, dotted, suggest
-from dagrl.spec.extends import WITH_NULLS, expanded, forget, read_with_parents, takes_away
+from dagrl.spec.extends import expanded, forget, keeps_nulls, read_with_parents, takes_away
 from dagrl.spec.per_node import multiply_out
 from dagrl.spec.positions import COMMAND_LINE, Findings, Position, Positions
 from dagrl.spec.schema import Pipeline
@@ -29,7 +30,7 @@ from dagrl.spec.yaml_source import Document, Tree, dump_document, parse_value
 
 _VALIDATION: Place = ("data", "val")
 PATH_PLACES: tuple[Place, ...] = (("model", "path"), ("model", "tokenizer"), ("data", "train"), _VALIDATION)
-ENGINE_PATH = "dist_checkpointing_path"
+ENGINE_PATHS: tuple[Place, ...] = (("dist_checkpointing_path",), ("model", "path"), ("model", "tokenizer"))
 _NAMED = ("groups", "engines", "nodes")
 
 
@@ -121,7 +122,7 @@ def _section_for(document: Document, place: tuple[str, ...], position: Position)
 
 
 def _prune_nulls(tree: Tree, place: Place = ()) -> None:
-    if place == WITH_NULLS:
+    if keeps_nulls(place):
         return
     for key in [key for key, value in tree.items() if value is None]:
         del tree[key]
@@ -137,7 +138,8 @@ def _resolve_paths(document: Document) -> None:
     data = document.tree.get("data")
     sets = data.get("val") if isinstance(data, dict) else None
     several = [(*_VALIDATION, name) for name in sets] if isinstance(sets, dict) else []
-    for place in (*PATH_PLACES, *several, *(("engines", name, ENGINE_PATH) for name in names)):
+    of_engines = [("engines", name, *path) for name in names for path in ENGINE_PATHS]
+    for place in (*PATH_PLACES, *several, *of_engines):
         holder: Any = document.tree
         for key in place[:-1]:
             holder = holder.get(key) if isinstance(holder, dict) else None

@@ -11,16 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dagrl.spec.checks.batches import check_batches
+from dagrl.spec.checks.critic import check_critic
 from dagrl.spec.checks.data_files import check_data_files
 from dagrl.spec.checks.engine_options import check_engine_options
 from dagrl.spec.checks.engines import check_engines
+from dagrl.spec.checks.formulas import check_formulas
 from dagrl.spec.checks.layouts import check_layouts
 from dagrl.spec.checks.megatron_fields import check_megatron_fields
 from dagrl.spec.checks.megatron_rules import check_megatron_rules
-from dagrl.spec.checks.model import check_model
+from dagrl.spec.checks.model import check_models
 from dagrl.spec.checks.model_fields import check_model_fields
-from dagrl.spec.checks.model_sizes import sizes_of
 from dagrl.spec.checks.nodes import check_nodes
+from dagrl.spec.checks.own_models import check_own_models
 from dagrl.spec.checks.profile import check_profile
 from dagrl.spec.checks.rollout import check_rollout
 from dagrl.spec.checks.rollout_correction import check_rollout_correction
@@ -29,8 +31,8 @@ from dagrl.spec.checks.sglang_fields import check_sglang_fields
 from dagrl.spec.checks.sglang_rules import check_sglang_rules
 from dagrl.spec.checks.sleeping import check_sleeping
 from dagrl.spec.checks.staleness import check_staleness
-from dagrl.spec.errors import Problem
 from dagrl.spec.checks.validation import check_validation
+from dagrl.spec.errors import Problem
 from dagrl.spec.graph import Graph, infer_graph
 from dagrl.spec.load import LoadedPipeline, salvage_pipeline
 
@@ -59,8 +61,9 @@ def check_file(path: Path | str, overrides: Sequence[str] = (), *, with_files: b
     pipeline = loaded.pipeline
     # The graph first: it reads a mistake in a node as a reason to be silent about missing columns.
     graph = infer_graph(pipeline, loaded.folder, findings)
-    sizes = sizes_of(check_model(pipeline, findings, with_files=with_files))
+    sizes = check_models(pipeline, findings, with_files=with_files)
     check_model_fields(pipeline, findings)
+    check_own_models(pipeline, findings)
     rows = check_data_files(pipeline, findings) if with_files else {}
     check_engines(pipeline, findings)
     check_layouts(pipeline, sizes, findings)
@@ -72,12 +75,14 @@ def check_file(path: Path | str, overrides: Sequence[str] = (), *, with_files: b
     check_sglang_rules(pipeline, sizes, findings)
     check_router_replay(pipeline, sizes, findings)
     check_nodes(pipeline, loaded.folder, findings)
+    check_critic(pipeline, graph, findings)
+    check_formulas(pipeline, graph, loaded.folder, findings)
     check_rollout(pipeline, graph, findings)
     check_rollout_correction(pipeline, graph, findings)
     check_batches(pipeline, graph, sizes, findings)
     check_staleness(pipeline, graph, findings)
+    check_validation(pipeline, loaded.folder, findings)
     check_profile(pipeline, findings)
     findings.raise_if_any()
     assert graph is not None
-    check_validation(pipeline, loaded.folder, findings)
     return CheckedPipeline(loaded, graph, rows, tuple(sorted(set(findings.warnings))))

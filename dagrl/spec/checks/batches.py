@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from dagrl.spec.checks.model_sizes import ModelSizes
 from dagrl.spec.errors import Place
-from dagrl.spec.graph import Graph
+from dagrl.spec.graph import Graph, GraphNode
 from dagrl.spec.positions import Findings
 from dagrl.spec.rollouts import longest_sample, rollouts
-from dagrl.spec.schema import LogprobNode, MegatronEngineSpec, Pipeline, UpdateNode
+from dagrl.spec.schema import (
+    HfEngineSpec,
+    LogprobNode,
+    MegatronEngineSpec,
+    NodeBase,
+    Pipeline,
+    RewardModelNode,
+    TrainingNode,
+    UpdateNode,
+    ValuesNode,
+)
 
+_Packing = LogprobNode | ValuesNode | RewardModelNode | TrainingNode
+"""Nodes that take whole samples through a model, packed into micro-batches."""
 _PROMPTS: Place = ("data", "prompts_per_step")
 
 
-def check_batches(pipeline: Pipeline, graph: Graph | None, sizes: ModelSizes, findings: Findings) -> None:
+def check_batches(pipeline: Pipeline, graph: Graph | None, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:
     """Report sizes that do not divide or fit; `graph` is None where the columns are not sorted out yet."""
     for name, node in pipeline.nodes.items():
-        if isinstance(node, UpdateNode):
+        if isinstance(node, TrainingNode):
             _check_mini_batches(pipeline, name, node, graph, findings)
-        if isinstance(node, UpdateNode | LogprobNode):
+        if isinstance(node, _Packing):
             _check_micro_batch(pipeline, name, node, graph, findings)
     _warn_of_long_samples(pipeline, sizes, findings)
     _check_schedule(pipeline, findings)
 
 
 def _check_mini_batches(
-    pipeline: Pipeline, name: str, node: UpdateNode, graph: Graph | None, findings: Findings
+    pipeline: Pipeline, name: str, node: TrainingNode, graph: Graph | None, findings: Findings
 ) -> None:
     prompts = pipeline.data.prompts_per_step
     mini_batch = node.mini_batch or prompts
@@ -39,8 +53,7 @@ def _check_mini_batches(
         )
         findings.error(place, message, depends_on=[_PROMPTS])
     updates = node.optimizer_steps(prompts)
-    needs_old = node.loss.policy != "reinforce"
-    if updates > 1 and needs_old and graph is not None and "old_logprob" not in graph.nodes[name].inputs:
+    if updates > 1 and graph is not None and _lacks_old(node, graph.nodes[name]):
         message = (
             f"{updates} optimizer steps on one batch need the log-probs from before the first; add a node "
             f"`{{op: logprob, engine: {node.engine}, write: old_logprob}}`"
@@ -49,13 +62,19 @@ def _check_mini_batches(
         findings.error(blamed, message, depends_on=[_PROMPTS])
 
 
+def _lacks_old(node: NodeBase, placed: GraphNode) -> bool:
+    """Whether an update compares the policy with itself before the step, and nobody tells it how it was."""
+    compares = isinstance(node, UpdateNode) and node.loss.policy not in ("reinforce", "opmd")
+    return compares and "old_logprob" in placed.contract.reads_if_written and "old_logprob" not in placed.inputs
+
+
 def _nearest_divisor(number: int, wanted: int) -> int:
     return min((size for size in range(1, number + 1) if number % size == 0), key=lambda size: abs(size - wanted))
 
 
-def _check_micro_batch(
-    pipeline: Pipeline, name: str, node: UpdateNode | LogprobNode, graph: Graph | None, findings: Findings
-) -> None:
+def _check_micro_batch(pipeline: Pipeline, name: str, node: _Packing, graph: Graph | None, findings: Findings) -> None:
+    if isinstance(pipeline.engines.get(node.engine), HfEngineSpec):
+        return  # It has tokens of its own, and takes a long row by itself.
     sampled_by = graph.sampled_by(name) if graph else None
     for rollout in [sampled_by] if sampled_by else rollouts(pipeline):
         longest = longest_sample(pipeline, rollout)
@@ -72,13 +91,14 @@ def _check_micro_batch(
             findings.error(("nodes", name, "tokens_per_micro_batch"), message, depends_on=depends)
 
 
-def _warn_of_long_samples(pipeline: Pipeline, sizes: ModelSizes, findings: Findings) -> None:
-    for rollout in rollouts(pipeline):
+def _warn_of_long_samples(pipeline: Pipeline, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:
+    for rollout, node in rollouts(pipeline).items():
         longest = longest_sample(pipeline, rollout)
-        if sizes.positions is not None and longest > sizes.positions.value:
+        positions = sizes[node.engine].positions if node.engine in sizes else None
+        if positions is not None and longest > positions.value:
             message = (
                 f"with a prompt of data.max_prompt_tokens a sample can be {longest} tokens long, more than the model's "
-                f"{sizes.positions.name}, {sizes.positions.value}; lower one of the two"
+                f"{positions.name}, {positions.value}; lower one of the two"
             )
             place: Place = ("nodes", rollout, "sampling", "max_new_tokens")
             findings.warning(place, message, depends_on=[*_lengths(rollout), ("model",)])

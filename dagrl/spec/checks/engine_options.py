@@ -1,4 +1,4 @@
-"""Options of a Megatron engine beside its layout and Megatron's fields: its head, its bridge, where it starts from."""
+"""Options of engines beside layouts and libraries' fields: heads, and a Megatron engine's bridge and start."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from dagrl.spec.errors import Place
 from dagrl.spec.positions import Findings
 from dagrl.spec.schema import (
     HfEngineSpec,
-    LogprobNode,
     MegatronEngineSpec,
     Pipeline,
     SglangEngineSpec,
-    UpdateNode,
 )
+
+_HEADS = {"lm": "the language model's", "value": "a critic's", "reward": "a reward model's"}
+_OWN_HEADS = {"values": "value", "critic": "value", "reward_model": "reward"}
+"""What ops need of their engine that do not need a language model."""
 
 _WRITTEN_LAST = "metadata.json"
 """In a folder in Megatron's distributed format: says that the folder is whole, and in which format."""
@@ -31,7 +33,8 @@ def check_engine_options(pipeline: Pipeline, findings: Findings) -> None:
     for name, engine in pipeline.engines.items():
         place: Place = ("engines", name)
         if isinstance(engine, HfEngineSpec | SglangEngineSpec):
-            _check_head_of(pipeline, engine.follows, (*place, "follows"), "a generator needs", findings)
+            if engine.follows is not None:
+                _check_generator(pipeline, engine.follows, engine, place, findings)
             continue
         if engine.bridge == "megatron-bridge" and not _has_bridge():
             message = f"megatron-bridge is not installed; install it with `{_BRIDGE_INSTALL}`, or say `bridge: native`"
@@ -45,18 +48,32 @@ def check_engine_options(pipeline: Pipeline, findings: Findings) -> None:
         if engine.dist_checkpointing_path is not None:
             _check_start(engine.dist_checkpointing_path, (*place, "dist_checkpointing_path"), findings)
     for name, node in pipeline.nodes.items():
-        if isinstance(node, LogprobNode | UpdateNode):
-            _check_head_of(pipeline, node.engine, ("nodes", name, "engine"), f"op {node.op} needs", findings)
+        if (engine_name := getattr(node, "engine", None)) is not None:
+            op = str(node.op)
+            needed = _OWN_HEADS.get(op, "lm")
+            _check_head_of(pipeline, engine_name, needed, ("nodes", name, "engine"), f"op {op} needs", findings)
 
 
-def _check_head_of(pipeline: Pipeline, name: str | None, place: Place, who: str, findings: Findings) -> None:
-    """Report an engine that has no language model's output, where one is needed."""
-    engine = pipeline.engines.get(name or "")
+def _check_generator(
+    pipeline: Pipeline, follows: str, engine: HfEngineSpec | SglangEngineSpec, place: Place, findings: Findings
+) -> None:
+    _check_head_of(pipeline, follows, "lm", (*place, "follows"), "a generator needs", findings)
+    if isinstance(engine, HfEngineSpec) and engine.head != "lm":
+        message = "a reward model here is what its folder says, and takes nobody's weights; take `follows` out"
+        findings.error((*place, "follows"), message, depends_on=[(*place, "head")])
+
+
+def _check_head_of(pipeline: Pipeline, name: str, needed: str, place: Place, who: str, findings: Findings) -> None:
+    """Report an engine that has another head than is needed."""
+    engine = pipeline.engines.get(name)
     if isinstance(engine, MegatronEngineSpec) and engine.shares is not None:
         engine = pipeline.engines.get(engine.shares)
-    if isinstance(engine, MegatronEngineSpec) and engine.head != "lm":
-        message = f"`{name}` has a {engine.head} head, and {who} the language model's; name an engine with `head: lm`"
-        findings.error(place, message, depends_on=[("engines", str(name), "head")])
+    head = getattr(engine, "head", "lm")
+    if engine is None or head == needed:
+        return
+    has = "the language model's head" if head == "lm" else f"a {head} head"
+    message = f"`{name}` has {has}, and {who} {_HEADS[needed]}; name an engine with `head: {needed}`"
+    findings.error(place, message, depends_on=[place, ("engines", name, "head")])
 
 
 def _has_bridge() -> bool:

@@ -13,19 +13,20 @@ from dagrl.spec.schema import (
     Pipeline,
     RolloutNode,
     SglangEngineSpec,
-    UpdateNode,
+    TrainingNode,
 )
 
 _HOST = "host"
 """Runs the nodes without an engine; the plan and the timeline call it so."""
 _OWN_SECTIONS = (
     *("parallel", "transformer", "optimizer", "lr_schedule", "ddp", "offload"),
-    *("head", "bridge", "dist_checkpointing_path", "fused_linear_cross_entropy", "sleep"),
+    *("model", "head", "bridge", "dist_checkpointing_path", "fused_linear_cross_entropy", "sleep"),
 )
 """What an engine on another one's ranks has from that one."""
 _VERBS = {
     Capability.GENERATE: "generates",
-    Capability.SCORE: "computes log-probs",
+    Capability.SCORE: "computes log-probs and values",
+    Capability.JUDGE: "judges",
     Capability.TRAIN: "trains",
 }
 
@@ -50,12 +51,18 @@ def check_engines(pipeline: Pipeline, findings: Findings) -> None:
 
 
 def trained_by(pipeline: Pipeline) -> dict[str, list[str]]:
-    """Engine -> the update nodes that train it."""
+    """Engine -> the nodes that train it."""
     trained: dict[str, list[str]] = {}
     for name, node in pipeline.nodes.items():
-        if isinstance(node, UpdateNode):
+        if isinstance(node, TrainingNode):
             trained.setdefault(node.engine, []).append(name)
     return trained
+
+
+def _policies(pipeline: Pipeline) -> list[str]:
+    """Engines that are trained and can be followed by generators: critics cannot."""
+    trained = [name for name in trained_by(pipeline) if name in pipeline.engines]
+    return [name for name in trained if getattr(pipeline.engines[name], "head", "lm") == "lm"]
 
 
 def _check_groups(pipeline: Pipeline, findings: Findings) -> None:
@@ -108,7 +115,10 @@ def _check_follows(pipeline: Pipeline, name: str, engine: HfEngineSpec | SglangE
     if engine.follows is None:
         return
     place: Place = ("engines", name, "follows")
-    trained = [other for other in trained_by(pipeline) if other in pipeline.engines]
+    if engine.model is not None:
+        message = f"weights of `{engine.follows}` come to it, and so its model is that one's; take `model` out"
+        findings.error(("engines", name, "model"), message, depends_on=[place])
+    trained = _policies(pipeline)
     if engine.follows not in pipeline.engines:
         message = f"there is no engine `{engine.follows}`; {suggest(engine.follows, trained or pipeline.engines)}"
         findings.error(place, message, depends_on=[("engines", engine.follows)])
@@ -116,7 +126,7 @@ def _check_follows(pipeline: Pipeline, name: str, engine: HfEngineSpec | SglangE
         backend = pipeline.engines[engine.follows].backend
         remedy = f"follow {listed(trained)}" if trained else "follow a megatron engine that an update node trains"
         findings.error(place, f"`{engine.follows}` is a {backend} engine, which is never trained; {remedy}")
-    elif engine.follows not in trained and findings.readable(("nodes",)):
+    elif engine.follows not in trained_by(pipeline) and findings.readable(("nodes",)):
         remedy = f"follow {listed(trained)}" if trained else f"add a node `{{op: update, engine: {engine.follows}}}`"
         message = f"no update node trains `{engine.follows}`, so there is nothing to follow; {remedy}"
         updates = [update for names in trained_by(pipeline).values() for update in names]
@@ -147,7 +157,7 @@ def _check_use(pipeline: Pipeline, findings: Findings) -> None:
 def _check_trained(pipeline: Pipeline, findings: Findings) -> None:
     for engine_name, updates in trained_by(pipeline).items():
         for update in updates[1:]:
-            message = f"`{engine_name}` is trained by `{updates[0]}` already; keep one update node for each engine"
+            message = f"`{engine_name}` is trained by `{updates[0]}` already; keep one node that trains it"
             findings.error(("nodes", update, "engine"), message)
         engine = pipeline.engines.get(engine_name)
         if not isinstance(engine, MegatronEngineSpec):
@@ -195,12 +205,12 @@ def _warn_of_unused(pipeline: Pipeline, findings: Findings) -> None:
         if name not in used:
             message = "no node uses the engine; take it out, or name it in a node"
             findings.warning(("engines", name), message, depends_on=[("nodes",)])
-    if not (trained := trained_by(pipeline)):
+    if not (trained := _policies(pipeline)):
         return
     for node in pipeline.nodes.values():
         if not isinstance(node, RolloutNode):
             continue
         engine = pipeline.engines.get(node.engine)
-        if isinstance(engine, HfEngineSpec | SglangEngineSpec) and engine.follows is None:
+        if isinstance(engine, HfEngineSpec | SglangEngineSpec) and engine.follows is None and engine.model is None:
             message = "samples come from the start weights for ever; to sample from what is trained, "
-            findings.warning(("engines", node.engine), f"{message}say `follows: {next(iter(trained))}`")
+            findings.warning(("engines", node.engine), f"{message}say `follows: {trained[0]}`")

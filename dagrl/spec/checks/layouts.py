@@ -5,6 +5,8 @@ Megatron would find most of it out late, when ranks already hold memory and wait
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from dagrl.spec.checks.model_sizes import ModelSizes, Size
 from dagrl.spec.errors import Place
 from dagrl.spec.positions import Findings
@@ -26,16 +28,16 @@ UNEVEN_FIELDS = (
 """Fields of ``transformer:`` that share layers out in another way than evenly; Megatron checks those."""
 
 
-def check_layouts(pipeline: Pipeline, sizes: ModelSizes, findings: Findings) -> None:
-    """Report what is wrong with the engines' layouts; `sizes` are the model's."""
+def check_layouts(pipeline: Pipeline, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:
+    """Report what is wrong with the engines' layouts; `sizes` are those of their models."""
     for name, engine in pipeline.engines.items():
         if isinstance(engine, MegatronEngineSpec) and engine.shares is None:
             layout = _Layout(pipeline, name, engine, findings)
             layout.check_ranks()
-            layout.check_stages(sizes)
-            layout.check_experts(sizes)
-            layout.check_sequence(sizes)
-            layout.check_widths(sizes)
+            layout.check_stages(sizes[name])
+            layout.check_experts(sizes[name])
+            layout.check_sequence(sizes[name])
+            layout.check_widths(sizes[name])
 
 
 class _Layout:

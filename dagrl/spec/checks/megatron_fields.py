@@ -36,7 +36,7 @@ _MODULE_LISTS = ("recompute_modules", "offload_modules")
 """Fields of ``transformer:`` that name parts of a layer."""
 
 
-def check_megatron_fields(pipeline: Pipeline, sizes: ModelSizes, findings: Findings) -> None:
+def check_megatron_fields(pipeline: Pipeline, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:
     """Report fields that Megatron does not have, that clash with how dagrl trains, or that have a wrong value."""
     for name, engine in pipeline.engines.items():
         if not isinstance(engine, MegatronEngineSpec):
@@ -46,7 +46,7 @@ def check_megatron_fields(pipeline: Pipeline, sizes: ModelSizes, findings: Findi
             findings.error(("engines", name, section, field), reason)
         for section in SECTIONS:
             given = {key: value for key, value in getattr(engine, section).items() if (section, key) not in refused}
-            kind = "latent attention" if section == "transformer" and sizes.latent_attention else section
+            kind = "latent attention" if section == "transformer" and sizes[name].latent_attention else section
             _check_section(("engines", name, section), kind, given, findings)
         _check_module_names(("engines", name, "transformer"), engine.transformer, findings)
 

@@ -5,6 +5,8 @@ Single fields are `megatron_fields.py`'s.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from dagrl.spec.checks.model_sizes import ModelSizes
 from dagrl.spec.errors import Place
 from dagrl.spec.positions import Findings
@@ -22,7 +24,7 @@ _FOR_GPUS = ("attention_backend", "fp8", "fp4", "cpu_offloading", "fine_grained_
 """Fields of ``transformer:`` that are without effect, or fail, where there is no Transformer Engine."""
 
 
-def check_megatron_rules(pipeline: Pipeline, sizes: ModelSizes, findings: Findings) -> None:
+def check_megatron_rules(pipeline: Pipeline, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:
     """Report combinations of fields that Megatron refuses; warn of those that nobody has tried with packed rows."""
     for name, engine in pipeline.engines.items():
         if isinstance(engine, MegatronEngineSpec):
@@ -33,7 +35,7 @@ def check_megatron_rules(pipeline: Pipeline, sizes: ModelSizes, findings: Findin
             _check_buckets(engine, (*place, "ddp"), findings)
             _check_hardware(pipeline, engine, (*place, "transformer"), findings)
             _warn_of_low_precision(engine, (*place, "transformer"), findings)
-            if sizes.mixture is False:
+            if sizes[name].mixture is False:
                 _warn_of_no_experts(engine, (*place, "transformer"), findings)
 
 

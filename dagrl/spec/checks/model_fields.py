@@ -12,8 +12,9 @@ from typing import Any
 
 from dagrl.spec.checks.library_fields import check_fields, defaults_of_class, fields_of_class, source_of
 from dagrl.spec.checks.model_sizes import FAMILIES, SIZE_KEYS, is_size
+from dagrl.spec.errors import Place
 from dagrl.spec.positions import Findings
-from dagrl.spec.schema import Pipeline
+from dagrl.spec.schema import ModelSpec, Pipeline
 
 UNDECLARED = ("rope_theta", "rope_scaling", "head_dim")
 """What counts though a class may not declare it: config classes fold the names of older files into ``rope_parameters``,
@@ -23,7 +24,14 @@ _BASE = ("configuration_utils.py", "PreTrainedConfig")
 
 def check_model_fields(pipeline: Pipeline, findings: Findings) -> None:
     """Report fields that the config class does not have, and plain values of another type."""
-    init = pipeline.model.init
+    _check_init(("model", "init"), pipeline.model, findings)
+    for name, engine in pipeline.engines.items():
+        if engine.model is not None:
+            _check_init(("engines", name, "model", "init"), engine.model, findings)
+
+
+def _check_init(place: Place, model: ModelSpec, findings: Findings) -> None:
+    init = model.init
     family = init.get("model_type") if init else None
     if init is None or family not in FAMILIES or (known := model_fields(family)) is None:
         return
@@ -31,7 +39,7 @@ def check_model_fields(pipeline: Pipeline, findings: Findings) -> None:
     # `model.py` says what is wrong with a size.
     wrong_sizes = {name for name in SIZE_KEYS if not is_size(init.get(name))}
     given = {name: value for name, value in init.items() if name not in wrong_sizes | {"model_type"}}
-    check_fields(("model", "init"), given, fields, class_name, "transformers", findings)
+    check_fields(place, given, fields, class_name, "transformers", findings)
 
 
 @cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from dagrl.spec.checks.model_sizes import ModelSizes
 from dagrl.spec.clash import Clash
 from dagrl.spec.errors import Place
@@ -23,12 +25,12 @@ _SERVER_CLASHES = (
 """Fields of ``server`` with which not all routes are told, and why."""
 
 
-def check_router_replay(pipeline: Pipeline, sizes: ModelSizes, findings: Findings) -> None:
+def check_router_replay(pipeline: Pipeline, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:
     """Report engines that cannot route as the generator did, and generators that cannot tell how they did."""
     for name, engine in pipeline.engines.items():
         place: Place = ("engines", name)
         if isinstance(engine, MegatronEngineSpec) and engine.router_replay:
-            _check_trainer(pipeline, engine, sizes, (*place, "router_replay"), findings)
+            _check_trainer(pipeline, engine, sizes[name], (*place, "router_replay"), findings)
         if tells_routes(pipeline, name):
             _check_generator(pipeline, name, findings)
 

@@ -5,6 +5,8 @@ Single fields are `sglang_fields.py`'s. SGLang would find most of it out late, w
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from dagrl.spec.checks.model_sizes import ModelSizes, is_size
 from dagrl.spec.errors import Place
 from dagrl.spec.positions import Findings
@@ -15,18 +17,18 @@ from dagrl.spec.sglang_layout import CPU_CACHE_TOKENS, PARALLEL_SIZES, gpus_per_
 _GPU_ONLY = ("enable_dp_attention", "enable_torch_compile", "enable_two_batch_overlap", "enable_symm_mem")
 
 
-def check_sglang_rules(pipeline: Pipeline, sizes: ModelSizes, findings: Findings) -> None:
+def check_sglang_rules(pipeline: Pipeline, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:
     """Report servers that cannot be placed or built, and ways for weights that are not there."""
     for name, engine in pipeline.engines.items():
         if isinstance(engine, SglangEngineSpec):
             server = _Server(pipeline, name, engine, findings)
             if server.sizes_are_usable():
                 server.check_place()
-                server.check_split(sizes)
+                server.check_split(sizes[name])
             server.check_numbers()
-            server.check_lengths(sizes)
+            server.check_lengths(sizes[name])
             server.check_stops()
-            server.check_experts(sizes)
+            server.check_experts(sizes[name])
             server.check_sync()
 
 

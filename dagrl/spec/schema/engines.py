@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from dagrl.spec.schema.model import ModelSpec
 from dagrl.spec.schema.section import Coefficient, Name, PositiveInt, Section
 
 Sleep = Literal["auto"] | bool
@@ -88,6 +89,8 @@ class MegatronEngineSpec(Section):
     """How the learning rate moves from ``optimizer.lr``."""
     ddp: dict[str, Any] = Field(default_factory=dict)
     """Any field of Megatron's DistributedDataParallelConfig."""
+    model: ModelSpec | None = None
+    """A model of its own: that of a critic, a reward model or a teacher. Default: the pipeline's."""
     head: Literal["lm", "value", "reward"] = "lm"
     """What stands on the last layer: the language model's output, a value for each token, or a score for each row."""
     bridge: Literal["native", "megatron-bridge"] = "native"
@@ -107,7 +110,7 @@ class MegatronEngineSpec(Section):
 
 
 class HfEngineSpec(Section):
-    """A Hugging Face model that generates inside its own process: small models, and machines without a GPU."""
+    """A Hugging Face model inside its own process: a generator of small models, or where there is no GPU; or a judge."""
 
     backend: Literal["hf"]
     """Transformers, inside the worker."""
@@ -115,8 +118,12 @@ class HfEngineSpec(Section):
     """The group that holds it: one replica for each rank."""
     follows: Name | None = None
     """The trained engine whose weights it takes before each rollout. Default: the model as it is, for ever."""
+    model: ModelSpec | None = None
+    """A model of its own, with its own tokenizer and chat template. Default: the pipeline's."""
+    head: Literal["lm", "reward"] = "lm"
+    """``reward``: a sequence classifier with one label, for ``op: reward_model``. It neither generates nor follows."""
     max_batch_size: PositiveInt = 256
-    """Sequences decoded at once."""
+    """Sequences decoded, or scored, at once."""
     sleep: Sleep = "auto"
     """Leave the GPUs' memory while another engine of the group works. ``auto``: on GPUs that it shares with one,
     unless the plan finds room for both."""
@@ -147,6 +154,8 @@ class SglangEngineSpec(Section):
     """The group that holds them."""
     follows: Name | None = None
     """The trained engine whose weights they take before each rollout. Default: the model as it is, for ever."""
+    model: ModelSpec | None = None
+    """A model of its own, with its own tokenizer and chat template. Default: the pipeline's."""
     server: dict[str, Any] = Field(default_factory=dict)
     """Any field of SGLang's ServerArgs. A server takes tp_size x pp_size GPUs, times dp_size without DP attention."""
     weight_sync: WeightSyncSpec = WeightSyncSpec()

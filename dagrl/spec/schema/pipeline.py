@@ -36,3 +36,21 @@ class Pipeline(Section):
     """Traces of some steps."""
     track: tuple[Literal["console", "tensorboard", "wandb"], ...] = ("console",)
     """Where metrics go, beside metrics.jsonl."""
+
+    def model_section(self, engine: str) -> tuple[str, ...]:
+        """Where the file says an engine's model: at itself, at the engine that it shares or follows, or at the top."""
+        spec = self.engines[engine]
+        home = getattr(spec, "shares", None) or getattr(spec, "follows", None)
+        holders = [engine, *([home] if home in self.engines else [])]
+        own = next((name for name in holders if self.engines[name].model is not None), None)
+        return ("engines", own, "model") if own else ("model",)
+
+    def model_of(self, engine: str) -> ModelSpec:
+        """The model of an engine. Random weights have the pipeline's tokenizer where they name none."""
+        section = self.model_section(engine)
+        own = self.engines[section[1]].model if len(section) > 1 else None
+        if own is None:
+            return self.model
+        if own.path is None and own.tokenizer is None:
+            return own.model_copy(update={"tokenizer": self.model.tokenizer or self.model.path})
+        return own

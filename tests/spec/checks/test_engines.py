@@ -85,13 +85,13 @@ CASES = {
         "engine: reference, write: ref_logprob}",
         "engine: generator, write: ref_logprob} #!",
         "nodes.ref.engine",
-        "`generator` is a hf engine, and only megatron computes log-probs; take `actor` or `reference`",
+        "`generator` is a hf engine, and only megatron computes log-probs and values; take `actor` or `reference`",
     ),
     "trained twice": (
         "loss: {kl_coef: 0.01}}",
         "loss: {kl_coef: 0.01}}\n  again: {op: update, engine: actor} #!",
         "nodes.again.engine",
-        "`actor` is trained by `update` already; keep one update node for each engine",
+        "`actor` is trained by `update` already; keep one node that trains it",
     ),
     "trains a frozen engine": (
         "loss: {kl_coef: 0.01}}",
