@@ -174,11 +174,11 @@ def report(run_dir: Path, timeline: bool, gpu: str | None) -> int:
     return 0
 
 
-def export(run_dir: Path, output: Path, step: int | None, engine: str | None) -> int:
+def export(run_dir: Path, output: Path, step: int | None, engine: str | None, best: bool) -> int:
     """Write a run's policy as a Hugging Face folder."""
     from dagrl.runtime.export import export_run
 
-    return _written("export", lambda: export_run(run_dir, output, step=step, engine=engine))
+    return _written("export", lambda: export_run(run_dir, output, step=step, engine=engine, best=best))
 
 
 def convert(source: Path, output: Path, to: str, model: Path | None) -> int:
@@ -351,7 +351,9 @@ def _add_weights(commands: Any) -> None:
     )
     command.add_argument("run_dir", type=Path, metavar="RUN", help="the run folder")
     _add_written_folder(command)
-    command.add_argument("--step", type=int, metavar="N", help="its checkpoint (default: the newest)")
+    which = command.add_mutually_exclusive_group()
+    which.add_argument("--step", type=int, metavar="N", help="its checkpoint (default: the newest)")
+    which.add_argument("--best", action="store_true", help="the best checkpoint, by the metric of run.keep_best")
     command.add_argument("--engine", metavar="NAME", help="the engine, where the run trains several")
 
     command = _add(

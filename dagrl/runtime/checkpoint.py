@@ -1,7 +1,8 @@
 """Checkpoints of a whole run: written aside, renamed into place, found again, and thinned out.
 
 ``checkpoints/step_N/`` holds a folder for each trained engine and ``state.json``, which is written last and says what
-all files look like: a folder without it, or with a file that has changed since, is torn and never gone on from.
+all files look like: a folder without it, or with a file that has changed since, is torn and never gone on from. Where
+the best one is kept, ``checkpoints/best`` says which that is; which one is best follows from the states alone.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ from typing import Any
 
 from dagrl import __version__
 from dagrl.runtime.fingerprints import checksum_of, damage, fingerprints
+from dagrl.spec.schema import KeepBestSpec
+from dagrl.track.base import replace_text
 
 _STATE = "state.json"
+_BEST = "best"
 _FORMAT = 1
 _SEAL = "seal"
 """Checksum of all else in ``state.json``."""
@@ -26,6 +30,14 @@ _SEAL = "seal"
 
 class TornCheckpointError(ValueError):
     """A checkpoint that is not what was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How good a checkpoint is."""
+
+    metric: str
+    value: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +52,8 @@ class RunState:
     """What the weights belong to."""
     carried: tuple[int, ...] = ()
     """Places in the data set of prompts before `position` that were begun and have to come again."""
+    score: Score | None = None
+    """How good it is; None where that was not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +71,10 @@ class Found:
 class Checkpoints:
     """The checkpoints of one run folder."""
 
-    def __init__(self, run_dir: Path, keep: int) -> None:
+    def __init__(self, run_dir: Path, keep: int, keep_best: KeepBestSpec | None = None) -> None:
+        """The newest `keep` stay, and the best."""
         self._folder = run_dir / "checkpoints"
-        self._keep = keep
+        self._keep, self._keep_best = keep, keep_best
 
     def begin(self, step: int) -> Path:
         """An empty folder to write step `step` into; what a torn save has left there is removed."""
@@ -69,7 +84,7 @@ class Checkpoints:
         return aside
 
     def finish(self, aside: Path, state: RunState) -> Path:
-        """Make what was written the newest checkpoint, in one rename, and remove the oldest beyond `keep`.
+        """Make what was written the newest checkpoint, in one rename, and remove those that need not stay.
 
         OSError, with a sentence, where it cannot be written; those that were there stay.
         """
@@ -79,8 +94,14 @@ class Checkpoints:
             raise OSError(
                 f"cannot write the checkpoint to {aside}: {error.strerror}; make room, or lower run.keep"
             ) from error
+        best = self.best()
+        if best is not None:
+            replace_text(self._folder / _BEST, best.name + "\n")
+        else:
+            (self._folder / _BEST).unlink(missing_ok=True)
         for _, old in self._finished()[: -self._keep]:
-            shutil.rmtree(old)
+            if old != best:
+                shutil.rmtree(old)
         return final
 
     def _put_into_place(self, aside: Path, state: RunState) -> Path:
@@ -110,6 +131,18 @@ class Checkpoints:
     def of_step(self, step: int) -> Path:
         """Where the checkpoint of a step is."""
         return self._folder / f"step_{step}"
+
+    def best(self) -> Path | None:
+        """The checkpoint with the best score, of several the first; None where none has one, or none is to be kept."""
+        best = self._keep_best
+        if best is None:
+            return None
+        scores = {
+            folder: score.value
+            for _, folder in self._finished()
+            if (score := _score_in(folder)) is not None and score.metric == best.metric
+        }
+        return (max if best.mode == "max" else min)(scores, key=scores.__getitem__, default=None)
 
     def find(self) -> Found:
         """The newest checkpoint to go on from. ValueError as `read` has it, but for those that are torn."""
@@ -142,7 +175,9 @@ class Checkpoints:
         # Those of earlier versions say nothing about their files.
         if found := damage(folder, fields.get("files", {})):
             raise TornCheckpointError(f"the checkpoint {folder} is torn: {found}")
-        return RunState(fields["step"], fields["position"], fields["model"], tuple(fields.get("carried", ())))
+        return RunState(
+            fields["step"], fields["position"], fields["model"], tuple(fields.get("carried", ())), _score_of(fields)
+        )
 
     def _finished(self) -> list[tuple[int, Path]]:
         """Finished checkpoints with their steps, oldest first."""
@@ -152,6 +187,19 @@ class Checkpoints:
         """Folders with a checkpoint's name and their steps, oldest first."""
         numbers = ((re.fullmatch(r"step_(\d+)", folder.name), folder) for folder in self._folder.glob("step_*"))
         return sorted((int(number[1]), folder) for number, folder in numbers if number)
+
+
+def _score_in(folder: Path) -> Score | None:
+    """The score in a checkpoint; None in a torn one."""
+    try:
+        return _score_of(_fields(folder))
+    except TornCheckpointError:
+        return None
+
+
+def _score_of(fields: Mapping[str, Any]) -> Score | None:
+    score = fields.get("score")
+    return Score(score["metric"], score["value"]) if score else None
 
 
 def _fields(folder: Path) -> dict[str, Any]:

@@ -54,6 +54,8 @@ from dagrl.runtime.saving import Saving
 from dagrl.runtime.weight_syncs import WeightSyncs
 from dagrl.runtime.whereabouts import write_workers
 from dagrl.spec.residency import Residency
+from dagrl.runtime.selection import Selection
+from dagrl.runtime.scoring import Scoring
 from dagrl.spec.rollouts import leading_rollout, rollouts
 from dagrl.spec.schema import Pipeline
 from dagrl.track import Trackers
@@ -110,6 +112,7 @@ class Driver:
             folder.checkpoints,
             in_background=pipeline.run.async_save,
             timeout_s=bound,
+        self._scoring = Scoring(pipeline.run.keep_best, plan, trackers.note)
             draw=self._draw,
             report=self._report,
         )
@@ -296,7 +299,8 @@ class Driver:
         if commit.save:
             assert record.position is not None, "a step that trained has had prompts"
             identity, carried = model_identity(self.pipeline), self._carried.after(commit.step)
-            await self._saving.finish(RunState(commit.step, record.position, identity, carried))
+            score = self._scoring.score(record)
+            await self._saving.finish(RunState(commit.step, record.position, identity, carried, score))
         self._carried.commit(commit.step)
         tokens = sum(ledger.total_tokens for (step, _), ledger in self._ledgers.items() if step == commit.step)
         slots = sum(group.ranks for group in self.pipeline.groups.values())

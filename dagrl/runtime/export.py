@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dagrl.runtime.checkpoint import Checkpoints, TornCheckpointError
 from dagrl.spec.load import load_pipeline
-from dagrl.spec.schema import MegatronEngineSpec, ModelSpec, Pipeline, UpdateNode
+from dagrl.spec.schema import KeepBestSpec, MegatronEngineSpec, ModelSpec, Pipeline, TrainingNode
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What a write says where a disk, a quota or the shell's limit is full."""
@@ -23,9 +23,10 @@ class WrongCallError(ValueError):
     """The arguments of a command do not name what it needs."""
 
 
-def export_run(run: Path, output: Path, *, step: int | None, engine: str | None) -> str:
-    """Write the policy of a run, at its newest checkpoint or at `step`, as a Hugging Face folder; says what was done.
+def export_run(run: Path, output: Path, *, step: int | None, engine: str | None, best: bool = False) -> str:
+    """Write the policy of a run as a Hugging Face folder; says what was done.
 
+    At its newest checkpoint, or that of `step`, or the `best` one.
     WrongCallError where an argument names nothing, ValueError or OSError where the export fails.
     """
     file = run / "pipeline.yaml"
@@ -33,7 +34,7 @@ def export_run(run: Path, output: Path, *, step: int | None, engine: str | None)
         raise WrongCallError(f"{run} is no run folder: it has no pipeline.yaml; name the --run-dir of `dagrl run`")
     pipeline = load_pipeline(file).pipeline
     name = _engine(pipeline, engine)
-    checkpoint = _checkpoint(run, step)
+    checkpoint = _checkpoint(run, step, pipeline.run.keep_best, best=best)
     folder = checkpoint / name
     if not folder.is_dir():
         raise WrongCallError(f"{checkpoint} holds no engine {name!r}; was the pipeline another one then?")
@@ -101,8 +102,8 @@ def _engine(pipeline: Pipeline, wanted: str | None) -> str:
     return name
 
 
-def _checkpoint(run: Path, step: int | None) -> Path:
-    checkpoints = Checkpoints(run, keep=1)
+def _checkpoint(run: Path, step: int | None, keep_best: KeepBestSpec | None, *, best: bool) -> Path:
+    checkpoints = Checkpoints(run, keep=1, keep_best=keep_best)
     steps = checkpoints.steps()
     if not steps:
         raise WrongCallError(f"{run} holds no checkpoint yet; set run.save_every, or wait for the run's end")
@@ -111,6 +112,8 @@ def _checkpoint(run: Path, step: int | None) -> Path:
     folder = checkpoints.of_step(steps[-1] if step is None else step)
     try:
         checkpoints.read(folder)
+    if best:
+        folder = _best(run, checkpoints, keep_best)
     except TornCheckpointError as error:
         others = [str(other) for other in steps if checkpoints.of_step(other) != folder]
         raise ValueError(f"{error}" + (f"; --step {' or '.join(others)} may be whole" if others else "")) from error
@@ -119,6 +122,15 @@ def _checkpoint(run: Path, step: int | None) -> Path:
 
 def _check_is_folder(folder: Path) -> None:
     if not folder.is_dir():
+def _best(run: Path, checkpoints: Checkpoints, keep_best: KeepBestSpec | None) -> Path:
+    if keep_best is None:
+        raise WrongCallError(f"{run} keeps no best checkpoint; set run.keep_best before the run, or name a --step")
+    folder = checkpoints.best()
+    if folder is None:
+        raise WrongCallError(f"no checkpoint of {run} was measured by {keep_best.metric} yet; name a --step")
+    return folder
+
+
         raise WrongCallError(f"there is no folder {folder}")
 
 

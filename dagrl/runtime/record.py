@@ -110,7 +110,20 @@ class StepRecord:
         in seconds since the epoch, counts from then on.
         """
         seconds = time.time() - max(self._began, last_commit or self._began)
-        found: dict[str, float] = {"policy_version": policy_version}
+        found: dict[str, float] = {"policy_version": policy_version, **self.measured()}
+        found["time/step_s"] = seconds
+        found.update({f"time/{name}_s": busy_seconds(spans) for name, spans in self._busy.items()})
+        found["throughput/tokens_per_s"] = tokens / seconds
+        found["throughput/tokens_per_s_per_gpu"] = tokens / seconds / slots
+        for name, use in self._uses.items():
+            found.update(use.metrics(name))
+        found.update({f"memory/{executor}_freed_gib": gib for executor, gib in self._freed_gib.items()})
+        found["driver/bytes"] = self.driver_bytes
+        return found
+
+    def measured(self) -> dict[str, float]:
+        """What the nodes have told so far."""
+        found: dict[str, float] = {}
         for name, stat in merge(self._stats).items():
             details = _details(name)
             if details is None:
@@ -121,12 +134,4 @@ class StepRecord:
                 continue
             values = {"mean": stat.mean, "std": stat.std, "max": stat.high}
             found.update({f"{name}/{detail}": values[detail] for detail in details})
-        found["time/step_s"] = seconds
-        found.update({f"time/{name}_s": busy_seconds(spans) for name, spans in self._busy.items()})
-        found["throughput/tokens_per_s"] = tokens / seconds
-        found["throughput/tokens_per_s_per_gpu"] = tokens / seconds / slots
-        for name, use in self._uses.items():
-            found.update(use.metrics(name))
-        found.update({f"memory/{executor}_freed_gib": gib for executor, gib in self._freed_gib.items()})
-        found["driver/bytes"] = self.driver_bytes
         return found

@@ -51,7 +51,7 @@ def open_run_folder(path: Path, pipeline: Pipeline, resolved: str, *, again: boo
         lock = (path / ".lock").open("a+")
     with lock:
         _take(lock, path)
-        checkpoints = Checkpoints(path, pipeline.run.keep)
+        checkpoints = Checkpoints(path, pipeline.run.keep, pipeline.run.keep_best)
         checkpoints.remove_torn()
         found = _find(checkpoints)
         if found.folder and found.state:

@@ -12,17 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagrl.runtime.checkpoint import Checkpoints, RunState
+from dagrl.runtime.checkpoint import Checkpoints, RunState, Score
+from dagrl.spec.schema import KeepBestSpec
 
 
-def save(checkpoints: Checkpoints, step: int, *, large: bool = False) -> None:
+def save(checkpoints: Checkpoints, step: int, *, large: bool = False, score: Score | None = None) -> None:
     aside = checkpoints.begin(step)
     (aside / "actor").mkdir()
     (aside / "actor" / "weights").write_text(f"weights of {step}")
     if large:
         (aside / "actor" / "moments").write_bytes(bytes(range(1, 256)) * 5000)
         (aside / "actor" / "layout").write_text("{}")
-    checkpoints.finish(aside, RunState(step, step * 10, "model"))
+    checkpoints.finish(aside, RunState(step, step * 10, "model", score=score))
 
 
 def test_the_newest_is_found_by_number_not_by_name(tmp_path):
@@ -40,6 +41,56 @@ def test_only_the_newest_are_kept(tmp_path):
     for step in (1, 2, 3, 10):
         save(checkpoints, step)
     assert sorted(folder.name for folder in (tmp_path / "checkpoints").iterdir()) == ["step_10", "step_3"]
+
+
+def left(folder: Path) -> list[int]:
+    return Checkpoints(folder, keep=1).steps()
+
+
+@pytest.mark.parametrize(
+    ("mode", "values", "best"),
+    [
+        ("max", {2: 0.1, 4: 0.9, 6: 0.5, 8: 0.2, 10: 0.3}, 4),
+        ("min", {2: 0.4, 4: 0.9, 6: 0.2, 8: 0.5, 10: 0.3}, 6),
+        ("max", {2: 0.5, 4: 0.5, 6: 0.5, 8: 0.5, 10: 0.5}, 2),
+        ("max", {2: None, 4: 0.1, 6: None, 8: None, 10: None}, 4),
+        ("max", {2: 0.1, 4: 0.2, 6: 0.3, 8: 0.4, 10: 0.5}, 10),
+    ],
+)
+def test_the_best_stays_beside_the_newest_and_is_named(tmp_path, mode, values, best):
+    checkpoints = Checkpoints(tmp_path, keep=2, keep_best=KeepBestSpec(metric="val/reward/mean", mode=mode))
+    for step, value in values.items():
+        save(checkpoints, step, score=Score("val/reward/mean", value) if value is not None else None)
+    assert left(tmp_path) == sorted({best, 8, 10})
+    assert checkpoints.best() == checkpoints.of_step(best)
+    assert (tmp_path / "checkpoints" / "best").read_text() == f"step_{best}\n"
+    assert checkpoints.read(checkpoints.of_step(best)).score == Score("val/reward/mean", values[best])
+
+
+def test_the_best_is_known_again_by_a_run_that_goes_on(tmp_path):
+    for step, value in ((2, 0.9), (4, 0.5), (6, 0.4)):
+        best = KeepBestSpec(metric="val/reward/mean")
+        save(Checkpoints(tmp_path, keep=1, keep_best=best), step, score=Score("val/reward/mean", value))
+    assert left(tmp_path) == [2, 6]
+    save(Checkpoints(tmp_path, keep=1, keep_best=KeepBestSpec(metric="val/other")), 8, score=Score("val/other", 0.1))
+    assert left(tmp_path) == [8], "scores of another metric say nothing"
+
+
+def test_without_any_score_none_is_the_best(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=1, keep_best=KeepBestSpec())
+    for step in (2, 4):
+        save(checkpoints, step)
+    assert checkpoints.best() is None
+    assert left(tmp_path) == [4]
+    assert not (tmp_path / "checkpoints" / "best").exists()
+
+
+def test_a_torn_state_is_not_the_best(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=3, keep_best=KeepBestSpec())
+    for step, value in ((2, 0.9), (4, 0.5)):
+        save(checkpoints, step, score=Score("val/reward/mean", value))
+    (checkpoints.of_step(2) / "state.json").write_text("{")
+    assert checkpoints.best() == checkpoints.of_step(4)
 
 
 def test_a_save_that_was_cut_off_is_never_picked_and_does_not_hinder_the_next(tmp_path):

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from dagrl.cli import main
-from dagrl.runtime.checkpoint import Checkpoints, RunState
+from dagrl.runtime.checkpoint import Checkpoints, RunState, Score
 from dagrl.spec.load import load_pipeline
 
 
@@ -65,6 +66,27 @@ def test_the_newest_checkpoint_or_the_one_asked_for_is_exported(run: Path, tmp_p
     (tmp_path / "empty").mkdir()
     assert main(["export", str(run), "-o", str(tmp_path / "empty"), "--step", "3", "--engine", "actor"]) == 0
     assert same(loaded(tmp_path / "empty"), drawn(run, 3))
+
+
+def test_the_best_checkpoint_is_exported(run: Path, tmp_path: Path, capsys) -> None:
+    scored = tmp_path / "scored"
+    shutil.copytree(run, scored)
+    arguments = ["export", str(scored), "-o", str(tmp_path / "hf"), "--best"]
+    assert main(arguments) == 2
+    assert "keeps no best checkpoint; set run.keep_best before the run" in capsys.readouterr().err
+    pipeline = yaml.safe_load((scored / "pipeline.yaml").read_text())
+    pipeline["run"]["keep_best"] = {"metric": "val/reward/mean"}
+    (scored / "pipeline.yaml").write_text(yaml.safe_dump(pipeline))
+    assert main(arguments) == 2
+    assert f"no checkpoint of {scored} was measured by val/reward/mean yet" in capsys.readouterr().err
+    checkpoints = Checkpoints(scored, keep=9)
+    for step, value in ((3, 0.9), (4, 0.2)):
+        aside = checkpoints.begin(step)
+        (checkpoints.of_step(step) / "actor").rename(aside / "actor")
+        checkpoints.finish(aside, RunState(step, 8, "", score=Score("val/reward/mean", value)))
+    assert main(arguments) == 0
+    assert "actor after step 3 of" in capsys.readouterr().out
+    assert same(loaded(tmp_path / "hf"), drawn(run, 3))
 
 
 def test_there_and_back_in_processes_of_their_own(run: Path, tmp_path: Path) -> None:
