@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dagrl.runtime.checkpoint import Checkpoints, TornCheckpointError
 from dagrl.spec.load import load_pipeline
-from dagrl.spec.schema import KeepBestSpec, MegatronEngineSpec, ModelSpec, Pipeline, TrainingNode
+from dagrl.spec.schema import KeepBestSpec, MegatronEngineSpec, ModelSpec, Pipeline, UpdateNode
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What a write says where a disk, a quota or the shell's limit is full."""
