@@ -9,8 +9,9 @@ from dagrl.plan.coordinates import Coordinates, coordinates
 from dagrl.plan.plan import HOST, Executor, Plan, PlannedTask, Rows
 from dagrl.spec.filtering import expected_rounds
 from dagrl.spec.graph import Graph, GraphNode
+from dagrl.spec.offline import rows_per_prompt
 from dagrl.spec.ops import Capability
-from dagrl.spec.rollouts import leading_rollout, rollouts
+from dagrl.spec.rollouts import leading_rollout
 from dagrl.spec.schema import (
     EngineSpec,
     GroupSpec,
@@ -19,6 +20,7 @@ from dagrl.spec.schema import (
     Pipeline,
     RolloutNode,
     SglangEngineSpec,
+    TrainingNode,
     UpdateNode,
 )
 from dagrl.spec.sglang_layout import server_slots
@@ -33,14 +35,14 @@ def make_plan(pipeline: Pipeline, graph: Graph) -> Plan:
     graph = graph.working
     validates = pipeline.run.validate_first or pipeline.run.validate_every is not None
     tasks = [
-        *_tasks(graph, pipeline, Rows.TRAIN),
+        *_tasks(graph.training, pipeline, Rows.TRAIN),
         *(_tasks(graph.validation, pipeline, Rows.VALIDATION) if validates else ()),
     ]
     return Plan(
         executors=_executors(pipeline, graph),
         tasks=tuple(tasks),
-        samples_per_prompt=rollouts(pipeline)[leading_rollout(pipeline)].n,
-        val_samples_per_prompt=rollouts(pipeline)[leading_rollout(pipeline)].val_n,
+        samples_per_prompt=rows_per_prompt(pipeline),
+        val_samples_per_prompt=rows_per_prompt(pipeline, validation=True),
         shards=pipeline.schedule.shards_per_step,
         steps=pipeline.run.steps,
         max_staleness=pipeline.schedule.max_staleness,
@@ -110,7 +112,7 @@ def _is_carried(node: GraphNode, rows: Rows) -> bool:
 def _told_as(node: GraphNode, pipeline: Pipeline) -> str:
     """What comes before the names of a node's metrics: several updates, or rollouts, have metrics of the same names."""
     alike = [name for name, other in pipeline.nodes.items() if type(other) is type(node.spec)]
-    named = isinstance(node.spec, UpdateNode | RolloutNode) and node.name != (
+    named = isinstance(node.spec, TrainingNode | RolloutNode) and node.name != (
         leading_rollout(pipeline) if isinstance(node.spec, RolloutNode) else alike[0]
     )
     return f"{node.name}/" if named else ""
@@ -139,5 +141,6 @@ def _task(node: GraphNode, pipeline: Pipeline, rows: Rows, wanted: set[str], sam
         frozen=guest_of is not None,
         pieces=update_pieces(pipeline, node.spec) if isinstance(node.spec, UpdateNode) else (),
         sampled_by=sampled_by,
+        whole_groups=node.contract.whole_groups,
         told_as=_told_as(node, pipeline),
     )

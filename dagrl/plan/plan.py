@@ -82,6 +82,8 @@ class PlannedTask:
     read from such, wait for it; their batch is what it lets pass."""
     sampled_by: str | None = None
     """The rollout node whose responses it works on; None before any."""
+    whole_groups: bool = False
+    """Whether the rank of an engine that gets a row gets all of its group."""
     told_as: str = ""
     """What comes before the names of its metrics: of several updates, all but the first say which they are."""
 

@@ -7,7 +7,7 @@ the graph; the scheduler runs it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,11 +20,11 @@ from dagrl.spec.custom import contract_of_function, load_function
 from dagrl.spec.errors import Place
 from dagrl.spec.filtering import filter_contract
 from dagrl.spec.formulas import formula_of, place_of_formula
-from dagrl.spec.ops import OpContract, contract_of, sink_contract, source_contract
+from dagrl.spec.ops import Capability, OpContract, contract_of, sink_contract, source_contract
 from dagrl.spec.positions import Findings, Positions
 from dagrl.spec.redundant import redundant_nodes
 from dagrl.spec.rollouts import leading_rollout, rollouts
-from dagrl.spec.schema import CustomNode, FilterNode, NodeBase, Pipeline, RewardNode, RolloutNode
+from dagrl.spec.schema import CustomNode, DemonstrationNode, FilterNode, NodeBase, Pipeline, RewardNode, RolloutNode
 from dagrl.spec.wiring import Reading, Wiring
 
 PROMPTS_NODE = "prompts"
@@ -144,34 +144,86 @@ class Graph:
         )
 
     @cached_property
+    def validates_only(self) -> frozenset[str]:
+        """Nodes that run in validation alone: rollouts that nothing is trained on, and what is behind them.
+
+        None, where something is trained on what a rollout samples.
+        """
+        sampling = {name for name, node in self.nodes.items() if isinstance(node.spec, RolloutNode)}
+        trained = [name for name, node in self.nodes.items() if node.contract.needs is Capability.TRAIN]
+        if not trained or any(sampling & self.ancestors(name) for name in trained):
+            return frozenset()
+        behind = {name for name in self.nodes if sampling & self.ancestors(name)} - {SAMPLES_NODE}
+        return frozenset(sampling | behind)
+
+    @cached_property
     def working(self) -> Graph:
         """What runs: without the skipped nodes, whose readers do without their columns."""
-        nodes = {
-            name: replace(
-                node,
-                inputs=MappingProxyType(
-                    {column: wire for column, wire in node.inputs.items() if wire.node not in self.skipped}
-                ),
-            )
-            for name, node in self.nodes.items()
-            if name not in self.skipped
-        }
-        return Graph(MappingProxyType(nodes))
+        return self._without(self.skipped)
+
+    @cached_property
+    def training(self) -> Graph:
+        """What runs in each step."""
+        return self._without(self.validates_only)
 
     @cached_property
     def validation(self) -> Graph:
         """What runs in validation: the nodes needed to get rewards from prompts, and `samples`.
 
-        Nothing in it trains, because an op that trains writes no column that a reward could need.
+        Where nothing is trained on samples, also those that can tell the loss on the validation set. Nothing in it
+        trains: an op that does writes no column that a reward could need, and of the loss it computes the value alone.
         """
-        scored = {self.nodes[SAMPLES_NODE].inputs["reward"].node}
-        scored |= {name for name, node in self.nodes.items() if isinstance(node.spec, RewardNode)}
-        needed = scored.union(*map(self.ancestors, scored))
-        kept = {name: node for name, node in self.nodes.items() if name in needed}
-        sink = self.nodes[SAMPLES_NODE]
+        graph = self._without_replacing()
+        sink = graph.nodes[SAMPLES_NODE]
+        told = {sink.inputs["reward"].node} if "reward" in sink.inputs else set()
+        for name, node in graph.nodes.items():
+            learns = isinstance(node.spec, DemonstrationNode) and node.spec.val_loss
+            if isinstance(node.spec, RewardNode) or (learns and self._is_offline):
+                told.add(name)
+        needed = told.union(*map(graph.ancestors, told), {PROMPTS_NODE})
+        kept = {name: _validating(node) for name, node in graph.nodes.items() if name in needed}
         seen = {column: wire for column, wire in sink.inputs.items() if wire.node in needed}
-        kept[SAMPLES_NODE] = GraphNode(sink.name, None, sink.contract, MappingProxyType(seen), sink.outputs)
+        kept[SAMPLES_NODE] = replace(sink, inputs=MappingProxyType(seen))
         return Graph(MappingProxyType(kept))
+
+    @property
+    def _is_offline(self) -> bool:
+        sampling = {name for name, node in self.nodes.items() if isinstance(node.spec, RolloutNode)}
+        return sampling <= self.validates_only
+
+    def _without(self, left_out: Collection[str]) -> Graph:
+        """The other nodes, without the columns of those that are left out."""
+        return self._rewired(lambda wire: None if wire.node in left_out else wire, left_out)
+
+    def _without_replacing(self) -> Graph:
+        """The nodes without those that give others' columns on in another form: readers take the columns themselves."""
+        replacing = {name for name, node in self.nodes.items() if node.contract.replaces}
+
+        def origin(wire: Wire | None) -> Wire | None:
+            while wire is not None and wire.node in replacing:
+                node = self.nodes[wire.node]
+                names = {there: own for own, there in node.outputs.items()}
+                wire = node.inputs[names[wire.column]] if names[wire.column] in node.contract.replaces else None
+            return wire
+
+        return self._rewired(origin, replacing)
+
+    def _rewired(self, source: Callable[[Wire], Wire | None], left_out: Collection[str]) -> Graph:
+        """The nodes that stay, each column coming from its `source`, if it has one."""
+        nodes = {}
+        for name, node in self.nodes.items():
+            if name not in left_out:
+                wires = {column: source(wire) for column, wire in node.inputs.items()}
+                kept = {column: wire for column, wire in wires.items() if wire is not None}
+                nodes[name] = replace(node, inputs=MappingProxyType(kept))
+        return Graph(MappingProxyType(nodes))
+
+
+def _validating(node: GraphNode) -> GraphNode:
+    """A node as it works on validation sets."""
+    if node.contract.needs is not Capability.TRAIN:
+        return node
+    return replace(node, contract=replace(node.contract, needs=Capability.SCORE))
 
 
 def build_graph(pipeline: Pipeline, folder: Path | None = None, positions: Positions | None = None) -> Graph:
@@ -194,8 +246,11 @@ def infer_graph(pipeline: Pipeline, folder: Path | None, findings: Findings) -> 
         shown=leading_rollout(pipeline) if rollouts(pipeline) else "",
     )
     readings = wiring.readings()
-    if not rollouts(pipeline):
-        message = "no node samples responses; add `rollout: {op: rollout, engine: ..., sampling: ...}`"
+    if not rollouts(pipeline) and not pipeline.data.responses:
+        message = (
+            "no node samples responses; add `rollout: {op: rollout, engine: ..., sampling: ...}`, or learn from the "
+            "data set's with `data.responses` and a node `{op: sft}` or `{op: dpo}`"
+        )
         findings.error(_ALL_NODES, message)
     _report_cycles(readings, findings)
     wiring.warn_of_unread(readings)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from dagrl.spec.columns import CORE_COLUMNS
@@ -25,6 +25,9 @@ _USUAL_WRITERS = {
     "policy_version": _ROLLOUT,
     "finish_reason": _ROLLOUT,
     "routed_experts": _ROLLOUT,
+    "turns": f"{_ROLLOUT}, tools: [...]",
+    "token_turn": f"{_ROLLOUT}, tools: [...]",
+    "token_reward": f"{_ROLLOUT}, environment: ...",
     "reward": "op: reward",
     "advantage": "op: advantage",
     "old_logprob": "op: logprob, write: old_logprob",
@@ -32,6 +35,7 @@ _USUAL_WRITERS = {
     "logprob": "op: logprob",
     "value": "op: values, engine: CRITIC",
     "return": "op: advantage, estimator: gae",
+    "is_expert": "op: mix",
 }
 
 
@@ -170,9 +174,21 @@ class Wiring:
     def _meant(self, reader: str, column: str) -> str | None:
         """Who of the writers of `column` is meant by `reader`'s ``read_from``, or as it is by default."""
         writers = self._writers.get(column, [])
-        if reader not in self._specs:
+        spec = self._specs.get(reader)
+        named = next((node for node in (spec.read_from if spec else ()) if node in writers), None)
+        if named is None and len(writers) == 2 and (replacing := self._replacing(column, writers)) is not None:
+            (other,) = (node for node in writers if node != replacing)
+            return other if reader == replacing else replacing
+        if spec is None:
             return self._shown if len(writers) > 1 and self._shown in writers else None
-        return next((node for node in self._specs[reader].read_from if node in writers), None)
+        return named
+
+    def _replacing(self, column: str, writers: Sequence[str]) -> str | None:
+        """Who of the writers takes the column from the other one and gives it to everybody else."""
+        found = [
+            node for node in writers if any(self.outputs[node][own] == column for own in self._contracts[node].replaces)
+        ]
+        return found[0] if len(found) == 1 else None
 
     def _check_read_from(self, reader: str) -> None:
         spec = self._specs.get(reader)
@@ -184,8 +200,9 @@ class Wiring:
                 self._findings.error(where, message, depends_on=[("nodes", node)])
 
     def _report_missing(self, column: str, readers: list[tuple[str, str]]) -> None:
-        usual_writer = _USUAL_WRITERS.get(column)
-        if usual_writer == _ROLLOUT and not any(isinstance(spec, RolloutNode) for spec in self._specs.values()):
+        samples = any(isinstance(spec, RolloutNode) for spec in self._specs.values())
+        given = "demonstration" in self._writers
+        if _USUAL_WRITERS.get(column) == _ROLLOUT and not samples and not given:
             return  # That there is no rollout is told once, by the graph.
         reader, op_column = readers[0]
         spec = self._specs.get(reader)
@@ -193,12 +210,20 @@ class Wiring:
         place: Place = ("nodes", reader, "read", op_column) if renamed else ("nodes", reader)
         if spec is None:
             place = _ALL_NODES
-        remedies = [f"add a node `{{{usual_writer}}}`" if usual_writer else suggest(column, self._writers)]
-        if spec is not None and not renamed:
+        remedies = [self._usual_remedy(column)]
+        if column == "response_tokens" and given and not samples:
+            remedies = ["take the data set's responses with `read: {response_tokens: demonstration}`"]
+        elif spec is not None and not renamed:
             remedies.append(f"or name another column with `read: {{{op_column}: ...}}`")
         names = listed(dict.fromkeys(name for name, _ in readers))
         message = f"column `{column}` is read by {names}, but no node writes it; {', '.join(remedies)}"
         self._findings.error(place, message)
+
+    def _usual_remedy(self, column: str) -> str:
+        if column == "demonstration":
+            return "name the columns of the data set that hold responses in `data.responses`"
+        usual_writer = _USUAL_WRITERS.get(column)
+        return f"add a node `{{{usual_writer}}}`" if usual_writer else suggest(column, self._writers)
 
     def _report_doubles(self, bare: dict[str, list[str]], named: set[str]) -> None:
         """Columns with several writers, of which some reader does not say which it means; those of one op together."""
