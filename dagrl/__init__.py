@@ -1,7 +1,9 @@
 """dagrl: a DAG-based pipeline orchestrator for multi-node reinforcement learning of language models."""
 
 from dagrl.spec.custom import node, reward
+from dagrl.spec.environment import Observation
 from dagrl.spec.formulas import estimator, loss
+from dagrl.spec.tool import tool
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "estimator", "loss", "node", "reward"]
+__all__ = ["Observation", "__version__", "estimator", "loss", "node", "reward", "tool"]

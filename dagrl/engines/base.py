@@ -212,6 +212,36 @@ class TrainEngine(Engine, Protocol):
         ...
 
 
+type Conversation = Sequence[Mapping[str, Any]]
+"""Messages with a role and a content each, as chat templates take them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What a reward model says of some conversations."""
+
+    values: np.ndarray
+    """Float32 [conversations]."""
+    cut: np.ndarray
+    """Whether a conversation was longer than the model can read, so that its beginning is left out, bool."""
+
+
+class JudgeEngine(Engine, Protocol):
+    """A rank that scores text with a tokenizer of its own: replicas are independent of each other."""
+
+    def scores(self, conversations: Sequence[Conversation], *, tokens_per_micro_batch: int) -> Scores:
+        """The score of each conversation, by the model's own chat template. ValueError where that cannot take one."""
+        ...
+
+    def sleep(self, residency: Residency) -> Slept:
+        """Give device memory back, down to `residency`; the weights wait on the host."""
+        ...
+
+    def wake(self, residency: Residency) -> None:
+        """Bring back what is needed for `residency`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One response to be sampled."""
@@ -256,6 +286,8 @@ class Appetite:
 class GenerateEngine(Engine, Protocol):
     """A rank that samples: replicas are independent of each other."""
 
+    takes_turns: bool
+    """Whether calls of `generate` wait for each other, so that requests are better handed over together."""
     sampled_tokens: int
     """Tokens sampled since the engine was built, in all calls, seldom a second behind: that they grow is how others
     know that it is at work."""

@@ -6,56 +6,19 @@ What an abort leaves unfinished comes last: with ``partial_rollout``, to be gone
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
-from dagrl.engines.base import Completion, GenerateEngine, GenerationRequest
+from dagrl.engines.base import GenerateEngine, GenerationRequest
 from dagrl.nodes.base import Context, Output, Part
+from dagrl.nodes.response import Response, columns_of, stored, turn_columns_of
+from dagrl.nodes.turns.loop import converse
+from dagrl.nodes.turns.metrics import turn_stats
 from dagrl.spec.rollouts import leading_rollout, rollouts
-
-_ABORTED = "abort"
-
-
-@dataclass(frozen=True, slots=True)
-class _Response:
-    """One response, or as much of it as there is."""
-
-    version: int
-    """Of the oldest weights that sampled any of its tokens."""
-    tokens: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    """Int64 [tokens]."""
-    logprobs: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
-    """Float32 [tokens]."""
-    mask: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
-    """1 where a token is trained on, float32 [tokens]."""
-    finish_reason: str = _ABORTED
-    routed_experts: np.ndarray | None = None
-    begun: int = 0
-    """Tokens that earlier steps have sampled."""
-    outdated: bool = False
-    """Whether what earlier steps had sampled was too old."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether it has come to its end."""
-        return self.finish_reason != _ABORTED
-
-    def gone_on(self, completion: Completion) -> _Response:
-        """With what was sampled behind it."""
-        return _Response(
-            min(self.version, completion.policy_version) if len(self.tokens) else completion.policy_version,
-            np.concatenate([self.tokens, completion.tokens]),
-            np.concatenate([self.logprobs, completion.logprobs]),
-            np.concatenate([self.mask, np.ones(len(completion.tokens), dtype=np.float32)]),
-            completion.finish_reason,
-            completion.routed_experts,
-            self.begun,
-            self.outdated,
-        )
 
 
 def rollout(parts: Sequence[Part], context: Context) -> Iterator[Output]:
@@ -66,27 +29,41 @@ def rollout(parts: Sequence[Part], context: Context) -> Iterator[Output]:
     batch = Batch.concat([part.batch for part in parts])
     responses = _beginnings(batch["group_id"].values, context)
     _check_lengths(batch, context)
-    going = [row for row, response in enumerate(responses) if not response.finished]
-    requests = [
-        GenerationRequest(
+    requests = {
+        row: GenerationRequest(
             batch["prompt_tokens"][row], sample_seed(context, int(batch.rows[row])), responses[row].tokens
         )
-        for row in going
-    ]
-    return _sampled(batch, responses, going, requests, context)
+        for row, response in enumerate(responses)
+        if not response.finished
+    }
+    if context.rollout.multi_turn:
+        grown = converse(batch, requests, responses, context)
+    else:
+        grown = _sampled(requests, responses, context)
+    return _groups(batch, responses, requests, grown, context)
 
 
 def _sampled(
+    requests: Mapping[int, GenerationRequest], responses: Sequence[Response], context: Context
+) -> Iterator[tuple[int, Response]]:
+    """Each requested response, and its place, with what the engine has sampled for it."""
+    engine: GenerateEngine = context.engine
+    places = list(requests)
+    for completion in engine.generate([*requests.values()], context.sampling) if places else ():
+        place = places[completion.index]
+        yield place, responses[place].gone_on(completion)
+
+
+def _groups(
     batch: Batch,
-    responses: list[_Response],
-    going: Sequence[int],
-    requests: Sequence[GenerationRequest],
+    responses: list[Response],
+    requested: Mapping[int, GenerationRequest],
+    grown: Iterator[tuple[int, Response]],
     context: Context,
 ) -> Iterator[Output]:
-    """Sample the `requests` for the rows `going`; what there is of all rows so far is `responses`."""
-    engine: GenerateEngine = context.engine
+    """Put the responses that have `grown` into their places, and yield groups as they are complete."""
     groups = batch["group_id"].values
-    missing = Counter(groups[going].tolist())
+    missing = Counter(groups[[*requested]].tolist() if requested else ())
 
     def group_of(group: int) -> Output:
         return _output(batch.rows, responses, np.flatnonzero(groups == group), context)
@@ -94,11 +71,10 @@ def _sampled(
     for group in dict.fromkeys(groups.tolist()):
         if group not in missing:
             yield group_of(group)
-    for completion in engine.generate(requests, context.sampling) if requests else ():
-        row = going[completion.index]
-        responses[row] = responses[row].gone_on(completion)
-        group = int(groups[row])
-        missing[group] -= responses[row].finished
+    for place, response in grown:
+        responses[place] = response
+        group = int(groups[place])
+        missing[group] -= response.finished
         if not missing[group]:
             yield group_of(group)
     left = np.flatnonzero(np.isin(groups, [group for group, count in missing.items() if count]))
@@ -129,15 +105,15 @@ def sample_seed(context: Context, row: int) -> int:
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
 
 
-def _beginnings(groups: np.ndarray, context: Context) -> list[_Response]:
+def _beginnings(groups: np.ndarray, context: Context) -> list[Response]:
     """What earlier steps have sampled for each row; nothing where it is too old, or there is none."""
     node, version = context.rollout, context.engine.policy_version
-    responses = [_Response(version)] * len(groups)
+    responses = [Response(version)] * len(groups)
     for group, begun in context.begun.items():
         for place, row in enumerate(np.flatnonzero(groups == group)):
-            response = _stored(begun, place)
+            response = stored(begun, place)
             if version - response.version > node.partial_rollout_max_age:
-                response = _Response(version, outdated=True)
+                response = Response(version, outdated=True)
             elif node.mask_offpolicy_in_partial_rollout and response.version < version:
                 response = replace(response, mask=np.zeros_like(response.mask))
             responses[row] = response
@@ -146,7 +122,7 @@ def _beginnings(groups: np.ndarray, context: Context) -> list[_Response]:
 
 def _output(
     rows: np.ndarray,
-    responses: Sequence[_Response],
+    responses: Sequence[Response],
     places: np.ndarray,
     context: Context,
     *,
@@ -154,10 +130,10 @@ def _output(
 ) -> Output:
     """The responses at `places`, with their statistics where they are finished."""
     chosen = [responses[place] for place in places]
-    sampled = sum(len(each.tokens) - each.begun for each in chosen)
+    sampled = sum(each.sampled for each in chosen)
     keeps_begun = context.rollout.partial_rollout and not context.validation
     if unfinished:
-        columns = _columns(chosen) if keeps_begun else {}
+        columns = _columns(chosen, context) if keeps_begun else {}
         return Output((), rows[places], columns, sampled=sampled, unfinished=True)
     stats = {}
     if context.sampled_by not in (None, leading_rollout(context.pipeline)):
@@ -167,33 +143,12 @@ def _output(
         tokens = sum(len(each.tokens) for each in chosen)
         stats["rollout/begun_token_fraction"] = Stat.weighted(tokens - sampled, tokens)
         stats["rollout/outdated_fraction"] = Stat.of([each.outdated for each in chosen])
-    return Output((), rows[places], _columns(chosen), stats, sampled=sampled)
+    if context.rollout.multi_turn:
+        stats |= turn_stats(chosen, context.rollout)
+    return Output((), rows[places], _columns(chosen, context), stats, sampled=sampled)
 
 
-def _columns(responses: Sequence[_Response]) -> dict[str, Column]:
-    columns = {
-        "response_tokens": Column.ragged([each.tokens for each in responses], "int64"),
-        "response_mask": Column.ragged([each.mask for each in responses], "float32"),
-        "rollout_logprob": Column.ragged([each.logprobs for each in responses], "float32"),
-        "policy_version": Column(np.array([each.version for each in responses], dtype=np.int64)),
-        "finish_reason": Column.text([each.finish_reason for each in responses]),
-    }
-    routes = [each.routed_experts for each in responses]
-    known = next((each for each in routes if each is not None), None)
-    if known is not None:
-        columns["routed_experts"] = Column.ragged([known[:0] if each is None else each for each in routes], "int16")
-    return columns
-
-
-def _stored(begun: Batch, place: int) -> _Response:
-    """The response at a place of what an earlier step has published of a group."""
-    tokens = begun["response_tokens"][place]
-    return _Response(
-        int(begun["policy_version"][place]),
-        tokens,
-        begun["rollout_logprob"][place],
-        begun["response_mask"][place],
-        bytes(begun["finish_reason"][place]).decode(),
-        begun["routed_experts"][place] if "routed_experts" in begun else None,
-        begun=len(tokens),
-    )
+def _columns(responses: Sequence[Response], context: Context) -> dict[str, Column]:
+    node = context.rollout
+    turns = turn_columns_of(responses, rewarded=node.environment is not None) if node.multi_turn else {}
+    return columns_of(responses) | turns

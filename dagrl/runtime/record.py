@@ -16,6 +16,7 @@ _COUNTED = ("sum",)
 _DETAILS = {
     "reward": ("mean", "std"),
     "response_tokens": ("mean", "max"),
+    "turns": ("mean", "max"),
     "staleness": ("mean", "max"),
     **dict.fromkeys(("staleness/masked", "staleness/dropped"), _COUNTED),
     **dict.fromkeys(("mismatch/logprob_diff", "mismatch/prob_diff", "mismatch/ratio"), ("mean", "max")),

@@ -109,6 +109,9 @@ ROLLOUT_WRITES = (
 )
 """Columns of a rollout; the last only where the engine tells them."""
 
+TURN_WRITES = ("turns", "token_turn", "token_reward")
+"""Further columns of a rollout of several turns; the last only with an environment, which gives the rewards."""
+
 MIXED = ("response_tokens", "response_mask", "rollout_logprob", "finish_reason")
 """Columns of a rollout of which experts' responses have their own."""
 
@@ -127,7 +130,10 @@ def sink_contract(pipeline: Pipeline) -> OpContract:
         reads=("group_id", "prompt_tokens", *sampled, "answer", "data_source", "data_set"),
         writes=(),
         scope=Scope.BATCH,
-        reads_if_written=("advantage", "policy_version", "finish_reason", "is_expert", *given),
+        reads_if_written=(
+            *("advantage", "policy_version", "finish_reason", "is_expert", "token_turn", "token_reward"),
+            *given,
+        ),
     )
 
 
@@ -141,10 +147,12 @@ def contract_of(
     """
     match node:
         case RolloutNode():
-            return OpContract(("group_id", "prompt_tokens"), ROLLOUT_WRITES, needs=Capability.GENERATE)
+            return _of_rollout(node)
+        case RewardNode(fn="environment"):
+            return OpContract(("token_reward",), ("reward",))
         case RewardNode():
             scored = ("prompt_tokens", "response_tokens", "answer", "data_source", "extra_info")
-            return OpContract(scored, ("reward",))
+            return OpContract(scored, ("reward",), reads_if_written=("token_turn",))
         case LogprobNode():
             routes = _routes(engines.get(node.engine))
             return OpContract(("prompt_tokens", "response_tokens", *routes), ("logprob",), needs=Capability.SCORE)
@@ -186,6 +194,17 @@ def contract_of(
             mixed = ("group_id", "demonstration", *MIXED)
             return OpContract(mixed, (*MIXED, "is_expert"), Scope.GROUP, replaces=MIXED)
     raise AssertionError(f"no contract for {node!r}")
+
+
+def _of_rollout(node: RolloutNode) -> OpContract:
+    reads: tuple[str, ...] = ("group_id", "prompt_tokens")
+    writes = ROLLOUT_WRITES
+    if node.multi_turn:
+        reads += ("extra_info",)
+        writes += TURN_WRITES if node.environment else TURN_WRITES[:-1]
+    if node.environment:
+        reads += ("answer", "data_source")
+    return OpContract(reads, writes, needs=Capability.GENERATE)
 
 
 def _of_advantage(node: AdvantageNode, formula: Formula | None) -> OpContract:

@@ -46,6 +46,7 @@ from dagrl.spec.schema import (
     SftNode,
     SglangEngineSpec,
     TokenizerSpec,
+    TurnOptions,
     UpdateNode,
     ValuesNode,
     WeightSyncSpec,
@@ -65,6 +66,7 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("engines.NAME, backend: sglang", SglangEngineSpec),
     ("engines.NAME.weight_sync", WeightSyncSpec),
     ("nodes.NAME, op: rollout", RolloutNode),
+    ("nodes.NAME, op: rollout, several turns", TurnOptions),
     ("nodes.NAME.sampling", SamplingSpec),
     ("nodes.NAME, op: reward", RewardNode),
     ("nodes.NAME, op: logprob", LogprobNode),
@@ -117,7 +119,11 @@ def reference() -> str:
 
 
 def _rows(section: type[BaseModel]) -> Iterator[str]:
+    # Keys that a section takes over from another one have their place there.
+    others = [other for _, other in _SECTIONS if other in section.__mro__[1:]]
     for name, field in section.model_fields.items():
+        if any(name in other.model_fields for other in others):
+            continue
         meaning = " ".join((field.description or "").split())
         yield f"| `{name}` | {_type(field.annotation)} | {_default(field)} | {meaning} |"
 

@@ -33,6 +33,8 @@ class HfEngine:
     as version 0.
     """
 
+    takes_turns = True
+
     def __init__(self, model: ModelSpec, spec: HfEngineSpec, ranks: RankContext) -> None:
         """Build the model. ValueError where its config, tokenizer or weights are missing or do not fit together."""
         self._gib_used_by_others = device_gib_used()

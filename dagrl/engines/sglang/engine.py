@@ -44,6 +44,8 @@ class SglangEngine:
     weights, as version 0.
     """
 
+    takes_turns = False
+
     def __init__(
         self, model: ModelSpec, spec: SglangEngineSpec, ranks: RankContext, share: ServerShare, *, sleeps: bool
     ) -> None:

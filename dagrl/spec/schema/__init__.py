@@ -48,6 +48,7 @@ from dagrl.spec.schema.offline import DemonstrationNode, DpoNode, MixNode, SftNo
 from dagrl.spec.schema.pipeline import Pipeline
 from dagrl.spec.schema.run import KeepBestSpec, ProfileSpec, RunSpec, ScheduleSpec
 from dagrl.spec.schema.section import Coefficient, Name, OwnFunction, PositiveInt, Section, Threshold
+from dagrl.spec.schema.turns import TurnOptions
 
 __all__ = [
     "AdvantageNode",
@@ -102,6 +103,7 @@ __all__ = [
     "Threshold",
     "TokenizerSpec",
     "TrainingNode",
+    "TurnOptions",
     "UpdateNode",
     "ValuesNode",
     "WeightSyncSpec",

@@ -19,6 +19,7 @@ from dagrl.spec.schema.objective import (
 )
 from dagrl.spec.schema.offline import DpoNode, MixNode, SftNode
 from dagrl.spec.schema.section import Coefficient, Name, OwnFunction, PositiveInt, Section, Threshold
+from dagrl.spec.schema.turns import TurnOptions
 
 
 class SamplingSpec(Section):
@@ -38,7 +39,7 @@ class SamplingSpec(Section):
     """Go on after the end-of-sequence token."""
 
 
-class RolloutNode(NodeBase):
+class RolloutNode(NodeBase, TurnOptions):
     """Samples `n` responses to each prompt."""
 
     op: Literal["rollout"]

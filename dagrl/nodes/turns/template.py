@@ -1,0 +1,106 @@
+"""What others say, as tokens behind a policy's own: as the chat template writes it; nothing is tokenised anew."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_CUT = "\n...\n"
+_ASSISTANT, _USER = "what the policy has said", "what it was asked"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What somebody says to the policy."""
+
+    role: str
+    """``tool`` or ``user``"""
+    text: str
+
+
+class AnswerWriter:
+    """Writes answers as the tokens between two turns of the policy.
+
+    The chat template is asked what it puts around such messages, once for each sequence of roles; between its pieces go
+    the texts themselves, in which nothing counts as a special token: whoever answers cannot end a turn or begin one.
+    Without a chat template the texts follow as they are.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, schemas: Sequence[dict[str, Any]], max_tokens: int) -> None:
+        """`schemas` of the tools that the template may speak of; an answer has at most `max_tokens`."""
+        self._tokenizer = tokenizer
+        # Of its own: whether special tokens count is a state of the tokenizer, and other threads use that one.
+        self._literal = copy.deepcopy(tokenizer)
+        self._schemas = list(schemas) or None
+        self._max_tokens = max_tokens
+        self._pieces: dict[tuple[str, ...], list[list[int]]] = {}
+        cut = self._text_tokens(_CUT)
+        # A tokenizer that does not know dots has no sign for what is left out.
+        self._cut = [] if tokenizer.unk_token_id in cut else cut
+
+    def tokens(self, answers: Sequence[Answer], last_token: int) -> np.ndarray:
+        """Token ids of the answers to a turn that ended with `last_token`, int64, up to where the policy goes on.
+
+        ValueError where the template cannot write them.
+        """
+        roles = tuple(answer.role for answer in answers)
+        if roles not in self._pieces:
+            self._pieces[roles] = self._pieces_of(roles)
+        first, *others = self._pieces[roles]
+        # The policy has ended its turn itself.
+        tokens = first[1:] if first[:1] == [last_token] else list(first)
+        for answer, piece in zip(answers, others, strict=True):
+            tokens += self._shortened(self._text_tokens(answer.text))
+            tokens += piece
+        return np.array(tokens, dtype=np.int64)
+
+    def _shortened(self, tokens: list[int]) -> list[int]:
+        if len(tokens) <= self._max_tokens:
+            return tokens
+        cut = self._cut if len(self._cut) < self._max_tokens else []
+        kept = self._max_tokens - len(cut)
+        head = -(-kept // 2)
+        return tokens[:head] + cut + tokens[len(tokens) - (kept - head) :]
+
+    def _text_tokens(self, text: str) -> list[int]:
+        return self._literal.encode(text, add_special_tokens=False, split_special_tokens=True)
+
+    def _pieces_of(self, roles: Sequence[str]) -> list[list[int]]:
+        """What the template writes behind the policy's words, around messages of these roles: one piece more."""
+        if not self._tokenizer.chat_template:
+            return [[] for _ in range(len(roles) + 1)]
+        marks = [f"answer number {number} of them" for number in range(len(roles))]
+        messages = [{"role": "user", "content": _USER}, {"role": "assistant", "content": _ASSISTANT}]
+        messages += [{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)]
+        rest = self._rendered(messages, roles).partition(_ASSISTANT)[2]
+        pieces = []
+        for mark in marks:
+            piece, found, rest = rest.partition(mark)
+            if not found:
+                raise ValueError(_cannot_write(roles, "it leaves what they say out"))
+            pieces.append(piece)
+        return [self._tokenizer.encode(piece, add_special_tokens=False) for piece in (*pieces, rest)]
+
+    def _rendered(self, messages: Sequence[dict[str, str]], roles: Sequence[str]) -> str:
+        from jinja2 import TemplateError
+
+        try:
+            return self._tokenizer.apply_chat_template(
+                list(messages), tools=self._schemas, tokenize=False, add_generation_prompt=True
+            )
+        except TemplateError as error:
+            raise ValueError(_cannot_write(roles, str(error))) from error
+
+
+def _cannot_write(roles: Sequence[str], why: str) -> str:
+    return (
+        f"the tokenizer's chat template cannot write messages of `{roles[0]}` behind the policy's words: {why}; use a "
+        "tokenizer whose template can"
+    )

@@ -1,0 +1,106 @@
+"""``calculator``: arithmetic, worked out on the expression's syntax tree, so that nothing else can be run by it."""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable
+
+from dagrl.spec.tool import tool
+
+_LONGEST = 1000
+"""Characters of an expression; its tree is no deeper then than Python's recursion goes."""
+_LARGEST_BITS = 4096
+"""Of a whole number on the way: some 1200 digits."""
+
+_BINARY: dict[type[ast.operator], Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_UNARY: dict[type[ast.unaryop], Callable[[float], float]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
+_FUNCTIONS: dict[str, Callable[..., float]] = {
+    "abs": abs,
+    "ceil": math.ceil,
+    "floor": math.floor,
+    "max": max,
+    "min": min,
+    "round": round,
+    "sqrt": math.sqrt,
+}
+
+
+@tool
+def calculator(expression: str) -> str:
+    """Work out an arithmetic expression, such as (3 + 4.5) * 2 ** 3.
+
+    It may hold numbers, + - * / // % **, parentheses, and the functions abs, ceil, floor, max, min, round, sqrt.
+    """
+    if len(expression) > _LONGEST:
+        raise ValueError(f"an expression has at most {_LONGEST} characters")
+    try:
+        tree = ast.parse(expression.strip(), mode="eval")
+    except (SyntaxError, MemoryError, RecursionError) as error:
+        raise ValueError(f"{expression!r} is not an arithmetic expression") from error
+    try:
+        return _written(_value(tree.body))
+    except ZeroDivisionError as error:
+        raise ValueError("division by zero") from error
+    except OverflowError as error:
+        raise ValueError("the result is too large") from error
+    except RecursionError as error:
+        raise ValueError("the expression is nested too deeply") from error
+
+
+def _value(node: ast.expr) -> float:
+    match node:
+        case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
+            return _bounded(value)
+        case ast.UnaryOp(op=sign, operand=operand) if type(sign) in _UNARY:
+            return _UNARY[type(sign)](_value(operand))
+        case ast.BinOp(left=left, op=ast.Pow(), right=right):
+            return _power(_value(left), _value(right))
+        case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _BINARY:
+            return _bounded(_BINARY[type(sign)](_value(left), _value(right)))
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
+            return _called(name, [_value(each) for each in args])
+        case _:
+            raise ValueError(f"{ast.unparse(node)!r} is not arithmetic")
+
+
+def _power(base: float, exponent: float) -> float:
+    whole = isinstance(base, int) and isinstance(exponent, int) and abs(base) > 1
+    # Before it is worked out: that alone could take all of the machine's memory.
+    if whole and abs(exponent) * int(base).bit_length() > _LARGEST_BITS:
+        raise OverflowError
+    result = base**exponent
+    if isinstance(result, complex):
+        raise ValueError("a negative number has no such power among the real numbers")
+    return _bounded(result)
+
+
+def _called(name: str, arguments: list[float]) -> float:
+    try:
+        return _bounded(_FUNCTIONS[name](*arguments))
+    except TypeError as error:
+        raise ValueError(f"{name} does not take {len(arguments)} such numbers") from error
+
+
+def _bounded(value: float) -> float:
+    if isinstance(value, int):
+        if value.bit_length() > _LARGEST_BITS:
+            raise OverflowError
+    elif not math.isfinite(value):
+        raise OverflowError
+    return value
+
+
+def _written(value: float) -> str:
+    """A number as people write it: whole ones without a point, others to 12 digits."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        value = int(value)
+    return str(value) if isinstance(value, int) else f"{value:.12g}"
