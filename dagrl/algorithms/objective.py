@@ -14,6 +14,7 @@ from dagrl.algorithms.aggregation import token_weights
 from dagrl.algorithms.kl import kl_estimate
 from dagrl.algorithms.losses import PolicyLoss, cispo, cpgd, gspo, opmd, opmd_kimi, ppo_clip, reinforce
 from dagrl.algorithms.mismatch import mismatch_metrics
+from dagrl.algorithms.own_loss import OwnLoss
 from dagrl.algorithms.rollout_correction import Correction, correct, correction_metrics, importance_totals
 from dagrl.algorithms.rows import Rows
 from dagrl.data.batch import Batch, Column
@@ -42,6 +43,7 @@ class PolicyObjective:
         old_is_rollout: bool = False,
         needs_entropy: bool = True,
         longest_response: int | None = None,
+        own: OwnLoss | None = None,
     ) -> None:
         """`available`: columns that the pipeline writes; what the objective can do without, it uses if it is there.
 
@@ -52,10 +54,12 @@ class PolicyObjective:
           Those are the old ones, or the current ones where `old_is_rollout`: where the generator's own are the old.
 
         `needs_entropy` False leaves the entropy out of the metrics where the loss does not need it. `longest_response`
-        is the most tokens that a response is asked for: what seq-mean-token-sum-norm divides by.
+        is the most tokens that a response is asked for: what seq-mean-token-sum-norm divides by. `own` is the loss of
+        the user's own that ``loss.policy`` names.
         """
         assert "ref_logprob" in available or not loss.kl_coef, "kl_coef needs ref_logprob: the graph checks it"
         assert "rollout_logprob" in available or not correction, "corrections need it: the graph checks it"
+        assert (own is not None) == (":" in loss.policy)
         assert longest_response or loss.weighting != "seq-mean-token-sum-norm"
         self.loss = loss
         self.correction = correction
@@ -64,7 +68,8 @@ class PolicyObjective:
         self.temperature = temperature
         self.needs_entropy = needs_entropy or loss.entropy_coef > 0
         optional = tuple(name for name in ("old_logprob", "ref_logprob", "rollout_logprob") if name in available)
-        self.columns: tuple[str, ...] = ("advantage", *optional)
+        self.own = own
+        self.columns: tuple[str, ...] = tuple(dict.fromkeys(("advantage", *optional, *(own.columns if own else ()))))
 
     def token_weights(self, batch: Batch) -> tuple[Column, tuple[float, ...]]:
         """Weights from ``response_mask`` by ``LossSpec.aggregation``, see `aggregation`, and the normalizer's share.
@@ -95,8 +100,8 @@ class PolicyObjective:
         given = {
             name: torch.where(rows.active, tokens.columns[name], current) for name in self.columns if "logprob" in name
         }
-        old = given.get("old_logprob", current)
-        policy = self._policy_loss(tokens, old, rows)
+        old = given.setdefault("old_logprob", current)
+        policy = self.own(tokens, given, rows) if self.own else self._policy_loss(tokens, old, rows)
         correction = Correction()
         metrics: dict[str, torch.Tensor] = {}
         if (rollout := given.get("rollout_logprob")) is not None:
@@ -143,3 +148,4 @@ class PolicyObjective:
                 return opmd(*given, tau=spec.tau)
             case "opmd_kimi":
                 return opmd_kimi(*given, rows=rows, tau=spec.tau)
+        raise AssertionError(f"no loss {spec.policy!r}")

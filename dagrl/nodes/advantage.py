@@ -16,11 +16,16 @@ from dagrl.algorithms.advantages import (
     remax_advantages,
     rloo_advantages,
     row_sums,
+    whitened,
 )
-from dagrl.algorithms.reward_shaping import cosine_rewards, kl_charges, length_rewards, overlong_penalty
+from dagrl.algorithms.gae import gae_advantages, token_rewards
+from dagrl.algorithms.reward_shaping import kl_charges
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
 from dagrl.nodes.base import Context, Output, Part
+from dagrl.nodes.experts import for_all_rows, own_rows
+from dagrl.nodes.own_estimator import own_advantages
+from dagrl.nodes.shaping import shaped_rewards
 from dagrl.spec.schema import AdvantageNode
 
 
@@ -29,50 +34,40 @@ def advantage(parts: Sequence[Part], context: Context) -> Iterator[Output]:
     node = context.node
     assert isinstance(node, AdvantageNode)
     for part in parts:
-        batch = part.batch
+        # Experts' responses are no samples of the policy: nothing is compared with them.
+        batch = own_rows(part.batch)
         rewards, stats = shaped_rewards(node, batch, longest=context.sampling.max_new_tokens)
         charges = None
         if (charge := node.kl_in_reward) is not None:
             logprobs = batch["old_logprob"], batch["ref_logprob"]
             charges = kl_charges(*logprobs, batch["response_mask"], coef=charge.coef, estimator=charge.estimator)
             stats["kl/in_reward"] = Stat.of(row_sums(charges))
-        yield Output((part.index,), batch.rows, {"advantage": _estimate(node, batch, rewards, charges)}, stats)
+        if node.estimator == "gae":
+            columns = _with_critic(node, batch, rewards, charges)
+            stats["returns/mean"] = Stat.of(columns["return"].values[batch["response_mask"].values > 0])
+        else:
+            columns = {"advantage": _estimate(node, batch, rewards, charges, context)}
+        yield Output((part.index,), part.batch.rows, for_all_rows(columns, batch, part.batch), stats)
 
 
-def shaped_rewards(node: AdvantageNode, batch: Batch, *, longest: int) -> tuple[np.ndarray, dict[str, Stat]]:
-    """The rewards, float64 [S], with all that the node says about lengths, and what that came to."""
-    rewards = batch["reward"].values.astype(np.float64)
-    lengths = batch["response_mask"].lengths
-    stats: dict[str, Stat] = {}
-    if (cosine := node.cosine_reward) is not None:
-        rewards = cosine_rewards(
-            rewards > cosine.right_above,
-            lengths,
-            longest=longest,
-            right_from_to=cosine.right,
-            wrong_from_to=cosine.wrong,
-            exceeded=cosine.exceeded,
-        )
-        stats["reward/cosine"] = Stat.of(rewards)
-    points = np.zeros(len(rewards))
-    if (shorter := node.length_reward) is not None:
-        right = batch["reward"].values > shorter.right_above
-        given = shorter.coef * length_rewards(right, lengths, batch["group_id"].values)
-        stats["reward/length"] = Stat.of(given)
-        points += given
-    if (buffer := node.overlong_buffer) is not None:
-        penalty = overlong_penalty(lengths, longest=longest, buffer=buffer.len, factor=buffer.penalty_factor)
-        stats["reward/overlong"] = Stat.of(penalty)
-        points += penalty
-    return rewards + points, stats
+def _with_critic(node: AdvantageNode, batch: Batch, rewards: np.ndarray, charges: Column | None) -> dict[str, Column]:
+    """Advantages over what a critic expects, whitened over the batch, and what the critic should have expected."""
+    mask = batch["response_mask"]
+    on_tokens = token_rewards(rewards, mask, placed=batch.columns.get("token_reward"), charges=charges)
+    advantages, returns = gae_advantages(on_tokens, batch["value"], mask, discount=node.gamma, trace=node.lam)
+    return {"advantage": whitened(advantages.values, mask), "return": returns}
 
 
-def _estimate(node: AdvantageNode, batch: Batch, rewards: np.ndarray, charges: Column | None) -> Column:
+def _estimate(
+    node: AdvantageNode, batch: Batch, rewards: np.ndarray, charges: Column | None, context: Context
+) -> Column:
     mask = batch["response_mask"]
     if node.estimator == "reinforce_plus_plus":
         return reinforce_plus_plus_advantages(rewards, mask, charges)
     if charges is not None:
         rewards = rewards - row_sums(charges)
+    if ":" in node.estimator:
+        return own_advantages(node, batch, rewards, context)
     if node.estimator == "remax":
         return remax_advantages(rewards, batch["baseline_reward"].values, mask)
     groups = batch["group_id"].values

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from dagrl.data.batch import Batch, Column
+from dagrl.data.batch import Column
 from dagrl.nodes.base import Context, Op, Output, Part
+from dagrl.nodes.view import view_of
 from dagrl.spec.columns import CORE_COLUMNS, ColumnSpec, Shape
 from dagrl.spec.custom import contract_of_function, load_function, raised_by
 from dagrl.spec.schema import CustomNode
@@ -25,7 +26,7 @@ def custom_op(place: str, folder: Path | None) -> Op:
         assert isinstance(node, CustomNode)
         for part in parts:
             try:
-                result = function(_view(part.batch), **node.args)
+                result = function(view_of(part.batch), **node.args)
             except (Exception, SystemExit) as error:  # a user's function may raise anything
                 raise ValueError(f"{place} {raised_by(function, error)}") from error
             if not isinstance(result, dict) or set(result) != set(contract.writes):
@@ -34,19 +35,6 @@ def custom_op(place: str, folder: Path | None) -> Op:
             yield Output((part.index,), part.batch.rows, columns)
 
     return run
-
-
-def _view(batch: Batch) -> dict[str, Any]:
-    """Columns as a user wants them: an array where a row has one value, else a list with an array or string a row."""
-    view: dict[str, Any] = {}
-    for name, column in batch.columns.items():
-        if column.offsets is None:
-            view[name] = column.values
-        elif column.values.dtype == np.uint8:
-            view[name] = column.strings()
-        else:
-            view[name] = [column[row] for row in range(len(column))]
-    return view
 
 
 def _column(name: str, values: Any, rows: int, place: str) -> Column:

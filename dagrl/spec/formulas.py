@@ -56,18 +56,25 @@ def loss(*, reads: tuple[str, ...] | list[str] = ("old_logprob", "advantage")) -
 
 def formula_of(node: NodeBase, folder: Path | None) -> Formula | None:
     """What the user's own formula in a node reads; None where the node has none. ValueError where it cannot be used."""
+    loaded = load_formula(node, folder)
+    return loaded[1] if loaded else None
+
+
+def load_formula(node: NodeBase, folder: Path | None) -> tuple[Callable[..., Any], Formula] | None:
+    """The user's own formula in a node, and what it reads; else as `formula_of`."""
     place = own_formula(node)
     if place is None:
         return None
     kind = "estimator" if isinstance(node, AdvantageNode) else "loss"
-    marked = getattr(load_function(place, folder), _MARK, None)
+    function = load_function(place, folder)
+    marked = getattr(function, _MARK, None)
     if marked is None:
         raise ValueError(f"`{place}` does not say what it reads; decorate it with @dagrl.{kind}(reads=[...])")
     if marked.kind != kind:
         raise ValueError(f"`{place}` is decorated with @dagrl.{marked.kind}; decorate it with @dagrl.{kind}")
     if kind == "loss":
         _check_readable(place, marked.formula)
-    return marked.formula
+    return function, marked.formula
 
 
 def own_formula(node: NodeBase) -> str | None:

@@ -1,15 +1,20 @@
 """Advantages without a critic: numbers worked out by hand, and what their papers say must hold for all of them."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dagrl.algorithms.advantages import (
+    gpg_advantages,
     grpo_advantages,
+    opmd_advantages,
     opo_advantages,
     reinforce_plus_plus_advantages,
     reinforce_plus_plus_baseline_advantages,
+    remax_advantages,
     rloo_advantages,
 )
 from dagrl.data.batch import Column
@@ -32,9 +37,17 @@ def dr_grpo(rewards: np.ndarray, groups: np.ndarray, mask: Column) -> Column:
     return grpo_advantages(rewards, groups, mask, normalize_by_std=False)
 
 
-OF_GROUPS = (grpo_advantages, dr_grpo, rloo_advantages, opo_advantages)
+def opmd_by_mean(rewards: np.ndarray, groups: np.ndarray, mask: Column) -> Column:
+    return opmd_advantages(rewards, groups, mask, baseline="mean", tau=1.0)
+
+
+def opmd_by_logavgexp(rewards: np.ndarray, groups: np.ndarray, mask: Column) -> Column:
+    return opmd_advantages(rewards, groups, mask, baseline="logavgexp", tau=0.5)
+
+
+OF_GROUPS = (grpo_advantages, dr_grpo, rloo_advantages, opo_advantages, opmd_by_mean, opmd_by_logavgexp)
 OF_BATCHES = (reinforce_plus_plus, reinforce_plus_plus_baseline_advantages)
-ALL = (*OF_GROUPS, *OF_BATCHES)
+ALL = (*OF_GROUPS, *OF_BATCHES, gpg_advantages)
 
 
 def test_rewards_are_compared_within_their_group():
@@ -143,6 +156,34 @@ def test_the_baseline_form_whitens_deviations_from_the_group():
     assert advantages.values.tolist() == pytest.approx([1.2247449, -1.2247449, 0, 0], abs=1e-7)
 
 
+def test_remax_compares_with_the_likeliest_response():
+    mask = Column.ragged([[1, 1], [1, 0], []], "float32")
+    advantages = remax_advantages(np.array([1.0, 0.25, 3.0]), np.array([0.5, 0.5, 3.0]), mask)
+    assert rows(advantages) == [[0.5, 0.5], [-0.25, 0.0], []]
+    for rewards in ([np.inf, 0.0], [0.0, np.nan]):
+        with pytest.raises(ValueError, match="a reward is"):
+            remax_advantages(np.array(rewards), np.array(rewards[::-1]), mask_of(1, 1))
+
+
+def test_mirror_descent_compares_with_the_mean_or_with_the_soft_maximum():
+    # log((e + 1) / 2) = 0.6201145; with tau 2: 2 log((e^(1/2) + 1) / 2) = 0.5618596. The second group has no
+    # difference; of a reward of 1000 exp() would be infinite: 0.25 log((e^-4 + 1) / 2) = -0.1687493 below it.
+    rewards, groups = np.array([1.0, 0.0, 0.1, 0.1]), np.array([0, 0, 1, 1])
+    soft = opmd_advantages(rewards, groups, mask_of(1, 1, 1, 1), baseline="logavgexp", tau=1.0)
+    assert soft.values.tolist() == pytest.approx([0.3798855, -0.6201145, 0, 0], abs=1e-7)
+    softer = opmd_advantages(rewards, groups, mask_of(1, 1, 1, 1), baseline="logavgexp", tau=2.0)
+    assert softer.values.tolist() == pytest.approx([0.4381404, -0.5618596, 0, 0], abs=1e-7)
+    high = opmd_advantages(np.array([1000.0, 999.0]), np.zeros(2), mask_of(1, 1), baseline="logavgexp", tau=0.25)
+    assert high.values.tolist() == pytest.approx([0.1687493, -0.8312507], abs=1e-6)
+    assert opmd_by_mean(rewards, groups, mask_of(1, 1, 1, 1)).values.tolist() == [0.5, -0.5, 0, 0]
+
+
+def test_gpg_makes_up_for_groups_without_signal():
+    # Deviations -1 and 1, half of the responses say nothing: twice that. A group of one says nothing either.
+    rewards, groups = np.array([1.0, 3.0, 5.0, 8.0]), np.array([0, 0, 1, 2])
+    assert gpg_advantages(rewards, groups, mask_of(1, 1, 1, 1)).values.tolist() == [-2, 2, 0, 0]
+
+
 @st.composite
 def batches(draw):
     """Rewards, groups and masks of some rows."""
@@ -202,3 +243,40 @@ def test_opo_has_the_baseline_of_least_variance(batch):
     for group in set(groups.tolist()):
         tokens = advantages.take(np.flatnonzero(groups == group)).values
         assert tokens.sum() == pytest.approx(0, abs=1e-5)
+
+
+@given(batches(), st.sampled_from([0.25, 1.0, 4.0]))
+def test_the_soft_maximum_is_the_groups_worth_at_mirror_descents_optimum(batch, tau):
+    # Its optimum gives response i, of n alike before, the probability exp(r_i / tau) / sum of exp(r_j / tau): there
+    # every A_i is tau log(n p_i), so nothing is left to gain.
+    rewards, groups, _ = batch
+    mask = mask_of(*[1] * len(rewards))
+    advantages = opmd_advantages(rewards, groups, mask, baseline="logavgexp", tau=tau)
+    for row, reward in enumerate(rewards):
+        group = [rewards[other] for other in range(len(rewards)) if groups[other] == groups[row]]
+        probability = 1 / sum(math.exp((other - reward) / tau) for other in group)
+        assert advantages.values[row] == pytest.approx(tau * math.log(len(group) * probability), abs=1e-5)
+
+
+@given(batches())
+def test_the_hotter_mirror_descent_the_nearer_is_the_soft_maximum_to_the_mean(batch):
+    rewards, groups, mask = batch
+    soft = opmd_advantages(rewards, groups, mask, baseline="logavgexp", tau=1e6)
+    assert soft.values == pytest.approx(opmd_by_mean(rewards, groups, mask).values, abs=1e-4)
+
+
+@given(batches())
+def test_gpg_has_the_gradient_that_a_batch_of_telling_groups_alone_would_have(batch):
+    """Averaged over the batch, scaled-up advantages weigh as deviations averaged over the groups that say anything."""
+    rewards, groups, _ = batch
+    mask = mask_of(*[1] * len(rewards))
+    advantages = gpg_advantages(rewards, groups, mask).values
+    telling = [
+        row
+        for row in range(len(rewards))
+        if len({rewards[other] for other in np.flatnonzero(groups == groups[row])}) > 1
+    ]
+    expected = np.zeros(len(rewards))
+    for row in telling:
+        expected[row] = (rewards[row] - np.mean(rewards[groups == groups[row]])) / len(telling)
+    assert advantages / len(rewards) == pytest.approx(expected, abs=1e-6)

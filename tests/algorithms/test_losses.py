@@ -7,7 +7,7 @@ from itertools import chain
 import pytest
 import torch
 
-from dagrl.algorithms.losses import PolicyLoss, cispo, cpgd, gspo, ppo_clip, reinforce
+from dagrl.algorithms.losses import PolicyLoss, cispo, cpgd, gspo, opmd, opmd_kimi, ppo_clip, reinforce
 from dagrl.algorithms.rows import Rows
 
 
@@ -137,6 +137,28 @@ def test_the_drift_of_cpgd_pulls_back_to_the_old_policy():
 
 def test_reinforce_does_not_look_at_the_ratio():
     assert one_token(reinforce, 4.0, 2.0) == (pytest.approx(-2 * math.log(4)), -2.0, False)
+
+
+def test_mirror_descent_in_its_simple_form_is_reinforce_held_back():
+    # 2 log 4 / (1 + 3), gradient 2 / 4.
+    assert one_token(opmd, 4.0, 2.0, tau=3.0) == (pytest.approx(-math.log(4) / 2), -0.5, False)
+
+
+def test_mirror_descent_of_kimi_draws_whole_responses_back():
+    # Ratios 2 and 4 of one response: D = log 8; 1/2 of the other, whose second token does not count.
+    logprob = torch.tensor([2.0, 4.0, 0.5, 9.0], dtype=torch.float64).log().requires_grad_()
+    rows = Rows(torch.tensor([0, 0, 2, 2]), torch.tensor([True, True, True, False]))
+    advantage = torch.tensor([1.0, 1.0, -2.0, -2.0], dtype=torch.float64)
+    result = opmd_kimi(logprob, torch.zeros(4, dtype=torch.float64), advantage, rows=rows, tau=0.5)
+    first, second = result.loss[:2].sum(), result.loss[2]
+    # -A log pi + tau / 2 D^2 of each response: -log 8 + (log 8)^2 / 4 and -2 log 2 + (log 2)^2 / 4.
+    assert first.item() == pytest.approx(-math.log(8) + math.log(8) ** 2 / 4)
+    assert second.item() == pytest.approx(-2 * math.log(2) + math.log(2) ** 2 / 4)
+    (first + second).backward()
+    # -A + tau D for each token of a response: -1 + log 8 / 2, and 2 - log 2 / 2.
+    expected = [math.log(8) / 2 - 1, math.log(8) / 2 - 1, 2 - math.log(2) / 2, 0]
+    assert logprob.grad.tolist() == pytest.approx(expected)
+    assert (result.ratio.tolist(), result.clipped.any().item()) == (pytest.approx([2, 4, 0.5, 9]), False)
 
 
 def gspo_rows(ratios: list[list[float]], advantages: list[float], active: list[list[bool]], **clips: float):

@@ -86,6 +86,8 @@ POLICIES = [
     {"policy": "cispo"},
     {"policy": "cpgd", "drift_coef": 0.1},
     {"policy": "reinforce"},
+    {"policy": "opmd", "tau": 0.0},
+    {"policy": "opmd_kimi", "tau": 0.5},
 ]
 
 CORRECTIONS = [
@@ -277,6 +279,26 @@ def test_a_token_of_weight_0_cannot_spoil_the_loss(policy):
     same_loss, same_metrics = PolicyObjective(LossSpec(**policy), 1.0, ("old_logprob",))(tame)
     assert math.isfinite(loss.item())
     assert (loss.item(), read_tallies([metrics])) == (same_loss.item(), read_tallies([same_metrics]))
+
+
+def test_kimis_mirror_descent_pulls_as_the_squared_error_of_its_optimum_does():
+    """The surrogate of the paper, (r - b - tau log(pi(y) / pi_old(y)))^2 / 2 tau, by autograd on whole responses."""
+    batch, logits = make_batch([[1, 1, 0], [1], [1, 1, 1, 1]], seed=8)
+    rows = np.repeat(np.arange(3), batch["response_mask"].lengths)
+    of_rows, tau = np.array([1.5, -0.5, -2.0]), 0.7
+    batch = batch.with_columns({"advantage": Column(of_rows[rows], batch["response_mask"].offsets)})
+    spec = LossSpec(policy="opmd_kimi", tau=tau, aggregation="seq-mean-token-sum")
+    _, gradient, _ = train([batch], PolicyObjective(spec, 1.0, ALL), logits)
+
+    weights = logits.clone().requires_grad_()
+    probability = weights.softmax(-1)[np.arange(len(rows)), batch["response_tokens"].values]
+    errors = []
+    for response in range(3):
+        mine = np.flatnonzero((rows == response) & (batch["response_mask"].values > 0))
+        ratio = probability[mine].prod() / np.exp(batch["old_logprob"].values[mine]).prod()
+        errors.append((of_rows[response] - tau * ratio.log()) ** 2 / (2 * tau))
+    (sum(errors) / 3).backward()
+    torch.testing.assert_close(gradient, weights.grad, atol=1e-12, rtol=0)
 
 
 def test_gspo_is_the_mean_over_responses_of_their_clipped_ratio():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dagrl.algorithms.advantages import row_sums
-from dagrl.algorithms.reward_shaping import kl_charges, overlong_penalty
+from dagrl.algorithms.reward_shaping import cosine_rewards, kl_charges, length_rewards, overlong_penalty
 from dagrl.data.batch import Column
 
 
@@ -36,3 +36,38 @@ def test_the_penalty_on_length_falls_in_the_buffer():
     penalty = overlong_penalty(lengths, longest=20, buffer=4, factor=1.0)
     assert penalty.tolist() == [0.0, 0.0, -0.25, -0.5, -1.0, -1.0]
     assert overlong_penalty(lengths, longest=20, buffer=4, factor=0.5).tolist() == [0.0, 0.0, -0.125, -0.25, -0.5, -0.5]
+
+
+def test_of_a_group_the_shorter_responses_get_more():
+    # Lengths 10 to 30: 1/2, 0.5 - 5/20, 0.5 - 15/20, -1/2. Wrong ones never get more than 0. Groups are apart, and one
+    # whose responses are equally long gets nothing.
+    lengths, groups = np.array([10, 7, 15, 25, 7, 30]), np.array([4, 2, 4, 4, 2, 4])
+    everyone = np.ones(6, dtype=bool)
+    assert length_rewards(everyone, lengths, groups).tolist() == [0.5, 0.0, 0.25, -0.25, 0.0, -0.5]
+    right = np.array([False, False, False, False, True, True])
+    assert length_rewards(right, lengths, groups).tolist() == [0.0, 0.0, 0.0, -0.25, 0.0, -0.5]
+    assert length_rewards(everyone[:0], lengths[:0], groups[:0]).tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("length", "right", "wrong"),
+    [
+        # cos(0) = 1, cos(pi/3) = 1/2, cos(pi/2) = 0, cos(2 pi/3) = -1/2: 1, 3/4, 1/2 and 1/4 of the way from the end.
+        (0, 2.0, -10.0),
+        (40, 1.75, -7.5),
+        (60, 1.5, -5.0),
+        (80, 1.25, -2.5),
+        (120, -11.0, -11.0),
+        (121, -11.0, -11.0),
+    ],
+)
+def test_the_cosine_reward_goes_from_the_shortest_to_the_longest(length, right, wrong):
+    rewards = cosine_rewards(
+        np.array([True, False]),
+        np.array([length, length]),
+        longest=120,
+        right_from_to=(2.0, 1.0),
+        wrong_from_to=(-10.0, 0.0),
+        exceeded=-11.0,
+    )
+    assert rewards.tolist() == pytest.approx([right, wrong], abs=1e-12)

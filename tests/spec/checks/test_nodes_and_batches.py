@@ -34,7 +34,7 @@ CASES = {
         "estimator: grpo}",
         "estimator: rloo, normalize_by_std: false} #!",
         "nodes.advantage.normalize_by_std",
-        "only grpo asks whether to divide by a group's deviation, and this is rloo; take it out",
+        "`estimator: rloo` has no use for it; take it out",
     ),
     "overlong buffer": (
         "estimator: grpo}",

@@ -1,0 +1,22 @@
+"""Columns as a user's own function sees them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dagrl.data.batch import Batch
+
+
+def view_of(batch: Batch) -> dict[str, Any]:
+    """Columns by name: an array where a row has one value, else a list with an array or string for each row."""
+    view: dict[str, Any] = {}
+    for name, column in batch.columns.items():
+        if column.offsets is None:
+            view[name] = column.values
+        elif column.values.dtype == np.uint8:
+            view[name] = column.strings()
+        else:
+            view[name] = [column[row] for row in range(len(column))]
+    return view
