@@ -110,6 +110,10 @@ class Context:
     """This worker's data-parallel rank."""
     carried: tuple[int, ...] = ()
     """Places in the data set of prompts that come before those at `position`."""
+    first_group: int = 0
+    """Of the source: the number of its first group; those before are of earlier rounds."""
+    prompts: int | None = None
+    """Of the source: how many it takes. Default: those of a first round."""
     sampled_by: str | None = None
     """The rollout node whose responses the op works on. Default: the leading one."""
     begins: bool = True

@@ -13,6 +13,7 @@ from dagrl.data.prompts import PromptLoader, PromptSlice
 from dagrl.data.shards import shard_bounds
 from dagrl.data.stats import Stat
 from dagrl.nodes.base import Context, Output, Part
+from dagrl.spec.filtering import prompts_begun
 
 
 def prompts(parts: Sequence[Part], context: Context) -> Iterator[Output]:
@@ -28,16 +29,17 @@ def prompts(parts: Sequence[Part], context: Context) -> Iterator[Output]:
         "data/cut_prompts": Stat.of([sum(each.cut for each in taken.values())]),
     }
     facts = {} if context.validation else {"next_position": taken["train"].next_position}
-    table = _repeat(_joined(taken), context.samples_per_prompt)
+    table = _repeat(_joined(taken), context.samples_per_prompt, context.first_group)
     for shard, (begin, end) in enumerate(shard_bounds(len(table), context.samples_per_prompt, context.shards)):
         piece = table.take(np.arange(begin, end))
-        positions = None if context.validation else taken["train"].positions[np.unique(piece["group_id"].values)]
+        mine = slice(begin // context.samples_per_prompt, end // context.samples_per_prompt)
+        positions = None if context.validation else taken["train"].positions[mine]
         output = Output((shard,), piece.rows, piece.columns, positions=positions)
         yield replace(output, stats=stats, facts=facts) if shard == 0 else output
 
 
 def _training_prompts(context: Context) -> PromptSlice:
-    count = context.rollout.prompts_begun(context.pipeline.data.prompts_per_step)
+    count = context.prompts or prompts_begun(context.pipeline)
     return _loader("train", context.pipeline.data.train, context).take(context.position, count, first=context.carried)
 
 
@@ -56,12 +58,11 @@ def _joined(taken: Mapping[str, PromptSlice]) -> dict[str, Column]:
     return dict(Batch.concat(tables).columns)
 
 
-def _repeat(columns: dict[str, Column], times: int) -> Batch:
-    count = len(columns["prompt_tokens"])
-    groups = np.repeat(np.arange(count, dtype=np.int64), times)
-    rows = np.arange(len(groups), dtype=np.int64)
-    repeated = {name: column.take(groups) for name, column in columns.items()}
-    return Batch(rows, {"sample_id": Column(rows), "group_id": Column(groups), **repeated})
+def _repeat(columns: dict[str, Column], times: int, first_group: int) -> Batch:
+    prompts = np.repeat(np.arange(len(columns["prompt_tokens"]), dtype=np.int64), times)
+    rows = first_group * times + np.arange(len(prompts), dtype=np.int64)
+    repeated = {name: column.take(prompts) for name, column in columns.items()}
+    return Batch(rows, {"sample_id": Column(rows), "group_id": Column(first_group + prompts), **repeated})
 
 
 def _loader(name: str, path: Path, context: Context) -> PromptLoader:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dagrl.nodes.base import Op
 
-_BUILT_IN = ("prompts", "rollout", "reward", "logprob", "advantage", "update", "samples")
+_BUILT_IN = ("prompts", "rollout", "reward", "logprob", "advantage", "update", "filter", "samples")
 
 
 def load_op(name: str, folder: Path | None) -> Op:

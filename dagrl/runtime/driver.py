@@ -48,15 +48,15 @@ from dagrl.runtime.losses import Losses
 from dagrl.runtime.messages import Block, TaskWork
 from dagrl.runtime.moves import Moves
 from dagrl.runtime.record import Activity, StepRecord
+from dagrl.runtime.rounds import Rounds
 from dagrl.runtime.run_folder import RunFolder, model_identity
 from dagrl.runtime.sampling import Books, Sampling
 from dagrl.runtime.saving import Saving
+from dagrl.runtime.scoring import Scoring
 from dagrl.runtime.weight_syncs import WeightSyncs
 from dagrl.runtime.whereabouts import write_workers
 from dagrl.spec.residency import Residency
-from dagrl.runtime.selection import Selection
-from dagrl.runtime.scoring import Scoring
-from dagrl.spec.rollouts import leading_rollout, rollouts
+from dagrl.spec.rollouts import rollouts
 from dagrl.spec.schema import Pipeline
 from dagrl.track import Trackers
 from dagrl.track.timeline import complete_event
@@ -86,7 +86,8 @@ class Driver:
         self.trackers = trackers
         self.position = position
         self._carried = Carried.of_checkpoint(carried)
-        self._rollout = rollouts(pipeline)[leading_rollout(pipeline)]
+        self._is_partial = any(node.partial_rollout for node in rollouts(pipeline).values())
+        """Whether prompts that a step does not finish are gone on with."""
         self._sampled: dict[str, int] = {}
         """Worker -> tokens that its engine has sampled, as it last said."""
         self._appetites: dict[tuple[str, int], Appetite] = {}
@@ -106,13 +107,14 @@ class Driver:
         self._idle_hosts: list[Member] = []
         self._moves = Moves(fleet, plan, scheduler.residency)
         self._syncs = WeightSyncs(fleet, pipeline)
+        self._rounds = Rounds(pipeline, plan)
+        self._scoring = Scoring(pipeline.run.keep_best, plan, trackers.note)
         self._saving = Saving(
             fleet,
             plan,
             folder.checkpoints,
             in_background=pipeline.run.async_save,
             timeout_s=bound,
-        self._scoring = Scoring(pipeline.run.keep_best, plan, trackers.note)
             draw=self._draw,
             report=self._report,
         )
@@ -185,11 +187,14 @@ class Driver:
         executor = self.plan.executors[task.executor]
         await (self._sample if task.generates else self._compute)(run, task, executor)
         self._record(run.step).finish_run(run, task, executor)
+        if task.selects:
+            return self._rounds.end(run, self._ledger(run.step, task.rows), self._record(run.step))
         return RunDone(run)
 
     async def _compute(self, run: Run, task: PlannedTask, executor: Executor) -> None:
         """Share the rows out to all ranks at once."""
         ledger, record = self._ledger(run.step, task.rows), self._record(run.step)
+        prompts, carried = self._prompts(run) if not task.inputs and task.rows is Rows.TRAIN else (None, ())
         work = share_out(
             run,
             task,
@@ -198,7 +203,8 @@ class Driver:
             self.pipeline,
             position=self.position,
             committed=self.scheduler.committed,
-            carried=self._take_carried(run) if not task.inputs and task.rows is Rows.TRAIN else (),
+            carried=carried,
+            prompts=prompts,
         )
         if task.engine is None:
             member = self._idle_hosts.pop()
@@ -220,7 +226,9 @@ class Driver:
         record.note(run, block, member.name)
         if "next_position" in block.facts:
             record.position = self.position = block.facts["next_position"]
-        if task.inputs:
+        if task.selects:
+            self._rounds.note(run, ledger, block)
+        elif task.inputs:
             ledger.add(task.name, block)
         else:
             ledger.add_source(task.name, block)
@@ -229,7 +237,7 @@ class Driver:
         """Deal the prompts of a rollout to its servers."""
 
         def shard_done(shard: int) -> None:
-            self._events.put_nowait(ShardDone(run.step, task.name, shard))
+            self._events.put_nowait(ShardDone(run.step, task.name, shard, run.round))
 
         training = task.rows is Rows.TRAIN
         members = zip(self.fleet.members(task.executor), executor.places, strict=True)
@@ -253,15 +261,16 @@ class Driver:
         except WorkerLostError:
             self._samplings[run.step, task.name] = sampling
             raise
-        if training and self._rollout.partial_rollout:
+        if training and self._is_partial:
             self._carried.leave(run.step, sampling.left())
 
-    def _take_carried(self, run: Run) -> tuple[int, ...]:
-        """Prompts that come first in a step, for an earlier one has left them unfinished."""
-        carried = self._carried.take(run.step, self._rollout.prompts_begun(self.pipeline.data.prompts_per_step))
-        if self._rollout.partial_rollout:
+    def _prompts(self, run: Run) -> tuple[int, tuple[int, ...]]:
+        """How many prompts a round takes, and those that come first, for an earlier one has left them unfinished."""
+        begun = self._rounds.prompts(run)
+        carried = self._carried.take(run.step, begun)
+        if self._is_partial:
             self._record(run.step).count("rollout/carried_prompts", len(carried))
-        return carried
+        return begun, carried
 
     async def _sync(self, sync: Sync) -> Event:
         with self._timed(sync.step, "sync", sync.follower):
@@ -312,6 +321,7 @@ class Driver:
         self.trackers.log(commit.step, metrics)
         self._draw(commit.step, *record.activities)
         self._records.pop(commit.step)
+        self._rounds.forget(commit.step)
         for rows in Rows:
             self._ledgers.pop((commit.step, rows), None)
         return StepCommitted(commit)

@@ -26,10 +26,12 @@ def share_out(
     position: int,
     committed: int,
     carried: Sequence[int] = (),
+    prompts: int | None = None,
 ) -> list[TaskWork]:
     """The work of each rank of `executor`, or of the one host worker that takes the run.
 
-    `position` in the data set, the prompts `carried` from earlier steps and the newest `committed` step are passed on.
+    `position` in the data set, the prompts `carried` from earlier steps, how many `prompts` the source takes, and the
+    newest `committed` step are passed on.
     """
     on_host = task.engine is None
     replicas = 1 if on_host else executor.replicas
@@ -39,7 +41,13 @@ def share_out(
             mine = rows[places]
             parts[replica].append(PartWork(index, mine, ledger.sources(task, mine)))
     places_of_ranks = [(0, True)] if on_host else [(place.dp, place.primary) for place in executor.places]
-    alike = replace(_work(run, task, pipeline, committed), position=position, carried=tuple(carried))
+    alike = replace(
+        _work(run, task, pipeline, committed),
+        position=position,
+        carried=tuple(carried),
+        first_group=ledger.first_group,
+        prompts=prompts,
+    )
     return [replace(alike, parts=tuple(parts[replica]), hands_in=primary) for replica, primary in places_of_ranks]
 
 
@@ -78,6 +86,7 @@ def _work(run: Run, task: PlannedTask, pipeline: Pipeline, committed: int) -> Ta
         outputs=task.outputs,
         frozen=task.frozen,
         hands_in=True,
+        round=run.round,
         begins=not task.pieces or run.shards == task.pieces[0],
         ends=not task.pieces or run.shards == task.pieces[-1],
         sampled_by=task.sampled_by,

@@ -54,11 +54,13 @@ class Ledger:
     def __init__(self, group_size: int, shards: int) -> None:
         self.group_size = group_size
         """Rows of a group."""
+        self.first_group = 0
+        """Of the round in which the batch is."""
         self._refs: dict[str, list[ray.ObjectRef]] = {}
         """Task -> the objects that hold its blocks."""
         self._index: dict[str, RowIndex] = {}
         """Task -> where rows lie in those."""
-        self._shard_rows: list[np.ndarray] = [np.zeros(0, dtype=np.int64) for _ in range(shards)]
+        self._shard_rows = _no_rows(shards)
         self._shard_of_group: dict[int, int] = {}
         self._chosen: list[list[int]] | None = None
         """Where the batch is chosen: the groups of each shard, in the order in which they came."""
@@ -90,6 +92,23 @@ class Ledger:
         if block.ref is not None and len(block.rows):
             self._refs.setdefault(task, []).append(block.ref)
             self._index.setdefault(task, RowIndex()).add(block.rows)
+
+    def begin_round(self) -> None:
+        """The source brings further groups, which are the batch from now on; see `select`."""
+        self.first_group = max(self._shard_of_group, default=-1) + 1
+        self._deal_anew(_no_rows(len(self._shard_rows)))
+
+    def select(self, groups: Sequence[int]) -> None:
+        """The batch is these groups, of whatever round, which are dealt into the shards in this order."""
+        rows = self.rows_of(groups)
+        bounds = shard_bounds(len(rows), self.group_size, len(self._shard_rows))
+        self._deal_anew([rows[begin:end] for begin, end in bounds])
+
+    def _deal_anew(self, shard_rows: list[np.ndarray]) -> None:
+        self._shard_rows, self._chosen = shard_rows, None
+        self._awaited.clear()
+        for shard, rows in enumerate(shard_rows):
+            self._shard_of_group |= dict.fromkeys(self.groups(rows).tolist(), shard)
 
     def expect(self, task: str, choose: int | None = None) -> None:
         """A task is about to bring its rows in pieces of whole groups, in any order: see `arrived`.
@@ -147,6 +166,10 @@ class Ledger:
         """Group of each row, int64 [rows]."""
         return rows // self.group_size
 
+    def groups_in(self, rows: np.ndarray) -> list[int]:
+        """The groups of these rows, each once, ascending."""
+        return np.unique(self.groups(rows)).tolist()
+
     @property
     def total_tokens(self) -> int:
         """Tokens of the whole batch so far."""
@@ -168,3 +191,7 @@ class Ledger:
                 nothing = np.zeros(1, dtype=np.int32)
                 found.append(Source((self._refs[producer][0],), nothing, nothing[:0], columns))
         return tuple(found)
+
+
+def _no_rows(shards: int) -> list[np.ndarray]:
+    return [np.zeros(0, dtype=np.int64) for _ in range(shards)]

@@ -70,8 +70,14 @@ class TaskWork:
     """Whether this rank's results count: one of the ranks with the same rows."""
     streams: bool = False
     """Whether rows come out in pieces, in an order of their own, and several shares may be under way at once."""
+    round: int = 0
+    """Of a task that runs in rounds: which one, counted from 0."""
     attempt: int = 0
     """Of a run that streams: how often it was begun before, and lost a worker."""
+    first_group: int = 0
+    """Of the source: the number of its first group; those before are of earlier rounds."""
+    prompts: int | None = None
+    """Of the source: how many it takes. Default: those of a first round."""
     carried: tuple[int, ...] = ()
     """Of the source: places in the data set of the prompts that come first."""
     begun: dict[int, Begun] = field(default_factory=dict)

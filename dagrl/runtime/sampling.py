@@ -27,6 +27,7 @@ from dagrl.runtime.fleet import Fleet, Member
 from dagrl.runtime.ledger import Ledger
 from dagrl.runtime.messages import Beat, Begun, Block
 from dagrl.runtime.record import StepRecord
+from dagrl.spec.filtering import over_sampled
 from dagrl.spec.schema import Pipeline, RolloutNode
 from dagrl.track.base import Progress
 
@@ -71,7 +72,7 @@ class Sampling:
         self._groups: list[int] = np.unique(ledger.groups(ledger.rows(run.shards))).tolist()
         self._training = task.rows is Rows.TRAIN
         over_samples = self._training and node.over_sampling_batch_size is not None
-        self._needed = pipeline.data.prompts_per_step if over_samples else len(self._groups)
+        self._needed = len(self._groups) - (over_sampled(pipeline) if over_samples else 0)
         ledger.expect(task.name, self._needed if over_samples else None)
         self._left = dict.fromkeys(self._groups)
         """Groups that are not part of the batch yet, in their order."""
@@ -151,7 +152,7 @@ class Sampling:
 
     async def _abort(self, member: Member) -> None:
         what = f"{member.name} to abort what {self._task.name} no longer needs"
-        run = (self._run.step, self._task.name, self._attempt)
+        run = (self._run.step, self._task.name, self._run.round, self._attempt)
         await self._fleet.call(member, "abort", *run, waits_for=what)
 
     async def _outlived(self, waiting: Coroutine[Any, Any, None]) -> None:
@@ -209,8 +210,9 @@ class Sampling:
         self._keep(block, arrival.surplus)
         complete = ledger.complete(self._task.name)
         # With nothing left the run is over at once. Told before, the trainer would begin with the last shard, and the
-        # servers wait for it, though all that they need are weights.
-        for shard in arrival.complete if self._left or not complete else ():
+        # servers wait for it, though all that they need are weights. A round is over when nothing of it can come.
+        tells = not complete or (self._left and not self._task.in_rounds)
+        for shard in arrival.complete if tells else ():
             self._books.shard_done(shard)
         if complete and self._left and not self._stopped:
             self._stop()

@@ -71,9 +71,9 @@ class Worker:
         self._held: dict[int, list[ray.ObjectRef]] = {}
         self._lock = threading.Lock()
         """For what several shares of a run use: `_held`, `_streaming`."""
-        self._streaming: tuple[int, str, int] | None = None
-        """Step, task and attempt of the newest run that streams."""
-        self._aborted: tuple[int, str, int] | None = None
+        self._streaming: tuple[int, str, int, int] | None = None
+        """Step, task, round and attempt of the newest run that streams."""
+        self._aborted: tuple[int, str, int, int] | None = None
         self._pulse = Pulse()
 
     def describe(self) -> Whereabouts:
@@ -129,6 +129,8 @@ class Worker:
             frozen=work.frozen,
             replica=self._replica,
             carried=work.carried,
+            first_group=work.first_group,
+            prompts=work.prompts,
             begins=work.begins,
             ends=work.ends,
             sampled_by=work.sampled_by,
@@ -164,7 +166,7 @@ class Worker:
 
     def _streamed(self, op: Op, work: TaskWork, context: Context) -> Iterator[Block | Beat]:
         """Hand on what the op has made whenever there is something, together, and signs of life between."""
-        run = (work.step, work.task, work.attempt)
+        run = (work.step, work.task, work.round, work.attempt)
         if self._aborted == run:
             return
         with self._lock:
@@ -199,9 +201,9 @@ class Worker:
         if beat := self._pulse.beat(self._engine.sampled_tokens, last=True):
             yield beat
 
-    def abort(self, step: int, task: str, attempt: int) -> None:
+    def abort(self, step: int, task: str, round_: int, attempt: int) -> None:
         """End a run that streams: its shares come out as they are, and further ones at once and empty."""
-        self._aborted = (step, task, attempt)
+        self._aborted = (step, task, round_, attempt)
         self._engine.abort()
 
     def appetite(self, longest: int) -> Appetite:

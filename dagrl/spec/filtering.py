@@ -10,6 +10,7 @@ from typing import Any
 
 from dagrl.spec.custom import load_function, name_of
 from dagrl.spec.ops import OpContract, Scope
+from dagrl.spec.rollouts import leading_rollout, rollouts
 from dagrl.spec.schema import FilterNode, Pipeline
 
 
@@ -22,6 +23,18 @@ def prompts_per_round(pipeline: Pipeline) -> int:
     """Prompts of which a step's first round takes the responses: without a filter the only one."""
     node = filter_of(pipeline)
     return (node.prompts_per_round if node else None) or pipeline.data.prompts_per_step
+
+
+def over_sampled(pipeline: Pipeline) -> int:
+    """Prompts that a round begins beyond those of which it takes the responses."""
+    found = rollouts(pipeline)
+    begun = found[leading_rollout(pipeline)].over_sampling_batch_size if found else None
+    return begun - prompts_per_round(pipeline) if begun else 0
+
+
+def prompts_begun(pipeline: Pipeline, taken: int | None = None) -> int:
+    """Prompts that a round begins which takes so many; by default a first round."""
+    return (taken or prompts_per_round(pipeline)) + over_sampled(pipeline)
 
 
 def expected_rounds(pipeline: Pipeline) -> int:

@@ -222,7 +222,7 @@ def test_an_abort_ends_a_share_and_those_that_come_after_it_and_what_there_is_go
     bench.engine.gate.release(3)
     done = next(each for each in messages if isinstance(each, Block))
     assert done.rows.tolist() == [8, 9]
-    bench.worker.abort(2, "rollout", 0)
+    bench.worker.abort(2, "rollout", 0, 0)
     (left,) = [each for each in messages if isinstance(each, Block)]
     assert (left.unfinished, left.rows.tolist(), left.tokens) == (True, [10, 11], None)
     assert list(bench.worker.run(bench.work([6]))) == []
