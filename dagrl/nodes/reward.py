@@ -22,18 +22,14 @@ def reward(parts: Sequence[Part], context: Context) -> Iterator[Output]:
     resources = context.resources
     function = resources.once(f"reward {node.fn}", lambda: load_reward(node.fn, resources.folder))
     for part in parts:
-        scores = score(function, _samples(part.batch, context), args=node.args, on_error=node.on_error)
-        column = _written_column(node)
+        told = _samples(part.batch, context)
+        scores = score(function, told, args=node.args, on_error=node.on_error, concurrency=node.concurrency)
+        column = node.written_as("reward")
         # The mean of `reward` itself is told by `samples`, which sees what the pipeline has made of it.
         stats = {} if column == "reward" else {f"reward/{column}": Stat.of(scores.rewards)}
         if node.on_error != "stop":
             stats["reward/failed_fraction"] = Stat.of(np.arange(len(part.batch)) < scores.failures)
         yield Output((part.index,), part.batch.rows, {"reward": Column(scores.rewards)}, stats)
-
-
-def _written_column(node: RewardNode) -> str:
-    """What the pipeline calls the node's rewards."""
-    return node.write.get("reward", "reward") if isinstance(node.write, dict) else node.write or "reward"
 
 
 def _samples(batch: Batch, context: Context) -> Samples:

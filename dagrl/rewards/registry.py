@@ -8,11 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dagrl.spec.custom import load_function
-
-BUILT_IN = {
-    "exact": "dagrl.rewards.exact:exact_reward",
-    "math": "dagrl.rewards.math:math_reward",
-}
+from dagrl.spec.rewards import BUILT_IN_REWARDS
 
 
 def load_reward(fn: str, folder: Path | None = None) -> Callable[..., Any]:
@@ -22,8 +18,8 @@ def load_reward(fn: str, folder: Path | None = None) -> Callable[..., Any]:
     """
     if ":" in fn:
         return load_function(fn, folder)
-    if fn not in BUILT_IN:
-        close = difflib.get_close_matches(fn, BUILT_IN, n=1)
+    if fn not in BUILT_IN_REWARDS:
+        close = difflib.get_close_matches(fn, BUILT_IN_REWARDS, n=1)
         hint = f"did you mean {close[0]}?" if close else "your own are written module:function"
-        raise ValueError(f"there is no reward {fn!r}, only {', '.join(BUILT_IN)}; {hint}")
-    return load_function(BUILT_IN[fn])
+        raise ValueError(f"there is no reward {fn!r}, only {', '.join(BUILT_IN_REWARDS)}; {hint}")
+    return load_function(BUILT_IN_REWARDS[fn])

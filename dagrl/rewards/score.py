@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -58,8 +60,12 @@ def score(
     *,
     args: Mapping[str, Any],
     on_error: Literal["stop"] | float,
+    concurrency: int | None = None,
 ) -> Scores:
     """Rewards of `samples`: one call a sample, or one for all where the function is marked ``batched``.
+
+    `concurrency` samples are scored at once, by default as many as the function is marked for; what is raised and
+    counted does not depend on it.
 
     A sample fails when the function raises or does not return a finite number for it; a batched call fails as a whole
     when it raises or returns another number of rewards. With `on_error` ``stop`` the first failure is raised as a
@@ -67,8 +73,11 @@ def score(
     """
     fields = fields_of(function, args)
     ledger = _Ledger(function, samples, on_error)
-    if reward_traits(function).batched:
+    traits = reward_traits(function)
+    if traits.batched:
         _score_together(function, fields, args, ledger)
+    elif (at_once := concurrency or traits.concurrency) > 1:
+        _score_at_once(function, fields, args, ledger, at_once)
     else:
         _score_one_by_one(function, fields, args, ledger)
     return Scores(ledger.rewards, ledger.failures, ledger.first_failure)
@@ -78,13 +87,29 @@ def _score_one_by_one(
     function: Callable[..., Any], fields: Sequence[str], args: Mapping[str, Any], ledger: _Ledger
 ) -> None:
     for index in range(len(ledger.samples)):
-        given = {field: getattr(ledger.samples, field)[index] for field in fields}
+        _take_down(partial(function, **ledger.given(fields, index), **args), index, function, ledger)
+
+
+def _score_at_once(
+    function: Callable[..., Any], fields: Sequence[str], args: Mapping[str, Any], ledger: _Ledger, at_once: int
+) -> None:
+    with ThreadPoolExecutor(at_once, thread_name_prefix="reward") as pool:
+        calls = [pool.submit(function, **ledger.given(fields, index), **args) for index in range(len(ledger.samples))]
         try:
-            result = function(**given, **args)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's function may raise anything
-            ledger.fail([index], raised_by(function, error), error)
-        else:
-            ledger.enter(index, result)
+            for index, call in enumerate(calls):
+                _take_down(call.result, index, function, ledger)
+        except RewardError:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _take_down(call: Callable[[], Any], index: int, function: Callable[..., Any], ledger: _Ledger) -> None:
+    try:
+        result = call()
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's function may raise anything
+        ledger.fail([index], raised_by(function, error), error)
+    else:
+        ledger.enter(index, result)
 
 
 def _score_together(
@@ -117,6 +142,10 @@ class _Ledger:
         self.first_failure: str | None = None
         self._name = name_of(function)
         self._on_error = on_error
+
+    def given(self, fields: Sequence[str], index: int) -> dict[str, Any]:
+        """What the function is told of a sample."""
+        return {field: getattr(self.samples, field)[index] for field in fields}
 
     def enter(self, index: int, result: Any) -> None:
         """Take down a result, if it is a finite number."""

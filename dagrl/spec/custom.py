@@ -33,6 +33,8 @@ class RewardTraits:
     """How a reward function wants to be called."""
 
     batched: bool = False
+    concurrency: int = 1
+    """Calls at once, each in a thread of its own."""
 
 
 def node(
@@ -56,11 +58,17 @@ def node(
     return mark
 
 
-def reward(*, batched: bool = False) -> Callable[[Function], Function]:
-    """Declare how a reward function is called: once a sample, or once a shard with lists (`batched`)."""
+def reward(*, batched: bool = False, concurrency: int = 1) -> Callable[[Function], Function]:
+    """Declare how a reward function is called: once a sample, or once a shard with lists (`batched`).
+
+    One that waits for others, a server or a process, may be called for `concurrency` samples at once, each in a thread
+    of its own. ValueError for a concurrency below 1, or together with `batched`.
+    """
+    if concurrency < 1 or (batched and concurrency > 1):
+        raise ValueError(f"a reward's concurrency is 1 or more, and 1 where it is batched; it cannot be {concurrency}")
 
     def mark(function: Function) -> Function:
-        function.dagrl_reward = RewardTraits(batched)  # type: ignore[attr-defined]
+        function.dagrl_reward = RewardTraits(batched, concurrency)  # type: ignore[attr-defined]
         return function
 
     return mark

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from dagrl.rewards.code.reward import code_reward
+
 
 def truths(rows: list[dict]) -> list[dict]:
     return [json.loads(row["reward_model"]["ground_truth"]) for row in rows]
@@ -48,6 +50,9 @@ def test_mbpps_asserts_judge_a_solution(originals, prepared, capsys) -> None:
     exec(row["extra_info"]["answer"] + "\n" + truth["functional"], {})
     with pytest.raises(AssertionError):
         exec("def add(a, b):\n    return abs(a) + b\n" + truth["functional"], {})
+    block = f"```python\n{row['extra_info']['answer']}\n```"
+    assert code_reward(block, row["reward_model"]["ground_truth"]) == 1.0
+    assert code_reward(block.replace("return a", "return abs(a)"), row["reward_model"]["ground_truth"]) == 0.0
     assert "dropped 1: tests that are not Python; dropped 1: no tests; dropped 1: no task" in capsys.readouterr().out
 
 
@@ -84,3 +89,17 @@ def test_apps_tasks_without_usable_tests_are_dropped(originals, prepared, capsys
         "dropped 1: no task",
     ):
         assert drop in out
+
+
+def test_the_code_reward_confirms_reference_solutions(originals, prepared) -> None:
+    program = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7\n"]}
+    function = {"fn_name": "add", "inputs": [[1, 2], [3, 4]], "outputs": [[3], [7]]}
+    adds = "def add(a, b):\n    return a + b"
+    tasks = [
+        apps(program, solutions=["print(sum(map(int, input().split())))"]),
+        apps(function, solutions=json.dumps([adds])),
+    ]
+    written = prepared("apps", originals(train_DOT_jsonl=tasks, test_DOT_jsonl=tasks[:1]))["train"]
+    for row in written:
+        block = f"```python\n{row['extra_info']['answer']}\n```"
+        assert code_reward(block, row["reward_model"]["ground_truth"]) == 1.0

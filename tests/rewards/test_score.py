@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -54,6 +56,48 @@ def test_a_batched_function_is_called_once_with_lists() -> None:
     assert calls == [3]
     assert score(by_length, samples(0), args={"power": 1}, on_error="stop").rewards.shape == (0,)
     assert calls == [3]
+
+
+def test_several_samples_may_be_scored_at_once() -> None:
+    everyone = threading.Barrier(3, timeout=30)
+
+    @dagrl.reward(concurrency=3)
+    def together(response: str) -> float:
+        everyone.wait()
+        return float(response) ** 2
+
+    assert stop(together) == [0, 1, 4]
+
+    def alone(response: str) -> float:
+        everyone.wait()
+        return float(response)
+
+    assert score(alone, samples(), args={}, on_error="stop", concurrency=3).rewards.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("on_error", ["stop", -1.0])
+def test_failures_at_once_are_told_as_one_by_one(on_error: Any) -> None:
+    def fails_later(response: str) -> float:
+        time.sleep(0.2 if response == "1" else 0)
+        if response in "12":
+            raise KeyError(response)
+        return 1.0
+
+    def told(concurrency: int) -> tuple:
+        try:
+            scores = score(fails_later, samples(4), args={}, on_error=on_error, concurrency=concurrency)
+        except RewardError as error:
+            return (str(error),)
+        return scores.rewards.tolist(), scores.failures, scores.first_failure
+
+    assert told(4) == told(1)
+    assert "KeyError: '1'" in str(told(4))
+
+
+def test_marks_that_contradict_each_other_are_refused() -> None:
+    for marks in ({"concurrency": 0}, {"concurrency": 2, "batched": True}):
+        with pytest.raises(ValueError, match="concurrency is 1 or more, and 1 where it is batched"):
+            dagrl.reward(**marks)
 
 
 @pytest.mark.parametrize("number", [1, 1.0, np.float32(1), np.int64(1), np.array(1.0)])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dagrl.spec.custom import check_arguments, fields_of, load_function
+from dagrl.spec.custom import check_arguments, fields_of, load_function, reward_traits
 from dagrl.spec.errors import Place, suggest
 from dagrl.spec.positions import Findings
+from dagrl.spec.rewards import BUILT_IN_REWARDS
 from dagrl.spec.schema import (
     CustomNode,
     Pipeline,
@@ -14,9 +15,6 @@ from dagrl.spec.schema import (
     RolloutNode,
     SamplingSpec,
 )
-
-OWN_REWARDS = ("math", "exact")
-"""Rewards that come with dagrl."""
 
 
 def check_nodes(pipeline: Pipeline, folder: Path, findings: Findings) -> None:
@@ -34,13 +32,13 @@ def check_nodes(pipeline: Pipeline, folder: Path, findings: Findings) -> None:
 
 
 def _check_reward(place: Place, node: RewardNode, folder: Path, findings: Findings) -> None:
-    if ":" not in node.fn:
-        if node.fn not in OWN_REWARDS:
-            message = f"there is no reward `{node.fn}` (your own is written `module:function`); "
-            findings.error((*place, "fn"), message + suggest(node.fn, OWN_REWARDS))
+    own = node.fn not in BUILT_IN_REWARDS
+    if own and ":" not in node.fn:
+        message = f"there is no reward `{node.fn}` (your own is written `module:function`); "
+        findings.error((*place, "fn"), message + suggest(node.fn, BUILT_IN_REWARDS))
         return
     try:
-        function = load_function(node.fn, folder)
+        function = load_function(node.fn if own else BUILT_IN_REWARDS[node.fn], folder)
     except ValueError as error:
         findings.error((*place, "fn"), str(error))
         return
@@ -48,6 +46,9 @@ def _check_reward(place: Place, node: RewardNode, folder: Path, findings: Findin
         fields_of(function, node.args)
     except ValueError as error:
         findings.error((*place, "args") if node.args else (*place, "fn"), str(error))
+    if node.concurrency is not None and reward_traits(function).batched:
+        message = f"`{node.fn}` is batched: it is called once, with all samples of a shard"
+        findings.error((*place, "concurrency"), f"{message}; leave concurrency out, or the mark `batched`")
 
 
 def _check_op(place: Place, node: CustomNode, folder: Path, findings: Findings) -> None:

@@ -79,11 +79,14 @@ class RewardNode(NodeBase):
     op: Literal["reward"]
     """Names this kind of node."""
     fn: str
-    """``math``, ``exact``, or your own as ``module:function``."""
+    """``math``, ``exact``, ``code``, or your own as ``module:function``."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Further keyword arguments of the function."""
     on_error: Literal["stop"] | FiniteFloat = "stop"
     """When the function raises: stop the run and name the sample, or give the sample this reward."""
+    concurrency: PositiveInt | None = None
+    """Samples scored at once, each in a thread of its own: more than one where the function waits for others. Default:
+    what the function is marked for; for ``code`` the number of cores, for the others one."""
 
 
 class LogprobNode(NodeBase):

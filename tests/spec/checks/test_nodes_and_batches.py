@@ -116,6 +116,8 @@ def test_what_is_wrong_with_nodes_and_sizes_is_told(project, case):
 OWN = """
 import dagrl
 def score(response, scale): return 1.0
+@dagrl.reward(batched=True)
+def together(response): return [1.0]
 @dagrl.node(reads=["reward"], writes=["bonus"])
 def bonus(batch, weight): return {}
 @dagrl.node(reads=[], writes=["clock"])
@@ -128,6 +130,8 @@ def clock(batch): return {}
     [
         ("nodes.reward={op: reward, fn: 'own_args:score'}", "wants 'scale', which is none of prompt"),
         ("nodes.reward={op: reward, fn: 'own_args:score', args: {scale: 1, scal: 2}}", "has no parameter 'scal'"),
+        ("nodes.reward={op: reward, fn: code, args: {continous: true}}", "has no parameter 'continous'"),
+        ("nodes.reward={op: reward, fn: 'own_args:together', concurrency: 2}", "is batched: it is called once"),
         ("nodes.mine={op: 'own_args:bonus'}", "missing a required argument: 'weight'; mend `args`"),
         ("nodes.mine={op: 'own_args:bonus', args: {weight: 1, w: 2}}", "got an unexpected keyword argument 'w'"),
         ("nodes.mine={op: 'own_args:clock'}", "reads no column, so it has no rows to work on"),

@@ -1,0 +1,1 @@
+"""The `code` reward: the program in a response, judged by tests that run in the sandbox."""

@@ -1,0 +1,23 @@
+"""The program in a response."""
+
+from __future__ import annotations
+
+import re
+
+_BLOCK = re.compile(
+    r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)(?=^[ \t]*```|\Z)(?:^[ \t]*```[ \t]*$)?", re.MULTILINE | re.DOTALL
+)
+_PYTHON = ("python", "python3", "py")
+
+
+def program_in(response: str) -> str | None:
+    """The last Markdown block of Python in a response, else the last block of no language; None without either.
+
+    A block that nothing closes goes to the end of the response.
+    """
+    blocks = [(language.lower(), code) for language, code in _BLOCK.findall(response)]
+    for wanted in (_PYTHON, ("",)):
+        found = [code for language, code in blocks if language in wanted and code.strip()]
+        if found:
+            return found[-1]
+    return None

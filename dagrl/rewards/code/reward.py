@@ -1,0 +1,155 @@
+"""The `code` reward: 1 where the program in a response passes all tests of the answer, or the share that it passes.
+
+What a test expects stays in this process wherever the program's output says what to compare it with.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from dagrl.rewards import sandbox
+from dagrl.rewards.code.compare import same_output, same_value
+from dagrl.rewards.code.extract import program_in
+from dagrl.rewards.code.tests import AssertTests, FunctionTests, ProgramTests, Tests, read_tests
+from dagrl.spec.custom import reward
+
+_START_S = 5.0
+"""Room for Python to start and to load the solution, where several tests share a process."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """What all runs for a response may take."""
+
+    timeout_s: float
+    memory_mib: int
+    hide_files: bool
+    deadline: float
+    """On the monotonic clock."""
+
+    def run(self, code: str, *, stdin: str, timeout_s: float, files: dict[str, str] | None = None) -> sandbox.Result:
+        """Run in the sandbox, as long as there is time left."""
+        return sandbox.run(
+            code,
+            stdin=stdin,
+            files=files,
+            timeout_s=max(min(timeout_s, self.deadline - time.monotonic()), 0.01),
+            memory_mib=self.memory_mib,
+            hide_files=self.hide_files,
+        )
+
+
+@reward(concurrency=len(os.sched_getaffinity(0)))
+def code_reward(
+    response: str,
+    answer: str,
+    *,
+    continuous: bool = False,
+    timeout_s: float = 10.0,
+    total_timeout_s: float = 60.0,
+    max_tests: int | None = None,
+    memory_mib: int = 1024,
+    hide_files: bool = True,
+) -> float:
+    """1.0 where the program in `response` passes all tests in `answer`, else 0.0; `continuous`: the share it passes.
+
+    `answer` is JSON, see `read_tests`. The program is the last Markdown block of Python; without one nothing passes.
+    A test may take `timeout_s` seconds, all together `total_timeout_s`; those that have not run by then are not passed.
+    `max_tests` takes only the first so many. Programs run in the sandbox, `dagrl.rewards.sandbox.run`, which explains
+    `memory_mib` and `hide_files`. Raises ValueError for an `answer` without tests and for a limit that is none, OSError
+    where this machine cannot confine programs. May be called from any thread.
+    """
+    limits = {"timeout_s": timeout_s, "total_timeout_s": total_timeout_s, "max_tests": max_tests}
+    for name, value in limits.items():
+        if value is not None and not value > 0:
+            raise ValueError(f"{name} of the code reward must be above 0, not {value}")
+    tests = read_tests(answer)
+    program = program_in(response)
+    if program is None:
+        return 0.0
+    bounds = _Bounds(timeout_s, memory_mib, hide_files, time.monotonic() + total_timeout_s)
+    total = passed = 0
+    for passes in _verdicts(program, tests, max_tests, bounds):
+        if not (passes or continuous):
+            return 0.0
+        total, passed = total + 1, passed + passes
+    return passed / total
+
+
+def _verdicts(program: str, tests: Tests, most: int | None, bounds: _Bounds) -> Iterator[bool]:
+    """Whether the program passes each of the tests, the first ones first."""
+    match tests:
+        case ProgramTests():
+            return _of_programs(program, tests.inputs[:most], tests.outputs[:most], bounds)
+        case FunctionTests():
+            return _of_calls(program, FunctionTests(tests.name, tests.arguments[:most], tests.returned[:most]), bounds)
+        case AssertTests():
+            return _of_asserts(program, tests.pieces[:most], bounds)
+
+
+def _of_programs(program: str, inputs: tuple[str, ...], outputs: tuple[str, ...], bounds: _Bounds) -> Iterator[bool]:
+    """A process for each test, as the judges of contests do it: nothing of one is there in the next."""
+    no_program = False
+    for given, expected in zip(inputs, outputs, strict=True):
+        if no_program or time.monotonic() >= bounds.deadline:
+            yield False
+            continue
+        result = bounds.run(program, stdin=given, timeout_s=bounds.timeout_s)
+        no_program = _is_no_python(result)
+        yield result.finished and same_output(result.stdout, expected)
+
+
+def _is_no_python(result: sandbox.Result) -> bool:
+    """Whether Python could not read it, which no other input changes."""
+    last = result.stderr.rstrip().rpartition("\n")[2]
+    return not result.finished and last.startswith(("SyntaxError:", "IndentationError:", "TabError:"))
+
+
+def _of_calls(program: str, tests: FunctionTests, bounds: _Bounds) -> Iterator[bool]:
+    """All calls in one process."""
+    order = {"name": tests.name, "arguments": tests.arguments, "timeout_s": bounds.timeout_s}
+    result = bounds.run(
+        _harness("call"),
+        stdin=json.dumps(order),
+        files={"solution.py": program},
+        timeout_s=_START_S + bounds.timeout_s * len(tests.arguments),
+    )
+    replies = [*result.stdout.split("\n")[:-1], *[""] * len(tests.returned)]
+    for reply, expected in zip(replies, tests.returned, strict=False):
+        yield _returned(reply, expected)
+
+
+def _returned(reply: str, expected: object) -> bool:
+    """Whether a call's reply, which the program may have forged or bent as it likes, holds what is expected."""
+    try:
+        said = json.loads(reply)
+        return isinstance(said, list) and len(said) == 1 and same_value(said[0], expected)
+    except (ValueError, RecursionError, OverflowError):
+        return False
+
+
+def _of_asserts(program: str, pieces: tuple[str, ...], bounds: _Bounds) -> Iterator[bool]:
+    """All tests in one process, beside the program. It says which have passed with a word that it is told only then."""
+    key = secrets.token_hex(16)
+    order = {"key": key, "tests": len(pieces), "timeout_s": bounds.timeout_s}
+    result = bounds.run(
+        _harness("assert"),
+        stdin=json.dumps(order),
+        files={"solution.py": program, **{f"test_{number}.py": piece for number, piece in enumerate(pieces)}},
+        timeout_s=_START_S + bounds.timeout_s * len(pieces),
+    )
+    replies = set(result.stdout.splitlines())
+    for number in range(len(pieces)):
+        yield f"{key} {number}" in replies
+
+
+@cache
+def _harness(kind: str) -> str:
+    return Path(__file__).with_name(f"{kind}_harness.py").read_text()

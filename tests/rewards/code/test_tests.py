@@ -1,0 +1,51 @@
+"""Reference answers in the forms that data sets of code have."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dagrl.rewards.code.tests import AssertTests, FunctionTests, ProgramTests, read_tests
+
+
+@pytest.mark.parametrize(
+    ("answer", "tests"),
+    [
+        (
+            {"inputs": ["1\n", ["2", 3]], "outputs": ["1\n", ["2", 3]]},
+            ProgramTests(("1\n", "2\n3"), ("1\n", "2\n3")),
+        ),
+        ({"inputs": ["1"], "outputs": ["1"], "fn_name": None}, ProgramTests(("1",), ("1",))),
+        (
+            {"fn_name": "f", "inputs": [[1, "a"], '[1]\n"b"\n'], "outputs": [[2], '"c"']},
+            FunctionTests("f", ([1, "a"], [[1], "b"]), ([2], "c")),
+        ),
+        ({"fn_name": "f", "inputs": [["x"]], "outputs": ["not JSON"]}, FunctionTests("f", (["x"],), ("not JSON",))),
+        ({"functional": "assert f() == 1"}, AssertTests(("assert f() == 1",))),
+        ({"inputs": [], "outputs": [], "assert_case": ["assert a", "assert b"]}, AssertTests(("assert a", "assert b"))),
+        (["assert a"], AssertTests(("assert a",))),
+    ],
+)
+def test_known_forms_are_read(answer: object, tests: object) -> None:
+    assert read_tests(json.dumps(answer)) == tests
+
+
+@pytest.mark.parametrize(
+    ("answer", "what"),
+    [
+        ("42 is no test", "is not JSON"),
+        ("42", "is neither an object nor a list"),
+        ("{}", "has neither inputs and outputs nor asserts"),
+        ('{"inputs": [], "outputs": []}', "has 0 inputs and 0 outputs"),
+        ('{"inputs": ["1"], "outputs": []}', "has 1 inputs and 0 outputs"),
+        ('{"functional": 3}', "has asserts that are not texts of code"),
+        ("[]", "has asserts that are not texts of code"),
+        ('{"fn_name": "f", "inputs": ["[1"], "outputs": [1]}', "has the arguments '[1', which are not JSON"),
+    ],
+)
+def test_an_answer_without_tests_is_refused_with_a_sentence(answer: str, what: str) -> None:
+    with pytest.raises(ValueError, match="the reference answer ") as error:
+        read_tests(answer)
+    assert what in str(error.value)
+    assert "docs/rewards.md" in str(error.value)
