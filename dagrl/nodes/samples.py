@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from dagrl.data.batch import Batch
 from dagrl.data.stats import Stat
 from dagrl.nodes.base import Context, Output, Part
+from dagrl.nodes.experts import own_rows
 from dagrl.nodes.validation import validation_stats
 
 
@@ -30,6 +31,14 @@ def samples(parts: Sequence[Part], context: Context) -> Iterator[Output]:
         aside = folder / f".{name}"
         pq.write_table(_table(_first_of_each_set(batch, limit), context), aside)
         aside.replace(folder / name)
+    yield Output((), batch.rows, stats=_stats(own_rows(batch), context))
+
+
+def _stats(batch: Batch, context: Context) -> dict[str, Stat]:
+    """Of what the policy has sampled, or of what it learns from the data set where it has sampled nothing."""
+    if "response_tokens" not in batch:
+        given = {"demonstration_tokens": batch["demonstration"]} if "demonstration" in batch else {}
+        return {name: Stat.of(column.lengths) for name, column in given.items()}
     # Here and not in the op `reward`: there may be several of those, and an op of the user's own that joins them. And
     # not in `rollout`, which may finish more prompts than the step takes.
     stats = {"reward": Stat.of(batch["reward"].values), "response_tokens": Stat.of(batch["response_tokens"].lengths)}
@@ -38,7 +47,7 @@ def samples(parts: Sequence[Part], context: Context) -> Iterator[Output]:
         stats["response_tokens/cut_fraction"] = Stat.of(cut)
     if context.validation:
         stats |= validation_stats(batch, context)
-    yield Output((), batch.rows, stats=stats)
+    return stats
 
 
 def _first_of_each_set(batch: Batch, limit: int) -> Batch:
@@ -59,11 +68,16 @@ def _table(batch: Batch, context: Context) -> pa.Table:
         "data_set": batch["data_set"].strings(),
         "data_source": batch["data_source"].strings(),
         "prompt": [decode(batch["prompt_tokens"][row]) for row in rows],
-        "response": [decode(batch["response_tokens"][row]) for row in rows],
         "answer": batch["answer"].strings(),
-        "reward": batch["reward"].values.tolist(),
-        "response_tokens": [batch["response_tokens"][row].tolist() for row in rows],
     }
+    if "demonstration" in batch:
+        table["demonstration"] = [decode(batch["demonstration"][row]) for row in rows]
+    if "response_tokens" in batch:
+        table["response"] = [decode(batch["response_tokens"][row]) for row in rows]
+        table["reward"] = batch["reward"].values.tolist()
+        table["response_tokens"] = [batch["response_tokens"][row].tolist() for row in rows]
+    if "is_expert" in batch:
+        table["is_expert"] = (batch["is_expert"].values > 0).tolist()
     if "advantage" in batch:
         means = [batch["advantage"][row] for row in rows]
         table["advantage"] = [float(values.mean()) if len(values) else 0.0 for values in means]

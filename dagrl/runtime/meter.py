@@ -8,13 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dagrl.data.batch import Batch
+from dagrl.data.batch import Batch, Column
 from dagrl.engines.device_peaks import peak_flops_per_s
 from dagrl.nodes.base import Output, Part
 from dagrl.runtime.messages import Effort, TaskWork
 from dagrl.spec.model_flops import ModelFlops, model_flops
 from dagrl.spec.model_shape import shape_of
-from dagrl.spec.schema import LogprobNode, MegatronEngineSpec, Pipeline, UpdateNode
+from dagrl.spec.schema import LogprobNode, MegatronEngineSpec, Pipeline, RewardModelNode, TrainingNode, ValuesNode
+
+_Passing = LogprobNode | ValuesNode | RewardModelNode | TrainingNode
+"""Nodes whose rows go through a model as they are."""
 
 
 @dataclass(slots=True)
@@ -42,11 +45,12 @@ class Meter:
         """
         account = Account()
         node = self._pipeline.nodes[work.node] if work.node else None
-        if isinstance(node, LogprobNode | UpdateNode):
+        if isinstance(node, _Passing) and isinstance(self._pipeline.engines[node.engine], MegatronEngineSpec):
             batches = [part.batch for part in parts] if work.hands_in else []
-            passes = node.epochs if isinstance(node, UpdateNode) else 1
-            account.tokens = passes * sum(int(_row_lengths(batch).sum()) for batch in batches)
-            account.flops = self._operations(node, batches)
+            # Of a validation set, an op that trains tells the loss alone.
+            epochs = node.epochs if isinstance(node, TrainingNode) and not work.validation else 0
+            account.tokens = max(1, epochs) * sum(int(_row_lengths(batch).sum()) for batch in batches)
+            account.flops = self._operations(node, batches, epochs)
         if self._on_gpu and first:
             torch.cuda.reset_peak_memory_stats()
         return account
@@ -63,28 +67,31 @@ class Meter:
         memory = torch.cuda.max_memory_allocated() if self._on_gpu else None
         return Effort(tokens, flops, self._peak, memory)
 
-    def _operations(self, node: LogprobNode | UpdateNode, batches: Sequence[Batch]) -> int | None:
-        """Operations of the node's passes over the batches; None where nobody has counted those of the model."""
+    def _operations(self, node: _Passing, batches: Sequence[Batch], epochs: int) -> int | None:
+        """Operations of the node's passes over the batches, training ones if there are `epochs`.
+
+        None where nobody has counted those of the model.
+        """
         spec = self._pipeline.engines[node.engine]
         assert isinstance(spec, MegatronEngineSpec)
-        if spec.head not in self._costs:
-            self._costs[spec.head] = self._count(spec.head)
-        cost = self._costs[spec.head]
+        if node.engine not in self._costs:
+            self._costs[node.engine] = self._count(node.engine, spec.head)
+        cost = self._costs[node.engine]
         if cost is None:
             return None
         total = 0
         for batch in batches:
-            predictions = len(batch) if spec.head == "reward" else len(batch["response_tokens"].values)
-            if isinstance(node, UpdateNode):
-                total += node.epochs * cost.train(_row_lengths(batch), predictions)
+            predictions = len(batch) if spec.head == "reward" else len(_responses(batch).values)
+            if epochs:
+                total += epochs * cost.train(_row_lengths(batch), predictions)
             else:
                 total += cost.forward(_row_lengths(batch), predictions)
         return total
 
-    def _count(self, head: str) -> ModelFlops | None:
+    def _count(self, engine: str, head: str) -> ModelFlops | None:
         from dagrl.engines.model_source import load_hf_config
 
-        config = load_hf_config(self._pipeline.model)
+        config = load_hf_config(self._pipeline.model_of(engine))
         try:
             return model_flops(shape_of(config.to_dict()), outputs=None if head == "lm" else 1)
         except ValueError:
@@ -92,4 +99,9 @@ class Meter:
 
 
 def _row_lengths(batch: Batch) -> np.ndarray:
-    return batch["prompt_tokens"].lengths + batch["response_tokens"].lengths
+    return batch["prompt_tokens"].lengths + _responses(batch).lengths
+
+
+def _responses(batch: Batch) -> Column:
+    """What the policy has said, or what it is to learn from the data set."""
+    return batch["response_tokens"] if "response_tokens" in batch else batch["demonstration"]

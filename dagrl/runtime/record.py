@@ -15,7 +15,7 @@ from dagrl.runtime.messages import Block, Span
 _COUNTED = ("sum",)
 _DETAILS = {
     "reward": ("mean", "std"),
-    "response_tokens": ("mean", "max"),
+    **dict.fromkeys(("response_tokens", "demonstration_tokens"), ("mean", "max")),
     "turns": ("mean", "max"),
     "staleness": ("mean", "max"),
     **dict.fromkeys(("staleness/masked", "staleness/dropped"), _COUNTED),

@@ -24,7 +24,16 @@ from dagrl.spec.ops import Capability, OpContract, contract_of, sink_contract, s
 from dagrl.spec.positions import Findings, Positions
 from dagrl.spec.redundant import redundant_nodes
 from dagrl.spec.rollouts import leading_rollout, rollouts
-from dagrl.spec.schema import CustomNode, DemonstrationNode, FilterNode, NodeBase, Pipeline, RewardNode, RolloutNode
+from dagrl.spec.schema import (
+    CustomNode,
+    DemonstrationNode,
+    FilterNode,
+    NodeBase,
+    Pipeline,
+    RewardModelNode,
+    RewardNode,
+    RolloutNode,
+)
 from dagrl.spec.wiring import Reading, Wiring
 
 PROMPTS_NODE = "prompts"
@@ -178,11 +187,17 @@ class Graph:
         told = {sink.inputs["reward"].node} if "reward" in sink.inputs else set()
         for name, node in graph.nodes.items():
             learns = isinstance(node.spec, DemonstrationNode) and node.spec.val_loss
-            if isinstance(node.spec, RewardNode) or (learns and self._is_offline):
+            if isinstance(node.spec, RewardNode | RewardModelNode) or (learns and self._is_offline):
                 told.add(name)
         needed = told.union(*map(graph.ancestors, told), {PROMPTS_NODE})
         kept = {name: _validating(node) for name, node in graph.nodes.items() if name in needed}
-        seen = {column: wire for column, wire in sink.inputs.items() if wire.node in needed}
+        # Without a loss on them, validation sets need no responses.
+        with_loss = any(isinstance(node.spec, DemonstrationNode) for node in kept.values())
+        seen = {
+            column: wire
+            for column, wire in sink.inputs.items()
+            if wire.node in needed and (with_loss or column != "demonstration")
+        }
         kept[SAMPLES_NODE] = replace(sink, inputs=MappingProxyType(seen))
         return Graph(MappingProxyType(kept))
 

@@ -23,6 +23,16 @@ def tells_val_loss(pipeline: Pipeline) -> bool:
     return is_offline(pipeline) and any(isinstance(node, DemonstrationNode) and node.val_loss for node in nodes)
 
 
+def columns_read(pipeline: Pipeline, *, validation: bool = False) -> tuple[str, ...]:
+    """Columns of the training file, or of the validation files, that responses are read from."""
+    return pipeline.data.responses if not validation or tells_val_loss(pipeline) else ()
+
+
+def needs_answers(pipeline: Pipeline, *, validation: bool = False) -> bool:
+    """Whether the file must have reference answers: whether responses to its prompts are sampled, and scored."""
+    return bool(rollouts(pipeline)) and (validation or not is_offline(pipeline))
+
+
 def rows_per_prompt(pipeline: Pipeline, *, validation: bool = False) -> int:
     """Rows of a group: the responses that are sampled for a prompt, or those that the data set has for it."""
     if not rollouts(pipeline) or (is_offline(pipeline) and not validation):

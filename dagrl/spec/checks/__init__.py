@@ -22,6 +22,7 @@ from dagrl.spec.checks.megatron_rules import check_megatron_rules
 from dagrl.spec.checks.model import check_models
 from dagrl.spec.checks.model_fields import check_model_fields
 from dagrl.spec.checks.nodes import check_nodes
+from dagrl.spec.checks.offline import check_offline
 from dagrl.spec.checks.own_models import check_own_models
 from dagrl.spec.checks.profile import check_profile
 from dagrl.spec.checks.rollout import check_rollout
@@ -31,6 +32,7 @@ from dagrl.spec.checks.sglang_fields import check_sglang_fields
 from dagrl.spec.checks.sglang_rules import check_sglang_rules
 from dagrl.spec.checks.sleeping import check_sleeping
 from dagrl.spec.checks.staleness import check_staleness
+from dagrl.spec.checks.turns import check_turns
 from dagrl.spec.checks.validation import check_validation
 from dagrl.spec.errors import Problem
 from dagrl.spec.graph import Graph, infer_graph
@@ -78,9 +80,11 @@ def check_file(path: Path | str, overrides: Sequence[str] = (), *, with_files: b
     check_critic(pipeline, graph, findings)
     check_formulas(pipeline, graph, loaded.folder, findings)
     check_rollout(pipeline, graph, findings)
+    check_turns(pipeline, graph, loaded.folder, findings)
     check_rollout_correction(pipeline, graph, findings)
     check_batches(pipeline, graph, sizes, findings)
     check_staleness(pipeline, graph, findings)
+    check_offline(pipeline, findings)
     check_validation(pipeline, loaded.folder, findings)
     check_profile(pipeline, findings)
     findings.raise_if_any()

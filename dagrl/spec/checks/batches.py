@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from dagrl.spec.checks.model_sizes import ModelSizes
 from dagrl.spec.errors import Place
 from dagrl.spec.graph import Graph, GraphNode
+from dagrl.spec.offline import longest_demonstration
 from dagrl.spec.positions import Findings
 from dagrl.spec.rollouts import longest_sample, rollouts
 from dagrl.spec.schema import (
+    DemonstrationNode,
+    DpoNode,
     HfEngineSpec,
     LogprobNode,
     MegatronEngineSpec,
@@ -34,6 +38,7 @@ def check_batches(pipeline: Pipeline, graph: Graph | None, sizes: Mapping[str, M
         if isinstance(node, _Packing):
             _check_micro_batch(pipeline, name, node, graph, findings)
     _warn_of_long_samples(pipeline, sizes, findings)
+    _warn_of_long_demonstrations(pipeline, sizes, findings)
     _check_schedule(pipeline, findings)
 
 
@@ -72,22 +77,52 @@ def _nearest_divisor(number: int, wanted: int) -> int:
     return min((size for size in range(1, number + 1) if number % size == 0), key=lambda size: abs(size - wanted))
 
 
+@dataclass(frozen=True, slots=True)
+class _Longest:
+    """The most tokens that rows have which go into a micro-batch together."""
+
+    tokens: int
+    """Of one row."""
+    said: str
+    """Where the file says so."""
+    depends_on: list[Place]
+    rows: int = 1
+
+
+def _longest_of(pipeline: Pipeline, name: str, node: _Packing, graph: Graph | None) -> list[_Longest]:
+    """What a node's rows may come to; of each rollout, where it is not known whose responses it works on."""
+    sampled_by = graph.sampled_by(name) if graph else None
+    if sampled_by is None and graph is not None and pipeline.data.responses:
+        said = "data.max_prompt_tokens + data.max_response_tokens"
+        depends: list[Place] = [("data", "max_prompt_tokens"), ("data", "max_response_tokens")]
+        return [_Longest(longest_demonstration(pipeline), said, depends, 2 if isinstance(node, DpoNode) else 1)]
+    return [
+        _Longest(
+            longest_sample(pipeline, rollout),
+            f"data.max_prompt_tokens + nodes.{rollout}.sampling.max_new_tokens",
+            _lengths(rollout),
+        )
+        for rollout in ([sampled_by] if sampled_by else rollouts(pipeline))
+    ]
+
+
 def _check_micro_batch(pipeline: Pipeline, name: str, node: _Packing, graph: Graph | None, findings: Findings) -> None:
     if isinstance(pipeline.engines.get(node.engine), HfEngineSpec):
         return  # It has tokens of its own, and takes a long row by itself.
-    sampled_by = graph.sampled_by(name) if graph else None
-    for rollout in [sampled_by] if sampled_by else rollouts(pipeline):
-        longest = longest_sample(pipeline, rollout)
-        multiple, engine = _row_alignment(pipeline, node.engine)
-        padded = -(-longest // multiple) * multiple
+    multiple, engine = _row_alignment(pipeline, node.engine)
+    for longest in _longest_of(pipeline, name, node, graph):
+        padded = longest.rows * (-(-longest.tokens // multiple) * multiple)
         if node.tokens_per_micro_batch < padded:
+            whole = longest.rows * longest.tokens
+            what, said = "sample", longest.said
+            if longest.rows > 1:
+                what, said = f"{longest.rows} samples of a prompt", f"{longest.rows} x ({longest.said})"
             ranks = f", padded to {padded} (a multiple of {multiple}) for the layout of `{engine}`"
             message = (
-                f"{node.tokens_per_micro_batch} tokens cannot hold the longest sample, {longest} "
-                f"(data.max_prompt_tokens + nodes.{rollout}.sampling.max_new_tokens){ranks if padded > longest else ''}"
-                f"; set it to {padded} or more"
+                f"{node.tokens_per_micro_batch} tokens cannot hold the longest {what}, {whole} "
+                f"({said}){ranks if padded > whole else ''}; set it to {padded} or more"
             )
-            depends = [*_lengths(rollout), ("engines", engine, "parallel")]
+            depends = [*longest.depends_on, ("engines", engine, "parallel")]
             findings.error(("nodes", name, "tokens_per_micro_batch"), message, depends_on=depends)
 
 
@@ -102,6 +137,20 @@ def _warn_of_long_samples(pipeline: Pipeline, sizes: Mapping[str, ModelSizes], f
             )
             place: Place = ("nodes", rollout, "sampling", "max_new_tokens")
             findings.warning(place, message, depends_on=[*_lengths(rollout), ("model",)])
+
+
+def _warn_of_long_demonstrations(pipeline: Pipeline, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:
+    longest = longest_demonstration(pipeline)
+    for node in pipeline.nodes.values():
+        if not isinstance(node, DemonstrationNode) or node.engine not in sizes:
+            continue
+        positions = sizes[node.engine].positions
+        if pipeline.data.max_response_tokens and positions is not None and longest > positions.value:
+            message = (
+                f"with a prompt of data.max_prompt_tokens the longest ends at {longest} tokens, more than the model's "
+                f"{positions.name}, {positions.value}; lower one of the two"
+            )
+            findings.warning(("data", "max_response_tokens"), message, depends_on=[("model",)])
 
 
 def _lengths(rollout: str) -> list[Place]:

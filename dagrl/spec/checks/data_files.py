@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagrl.spec.errors import Place, suggest
+from dagrl.spec.offline import columns_read, needs_answers
 from dagrl.spec.positions import Findings
 from dagrl.spec.schema import Pipeline
 
@@ -20,7 +22,9 @@ def check_data_files(pipeline: Pipeline, findings: Findings) -> dict[str, int]:
         place: Place = ("data", *key.split("."))
         if not findings.trusted(place):
             continue
-        count = _check_file(path, place, findings)
+        validation = key != "train"
+        wanted = _Wanted(columns_read(pipeline, validation=validation), needs_answers(pipeline, validation=validation))
+        count = _check_file(path, place, wanted, findings)
         if count is not None:
             rows[key] = count
     prompts = pipeline.data.prompts_per_step
@@ -32,16 +36,26 @@ def check_data_files(pipeline: Pipeline, findings: Findings) -> dict[str, int]:
     return rows
 
 
-def _check_file(path: Path, place: Place, findings: Findings) -> int | None:
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What a file must have beside prompts."""
+
+    responses: tuple[str, ...]
+    """Columns, or fields of structs, that hold some."""
+    answers: bool
+    """Reference answers, and the data set's name."""
+
+
+def _check_file(path: Path, place: Place, wanted: _Wanted, findings: Findings) -> int | None:
     """Rows of the file, if it is a prompt file."""
     try:
-        return _check_kind(path, place, findings)
+        return _check_kind(path, place, wanted, findings)
     except OSError as error:
         findings.error(place, f"{path} cannot be read ({error.strerror}); check the path and its permissions")
         return None
 
 
-def _check_kind(path: Path, place: Place, findings: Findings) -> int | None:
+def _check_kind(path: Path, place: Place, wanted: _Wanted, findings: Findings) -> int | None:
     if path.is_dir():
         files = sorted(path.glob("*.parquet"))
         remedy = f"name a file in it, such as {files[0].name}" if files else "give a parquet file"
@@ -55,7 +69,7 @@ def _check_kind(path: Path, place: Place, findings: Findings) -> int | None:
         command = f"{_script_for(path)} --local_dir DIR --source {path.parent}"
         findings.error(place, f"{path} is {other}, not parquet; make parquet of it with `python {command}`")
     else:
-        return _check_parquet(path, place, findings)
+        return _check_parquet(path, place, wanted, findings)
     return None
 
 
@@ -74,7 +88,7 @@ def _other_format(path: Path) -> str | None:
     return "CSV" if path.suffix == ".csv" else None
 
 
-def _check_parquet(path: Path, place: Place, findings: Findings) -> int | None:
+def _check_parquet(path: Path, place: Place, wanted: _Wanted, findings: Findings) -> int | None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -85,7 +99,7 @@ def _check_parquet(path: Path, place: Place, findings: Findings) -> int | None:
         reason = str(error).split(". ")[0].split("\n")[0].rstrip(".")
         findings.error(place, f"{path} cannot be read as parquet ({reason}); make the file again")
         return None
-    problems = _schema_problems(schema)
+    problems = [*_schema_problems(schema, wanted), *_response_problems(schema, wanted.responses)]
     if rows == 0:
         problems.append("has no rows; make the file again")
     for problem in problems:
@@ -93,11 +107,14 @@ def _check_parquet(path: Path, place: Place, findings: Findings) -> int | None:
     return None if problems else rows
 
 
-def _schema_problems(schema: pa.Schema) -> list[str]:
+def _schema_problems(schema: pa.Schema, wanted: _Wanted) -> list[str]:
     import pyarrow.types as kinds
 
     problems = []
-    for name in ("prompt", "data_source", "reward_model"):
+    # A chat that ends with a response begins with its prompt.
+    given = bool(wanted.responses) and all(_is_chat(_type_at(schema, name)) for name in wanted.responses)
+    needed = {"prompt": not given, "data_source": wanted.answers, "reward_model": wanted.answers}
+    for name in (name for name, must in needed.items() if must):
         if name not in schema.names:
             problems.append(f"has no column `{name}`; {suggest(name, schema.names)}")
     if "prompt" in schema.names and not (
@@ -107,7 +124,7 @@ def _schema_problems(schema: pa.Schema) -> list[str]:
         problems.append(f"has prompts of type {kind}; they must be text, or lists of messages with role and content")
     if "data_source" in schema.names and not _is_text(schema.field("data_source").type):
         problems.append(f"has a data_source of type {schema.field('data_source').type}; it must be text")
-    if "reward_model" in schema.names:
+    if "reward_model" in schema.names and wanted.answers:
         kind = schema.field("reward_model").type
         if not kinds.is_struct(kind):
             problems.append(f"has a reward_model of type {kind}; it must be a struct with the field ground_truth")
@@ -115,6 +132,43 @@ def _schema_problems(schema: pa.Schema) -> list[str]:
             fields = [kind.field(index).name for index in range(kind.num_fields)]
             problems.append(f"has no field `ground_truth` in reward_model; {suggest('ground_truth', fields)}")
     return problems
+
+
+def _response_problems(schema: pa.Schema, responses: tuple[str, ...]) -> list[str]:
+    problems = []
+    for name in responses:
+        kind = _type_at(schema, name)
+        if kind is None:
+            known = [*schema.names, *_fields_beside(schema, name)]
+            problems.append(f"has no column `{name}` with responses (data.responses); {suggest(name, known)}")
+        elif not _is_text(kind) and not _is_chat(kind):
+            problems.append(
+                f"has responses of type {kind} in `{name}`; they must be text, or chats whose last message they are"
+            )
+    return problems
+
+
+def _type_at(schema: pa.Schema, column: str) -> pa.DataType | None:
+    """What a column, or a field of a struct, holds; None where it is not there."""
+    import pyarrow.types as kinds
+
+    name, *fields = column.split(".")
+    found = schema.field(name).type if name in schema.names else None
+    for field in fields:
+        there = found is not None and kinds.is_struct(found) and found.get_field_index(field) >= 0
+        found = found.field(field).type if there else None
+    return found
+
+
+def _fields_beside(schema: pa.Schema, column: str) -> list[str]:
+    """The fields of the struct that a column's field is looked for in."""
+    import pyarrow.types as kinds
+
+    struct = column.rpartition(".")[0]
+    kind = _type_at(schema, struct) if struct else None
+    if kind is None or not kinds.is_struct(kind):
+        return []
+    return [f"{struct}.{kind.field(index).name}" for index in range(kind.num_fields)]
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -125,10 +179,10 @@ def _is_text(kind: pa.DataType) -> bool:
     return kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind)
 
 
-def _is_chat(kind: pa.DataType) -> bool:
+def _is_chat(kind: pa.DataType | None) -> bool:
     import pyarrow.types as kinds
 
-    if not (kinds.is_list(kind) or kinds.is_large_list(kind)) or not kinds.is_struct(kind.value_type):
+    if kind is None or not (kinds.is_list(kind) or kinds.is_large_list(kind)) or not kinds.is_struct(kind.value_type):
         return False
     message = kind.value_type
     return all(
