@@ -154,7 +154,7 @@ def reinforce_plus_plus_advantages(rewards: np.ndarray, mask: Column, charges: C
     returns = np.repeat(_finite(rewards), mask.lengths)
     if charges is not None:
         returns -= _sums_to_go(charges)
-    return _whitened(returns, mask)
+    return whitened(returns, mask)
 
 
 def reinforce_plus_plus_baseline_advantages(rewards: np.ndarray, groups: np.ndarray, mask: Column) -> Column:
@@ -166,7 +166,7 @@ def reinforce_plus_plus_baseline_advantages(rewards: np.ndarray, groups: np.ndar
     Arguments, result, errors, and groups without a difference as in `grpo_advantages`, but for the whole batch.
     """
     centred = _centred(rewards, groups, np.ones(len(mask)))[0]
-    return _whitened(np.repeat(centred, mask.lengths), mask)
+    return whitened(np.repeat(centred, mask.lengths), mask)
 
 
 def row_sums(column: Column) -> np.ndarray:
@@ -212,14 +212,14 @@ def _sums_to_go(column: Column) -> np.ndarray:
     return np.repeat(before[column.offsets[1:]], column.lengths) - before[:-1]
 
 
-def _whitened(values: np.ndarray, mask: Column) -> Column:
+def whitened(values: np.ndarray, mask: Column) -> Column:
     """Values of tokens, moved and scaled to mean 0 and sample std 1 over those in the mask; 0 for the others."""
     active = mask.values > 0
-    whitened = np.zeros(len(values))
+    scaled = np.zeros(len(values))
     chosen = values[active]
     if chosen.size and np.ptp(chosen) > ROUNDING * np.abs(chosen).max():
-        whitened[active] = (chosen - chosen.mean()) / chosen.std(ddof=1)
-    return Column(whitened.astype(np.float32), mask.offsets)
+        scaled[active] = (chosen - chosen.mean()) / chosen.std(ddof=1)
+    return Column(scaled.astype(np.float32), mask.offsets)
 
 
 def _ones(mask: Column) -> Column:

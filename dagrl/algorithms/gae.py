@@ -1,4 +1,7 @@
-"""Generalized advantage estimation: advantages of tokens by a critic's values. On the host, in float64 numpy."""
+"""Generalized advantage estimation: advantages of tokens by a critic's values. On the host, in float64 numpy.
+
+`token_rewards` says where in a response its reward stands; `gae_advantages` what to make of that.
+"""
 
 from __future__ import annotations
 
@@ -46,6 +49,45 @@ def gae_advantages(
         advantage[at] = delta + discount * trace * next_advantage[:rows]
         next_value[:rows], next_advantage[:rows] = value[at], advantage[at]
     return _spread(advantage, kept, mask), _spread(advantage + value, kept, mask)
+
+
+def token_rewards(
+    rewards: np.ndarray, mask: Column, *, placed: Column | None = None, charges: Column | None = None
+) -> Column:
+    """The rewards of responses, on their tokens.
+
+    All of a response's reward stands on its last token that counts, as in PPO for language models (Ziegler et al. 2019,
+    arXiv 1909.08593, section 2), but for what `placed` says of single tokens: the rewards of a conversation's turns,
+    say. The last token has what is left then, so that the sum over the response is its reward either way. What it is
+    charged token by token, its divergence from the reference, is taken off each.
+
+    Args:
+        rewards: [S], of each response.
+        mask: ragged, above 0 where a token is the policy's; a response without such tokens has no place for a reward.
+        placed: ragged alike, or None.
+        charges: ragged alike, or None.
+
+    Returns:
+        float64, ragged as `mask`.
+
+    Raises:
+        ValueError: a reward is not finite.
+
+    """
+    values = np.zeros(len(mask.values)) if placed is None else placed.values.astype(np.float64)
+    wrong = [each for each in (rewards, values) if not np.isfinite(each).all()]
+    if wrong:
+        raise ValueError(f"a reward is {wrong[0][~np.isfinite(wrong[0])][0]}; rewards must be finite numbers")
+    row = np.repeat(np.arange(len(mask)), mask.lengths)
+    values = np.where(mask.values > 0, values, 0.0)
+    left = rewards - np.bincount(row, values, minlength=len(mask))
+    # The last of equal indices wins.
+    last = np.full(len(mask), -1)
+    kept = np.flatnonzero(mask.values > 0)
+    last[row[kept]] = kept
+    ended = last >= 0
+    values[last[ended]] += left[ended]
+    return Column(values if charges is None else values - charges.values, mask.offsets)
 
 
 def _spread(values: np.ndarray, places: np.ndarray, mask: Column) -> Column:

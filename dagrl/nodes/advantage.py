@@ -40,8 +40,11 @@ def advantage(parts: Sequence[Part], context: Context) -> Iterator[Output]:
         charges = None
         if (charge := node.kl_in_reward) is not None:
             logprobs = batch["old_logprob"], batch["ref_logprob"]
-            charges = kl_charges(*logprobs, batch["response_mask"], coef=charge.coef, estimator=charge.estimator)
+            weight = charge.coef if context.kl_weight is None else context.kl_weight
+            charges = kl_charges(*logprobs, batch["response_mask"], coef=weight, estimator=charge.estimator)
             stats["kl/in_reward"] = Stat.of(row_sums(charges))
+            if charge.target_kl is not None:
+                stats |= _steered(charges, batch["response_mask"], weight)
         if node.estimator == "gae":
             columns = _with_critic(node, batch, rewards, charges)
             stats["returns/mean"] = Stat.of(columns["return"].values[batch["response_mask"].values > 0])
@@ -56,6 +59,14 @@ def _with_critic(node: AdvantageNode, batch: Batch, rewards: np.ndarray, charges
     on_tokens = token_rewards(rewards, mask, placed=batch.columns.get("token_reward"), charges=charges)
     advantages, returns = gae_advantages(on_tokens, batch["value"], mask, discount=node.gamma, trace=node.lam)
     return {"advantage": whitened(advantages.values, mask), "return": returns}
+
+
+def _steered(charges: Column, mask: Column, weight: float) -> dict[str, Stat]:
+    """What the weight of the divergence is steered by, see `dagrl.runtime.kl_control`, and the weight itself."""
+    tokens = row_sums(Column((mask.values > 0).astype(np.float64), mask.offsets))
+    trained = tokens > 0
+    divergence = row_sums(charges)[trained] / tokens[trained] / weight
+    return {"kl/reward_divergence": Stat.of(divergence), "kl/reward_weight": Stat.of([weight])}
 
 
 def _estimate(

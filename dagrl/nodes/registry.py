@@ -7,7 +7,22 @@ from pathlib import Path
 
 from dagrl.nodes.base import Op
 
-_BUILT_IN = ("prompts", "rollout", "reward", "logprob", "advantage", "update", "filter", "samples")
+_BUILT_IN = (
+    "prompts",
+    "rollout",
+    "reward",
+    "logprob",
+    "advantage",
+    "update",
+    "values",
+    "critic",
+    "reward_model",
+    "filter",
+    "sft",
+    "dpo",
+    "mix",
+    "samples",
+)
 
 
 def load_op(name: str, folder: Path | None) -> Op:

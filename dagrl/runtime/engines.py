@@ -20,7 +20,7 @@ def make_engine(setup: StartEngine, listen_fd: int | None) -> Any:
     """
     pipeline = setup.pipeline
     assert setup.engine is not None
-    spec = engine_as_started(pipeline, setup.engine)
+    spec, model = engine_as_started(pipeline, setup.engine), pipeline.model_of(setup.engine)
     ranks = RankContext(
         rank=setup.rank,
         world_size=setup.world_size,
@@ -35,17 +35,21 @@ def make_engine(setup: StartEngine, listen_fd: int | None) -> Any:
             from dagrl.engines.megatron.engine import MegatronEngine
 
             return MegatronEngine(
-                pipeline.model,
+                model,
                 spec,
                 ranks,
                 train_steps=pipeline.run.steps,
                 trainable=setup.trained,
                 keep_start_weights=setup.keeps_start_weights,
             )
+        case HfEngineSpec() if spec.head == "reward":
+            from dagrl.engines.hf.classifier import HfClassifier
+
+            return HfClassifier(model, spec, ranks)
         case HfEngineSpec():
             from dagrl.engines.hf.engine import HfEngine
 
-            return HfEngine(pipeline.model, spec, ranks)
+            return HfEngine(model, spec, ranks)
         case SglangEngineSpec():
             return _sglang_engine(setup, spec, ranks)
     raise AssertionError(f"no engine for {spec!r}")
@@ -81,4 +85,4 @@ def _sglang_engine(setup: StartEngine, spec: SglangEngineSpec, ranks: RankContex
         start_timeout_s=0.95 * pipeline.run.start_timeout_s,
     )
     kind = SglangEngine if slot.leads else NodeShare
-    return kind(pipeline.model, spec, ranks, share, sleeps=sleeps(pipeline, str(setup.engine)))
+    return kind(pipeline.model_of(str(setup.engine)), spec, ranks, share, sleeps=sleeps(pipeline, str(setup.engine)))

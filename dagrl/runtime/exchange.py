@@ -13,7 +13,7 @@ from dagrl.plan.plan import Executor, PlannedTask, Rows
 from dagrl.runtime.ledger import Ledger
 from dagrl.runtime.messages import Begun, PartWork, TaskWork
 from dagrl.spec.ops import Scope
-from dagrl.spec.schema import Pipeline, UpdateNode
+from dagrl.spec.schema import Pipeline, TrainingNode
 
 
 def share_out(
@@ -27,17 +27,19 @@ def share_out(
     committed: int,
     carried: Sequence[int] = (),
     prompts: int | None = None,
+    kl_weight: float | None = None,
 ) -> list[TaskWork]:
     """The work of each rank of `executor`, or of the one host worker that takes the run.
 
-    `position` in the data set, the prompts `carried` from earlier steps, how many `prompts` the source takes, and the
-    newest `committed` step are passed on.
+    `position` in the data set, the prompts `carried` from earlier steps, how many `prompts` the source takes, the
+    newest `committed` step and the weight of a divergence are passed on.
     """
     on_host = task.engine is None
     replicas = 1 if on_host else executor.replicas
     parts: list[list[PartWork]] = [[] for _ in range(replicas)]
     for index, rows in _cuts(run, task, ledger, pipeline):
-        for replica, places in enumerate(assign(ledger.tokens(rows), None, replicas)):
+        groups = ledger.groups(rows) if task.whole_groups else None
+        for replica, places in enumerate(assign(ledger.tokens(rows), groups, replicas)):
             mine = rows[places]
             parts[replica].append(PartWork(index, mine, ledger.sources(task, mine)))
     places_of_ranks = [(0, True)] if on_host else [(place.dp, place.primary) for place in executor.places]
@@ -47,6 +49,7 @@ def share_out(
         carried=tuple(carried),
         first_group=ledger.first_group,
         prompts=prompts,
+        kl_weight=kl_weight,
     )
     return [replace(alike, parts=tuple(parts[replica]), hands_in=primary) for replica, primary in places_of_ranks]
 
@@ -99,7 +102,7 @@ def _cuts(run: Run, task: PlannedTask, ledger: Ledger, pipeline: Pipeline) -> Se
     if not task.inputs:
         return []
     node = pipeline.nodes.get(task.node)
-    if isinstance(node, UpdateNode):
+    if isinstance(node, TrainingNode) and task.trains:
         rows = ledger.rows(run.shards)
         prompts = node.mini_batch or pipeline.data.prompts_per_step
         # Over-sampling leaves groups out, so that their numbers have gaps.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dagrl.runtime.checkpoint import Checkpoints, TornCheckpointError
 from dagrl.spec.load import load_pipeline
-from dagrl.spec.schema import KeepBestSpec, MegatronEngineSpec, ModelSpec, Pipeline, UpdateNode
+from dagrl.spec.schema import KeepBestSpec, MegatronEngineSpec, ModelSpec, Pipeline, TrainingNode
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What a write says where a disk, a quota or the shell's limit is full."""
@@ -41,7 +41,7 @@ def export_run(run: Path, output: Path, *, step: int | None, engine: str | None,
     trained = pipeline.engines[name]
     assert isinstance(trained, MegatronEngineSpec)
     with _new_folder(output) as aside:
-        _megatron_to_hf(folder, pipeline.model, aside, trained.head)
+        _megatron_to_hf(folder, pipeline.model_of(name), aside, trained.head)
     return f"{output}: {name} after step {int(checkpoint.name.removeprefix('step_'))} of {run}"
 
 
@@ -93,10 +93,12 @@ def _megatron_to_hf(source: Path, model: ModelSpec, folder: Path, head: str = "l
 
 
 def _engine(pipeline: Pipeline, wanted: str | None) -> str:
-    trained = sorted({node.engine for node in pipeline.nodes.values() if isinstance(node, UpdateNode)})
-    if wanted is None and len(trained) > 1:
-        raise WrongCallError(f"the run trains {', '.join(trained)}; say which one with --engine")
-    name = wanted or trained[0]
+    trained = sorted({node.engine for node in pipeline.nodes.values() if isinstance(node, TrainingNode)})
+    # A critic is exported where it is asked for.
+    policies = [name for name in trained if getattr(pipeline.engines[name], "head", "lm") == "lm"] or trained
+    if wanted is None and len(policies) > 1:
+        raise WrongCallError(f"the run trains {', '.join(policies)}; say which one with --engine")
+    name = wanted or policies[0]
     if name not in trained:
         raise WrongCallError(f"the run trains no engine {name!r}; it trains {', '.join(trained)}")
     return name
@@ -110,18 +112,16 @@ def _checkpoint(run: Path, step: int | None, keep_best: KeepBestSpec | None, *, 
     if step is not None and step not in steps:
         raise WrongCallError(f"{run} holds no checkpoint of step {step}; it holds {', '.join(map(str, steps))}")
     folder = checkpoints.of_step(steps[-1] if step is None else step)
-    try:
-        checkpoints.read(folder)
     if best:
         folder = _best(run, checkpoints, keep_best)
+    try:
+        checkpoints.read(folder)
     except TornCheckpointError as error:
         others = [str(other) for other in steps if checkpoints.of_step(other) != folder]
         raise ValueError(f"{error}" + (f"; --step {' or '.join(others)} may be whole" if others else "")) from error
     return folder
 
 
-def _check_is_folder(folder: Path) -> None:
-    if not folder.is_dir():
 def _best(run: Path, checkpoints: Checkpoints, keep_best: KeepBestSpec | None) -> Path:
     if keep_best is None:
         raise WrongCallError(f"{run} keeps no best checkpoint; set run.keep_best before the run, or name a --step")
@@ -131,6 +131,8 @@ def _best(run: Path, checkpoints: Checkpoints, keep_best: KeepBestSpec | None) -
     return folder
 
 
+def _check_is_folder(folder: Path) -> None:
+    if not folder.is_dir():
         raise WrongCallError(f"there is no folder {folder}")
 
 

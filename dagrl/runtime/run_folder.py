@@ -70,13 +70,17 @@ def open_run_folder(path: Path, pipeline: Pipeline, resolved: str, *, again: boo
 
 def model_identity(pipeline: Pipeline) -> str:
     """What a checkpoint's weights belong to, and the reference beside them, as text that can be compared."""
-    seed = f", start weights drawn from seed {pipeline.run.seed}" if pipeline.model.init else ""
+    megatron = {name: engine for name, engine in sorted(pipeline.engines.items()) if engine.backend == "megatron"}
+    own = {name: pipeline.model_of(name) for name, engine in megatron.items() if engine.model is not None}
+    drawn = pipeline.model.init or any(model.init for model in own.values())
+    seed = f", start weights drawn from seed {pipeline.run.seed}" if drawn else ""
+    of_engines = "".join(f", {name} is {model.model_dump_json(exclude_none=True)}" for name, model in own.items())
     stored = "".join(
         f", {name} from {engine.dist_checkpointing_path}"
-        for name, engine in sorted(pipeline.engines.items())
-        if isinstance(engine, MegatronEngineSpec) and engine.dist_checkpointing_path
+        for name, engine in megatron.items()
+        if engine.dist_checkpointing_path
     )
-    return pipeline.model.model_dump_json(exclude_none=True) + seed + stored
+    return pipeline.model.model_dump_json(exclude_none=True) + seed + of_engines + stored
 
 
 @contextmanager

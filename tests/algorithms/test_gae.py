@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagrl.algorithms.gae import gae_advantages
+from dagrl.algorithms.gae import gae_advantages, token_rewards
 from dagrl.data.batch import Column
 
 
@@ -46,6 +46,28 @@ def n_step(rewards: np.ndarray, values: np.ndarray, at: int, steps: int, discoun
     end = min(at + steps, len(rewards))
     gained = sum(discount ** (step - at) * rewards[step] for step in range(at, end))
     return gained + (discount**steps * values[end] if end < len(values) else 0.0) - values[at]
+
+
+def test_a_reward_stands_on_the_last_token_that_counts():
+    mask = column([1, 1, 0], [], [0, 0], [1])
+    found = token_rewards(np.array([2.0, 3.0, 4.0, -1.0]), mask)
+    assert found.values.tolist() == [0, 2, 0, 0, 0, -1]
+    assert found.lengths.tolist() == mask.lengths.tolist()
+
+
+def test_what_single_tokens_get_comes_out_of_the_whole():
+    mask = column([1, 0, 1, 1], [1, 1])
+    # The 9 stands on a word of a tool's, which is no place for a reward.
+    placed = column([0.5, 9, 0, 0.25], [0, 2])
+    charges = column([0.125, 0, 0.25, 0], [0, 0.5])
+    found = token_rewards(np.array([1.0, 2.0]), mask, placed=placed, charges=charges)
+    assert found.values.tolist() == [0.375, 0, -0.25, 0.5, 0, 1.5]
+
+
+@pytest.mark.parametrize("wrong", [{"rewards": np.array([np.nan])}, {"placed": column([np.inf, 0])}])
+def test_a_reward_is_a_finite_number(wrong):
+    with pytest.raises(ValueError, match="a reward is (nan|inf); rewards must be finite"):
+        token_rewards(**{"rewards": np.array([1.0]), "mask": column([1, 1]), **wrong})
 
 
 NUMBER = st.integers(-8, 8).map(lambda number: number / 4)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from dagrl.spec.schema.node_base import NodeBase, TrainingNode
 from dagrl.spec.schema.objective import Aggregation
-from dagrl.spec.schema.section import Name, PositiveInt
+from dagrl.spec.schema.section import Coefficient, Name, PositiveInt
 
 
 class ValuesNode(NodeBase):
@@ -29,8 +27,8 @@ class CriticNode(TrainingNode):
     """Names this kind of node."""
     engine: Name
     """The critic: an engine with ``head: value``, and a model of its own or a copy of the policy's start."""
-    cliprange_value: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = 0.5
-    """A value that has moved further than this from the one before the update is not drawn further away; null for no
+    cliprange_value: Coefficient = 0.5
+    """A value that has moved further than this from the one before the update is not drawn further away; 0 for no
     bound."""
     aggregation: Aggregation = "token-mean"
     """How token losses become one number, as in an update's ``loss``."""

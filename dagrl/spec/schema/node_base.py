@@ -17,6 +17,10 @@ class NodeBase(Section):
     write: str | dict[str, str] | None = None
     """Name of the column it writes, or (op's name -> name in this pipeline) where it writes several."""
 
+    def written_as(self, column: str) -> str:
+        """What the pipeline calls the column `column` of an op that writes no other."""
+        return self.write.get(column, column) if isinstance(self.write, dict) else self.write or column
+
 
 class TrainingNode(NodeBase):
     """What every node may say that trains an engine, in optimizer steps of one mini-batch each."""

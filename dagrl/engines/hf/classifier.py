@@ -1,0 +1,182 @@
+"""A reward model inside the worker's own process: a sequence classifier of Hugging Face's with one label.
+
+Implements `dagrl.engines.base.JudgeEngine`. It reads conversations in its own words: by its own tokenizer and template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from jinja2 import TemplateError
+
+from dagrl.data.tokenizer import load_tokenizer
+from dagrl.engines.base import Conversation, RankContext, Scores, Slept
+from dagrl.engines.device_memory import Part, device_gib_used, storages_of
+from dagrl.engines.hf.weights import replace_weights
+from dagrl.engines.model_source import SCORE, load_hf_config, weight_source
+from dagrl.spec.residency import Residency
+from dagrl.spec.schema import HfEngineSpec, ModelSpec
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+_LM_HEAD = "lm_head.weight"
+_NO_TOKEN = -1
+
+
+class HfClassifier:
+    """One replica of the model: float32 on a CPU, bfloat16 on a GPU. Its weights never change."""
+
+    def __init__(self, model: ModelSpec, spec: HfEngineSpec, ranks: RankContext) -> None:
+        """Build the model. ValueError where its folder is not that of a reward model, or has no chat template."""
+        self._gib_used_by_others = device_gib_used()
+        self._max_batch_size = spec.max_batch_size
+        self._tokenizer = load_tokenizer(model)
+        if not self._tokenizer.chat_template:
+            raise ValueError(
+                f"the tokenizer of {_name(model)} has no chat template, by which a reward model reads conversations; "
+                "put the one it was trained with into its folder, as chat_template.jinja"
+            )
+        config = _config(model)
+        self._longest = getattr(config, "max_position_embeddings", None)
+        self._model = _read(model, config) if model.path is not None else _draw(model, config, ranks.seed)
+        # Decoders are read at their last token, which is the last of all where shorter rows are filled up before their
+        # first; so no token is taken for padding, and the token that ends a conversation is read.
+        self._fills_left = hasattr(self._model, "score")
+        if self._fills_left:
+            self._model.config.pad_token_id = _NO_TOKEN
+        self._weights = Part(lambda: storages_of(self._model.parameters()), keep=True, rests_away=False)
+        self._asleep = False
+        self.policy_version = 0
+
+    def scores(self, conversations: Sequence[Conversation], *, tokens_per_micro_batch: int) -> Scores:
+        """See `JudgeEngine.scores`. A batch holds as many rows of nearly one length as go into the budget, or one."""
+        if self._asleep:
+            raise RuntimeError("the engine sleeps; call wake() before anything else is asked of it")
+        rows = [self._tokens(conversation) for conversation in conversations]
+        cut = np.array([self._longest is not None and len(row) > self._longest for row in rows], dtype=bool)
+        rows = [row[-self._longest :] if self._longest else row for row in rows]
+        values = np.zeros(len(rows), dtype=np.float32)
+        for batch in _batches([len(row) for row in rows], self._max_batch_size, tokens_per_micro_batch):
+            values[batch] = self._score([rows[index] for index in batch])
+        return Scores(values, cut)
+
+    def sleep(self, residency: Residency) -> Slept:
+        """See `JudgeEngine.sleep`. It holds little beside its weights, so only asleep it gives something back."""
+        before = device_gib_used()
+        if residency is Residency.ASLEEP and not self._asleep:
+            self._asleep = True
+            self._weights.sleep()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return Slept(freed_gib=before - device_gib_used(), held_gib=before - self._gib_used_by_others)
+
+    def wake(self, residency: Residency) -> None:
+        """See `JudgeEngine.wake`. From any residency to any: to its weights is all the way."""
+        if residency is not Residency.ASLEEP and self._asleep:
+            self._weights.wake()
+            self._asleep = False
+
+    def close(self) -> None:
+        """Free the model."""
+        del self._model
+
+    def _tokens(self, conversation: Conversation) -> list[int]:
+        try:
+            text = self._tokenizer.apply_chat_template(list(conversation), tokenize=False)
+        except TemplateError as error:
+            roles = ", ".join(str(message.get("role")) for message in conversation)
+            raise ValueError(
+                f"the reward model's chat template does not take a conversation of {roles}: {error}; "
+                "put one into its folder that does, as chat_template.jinja"
+            ) from error
+        # The template has put the special tokens into the text already.
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    @torch.no_grad()
+    def _score(self, rows: Sequence[Sequence[int]]) -> np.ndarray:
+        longest = max(len(row) for row in rows)
+        ids = torch.full((len(rows), longest), self._tokenizer.pad_token_id)
+        known = torch.zeros_like(ids)
+        for index, row in enumerate(rows):
+            place = slice(longest - len(row), longest) if self._fills_left else slice(len(row))
+            ids[index, place] = torch.tensor(row)
+            known[index, place] = 1
+        device = next(self._model.parameters()).device
+        output = self._model(input_ids=ids.to(device), attention_mask=known.to(device))
+        return output.logits[:, 0].float().cpu().numpy()
+
+
+def _batches(lengths: Sequence[int], most_rows: int, most_tokens: int) -> Iterator[np.ndarray]:
+    """Places of rows that are scored together, long ones first: as wide as their first, and within both bounds."""
+    order = np.argsort(-np.array(lengths, dtype=np.int64), kind="stable")
+    begin = 0
+    while begin < len(order):
+        fit = most_tokens // max(1, lengths[order[begin]])
+        end = begin + max(1, min(most_rows, fit))
+        yield order[begin:end]
+        begin = end
+
+
+def _config(model: ModelSpec) -> PretrainedConfig:
+    config = load_hf_config(model)
+    if model.path is None:
+        config.num_labels = 1
+    elif config.num_labels != 1:
+        raise ValueError(
+            f"{model.path} tells {config.num_labels} labels apart, and a reward model has one, its score; "
+            "give the folder of a sequence classifier with num_labels 1"
+        )
+    return config
+
+
+def _read(model: ModelSpec, config: PretrainedConfig) -> PreTrainedModel:
+    from transformers import AutoModelForSequenceClassification
+
+    options: dict[str, Any] = {"config": config, "local_files_only": True, "output_loading_info": True}
+    assert model.path is not None
+    try:
+        built, report = AutoModelForSequenceClassification.from_pretrained(
+            model.path.expanduser(), dtype=_dtype(), **options
+        )
+    except (ValueError, OSError) as error:
+        raise ValueError(f"cannot load a reward model from {model.path}: {error}") from error
+    if report["missing_keys"]:
+        missing = ", ".join(sorted(report["missing_keys"])[:3])
+        raise ValueError(
+            f"{model.path} is not the folder of a reward model: it has no weights for {missing}; "
+            "give that of a sequence classifier with one label"
+        )
+    built = built.to(_device()).eval().requires_grad_(False)
+    for parameter in built.parameters():
+        # On a CPU they look into the file, and could not be put away.
+        parameter.data = parameter.data.clone()
+    return built
+
+
+def _draw(model: ModelSpec, config: PretrainedConfig, seed: int) -> PreTrainedModel:
+    """With random weights: a score that means nothing, to try a pipeline out with."""
+    from transformers import AutoModelForSequenceClassification
+
+    # Its own random weights are of no use, and drawing them must not move the process's random stream.
+    with torch.random.fork_rng(), torch.device(_device()):
+        built = AutoModelForSequenceClassification.from_config(config, dtype=_dtype())
+    source = weight_source(model, seed)
+    names = [*(name for name in source.names() if name != _LM_HEAD), SCORE]
+    replace_weights(built, ((name, source.get(name)) for name in names))
+    return built.eval().requires_grad_(False)
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _dtype() -> torch.dtype:
+    return torch.bfloat16 if torch.cuda.is_available() else torch.float32
+
+
+def _name(model: ModelSpec) -> str:
+    return str(model.path) if model.path is not None else "the model of random weights"
