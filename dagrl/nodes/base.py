@@ -125,6 +125,8 @@ class Context:
 
     @property
     def pipeline(self) -> Pipeline:
+    kl_weight: float | None = None
+    """Of advantages: the weight of the divergence in this step. Default: as the node says."""
         """The whole pipeline."""
         return self.resources.pipeline
 

@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,8 @@ class RunState:
     """Places in the data set of prompts before `position` that were begun and have to come again."""
     score: Score | None = None
     """How good it is; None where that was not measured."""
+    kl_weights: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Of nodes that steer the weight of a divergence: those of the next steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +178,12 @@ class Checkpoints:
         if found := damage(folder, fields.get("files", {})):
             raise TornCheckpointError(f"the checkpoint {folder} is torn: {found}")
         return RunState(
-            fields["step"], fields["position"], fields["model"], tuple(fields.get("carried", ())), _score_of(fields)
+            fields["step"],
+            fields["position"],
+            fields["model"],
+            tuple(fields.get("carried", ())),
+            _score_of(fields),
+            {name: tuple(weights) for name, weights in fields.get("kl_weights", {}).items()},
         )
 
     def _finished(self) -> list[tuple[int, Path]]:

@@ -43,6 +43,7 @@ from dagrl.runtime.errors import RunError, WorkerLostError
 from dagrl.runtime.exchange import share_out
 from dagrl.runtime.fleet import Fleet, Member
 from dagrl.runtime.health import Restarts
+from dagrl.runtime.kl_control import KlControl
 from dagrl.runtime.ledger import Ledger
 from dagrl.runtime.losses import Losses
 from dagrl.runtime.messages import Block, TaskWork
@@ -75,7 +76,8 @@ class Driver:
         trackers: Trackers,
         restarts: Restarts,
         position: int,
-        carried: Iterable[int] = (),
+        carried: Iterable[int],
+        kl_control: KlControl,
     ) -> None:
         """`carried`: places in the data set before `position`, of prompts that come first in the next step."""
         self.pipeline = pipeline
@@ -86,6 +88,7 @@ class Driver:
         self.trackers = trackers
         self.position = position
         self._carried = Carried.of_checkpoint(carried)
+        self._kl = kl_control
         self._is_partial = any(node.partial_rollout for node in rollouts(pipeline).values())
         """Whether prompts that a step does not finish are gone on with."""
         self._sampled: dict[str, int] = {}
@@ -205,6 +208,7 @@ class Driver:
             committed=self.scheduler.committed,
             carried=carried,
             prompts=prompts,
+            kl_weight=self._kl.weight(task.node, run.step),
         )
         if task.engine is None:
             member = self._idle_hosts.pop()
@@ -224,6 +228,7 @@ class Driver:
         self, run: Run, task: PlannedTask, block: Block, member: Member, ledger: Ledger, record: StepRecord
     ) -> None:
         record.note(run, block, member.name)
+        self._kl.note(task.node, run.step, block)
         if "next_position" in block.facts:
             record.position = self.position = block.facts["next_position"]
         if task.selects:
@@ -309,8 +314,10 @@ class Driver:
             assert record.position is not None, "a step that trained has had prompts"
             identity, carried = model_identity(self.pipeline), self._carried.after(commit.step)
             score = self._scoring.score(record)
-            await self._saving.finish(RunState(commit.step, record.position, identity, carried, score))
+            weights = self._kl.after(commit.step)
+            await self._saving.finish(RunState(commit.step, record.position, identity, carried, score, weights))
         self._carried.commit(commit.step)
+        self._kl.commit(commit.step)
         tokens = sum(ledger.total_tokens for (step, _), ledger in self._ledgers.items() if step == commit.step)
         slots = sum(group.ranks for group in self.pipeline.groups.values())
         record.count("run/restarts", self._restarts.count)

@@ -90,6 +90,8 @@ class TaskWork:
     """The rollout node whose responses it is about."""
     told_as: str = ""
     """What comes before the names of its metrics."""
+    kl_weight: float | None = None
+    """Of advantages: the weight of the divergence in this step. Default: as the node says."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from dagrl.runtime.driver import Driver
 from dagrl.runtime.errors import InterruptedRunError, RunError, WorkerLostError
 from dagrl.runtime.fleet import Fleet
 from dagrl.runtime.health import Restarts
+from dagrl.runtime.kl_control import KlControl
 from dagrl.runtime.messages import StartEngine
 from dagrl.runtime.run_folder import RunFolder, open_run_folder
 from dagrl.runtime.whereabouts import write_workers
@@ -99,7 +100,8 @@ async def _train(
     scheduler = Scheduler(plan, first_step=resumed.step + 1 if resumed else 1)
     fleet = Fleet(ray, plan, loaded.pipeline)
     position, carried = (resumed.position, resumed.carried) if resumed else (0, ())
-    driver = Driver(loaded.pipeline, plan, scheduler, fleet, folder, trackers, restarts, position, carried)
+    kl_control = KlControl(loaded.pipeline, resumed.kl_weights if resumed else {}, resumed.step + 1 if resumed else 1)
+    driver = Driver(loaded.pipeline, plan, scheduler, fleet, folder, trackers, restarts, position, carried, kl_control)
     with _Interrupts(driver, trackers) as interrupts:
         try:
             began = time.time()

@@ -134,6 +134,7 @@ class Worker:
             begins=work.begins,
             ends=work.ends,
             sampled_by=work.sampled_by,
+            kl_weight=work.kl_weight,
             begun={group: fetch_begun(begun, work.outputs, self._timeout_s) for group, begun in work.begun.items()},
         )
         op = load_op(work.op, resources.folder)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dagrl.nodes.advantage import advantage
@@ -58,6 +60,18 @@ def test_the_estimator_of_the_charge_is_the_nodes(bench, part) -> None:
     (output,) = advantage([part], bench.context("advantage", nodes=options))
     charge = output.stats["kl/in_reward"]
     assert (charge.low, charge.high, charge.total) == (0.0, pytest.approx(1.0), pytest.approx(2.0))
+
+
+def test_a_weight_that_is_steered_is_the_steps_and_tells_what_it_is_steered_by(bench, part) -> None:
+    # By k1 the responses diverge by 1, 2, 0 and -1, and by 1, 1, 0 and -1 a token. The weight is the step's, not 0.1.
+    options = node(normalize_by_std=False, kl_in_reward={"coef": 0.1, "target_kl": 0.5})
+    context = replace(bench.context("advantage", nodes=options), kl_weight=0.2)
+    (output,) = advantage([part], context)
+    assert output.columns["advantage"].values.tolist() == pytest.approx([0.6, -0.6, -0.6, -0.1, -0.1, 0.1])
+    divergence, weight = output.stats["kl/reward_divergence"], output.stats["kl/reward_weight"]
+    assert (divergence.count, divergence.mean) == (4, pytest.approx(0.25))
+    assert (divergence.low, divergence.high) == (pytest.approx(-1), pytest.approx(1))
+    assert weight.mean == 0.2
 
 
 def test_a_rank_without_rows_has_no_advantages(bench) -> None:

@@ -104,6 +104,11 @@ def _check_advantage(pipeline: Pipeline, place: Place, node: AdvantageNode, find
     if node.kl_in_reward and "horizon" in node.kl_in_reward.model_fields_set and node.kl_in_reward.target_kl is None:
         message = "without `target_kl` the weight stays as it is; add that, or take this out"
         findings.error((*place, "kl_in_reward", "horizon"), message)
+    if node.kl_in_reward and node.kl_in_reward.target_kl is not None and node.kl_in_reward.coef == 0:
+        message = (
+            "a weight that is steered grows and shrinks from where it begins, and 0 stays 0; begin with 0.001 or so"
+        )
+        findings.error((*place, "kl_in_reward", "coef"), message)
     sampling = {name: rollout.sampling for name, rollout in rollouts(pipeline).items()}
     if node.overlong_buffer is None or not sampling:
         return

@@ -80,6 +80,12 @@ def mine(tokens, power=1.0): ...
             "nodes.advantage.kl_in_reward.horizon",
             "without `target_kl` the weight stays as it is; add that",
         ),
+        (
+            "grpo}",
+            "grpo, kl_in_reward: {coef: 0, target_kl: 0.1}} #!",
+            "nodes.advantage.kl_in_reward.coef",
+            "a weight that is steered grows and shrinks from where it begins, and 0 stays 0",
+        ),
     ],
 )
 def test_what_a_formula_does_not_know_or_get_is_told(project, old, new, place, fragment):
