@@ -48,10 +48,23 @@ def _sampled(
 ) -> Iterator[tuple[int, Response]]:
     """Each requested response, and its place, with what the engine has sampled for it."""
     engine: GenerateEngine = context.engine
-    places = list(requests)
-    for completion in engine.generate([*requests.values()], context.sampling) if places else ():
-        place = places[completion.index]
-        yield place, responses[place].gone_on(completion)
+    alike = _alike(requests) if context.sampling.temperature == 0 else [[place] for place in requests]
+    asked = [requests[place] for place, *_ in alike]
+    for completion in engine.generate(asked, context.sampling) if asked else ():
+        place, *others = alike[completion.index]
+        response = responses[place].gone_on(completion)
+        yield place, response
+        for other in others:
+            # Nothing was sampled for it.
+            yield other, replace(response, begun=len(response.tokens))
+
+
+def _alike(requests: Mapping[int, GenerationRequest]) -> list[list[int]]:
+    """Places with the same prompt and beginning: without chance they get the same response, so it is sampled once."""
+    places: dict[tuple[bytes, bytes], list[int]] = {}
+    for place, request in requests.items():
+        places.setdefault((request.prompt.tobytes(), request.begun.tobytes()), []).append(place)
+    return list(places.values())
 
 
 def _groups(

@@ -274,3 +274,20 @@ def sampling_of(bench, *, validation: bool, **more) -> SamplingSpec:
     context = bench.context("rollout", engine=engine, validation=validation, nodes={"rollout": node})
     list(rollout([part_of(bench, [0, 1])], context))
     return engine.sampling
+
+
+def test_the_likeliest_response_to_a_prompt_is_sampled_once(bench) -> None:
+    """As a baseline for ReMax, say: all rows of a group have the same prompt."""
+    engine = Generator(routes=True)
+    batch = bench.batch([0, 1, 2, 3], prompt_tokens=[[4, 4], [4, 4], [5], [5]], group_id=[0, 0, 1, 1])
+    sampling = {"temperature": 0, "max_new_tokens": 3}
+    nodes = {"rollout": {"op": "rollout", "engine": "generator", "n": 2, "sampling": sampling}}
+    outputs = list(rollout([Part(0, batch)], bench.context("rollout", engine=engine, nodes=nodes)))
+    assert len(engine.seeds) == 2
+    assert [output.rows.tolist() for output in outputs] == [[0, 1], [2, 3]]
+    assert [responses(output) for output in outputs] == [[[4, 4, 7]] * 2, [[5, 7]] * 2]
+    assert [output.sampled for output in outputs] == [3, 2]
+    assert [len(set(output.columns["finish_reason"].strings())) for output in outputs] == [1, 1]
+    # With chance, each row has a response of its own.
+    list(rollout([Part(0, batch)], bench.context("rollout", engine=engine)))
+    assert len(set(engine.seeds)) == 4
