@@ -187,7 +187,8 @@ class Graph:
         told = {sink.inputs["reward"].node} if "reward" in sink.inputs else set()
         for name, node in graph.nodes.items():
             learns = isinstance(node.spec, DemonstrationNode) and node.spec.val_loss
-            if isinstance(node.spec, RewardNode | RewardModelNode) or (learns and self._is_offline):
+            scores = isinstance(node.spec, RewardNode | RewardModelNode) and not graph._is_baseline(name)
+            if scores or (learns and self._is_offline):
                 told.add(name)
         needed = told.union(*map(graph.ancestors, told), {PROMPTS_NODE})
         kept = {name: _validating(node) for name, node in graph.nodes.items() if name in needed}
@@ -200,6 +201,11 @@ class Graph:
         }
         kept[SAMPLES_NODE] = replace(sink, inputs=MappingProxyType(seen))
         return Graph(MappingProxyType(kept))
+
+    def _is_baseline(self, name: str) -> bool:
+        """Whether all that a node is for is to be subtracted from the rewards that are trained on."""
+        read = {column for node in self.nodes.values() for column, wire in node.inputs.items() if wire.node == name}
+        return read == {"baseline_reward"}
 
     @property
     def _is_offline(self) -> bool:

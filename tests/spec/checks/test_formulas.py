@@ -105,6 +105,11 @@ def test_remax_compares_with_a_greedy_rollout(project, base):
     check_file(project.pipeline((nodes_of(base), GREEDY)))
 
 
+def test_the_baseline_is_not_sampled_in_validation(project, base):
+    checked = check_file(project.pipeline((nodes_of(base), GREEDY)))
+    assert set(checked.graph.validation.nodes) == {"prompts", "rollout", "reward", "samples"}
+
+
 def test_remax_needs_no_group(project, base):
     check_file(project.pipeline((nodes_of(base), GREEDY.replace("n: 4", "n: 1"))))
 
