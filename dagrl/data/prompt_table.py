@@ -6,14 +6,16 @@ The file's text stays in Arrow's buffers. `dagrl.data.prompt_file` writes such f
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dagrl.data.batch import Column
 from dagrl.data.demonstrations import prompt_before, response_text, response_tokens, value_at
+from dagrl.spec.tool import offered
 
 if TYPE_CHECKING:
     from pyarrow import Schema, Table
@@ -36,15 +38,19 @@ class PromptTable:
         responses: Sequence[str] = (),
         with_answers: bool = True,
         limit: int | None = None,
+        tools: Mapping[str, dict[str, Any]] = MappingProxyType({}),
     ) -> None:
         """Open `path`; with `limit`, its first so many rows.
 
         `responses` are the columns that hold some: their chats stand for the prompts where there is no column
-        ``prompt``. Without `with_answers`, neither reference answers nor names of data sets need be there.
+        ``prompt``. Without `with_answers`, neither reference answers nor names of data sets need be there. `tools` are
+        those that the chat template is to tell of, by name: for each row all, or those that its ``extra_info.tools``
+        names.
         """
         self.path = path
         self._tokenizer = tokenizer
         self._responses = responses
+        self._tools = tools
         self._table = _read(path, responses, with_answers, limit)
 
     def __len__(self) -> int:
@@ -62,7 +68,7 @@ class PromptTable:
         if isinstance(prompt, str):
             text, tokens = prompt, self._tokenizer.encode(prompt)
         else:
-            text = self._chat_text(prompt, place)
+            text = self._chat_text(prompt, row)
             # The template has put the special tokens into the text already.
             tokens = self._tokenizer.encode(text, add_special_tokens=False)
         if not tokens:
@@ -114,7 +120,8 @@ class PromptTable:
         value = self._table[name][row].as_py()
         return value_at(value, rest) if rest else value
 
-    def _chat_text(self, messages: list[dict[str, Any]], place: str) -> str:
+    def _chat_text(self, messages: list[dict[str, Any]], row: int) -> str:
+        place = self.place(row)
         if not self._tokenizer.chat_template:
             raise ValueError(
                 f"{place}: the prompt is a chat, and the tokenizer has no chat template; use the tokenizer of an "
@@ -126,7 +133,13 @@ class PromptTable:
                 raise ValueError(f"{place}: a message of the chat has no {wrong[0]}, which must be text; got {message}")
         if not any(message["content"] for message in messages):
             raise ValueError(f"{place}: the prompt is empty; remove the row")
-        return self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        tools = [*offered(self._tools, self._extra_info(row)).values()] if self._tools else []
+        return self._tokenizer.apply_chat_template(
+            messages, tools=tools or None, tokenize=False, add_generation_prompt=True
+        )
+
+    def _extra_info(self, row: int) -> dict[str, Any]:
+        return (self._table["extra_info"][row].as_py() if "extra_info" in self._table.column_names else None) or {}
 
     def _check_known(self, tokens: Sequence[int], text: str, place: str, what: str) -> None:
         """ValueError where the tokenizer has no tokens for something in the text."""

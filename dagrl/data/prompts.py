@@ -7,10 +7,11 @@ goes on in the middle of an epoch. `dagrl.data.prompt_table` reads the file.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -84,11 +85,12 @@ class PromptLoader:
         limit: int | None = None,
         responses: Responses | None = None,
         with_answers: bool = True,
+        tools: Mapping[str, dict[str, Any]] = MappingProxyType({}),
     ) -> None:
         """Open `path`; with `limit`, use only its first so many rows.
 
-        With `responses`, those of each prompt come with it. `with_answers` as in `PromptTable`. Raises ValueError where
-        the file is missing, broken or empty, or lacks a column.
+        With `responses`, those of each prompt come with it. `with_answers` and `tools` as in `PromptTable`. Raises
+        ValueError where the file is missing, broken or empty, or lacks a column.
         """
         self.path = path
         self._limits = [_Limit("prompt", max_prompt_tokens, overlong)]
@@ -98,7 +100,9 @@ class PromptLoader:
         # A seed may be negative, numpy's sources of randomness take none such.
         self._seed = seed % 2**64
         columns = responses.columns if responses else ()
-        self._table = PromptTable(path, tokenizer, responses=columns, with_answers=with_answers, limit=limit)
+        self._table = PromptTable(
+            path, tokenizer, responses=columns, with_answers=with_answers, limit=limit, tools=tools
+        )
         self._epoch_order: tuple[int, np.ndarray] | None = None
 
     def __len__(self) -> int:

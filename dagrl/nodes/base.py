@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,6 +13,7 @@ import numpy as np
 
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat, merge
+from dagrl.spec.offline import is_offline, rows_per_prompt
 from dagrl.spec.rollouts import leading_rollout, rollouts
 from dagrl.spec.schema import NodeBase, Pipeline, RolloutNode, SamplingSpec
 
@@ -74,6 +76,8 @@ class Resources:
         self.run_dir = run_dir
         self.cache: dict[str, Any] = {}
         """What an op loads once, by a key of its own."""
+        # Reentrant: what is loaded may want something that is loaded once itself.
+        self._loading = threading.RLock()
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -84,9 +88,10 @@ class Resources:
 
     def once(self, key: str, make: Callable[[], Any]) -> Any:
         """What `make` returned when it was first asked for under this key."""
-        if key not in self.cache:
-            self.cache[key] = make()
-        return self.cache[key]
+        with self._loading:
+            if key not in self.cache:
+                self.cache[key] = make()
+            return self.cache[key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,21 +125,20 @@ class Context:
     """Of an update in pieces: whether this is the first of them."""
     ends: bool = True
     """Whether it is the last."""
+    kl_weight: float | None = None
+    """Of advantages: the weight of the divergence in this step. Default: as the node says."""
     begun: Mapping[int, Batch] = field(default_factory=dict)
     """Group -> what an earlier step has sampled for it: the columns of a rollout, rows in the order of the group's."""
 
     @property
     def pipeline(self) -> Pipeline:
-    kl_weight: float | None = None
-    """Of advantages: the weight of the divergence in this step. Default: as the node says."""
         """The whole pipeline."""
         return self.resources.pipeline
 
     @property
     def samples_per_prompt(self) -> int:
         """Rows of a group."""
-        leading = rollouts(self.pipeline)[leading_rollout(self.pipeline)]
-        return leading.val_n if self.validation else leading.n
+        return rows_per_prompt(self.pipeline, validation=self.validation)
 
     @property
     def rollout(self) -> RolloutNode:
@@ -151,7 +155,9 @@ class Context:
 
     @property
     def temperature(self) -> float:
-        """Temperature at which training samples are drawn; 1 where they are the likeliest tokens."""
+        """Temperature at which training samples are drawn; 1 where they are the likeliest tokens, or none is drawn."""
+        if self.sampled_by is None and is_offline(self.pipeline):
+            return 1.0
         return self.rollout.sampling.temperature or 1.0
 
 

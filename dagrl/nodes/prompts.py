@@ -9,11 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from dagrl.data.batch import Batch, Column
+from dagrl.data.demonstrations import Responses, in_turn
 from dagrl.data.prompts import PromptLoader, PromptSlice
 from dagrl.data.shards import shard_bounds
 from dagrl.data.stats import Stat
 from dagrl.nodes.base import Context, Output, Part
+from dagrl.nodes.turns.setting import rollout_tools
 from dagrl.spec.filtering import prompts_begun
+from dagrl.spec.offline import columns_read, needs_answers
 
 
 def prompts(parts: Sequence[Part], context: Context) -> Iterator[Output]:
@@ -61,8 +64,21 @@ def _joined(taken: Mapping[str, PromptSlice]) -> dict[str, Column]:
 def _repeat(columns: dict[str, Column], times: int, first_group: int) -> Batch:
     prompts = np.repeat(np.arange(len(columns["prompt_tokens"]), dtype=np.int64), times)
     rows = first_group * times + np.arange(len(prompts), dtype=np.int64)
-    repeated = {name: column.take(prompts) for name, column in columns.items()}
+    given = [column for name, column in columns.items() if name.startswith("responses.")]
+    repeated = {name: column.take(prompts) for name, column in columns.items() if not name.startswith("responses.")}
+    if given:
+        repeated["demonstration"] = in_turn(given, prompts)
     return Batch(rows, {"sample_id": Column(rows), "group_id": Column(first_group + prompts), **repeated})
+
+
+def _responses(context: Context) -> Responses | None:
+    """The responses that come with the prompts, where somebody learns from them."""
+    data = context.pipeline.data
+    columns = columns_read(context.pipeline, validation=context.validation)
+    if not columns:
+        return None
+    assert data.max_response_tokens, "responses without max_response_tokens are refused when the file is checked"
+    return Responses(columns, data.max_response_tokens, data.overlong_responses)
 
 
 def _loader(name: str, path: Path, context: Context) -> PromptLoader:
@@ -78,6 +94,9 @@ def _loader(name: str, path: Path, context: Context) -> PromptLoader:
             shuffle=data.shuffle and not context.validation,
             seed=context.pipeline.run.seed,
             limit=data.val_prompts if context.validation else None,
+            responses=_responses(context),
+            with_answers=needs_answers(context.pipeline, validation=context.validation),
+            tools={name: tool.schema for name, tool in rollout_tools(context).items()},
         )
 
     return resources.once(f"prompts of {'val ' if context.validation else ''}{name}", open_file)

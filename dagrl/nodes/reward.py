@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
 from dagrl.nodes.base import Context, Output, Part
+from dagrl.nodes.turns.reading import passages
 from dagrl.rewards.registry import load_reward
 from dagrl.rewards.score import Samples, score
 from dagrl.spec.schema import RewardNode
@@ -39,11 +41,31 @@ def _samples(batch: Batch, context: Context) -> Samples:
     return Samples(
         sample_id=batch.rows.tolist(),
         prompt=prompts,
-        response=[response_text(batch["response_tokens"][row], context) for row in range(len(batch))],
+        response=[scored_text(batch, row, context) for row in range(len(batch))],
         answer=batch["answer"].strings(),
         data_source=batch["data_source"].strings(),
         extra_info=[json.loads(text) for text in batch["extra_info"].strings()],
+        **_turns(batch, context),
     )
+
+
+def _turns(batch: Batch, context: Context) -> dict[str, list[list[Any]]]:
+    """What the policy has said turn by turn, and what it got for that, where it had several."""
+    if "token_turn" not in batch:
+        return {}
+    own = [[each for each in passages(batch, row) if each.turn] for row in range(len(batch))]
+    return {
+        "turns": [[response_text(each.tokens, context) for each in turns] for turns in own],
+        "turn_rewards": [[each.reward for each in turns] for turns in own] if "token_reward" in batch else [],
+    }
+
+
+def scored_text(batch: Batch, row: int, context: Context) -> str:
+    """What a reward takes for the answer: the response, or of several turns the last."""
+    if "token_turn" not in batch:
+        return response_text(batch["response_tokens"][row], context)
+    said = passages(batch, row)
+    return response_text(said[-1].tokens, context) if said else ""
 
 
 def response_text(tokens: np.ndarray, context: Context) -> str:

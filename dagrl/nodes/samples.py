@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +14,8 @@ from dagrl.data.batch import Batch
 from dagrl.data.stats import Stat
 from dagrl.nodes.base import Context, Output, Part
 from dagrl.nodes.experts import own_rows
+from dagrl.nodes.reward import response_text
+from dagrl.nodes.turns.reading import passages
 from dagrl.nodes.validation import validation_stats
 
 
@@ -85,4 +88,18 @@ def _table(batch: Batch, context: Context) -> pa.Table:
         table["policy_version"] = batch["policy_version"].values.tolist()
     if "finish_reason" in batch:
         table["finish_reason"] = batch["finish_reason"].strings()
+    if "token_turn" in batch:
+        table["turns"] = [_turns(batch, row, context) for row in rows]
     return pa.table(table)
+
+
+def _turns(batch: Batch, row: int, context: Context) -> list[dict[str, Any]]:
+    """A response as a conversation; the turns of others have neither number nor reward."""
+    return [
+        {
+            "turn": each.turn or None,
+            "text": response_text(each.tokens, context),
+            "reward": each.reward if each.turn and "token_reward" in batch else None,
+        }
+        for each in passages(batch, row)
+    ]

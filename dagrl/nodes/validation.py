@@ -13,7 +13,7 @@ from dagrl.algorithms.at_k import best_at_k, majority_at_k, pass_at_k, worst_at_
 from dagrl.data.batch import Batch
 from dagrl.data.stats import Stat
 from dagrl.nodes.base import Context
-from dagrl.nodes.reward import response_text
+from dagrl.nodes.reward import scored_text
 from dagrl.rewards.votes import load_vote
 from dagrl.spec.val_metrics import ks_of, set_prefixes, vote_of
 
@@ -53,7 +53,7 @@ def _votes(batch: Batch, context: Context) -> list[list[str | None]] | None:
         return None
     resources, n = context.resources, context.samples_per_prompt
     answer_in = resources.once("val_vote", lambda: load_vote(vote, resources.folder))
-    answers = [answer_in(response_text(batch["response_tokens"][row], context)) for row in range(len(batch))]
+    answers = [answer_in(scored_text(batch, row, context)) for row in range(len(batch))]
     return [answers[first : first + n] for first in range(0, len(answers), n)]
 
 

@@ -33,8 +33,16 @@ class Samples:
     answer: Sequence[str]
     data_source: Sequence[str]
     extra_info: Sequence[Mapping[str, Any]]
+    turns: Sequence[Sequence[str]] = ()
+    """What the policy has said in each of its turns. Default: in one turn, the response."""
+    turn_rewards: Sequence[Sequence[float]] = ()
+    """What an environment has given for each of them. Default: there is none."""
 
     def __post_init__(self) -> None:
+        if not self.turns:
+            object.__setattr__(self, "turns", [[said] for said in self.response])
+        if not self.turn_rewards:
+            object.__setattr__(self, "turn_rewards", [[]] * len(self.response))
         lengths = {name: len(getattr(self, name)) for name in ("sample_id", *FIELDS)}
         assert len(set(lengths.values())) == 1, f"samples with columns of lengths {lengths}"
 

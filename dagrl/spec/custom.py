@@ -21,7 +21,7 @@ from dagrl.spec.ops import OpContract, Scope
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-FIELDS = ("prompt", "response", "answer", "data_source", "extra_info")
+FIELDS = ("prompt", "response", "answer", "data_source", "extra_info", "turns", "turn_rewards")
 """Keyword arguments that a reward function may ask for."""
 
 _SHOWN_CHARACTERS = 500

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from dagrl.spec.custom import FIELDS, load_function
+from dagrl.spec.custom import load_function
 from dagrl.spec.errors import suggest
 
-RESET_FIELDS = (*(field for field in FIELDS if field != "response"), "seed")
+RESET_FIELDS = ("prompt", "answer", "data_source", "extra_info", "seed")
 """What ``reset`` may ask for, by the names of its parameters."""
 
 

@@ -109,8 +109,9 @@ ROLLOUT_WRITES = (
 )
 """Columns of a rollout; the last only where the engine tells them."""
 
-TURN_WRITES = ("turns", "token_turn", "token_reward")
-"""Further columns of a rollout of several turns; the last only with an environment, which gives the rewards."""
+OF_TURNS = ("token_turn", "token_reward")
+"""Columns of a rollout of several turns that say something of each token of its response; the last is there only with an
+environment, which gives the rewards."""
 
 MIXED = ("response_tokens", "response_mask", "rollout_logprob", "finish_reason")
 """Columns of a rollout of which experts' responses have their own."""
@@ -131,7 +132,7 @@ def sink_contract(pipeline: Pipeline) -> OpContract:
         writes=(),
         scope=Scope.BATCH,
         reads_if_written=(
-            *("advantage", "policy_version", "finish_reason", "is_expert", "token_turn", "token_reward"),
+            *("advantage", "policy_version", "finish_reason", "is_expert", *OF_TURNS),
             *given,
         ),
     )
@@ -148,11 +149,11 @@ def contract_of(
     match node:
         case RolloutNode():
             return _of_rollout(node)
-        case RewardNode(fn="environment"):
-            return OpContract(("token_reward",), ("reward",))
         case RewardNode():
             scored = ("prompt_tokens", "response_tokens", "answer", "data_source", "extra_info")
-            return OpContract(scored, ("reward",), reads_if_written=("token_turn",))
+            if node.fn == "environment":
+                return OpContract((*scored, "token_reward"), ("reward",), reads_if_written=("token_turn",))
+            return OpContract(scored, ("reward",), reads_if_written=OF_TURNS)
         case LogprobNode():
             routes = _routes(engines.get(node.engine))
             return OpContract(("prompt_tokens", "response_tokens", *routes), ("logprob",), needs=Capability.SCORE)
@@ -201,7 +202,7 @@ def _of_rollout(node: RolloutNode) -> OpContract:
     writes = ROLLOUT_WRITES
     if node.multi_turn:
         reads += ("extra_info",)
-        writes += TURN_WRITES if node.environment else TURN_WRITES[:-1]
+        writes += ("turns", *(OF_TURNS if node.environment else OF_TURNS[:-1]))
     if node.environment:
         reads += ("answer", "data_source")
     return OpContract(reads, writes, needs=Capability.GENERATE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 BUILT_IN_REWARDS = {
     "code": "dagrl.rewards.code.reward:code_reward",
+    "environment": "dagrl.rewards.environment:environment_reward",
     "exact": "dagrl.rewards.exact:exact_reward",
     "math": "dagrl.rewards.math:math_reward",
 }

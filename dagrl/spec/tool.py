@@ -104,6 +104,12 @@ def load_tool(place: str, args: Mapping[str, Any], folder: Path | None = None) -
     return Tool(function, args)
 
 
+def offered[Item](tools: Mapping[str, Item], extra_info: Mapping[str, Any]) -> dict[str, Item]:
+    """Of a pipeline's tools, by name, those of a row: those that its ``extra_info.tools`` names, or all."""
+    named = extra_info.get("tools")
+    return {name: item for name, item in tools.items() if not isinstance(named, list) or name in named}
+
+
 def tool_name(place: str) -> str:
     """What the policy calls a tool of the pipeline's."""
     return place.rpartition(":")[2]

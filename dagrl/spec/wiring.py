@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from dagrl.spec.columns import CORE_COLUMNS
 from dagrl.spec.errors import Place, listed, suggest
-from dagrl.spec.ops import OpContract
+from dagrl.spec.ops import OF_TURNS, OpContract
 from dagrl.spec.positions import Findings
 from dagrl.spec.schema import NodeBase, RolloutNode
 
@@ -97,9 +97,21 @@ class Wiring:
             for column, readers in missing.items():
                 self._report_missing(column, readers)
             self._report_doubles(bare, named)
+        found = self._without_foreign_turns(found)
         for reading in found:
             self._check_reading(reading)
         return found
+
+    def _without_foreign_turns(self, found: list[Reading]) -> list[Reading]:
+        """Without what is said of the tokens of other responses than those that a node reads, where it need not be."""
+        responses = {each.reader: each.writer for each in found if each.op_column == "response_tokens"}
+
+        def foreign(each: Reading) -> bool:
+            if each.op_column not in OF_TURNS or each.op_column in self._contracts[each.reader].reads:
+                return False
+            return each.reader in responses and each.writer != responses[each.reader]
+
+        return [each for each in found if not foreign(each)]
 
     def warn_of_unread(self, readings: list[Reading]) -> None:
         """Warn of nodes all of whose columns are read by nobody: their work is for nothing."""

@@ -13,7 +13,7 @@ from dagrl.nodes.turns.jobs import Done, JobTimeoutError
 from dagrl.nodes.turns.template import Answer
 from dagrl.spec.custom import raised_by
 from dagrl.spec.environment import Environment, EnvironmentClass, Observation
-from dagrl.spec.tool import Tool, ToolArgumentError, ToolUnavailableError
+from dagrl.spec.tool import Tool, ToolArgumentError, ToolUnavailableError, offered
 
 STOP, TURNS, ERROR = "stop", "turns", "error"
 """Finish reasons: the policy or its environment has ended the response, there are no turns left, the environment has
@@ -77,7 +77,7 @@ class Partner:
         """`fields` of the row: those of `dagrl.spec.environment.RESET_FIELDS`."""
         self._others = others
         self._extra_info: Mapping[str, Any] = fields["extra_info"]
-        self._offered = offered_tools(others.tools, self._extra_info)
+        self._offered = offered(others.tools, self._extra_info)
         self._episode = Episode(others.environment, fields) if others.environment else None
 
     def hear(self, text: str, *, cut: bool, last: bool) -> Exchange:
@@ -141,14 +141,6 @@ class Partner:
         if observation.ends or over is not None:
             return Reply(ends=STOP if observation.ends and over != "length" else over, reward=observation.reward)
         return Reply((Answer("user", str(observation.text)),), reward=observation.reward)
-
-
-def offered_tools(tools: Mapping[str, Tool], extra_info: Mapping[str, Any]) -> dict[str, Tool]:
-    """The tools of a row: those that its ``extra_info.tools`` names, or all where it names none."""
-    named = extra_info.get("tools")
-    if not isinstance(named, list):
-        return dict(tools)
-    return {name: tool for name, tool in tools.items() if name in named}
 
 
 def tool_answer(end: Done) -> str:

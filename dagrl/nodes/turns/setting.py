@@ -11,11 +11,14 @@ from dagrl.nodes.turns.answers import Others
 from dagrl.nodes.turns.calls import parser_of
 from dagrl.nodes.turns.template import AnswerWriter
 from dagrl.spec.environment import load_environment
+from dagrl.spec.rollouts import rollouts
 from dagrl.spec.tool import Tool, load_tool, tool_name
 
 
 def rollout_tools(context: Context) -> dict[str, Tool]:
-    """The tools of the rollout, by the names that the policy calls them."""
+    """The tools of the rollout, by the names that the policy calls them; none where nothing is sampled."""
+    if not rollouts(context.pipeline):
+        return {}
     node, resources = context.rollout, context.resources
 
     def load() -> dict[str, Tool]:
