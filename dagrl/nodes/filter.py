@@ -49,7 +49,7 @@ def _bounds(node: FilterNode, batch: Batch) -> Callable[[Batch], bool]:
             "another one as its metric, or decide with a function of your own (fn)"
         )
     return lambda group: passes_bounds(
-        group[node.metric].values, lower=node.lower, upper=node.upper, min_std=node.min_std
+        group[node.metric].values, lower=node.lower, upper=node.upper, min_std=node.least_std
     )
 
 

@@ -17,6 +17,7 @@ from dagrl.plan.show import Section, aligned
 from dagrl.spec.gpus import DEFAULT_GPU, gpu_named
 from dagrl.spec.load import load_pipeline
 from dagrl.spec.rollouts import leading_rollout
+from dagrl.spec.schema import FilterNode, NodeBase
 
 _MIB = 2**20
 
@@ -36,6 +37,8 @@ def step_section(report: Report, assumed: Assumed) -> Section:
         f"  with prompts of {lengths.prompt:,.0f} tokens and responses of {lengths.response:,.0f} on average, the "
         f"longest {lengths.longest:,}",
     ]
+    if chooser := next((task.node for task in report.fit.plan.tasks if task.selects), None):
+        lines.append(f"  {_rounds(pipeline.nodes[chooser], chooser, report.fit.plan.expected_rounds)}")
     if any(group.is_cpu for group in pipeline.groups.values()):
         lines.append("  on CPU slots these are orders of magnitude")
     lines += ["", *(f"  {line}" for line in aligned(_stages(costs, estimate)))]
@@ -105,6 +108,15 @@ def _stages(costs: PipelineCosts, estimate: StepEstimate) -> list[list[str]]:
         executor = next((task.executor for task in costs.plan.tasks if task.name == name), "")
         rows.append([name, executor, _seconds(seconds), f"{seconds / estimate.step_s:.0%}"])
     return rows
+
+
+def _rounds(node: NodeBase, name: str, rounds: int) -> str:
+    """How often what is before a filter runs, and why it is thought so."""
+    assert isinstance(node, FilterNode)
+    often = "in one round" if rounds == 1 else f"in {rounds} rounds"
+    if node.expected_kept_fraction is None:
+        return f"{often}, as nothing is said of how much `{name}` keeps (expected_kept_fraction)"
+    return f"{often} of {name}, which keeps {node.expected_kept_fraction:.0%} of the groups"
 
 
 def _idle(estimate: StepEstimate) -> list[list[str]]:

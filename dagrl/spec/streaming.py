@@ -39,6 +39,9 @@ def hindrances(pipeline: Pipeline, name: str, node: UpdateNode, graph: Graph | N
     if graph is None:
         return
     graph = graph.working
+    if graph.filter:
+        yield f"which groups `{name}` trains on is known when `{graph.filter}` is through; take one of the two out"
+        return
     for other in graph.ancestors(name) - {PROMPTS_NODE}:
         before = graph.nodes[other]
         if before.contract.scope is Scope.BATCH:

@@ -21,6 +21,7 @@ from dagrl.plan.cost.passes import Batch
 from dagrl.plan.hardware import DEFAULT_GPU
 from dagrl.plan.plan import HOST, Plan, PlannedTask, Rows
 from dagrl.plan.weight_route import weight_route
+from dagrl.spec.filtering import prompts_per_round
 from dagrl.spec.model_shape import ModelShape
 from dagrl.spec.residency import Residency
 from dagrl.spec.rollouts import leading_rollout, rollouts
@@ -76,14 +77,14 @@ class PipelineCosts:
         }
 
     def prompts(self, task: PlannedTask) -> int:
-        """Prompts of a step on which the task works."""
+        """Prompts of a step on which the task works; of a round, where it runs in some."""
         data = self.pipeline.data
         if task.rows is Rows.VALIDATION:
             return (data.val_prompts or data.prompts_per_step) * len(data.val_sets)
-        return data.prompts_per_step
+        return prompts_per_round(self.pipeline) if task.in_rounds else data.prompts_per_step
 
     def rows(self, task: PlannedTask) -> int:
-        """Rows of a step on which the task works."""
+        """Rows of those prompts."""
         return self.prompts(task) * self.plan.group_size(task.rows)
 
     def lengths(self, task: PlannedTask) -> Lengths:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from dagrl.plan.cost.costs import PipelineCosts
 from dagrl.plan.cost.edges import edge_bytes
 from dagrl.plan.intervals import Interval, busy_seconds
-from dagrl.plan.plan import Rows
+from dagrl.plan.plan import Plan, PlannedTask, Rows
 from dagrl.plan.simulate import simulate
 
 _WARM_UP = 2
@@ -66,11 +66,16 @@ def estimate_step(costs: PipelineCosts) -> StepEstimate:
         idle={group: 1 - busy_seconds(by_group[group]) / (end - begin) for group in costs.pipeline.groups},
         edge_bytes=_edges(costs),
         response_tokens=sum(
-            costs.rows(task) * costs.lengths(task).response
+            costs.rows(task) * _rounds(plan, task) * costs.lengths(task).response
             for task in plan.tasks
             if task.generates and task.rows is Rows.TRAIN
         ),
     )
+
+
+def _rounds(plan: Plan, task: PlannedTask) -> int:
+    """How often the task runs in a step."""
+    return plan.expected_rounds if task.in_rounds else 1
 
 
 def _edges(costs: PipelineCosts) -> dict[tuple[str, str], float]:
@@ -79,5 +84,6 @@ def _edges(costs: PipelineCosts) -> dict[tuple[str, str], float]:
     for task in tasks.values():
         if task.rows is Rows.TRAIN:
             taken = edge_bytes(tasks, task, costs.rows(task), costs.lengths(task), costs.shape)
-            found.update({(producer, task.name): nbytes for producer, nbytes in taken.items()})
+            rounds = _rounds(costs.plan, task)
+            found.update({(producer, task.name): rounds * nbytes for producer, nbytes in taken.items()})
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dagrl.spec.filtering import prompts_per_round
 from dagrl.spec.graph import PROMPTS_NODE, SAMPLES_NODE
 from dagrl.spec.schema import AdvantageNode, NodeBase, Pipeline, RewardNode
 
@@ -20,7 +21,7 @@ _SAMPLE_S = 0.5e-3
 def node_seconds(node: NodeBase | None, name: str, rows: float, pipeline: Pipeline) -> float:
     """Of a node on `rows` rows; those without an entry in the file are known by their `name`."""
     if name == PROMPTS_NODE:
-        return _NODE_S + pipeline.data.prompts_per_step * _PROMPT_S
+        return _NODE_S + prompts_per_round(pipeline) * _PROMPT_S
     if name == SAMPLES_NODE:
         return _NODE_S + min(rows, pipeline.run.samples_per_step) * _SAMPLE_S
     each = _ROW_S

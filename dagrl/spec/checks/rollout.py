@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dagrl.spec.errors import Place
+from dagrl.spec.filtering import filter_of, prompts_per_round
 from dagrl.spec.graph import PROMPTS_NODE, Graph
 from dagrl.spec.positions import Findings
 from dagrl.spec.rollouts import leading_rollout, rollouts
 from dagrl.spec.schema import Pipeline, RolloutNode
 
+_STEP_NEEDS = "a step needs (data.prompts_per_step"
 _ONLY_PARTIAL = ("mask_offpolicy_in_partial_rollout", "partial_rollout_max_age")
 _ONLY_ALONE = ("over_sampling_batch_size", "partial_rollout")
 
@@ -56,11 +58,13 @@ def _check_several(pipeline: Pipeline, graph: Graph, findings: Findings) -> None
 
 
 def _check_over_sampling(pipeline: Pipeline, place: Place, node: RolloutNode, findings: Findings) -> None:
-    needed, begun = pipeline.data.prompts_per_step, node.over_sampling_batch_size
+    needed, begun = prompts_per_round(pipeline), node.over_sampling_batch_size
     if begun is not None and begun <= needed:
+        chooser = filter_of(pipeline)
+        what = "a round takes (prompts_per_round" if chooser and chooser.prompts_per_round else _STEP_NEEDS
         message = (
-            f"{begun} prompts are not more than a step needs (data.prompts_per_step = {needed}), so that none could be "
-            f"aborted; choose more, such as {needed + max(1, needed // 4)}, or take it out"
+            f"{begun} prompts are not more than {what} = {needed}), so that none could be aborted; choose more, such "
+            f"as {needed + max(1, needed // 4)}, or take it out"
         )
         depends: list[Place] = [("data", "prompts_per_step")]
         findings.error((*place, "over_sampling_batch_size"), message, depends_on=depends)
@@ -83,7 +87,7 @@ def _check_partial(place: Place, node: RolloutNode, findings: Findings) -> None:
 
 def _check_others_wait(rollout: str, graph: Graph, findings: Findings) -> None:
     """Nodes that do not wait for the rollout would work on prompts that it then leaves out, and in other shards."""
-    for name in graph.nodes:
+    for name in graph.in_rounds or graph.nodes:
         # Who reads from such a node follows from it.
         if name != rollout and graph.ancestors(name) == {PROMPTS_NODE}:
             message = (

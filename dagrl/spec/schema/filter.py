@@ -27,9 +27,9 @@ class FilterNode(NodeBase):
     """A group passes if its mean is above this."""
     upper: FiniteFloat | None = None
     """A group passes if its mean is below this."""
-    min_std: Coefficient | None = 0.0
-    """A group passes if its standard deviation is above this; by default if its values are not all the same. null: they
-    may be."""
+    min_std: Coefficient | None = None
+    """A group passes if its standard deviation is above this. Default: 0 where there is neither `lower` nor `upper`, so
+    that its values are not all the same."""
     fn: OwnFunction | None = None
     """Your own rule instead, ``module:function``: it takes columns of a group by their names and says whether it
     passes."""
@@ -44,3 +44,8 @@ class FilterNode(NodeBase):
     """When it is not: end the run, or fill the step up with groups that did not pass."""
     expected_kept_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
     """Part of the groups that will pass, for `dagrl plan` alone. Default: it counts with one round."""
+
+    @property
+    def least_std(self) -> float | None:
+        """What a group's standard deviation has to be above, if there is such a bound."""
+        return 0.0 if self.min_std is None and self.lower is None and self.upper is None else self.min_std
