@@ -29,8 +29,8 @@ def subtitle_of(graph: Graph, name: str) -> str:
         return "the data set"
     if node.name == SAMPLES_NODE:
         return "written to the run folder"
-    skipped = ", skipped" if name in graph.skipped else ""
-    return f"{getattr(node.spec, 'op', '')} on {executor_of(node)}{skipped}"
+    seldom = ", skipped" if name in graph.skipped else ", in validation" if name in graph.validates_only else ""
+    return f"{getattr(node.spec, 'op', '')} on {executor_of(node)}{seldom}"
 
 
 def draw_text(graph: Graph) -> str:

@@ -135,6 +135,8 @@ def _nodes(graph: Graph) -> Iterable[tuple[str, ...]]:
         writes = ", ".join(node.outputs.values()) or "nothing"
         if name in graph.skipped:
             writes += f"  (skipped: {graph.skipped[name]})"
+        elif name in graph.validates_only:
+            writes += "  (in validation alone: nothing is trained on it)"
         yield name, f"{getattr(node.spec, 'op', '')} on {executor_of(node)}", f"{reads} -> {writes}"
 
 

@@ -24,19 +24,26 @@ QUIET_S = 10.0
 VISIBLE_STEPS = 12
 """Rows of the live table: the newest steps. metrics.jsonl has all of them."""
 
-COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-    ("reward", "reward/mean", "{:.3f}".format),
-    ("loss", "loss/policy", "{:.4f}".format),
-    ("kl", "kl/ref", "{:.5f}".format),
-    ("entropy", "entropy", "{:.3f}".format),
-    ("tokens", "response_tokens/mean", "{:.1f}".format),
-    ("grad norm", "grad_norm", "{:.3f}".format),
-    ("tokens/s", "throughput/tokens_per_s", "{:,.0f}".format),
-    ("seconds", "time/step_s", "{:.2f}".format),
+COLUMNS: tuple[tuple[str, tuple[str, ...], Callable[[float], str]], ...] = (
+    ("reward", ("reward/mean",), "{:.3f}".format),
+    ("margin", ("dpo/margin",), "{:.3f}".format),
+    ("loss", ("loss/policy", "loss/dpo", "loss/sft"), "{:.4f}".format),
+    ("kl", ("kl/ref",), "{:.5f}".format),
+    ("entropy", ("entropy",), "{:.3f}".format),
+    ("tokens", ("response_tokens/mean", "demonstration_tokens/mean"), "{:.1f}".format),
+    ("grad norm", ("grad_norm",), "{:.3f}".format),
+    ("tokens/s", ("throughput/tokens_per_s",), "{:,.0f}".format),
+    ("seconds", ("time/step_s",), "{:.2f}".format),
 )
-"""Heading, metric, format. ``tokens`` is the mean length of a response."""
+"""Heading, metrics of which the first that there is is shown, format. ``tokens`` is the mean length of a response."""
 
-VALIDATION = (("val/reward/mean", "reward"), ("val/response_tokens/mean", "tokens"))
+VALIDATION = (
+    ("val/reward/mean", "reward"),
+    ("val/response_tokens/mean", "tokens"),
+    ("val/loss/dpo", "loss of dpo"),
+    ("val/dpo/accuracy", "accuracy of dpo"),
+    ("val/loss/sft", "loss of sft"),
+)
 """Metric, heading: what is shown of a validation."""
 
 
@@ -47,6 +54,10 @@ class _Terminal(Terminal):
         self.quiet = True
         # Python writes what is left in its buffer when it exits: that must not fail either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _first_of(metrics: Mapping[str, float], names: tuple[str, ...], form: Callable[[float], str]) -> str:
+    return next((form(metrics[name]) for name in names if name in metrics), "-")
 
 
 class Console:
@@ -93,7 +104,7 @@ class Console:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show a step; of a validation, its own line."""
-        values = tuple(form(metrics[name]) if name in metrics else "-" for _, name, form in COLUMNS)
+        values = tuple(_first_of(metrics, names, form) for _, names, form in COLUMNS)
         if step > 0:
             self._progress.update(self._task, completed=step)
             self._rows.append((str(step), *values))
@@ -146,8 +157,11 @@ class Console:
 
     def _picture(self) -> Group:
         table = Table(box=None, header_style="bold", pad_edge=False)
-        for head in ("step", *(head for head, _, _ in COLUMNS)):
-            table.add_column(head, justify="right", no_wrap=True)
+        heads = ("step", *(head for head, _, _ in COLUMNS))
+        # What no step has had is not worth its place.
+        shown = [place for place in range(len(heads)) if not self._rows or any(row[place] != "-" for row in self._rows)]
+        for place in shown:
+            table.add_column(heads[place], justify="right", no_wrap=True)
         for row in self._rows:
-            table.add_row(*row)
+            table.add_row(*(row[place] for place in shown))
         return Group(table, self._progress, self._rollout)

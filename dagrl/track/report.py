@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
@@ -17,6 +17,20 @@ _COUNTED = {
     "staleness/dropped": "samples dropped as too old",
     "data/dropped_prompts": "prompts dropped as too long",
 }
+
+
+_PROGRESS: tuple[tuple[str, Callable[[list[float]], float] | None], ...] = (
+    ("reward/mean", max),
+    ("val/reward/mean", max),
+    ("loss/dpo", min),
+    ("val/loss/dpo", min),
+    ("dpo/accuracy", max),
+    ("val/dpo/accuracy", max),
+    ("loss/sft", min),
+    ("val/loss/sft", min),
+    ("response_tokens/mean", None),
+)
+"""Metrics that show what a run has come to, and what is best of each."""
 
 
 class Span(NamedTuple):
@@ -110,7 +124,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _progress(run: RunRecord) -> list[list[str]]:
     rows = [["", "first", "last", "best"]]
-    for name, best in (("reward/mean", max), ("val/reward/mean", max), ("response_tokens/mean", None)):
+    for name, best in _PROGRESS:
         if values := run.of(name):
             rows.append([name, _number(values[0]), _number(values[-1]), _number(best(values)) if best else ""])
     return rows

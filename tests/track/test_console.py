@@ -49,6 +49,29 @@ def test_elsewhere_a_step_is_one_line(tmp_path):
     console.close(ok=True)
 
 
+def test_what_is_learned_from_given_responses_is_told_by_its_own_losses(tmp_path):
+    console, stream = plain_console()
+    console.start(tmp_path, {}, None)
+    console.log(1, {"loss/sft": 0.5, "demonstration_tokens/mean": 3.0, "val/loss/sft": 0.25})
+    console.log(2, {"loss/dpo": 0.625, "loss/sft": 0.5, "dpo/margin": 0.125, "val/dpo/accuracy": 1.0})
+    assert stream.getvalue().splitlines() == [
+        "step 1/3  loss 0.5000  tokens 3.0",
+        "step 1/3 validation  loss of sft 0.25",
+        "step 2/3  margin 0.125  loss 0.6250",
+        "step 2/3 validation  accuracy of dpo 1",
+    ]
+    console.close(ok=True)
+
+
+def test_the_table_has_no_columns_that_nothing_stands_in(tmp_path):
+    console, stream = live_console()
+    console.start(tmp_path, {}, None)
+    console.log(1, METRICS)
+    assert "reward" in stream.getvalue()
+    assert "margin" not in stream.getvalue()
+    console.close(ok=True)
+
+
 def test_validation_has_its_own_line(tmp_path):
     console, stream = plain_console()
     console.start(tmp_path, {}, None)
@@ -140,10 +163,11 @@ def test_a_resumed_run_counts_on(tmp_path):
 def test_a_missing_metric_is_a_dash_in_the_table(tmp_path):
     console, stream = live_console()
     console.start(tmp_path, {}, None)
-    console.log(1, {"reward/mean": 0.5})
+    console.log(1, METRICS)
+    console.log(2, {"reward/mean": 0.5})
     console.close(ok=True)
     row = next(line for line in reversed(stream.getvalue().splitlines()) if "0.500" in line)
-    assert row.split() == ["1", "0.500"] + ["-"] * 7
+    assert row.split() == ["2", "0.500"] + ["-"] * 7
 
 
 def test_ctrl_c_on_a_real_terminal_gives_the_cursor_back(tmp_path):
