@@ -10,15 +10,15 @@ from typing import Any
 from dagrl.plan.fit import Fit, fit
 from dagrl.spec.errors import Place, dotted
 from dagrl.spec.graph import Graph
-from dagrl.spec.model_shape import ModelShape
-from dagrl.spec.rollouts import longest_sample, rollouts
+from dagrl.spec.model_shape import ModelShape, engine_shape
+from dagrl.spec.offline import longest_row
 from dagrl.spec.schema import (
+    DpoNode,
     GroupSpec,
-    LogprobNode,
     MegatronEngineSpec,
+    PackingNode,
     Pipeline,
     SglangEngineSpec,
-    UpdateNode,
 )
 
 _MOST_TOGETHER = 2
@@ -172,7 +172,7 @@ def _ladders(
     match pipeline.engines[name]:
         case MegatronEngineSpec() as engine:
             space = room(pipeline.groups[engine.group or ""])
-            ladders = _trainer_ladders(pipeline, name, engine, shape, space)
+            ladders = _trainer_ladders(pipeline, name, engine, engine_shape(pipeline, name, shape), space)
         case SglangEngineSpec() as engine:
             ladders = _server_ladders(name, engine, room(pipeline.groups[engine.group]))
         case _:
@@ -237,15 +237,17 @@ def _more_gpus(pipeline: Pipeline, name: str) -> list[Change]:
 
 def _smaller_micro_batches(pipeline: Pipeline, name: str) -> list[Change]:
     """Half of the tokens, and half of that, while the longest sample still goes in."""
-    longest = max((longest_sample(pipeline, rollout) for rollout in rollouts(pipeline)), default=1)
+    # A pair's two rows go in together.
+    rows = {node: 2 if isinstance(spec, DpoNode) else 1 for node, spec in pipeline.nodes.items()}
+    longest = longest_row(pipeline)
     nodes = {
         node: spec.tokens_per_micro_batch
         for node, spec in pipeline.nodes.items()
-        if isinstance(spec, UpdateNode | LogprobNode) and spec.engine == name
+        if isinstance(spec, PackingNode) and spec.engine == name
     }
     rungs = []
     for shift in range(1, 5):
-        halved = {node: tokens >> shift for node, tokens in nodes.items() if tokens >> shift >= longest}
+        halved = {node: tokens >> shift for node, tokens in nodes.items() if tokens >> shift >= rows[node] * longest}
         if halved:
             rungs.append(Change({("nodes", node, "tokens_per_micro_batch"): size for node, size in halved.items()}))
     return rungs

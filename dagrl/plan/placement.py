@@ -22,6 +22,7 @@ from dagrl.spec.schema import (
     SglangEngineSpec,
     TrainingNode,
     UpdateNode,
+    ValuesNode,
 )
 from dagrl.spec.sglang_layout import server_slots
 from dagrl.spec.sleeping import sleeps
@@ -110,9 +111,9 @@ def _is_carried(node: GraphNode, rows: Rows) -> bool:
 
 
 def _told_as(node: GraphNode, pipeline: Pipeline) -> str:
-    """What comes before the names of a node's metrics: several updates, or rollouts, have metrics of the same names."""
+    """What comes before the names of a node's metrics: several of one kind have metrics of the same names."""
     alike = [name for name, other in pipeline.nodes.items() if type(other) is type(node.spec)]
-    named = isinstance(node.spec, TrainingNode | RolloutNode) and node.name != (
+    named = isinstance(node.spec, TrainingNode | ValuesNode | RolloutNode) and node.name != (
         leading_rollout(pipeline) if isinstance(node.spec, RolloutNode) else alike[0]
     )
     return f"{node.name}/" if named else ""

@@ -12,7 +12,7 @@ from typing import TextIO
 
 from dagrl.runtime.checkpoint import Checkpoints, Found, RunState
 from dagrl.runtime.errors import RunError
-from dagrl.spec.schema import MegatronEngineSpec, Pipeline
+from dagrl.spec.schema import Pipeline
 
 
 @dataclass(frozen=True, slots=True)

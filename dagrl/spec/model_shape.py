@@ -14,7 +14,7 @@ from typing import Any
 from dagrl.spec.checks.model_fields import model_defaults
 from dagrl.spec.checks.model_sizes import FAMILIES, is_size
 from dagrl.spec.hf_config import read_config
-from dagrl.spec.schema import ModelSpec
+from dagrl.spec.schema import ModelSpec, Pipeline
 
 GATED_MLP_MATRICES = 3
 """Gate, up and down: the MLP of all these families."""
@@ -186,6 +186,11 @@ class ModelShape:
 def model_shape(model: ModelSpec) -> ModelShape:
     """The shape of the pipeline's model. ValueError where it cannot be known, with what would help."""
     return shape_of(read_config(model))
+
+
+def engine_shape(pipeline: Pipeline, engine: str, shape: ModelShape) -> ModelShape:
+    """The shape of an engine's model, where that of the pipeline's is `shape`. ValueError as `model_shape`."""
+    return shape if pipeline.model_section(engine) == ("model",) else model_shape(pipeline.model_of(engine))
 
 
 def shape_of(config: Mapping[str, Any]) -> ModelShape:

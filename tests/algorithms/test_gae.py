@@ -66,7 +66,7 @@ def test_what_single_tokens_get_comes_out_of_the_whole():
 
 @pytest.mark.parametrize("wrong", [{"rewards": np.array([np.nan])}, {"placed": column([np.inf, 0])}])
 def test_a_reward_is_a_finite_number(wrong):
-    with pytest.raises(ValueError, match="a reward is (nan|inf); rewards must be finite"):
+    with pytest.raises(ValueError, match=r"a reward is (nan|inf); rewards must be finite"):
         token_rewards(**{"rewards": np.array([1.0]), "mask": column([1, 1]), **wrong})
 
 

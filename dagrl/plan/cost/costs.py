@@ -16,16 +16,26 @@ from dagrl.plan.cost import transfers
 from dagrl.plan.cost.decoding import Generation, shard_ends
 from dagrl.plan.cost.engines import WEIGHT_BYTES, PlannedEngine
 from dagrl.plan.cost.host import node_seconds
-from dagrl.plan.cost.lengths import Assumed, Lengths, lengths_of
+from dagrl.plan.cost.lengths import Assumed, Lengths, lengths_of, lengths_of_demonstrations
 from dagrl.plan.cost.passes import Batch
 from dagrl.plan.hardware import DEFAULT_GPU
 from dagrl.plan.plan import HOST, Plan, PlannedTask, Rows
 from dagrl.plan.weight_route import weight_route
 from dagrl.spec.filtering import prompts_per_round
-from dagrl.spec.model_shape import ModelShape
+from dagrl.spec.model_shape import ModelShape, engine_shape
+from dagrl.spec.offline import is_offline
 from dagrl.spec.residency import Residency
 from dagrl.spec.rollouts import leading_rollout, rollouts
-from dagrl.spec.schema import LogprobNode, MegatronEngineSpec, Pipeline, RolloutNode, UpdateNode
+from dagrl.spec.schema import (
+    HfEngineSpec,
+    LogprobNode,
+    MegatronEngineSpec,
+    Pipeline,
+    RewardModelNode,
+    RolloutNode,
+    TrainingNode,
+    ValuesNode,
+)
 
 _CALL_S = 5e-3
 """From a command to a worker that works, and back: Ray, and the rows that are fetched."""
@@ -71,10 +81,16 @@ class PipelineCosts:
     def engines(self) -> dict[str, PlannedEngine]:
         """Executor -> what it computes with."""
         return {
-            name: PlannedEngine(self.pipeline, executor, self.shape, self.gpu)
+            name: PlannedEngine(self.pipeline, executor, self._shape_of(name), self.gpu)
             for name, executor in self.plan.executors.items()
             if name != HOST
         }
+
+    def _shape_of(self, engine: str) -> ModelShape:
+        spec = self.pipeline.engines[engine]
+        # A classifier may be of any type: it is known by the number of its parameters.
+        judges = isinstance(spec, HfEngineSpec) and spec.head == "reward"
+        return self.shape if judges else engine_shape(self.pipeline, engine, self.shape)
 
     def prompts(self, task: PlannedTask) -> int:
         """Prompts of a step on which the task works; of a round, where it runs in some."""
@@ -89,6 +105,8 @@ class PipelineCosts:
 
     def lengths(self, task: PlannedTask) -> Lengths:
         """The lengths of those rows."""
+        if task.sampled_by is None and is_offline(self.pipeline):
+            return lengths_of_demonstrations(self.pipeline, self.assumed)
         name = task.node if task.generates else task.sampled_by or leading_rollout(self.pipeline)
         return lengths_of(self.pipeline, rollouts(self.pipeline)[name], self.assumed)
 
@@ -112,24 +130,36 @@ class PipelineCosts:
             match node:
                 case RolloutNode():
                     ends = self._rollout(task, node, shards)
-                case LogprobNode():
-                    ends = [self._logprob(task, node, share)] * shards
-                case UpdateNode():
+                case RewardModelNode() if isinstance(self.pipeline.engines[node.engine], HfEngineSpec):
+                    ends = [self._scores(task, share)] * shards
+                case LogprobNode() | ValuesNode() | RewardModelNode():
+                    ends = [self._pass(task, node.tokens_per_micro_batch, share)] * shards
+                case TrainingNode() if task.trains:
                     ends = [self._update(task, node, share)] * shards
+                case TrainingNode():
+                    # Of a validation set it tells the loss.
+                    ends = [self._pass(task, node.tokens_per_micro_batch, share)] * shards
                 case _:
                     ends = [node_seconds(node, task.node, self.rows(task) * share, self.pipeline)] * shards
             self._known[name, shards] = [_CALL_S + end for end in ends]
         return self._known[name, shards]
 
-    def _logprob(self, task: PlannedTask, node: LogprobNode, share: float) -> float:
+    def _pass(self, task: PlannedTask, tokens_per_micro_batch: int, share: float) -> float:
+        """Without gradients."""
         engine = self.engines[task.executor]
-        batch = Batch(self.rows(task) * share, self.lengths(task), node.tokens_per_micro_batch)
+        batch = Batch(self.rows(task) * share, self.lengths(task), tokens_per_micro_batch)
         seconds = engine.passes.forward(batch) + engine.brought_in_s
         if task.frozen and engine.executor.trained:
             seconds += transfers.swap_seconds(engine.weight_bytes, engine.device)
         return seconds
 
-    def _update(self, task: PlannedTask, node: UpdateNode, share: float) -> float:
+    def _scores(self, task: PlannedTask, share: float) -> float:
+        """Of a classifier inside its worker: matrix products, with rows as long in its tokens as in the policy's."""
+        engine = self.engines[task.executor]
+        tokens = self.rows(task) * share * self.lengths(task).row / engine.executor.replicas
+        return 2 * engine.classifier_parameters * tokens / engine.device.matmul
+
+    def _update(self, task: PlannedTask, node: TrainingNode, share: float) -> float:
         engine = self.engines[task.executor]
         steps = node.optimizer_steps(self.pipeline.data.prompts_per_step)
         batch = Batch(self.rows(task) * node.epochs / steps, self.lengths(task), node.tokens_per_micro_batch)
@@ -159,7 +189,7 @@ class PipelineCosts:
         device = sender.device
         return transfers.sync_seconds(
             route.way,
-            route.passes * self.shape.parameters * WEIGHT_BYTES,
+            route.passes * sender.shape.parameters * WEIGHT_BYTES,
             device,
             link=device.peers if neighbours else device.network,
             gathered=1 - 1 / sender.model_ranks,

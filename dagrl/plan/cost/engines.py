@@ -10,6 +10,7 @@ from dagrl.plan.cost.device import Device, device_of
 from dagrl.plan.cost.optimizer import STATE_BYTES, OptimizerSteps
 from dagrl.plan.cost.passes import Passes
 from dagrl.plan.hardware import DEFAULT_GPU, gpu_of_group
+from dagrl.plan.memory.classifier import classifier_parameters
 from dagrl.plan.memory.server import Serving, cache_tokens, server_memory
 from dagrl.plan.plan import Executor
 from dagrl.spec.model_shape import ModelShape
@@ -130,9 +131,20 @@ class PlannedEngine:
         memory = server_memory(self.shape, spec, gpu, Serving(longest=1, sleeps=self.executor.sleeps))
         return max(1, cache_tokens(self.shape, spec, memory, on_gpu=gpu is not None))
 
+    # -- reward models inside their workers
+
+    @cached_property
+    def classifier_parameters(self) -> int:
+        """Of the whole model; `shape` is that of the pipeline's."""
+        return classifier_parameters(self.pipeline, self.executor.name, self.shape)
+
+    # -- what both have
+
     @property
     def backed_up_bytes(self) -> float:
-        """Of a server's weights on a GPU, where they wait on the host while it sleeps: nobody sends them again."""
+        """Of the weights on a GPU, where they wait on the host while it sleeps: nobody sends them again."""
+        if isinstance(self.spec, HfEngineSpec) and self.spec.head == "reward":
+            return self.classifier_parameters * WEIGHT_BYTES
         if not isinstance(self.spec, SglangEngineSpec) or self.spec.follows:
             return 0.0
         return self.shape.parameters * WEIGHT_BYTES / gpus_per_server(self.spec)

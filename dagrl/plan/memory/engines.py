@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import math
 
+from dagrl.plan.memory.classifier import classifier_memory
 from dagrl.plan.memory.estimate import EngineMemory
 from dagrl.plan.memory.server import Serving, hf_memory, server_memory
 from dagrl.plan.memory.trainer import Work, trainer_memory
 from dagrl.plan.plan import Plan
 from dagrl.plan.weight_route import weight_route
 from dagrl.spec.gpus import Gpu
-from dagrl.spec.model_shape import ModelShape
+from dagrl.spec.model_shape import ModelShape, engine_shape
+from dagrl.spec.offline import longest_row
 from dagrl.spec.rollouts import longest_sample, rollouts
-from dagrl.spec.schema import HfEngineSpec, LogprobNode, MegatronEngineSpec, Pipeline, SglangEngineSpec, UpdateNode
+from dagrl.spec.schema import HfEngineSpec, MegatronEngineSpec, PackingNode, Pipeline, SglangEngineSpec, TrainingNode
 
 
 def engine_memory(pipeline: Pipeline, plan: Plan, executor: str, shape: ModelShape, gpu: Gpu | None) -> EngineMemory:
-    """Of an executor of the plan, the engines that live on its ranks with it included. `gpu` is None on CPU slots,
-    where everything is the host's. ValueError where the model does not fit the layout.
+    """Of an executor of the plan, the engines that live on its ranks with it included. `shape` is that of the
+    pipeline's model. `gpu` is None on CPU slots, where everything is the host's. ValueError where the model does not
+    fit the layout, or nothing is known of its own.
     """
     spec, ours = pipeline.engines[executor], plan.executors[executor]
+    if isinstance(spec, HfEngineSpec) and spec.head == "reward":
+        return classifier_memory(pipeline, executor, shape, on_gpu=gpu is not None, sleeps=ours.sleeps)
+    shape = engine_shape(pipeline, executor, shape)
     match spec:
         case MegatronEngineSpec():
             work = _work(pipeline, plan, executor)
@@ -38,9 +44,9 @@ def _work(pipeline: Pipeline, plan: Plan, executor: str) -> Work:
     ours = plan.executors[executor]
     nodes = [node for node in pipeline.nodes.values() if getattr(node, "engine", None) in ours.engines]
     followers = [name for name, each in plan.executors.items() if each.follows == executor]
-    longest = max((longest_sample(pipeline, name) for name in rollouts(pipeline)), default=0)
+    longest = longest_row(pipeline)
     batch, prompts = 0, pipeline.data.prompts_per_step
-    updates = [node for node in nodes if isinstance(node, UpdateNode)]
+    updates = [node for node in nodes if isinstance(node, TrainingNode)]
     for node in updates:
         batch = max(batch, (node.mini_batch or prompts) * plan.samples_per_prompt)
 
@@ -48,7 +54,11 @@ def _work(pipeline: Pipeline, plan: Plan, executor: str) -> Work:
         """A micro-batch at its budget, unless a replica has fewer rows than go in."""
         return min(budget, math.ceil(rows / ours.replicas) * longest)
 
-    passes = [node.tokens_per_micro_batch for node in nodes if isinstance(node, LogprobNode)]
+    passes = [
+        node.tokens_per_micro_batch
+        for node in nodes
+        if isinstance(node, PackingNode) and not isinstance(node, TrainingNode)
+    ]
     return Work(
         update_tokens=max((tokens(node.tokens_per_micro_batch, batch) for node in updates), default=0),
         logprob_tokens=tokens(max(passes), prompts * plan.samples_per_prompt) if passes else 0,

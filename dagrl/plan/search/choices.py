@@ -16,12 +16,11 @@ from dagrl.spec.checks.layouts import UNEVEN_FIELDS
 from dagrl.spec.schema import (
     EngineSpec,
     GroupSpec,
-    LogprobNode,
     MegatronEngineSpec,
+    PackingNode,
     ParallelSpec,
     Pipeline,
     SglangEngineSpec,
-    UpdateNode,
 )
 
 _LAYOUT_FIELDS = (*UNEVEN_FIELDS, "microbatch_group_size_per_vp_stage")
@@ -86,7 +85,7 @@ class TrainerChoice:
         }
         budget = {"tokens_per_micro_batch": self.tokens_per_micro_batch}
         nodes = {
-            name: node.model_copy(update=budget) if isinstance(node, LogprobNode | UpdateNode) else node
+            name: node.model_copy(update=budget) if isinstance(node, PackingNode) else node
             for name, node in pipeline.nodes.items()
         }
         return pipeline.model_copy(update={"engines": engines, "nodes": nodes})
@@ -105,10 +104,7 @@ class TrainerChoice:
             if engine.offload.optimizer != self.offload_optimizer:
                 yield f"engines.{name}.offload.optimizer={_flow(self.offload_optimizer)}"
         for name, node in pipeline.nodes.items():
-            if (
-                isinstance(node, LogprobNode | UpdateNode)
-                and node.tokens_per_micro_batch != self.tokens_per_micro_batch
-            ):
+            if isinstance(node, PackingNode) and node.tokens_per_micro_batch != self.tokens_per_micro_batch:
                 yield f"nodes.{name}.tokens_per_micro_batch={self.tokens_per_micro_batch}"
 
     def told(self) -> str:

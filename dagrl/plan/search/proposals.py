@@ -38,6 +38,7 @@ from dagrl.spec.schema import (
     Pipeline,
     Section,
     SglangEngineSpec,
+    TrainingNode,
     UpdateNode,
 )
 
@@ -109,8 +110,16 @@ def _refuse(pipeline: Pipeline) -> None:
     for name, engine in pipeline.engines.items():
         if isinstance(engine, HfEngineSpec):
             raise ValueError(f"engine `{name}` has the backend hf, which has no layout to search for; choose sglang")
+        if engine.model is not None:
+            raise ValueError(
+                f"engine `{name}` has a model of its own, and a search tries one layout for all that train; "
+                "take `model` out, or choose layouts by hand"
+            )
     if not any(isinstance(node, UpdateNode) for node in pipeline.nodes.values()):
-        raise ValueError("the pipeline trains nothing; a search needs a node with `op: update`")
+        raise ValueError(
+            "nothing is trained on samples, and a search shares GPUs out to those who sample and those who train; it "
+            "needs a node with `op: update`"
+        )
 
 
 def _passes(path: Path, overrides: Sequence[str], proposal: Proposal) -> bool:
@@ -242,5 +251,5 @@ class _Seeker:
 def _rows_of_an_optimizer_step(pipeline: Pipeline) -> int:
     """Of the smallest one."""
     n = max(node.n for node in rollouts(pipeline).values())
-    updates = [node for node in pipeline.nodes.values() if isinstance(node, UpdateNode)]
+    updates = [node for node in pipeline.nodes.values() if isinstance(node, TrainingNode)]
     return min((node.mini_batch or pipeline.data.prompts_per_step) * n for node in updates)

@@ -15,18 +15,14 @@ from dagrl.spec.schema import (
     DemonstrationNode,
     DpoNode,
     HfEngineSpec,
-    LogprobNode,
     MegatronEngineSpec,
     NodeBase,
+    PackingNode,
     Pipeline,
-    RewardModelNode,
     TrainingNode,
     UpdateNode,
-    ValuesNode,
 )
 
-_Packing = LogprobNode | ValuesNode | RewardModelNode | TrainingNode
-"""Nodes that take whole samples through a model, packed into micro-batches."""
 _PROMPTS: Place = ("data", "prompts_per_step")
 
 
@@ -35,7 +31,7 @@ def check_batches(pipeline: Pipeline, graph: Graph | None, sizes: Mapping[str, M
     for name, node in pipeline.nodes.items():
         if isinstance(node, TrainingNode):
             _check_mini_batches(pipeline, name, node, graph, findings)
-        if isinstance(node, _Packing):
+        if isinstance(node, PackingNode):
             _check_micro_batch(pipeline, name, node, graph, findings)
     _warn_of_long_samples(pipeline, sizes, findings)
     _warn_of_long_demonstrations(pipeline, sizes, findings)
@@ -89,7 +85,7 @@ class _Longest:
     rows: int = 1
 
 
-def _longest_of(pipeline: Pipeline, name: str, node: _Packing, graph: Graph | None) -> list[_Longest]:
+def _longest_of(pipeline: Pipeline, name: str, node: PackingNode, graph: Graph | None) -> list[_Longest]:
     """What a node's rows may come to; of each rollout, where it is not known whose responses it works on."""
     sampled_by = graph.sampled_by(name) if graph else None
     if sampled_by is None and graph is not None and pipeline.data.responses:
@@ -106,7 +102,9 @@ def _longest_of(pipeline: Pipeline, name: str, node: _Packing, graph: Graph | No
     ]
 
 
-def _check_micro_batch(pipeline: Pipeline, name: str, node: _Packing, graph: Graph | None, findings: Findings) -> None:
+def _check_micro_batch(
+    pipeline: Pipeline, name: str, node: PackingNode, graph: Graph | None, findings: Findings
+) -> None:
     if isinstance(pipeline.engines.get(node.engine), HfEngineSpec):
         return  # It has tokens of its own, and takes a long row by itself.
     multiple, engine = _row_alignment(pipeline, node.engine)

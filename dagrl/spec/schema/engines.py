@@ -110,7 +110,7 @@ class MegatronEngineSpec(Section):
 
 
 class HfEngineSpec(Section):
-    """A Hugging Face model inside its own process: a generator of small models, or where there is no GPU; or a judge."""
+    """A Hugging Face model inside its own process: a generator of small models, or where no GPU is; or a judge."""
 
     backend: Literal["hf"]
     """Transformers, inside the worker."""

@@ -118,6 +118,10 @@ Estimator = Literal[
 ]
 
 
+PackingNode = LogprobNode | ValuesNode | RewardModelNode | TrainingNode
+"""Nodes that take whole samples through a model, packed into micro-batches of so many tokens."""
+
+
 class AdvantageNode(NodeBase):
     """Turns rewards into advantages."""
 
