@@ -79,13 +79,13 @@ def _check_format(place: Place, tool_format: str, folder: Path, findings: Findin
         except ValueError as error:
             findings.error(where, str(error))
         return
-    known = ["hermes", *_sglang_parsers()]
+    known = ["hermes", *sglang_parsers()]
     if tool_format not in known:
         message = f"there is no format `{tool_format}` (your own is written `module:function`); "
         findings.error(where, message + suggest(tool_format, known))
 
 
-def _sglang_parsers() -> Iterator[str]:
+def sglang_parsers() -> Iterator[str]:
     """Names of SGLang's parsers, read from its source as text; none where it is not installed."""
     source = source_of("sglang", _PARSERS)
     for node in ast.walk(ast.parse(source)) if source else ():
