@@ -84,6 +84,7 @@ def _go_on(checked: CheckedPipeline, plan: Plan, run_dir: Path, restarts: Restar
             config=loaded.resolved,
             total_steps=pipeline.run.steps,
             resumed_step=folder.resumed.step if folder.resumed else None,
+            shown_samples=pipeline.run.log_val_generations,
         )
         with trackers:
             for note in filter(None, (told, *folder.torn)):

@@ -1,4 +1,4 @@
-"""What a run leaves for people to look at: console, metrics.jsonl, TensorBoard, wandb, timeline.
+"""What a run leaves for people to look at: console, metrics.jsonl, TensorBoard, wandb, MLflow, SwanLab, timeline.
 
 `open_trackers` opens those that a pipeline asks for; the runtime talks to all of them as one, by `Trackers`.
 """
@@ -12,9 +12,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from dagrl.track.base import Progress, Tracker
+from dagrl.track.base import Progress, SampleTracker, Tracker
 from dagrl.track.console import Console
+from dagrl.track.guest import Guest
 from dagrl.track.metrics_file import MetricsFile
+from dagrl.track.mlflow import Mlflow
+from dagrl.track.redact import without_secrets
+from dagrl.track.samples import read_samples
+from dagrl.track.swanlab import SwanLab
 from dagrl.track.tensorboard import TensorBoard
 from dagrl.track.timeline import Timeline
 from dagrl.track.wandb import Wandb
@@ -25,9 +30,13 @@ __all__ = ["Timeline", "Tracker", "Trackers", "open_trackers"]
 class Trackers:
     """All trackers of a run. A context manager: it closes them, as failed where an exception comes through."""
 
-    def __init__(self, trackers: Sequence[Tracker], timeline: Timeline, console: Console | None) -> None:
+    def __init__(
+        self, trackers: Sequence[Tracker], timeline: Timeline, console: Console | None, samples: Path, shown: int
+    ) -> None:
+        """`samples` is the folder with the steps' samples, of which trackers show `shown` of each validation."""
         self._trackers = trackers
         self._console = console
+        self._samples, self._shown = samples, shown
         self.timeline = timeline
         """Where the runtime records what ran when."""
 
@@ -35,6 +44,21 @@ class Trackers:
         """Record a step everywhere, in metrics.jsonl first. OSError where a file cannot be written."""
         for tracker in self._trackers:
             tracker.log(step, metrics)
+        if any(name.startswith("val/") for name in metrics):
+            self._show_samples(step)
+
+    def _show_samples(self, step: int) -> None:
+        showing = [tracker for tracker in self._trackers if isinstance(tracker, SampleTracker)]
+        if not showing:
+            return
+        try:
+            table = read_samples(self._samples / f"step_{step}_val.parquet", self._shown)
+        except (OSError, ValueError) as error:
+            self.note(f"the samples of step {step} cannot be shown: {error}")
+            return
+        if table is not None:
+            for tracker in showing:
+                tracker.samples(step, table)
 
     def progress(self, progress: Progress) -> None:
         """Show how far a rollout is; cheap, and only on the console."""
@@ -83,21 +107,29 @@ def open_trackers(
     config: Mapping[str, Any],
     total_steps: int,
     resumed_step: int | None,
+    shown_samples: int = 0,
 ) -> Trackers:
-    """Open metrics.jsonl, the timeline, and what `names` asks for: ``console``, ``tensorboard``, ``wandb``.
+    """Open metrics.jsonl, the timeline, and what `names` asks for.
 
-    `config` is the resolved pipeline as plain YAML values. `resumed_step` is the last step that stays, None in a run
-    from the start: whatever the folder holds of later steps is cut. Raises OSError where a file cannot be written.
+    These are ``console``, ``tensorboard``, ``wandb``, ``mlflow`` and ``swanlab``. `config` is the resolved pipeline as
+    plain YAML values; what looks like a secret in it is told to nobody. `resumed_step` is the last step that stays,
+    None in a run from the start: whatever the folder holds of later steps is cut. `shown_samples` of each validation
+    are shown as a table. Raises OSError where a file cannot be written.
     """
     console = Console(total_steps) if "console" in names else None
     trackers: list[Tracker] = [MetricsFile()]
-    together = Trackers(trackers, Timeline(), console)
+    together = Trackers(trackers, Timeline(), console, run_dir / "samples", shown_samples)
     if console is not None:
         trackers.append(console)
     if "tensorboard" in names:
         trackers.append(TensorBoard())
     if "wandb" in names:
         trackers.append(Wandb(run_name, together.note))
+    if "mlflow" in names:
+        trackers.append(Guest("mlflow", Mlflow(run_name, together.note), together.note))
+    if "swanlab" in names:
+        trackers.append(Guest("swanlab", SwanLab(run_name, together.note), together.note))
+    config = without_secrets(config)
     with ExitStack() as on_failure:
         on_failure.callback(together.close, ok=False)
         together.timeline.start(run_dir, resumed_step)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,24 @@ class Tracker(Protocol):
 
     def close(self, ok: bool) -> None:
         """Finish; `ok` False: the run failed. Closing twice, or what never started, is harmless."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SampleTable:
+    """Some samples of a validation."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    """Texts and numbers, in the order of `columns`."""
+
+
+@runtime_checkable
+class SampleTracker(Tracker, Protocol):
+    """A tracker that shows samples, too."""
+
+    def samples(self, step: int, table: SampleTable) -> None:
+        """Show samples of the validation after `step`, whose metrics have been logged."""
         ...
 
 

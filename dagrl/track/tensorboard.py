@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from dagrl.track.base import naming
+from dagrl.track.base import SampleTable, naming
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -44,9 +44,26 @@ class TensorBoard:
                 self._writer.add_scalar(name, value, step)
             self._writer.flush()
 
+    def samples(self, step: int, table: SampleTable) -> None:
+        """Write a table as text."""
+        assert self._writer is not None, "samples before start"
+        with naming(self._folder):
+            self._writer.add_text("val/samples", _markdown(table), step)
+            self._writer.flush()
+
     def close(self, ok: bool) -> None:
         """Close the event file."""
         writer, self._writer = self._writer, None
         if writer is not None:
             with naming(self._folder):
                 writer.close()
+
+
+def _markdown(table: SampleTable) -> str:
+    """A table whose cells are one line each."""
+
+    def line(cells: Iterable[Any]) -> str:
+        texts = (str(cell).replace("|", "\\|").replace("\n", " ↵ ") for cell in cells)
+        return f"| {' | '.join(texts)} |"
+
+    return "\n".join([line(table.columns), line("---" for _ in table.columns), *map(line, table.rows)])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+from dagrl.track.base import SampleTable
+from dagrl.track.guest import GuestFailedError, failures_of, stable_id
 
 if TYPE_CHECKING:
     import wandb
@@ -38,11 +40,11 @@ class Wandb:
         if not os.environ.keys() & {"WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_MODE"}:
             mode = "offline"
         with self._forgiven():
-            run_id = _stable_id(run_dir)
+            run_id = stable_id(run_dir / "wandb" / "run_id")
             try:
-                with _failures_of_wandb():
+                with failures_of("wandb"):
                     self._run = self._begin(run_dir, config, run_id, mode)
-            except _WandbFailedError as error:
+            except GuestFailedError as error:
                 self._note(f"wandb: {error}; logging offline")
                 # The failed start still holds the run's id in wandb's process.
                 self._stop()
@@ -57,6 +59,15 @@ class Wandb:
         if self._run is not None:
             with self._forgiven():
                 self._run.log({"step": step, **metrics})
+
+    def samples(self, step: int, table: SampleTable) -> None:
+        """Show a table."""
+        if self._run is not None:
+            import wandb
+
+            with self._forgiven():
+                shown = wandb.Table(columns=list(table.columns), data=[*map(list, table.rows)])
+                self._run.log({"step": step, "val/samples": shown})
 
     def close(self, ok: bool) -> None:
         """Upload the rest, mark the run as finished or failed, and end wandb's process."""
@@ -96,9 +107,9 @@ class Wandb:
     def _forgiven(self) -> Iterator[None]:
         """Within the context a failure of wandb becomes a note, and the end of wandb for this run."""
         try:
-            with _failures_of_wandb():
+            with failures_of("wandb"):
                 yield
-        except _WandbFailedError as error:
+        except GuestFailedError as error:
             self._note(f"wandb stopped: {error}; metrics.jsonl has every step")
             self._stop()
 
@@ -108,32 +119,5 @@ class Wandb:
         import wandb
 
         # What cannot even be ended has been spoken of already.
-        with suppress(_WandbFailedError), _failures_of_wandb():
+        with suppress(GuestFailedError), failures_of("wandb"):
             wandb.teardown()
-
-
-class _WandbFailedError(Exception):
-    """wandb's process, the network or the disk failed it; the text is the first line of what it said."""
-
-
-@contextmanager
-def _failures_of_wandb() -> Iterator[None]:
-    """Make whatever wandb raises one kind of error, with its cause. Any other error is a bug of ours, and goes through.
-
-    wandb raises private classes without a common base, in places that change: they are told by where they come from.
-    """
-    try:
-        yield
-    except Exception as error:
-        if not isinstance(error, OSError) and type(error).__module__.partition(".")[0] != "wandb":
-            raise
-        raise _WandbFailedError((str(error) or type(error).__name__).splitlines()[0]) from error
-
-
-def _stable_id(run_dir: Path) -> str:
-    """The run's id: made once, kept in the run folder."""
-    path = run_dir / "wandb" / "run_id"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.is_file() or not path.read_text().strip():
-        path.write_text(secrets.token_hex(4) + "\n")
-    return path.read_text().strip()

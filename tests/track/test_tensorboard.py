@@ -5,6 +5,7 @@ import time
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from dagrl.track.base import SampleTable
 from dagrl.track.tensorboard import TensorBoard
 
 
@@ -29,6 +30,15 @@ def test_scalars_and_the_pipeline_are_there(tmp_path):
     assert scalars(tmp_path) == [(1, 1.0), (2, 2.0)]
     (text,) = read(tmp_path).Tensors("pipeline/text_summary")
     assert text.tensor_proto.string_val[0].decode() == "```yaml\nname: tiny\nrun:\n  steps: 4\n```"
+
+
+def test_samples_are_a_table_of_single_lines(tmp_path):
+    tracker = TensorBoard()
+    tracker.start(tmp_path, {}, None)
+    tracker.samples(1, SampleTable(("prompt", "reward"), (("1|1\n2", 1.0),)))
+    tracker.close(ok=True)
+    (text,) = read(tmp_path).Tensors("val/samples/text_summary")
+    assert text.tensor_proto.string_val[0].decode() == "| prompt | reward |\n| --- | --- |\n| 1\\|1 ↵ 2 | 1.0 |"
 
 
 def test_a_step_is_in_the_file_as_soon_as_it_is_logged(tmp_path):

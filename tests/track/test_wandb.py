@@ -1,11 +1,13 @@
 """wandb without a key or a network: a real offline run, and failures that the training survives."""
 
+import json
 import os
 import signal
 from pathlib import Path
 
 import pytest
 
+from dagrl.track.base import SampleTable
 from dagrl.track.wandb import Wandb
 
 CONFIG = {"name": "tiny", "data": {"prompts_per_step": 8}}
@@ -54,6 +56,15 @@ def test_without_a_key_it_logs_offline_under_the_run_folder_and_leaves_no_proces
     assert b"0.123456789" in content
     assert b"prompts_per_step" in content
     assert [note.split(";")[0] for note in notes] == ["wandb: offline"]
+
+
+def test_samples_are_a_table(tmp_path):
+    tracker = Wandb("tiny", lambda note: None)
+    tracker.start(tmp_path, CONFIG, None)
+    tracker.samples(1, SampleTable(("prompt", "reward"), (("1+1=", 1.0),)))
+    tracker.close(ok=True)
+    (table,) = tmp_path.glob("wandb/offline-run-*/files/media/table/val/samples*.table.json")
+    assert json.loads(table.read_text())["data"] == [["1+1=", 1.0]]
 
 
 def test_a_resumed_run_is_the_same_run(tmp_path):

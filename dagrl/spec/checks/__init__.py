@@ -34,6 +34,7 @@ from dagrl.spec.checks.sglang_fields import check_sglang_fields
 from dagrl.spec.checks.sglang_rules import check_sglang_rules
 from dagrl.spec.checks.sleeping import check_sleeping
 from dagrl.spec.checks.staleness import check_staleness
+from dagrl.spec.checks.trackers import check_trackers
 from dagrl.spec.checks.turns import check_turns
 from dagrl.spec.checks.validation import check_validation
 from dagrl.spec.errors import Problem
@@ -88,6 +89,7 @@ def check_file(path: Path | str, overrides: Sequence[str] = (), *, with_files: b
     check_rollout_correction(pipeline, graph, findings)
     check_batches(pipeline, graph, sizes, findings)
     check_staleness(pipeline, graph, findings)
+    check_trackers(pipeline, findings)
     check_offline(pipeline, findings)
     check_validation(pipeline, loaded.folder, findings)
     check_profile(pipeline, findings)

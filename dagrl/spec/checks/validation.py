@@ -84,8 +84,9 @@ def _check_best(pipeline: Pipeline, findings: Findings) -> None:
         )
         depends: list[Place] = [("run", key) for key in ("save_every", "validate_every", "steps")]
         findings.error(_BEST, message, depends_on=depends)
-    if (message := _unknown_metric(pipeline, best.metric)) is not None:
-        findings.error(_METRIC, message, depends_on=[_VAL, _VOTE])
+    unknown = _unknown_metric(pipeline, best.metric)
+    if unknown is not None:
+        findings.error(_METRIC, unknown, depends_on=[_VAL, _VOTE])
 
 
 def _unknown_metric(pipeline: Pipeline, metric: str) -> str | None:

@@ -34,8 +34,8 @@ class Pipeline(Section):
     """How long, how often, how safely."""
     profile: ProfileSpec | None = None
     """Traces of some steps."""
-    track: tuple[Literal["console", "tensorboard", "wandb"], ...] = ("console",)
-    """Where metrics go, beside metrics.jsonl."""
+    track: tuple[Literal["console", "tensorboard", "wandb", "mlflow", "swanlab"], ...] = ("console",)
+    """Where metrics and tables of samples go, beside metrics.jsonl."""
 
     def model_section(self, engine: str) -> tuple[str, ...]:
         """Where the file says an engine's model: at itself, at the engine that it shares or follows, or at the top."""
