@@ -16,7 +16,6 @@ from dagrl.spec.checks.data_files import check_data_files
 from dagrl.spec.checks.engine_options import check_engine_options
 from dagrl.spec.checks.engines import check_engines
 from dagrl.spec.checks.filter import check_filter
-from dagrl.spec.checks.filter import check_filter
 from dagrl.spec.checks.formulas import check_formulas
 from dagrl.spec.checks.layouts import check_layouts
 from dagrl.spec.checks.megatron_fields import check_megatron_fields
@@ -84,14 +83,13 @@ def check_file(path: Path | str, overrides: Sequence[str] = (), *, with_files: b
     check_formulas(pipeline, graph, loaded.folder, findings)
     check_rollout(pipeline, graph, findings)
     check_filter(pipeline, graph, findings)
-    check_filter(pipeline, graph, findings)
     check_turns(pipeline, graph, loaded.folder, findings)
     check_rollout_correction(pipeline, graph, findings)
     check_batches(pipeline, graph, sizes, findings)
     check_staleness(pipeline, graph, findings)
-    check_trackers(pipeline, findings)
     check_offline(pipeline, findings)
     check_validation(pipeline, loaded.folder, findings)
+    check_trackers(pipeline, findings)
     check_profile(pipeline, findings)
     findings.raise_if_any()
     assert graph is not None
