@@ -10,12 +10,14 @@ from typing import Any
 from dagrl.plan.cost.costs import PipelineCosts
 from dagrl.plan.cost.estimate import StepEstimate, estimate_step
 from dagrl.plan.cost.lengths import Assumed
+from dagrl.plan.plan import PlannedTask
 from dagrl.plan.report import Report
 from dagrl.plan.search.proposals import Proposal, search
 from dagrl.plan.search.space import Cluster, cluster_of
 from dagrl.plan.show import Section, aligned
 from dagrl.spec.gpus import DEFAULT_GPU, gpu_named
 from dagrl.spec.load import load_pipeline
+from dagrl.spec.offline import is_offline
 from dagrl.spec.rollouts import leading_rollout
 from dagrl.spec.schema import FilterNode, NodeBase
 
@@ -31,7 +33,7 @@ def step_section(report: Report, assumed: Assumed) -> Section:
     estimate = estimate_step(costs)
     slots = sum(group.ranks for group in pipeline.groups.values())
     rate = estimate.response_tokens / estimate.step_s
-    lengths = costs.lengths(report.fit.plan.task(leading_rollout(pipeline)))
+    lengths = costs.lengths(_leading(report))
     lines = [
         f"a step: {_seconds(estimate.step_s)} s, {rate:,.0f} response tokens/s, {rate / slots:,.0f} a slot",
         f"  with prompts of {lengths.prompt:,.0f} tokens and responses of {lengths.response:,.0f} on average, the "
@@ -49,6 +51,14 @@ def step_section(report: Report, assumed: Assumed) -> Section:
         "assumed": {"prompt_tokens": lengths.prompt, "response_tokens": lengths.response},
     }
     return Section(lines, "steps", value)
+
+
+def _leading(report: Report) -> PlannedTask:
+    """The task whose rows are spoken of: the rollout, or what learns from the data set."""
+    plan = report.fit.plan
+    if is_offline(report.pipeline):
+        return next(task for task in plan.tasks if task.trains or not task.inputs)
+    return plan.task(leading_rollout(report.pipeline))
 
 
 def search_sections(

@@ -6,7 +6,7 @@ for validation alone.
 
 from __future__ import annotations
 
-from dagrl.spec.rollouts import leading_rollout, rollouts
+from dagrl.spec.rollouts import leading_rollout, longest_sample, rollouts
 from dagrl.spec.schema import DemonstrationNode, Pipeline, TrainingNode
 
 
@@ -39,6 +39,12 @@ def rows_per_prompt(pipeline: Pipeline, *, validation: bool = False) -> int:
         return max(1, len(pipeline.data.responses))
     leading = rollouts(pipeline)[leading_rollout(pipeline)]
     return leading.val_n if validation else leading.n
+
+
+def longest_row(pipeline: Pipeline) -> int:
+    """Tokens of the longest row that anything works on; 0 where nothing is sampled or given."""
+    given = [longest_demonstration(pipeline)] if pipeline.data.responses else []
+    return max([*given, *(longest_sample(pipeline, name) for name in rollouts(pipeline))], default=0)
 
 
 def longest_demonstration(pipeline: Pipeline) -> int:

@@ -15,6 +15,7 @@ from dagrl.plan.cost.edges import edge_bytes
 from dagrl.plan.intervals import Interval, busy_seconds
 from dagrl.plan.plan import Plan, PlannedTask, Rows
 from dagrl.plan.simulate import simulate
+from dagrl.spec.offline import is_offline
 
 _WARM_UP = 2
 """Simulated steps before those that are looked at, beside the staleness of the plan: engines start awake or asleep."""
@@ -37,7 +38,7 @@ class StepEstimate:
     edge_bytes: Mapping[tuple[str, str], float]
     """(writer, reader) -> bytes of a step."""
     response_tokens: float
-    """Tokens sampled in a step."""
+    """Tokens sampled in a step, or learned from where none are."""
 
 
 def estimate_step(costs: PipelineCosts) -> StepEstimate:
@@ -68,7 +69,7 @@ def estimate_step(costs: PipelineCosts) -> StepEstimate:
         response_tokens=sum(
             costs.rows(task) * _rounds(plan, task) * costs.lengths(task).response
             for task in plan.tasks
-            if task.generates and task.rows is Rows.TRAIN
+            if task.rows is Rows.TRAIN and (task.trains if is_offline(costs.pipeline) else task.generates)
         ),
     )
 
