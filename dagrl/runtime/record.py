@@ -19,6 +19,8 @@ _DETAILS = {
     "turns": ("mean", "max"),
     "staleness": ("mean", "max"),
     **dict.fromkeys(("staleness/masked", "staleness/dropped"), _COUNTED),
+    **dict.fromkeys(("data/dropped_prompts", "data/cut_prompts"), _COUNTED),
+    **dict.fromkeys(("rollout/aborted_prompts", "rollout/aborted_tokens", "rollout/carried_prompts"), _COUNTED),
     **dict.fromkeys(("mismatch/logprob_diff", "mismatch/prob_diff", "mismatch/ratio"), ("mean", "max")),
     "correction/weight": ("mean", "std", "max"),
 }

@@ -49,6 +49,16 @@ def test_the_texts_of_a_prompt_go_with_each_of_its_rows(trained_on) -> None:
     assert batch["extra_info"].strings() == ['{"index": 0}'] * 2 + ['{"index": 1}'] * 2
 
 
+def test_a_further_round_counts_its_groups_on_and_takes_as_many_prompts_as_it_is_told(bench, trained_on, texts) -> None:
+    context = trained_on(2, shards=2, data={"prompts_per_step": 4})
+    outputs = list(prompts((), replace(context, position=1, first_group=4, prompts=3)))
+    batch = whole(outputs)
+    assert batch["group_id"].values.tolist() == [4, 4, 5, 5, 6, 6]
+    assert batch.rows.tolist() == batch["sample_id"].values.tolist() == [*range(8, 14)]
+    assert texts(batch["prompt_tokens"])[::2] == list(bench.questions[1:4])
+    assert np.concatenate([output.positions for output in outputs]).tolist() == [1, 2, 3]
+
+
 def test_a_step_goes_on_where_the_one_before_ended(bench, trained_on, texts) -> None:
     context = trained_on(1, data={"prompts_per_step": 3})
     seen, position = [], 0

@@ -119,9 +119,7 @@ def test_sources_name_each_producers_blocks_once_with_the_columns_wanted_of_it()
 
 def test_a_rank_without_rows_still_gets_the_columns():
     ledger = ledger_of_two_shards()
-    inputs = {"prompt_tokens": ("prompts", "prompt_tokens")}
-    task = PlannedTask("ref", "ref", "logprob", "actor", Scope.ROW, Rows.TRAIN, inputs=inputs)
-    (source,) = ledger.sources(task, np.zeros(0, dtype=np.int64))
+    (source,) = ledger.sources(reads_prompts(), np.zeros(0, dtype=np.int64))
     assert (source.refs, source.counts.tolist(), source.places.tolist()) == (("p1",), [0], [])
 
 
@@ -149,3 +147,42 @@ def test_each_group_completes_the_shard_that_the_source_has_put_it_into(groups, 
     for shard, (begin, end) in enumerate(bounds):
         assert ledger.rows((shard,)).tolist() == list(range(begin, end))
     assert ledger.total_tokens == sum(row % 7 for row in range(groups * group_size))
+
+
+def test_a_further_rounds_rows_are_the_batch_until_it_is_chosen_of_all() -> None:
+    ledger = Ledger(group_size=2, shards=2)
+    for shard, rows in enumerate((range(4), range(4, 6))):
+        ledger.add_source("prompts", block(rows, f"p{shard}", [1] * len(rows), shards=(shard,)))
+    ledger.begin_round()
+    assert (ledger.first_group, ledger.rows((0, 1)).tolist()) == (3, [])
+    for shard, rows in enumerate((range(6, 8), range(8, 12))):
+        ledger.add_source("prompts", block(rows, f"q{shard}", [2] * len(rows), shards=(shard,)))
+    assert ledger.rows((0, 1)).tolist() == [*range(6, 12)]
+    ledger.select([0, 2, 4])
+    assert [ledger.rows((shard,)).tolist() for shard in (0, 1)] == [[0, 1], [4, 5, 8, 9]]
+    assert ledger.total_tokens == 1 * 4 + 2 * 2, "what was left out costs nothing from here on"
+    # What was written in any round is found.
+    (source,) = ledger.sources(reads_prompts(), np.array([4, 5, 8, 9]))
+    assert (source.refs, source.counts.tolist()) == (("p1", "q1"), [2, 2])
+
+
+@given(groups=st.integers(1, 12), shards=st.integers(1, 5), over=st.integers(0, 4), data=st.data())
+def test_a_task_behind_a_filter_brings_the_groups_that_were_chosen(groups, shards, over, data) -> None:
+    ledger = over_sampled(groups + over, 2, shards)
+    ledger.expect("rollout", choose=groups if over else None)
+    ledger.arrived("rollout", ledger.rows_of(data.draw(st.permutations(range(groups + over)))))
+    there = ledger.groups_in(ledger.rows(tuple(range(shards))))
+    chosen = sorted(data.draw(st.sets(st.sampled_from(there), min_size=1)))
+    ledger.select(chosen)
+    assert ledger.groups_in(ledger.rows(tuple(range(shards)))) == chosen
+    ledger.expect("answers")
+    complete = [ledger.arrived("answers", ledger.rows_of([group])) for group in data.draw(st.permutations(chosen))]
+    assert ledger.complete("answers")
+    told = [shard for arrival in complete for shard in arrival.complete]
+    assert sorted(told) == [shard for shard in range(shards) if len(ledger.rows((shard,)))]
+    assert not any(arrival.surplus for arrival in complete)
+
+
+def reads_prompts() -> PlannedTask:
+    inputs = {"prompt_tokens": ("prompts", "prompt_tokens")}
+    return PlannedTask("ref", "ref", "logprob", "actor", Scope.ROW, Rows.TRAIN, inputs=inputs)

@@ -146,8 +146,15 @@ def test_statistics_of_shards_and_ranks_count_by_their_rows() -> None:
 
 def test_a_number_is_kept_as_it_is() -> None:
     record = StepRecord(3)
-    record.count("rollout/aborted_prompts", 4)
-    assert record.metrics(tokens=1, policy_version=2, slots=1)["rollout/aborted_prompts"] == 4
+    record.count("run/restarts", 4)
+    assert record.metrics(tokens=1, policy_version=2, slots=1)["run/restarts"] == 4
+
+
+def test_prompts_of_several_rounds_are_added_up() -> None:
+    record = StepRecord(2)
+    for number in (4, 3):
+        record.count("rollout/aborted_prompts", number)
+    assert record.metrics(tokens=1, policy_version=2, slots=1)["rollout/aborted_prompts"] == 7
 
 
 def test_throughput_is_the_steps_tokens_over_its_time() -> None:

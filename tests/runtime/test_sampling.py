@@ -138,7 +138,9 @@ class Ran:
 def ran(lab) -> Any:
     """Runs a rollout; `begun` by places in the data set, which are 100 and the group's number."""
 
-    def run(fleet: Servers, groups: int, needed: int, shards: int, servers: int, *, partial: bool, begun=None) -> Ran:
+    def run(
+        fleet: Servers, groups: int, needed: int, shards: int, servers: int, *, partial: bool, begun=None, round_=None
+    ) -> Ran:
         declared = lab.tiny_pipeline()
         declared["data"]["prompts_per_step"] = needed
         declared["nodes"]["rollout"] |= {"n": N, "partial_rollout": partial}
@@ -152,8 +154,8 @@ def ran(lab) -> Any:
         complete: list[int] = []
         told: list[Progress] = []
         sampling = Sampling(
-            Run(4, "rollout", tuple(range(shards))),
-            ROLLOUT,
+            Run(4, "rollout", tuple(range(shards)), round_ or 0),
+            replace(ROLLOUT, in_rounds=round_ is not None),
             Pipeline.model_validate(declared),
             fleet,  # type: ignore[arg-type]
             [server(number) for number in range(servers)],  # type: ignore[misc]
@@ -291,3 +293,14 @@ def test_servers_say_how_much_they_take_at_a_time_once(ran) -> None:
     fleet.lives = {"generator/0": 1}
     over = ran(fleet, 6, 6, partial=False, shards=2, servers=2)
     assert (over.deaths, fleet.asked) == (1, 1)
+
+
+@settings(deadline=None)
+@given(appetite=appetites, layout=layouts, patience=patience, needed=st.integers(1, 8), more=st.integers(0, 8))
+def test_a_round_is_told_to_be_complete_when_nothing_of_it_can_come(ran, appetite, layout, patience, needed, more):
+    fleet = Servers(appetite, patience)
+    over = ran(fleet, needed + more, needed, partial=True, round_=2, **layout)
+    assert {work.round for _, work in fleet.works} == {2}
+    # The last shard comes with the end of the run, when the aborted groups are there too.
+    assert len(over.shards) < len(filled(over, layout))
+    assert len(over.sampling.left()) == more
