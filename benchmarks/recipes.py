@@ -27,24 +27,16 @@ SHOWN_STEPS = (1, 10, 20, 30, 40, 50, 60, 80, 100, 150, 200)
 """Steps whose reward is shown, where a run has them."""
 _HIGH_FOR = 10
 _RUN_S = 540.0
-RECIPES: dict[str, dict[str, Any]] = {
-    "grpo": {},
-    "gspo": {},
-    "rloo": {},
-    "reinforce_pp": {},
-    "drgrpo": {},
-    "cispo": {},
-    "cpgd": {},
-    "opo": {},
-}
-"""Recipe -> what it takes on the demo's task beside `tiny.yaml`: what no setup can know of it."""
+RECIPES = ("grpo", "ppo", "dapo", "gspo", "rloo", "reinforce_pp", "drgrpo", "cispo", "cpgd", "remax", "opo", "opmd")
+IN_ONE_FILE = ("ppo", "dapo", "remax")
+"""Recipes with nodes or engines that `tiny.yaml` cannot know of: they have a `tiny_NAME.yaml`."""
 
 
 def pipeline(recipe: str, seed: int, steps: int) -> dict[str, Any]:
     """A recipe as a pipeline of the demo's size."""
-    own = RECIPES[recipe]
-    return own | {
-        "extends": [str(TEMPLATES / f"{name}.yaml") for name in (recipe, "tiny")],
+    layers = [f"tiny_{recipe}"] if recipe in IN_ONE_FILE else [recipe, "tiny"]
+    return {
+        "extends": [str(TEMPLATES / f"{layer}.yaml") for layer in layers],
         "name": f"{recipe}-{seed}",
         "run": {"steps": steps, "seed": seed, "save_every": None, "validate_every": None, "validate_first": False},
         "track": ["console"],
@@ -60,7 +52,7 @@ def learn(recipe: str, seed: int, steps: int, out: Path) -> bool:
     with DagrlRun(pipeline(recipe, seed, steps), file.with_suffix("")) as run:
         run.wait_until(lambda metrics: learned_at(metrics) is not None or len(metrics) >= steps, _RUN_S)
         metrics = run.metrics()
-    rewards = [line["reward/mean"] for line in metrics]
+    rewards = rewards_of(metrics)
     with file.with_suffix(".csv").open("w", newline="") as curve:
         csv.writer(curve).writerows([("step", "reward"), *enumerate(rewards, start=1)])
     result = {
@@ -77,9 +69,14 @@ def learn(recipe: str, seed: int, steps: int, out: Path) -> bool:
     return verdict.met
 
 
+def rewards_of(metrics: list[dict[str, Any]]) -> list[float]:
+    """The mean reward of each step, of all that was sampled: a filter takes away what is right already."""
+    return [line.get("filter/reward/mean", line["reward/mean"]) for line in metrics]
+
+
 def learned_at(metrics: list[dict[str, Any]]) -> int | None:
     """The first step at which the reward has been high on the mean of the last ones; None if it never was."""
-    rewards = [line["reward/mean"] for line in metrics]
+    rewards = rewards_of(metrics)
     reached = (end for end in range(_HIGH_FOR, len(rewards) + 1) if _last(rewards[:end]) > HIGH)
     return next(reached, None)
 
@@ -95,7 +92,7 @@ def tables(results: list[dict[str, Any]]) -> str:
         f"| recipe | seed | above {HIGH} at step | s a step | {' | '.join(map(str, shown))} |",
         "|" + "---|" * (4 + len(shown)),
     ]
-    for result in sorted(results, key=lambda each: (list(RECIPES).index(each["recipe"]), each["seed"])):
+    for result in sorted(results, key=lambda each: (RECIPES.index(each["recipe"]), each["seed"])):
         rewards = result["reward"]
         curve = [f"{rewards[step - 1]:.2f}" if step <= len(rewards) else "" for step in shown]
         reached = result["learned_at"] or "never"
