@@ -17,6 +17,7 @@ _BUILT_IN = (
     "values",
     "critic",
     "reward_model",
+    "judge",
     "filter",
     "sft",
     "dpo",

@@ -28,6 +28,7 @@ from dagrl.spec.schema import (
     CustomNode,
     DemonstrationNode,
     FilterNode,
+    JudgeNode,
     NodeBase,
     Pipeline,
     RewardModelNode,
@@ -187,7 +188,7 @@ class Graph:
         told = {sink.inputs["reward"].node} if "reward" in sink.inputs else set()
         for name, node in graph.nodes.items():
             learns = isinstance(node.spec, DemonstrationNode) and node.spec.val_loss
-            scores = isinstance(node.spec, RewardNode | RewardModelNode) and not graph._is_baseline(name)
+            scores = isinstance(node.spec, RewardNode | RewardModelNode | JudgeNode) and not graph._is_baseline(name)
             if scores or (learns and self._is_offline):
                 told.add(name)
         needed = told.union(*map(graph.ancestors, told), {PROMPTS_NODE})

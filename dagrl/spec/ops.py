@@ -20,6 +20,7 @@ from dagrl.spec.schema import (
     DpoNode,
     EngineSpec,
     HfEngineSpec,
+    JudgeNode,
     LogprobNode,
     MixNode,
     NodeBase,
@@ -52,13 +53,15 @@ class Capability(Enum):
     """Read off tokens: log-probs, or what a critic's head says."""
     JUDGE = "judge"
     """Read a score off each row with a reward head."""
+    REPLY = "reply"
+    """Answer questions in words, as it is."""
     TRAIN = "train"
 
 
 CAPABILITIES: dict[str, frozenset[Capability]] = {
     "megatron": frozenset({Capability.SCORE, Capability.JUDGE, Capability.TRAIN}),
-    "hf": frozenset({Capability.GENERATE, Capability.JUDGE}),
-    "sglang": frozenset({Capability.GENERATE}),
+    "hf": frozenset({Capability.GENERATE, Capability.JUDGE, Capability.REPLY}),
+    "sglang": frozenset({Capability.GENERATE, Capability.REPLY}),
 }
 """What each backend can do."""
 
@@ -186,6 +189,10 @@ def contract_of(
             # A classifier of Hugging Face's has a tokenizer and a chat template of its own.
             prompt = "messages" if isinstance(engines.get(node.engine), HfEngineSpec) else "prompt_tokens"
             return OpContract((prompt, "response_tokens"), ("reward",), needs=Capability.JUDGE)
+        case JudgeNode():
+            told = ("messages", "response_tokens", "answer", "data_source")
+            needs = Capability.REPLY if node.engine else None
+            return OpContract(told, ("reward",), reads_if_written=("token_turn",), needs=needs)
         case SftNode():
             return OpContract(("prompt_tokens", "demonstration"), (), Scope.BATCH, needs=Capability.TRAIN)
         case DpoNode():

@@ -17,6 +17,7 @@ from dagrl.spec.checks.engine_options import check_engine_options
 from dagrl.spec.checks.engines import check_engines
 from dagrl.spec.checks.filter import check_filter
 from dagrl.spec.checks.formulas import check_formulas
+from dagrl.spec.checks.judge import check_judges
 from dagrl.spec.checks.layouts import check_layouts
 from dagrl.spec.checks.megatron_fields import check_megatron_fields
 from dagrl.spec.checks.megatron_rules import check_megatron_rules
@@ -79,6 +80,7 @@ def check_file(path: Path | str, overrides: Sequence[str] = (), *, with_files: b
     check_sglang_rules(pipeline, sizes, findings)
     check_router_replay(pipeline, sizes, findings)
     check_nodes(pipeline, loaded.folder, findings)
+    check_judges(pipeline, loaded.folder, sizes, findings)
     check_critic(pipeline, graph, findings)
     check_formulas(pipeline, graph, loaded.folder, findings)
     check_rollout(pipeline, graph, findings)

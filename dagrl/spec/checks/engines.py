@@ -27,6 +27,7 @@ _VERBS = {
     Capability.GENERATE: "generates",
     Capability.SCORE: "computes log-probs and values",
     Capability.JUDGE: "judges",
+    Capability.REPLY: "replies in words",
     Capability.TRAIN: "trains",
 }
 

@@ -10,6 +10,7 @@ from dagrl.spec.positions import Findings
 from dagrl.spec.rewards import BUILT_IN_REWARDS
 from dagrl.spec.schema import (
     CustomNode,
+    JudgeNode,
     Pipeline,
     RewardNode,
     RolloutNode,
@@ -25,6 +26,8 @@ def check_nodes(pipeline: Pipeline, folder: Path, findings: Findings) -> None:
             _check_reward(place, node, folder, findings)
         elif isinstance(node, CustomNode):
             _check_op(place, node, folder, findings)
+        elif isinstance(node, JudgeNode):
+            _check_sampling((*place, "sampling"), node.sampling, findings)
         elif isinstance(node, RolloutNode):
             _check_sampling((*place, "sampling"), node.sampling, findings)
             if node.val_sampling is not None:

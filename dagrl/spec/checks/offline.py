@@ -10,6 +10,7 @@ from dagrl.spec.schema import (
     AdvantageNode,
     CriticNode,
     DpoNode,
+    JudgeNode,
     MegatronEngineSpec,
     MixNode,
     Pipeline,
@@ -137,7 +138,7 @@ def _check_room(
 def _check_told(pipeline: Pipeline, findings: Findings) -> None:
     """Report validations that have nothing to tell."""
     run = pipeline.run
-    scores = any(isinstance(node, RewardNode | RewardModelNode) for node in pipeline.nodes.values())
+    scores = any(isinstance(node, RewardNode | RewardModelNode | JudgeNode) for node in pipeline.nodes.values())
     validates = run.validate_every or run.validate_first
     if validates and is_offline(pipeline) and not scores and not tells_val_loss(pipeline):
         key = "validate_every" if run.validate_every else "validate_first"

@@ -17,6 +17,7 @@ from dagrl.spec.schema.engines import (
     WeightSyncSpec,
 )
 from dagrl.spec.schema.filter import FilterNode
+from dagrl.spec.schema.judge import JudgeNode
 from dagrl.spec.schema.model import DataSpec, GroupSpec, ModelSpec, TokenizerSpec
 from dagrl.spec.schema.node_base import NodeBase, TrainingNode
 from dagrl.spec.schema.nodes import (
@@ -28,7 +29,6 @@ from dagrl.spec.schema.nodes import (
     PackingNode,
     RewardNode,
     RolloutNode,
-    SamplingSpec,
     UpdateNode,
 )
 from dagrl.spec.schema.objective import (
@@ -48,6 +48,7 @@ from dagrl.spec.schema.objective import (
 from dagrl.spec.schema.offline import DemonstrationNode, DpoNode, MixNode, SftNode
 from dagrl.spec.schema.pipeline import Pipeline
 from dagrl.spec.schema.run import KeepBestSpec, ProfileSpec, RunSpec, ScheduleSpec
+from dagrl.spec.schema.sampling import SamplingSpec
 from dagrl.spec.schema.section import Coefficient, Name, OwnFunction, PositiveInt, Section, Threshold
 from dagrl.spec.schema.turns import TurnOptions
 
@@ -68,6 +69,7 @@ __all__ = [
     "GroupSpec",
     "HfEngineSpec",
     "ImportanceLevel",
+    "JudgeNode",
     "KeepBestSpec",
     "KlInRewardSpec",
     "LearningRateSpec",

@@ -8,6 +8,7 @@ from pydantic import Discriminator, Field, FiniteFloat, Tag
 
 from dagrl.spec.schema.critic import CriticNode, RewardModelNode, ValuesNode
 from dagrl.spec.schema.filter import FilterNode
+from dagrl.spec.schema.judge import JudgeNode
 from dagrl.spec.schema.node_base import NodeBase, TrainingNode
 from dagrl.spec.schema.objective import (
     CosineRewardSpec,
@@ -18,25 +19,9 @@ from dagrl.spec.schema.objective import (
     RolloutCorrectionSpec,
 )
 from dagrl.spec.schema.offline import DpoNode, MixNode, SftNode
-from dagrl.spec.schema.section import Coefficient, Name, OwnFunction, PositiveInt, Section, Threshold
+from dagrl.spec.schema.sampling import SamplingSpec
+from dagrl.spec.schema.section import Name, OwnFunction, PositiveInt, Threshold
 from dagrl.spec.schema.turns import TurnOptions
-
-
-class SamplingSpec(Section):
-    """How tokens are drawn, in SGLang's names."""
-
-    temperature: Coefficient = 1.0
-    """0 takes the likeliest token."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Smallest set of tokens with at least this probability."""
-    top_k: int = -1
-    """Likeliest so many tokens; -1 for all."""
-    max_new_tokens: PositiveInt
-    """Longest response, in tokens."""
-    stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = ()
-    """End a response, beside the tokenizer's end-of-sequence token. The token that ends it is part of it."""
-    ignore_eos: bool = False
-    """Go on after the end-of-sequence token."""
 
 
 class RolloutNode(NodeBase, TurnOptions):
@@ -200,6 +185,7 @@ NodeSpec = Annotated[
     | Annotated[ValuesNode, Tag("values")]
     | Annotated[CriticNode, Tag("critic")]
     | Annotated[RewardModelNode, Tag("reward_model")]
+    | Annotated[JudgeNode, Tag("judge")]
     | Annotated[FilterNode, Tag("filter")]
     | Annotated[SftNode, Tag("sft")]
     | Annotated[DpoNode, Tag("dpo")]

@@ -1,0 +1,147 @@
+"""A model behind an HTTP endpoint that speaks OpenAI's protocol of chats, asked with patience and within bounds."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dagrl.spec.schema import SamplingSpec
+
+if TYPE_CHECKING:
+    from openai import APIError
+
+_SETTING_UP = (401, 403, 404)
+"""Answers that no other question would get another one than: the key, the address or the model's name is wrong."""
+_SHOWN_CHARACTERS = 300
+
+
+class EndpointError(OSError):
+    """The endpoint has not answered a question, for all the patience."""
+
+
+class EndpointSetupError(EndpointError):
+    """It will not answer any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the model has said."""
+
+    text: str
+    tokens: int | None
+    """Tokens of it, where the endpoint tells."""
+
+
+class Endpoint:
+    """A client for one endpoint and model. May be used from several threads at once."""
+
+    def __init__(self, url: str, model: str, *, api_key_env: str | None, retries: int, timeout_s: float) -> None:
+        """`url` is the part before ``/chat/completions``. ValueError where the environment has no such key.
+
+        The key is read here, and goes nowhere but into the requests' header.
+        """
+        from openai import Omit, OpenAI
+
+        self._url, self._model = url, model
+        self._key = _key_of(api_key_env)
+        self._key_env = api_key_env
+        # Nothing of the user's environment but that key is for this endpoint to know.
+        unsaid: dict[str, Any] = dict.fromkeys(("OpenAI-Organization", "OpenAI-Project"), Omit())
+        if self._key is None:
+            unsaid["Authorization"] = Omit()
+        self._client = OpenAI(
+            base_url=url,
+            api_key=self._key or "none",
+            max_retries=retries,
+            timeout=timeout_s,
+            default_headers=unsaid,
+        )
+
+    def ask(
+        self, messages: Sequence[Mapping[str, str]], sampling: SamplingSpec, extra_body: Mapping[str, Any]
+    ) -> Answer:
+        """The model's answer to a conversation. EndpointError with a sentence where there is none.
+
+        What may pass is tried again: no connection, no answer in time, too many requests, errors of the server's.
+        """
+        from openai import APIError
+
+        try:
+            # By hand, as servers differ in what they know: nothing is sent that was not asked for.
+            reply: Any = self._client.post(
+                "/chat/completions", cast_to=object, body=self._body(messages, sampling, extra_body)
+            )
+        except APIError as error:
+            raise self._explained(error) from error
+        try:
+            text = reply["choices"][0]["message"]["content"]
+        except (KeyError, IndexError, TypeError) as error:
+            raise EndpointError(f"{self._url} has answered in a form that is not OpenAI's: {_short(reply)}") from error
+        if not isinstance(text, str):
+            raise EndpointError(f"{self._url} has answered without a text: {_short(reply)}")
+        usage = reply.get("usage")
+        tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
+        return Answer(text, tokens if isinstance(tokens, int) else None)
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self._client.close()
+
+    def _body(
+        self, messages: Sequence[Mapping[str, str]], sampling: SamplingSpec, extra_body: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        body = {
+            "model": self._model,
+            "messages": list(messages),
+            "max_tokens": sampling.max_new_tokens,
+            "temperature": sampling.temperature,
+            # Servers of open models know these, others might refuse them.
+            **({"top_p": sampling.top_p} if sampling.top_p < 1 else {}),
+            **({"top_k": sampling.top_k} if sampling.top_k > 0 else {}),
+            **({"stop_token_ids": list(sampling.stop_token_ids)} if sampling.stop_token_ids else {}),
+            **({"ignore_eos": True} if sampling.ignore_eos else {}),
+            **extra_body,
+        }
+        return {name: value for name, value in body.items() if value is not None}
+
+    def _explained(self, error: APIError) -> EndpointError:
+        from openai import APIConnectionError, APIStatusError, APITimeoutError
+
+        match error:
+            case APITimeoutError():
+                return EndpointError(f"{self._url} has not answered in time; raise timeout_s, or lower concurrency")
+            case APIConnectionError():
+                cause = error.__cause__ or error
+                return EndpointError(f"{self._url} cannot be reached: {self._told(str(cause))}; is its server running?")
+            case APIStatusError():
+                said = f"{self._url} answers {error.status_code}: {self._told(error.message)}"
+                if error.status_code not in _SETTING_UP:
+                    return EndpointError(said)
+                key = f"the key in {self._key_env}" if self._key_env else "api_key_env, which is not set"
+                what = f"the address and the model's name, {self._model}" if error.status_code == 404 else key
+                return EndpointSetupError(f"{said}; look at {what}")
+        return EndpointError(f"{self._url}: {self._told(str(error))}")
+
+    def _told(self, text: str) -> str:
+        """What the server says, without the key, which some repeat."""
+        return _short(text.replace(self._key, "***") if self._key else text)
+
+
+def _key_of(api_key_env: str | None) -> str | None:
+    if api_key_env is None:
+        return None
+    key = os.environ.get(api_key_env)
+    if not key:
+        raise ValueError(
+            f"the environment variable {api_key_env}, which holds the judge's key, is not set in the workers on "
+            f"{socket.gethostname()}; set it before the run, or before `ray start` where a cluster is there already"
+        )
+    return key
+
+
+def _short(value: object) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]} ..."
