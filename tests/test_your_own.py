@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -25,11 +26,16 @@ MOST_LINES = 15
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder with the document's files."""
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder with the document's files. Other tests may have modules of the same names."""
+    modules = [name.removesuffix(".py") for name in FILES]
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
-    return tmp_path
+    others = {module: sys.modules.pop(module) for module in modules if module in sys.modules}
+    yield tmp_path
+    for module in modules:
+        sys.modules.pop(module, None)
+    sys.modules.update(others)
 
 
 def validate(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
