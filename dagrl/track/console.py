@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections import deque
@@ -45,6 +46,12 @@ VALIDATION = (
     ("val/loss/sft", "loss of sft"),
 )
 """Metric, heading: what is shown of a validation."""
+
+
+OF_A_SET = re.compile(r"val/(.+/mean@\d+)")
+"""Metrics that tell a validation set, or one of its data sources, from the others."""
+VISIBLE_SETS = 8
+"""That are shown of a validation. metrics.jsonl has all of them."""
 
 
 class _Terminal(Terminal):
@@ -112,6 +119,8 @@ class Console:
                 shown = (f"{head} {value}" for (head, _, _), value in zip(COLUMNS, values, strict=True) if value != "-")
                 self._line(f"step {step}/{self._total_steps}  " + "  ".join(shown))
         validation = [f"{head} {metrics[name]:.4g}" for name, head in VALIDATION if name in metrics]
+        sets = [(found[1], value) for name, value in metrics.items() if (found := OF_A_SET.fullmatch(name))]
+        validation += [f"{head} {value:.4g}" for head, value in sets[:VISIBLE_SETS]]
         if validation:
             self._line(f"step {step}/{self._total_steps} validation  " + "  ".join(validation))
         if self._live is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any, NamedTuple
 from dagrl.track.timeline import read_events
 
 _OWN_TIMES = ("time/step_s",)
+_OF_A_SET = re.compile(r"val/.+/mean@\d+")
+"""Metrics that tell a validation set, or one of its data sources, from the others."""
 _COUNTED = {
     "staleness/masked": "samples masked as too old",
     "staleness/dropped": "samples dropped as too old",
@@ -100,7 +103,11 @@ def summary(run: RunRecord, idle: Mapping[str, float], steps: int | None = None)
     trained = [line for line in run.steps if line["step"] > 0]
     if not trained:
         return "\n".join([*lines, "  no step has been finished yet"]) + "\n"
-    lines += ["", *aligned(_progress(run)), "", *aligned(_times(run))]
+    lines += ["", *aligned(_progress(run))]
+    best = run.folder / "checkpoints" / "best"
+    if best.is_file():
+        lines += [f"  best checkpoint: {best.read_text().strip()}; dagrl export {run.folder} --best -o DIR"]
+    lines += ["", *aligned(_times(run))]
     if idle:
         lines += [
             "",
@@ -124,7 +131,8 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _progress(run: RunRecord) -> list[list[str]]:
     rows = [["", "first", "last", "best"]]
-    for name, best in _PROGRESS:
+    sets = dict.fromkeys(name for line in run.steps for name in line if _OF_A_SET.fullmatch(name))
+    for name, best in (*_PROGRESS, *((name, max) for name in sets)):
         if values := run.of(name):
             rows.append([name, _number(values[0]), _number(values[-1]), _number(best(values)) if best else ""])
     return rows

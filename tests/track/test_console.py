@@ -72,6 +72,15 @@ def test_the_table_has_no_columns_that_nothing_stands_in(tmp_path):
     console.close(ok=True)
 
 
+def test_validation_sets_are_told_beside_the_whole(tmp_path):
+    console, stream = plain_console()
+    console.start(tmp_path, {}, None)
+    metrics = {"val/reward/mean": 0.5, "val/aime/mean@4": 0.25, "val/aime/pass@4": 0.5, "val/math/mean@4": 0.75}
+    console.log(0, metrics)
+    assert stream.getvalue() == "step 0/3 validation  reward 0.5  aime/mean@4 0.25  math/mean@4 0.75\n"
+    console.close(ok=True)
+
+
 def test_validation_has_its_own_line(tmp_path):
     console, stream = plain_console()
     console.start(tmp_path, {}, None)

@@ -49,6 +49,16 @@ def test_steps_rewards_and_seconds_are_told(tmp_path):
     assert text.index("rollout_s") < text.index("update_s")
 
 
+def test_validation_sets_and_the_best_checkpoint_are_told(tmp_path):
+    steps = [{**step(number), "val/aime/mean@4": value} for number, value in ((1, 0.25), (2, 0.75), (3, 0.5))]
+    folder = write(tmp_path / "run", *steps)
+    assert told(folder, "val/aime") == ["val/aime/mean@4", "0.25", "0.5", "0.75"]
+    assert "best checkpoint" not in summary(read_run(folder), {})
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "best").write_text("step_2\n")
+    assert f"best checkpoint: step_2; dagrl export {folder} --best -o DIR" in summary(read_run(folder), {})
+
+
 def test_restarts_are_added_up_over_the_lives_of_a_run(tmp_path):
     counts = [0, 1, 1, 2, 0, 1]
     folder = write(tmp_path, *(step(number, run__restarts=count) for number, count in enumerate(counts, start=1)))
