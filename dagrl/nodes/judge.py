@@ -132,7 +132,7 @@ def _on_engine(
         for place, tokens in enumerate(those):
             if len(tokens) <= node.max_prompt_tokens:
                 places.append((index, place))
-                requests.append(GenerationRequest(tokens, sample_seed(context, int(part.batch.rows[place]))))
+                requests.append(GenerationRequest(tokens, _seed(context, int(part.batch.rows[place]))))
     replies: dict[tuple[int, int], Completion] = {}
     for completion in engine.generate(requests, node.sampling) if requests else ():
         replies[places[completion.index]] = completion
@@ -143,6 +143,12 @@ def _on_engine(
             else partial(_too_long, tokens, node)
             for place, tokens in enumerate(those)
         ]
+
+
+def _seed(context: Context, row: int) -> int:
+    """Not that of the response: a judge must not draw as the policy has drawn, nor as another judge."""
+    own = list(context.pipeline.nodes.values()).index(context.node)
+    return int(np.random.SeedSequence([sample_seed(context, row), own]).generate_state(1, np.uint64)[0])
 
 
 def _tokenizer(node: JudgeNode, resources: Resources) -> Any:

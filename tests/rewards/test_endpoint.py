@@ -1,0 +1,155 @@
+"""A client of OpenAI's protocol, against a real server on this machine."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from dagrl.rewards.endpoint import Answer, Endpoint, EndpointError, EndpointSetupError
+from dagrl.spec.schema import SamplingSpec
+
+KEY = "sk-very-secret-0123456789"
+SAMPLING = SamplingSpec(temperature=0.0, max_new_tokens=64)
+QUESTION = [{"role": "user", "content": "How good is it?"}]
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client's own pauses before it tries again."""
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
+    monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.02)
+
+
+def ask(
+    url: str, sampling: SamplingSpec = SAMPLING, extra_body: dict[str, Any] | None = None, **options: Any
+) -> Answer:
+    told = {"api_key_env": None, "retries": 0, "timeout_s": 10.0} | options
+    endpoint = Endpoint(url, "judge-7b", **told)
+    try:
+        return endpoint.ask(QUESTION, sampling, extra_body or {})
+    finally:
+        endpoint.close()
+
+
+def test_a_question_is_asked_in_openais_words(chat_server) -> None:
+    assert ask(chat_server.url) == Answer("7", 2)
+    (request,) = chat_server.requests
+    assert request.path == "/v1/chat/completions"
+    assert request.body == {"model": "judge-7b", "messages": QUESTION, "max_tokens": 64, "temperature": 0.0}
+
+
+def test_what_is_asked_for_beyond_that_is_sent_and_what_is_null_is_left_out(chat_server) -> None:
+    sampling = SamplingSpec(temperature=0.5, top_p=0.9, top_k=5, max_new_tokens=8, stop_token_ids=(3,), ignore_eos=True)
+    extra = {"max_tokens": None, "max_completion_tokens": 9, "chat_template_kwargs": {"enable_thinking": False}}
+    ask(chat_server.url, sampling, extra)
+    (request,) = chat_server.requests
+    assert request.body == {
+        "model": "judge-7b",
+        "messages": QUESTION,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 5,
+        "stop_token_ids": [3],
+        "ignore_eos": True,
+        "max_completion_tokens": 9,
+        "chat_template_kwargs": {"enable_thinking": False},
+    }
+
+
+def test_the_key_comes_from_the_environment_and_goes_into_one_header(chat_server, monkeypatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+    ask(chat_server.url, api_key_env="JUDGE_KEY")
+    (request,) = chat_server.requests
+    assert request.headers["Authorization"] == f"Bearer {KEY}"
+    assert KEY not in json.dumps(request.body) + request.path
+
+
+def test_nothing_else_of_the_environment_is_told(chat_server, monkeypatch) -> None:
+    for name in ("OPENAI_API_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):
+        monkeypatch.setenv(name, "somebody-elses")
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://somewhere.else/v1")
+    ask(chat_server.url)
+    (request,) = chat_server.requests
+    assert "somebody-elses" not in str(request.headers)
+    assert "Authorization" not in request.headers
+
+
+def test_a_key_that_is_not_there_is_told_with_its_variable(chat_server, monkeypatch) -> None:
+    monkeypatch.delenv("JUDGE_KEY", raising=False)
+    with pytest.raises(ValueError, match=r"JUDGE_KEY, which holds the judge's key, is not set in the workers on"):
+        ask(chat_server.url, api_key_env="JUDGE_KEY")
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 503])
+def test_what_may_pass_is_tried_again(chat_server, status: int) -> None:
+    chat_server.answers[:] = [(status, {"error": {"message": "busy"}}), (status, {})]
+    assert ask(chat_server.url, retries=2).text == "7"
+    assert len(chat_server.requests) == 3
+
+
+def test_patience_ends(chat_server) -> None:
+    chat_server.answers[:] = [(503, {"error": {"message": "overloaded\n  today"}})] * 9
+    with pytest.raises(EndpointError, match=f"{chat_server.url} answers 503: .*overloaded") as told:
+        ask(chat_server.url, retries=2)
+    assert not isinstance(told.value, EndpointSetupError)
+    assert len(chat_server.requests) == 3
+
+
+def test_an_answer_that_takes_too_long_is_given_up(chat_server) -> None:
+    chat_server.delay_s = 1.0
+    with pytest.raises(EndpointError, match="has not answered in time; raise timeout_s, or lower concurrency"):
+        ask(chat_server.url, timeout_s=0.1)
+
+
+def test_nobody_at_the_address_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}/v1"
+    with pytest.raises(EndpointError, match=f"{url} cannot be reached: .*; is its server running"):
+        ask(url, retries=1)
+
+
+@pytest.mark.parametrize(
+    ("status", "hint"),
+    [(401, "look at the key in JUDGE_KEY"), (403, "the key in JUDGE_KEY"), (404, "the model's name, judge-7b")],
+)
+def test_what_no_other_question_mends_is_not_tried_again(chat_server, monkeypatch, status: int, hint: str) -> None:
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+    chat_server.answers[:] = [(status, {"error": {"message": f"Incorrect API key provided: {KEY}."}})]
+    with pytest.raises(EndpointSetupError, match=hint) as told:
+        ask(chat_server.url, retries=3, api_key_env="JUDGE_KEY")
+    assert KEY not in str(told.value)
+    assert len(chat_server.requests) == 1
+
+
+def test_the_key_is_in_no_log_and_no_representation(chat_server, monkeypatch, caplog) -> None:
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+    chat_server.answers[:] = [(500, {})]
+    with caplog.at_level(logging.DEBUG):
+        ask(chat_server.url, retries=1, api_key_env="JUDGE_KEY")
+    assert KEY not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [{}, {"choices": []}, {"choices": [{"message": {"content": None}}]}, "plain text", b"{not json", b"\xff\xfe"],
+)
+def test_an_answer_of_another_form_is_told(chat_server, reply: Any) -> None:
+    chat_server.answers[:] = [(200, reply)]
+    with pytest.raises((EndpointError, ValueError)) as told:
+        ask(chat_server.url)
+    assert "\n" not in str(told.value)
+
+
+def test_many_questions_at_once_share_a_client(chat_server) -> None:
+    chat_server.reply = lambda body: body["messages"][0]["content"].upper()
+    endpoint = Endpoint(chat_server.url, "judge-7b", api_key_env=None, retries=0, timeout_s=30.0)
+    questions = [[{"role": "user", "content": f"question {number}"}] for number in range(24)]
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda question: endpoint.ask(question, SAMPLING, {}).text, questions))
+    endpoint.close()
+    assert answers == [f"QUESTION {number}" for number in range(24)]
