@@ -14,6 +14,9 @@ import torch
 from dagrl.algorithms.kl import kl_estimate
 from dagrl.algorithms.rows import Rows
 
+_LARGEST_LOG = 20.0
+"""Logs of ratios of responses are kept below this before exp()."""
+
 
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
@@ -22,9 +25,9 @@ class PolicyLoss:
     loss: torch.Tensor
     """To be minimised, with gradient."""
     ratio: torch.Tensor
-    """Probability of the token (with `gspo`, of its response) now over that before, detached."""
+    """Probability of the token (with `gspo`, `gmpo` and `topr`, of its response) now over that before, detached."""
     clipped: torch.Tensor
-    """Tokens that a clip cut off from the gradient, or, with `cispo`, whose weight it lowered; bool."""
+    """Tokens that a clip cut off from the gradient, or, with `cispo` and `topr`, whose weight it lowered; bool."""
 
 
 def ppo_clip(
@@ -83,6 +86,61 @@ def gspo(
     surrogate = ratio * torch.exp(logprob - logprob.detach())
     loss, clipped = _pessimistic(-surrogate * advantage, -surrogate.clamp(1 - clip_low, 1 + clip_high) * advantage)
     return PolicyLoss(loss, ratio, clipped)
+
+
+def gmpo(
+    logprob: torch.Tensor,
+    old_logprob: torch.Tensor,
+    advantage: torch.Tensor,
+    *,
+    rows: Rows,
+    clip_low: float,
+    clip_high: float,
+) -> PolicyLoss:
+    """Geometric-mean policy optimization: -A times the geometric mean of a response's clipped ratios.
+
+    arXiv 2507.20673: as GSPO's ratio, but each token is clipped, before the mean is taken and in the direction of the
+    advantage alone, to between exp(-clip_low) and exp(clip_high); 0.4 for both in the paper. Where tokens of a response
+    are averaged (``seq-mean-token-mean``) and have one advantage, value and gradient are those of the mean: each token
+    has the value of it, and the gradient of its own log-prob unless it is clipped.
+
+    Arguments as of `gspo`, but for the bounds, which are of the log of a token's ratio.
+    """
+    log_ratio = logprob - old_logprob
+    bounded = log_ratio.clamp(-clip_low, clip_high)
+    # The smaller of A log r and A times the bounded one: what PPO's clip would leave of it.
+    clipped = torch.where(advantage >= 0, bounded < log_ratio, bounded > log_ratio)
+    kept = torch.where(clipped, bounded, log_ratio)
+    ratio = torch.exp(rows.means(kept.detach()).to(kept.dtype))
+    # Times 1, with the gradient of the token's log-prob where there is one.
+    return PolicyLoss(-advantage * ratio * torch.exp(kept - kept.detach()), ratio, clipped)
+
+
+def sapo(
+    logprob: torch.Tensor, old_logprob: torch.Tensor, advantage: torch.Tensor, *, tau_pos: float, tau_neg: float
+) -> PolicyLoss:
+    """Soft adaptive policy optimization: -4 / tau sigmoid(tau (r - 1)) A, a gate in place of PPO's clip.
+
+    arXiv 2511.20347: near ratio 1 it has the gradient of the plain surrogate, and the further the ratio moves the less;
+    tau is `tau_pos` where A > 0 and `tau_neg` elsewhere, 1.0 and 1.05 in the paper, so that what is made less likely
+    fades out sooner. Nothing is ever clipped.
+    """
+    ratio = torch.exp(logprob - old_logprob)
+    tau = torch.full_like(ratio, tau_neg).masked_fill(advantage > 0, tau_pos)
+    loss = -4 / tau * torch.sigmoid(tau * (ratio - 1)) * advantage
+    return PolicyLoss(loss, ratio.detach(), torch.zeros_like(ratio, dtype=torch.bool))
+
+
+def topr(logprob: torch.Tensor, old_logprob: torch.Tensor, advantage: torch.Tensor, *, rows: Rows) -> PolicyLoss:
+    """Tapered off-policy REINFORCE: -A logprob, and where A < 0 times the response's ratio, up to 1, without gradient.
+
+    arXiv 2503.14286: what is good is imitated however unlikely it has become, what is bad is forgotten about as it
+    becomes unlikely; so samples of older weights do no harm. `old_logprob` are meant to be those that sampled.
+    """
+    # Beyond 1 it does not matter, and the ratio of a long response may be too large for any float.
+    of_response = rows.sums((logprob - old_logprob).detach()).clamp(max=_LARGEST_LOG).exp().to(logprob.dtype)
+    weight = torch.where(advantage < 0, of_response.clamp(max=1), 1.0)
+    return PolicyLoss(-weight * advantage * logprob, of_response, (advantage < 0) & (of_response > 1))
 
 
 def cispo(logprob: torch.Tensor, old_logprob: torch.Tensor, advantage: torch.Tensor, *, clip_high: float) -> PolicyLoss:

@@ -12,7 +12,19 @@ import torch
 
 from dagrl.algorithms.aggregation import token_weights
 from dagrl.algorithms.kl import kl_estimate
-from dagrl.algorithms.losses import PolicyLoss, cispo, cpgd, gspo, opmd, opmd_kimi, ppo_clip, reinforce
+from dagrl.algorithms.losses import (
+    PolicyLoss,
+    cispo,
+    cpgd,
+    gmpo,
+    gspo,
+    opmd,
+    opmd_kimi,
+    ppo_clip,
+    reinforce,
+    sapo,
+    topr,
+)
 from dagrl.algorithms.mismatch import mismatch_metrics
 from dagrl.algorithms.own_loss import OwnLoss
 from dagrl.algorithms.rollout_correction import Correction, correct, correction_metrics, importance_totals
@@ -138,6 +150,12 @@ class PolicyObjective:
                 return ppo_clip(*given, clip_low=low, clip_high=high, dual_clip=spec.dual_clip)
             case "gspo":
                 return gspo(*given, rows=rows, clip_low=low, clip_high=high)
+            case "gmpo":
+                return gmpo(*given, rows=rows, clip_low=low, clip_high=high)
+            case "sapo":
+                return sapo(*given, tau_pos=spec.tau_pos, tau_neg=spec.tau_neg)
+            case "topr":
+                return topr(*given, rows=rows)
             case "cispo":
                 return cispo(*given, clip_high=high)
             case "cpgd":

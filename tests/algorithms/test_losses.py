@@ -7,7 +7,18 @@ from itertools import chain
 import pytest
 import torch
 
-from dagrl.algorithms.losses import PolicyLoss, cispo, cpgd, gspo, opmd, opmd_kimi, ppo_clip, reinforce
+from dagrl.algorithms.losses import (
+    PolicyLoss,
+    cispo,
+    cpgd,
+    gspo,
+    opmd,
+    opmd_kimi,
+    ppo_clip,
+    reinforce,
+    sapo,
+    topr,
+)
 from dagrl.algorithms.rows import Rows
 
 
@@ -139,6 +150,44 @@ def test_reinforce_does_not_look_at_the_ratio():
     assert one_token(reinforce, 4.0, 2.0) == (pytest.approx(-2 * math.log(4)), -2.0, False)
 
 
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "gradient"),
+    [
+        # At 1 the gate is half open: -A 4 / tau / 2, and the gradient is that of -r A.
+        (1.0, 3.0, -6.0, -3.0),
+        (1.0, -3.0, 3.0, 3.0),
+        # sigmoid(log 3) = 3/4 and sigmoid(-log 3) = 1/4, with gradient 4 * 3/16 * r A.
+        (1 + math.log(3), 1.0, -3.0, -0.75 * (1 + math.log(3))),
+        (1 - math.log(3) / 2, -1.0, 0.5, 0.75 * (1 - math.log(3) / 2)),
+        (1.5, 0.0, 0.0, 0.0),
+    ],
+)
+def test_sapo_closes_a_gate_as_the_ratio_moves(ratio, advantage, loss, gradient):
+    # tau is 1 where the advantage is positive, 2 elsewhere.
+    result = one_token(sapo, ratio, advantage, tau_pos=1.0, tau_neg=2.0)
+    assert result == (pytest.approx(loss, abs=1e-14), pytest.approx(gradient, abs=1e-14), False)
+
+
+def test_topr_forgets_bad_responses_that_have_become_unlikely():
+    # Ratios of responses: 4 * 1/8 = 1/2, 2 * 3 = 6, and exp(900), too much for a float; the last token does not count.
+    log_ratio = torch.tensor([math.log(4), -math.log(8), math.log(2), math.log(3), 900.0, 7.0], dtype=torch.float64)
+    rows = Rows(torch.tensor([0, 0, 1, 1, 3, 3]), torch.tensor([True] * 5 + [False]))
+    for advantage, weights, clipped in (
+        (2.0, [1, 1, 1, 1, 1], [False] * 5),
+        (-2.0, [0.5, 0.5, 1, 1, 1], [False, False, True, True, True]),
+    ):
+        logprob = log_ratio.clone().requires_grad_()
+        result = topr(logprob, torch.zeros_like(logprob), torch.full_like(logprob, advantage), rows=rows)
+        result.loss[:5].sum().backward()
+        assert logprob.grad.tolist()[:5] == pytest.approx([-advantage * weight for weight in weights])
+        assert result.loss.tolist()[:4] == pytest.approx(
+            [-advantage * weight * each for weight, each in zip(weights, log_ratio.tolist()[:4], strict=False)]
+        )
+        assert result.clipped.tolist()[:5] == clipped
+        assert result.ratio.tolist()[:4] == pytest.approx([0.5, 0.5, 6, 6])
+        assert math.isfinite(result.ratio[4])
+
+
 def test_mirror_descent_in_its_simple_form_is_reinforce_held_back():
     # 2 log 4 / (1 + 3), gradient 2 / 4.
     assert one_token(opmd, 4.0, 2.0, tau=3.0) == (pytest.approx(-math.log(4) / 2), -0.5, False)
@@ -200,6 +249,8 @@ def test_gspo_clips_whole_responses():
         (ppo_clip, {"clip_low": 0.2, "clip_high": 0.3, "dual_clip": 3.0}),
         (cpgd, {"clip_low": 0.2, "clip_high": 0.3, "drift_coef": 0.5}),
         (reinforce, {}),
+        (sapo, {"tau_pos": 1.0, "tau_neg": 1.05}),
+        (opmd, {"tau": 0.5}),
     ],
 )
 def test_gradients_are_those_of_the_value(loss, options):

@@ -83,6 +83,9 @@ POLICIES = [
     {"policy": "ppo_clip"},
     {"policy": "ppo_clip", "dual_clip": 2.0},
     {"policy": "gspo"},
+    {"policy": "gmpo"},
+    {"policy": "sapo"},
+    {"policy": "topr"},
     {"policy": "cispo"},
     {"policy": "cpgd", "drift_coef": 0.1},
     {"policy": "reinforce"},
@@ -279,6 +282,35 @@ def test_a_token_of_weight_0_cannot_spoil_the_loss(policy):
     same_loss, same_metrics = PolicyObjective(LossSpec(**policy), 1.0, ("old_logprob",))(tame)
     assert math.isfinite(loss.item())
     assert (loss.item(), read_tallies([metrics])) == (same_loss.item(), read_tallies([same_metrics]))
+
+
+def test_gmpo_is_the_geometric_mean_of_clipped_ratios():
+    """The paper's objective on probabilities, by autograd: sign(A) (prod of min(A' r, A' clip(r)))^(1/n) |A|."""
+    batch, logits = make_batch([[1, 1, 0], [1], [1, 1, 1, 1], [0]], seed=7)
+    rows = np.repeat(np.arange(4), batch["response_mask"].lengths)
+    of_rows = np.array([1.5, -0.5, -2.0, 7.0])
+    batch = batch.with_columns({"advantage": Column(of_rows[rows], batch["response_mask"].offsets)})
+    spec = LossSpec(policy="gmpo", clip_ratio=0.3, clip_ratio_high=0.4)
+    loss, gradient, metrics = train([batch], PolicyObjective(spec, 1.0, ALL), logits)
+
+    weights = logits.clone().requires_grad_()
+    probability = weights.softmax(-1)[np.arange(len(rows)), batch["response_tokens"].values]
+    terms, clipped = [], 0
+    for response in range(3):
+        mine = np.flatnonzero((rows == response) & (batch["response_mask"].values > 0))
+        sign, product = np.sign(of_rows[response]), 1.0
+        for token in mine:
+            ratio = probability[token] / math.exp(batch["old_logprob"].values[token])
+            bounded = ratio.clamp(math.exp(-0.3), math.exp(0.4))
+            product = product * sign * torch.minimum(sign * ratio, sign * bounded)
+            clipped += (sign * bounded < sign * ratio).item()
+        terms.append(product ** (1 / len(mine)) * of_rows[response])
+    objective = sum(terms) / 3
+    objective.backward()
+    assert loss == pytest.approx(-objective.item(), abs=1e-12)
+    torch.testing.assert_close(gradient, -weights.grad, atol=1e-12, rtol=0)
+    assert metrics["ratio/clip_fraction"] == pytest.approx(clipped / 7)
+    assert 0 < clipped < 7
 
 
 def test_kimis_mirror_descent_pulls_as_the_squared_error_of_its_optimum_does():

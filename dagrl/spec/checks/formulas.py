@@ -21,12 +21,14 @@ _OF_ESTIMATORS = {
     "tau": ("opmd",),
 }
 """Options that only some estimators know."""
-_CLIPPED = ("ppo_clip", "gspo", "cispo", "cpgd")
+_CLIPPED = ("ppo_clip", "gspo", "gmpo", "cispo", "cpgd")
 _OF_LOSSES = {
     "clip_ratio": _CLIPPED,
     "clip_ratio_high": _CLIPPED,
     "dual_clip": ("ppo_clip",),
     "drift_coef": ("cpgd",),
+    "tau_pos": ("sapo",),
+    "tau_neg": ("sapo",),
     "tau": ("opmd", "opmd_kimi"),
 }
 """Options that only some losses know."""

@@ -61,7 +61,7 @@ class CosineRewardSpec(Section):
     """A reward above this is that of a right answer."""
 
 
-PolicyForm = Literal["ppo_clip", "gspo", "cispo", "cpgd", "reinforce", "opmd", "opmd_kimi"]
+PolicyForm = Literal["ppo_clip", "gspo", "gmpo", "sapo", "cispo", "cpgd", "reinforce", "topr", "opmd", "opmd_kimi"]
 
 
 Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
@@ -71,20 +71,27 @@ class LossSpec(Section):
     """The policy objective."""
 
     policy: PolicyForm | OwnFunction = "ppo_clip"
-    """Form of the policy loss. ``gspo`` clips the ratio of whole responses, ``cispo`` only the weight of a token's
-    gradient, from above; ``cpgd`` clips the log of the ratio; ``reinforce`` is the policy gradient without a ratio;
-    ``opmd`` divides it by 1 + `tau`, ``opmd_kimi`` draws it back to the policy from before the update instead. Or your
-    own, ``module:function``, decorated with `dagrl.loss`: see docs/your_own.md."""
+    """Form of the policy loss. ``gspo`` clips the ratio of whole responses, ``gmpo`` the tokens before it takes their
+    geometric mean; ``sapo`` has a gate in place of the clip; ``cispo`` clips only the weight of a token's gradient,
+    from above, ``cpgd`` the log of the ratio; ``reinforce`` is the policy gradient without a ratio, ``topr`` the same
+    with less weight on bad responses that have become unlikely; ``opmd`` divides it by 1 + `tau`, ``opmd_kimi`` draws
+    it back to the policy from before the update. docs/algorithms.md has the formulas. Or your own, ``module:function``,
+    decorated with `dagrl.loss`: see docs/your_own.md."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Further keyword arguments of your own loss."""
     clip_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """Ratio is kept within 1 - clip_ratio and 1 + clip_ratio; with ``cispo`` there is only the upper bound."""
+    """Ratio is kept within 1 - clip_ratio and 1 + clip_ratio; with ``cispo`` there is only the upper bound, with
+    ``gmpo`` the log of the ratio is kept within -clip_ratio and clip_ratio, 0.4 in the paper."""
     clip_ratio_high: Annotated[float, Field(gt=0)] | None = None
     """Upper bound of its own. Default: clip_ratio."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
     """``ppo_clip`` only: bound on the loss of negative advantages (dual-clip PPO), 3.0 in the paper. Default: none."""
     drift_coef: Coefficient = 0.0
     """``cpgd`` only: weight of the divergence from the policy before the update, 0.01 in the authors' code."""
+    tau_pos: Threshold = 1.0
+    """``sapo`` only: how soon the gate closes where the advantage is positive."""
+    tau_neg: Threshold = 1.05
+    """``sapo`` only: how soon it closes elsewhere."""
     tau: Coefficient = 1.0
     """``opmd`` and ``opmd_kimi`` only: how strongly the policy is held back."""
     kl_coef: Coefficient = 0.0
@@ -98,12 +105,13 @@ class LossSpec(Section):
     ``mix`` node has put among them; each over its own responses. Default: experts' responses are not trained on."""
     aggregation: Aggregation | None = None
     """How token losses become one number, over the global mini-batch; the last divides sums by the rollout's
-    ``max_new_tokens``, for Dr. GRPO. Default: token-mean; with ``gspo`` seq-mean-token-mean."""
+    ``max_new_tokens``, for Dr. GRPO. Default: token-mean; with ``gspo`` and ``gmpo`` seq-mean-token-mean."""
 
     @property
     def weighting(self) -> Aggregation:
         """`aggregation`, or what it is by default."""
-        return self.aggregation or ("seq-mean-token-mean" if self.policy == "gspo" else "token-mean")
+        of_responses = self.policy in ("gspo", "gmpo")
+        return self.aggregation or ("seq-mean-token-mean" if of_responses else "token-mean")
 
 
 ImportanceLevel = Literal["token", "sequence"]
