@@ -147,7 +147,12 @@ class Context:
 
     @property
     def sampling(self) -> SamplingSpec:
-        """How the batch's tokens are drawn; in validation the likeliest, unless ``val_sampling`` says otherwise."""
+        """How the batch's tokens are drawn; in validation the likeliest, unless ``val_sampling`` says otherwise.
+
+        Where nothing samples, responses are the data set's, ended by the tokenizer's end token.
+        """
+        if not rollouts(self.pipeline):
+            return SamplingSpec(max_new_tokens=self.pipeline.data.max_response_tokens or 1)
         rollout = self.rollout
         if not self.validation:
             return rollout.sampling
