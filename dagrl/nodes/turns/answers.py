@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dagrl.nodes.turns.calls import Call, Parser, Unreadable
+from dagrl.nodes.turns.episode import Episode
 from dagrl.nodes.turns.jobs import Done, JobTimeoutError
 from dagrl.nodes.turns.template import Answer
-from dagrl.spec.custom import raised_by
-from dagrl.spec.environment import Environment, EnvironmentClass, Observation
+from dagrl.spec.environment import EnvironmentClass, Observation
 from dagrl.spec.tool import Tool, ToolArgumentError, ToolUnavailableError, offered
 
 STOP, TURNS, ERROR = "stop", "turns", "error"
@@ -96,8 +95,8 @@ class Partner:
 
     def leave(self) -> None:
         """The response is over, or nobody wants it any more."""
-        if self._episode is not None and self._episode.open:
-            threading.Thread(target=self._episode.close, daemon=True).start()
+        if self._episode is not None:
+            self._episode.leave()
 
     # -- tools
 
@@ -120,7 +119,8 @@ class Partner:
         if isinstance(call, Unreadable):
             return f"Error: {call.why}"
         if call.name not in self._offered:
-            return f"Error: there is no tool {call.name!r}, only {', '.join(self._offered)}."
+            there = f", only {', '.join(self._offered)}" if self._offered else ""
+            return f"Error: there is no tool {call.name!r}{there}."
         return ""
 
     def _work(self, call: Call | Unreadable) -> Callable[[], Any]:
@@ -155,55 +155,3 @@ def tool_answer(end: Done) -> str:
     if type(failure) in (ValueError, ToolArgumentError, JobTimeoutError):
         return f"Error: {failure}"
     return f"Error: {type(failure).__name__}: {failure}"
-
-
-class NoObservationError(TypeError):
-    """An environment has answered with something else."""
-
-
-class Episode:
-    """The environment of one response, made when it is first needed. One thread at a time is in it."""
-
-    def __init__(self, made_of: EnvironmentClass, fields: Mapping[str, Any]) -> None:
-        self._made_of = made_of
-        self._fields = {name: fields[name] for name in made_of.fields}
-        self._environment: Environment | None = None
-        self._lock = threading.Lock()
-        self._closed = False
-
-    @property
-    def open(self) -> bool:
-        """Whether there is something to be closed."""
-        return self._environment is not None and not self._closed
-
-    def step(self, text: str, *, last: bool) -> Observation:
-        """What it answers; closed then where that was the `last` time. Raises what the user's class raises."""
-        with self._lock:
-            if self._environment is None:
-                self._environment = self._made_of()
-                self._environment.reset(**self._fields)
-            observation = self._environment.step(text)
-            if not isinstance(observation, Observation):
-                raise NoObservationError(f"step returned {observation!r}; return a dagrl.Observation")
-        if last or observation.ends:
-            self.close()
-        return observation
-
-    def close(self) -> None:
-        """Let it go, once the step that is under way is over."""
-        with self._lock:
-            if not self.open:
-                return
-            self._closed = True
-            close = getattr(self._environment, "close", None)
-            if close is not None:
-                close()
-
-    def failure(self, cause: BaseException) -> Exception:
-        """What the user is told of what a step has raised."""
-        who = f"the environment `{self._made_of.place}`"
-        if isinstance(cause, JobTimeoutError):
-            return TimeoutError(f"{who} gave {cause}; raise `tool_timeout_s`")
-        if isinstance(cause, NoObservationError):
-            return TypeError(f"{who}: {cause}")
-        return ValueError(f"{who} {raised_by(self._made_of.make.step, cause)}")
