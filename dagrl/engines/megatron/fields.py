@@ -17,6 +17,7 @@ import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from dagrl.spec.megatron_clashes import clashes_of
+from dagrl.spec.number_formats import NUMBER_FORMATS
 from dagrl.spec.schema import MegatronEngineSpec
 
 
@@ -77,8 +78,8 @@ def _parse(
         return own
     if "Callable" in str(kind):
         raise ValueError("the field takes a function, which a pipeline file cannot hold")
-    if "torch.dtype" in str(kind) and isinstance(value, str):
-        value = getattr(torch, value, value)
+    if "torch.dtype" in str(kind) and isinstance(value, str) and value in NUMBER_FORMATS:
+        value = getattr(torch, NUMBER_FORMATS[value].torch_name)
     if isinstance(kind, type) and issubclass(kind, Enum) and isinstance(value, str):
         value = kind.__members__.get(value, value)
     try:

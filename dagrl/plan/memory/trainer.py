@@ -12,6 +12,7 @@ from dagrl.plan.memory.estimate import CONTEXT, GIB, EngineMemory, Kind
 from dagrl.plan.memory.parameters import RankParameters, rank_parameters
 from dagrl.plan.memory.stages import Stage, stages_of
 from dagrl.spec.model_shape import ModelShape
+from dagrl.spec.number_formats import NUMBER_FORMATS
 from dagrl.spec.schema import MegatronEngineSpec
 from dagrl.spec.vocabulary import padded_vocab_size
 
@@ -26,7 +27,6 @@ _UNUSABLE = 0.05
 """Of activations: blocks of torch's allocator that no later tensor fits into. A guess."""
 _LOGIT_CHUNK = 2**27
 """Logits that are worked on at once where they are never whole; see `dagrl.engines.megatron.logprob`."""
-_NUMBER_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,7 @@ def _state_bytes(fields: dict[str, Any], value: int) -> int:
     precise = bool(fields.get("use_precision_aware_optimizer"))
 
     def number(name: str) -> int:
-        return _NUMBER_BYTES.get(str(fields.get(name, "fp32")), 4) if precise else 4
+        return NUMBER_FORMATS[fields.get(name, "fp32")].nbytes if precise else 4
 
     moments = number("exp_avg_dtype") + number("exp_avg_sq_dtype")
     if fields.get("optimizer", "adam") == "sgd":

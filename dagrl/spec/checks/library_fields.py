@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dagrl.spec.errors import Place, nearest, shown, suggest
+from dagrl.spec.number_formats import NUMBER_FORMATS
 from dagrl.spec.positions import Findings
 
 _PLAIN_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
@@ -34,6 +35,9 @@ def check_fields(
         inner: Place = (*place, field)
         if field not in known:
             findings.error(inner, f"{owner} has no field `{field}`; {_near(field, known, library)}")
+        elif known[field] == "torch.dtype":
+            if not isinstance(value, str) or value not in NUMBER_FORMATS:
+                findings.error(inner, f"{shown(value)} is no number format; {suggest(str(value), NUMBER_FORMATS)}")
         elif "Callable" in known[field]:
             findings.error(inner, "takes a function, which a pipeline file cannot hold; take it out")
         elif known[field] in _PLAIN_TYPES:

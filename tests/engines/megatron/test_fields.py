@@ -1,10 +1,12 @@
 """The engine and `dagrl validate` go by one table of what clashes, and know the same families."""
 
 import pytest
+import torch
 import transformers
+from megatron.core.optimizer import OptimizerConfig
 
 from dagrl.engines.megatron.families import _FAMILIES, transformer_defaults, transformer_fields
-from dagrl.engines.megatron.fields import refuse_clashes
+from dagrl.engines.megatron.fields import join_fields, refuse_clashes
 from dagrl.spec.checks.model_sizes import FAMILIES, sizes_of
 from dagrl.spec.megatron_clashes import CLASHES, fields_from_the_model
 from dagrl.spec.schema import MegatronEngineSpec
@@ -63,3 +65,9 @@ def test_sizes_are_those_that_the_engine_builds_with(family):
     assert sizes.mixture == (fields["num_moe_experts"] is not None)
     assert (sizes.experts is None) == (not sizes.mixture)
     assert sizes.latent_attention == ("kv_lora_rank" in fields)
+
+
+@pytest.mark.parametrize("name", ["bf16", "bfloat16"])
+def test_number_formats_have_the_names_of_megatrons_command_line_and_of_torch(name):
+    fields = join_fields(OptimizerConfig, "optimizer", {"exp_avg_dtype": name}, defaults={}, fixed=())
+    assert fields == {"exp_avg_dtype": torch.bfloat16}

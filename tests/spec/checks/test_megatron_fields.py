@@ -42,6 +42,8 @@ def test_optimizer_fields_are_held_against_megatron(project):
     project.assert_problem(path, "engines.actor.optimizer.min_lr", "say it as `lr_schedule.min_lr`")
     path = project.pipeline(("{lr: 1e-3}", "{lr: fast} #!"))
     project.assert_problem(path, "engines.actor.optimizer.lr", "expected a number, got 'fast'")
+    path = project.pipeline(("{lr: 1e-3}", "{lr: 1e-3, use_precision_aware_optimizer: true, exp_avg_dtype: bf61} #!"))
+    project.assert_problem(path, "engines.actor.optimizer.exp_avg_dtype", "'bf61' is no number format; did", "`bf16`?")
 
 
 def test_right_fields_of_base_class_and_class_pass(project):
