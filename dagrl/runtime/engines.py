@@ -10,7 +10,7 @@ from dagrl.runtime.messages import StartEngine
 from dagrl.spec.router_replay import engine_as_started
 from dagrl.spec.schema import HfEngineSpec, MegatronEngineSpec, SglangEngineSpec
 from dagrl.spec.sglang_layout import nodes_per_server, server_slots
-from dagrl.spec.sleeping import sleeps
+from dagrl.spec.sleeping import sleeps, stays_beside_sleepers
 
 
 def make_engine(setup: StartEngine, listen_fd: int | None) -> Any:
@@ -41,6 +41,7 @@ def make_engine(setup: StartEngine, listen_fd: int | None) -> Any:
                 train_steps=pipeline.run.steps,
                 trainable=setup.trained,
                 keep_start_weights=setup.keeps_start_weights,
+                keeps_no_cache=stays_beside_sleepers(pipeline, setup.engine),
             )
         case HfEngineSpec() if spec.head == "reward":
             from dagrl.engines.hf.classifier import HfClassifier

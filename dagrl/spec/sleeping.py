@@ -18,3 +18,8 @@ def sleeps(pipeline: Pipeline, name: str) -> bool:
         return False
     # Host memory is what CPU slots share, and leaving it for host memory gains nothing.
     return not pipeline.groups[engine.group].is_cpu if engine.sleep == "auto" else engine.sleep
+
+
+def stays_beside_sleepers(pipeline: Pipeline, name: str) -> bool:
+    """Whether the engine keeps its place on its devices while others of its group come and go."""
+    return not sleeps(pipeline, name) and any(sleeps(pipeline, other) for other in neighbours(pipeline, name))

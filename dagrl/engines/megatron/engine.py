@@ -56,11 +56,13 @@ class MegatronEngine:
         train_steps: int,
         trainable: bool,
         keep_start_weights: bool = False,
+        keeps_no_cache: bool = False,
     ) -> None:
         """Join the other ranks and build the model with its start weights. Collective.
 
         `train_steps` is the length of the learning-rate schedule. An engine that is not `trainable` has no gradients
-        and no optimizer. `keep_start_weights` holds a copy of the weights in host memory for `start_weights`. Random
+        and no optimizer. `keep_start_weights` holds a copy of the weights in host memory for `start_weights`.
+        `keeps_no_cache` gives the device what a task took as soon as that is over, for others that come to it. Random
         start weights are drawn from ``ranks.seed``: engines of one seed have the same. Raises ValueError for what the
         pipeline file gets wrong, before waiting for any rank where possible, and TimeoutError where ranks do not meet.
         """
@@ -73,6 +75,7 @@ class MegatronEngine:
         self._converter = choose_converter(self._hf_config, spec)
         distributed.start(ranks, spec.parallel)
         self._timeout_s, self._gib_used_by_others = ranks.timeout_s, device_gib_used()
+        self._keeps_no_cache = keeps_no_cache
         chunks = build_model(self._hf_config, spec)
         if spec.dist_checkpointing_path is not None:
             load_start_weights(chunks, self._hf_config, spec.dist_checkpointing_path, spec.head)
@@ -98,12 +101,12 @@ class MegatronEngine:
 
     def logprobs(self, batch: Batch, *, temperature: float, tokens_per_micro_batch: int) -> Column:
         """See `TrainEngine.logprobs`. ValueError where a row is longer than `tokens_per_micro_batch`."""
-        with self._memory.weights():
+        with self._at_work(), self._memory.weights():
             return self._model.logprobs(batch, temperature=temperature, tokens_per_micro_batch=tokens_per_micro_batch)
 
     def values(self, batch: Batch, *, tokens_per_micro_batch: int) -> Column:
         """See `TrainEngine.values`. ValueError where a row is longer than `tokens_per_micro_batch`."""
-        with self._memory.weights():
+        with self._at_work(), self._memory.weights():
             return self._model.values(batch, tokens_per_micro_batch=tokens_per_micro_batch)
 
     def update(
@@ -121,10 +124,16 @@ class MegatronEngine:
         """
         if begins:
             self._own_training().schedule.step(1)
-        with self._memory.gradients():
+        with self._at_work(), self._memory.gradients():
             stats = self._update(mini_batches, objective, tokens_per_micro_batch)
         self.policy_version += ends
         return stats
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        yield
+        if self._keeps_no_cache and torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
     def _update(
         self, mini_batches: Sequence[Batch], objective: Objective[Any], tokens_per_micro_batch: int

@@ -11,6 +11,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import faulthandler
+import re
 import signal
 import threading
 import time
@@ -26,6 +27,8 @@ from dagrl.engines.sglang.processes import run_scheduler, without_megatron
 
 _WATCH_S = 0.5
 _LAST_LINES = 4
+_PROGRESS_BAR = re.compile(r"\d+%\|")
+"""As tqdm draws it, over and over."""
 _STACKS = "-stacks.log"
 """Ends the name of the file with what the worker's threads were doing when a process failed."""
 _END_S = 10.0
@@ -191,8 +194,13 @@ class Server:
         if not logs:
             return ""
         newest = max(logs, key=lambda path: path.stat().st_mtime)
-        lines = [line.strip() for line in newest.read_text(errors="replace").splitlines() if line.strip(" ^~")]
+        lines = telling_lines(newest.read_text(errors="replace"))
         return f"; its last words: {' | '.join(lines[-_LAST_LINES:])}; all of them are in {newest}"
+
+
+def telling_lines(log: str) -> list[str]:
+    """The lines of a log that may say how a process ended: no marks under a traceback, no progress bars."""
+    return [line.strip() for line in log.splitlines() if line.strip(" ^~") and not _PROGRESS_BAR.search(line)]
 
 
 def _engine_class(log_prefix: Path, note_processes: Callable[[Sequence[Any]], None]) -> Any:

@@ -6,7 +6,7 @@ import pytest
 
 from dagrl.spec.checks import check_file
 from dagrl.spec.load import load_pipeline
-from dagrl.spec.sleeping import sleeps
+from dagrl.spec.sleeping import sleeps, stays_beside_sleepers
 from dagrl.spec.summary import summarize
 
 GPUS = ("train: {cpus_per_node: 2}", "train: {gpus_per_node: 2}")
@@ -23,6 +23,18 @@ def test_engines_sleep_by_themselves_where_they_share_gpus(project):
     assert asleep(project.pipeline(GPUS, SHARED)) == ["actor", "generator"]
     assert asleep(project.pipeline(GPUS)) == []
     assert asleep(project.pipeline(SHARED)) == []
+
+
+def test_an_engine_that_stays_while_others_come_and_go_is_known(project):
+    path = project.pipeline(GPUS, SHARED)
+
+    def staying(*overrides: str) -> list[str]:
+        pipeline = load_pipeline(path, overrides).pipeline
+        return [name for name in pipeline.engines if stays_beside_sleepers(pipeline, name)]
+
+    assert staying() == []
+    assert staying("engines.actor.sleep=false") == ["actor"]
+    assert staying("engines.actor.sleep=false", "engines.generator.sleep=false") == []
 
 
 def test_each_engine_may_be_told_otherwise(project):
