@@ -27,6 +27,8 @@ from reports import Verdict, tell
 GPU_MIB_A_CYCLE = 0.1
 HOST_MIB_A_CYCLE = 0.5
 _START_S = 240.0
+_TOGETHER = 40
+"""Cycles whose least memory is one figure: that both sleep is a matter of milliseconds, and mostly missed."""
 _MIB = 2**20
 
 
@@ -97,7 +99,7 @@ def trend(by_cycle: dict[int, float]) -> float:
 
 
 def least_of(by_cycle: dict[int, list[float]], cycles: int) -> dict[int, float]:
-    """The least figure of so many cycles at a time: that both sleep is a matter of milliseconds, and often missed."""
+    """The least figure of so many cycles at a time."""
     least: dict[int, float] = {}
     for cycle, values in by_cycle.items():
         first = cycle - cycle % cycles
@@ -110,7 +112,7 @@ def _report(
 ) -> None:
     late = range(args.settled + 1, args.cycles + 1)
     series = {
-        "GPU, least of ten cycles": least_of(watch.gpu, 10),
+        f"GPU, least of {_TOGETHER} cycles": least_of(watch.gpu, _TOGETHER),
         "GPU, most of a cycle": {cycle: max(values) for cycle, values in watch.gpu.items()},
         "host": {cycle: sum(values) / len(values) for cycle, values in watch.host.items()},
     }

@@ -44,7 +44,7 @@ def main() -> None:
         warmup=args.warmup,
         rounds=args.rounds,
     )
-    prompts = write_prompt_file(args.out / "step_prompts.parquet", load, steps)
+    prompts = write_prompt_file(args.out / f"step_{args.mode}_prompts.parquet", load, steps)
     pipeline = grpo_pipeline(
         f"step-{args.mode}",
         model,

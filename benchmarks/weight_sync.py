@@ -40,7 +40,8 @@ def main() -> None:
     steps = args.warmup + args.rounds
     nbytes = sum(file.stat().st_size for file in model.glob("*.safetensors"))
     rate = _nccl_rate(args.out, nbytes, args.bucket_mib) if args.apart else None
-    prompts = write_prompt_file(args.out / "sync_prompts.parquet", load, steps)
+    name = f"sync_{args.model}_{'apart' if args.apart else args.mode}"
+    prompts = write_prompt_file(args.out / f"{name}_prompts.parquet", load, steps)
     pipeline = grpo_pipeline(
         f"sync-{args.model}",
         model,
@@ -53,7 +54,6 @@ def main() -> None:
     # Adam's moments of 8 billion parameters have no room on one GPU, and are nothing to a sync.
     pipeline["engines"]["actor"]["optimizer"] = _WITHOUT_MOMENTS if args.model == "8b" else {"lr": 1e-6}
     sync = {"bucket_mib": args.bucket_mib}
-    name = f"sync_{args.model}_{'apart' if args.apart else args.mode}"
     pipeline["engines"]["generator"]["weight_sync"] = sync | {"checksum": True}
     with DagrlRun(pipeline, args.out / f"{name}_compared") as run:
         run.wait_for_step(3, _START_S)
