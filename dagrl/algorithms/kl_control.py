@@ -8,9 +8,9 @@ _LARGEST_ERROR = 0.2
 def steered(coef: float, *, divergence: float, samples: float, target: float, horizon: float) -> float:
     """The weight after a step: coef (1 + error samples / horizon), with error = divergence / target - 1.
 
-    The proportional controller of Ziegler et al. 2019 (arXiv 1909.08593, section 2.2, with its K in the form samples /
-    horizon, as in their code), and its bound on the error, 0.2. A step of more samples than the horizon counts as one
-    of the horizon, so that the weight stays above 0.
+    The proportional controller of Ziegler et al. 2019 (arXiv 1909.08593, section 2.2), with its bound on the error,
+    0.2, and its K in the form samples / horizon, as in their code. A step of more samples than the horizon counts as
+    one of the horizon, so that the weight stays above 0.
 
     Args:
         coef: weight of the step, above 0.
