@@ -230,3 +230,38 @@ def test_weights_in_flight_and_pieces_of_updates_are_the_files(plan_of) -> None:
     plan = plan_of(*overrides, "nodes.update.mini_batch=4", "data.prompts_per_step=8")
     assert plan.task("update").pieces == ((0,), (1,)) and plan.in_flight
     assert not any(task.pieces for task in plan.tasks if task.name != "update")
+
+
+def test_what_is_before_a_filter_runs_in_rounds_and_the_first_behind_it_wait_for_it(plan_of) -> None:
+    plan = plan_of("nodes.keep={op: filter}", "run.validate_every=2")
+    assert {task.name for task in plan.tasks if task.in_rounds} == {"prompts", "rollout", "reward", "keep"}
+    assert [task.name for task in plan.tasks if task.selects] == ["keep"]
+    waits = {task.name: plan.waits_for(task) for task in plan.tasks}
+    assert waits["keep"] == ("prompts", "reward")
+    # They look at what rounds have brought, of the groups alone that have passed.
+    assert waits["ref"] == waits["old"] == waits["advantage"] == ("keep",)
+    assert set(waits["update"]) == {"keep", "old", "ref", "advantage"}
+    # All of the validation set is wanted.
+    assert waits["val/reward"] == ("val/prompts", "val/rollout")
+    place = {name: number for number, name in enumerate(names(plan, Rows.TRAIN))}
+    assert all(place[need] < place[name] for name in place for need in waits[name])
+
+
+def test_what_a_filter_does_not_look_at_is_not_in_rounds(plan_of) -> None:
+    plan = plan_of("nodes.keep={op: filter, metric: policy_version, lower: 0}")
+    assert {task.name for task in plan.tasks if task.in_rounds} == {"prompts", "rollout", "keep"}
+    assert plan.waits_for(plan.task("reward")) == ("keep",)
+
+
+@pytest.mark.parametrize(
+    ("options", "rounds"),
+    [
+        ("", 1),
+        (", expected_kept_fraction: 0.5", 2),
+        (", expected_kept_fraction: 0.34", 3),
+        (", expected_kept_fraction: 0.5, prompts_per_round: 16", 1),
+        (", expected_kept_fraction: 0.01, max_rounds: 7", 7),
+    ],
+)
+def test_how_many_rounds_a_plan_counts_with(plan_of, options, rounds) -> None:
+    assert plan_of(f"nodes.keep={{op: filter{options}}}").expected_rounds == rounds
