@@ -79,8 +79,9 @@ def load_environment(place: str, args: Mapping[str, Any], folder: Path | None = 
         if not callable(getattr(made, method, None)):
             raise ValueError(f"`{place}` has no method {method}; an environment has reset(...) and step(response)")
     _check_call(place, made, "environment_args", **args)
-    _check_call(f"{place}.step", made.step, "the method", None, "")
-    parameters = [*inspect.signature(made.reset).parameters.values()][1:]
+    reset, step = (getattr(made, method) for method in ("reset", "step"))
+    _check_call(f"{place}.step", step, "the method", None, "")
+    parameters = [*inspect.signature(reset).parameters.values()][1:]
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
         return EnvironmentClass(place, made, args, RESET_FIELDS)
     for each in parameters:

@@ -117,7 +117,7 @@ def tool_name(place: str) -> str:
 
 def _record(name: str, fields: dict[str, Any]) -> Any:
     """A dictionary of these fields as a type, without any others."""
-    record = TypedDict(name, fields)  # type: ignore[operator]
+    record = TypedDict(name, fields)  # type: ignore[misc]  # of fields that are known only now
     record.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]
     return record
 

@@ -48,6 +48,7 @@ _QUESTIONS = [{"question": f"How many are {n} and {n}?", "answer": f"So many.\n#
 _PROBLEMS = [{"problem": f"What is ${n} + {n}$?", "answer": str(2 * n)} for n in range(200)]
 ORIGINALS: dict[str, dict[str, Any]] = {
     "gsm8k": {"train.jsonl": _QUESTIONS, "test.jsonl": _QUESTIONS[:20]},
+    "gsm8k_tools": {"train.jsonl": _QUESTIONS, "test.jsonl": _QUESTIONS[:20]},
     "deepscaler": {"train/math.json": _PROBLEMS, "test/aime.json": _PROBLEMS[:20]},
 }
 """Data set -> the files of its originals."""

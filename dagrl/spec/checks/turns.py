@@ -89,9 +89,9 @@ def sglang_parsers() -> Iterator[str]:
     """Names of SGLang's parsers, read from its source as text; none where it is not installed."""
     source = source_of("sglang", _PARSERS)
     for node in ast.walk(ast.parse(source)) if source else ():
-        target = node.target if isinstance(node, ast.AnnAssign) else None
-        if isinstance(target, ast.Name) and target.id == "ToolCallParserEnum" and isinstance(node.value, ast.Dict):
-            yield from (key.value for key in node.value.keys if isinstance(key, ast.Constant))
+        match node:
+            case ast.AnnAssign(target=ast.Name(id="ToolCallParserEnum"), value=ast.Dict(keys=keys)):
+                yield from (str(key.value) for key in keys if isinstance(key, ast.Constant))
 
 
 def _check_environment(place: Place, node: RolloutNode, folder: Path, findings: Findings) -> None:
