@@ -85,10 +85,12 @@ def parser_arguments(function: Callable[..., Any]) -> tuple[str, ...]:
         return known
     for each in parameters:
         if each.name not in known and each.default is each.empty and each.kind is not each.VAR_POSITIONAL:
-            raise ValueError(f"the parser {name_of(function)} wants {each.name!r}, which is none of {', '.join(known)}")
+            raise ValueError(
+                f"the parser {name_of(function)} wants {each.name!r}, which is none of {', '.join(known)}; take it out"
+            )
     taken = {each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
     if "reply" not in taken:
-        raise ValueError(f"the parser {name_of(function)} does not take `reply`, what the judge has said")
+        raise ValueError(f"the parser {name_of(function)} does not take `reply`, what the judge has said; add it")
     return tuple(name for name in known if name in taken)
 
 

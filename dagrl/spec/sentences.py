@@ -44,6 +44,8 @@ _BOUNDS = {
 _NAME_RULE = "begin with a lower-case letter, then use lower-case letters, digits and `_`"
 _PATTERN_RULES = {
     r"^[a-z][a-z0-9_]*$": _NAME_RULE,
+    r"^https?://": "an address begins with http:// or https://",
+    r"^[A-Za-z_][A-Za-z0-9_]*$": "it is the name of an environment variable, not what it holds",
     r"^[A-Za-z0-9][A-Za-z0-9._-]*$": "use letters, digits, `.`, `_` and `-`, and begin with a letter or digit",
     r"^[\w.]+:\w+$": "write it as `module:function`",
 }

@@ -12,7 +12,7 @@ from dagrl.spec.custom import load_function
 from dagrl.spec.errors import Place, suggest
 from dagrl.spec.judging import FIELDS, fields_in, is_function, parser_arguments
 from dagrl.spec.positions import Findings
-from dagrl.spec.schema import HfEngineSpec, JudgeNode, MegatronEngineSpec, Pipeline
+from dagrl.spec.schema import JudgeNode, Pipeline
 
 _OF_ENDPOINTS = ("model", "api_key_env", "extra_body", "concurrency", "retries", "timeout_s")
 _OF_ENGINES = ("max_prompt_tokens", "chat_template_kwargs")
@@ -25,7 +25,7 @@ def check_judges(pipeline: Pipeline, folder: Path, sizes: Mapping[str, ModelSize
             continue
         place: Place = ("nodes", name)
         _check_who(place, node, findings)
-        if node.engine in pipeline.engines:
+        if node.endpoint is None and node.engine in pipeline.engines:
             _check_engine(place, node, pipeline, findings)
             _check_room(place, node, sizes, findings)
         _check_question(place, node, findings)
@@ -38,7 +38,7 @@ def _check_who(place: Place, node: JudgeNode, findings: Findings) -> None:
         findings.error(place, f"{what}; name an `engine` of this pipeline, or an `endpoint` and its `model`")
         return
     if node.endpoint is not None and not node.model:
-        findings.error((*place, "endpoint"), "which of its models is asked? Add `model: NAME`, as the server calls it")
+        findings.error((*place, "endpoint"), "nobody says which of its models is asked; add `model: NAME`, as the server calls it")
     foreign, whose = (_OF_ENDPOINTS, "endpoint") if node.engine else (_OF_ENGINES, "engine")
     for option in foreign:
         if option in node.model_fields_set:
@@ -50,19 +50,13 @@ def _check_who(place: Place, node: JudgeNode, findings: Findings) -> None:
 
 def _check_engine(place: Place, node: JudgeNode, pipeline: Pipeline, findings: Findings) -> None:
     assert node.engine is not None
-    engine = pipeline.engines[node.engine]
-    depends: list[Place] = [("engines", node.engine)]
-    if isinstance(engine, MegatronEngineSpec):
-        return  # `engines.py` says that it does not generate.
-    if engine.follows is not None:
+    follows = getattr(pipeline.engines[node.engine], "follows", None)
+    if follows is not None:
         message = (
-            f"`{node.engine}` is trained, as it follows `{engine.follows}`, and a judge has to stay as it is; add an "
-            "engine that follows none"
+            f"`{node.engine}` is trained, as it follows `{follows}`, and a judge has to stay as it is; add an engine "
+            "that follows none"
         )
-        findings.error((*place, "engine"), message, depends_on=depends)
-    elif isinstance(engine, HfEngineSpec) and engine.head == "reward":
-        message = f"`{node.engine}` has a reward head and says nothing in words; use `op: reward_model` with it"
-        findings.error((*place, "engine"), message, depends_on=depends)
+        findings.error((*place, "engine"), message, depends_on=[("engines", node.engine)])
 
 
 def _check_room(place: Place, node: JudgeNode, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:
