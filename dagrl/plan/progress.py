@@ -59,13 +59,15 @@ class TaskProgress(ABC):
 
 
 class ShardByShard(TaskProgress):
-    """Each shard is run by itself, those that come first in the batch first."""
+    """Shards are run as they come: each by itself, those that come first in the batch first, or all that are there."""
 
-    __slots__ = ("_lacking", "_waiting")
+    __slots__ = ("_lacking", "_together", "_waiting")
 
-    def __init__(self, shards: int, needs: int) -> None:
+    def __init__(self, shards: int, needs: int, *, together: bool = False) -> None:
+        """`together`: a run takes all that may be started."""
         super().__init__(shards)
         self._lacking = [needs] * shards
+        self._together = together
         self._waiting: list[int] = [] if needs else list(range(shards))
         """Heap of the shards that have their inputs and were not started."""
 
@@ -77,11 +79,14 @@ class ShardByShard(TaskProgress):
     @property
     @override
     def next(self) -> tuple[int, ...]:
-        return (self._waiting[0],)
+        return tuple(sorted(self._waiting)) if self._together else (self._waiting[0],)
 
     @override
     def start(self) -> None:
-        heappop(self._waiting)
+        if self._together:
+            self._waiting.clear()
+        else:
+            heappop(self._waiting)
 
     @override
     def supply(self, shards: Iterable[int]) -> None:
@@ -155,6 +160,9 @@ class Cut:
     def __init__(self, task: PlannedTask, shards: int, needs: int) -> None:
         """`needs`: how many tasks it waits for."""
         self._shards, self._needs = shards, needs
+        # An engine does one thing at a time, and each thing has its price: a call to every rank, weights swapped in.
+        # The host's workers share the shards out among them.
+        self._together = task.engine is not None
         self._pieces = task.pieces
         if not task.pieces and (task.streams or task.trains or task.scope is Scope.BATCH):
             self._pieces = (tuple(range(shards)),)
@@ -172,7 +180,7 @@ class Cut:
         """The task in a new step, or in a further round of one."""
         if self._pieces:
             return PieceByPiece(self._shards, self._needs, self._pieces, self._piece_of)
-        return ShardByShard(self._shards, self._needs)
+        return ShardByShard(self._shards, self._needs, together=self._together)
 
 
 @dataclass(slots=True)

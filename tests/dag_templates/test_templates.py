@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from dagrl.cli import main
+from dagrl.plan.commands import Commit, Restart, Run, Save, Sleep, Sync, Wake
+from dagrl.plan.cost.costs import PipelineCosts
+from dagrl.plan.placement import make_plan
+from dagrl.plan.plan import HOST
+from dagrl.spec.checks import check_file
 from dagrl.spec.extends import read_with_parents
+from dagrl.spec.model_shape import model_shape
+from dagrl.spec.residency import Residency
 from dagrl.spec.yaml_source import read_document
 
 REPOSITORY = Path(__file__).parents[2]
@@ -49,6 +56,29 @@ def test_it_validates(called, name: str) -> None:
 def test_it_fits_the_machines_that_it_is_written_for(called, name: str) -> None:
     gpu = ("--gpu", GPUS[name]) if name in GPUS else ()
     assert called("plan", f"dag_templates/{name}.yaml", *gpu) == (0, "")
+
+
+@every_template
+def test_every_command_has_a_cost(machine, monkeypatch, name: str) -> None:
+    monkeypatch.setenv("HOME", str(machine.home))
+    checked = check_file(machine.folder / "dag_templates" / f"{name}.yaml")
+    pipeline = checked.loaded.pipeline
+    costs = PipelineCosts(pipeline, make_plan(pipeline, checked.graph), model_shape(pipeline.model))
+    every = tuple(range(costs.plan.shards))
+    for task in costs.plan.tasks:
+        for shards in (every, every[:1]):
+            run = Run(1, task.name, shards)
+            offsets = costs.shard_offsets(run)
+            assert offsets[0] > 0 and list(offsets) == sorted(offsets)
+            assert len(offsets) == len(shards) and offsets[-1] == costs.seconds(run)
+    for executor in costs.plan.executors.values():
+        if executor.name == HOST:
+            continue
+        moves = [Sleep(1, executor.name, Residency.ASLEEP), Wake(1, executor.name, Residency.AWAKE)]
+        moves += [Restart(1, executor.name)]
+        moves += [Sync(1, executor.name, executor.follows, 1)] if executor.follows else []
+        moves += [Save(1, executor.name)] if executor.trained else []
+        assert all(costs.seconds(command) >= 0 for command in (*moves, Commit(1, save=False)))
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if read_document(_file(name)).tree.get("extends")])

@@ -138,7 +138,7 @@ def test_the_two_branches_of_a_diamond_start_together_and_are_joined():
     assert {(command.task, command.shards) for command in started} == {
         ("reward", (0,)),
         ("reward", (1,)),
-        ("ref", (0,)),  # its one worker takes shard 1 next
+        ("ref", (0, 1)),  # an engine takes all that there is at once
     }
     assert scheduler.handle(done(1, "reward", (0,))) == []
 
