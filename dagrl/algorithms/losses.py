@@ -55,6 +55,34 @@ def ppo_clip(
     return PolicyLoss(loss, ratio.detach(), clipped)
 
 
+def clip_cov(clipping: PolicyLoss, held_back: torch.Tensor) -> PolicyLoss:
+    """PPO's clipped loss without the tokens at 1 in `held_back` [T]: they have no gradient.
+
+    Clip-Cov (arXiv 2505.22617); `dagrl.algorithms.covariance.drawn` says which. `clipping` is `ppo_clip`'s.
+    """
+    held = held_back > 0
+    return PolicyLoss(torch.where(held, 0.0, clipping.loss), clipping.ratio, clipping.clipped | held)
+
+
+def kl_cov(
+    logprob: torch.Tensor,
+    old_logprob: torch.Tensor,
+    advantage: torch.Tensor,
+    *,
+    held_back: torch.Tensor,
+    kl_coef: float,
+) -> PolicyLoss:
+    """The surrogate without any clip, -r A, and for tokens at 1 in `held_back` [T] kl_coef abs(log r).
+
+    KL-Cov (arXiv 2505.22617); `dagrl.algorithms.covariance.highest` says which. The paper's penalty is KL(old ||
+    policy); abs(log r) is how the authors' code estimates it.
+    """
+    log_ratio = logprob - old_logprob
+    ratio = torch.exp(log_ratio)
+    loss = -ratio * advantage + torch.where(held_back > 0, kl_coef * log_ratio.abs(), 0.0)
+    return PolicyLoss(loss, ratio.detach(), torch.zeros_like(ratio, dtype=torch.bool))
+
+
 def gspo(
     logprob: torch.Tensor,
     old_logprob: torch.Tensor,

@@ -15,9 +15,11 @@ from dagrl.algorithms.kl import kl_estimate
 from dagrl.algorithms.losses import (
     PolicyLoss,
     cispo,
+    clip_cov,
     cpgd,
     gmpo,
     gspo,
+    kl_cov,
     opmd,
     opmd_kimi,
     ppo_clip,
@@ -81,7 +83,9 @@ class PolicyObjective:
         self.needs_entropy = needs_entropy or loss.entropy_coef > 0
         optional = tuple(name for name in ("old_logprob", "ref_logprob", "rollout_logprob") if name in available)
         self.own = own
-        self.columns: tuple[str, ...] = tuple(dict.fromkeys(("advantage", *optional, *(own.columns if own else ()))))
+        marks = ("held_back",) if loss.policy in ("clip_cov", "kl_cov") else ()
+        further = own.columns if own else marks
+        self.columns: tuple[str, ...] = tuple(dict.fromkeys(("advantage", *optional, *further)))
 
     def token_weights(self, batch: Batch) -> tuple[Column, tuple[float, ...]]:
         """Weights from ``response_mask`` by ``LossSpec.aggregation``, see `aggregation`, and the normalizer's share.
@@ -150,6 +154,11 @@ class PolicyObjective:
                 return ppo_clip(*given, clip_low=low, clip_high=high, dual_clip=spec.dual_clip)
             case "gspo":
                 return gspo(*given, rows=rows, clip_low=low, clip_high=high)
+            case "clip_cov":
+                clipping = ppo_clip(*given, clip_low=low, clip_high=high)
+                return clip_cov(clipping, tokens.columns["held_back"])
+            case "kl_cov":
+                return kl_cov(*given, held_back=tokens.columns["held_back"], kl_coef=spec.kl_cov_coef)
             case "gmpo":
                 return gmpo(*given, rows=rows, clip_low=low, clip_high=high)
             case "sapo":

@@ -19,6 +19,7 @@ _BUILT_IN = (
     "reward_model",
     "judge",
     "filter",
+    "covariance",
     "sft",
     "dpo",
     "mix",

@@ -16,6 +16,7 @@ from dagrl.spec.rollouts import rollouts
 from dagrl.spec.router_replay import replays
 from dagrl.spec.schema import (
     AdvantageNode,
+    CovarianceNode,
     CriticNode,
     DpoNode,
     EngineSpec,
@@ -101,6 +102,9 @@ _ESTIMATORS = {
     "gpg": Formula(("group_id",), Scope.BATCH),
 }
 """Estimators that want anything else than to compare within groups."""
+_WITH_OLD = Formula(("old_logprob",), Scope.BATCH)
+_LOSSES = dict.fromkeys(("clip_cov", "kl_cov"), Formula(("old_logprob", "held_back"), Scope.BATCH))
+"""Losses that want anything else than the log-probs from before the update."""
 
 ROLLOUT_WRITES = (
     "response_tokens",
@@ -163,23 +167,7 @@ def contract_of(
         case AdvantageNode():
             return _of_advantage(node, formula)
         case UpdateNode():
-            reads: tuple[str, ...] = (
-                "prompt_tokens",
-                "response_tokens",
-                "response_mask",
-                "advantage",
-                "policy_version",
-            )
-            needed = {"ref_logprob": node.loss.kl_coef > 0, "rollout_logprob": node.rollout_correction is not None}
-            if formula:
-                needed |= dict.fromkeys(formula.reads, True)
-            if formula is None or "old_logprob" in formula.reads:
-                needed["is_expert"] = node.loss.sft_coef > 0
-                # Without the old log-probs, those of the weights that are trained stand in for them.
-                needed["old_logprob"] = False
-            optional = tuple(column for column, must in needed.items() if not must)
-            reads += tuple(column for column, must in needed.items() if must) + _routes(engines.get(node.engine))
-            return OpContract(tuple(dict.fromkeys(reads)), (), Scope.BATCH, optional, Capability.TRAIN)
+            return _of_update(node, engines, formula)
         case ValuesNode():
             return OpContract(("prompt_tokens", "response_tokens"), ("value",), needs=Capability.SCORE)
         case CriticNode():
@@ -198,6 +186,8 @@ def contract_of(
         case DpoNode():
             compared = ("group_id", "prompt_tokens", "demonstration", "ref_logprob")
             return OpContract(compared, (), Scope.BATCH, needs=Capability.TRAIN, whole_groups=True)
+        case CovarianceNode():
+            return OpContract(("old_logprob", "advantage", "response_mask"), ("held_back",), Scope.BATCH)
         case MixNode():
             mixed = ("group_id", "demonstration", *MIXED)
             return OpContract(mixed, (*MIXED, "is_expert"), Scope.GROUP, replaces=MIXED)
@@ -231,6 +221,23 @@ def _of_advantage(node: AdvantageNode, formula: Formula | None) -> OpContract:
         scope,
         reads_if_written=("is_expert", *(("token_reward",) if critic else ())),
     )
+
+
+def _of_update(node: UpdateNode, engines: Mapping[str, EngineSpec], formula: Formula | None) -> OpContract:
+    reads: tuple[str, ...] = ("prompt_tokens", "response_tokens", "response_mask", "advantage", "policy_version")
+    needed = {
+        "ref_logprob": node.loss.kl_coef > 0,
+        "rollout_logprob": node.rollout_correction is not None,
+        "is_expert": node.loss.sft_coef > 0,
+    }
+    formula = formula or _LOSSES.get(node.loss.policy, _WITH_OLD)
+    needed |= dict.fromkeys(formula.reads, True)
+    if "old_logprob" in formula.reads:
+        # Without the old log-probs, those of the weights that are trained stand in for them.
+        needed["old_logprob"] = False
+    optional = tuple(column for column, must in needed.items() if not must)
+    reads += tuple(column for column, must in needed.items() if must) + _routes(engines.get(node.engine))
+    return OpContract(tuple(dict.fromkeys(reads)), (), Scope.BATCH, optional, Capability.TRAIN)
 
 
 def _routes(engine: EngineSpec | None) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from dagrl.spec.columns import CORE_COLUMNS
 from dagrl.spec.schema import (
     AdvantageNode,
     CosineRewardSpec,
+    CovarianceNode,
     CriticNode,
     CustomNode,
     DataSpec,
@@ -84,6 +85,7 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("nodes.NAME, op: reward_model", RewardModelNode),
     ("nodes.NAME, op: judge", JudgeNode),
     ("nodes.NAME, op: filter", FilterNode),
+    ("nodes.NAME, op: covariance", CovarianceNode),
     ("nodes.NAME, op: sft", SftNode),
     ("nodes.NAME, op: dpo", DpoNode),
     ("nodes.NAME, op: mix", MixNode),

@@ -10,8 +10,10 @@ import torch
 from dagrl.algorithms.losses import (
     PolicyLoss,
     cispo,
+    clip_cov,
     cpgd,
     gspo,
+    kl_cov,
     opmd,
     opmd_kimi,
     ppo_clip,
@@ -148,6 +150,37 @@ def test_the_drift_of_cpgd_pulls_back_to_the_old_policy():
 
 def test_reinforce_does_not_look_at_the_ratio():
     assert one_token(reinforce, 4.0, 2.0) == (pytest.approx(-2 * math.log(4)), -2.0, False)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "held", "loss", "gradient", "clipped"),
+    [
+        (1.1, 2.0, 0.0, -2.2, -2.2, False),
+        (1.5, 2.0, 0.0, -2.4, 0.0, True),
+        (1.1, 2.0, 1.0, 0.0, 0.0, True),
+    ],
+)
+def test_clip_cov_takes_marked_tokens_out_of_ppo(ratio, advantage, held, loss, gradient, clipped):
+    def marked(*given, held):
+        return clip_cov(ppo_clip(*given, clip_low=0.2, clip_high=0.2), torch.tensor([held]))
+
+    result = one_token(marked, ratio, advantage, held=held)
+    assert result == (pytest.approx(loss, abs=1e-14), pytest.approx(gradient, abs=1e-14), clipped)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "held", "loss", "gradient"),
+    [
+        # Never clipped, however far: -r A.
+        (5.0, 0.0, -10.0, -10.0),
+        # The marked are drawn back, upwards or downwards: + 3 abs(log r).
+        (5.0, 1.0, -10 + 3 * math.log(5), -7.0),
+        (0.25, 1.0, -0.5 + 3 * math.log(4), -3.5),
+    ],
+)
+def test_kl_cov_draws_marked_tokens_back(ratio, held, loss, gradient):
+    result = one_token(kl_cov, ratio, 2.0, held_back=torch.tensor([held]), kl_coef=3.0)
+    assert result == (pytest.approx(loss, abs=1e-14), pytest.approx(gradient, abs=1e-14), False)
 
 
 @pytest.mark.parametrize(

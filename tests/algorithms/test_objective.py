@@ -63,6 +63,7 @@ def make_batch(mask: list[list[int]], seed: int) -> tuple[Batch, torch.Tensor]:
         "position": np.arange(count),
     }
     values["rollout_logprob"] = values["old_logprob"] + random.normal(scale=0.7, size=count)
+    values["held_back"] = random.integers(0, 2, count)
     columns = {name: Column(array, offsets) for name, array in values.items()}
     return Batch(np.arange(len(mask)), columns), torch.from_numpy(random.normal(size=(count, VOCAB)))
 
@@ -110,7 +111,7 @@ CORRECTIONS = [
     cut_batches(),
     st.sampled_from(["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]),
     st.sampled_from(["k1", "k2", "k3"]),
-    st.sampled_from(POLICIES),
+    st.sampled_from([*POLICIES, {"policy": "clip_cov"}, {"policy": "kl_cov"}]),
     st.sampled_from(CORRECTIONS),
 )
 def test_micro_batches_do_not_change_loss_gradient_or_metrics(cut, aggregation, estimator, policy, correction):
@@ -282,6 +283,27 @@ def test_a_token_of_weight_0_cannot_spoil_the_loss(policy):
     same_loss, same_metrics = PolicyObjective(LossSpec(**policy), 1.0, ("old_logprob",))(tame)
     assert math.isfinite(loss.item())
     assert (loss.item(), read_tallies([metrics])) == (same_loss.item(), read_tallies([same_metrics]))
+
+
+@pytest.mark.parametrize(
+    ("spec", "loss", "gradients"),
+    [
+        # Ratios 2 and 1/2 with advantages 1 and -1, weights 1/2 each. The first token, held back, does not count; the
+        # second is clipped at 0.8.
+        ({"policy": "clip_cov"}, 0.4, [0, 0]),
+        # -2 + 0.3 log 2, with gradient -2 + 0.3, and 1/2 with gradient 1/2.
+        ({"policy": "kl_cov", "kl_cov_coef": 0.3}, -0.75 + 0.15 * math.log(2), [-0.85, 0.25]),
+    ],
+)
+def test_tokens_that_cost_entropy_are_held_back(spec, loss, gradients):
+    old = [math.log(0.25), math.log(0.5), 900.0]
+    tokens = two_tokens(advantage=[1.0, -1.0, 9.0], old_logprob=old, held_back=[1.0, 0.0, 1.0])
+    objective = PolicyObjective(LossSpec(**spec), 1.0, ("old_logprob",))
+    assert objective.columns == ("advantage", "old_logprob", "held_back")
+    result, _ = objective(tokens)
+    result.backward()
+    assert result.item() == pytest.approx(loss, abs=1e-12)
+    assert tokens.logprob.grad.tolist() == pytest.approx([*gradients, 0], abs=1e-12)
 
 
 def test_gmpo_is_the_geometric_mean_of_clipped_ratios():

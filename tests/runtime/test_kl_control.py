@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagrl.data.stats import Stat
@@ -72,6 +72,7 @@ def test_without_a_target_the_weight_is_the_files():
     assert (control.weight("advantage", 2), control.weight("other", 2), control.after(1)) == (None, None, {})
 
 
+@settings(deadline=None)
 @given(
     st.integers(0, 3),
     st.lists(st.floats(-0.5, 0.5), min_size=8, max_size=8),

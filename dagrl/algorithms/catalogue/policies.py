@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from dagrl.algorithms import aggregation, kl, kl_control, losses, objective, reward_shaping, rollout_correction
+from dagrl.algorithms import (
+    aggregation,
+    covariance,
+    kl,
+    kl_control,
+    losses,
+    objective,
+    reward_shaping,
+    rollout_correction,
+)
 from dagrl.algorithms.catalogue.entry import HAND, Chapter, Entry
 
 LOSSES = Chapter(
@@ -26,6 +35,22 @@ LOSSES = Chapter(
             losses.ppo_clip,
             "dual-clip PPO, arXiv 1912.09729",
             "losses::the_dual_clip_bounds_negative_advantages",
+            HAND,
+        ),
+        Entry(
+            "clip_cov",
+            "ppo_clip, 0 where held_back",
+            losses.clip_cov,
+            "Clip-Cov (arXiv 2505.22617)",
+            "losses::clip_cov_takes_marked_tokens_out_of_ppo",
+            HAND,
+        ),
+        Entry(
+            "kl_cov",
+            "-r A + kl_cov_coef abs(log r) where held_back",
+            losses.kl_cov,
+            "KL-Cov (arXiv 2505.22617)",
+            "losses::kl_cov_draws_marked_tokens_back",
             HAND,
         ),
         Entry(
@@ -191,6 +216,14 @@ DIVERGENCES = Chapter(
             "",
             "objective::loss_and_metrics_of_two_tokens",
             HAND,
+        ),
+        Entry(
+            "op: covariance",
+            "held_back: highest, or drawn by, (log p - mean log p) (A - mean A)",
+            covariance.covariances,
+            "arXiv 2505.22617",
+            "covariance::a_step_along_the_advantages_changes_the_entropy_by_minus_the_covariance",
+            "the change of an entropy, by autograd",
         ),
     ),
 )

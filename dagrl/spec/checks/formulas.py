@@ -11,7 +11,7 @@ from dagrl.spec.graph import Graph
 from dagrl.spec.ops import contract_of
 from dagrl.spec.positions import Findings
 from dagrl.spec.rollouts import leading_rollout, rollouts
-from dagrl.spec.schema import AdvantageNode, LossSpec, Pipeline, RolloutNode, UpdateNode
+from dagrl.spec.schema import AdvantageNode, CovarianceNode, LossSpec, Pipeline, RolloutNode, UpdateNode
 
 _OF_ESTIMATORS = {
     "normalize_by_std": ("grpo",),
@@ -21,12 +21,13 @@ _OF_ESTIMATORS = {
     "tau": ("opmd",),
 }
 """Options that only some estimators know."""
-_CLIPPED = ("ppo_clip", "gspo", "gmpo", "cispo", "cpgd")
+_CLIPPED = ("ppo_clip", "gspo", "gmpo", "cispo", "cpgd", "clip_cov")
 _OF_LOSSES = {
     "clip_ratio": _CLIPPED,
     "clip_ratio_high": _CLIPPED,
     "dual_clip": ("ppo_clip",),
     "drift_coef": ("cpgd",),
+    "kl_cov_coef": ("kl_cov",),
     "tau_pos": ("sapo",),
     "tau_neg": ("sapo",),
     "tau": ("opmd", "opmd_kimi"),
@@ -52,6 +53,10 @@ def check_formulas(pipeline: Pipeline, graph: Graph | None, folder: Path, findin
             _check_options((*place, "loss"), "policy", node.loss.policy, node.loss, _OF_LOSSES, findings)
             _check_own(place, node, folder, findings)
             _check_loss(pipeline, place, node, findings)
+        elif isinstance(node, CovarianceNode) and node.between and node.between[0] >= node.between[1]:
+            lower, upper = node.between
+            message = f"no number is above {lower:g} and below {upper:g}; write the lower bound first, as in [1.0, 5.0]"
+            findings.error((*place, "between"), message)
     if graph is not None:
         _check_greedy(pipeline, graph, findings)
 

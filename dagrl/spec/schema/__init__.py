@@ -4,6 +4,7 @@
 ``spec/ops.py`` says which columns each node reads and writes.
 """
 
+from dagrl.spec.schema.covariance import CovarianceNode
 from dagrl.spec.schema.critic import CriticNode, RewardModelNode, ValuesNode
 from dagrl.spec.schema.engines import (
     EngineSpec,
@@ -57,6 +58,7 @@ __all__ = [
     "Aggregation",
     "Coefficient",
     "CosineRewardSpec",
+    "CovarianceNode",
     "CriticNode",
     "CustomNode",
     "DataSpec",

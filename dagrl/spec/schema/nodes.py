@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, FiniteFloat, Tag
 
+from dagrl.spec.schema.covariance import CovarianceNode
 from dagrl.spec.schema.critic import CriticNode, RewardModelNode, ValuesNode
 from dagrl.spec.schema.filter import FilterNode
 from dagrl.spec.schema.judge import JudgeNode
@@ -187,6 +188,7 @@ NodeSpec = Annotated[
     | Annotated[RewardModelNode, Tag("reward_model")]
     | Annotated[JudgeNode, Tag("judge")]
     | Annotated[FilterNode, Tag("filter")]
+    | Annotated[CovarianceNode, Tag("covariance")]
     | Annotated[SftNode, Tag("sft")]
     | Annotated[DpoNode, Tag("dpo")]
     | Annotated[MixNode, Tag("mix")]

@@ -61,7 +61,9 @@ class CosineRewardSpec(Section):
     """A reward above this is that of a right answer."""
 
 
-PolicyForm = Literal["ppo_clip", "gspo", "gmpo", "sapo", "cispo", "cpgd", "reinforce", "topr", "opmd", "opmd_kimi"]
+PolicyForm = Literal[
+    "ppo_clip", "gspo", "gmpo", "sapo", "cispo", "cpgd", "reinforce", "topr", "opmd", "opmd_kimi", "clip_cov", "kl_cov"
+]
 
 
 Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
@@ -75,8 +77,9 @@ class LossSpec(Section):
     geometric mean; ``sapo`` has a gate in place of the clip; ``cispo`` clips only the weight of a token's gradient,
     from above, ``cpgd`` the log of the ratio; ``reinforce`` is the policy gradient without a ratio, ``topr`` the same
     with less weight on bad responses that have become unlikely; ``opmd`` divides it by 1 + `tau`, ``opmd_kimi`` draws
-    it back to the policy from before the update. docs/algorithms.md has the formulas. Or your own, ``module:function``,
-    decorated with `dagrl.loss`: see docs/your_own.md."""
+    it back to the policy from before the update; ``clip_cov`` is ``ppo_clip`` without the tokens that a node `{op:
+    covariance}` marks, ``kl_cov`` has no clip and draws those back instead. docs/algorithms.md has the formulas. Or
+    your own, ``module:function``, decorated with `dagrl.loss`: see docs/your_own.md."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Further keyword arguments of your own loss."""
     clip_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.2
@@ -86,6 +89,8 @@ class LossSpec(Section):
     """Upper bound of its own. Default: clip_ratio."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
     """``ppo_clip`` only: bound on the loss of negative advantages (dual-clip PPO), 3.0 in the paper. Default: none."""
+    kl_cov_coef: Coefficient = 1.0
+    """``kl_cov`` only: how strongly the marked tokens are drawn back to where they were."""
     drift_coef: Coefficient = 0.0
     """``cpgd`` only: weight of the divergence from the policy before the update, 0.01 in the authors' code."""
     tau_pos: Threshold = 1.0

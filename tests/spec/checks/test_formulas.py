@@ -81,6 +81,19 @@ def mine(tokens, power=1.0): ...
             "without `target_kl` the weight stays as it is; add that",
         ),
         (
+            UPDATE,
+            "loss: {policy: clip_cov}} #!",
+            "nodes.update",
+            "column `held_back` is read by `update`, but no node writes it; add a node `{op: covariance}`",
+        ),
+        (UPDATE, "loss: {kl_cov_coef: 2.0}} #!", "nodes.update.loss.kl_cov_coef", "`policy: ppo_clip` has no use for"),
+        (
+            "  advantage:",
+            "  marks: {op: covariance, between: [5.0, 1.0]} #!\n  advantage:",
+            "nodes.marks.between",
+            "no number is above 5 and below 1; write the lower bound first",
+        ),
+        (
             "grpo}",
             "grpo, kl_in_reward: {coef: 0, target_kl: 0.1}} #!",
             "nodes.advantage.kl_in_reward.coef",
@@ -91,6 +104,9 @@ def mine(tokens, power=1.0): ...
 def test_what_a_formula_does_not_know_or_get_is_told(project, old, new, place, fragment):
     project.write("own_checks.py", OWN)
     edits = [(old, new)]
+    if "covariance" in new:
+        edits = [(old, f"  old: {{op: logprob, engine: actor, write: old_logprob}}\n{new}")]
+        edits.append((UPDATE, "loss: {policy: kl_cov, kl_coef: 0.01}}"))
     if "kl_in_reward" in new:
         edits.append(("  advantage:", "  old: {op: logprob, engine: actor, write: old_logprob}\n  advantage:"))
     project.assert_problem(project.pipeline(*edits), place, fragment)
