@@ -82,9 +82,14 @@ def _engines(pipeline: Pipeline) -> Iterable[tuple[str, ...]]:
         if isinstance(engine, MegatronEngineSpec) and engine.shares is not None:
             yield name, engine.backend, f"start weights of {engine.shares}, on its ranks"
             continue
-        head = f", {engine.head} head" if isinstance(engine, MegatronEngineSpec) and engine.head != "lm" else ""
-        follows = getattr(engine, "follows", None)
-        what = f"{layout_in_words(pipeline, name)}{head}{f', follows {follows}' if follows else ''}"
+        head, follows = getattr(engine, "head", "lm"), getattr(engine, "follows", None)
+        told = [
+            layout_in_words(pipeline, name),
+            f"{head} head" if head != "lm" else "",
+            f"follows {follows}" if follows else "",
+            f"its own model {_model(engine.model)}" if engine.model else "",
+        ]
+        what = ", ".join(filter(None, told))
         yield name, engine.backend, f"on {engine.group}: {what}{_turns(pipeline, name)}"
 
 

@@ -15,7 +15,9 @@ import yaml
 
 from dagrl.cli import main
 from dagrl.runtime.checkpoint import Checkpoints, RunState, Score
+from dagrl.runtime.export import _engine
 from dagrl.spec.load import load_pipeline
+from dagrl.spec.schema import Pipeline
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +108,15 @@ def test_there_and_back_in_processes_of_their_own(run: Path, tmp_path: Path) -> 
     )
     for name in ("model.safetensors", "config.json", "tokenizer.json"):
         assert (tmp_path / "back" / name).read_bytes() == (tmp_path / "hf" / name).read_bytes(), name
+
+
+def test_the_policy_is_exported_and_its_critic_where_it_is_asked_for(lab) -> None:
+    pipeline = lab.tiny_pipeline()
+    pipeline["engines"]["a_critic"] = {"backend": "megatron", "group": "train", "head": "value"}
+    pipeline["nodes"]["learn"] = {"op": "critic", "engine": "a_critic"}
+    checked = Pipeline.model_validate(pipeline)
+    assert _engine(checked, None) == "actor"
+    assert _engine(checked, "a_critic") == "a_critic"
 
 
 def test_a_wrong_call_is_one_line_and_exits_with_2(run: Path, tmp_path: Path, capsys) -> None:

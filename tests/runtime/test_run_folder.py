@@ -83,6 +83,19 @@ def test_a_folder_with_a_checkpoint_is_gone_on_with(tmp_path, pipeline) -> None:
     assert (tmp_path / "pipeline.yaml").read_text() == "name: longer\n"
 
 
+def test_what_a_critic_begins_with_is_part_of_a_checkpoints_model(tmp_path, pipeline) -> None:
+    critic = {"backend": "megatron", "group": "train", "head": "value"}
+    init = {"model_type": "qwen3", "hidden_size": 16}
+    with_own = edited(pipeline, engines={"critic": critic | {"model": {"init": init}}})
+    other = edited(pipeline, engines={"critic": critic | {"model": {"init": init | {"hidden_size": 32}}}})
+    save_checkpoint(tmp_path, with_own)
+    assert "holds another model than the pipeline's" in refusal(tmp_path, other).cause
+    # One that begins as the policy does, and a judge, which is never saved, are nothing to compare.
+    judge = {"backend": "hf", "group": "rollout", "head": "reward", "model": {"init": init}}
+    plain = model_identity(edited(pipeline, engines={"critic": critic, "judge": judge}))
+    assert plain == model_identity(pipeline)
+
+
 def test_a_folder_that_another_process_writes_to_is_refused_with_its_pid(tmp_path, pipeline, holder) -> None:
     error = refusal(tmp_path / "run", pipeline)
     assert error.cause == f"another run (pid {holder.pid}) is writing to {tmp_path / 'run'}"

@@ -55,3 +55,12 @@ def test_how_steps_overlap_is_told_where_they_do(project):
     sglang = "engines.generator={backend: sglang, group: rollout, follows: actor, weight_sync: {pause: retract}}"
     ahead = told("schedule={max_staleness: 2, in_flight_weight_update: true, stream_update: true}", sglang)
     assert "up to 2 versions behind" in ahead and "in the midst of rollouts" in ahead and "updates begin with" in ahead
+
+
+def test_heads_and_models_of_their_own_are_told(project):
+    critic = (
+        "  critic: {backend: megatron, group: train, head: value, model: {init: {model_type: qwen2, hidden_size: 32}}}"
+    )
+    path = project.pipeline(("  generator: {backend", f"{critic}\n  generator: {{backend"))
+    shown = "on train: tp 1, dp 2, value head, its own model qwen2 with random weights (hidden_size 32)\n"
+    assert shown in summarize(check_file(path))
