@@ -16,7 +16,7 @@ from dagrl.plan.cost import transfers
 from dagrl.plan.cost.decoding import Generation, shard_ends
 from dagrl.plan.cost.engines import WEIGHT_BYTES, PlannedEngine
 from dagrl.plan.cost.host import node_seconds
-from dagrl.plan.cost.lengths import Assumed, Lengths, lengths_of, lengths_of_demonstrations
+from dagrl.plan.cost.lengths import Assumed, Lengths, lengths_of, lengths_of_demonstrations, lengths_of_judgements
 from dagrl.plan.cost.passes import Batch
 from dagrl.plan.hardware import DEFAULT_GPU
 from dagrl.plan.plan import HOST, Plan, PlannedTask, Rows
@@ -28,6 +28,7 @@ from dagrl.spec.residency import Residency
 from dagrl.spec.rollouts import leading_rollout, rollouts
 from dagrl.spec.schema import (
     HfEngineSpec,
+    JudgeNode,
     LogprobNode,
     MegatronEngineSpec,
     Pipeline,
@@ -132,6 +133,8 @@ class PipelineCosts:
                     ends = self._rollout(task, node, shards)
                 case RewardModelNode() if isinstance(self.pipeline.engines[node.engine], HfEngineSpec):
                     ends = [self._scores(task, share)] * shards
+                case JudgeNode() if node.engine:
+                    ends = [self._judgements(task, node, share)] * shards
                 case LogprobNode() | ValuesNode() | RewardModelNode():
                     ends = [self._pass(task, node.tokens_per_micro_batch, share)] * shards
                 case TrainingNode() if task.trains:
@@ -158,6 +161,11 @@ class PipelineCosts:
         engine = self.engines[task.executor]
         tokens = self.rows(task) * share * self.lengths(task).row / engine.executor.replicas
         return 2 * engine.classifier_parameters * tokens / engine.device.matmul
+
+    def _judgements(self, task: PlannedTask, node: JudgeNode, share: float) -> float:
+        engine = self.engines[task.executor]
+        rows = math.ceil(self.rows(task) * share / engine.executor.replicas)
+        return shard_ends(engine.server, Generation(rows, 1, lengths_of_judgements(node, self.lengths(task))))[-1]
 
     def _update(self, task: PlannedTask, node: TrainingNode, share: float) -> float:
         engine = self.engines[task.executor]

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dagrl.plan.cost.lengths import MEAN_RESPONSE
 from dagrl.spec.filtering import prompts_per_round
 from dagrl.spec.graph import PROMPTS_NODE, SAMPLES_NODE
-from dagrl.spec.schema import AdvantageNode, NodeBase, Pipeline, RewardNode
+from dagrl.spec.schema import AdvantageNode, JudgeNode, NodeBase, Pipeline, RewardNode
 
 _NODE_S = 5e-3
 _ROW_S = 50e-6
 """A row unpacked, looked at and packed: orders of magnitude, as are the others, on one core of a server."""
 _MATH_ROW_S = 1.2e-3
 """A short answer compared by math-verify: measured on one core."""
+_CODE_ROW_S = 0.3
+"""A program tried with some tests in processes of 60 ms, measured on one core; others are tried beside it."""
+_REMOTE_TOKEN_S = 0.015
+"""A token of a judge's reply, at a server that nobody here knows."""
 _ADVANTAGE_ROW_S = 20e-6
 _PROMPT_S = 150e-6
 """A prompt read and tokenized."""
@@ -27,6 +32,10 @@ def node_seconds(node: NodeBase | None, name: str, rows: float, pipeline: Pipeli
     each = _ROW_S
     if isinstance(node, RewardNode) and node.fn == "math":
         each = _MATH_ROW_S
+    elif isinstance(node, RewardNode) and node.fn == "code":
+        each = _CODE_ROW_S
+    elif isinstance(node, JudgeNode):
+        each = node.sampling.max_new_tokens * MEAN_RESPONSE * _REMOTE_TOKEN_S / node.concurrency
     elif isinstance(node, AdvantageNode):
         each = _ADVANTAGE_ROW_S
     return _NODE_S + rows * each

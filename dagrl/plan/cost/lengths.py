@@ -10,12 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dagrl.spec.rollouts import rollouts
-from dagrl.spec.schema import Pipeline, RolloutNode
+from dagrl.spec.schema import JudgeNode, Pipeline, RolloutNode
 
 MEAN_RESPONSE = 0.5
 """Mean response over ``max_new_tokens``, unless the call says ``--response-tokens``."""
 MEAN_PROMPT = 0.5
 """Mean prompt over ``max_prompt_tokens``, unless the call says ``--prompt-tokens``."""
+
+
+_CHARACTERS_PER_TOKEN = 4
+"""Of English, about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,13 @@ def lengths_of_demonstrations(pipeline: Pipeline, assumed: Assumed) -> Lengths:
     _check("responses", response, longest, "data.max_response_tokens")
     _check("prompts", prompt, data.max_prompt_tokens, "max_prompt_tokens")
     return Lengths(prompt, response, longest)
+
+
+def lengths_of_judgements(node: JudgeNode, judged: Lengths) -> Lengths:
+    """Of a judge's questions, which show rows of the lengths `judged`, and of its replies, spread like responses."""
+    template = (len(node.prompt) + len(node.system or "")) / _CHARACTERS_PER_TOKEN
+    longest = node.sampling.max_new_tokens
+    return Lengths(min(template + judged.row, node.max_prompt_tokens), longest * MEAN_RESPONSE, longest)
 
 
 def _longest_prompt(pipeline: Pipeline, rollout: RolloutNode) -> int:
