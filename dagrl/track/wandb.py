@@ -91,7 +91,7 @@ class Wandb:
             finish_timeout=FINISH_TIMEOUT_S,
         )
         run = wandb.init(
-            project="dagrl",
+            project=os.environ.get("WANDB_PROJECT", "dagrl"),
             name=self._name,
             id=run_id,
             resume="allow",

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from dagrl.spec.checks import check_file
 from dagrl.spec.summary import summarize
 
+DOCUMENT = Path(__file__).parents[3] / "docs" / "validation.md"
 VAL = ("  train: train.parquet", "  train: train.parquet\n  val: train.parquet")
 SETS = ("  train: train.parquet", "  train: train.parquet\n  val: {sums: train.parquet, more: more.parquet}")
 SAMPLING = "sampling: {max_new_tokens: 8}}"
@@ -119,3 +123,16 @@ def test_the_best_has_to_be_saved_and_measured(project):
     )
     for right in ("validate_every: 5", "validate_every: 3, save_every: 2", "validate_every: 2, save_every: 6"):
         check_file(project.pipeline(VAL, ("run: {steps: 10}", f"run: {{steps: 10, {right}, keep_best: {{}}}}")))
+
+
+def test_what_the_docs_show_is_right(project, row):
+    yaml_block, _, python_block = re.findall(r"```(?:yaml|python)\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    for name in ("gsm8k/train", "gsm8k/test", "aime/test"):
+        (project.folder / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        project.write_rows(f"data/{name}.parquet", [row] * 32)
+    checked = check_file(project.write("docs.yaml", "extends: p.yaml\n" + yaml_block), ["run.steps=20"])
+    assert checked.rows == {"train": 32, "val.gsm8k": 32, "val.aime": 32}
+    scope: dict = {}
+    exec(compile(python_block, "my_votes.py", "exec"), scope)
+    assert scope["choice"]("It is B or rather C") == "C"
+    assert scope["choice"]("no idea") is None
