@@ -173,6 +173,14 @@ def test_nothing_validates_where_nobody_asks_for_it(plan_of) -> None:
     assert not any(plan.validates(step) for step in range(7))
 
 
+def test_a_validation_prompt_has_its_own_number_of_responses(plan_of) -> None:
+    plan = plan_of("data.val=train.parquet", "run.validate_every=3")
+    assert (plan.group_size(Rows.TRAIN), plan.group_size(Rows.VALIDATION)) == (4, 1)
+    several = "{max_new_tokens: 8}"
+    plan = plan_of("data.val=train.parquet", "nodes.rollout.val_n=3", f"nodes.rollout.val_sampling={several}")
+    assert (plan.group_size(Rows.TRAIN), plan.group_size(Rows.VALIDATION)) == (4, 3)
+
+
 def test_the_schedule_is_the_files(plan_of) -> None:
     plan = plan_of("schedule={shards_per_step: 3, max_staleness: 1}", "run.save_every=4")
     assert (plan.shards, plan.max_staleness, plan.samples_per_prompt, plan.steps) == (3, 1, 4, 6)
