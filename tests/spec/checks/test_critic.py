@@ -1,6 +1,7 @@
 """What a critic's, a reward model's and GAE's nodes may not say."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -198,3 +199,12 @@ def test_a_critic_reads_the_tokens_of_the_policy(project, ppo, rows, tokens, mes
     else:
         warnings = [warning.message for warning in check_file(path).warnings]
         assert [message in warning for warning in warnings] == ([True] if message else [])
+
+
+def test_what_the_docs_show_is_right(project):
+    document = (Path(__file__).parents[3] / "docs" / "critic.md").read_text()
+    ppo, _, _ = (block.partition("```")[0] for block in document.split("```yaml\n")[1:])
+    project.pipeline()
+    (project.folder / "p.yaml").rename(project.folder / "base.yaml")
+    path = project.write("p.yaml", f"extends: base.yaml\n{ppo}")
+    assert check_file(path).warnings == ()
