@@ -202,6 +202,14 @@ def costs_of(template: str, overrides: tuple[str, ...] = (), gpu: str = "H200") 
     return PipelineCosts(pipeline, make_plan(pipeline, checked.graph), model_shape(pipeline.model), gpu)
 
 
+def test_a_validation_is_as_large_as_its_sets_and_their_responses() -> None:
+    sets = ("data.val={a: a.parquet, b: b.parquet}", "data.val_prompts=100", "run.validate_every=5")
+    several = ("nodes.rollout.val_n=4", "nodes.rollout.val_sampling={max_new_tokens: 64}")
+    for overrides, rows in ((sets, 200), (sets + several, 800)):
+        costs = costs_of("qwen3_8b_megatron", overrides)
+        assert costs.rows(costs.plan.task("val/rollout")) == rows
+
+
 @pytest.mark.parametrize("gpu", [gpu.name for gpu in GPUS])
 def test_every_gpu_has_an_estimate(gpu: str) -> None:
     assert estimate_step(costs_of("qwen3_8b_megatron", gpu=gpu)).step_s > 0
