@@ -64,7 +64,7 @@ def is_profiled(profile: ProfileSpec, work: TaskWork) -> bool:
 
 def engine_of(node: NodeBase) -> str:
     """The engine that a node runs on; empty on the host."""
-    return getattr(node, "engine", "")
+    return getattr(node, "engine", None) or ""
 
 
 def _is_named(profile: ProfileSpec, node: str) -> bool:

@@ -19,7 +19,7 @@ _INK, _FAINT, _LINE = "#1f2937", "#4b5563", "#9ca3af"
 
 def executor_of(node: GraphNode) -> str:
     """What runs a node: its engine's name, or ``host``."""
-    return str(getattr(node.spec, "engine", "host"))
+    return getattr(node.spec, "engine", None) or "host"
 
 
 def subtitle_of(graph: Graph, name: str) -> str:

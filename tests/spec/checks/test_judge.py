@@ -3,6 +3,7 @@
 import pytest
 
 from dagrl.spec.checks import check_file
+from dagrl.spec.draw import draw_text
 
 REWARD = "{op: reward, fn: exact}"
 ENDPOINT = "{op: judge, endpoint: 'http://judge:8000/v1', model: m, prompt: 'Rate {response}.'"
@@ -120,3 +121,8 @@ def test_what_may_be_a_mistake_is_a_warning(project, monkeypatch):
         "the environment variable JUDGE_KEY is not set here; set it where the run's workers start",
         "there is no field {promt}, so it stays as it is; did you mean `prompt`?",
     ]
+
+
+def test_one_at_an_endpoint_runs_on_the_host(project):
+    checked = check_file(project.pipeline((REWARD, ENDPOINT + "}")))
+    assert "judge on host" in draw_text(checked.graph)
