@@ -154,6 +154,24 @@ def test_chats_go_through_the_chat_template(loader: Callable[..., PromptLoader])
     assert texts(loader([row(chat)], tokenizer=tokenizer).take(0, 1)) == ["[system]add[user]1+1[assistant]"]
 
 
+def test_the_chat_template_is_told_of_the_tools_that_a_row_may_use(loader: Callable[..., PromptLoader]) -> None:
+    tokenizer = make_tokenizer(TokenizerSpec(kind="bytes"))
+    tokenizer.chat_template = (
+        "{% for tool in tools or [] %}<{{ tool.function.name }}>{% endfor %}{{ messages[0].content }}"
+    )
+    tools = {name: {"type": "function", "function": {"name": name}} for name in ("calculator", "python")}
+    chat = [{"role": "user", "content": "1+1"}]
+    rows = [
+        row(chat, extra_info={"tools": None}),
+        row(chat, extra_info={"tools": ["python", "search"]}),
+        row(chat, extra_info={"tools": []}),
+    ]
+    told = texts(loader(rows, tokenizer=tokenizer, tools=tools).take(0, 3))
+    assert told == ["<calculator><python>1+1", "<python>1+1", "1+1"]
+    assert texts(loader([row(chat)], tokenizer=tokenizer, tools=tools).take(0, 1)) == ["<calculator><python>1+1"]
+    assert texts(loader([row(chat)], tokenizer=tokenizer).take(0, 1)) == ["1+1"]
+
+
 def test_a_chat_without_a_chat_template_is_refused(loader: Callable[..., PromptLoader]) -> None:
     tokenizer = make_tokenizer(TokenizerSpec(kind="bytes"))
     tokenizer.chat_template = None

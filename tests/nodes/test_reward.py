@@ -118,3 +118,53 @@ def test_in_validation_its_own_sampling_says_what_ends_a_response(bench) -> None
     assert text_of(bench, [two, equals], validation=True, **stops) == "2"
     assert text_of(bench, [two, plus], validation=True, **stops) == "2+"
     assert text_of(bench, [two, plus], **stops) == "2"
+
+
+# -- several turns
+
+
+def conversation_of(bench, *, rewards: list[float] | None = None) -> Part:
+    """Two responses: a call, its answer and what follows from it; and one of a single turn."""
+    columns = {"token_reward": [rewards, [2.0, 0.0]]} if rewards else {}
+    batch = bench.batch(
+        [10, 11],
+        prompt_tokens=["1+1="] * 2,
+        response_tokens=[[*bench.tokenizer.encode("1+1"), EOS, *bench.tokenizer.encode("=2="), 6, EOS], [7, EOS]],
+        token_turn=[[1, 1, 1, 1, 0, 0, 0, 2, 2], [1, 1]],
+        answer=["3", "4"],
+        data_source=["sums"] * 2,
+        extra_info=["{}"] * 2,
+        **columns,
+    )
+    return Part(0, batch)
+
+
+def test_of_several_turns_the_last_is_scored(bench) -> None:
+    (output,) = reward([conversation_of(bench)], bench.context("reward"))
+    assert output.columns["reward"].values.tolist() == [1, 1]
+
+
+def test_a_function_may_look_at_all_turns(bench) -> None:
+    bench.write_module(
+        "rewards_of_turns",
+        """
+def seen(response, turns, turn_rewards):
+    assert turns[-1] == response
+    return len(turns) * 100 + len("".join(turns)) * 10 + sum(turn_rewards)
+""",
+    )
+    context = bench.context("reward", nodes=node("rewards_of_turns:seen"))
+    (output,) = reward([conversation_of(bench)], context)
+    assert output.columns["reward"].values.tolist() == [240, 110]
+    (output,) = reward([conversation_of(bench, rewards=[0, 0, 0, 0.5, 0, 0, 0, 0, 1])], context)
+    assert output.columns["reward"].values.tolist() == [241.5, 112]
+    (output,) = reward([part_of(bench, ["2"], ["2"])], context)
+    assert output.columns["reward"].values.tolist() == [110], "a response of one turn is its turn"
+
+
+def test_an_environments_reward_is_the_sum_over_its_turns(bench) -> None:
+    context = bench.context("reward", nodes=node("environment"))
+    (output,) = reward([conversation_of(bench, rewards=[0, 0, 0, 0.5, 0, 0, 0, 0, 1])], context)
+    assert output.columns["reward"].values.tolist() == [1.5, 2]
+    with pytest.raises(RewardError, match="no rewards of turns; its rollout has no `environment`"):
+        list(reward([conversation_of(bench)], context))

@@ -115,3 +115,17 @@ def test_a_step_done_again_replaces_its_file_in_one_go(bench, monkeypatch) -> No
     list(samples([part_of(bench, policy_version=[1, 1, 1])], bench.context()))
     assert list(written(bench)) == ["step_1.parquet"]
     assert "policy_version" in written(bench)["step_1.parquet"][0]
+
+
+def test_several_turns_are_written_as_a_conversation(bench) -> None:
+    part = part_of(bench, token_turn=[[1], [1], [1, 2]], token_reward=[[0.5], [0.0], [0.25, 1.0]])
+    list(samples([part], bench.context()))
+    rows = written(bench)["step_1.parquet"]
+    assert [row["turns"] for row in rows] == [
+        [{"turn": 1, "text": "2", "reward": 0.5}],
+        [{"turn": 1, "text": "", "reward": 0.0}],
+        [{"turn": 1, "text": "3", "reward": 0.25}, {"turn": 2, "text": "4", "reward": 1.0}],
+    ]
+    list(samples([part_of(bench, token_turn=[[1], [1], [1, 0]])], bench.context()))
+    turns = written(bench)["step_1.parquet"][2]["turns"]
+    assert turns == [{"turn": 1, "text": "3", "reward": None}, {"turn": None, "text": "4", "reward": None}]

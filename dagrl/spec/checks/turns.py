@@ -26,13 +26,12 @@ def check_turns(pipeline: Pipeline, graph: Graph | None, folder: Path, findings:
     for name, node in rollouts(pipeline).items():
         place: Place = ("nodes", name)
         _check_useless(place, node, findings)
-        if not node.multi_turn:
-            continue
-        _check_tools(place, node, folder, findings)
-        _check_environment(place, node, folder, findings)
-        _check_others(pipeline, place, node, findings)
         if graph is not None:
             _check_prompts(pipeline, name, graph, findings)
+        if node.multi_turn:
+            _check_tools(place, node, folder, findings)
+            _check_environment(place, node, folder, findings)
+            _check_others(pipeline, place, node, findings)
 
 
 def _check_useless(place: Place, node: RolloutNode, findings: Findings) -> None:
@@ -107,6 +106,12 @@ def _check_others(pipeline: Pipeline, place: Place, node: RolloutNode, findings:
     if node.partial_rollout:
         message = "a response whose partner has to be met again cannot go on in a later step; take it out"
         findings.error((*place, "partial_rollout"), message)
+    if node.tool_timeout_s >= pipeline.run.node_timeout_s:
+        message = (
+            f"a worker may be silent for {pipeline.run.node_timeout_s:g} s at most (run.node_timeout_s), and says "
+            "nothing while all wait for tools; lower this, or raise that"
+        )
+        findings.error((*place, "tool_timeout_s"), message, depends_on=[("run", "node_timeout_s")])
     mixed = [name for name, other in pipeline.nodes.items() if isinstance(other, MixNode)]
     if mixed:
         message = f"experts' responses have no turns; take `tools` and `environment` out of `{place[1]}`, or this out"

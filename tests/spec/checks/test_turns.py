@@ -87,6 +87,12 @@ CASES = {
         "environment",
         "`own:Game` cannot be called: got an unexpected keyword argument 'width'; mend environment_args",
     ),
+    "longer than a sign of life": (
+        "tools: [calculator], tool_timeout_s: 1800",
+        "tool_timeout_s",
+        "a worker may be silent for 1800 s at most (run.node_timeout_s)",
+        "lower this, or raise that",
+    ),
     "partial": (
         "tools: [calculator], over_sampling_batch_size: 9, partial_rollout: true",
         "partial_rollout",
@@ -130,10 +136,29 @@ def test_an_environments_reward_needs_an_environment(project) -> None:
     check_file(project.pipeline(edit, (ROLLOUT, f"{ROLLOUT[:-1]}, environment: 'own:Game'}}")))
 
 
+RENAMED = (
+    "write: {response_tokens: said, response_mask: b, rollout_logprob: c, policy_version: d, finish_reason: e, "
+    "routed_experts: f}"
+)
+
+
+def test_nobody_reads_the_turns_of_another_rollout(project) -> None:
+    other = f"  other: {{op: rollout, engine: generator, n: 4, sampling: {{max_new_tokens: 8}}, {RENAMED}}}\n"
+    judged = "  judged: {op: reward, fn: exact, read: {response_tokens: said}, write: judgement}\n"
+    leading = (ROLLOUT, f"{ROLLOUT[:-1]}, tools: [calculator]}}")
+    path = project.pipeline(leading, ("  ref: {op", f"{other}{judged}  ref: {{op"))
+    # The prompts are the same, and the other rollout is told of tools that it does not have.
+    assert project.only_problem(path).place == "nodes.other.tools"
+    path.write_text(path.read_text().replace("other: {op: rollout,", "other: {op: rollout, tools: [calculator],"))
+    path.write_text(path.read_text().replace("routed_experts: f}", "routed_experts: f, turns: g, token_turn: h}"))
+    nodes = check_file(path).graph.nodes
+    assert nodes["reward"].inputs["token_turn"].node == "rollout"
+    assert "token_turn" not in nodes["judged"].inputs
+
+
 def test_rollouts_that_share_prompts_share_tools(project) -> None:
     other = "other: {op: rollout, engine: generator, n: 4, sampling: {max_new_tokens: 8}, tools: [python], "
-    other += "write: {response_tokens: said, response_mask: b, rollout_logprob: c, policy_version: d, "
-    other += "finish_reason: e, routed_experts: f, turns: g, token_turn: h}}\n"
+    other += RENAMED[:-1] + ", turns: g, token_turn: h}}\n"
     judged = "  judged: {op: reward, fn: exact, read: {response_tokens: said}, write: judgement}\n"
     path = project.pipeline(("  ref: {op", f"  {other}{judged}  ref: {{op"))
     problem = project.only_problem(path)
