@@ -18,7 +18,8 @@ import pyarrow as pa
 
 from dagrl.data.prompt_file import PromptRow, write_prompts
 
-EXTRA_INFO = {"split": pa.string(), "left": pa.int64(), "right": pa.int64()}
+EXTRA_INFO = {"split": pa.string(), "left": pa.int64(), "right": pa.int64(), "wrong": pa.string()}
+"""``wrong`` is a result that is one too many: what `dpo` may learn to reject."""
 
 
 def split_pairs(largest: int, held_out: float, seed: int, smallest: int = 0) -> dict[str, np.ndarray]:
@@ -44,8 +45,9 @@ def prompts(pairs: np.ndarray, split: str, operation: str = "sum") -> Iterator[P
     """The additions, or multiplications, of `pairs` [n, 2]."""
     sign, result = {"sum": ("+", operator.add), "product": ("*", operator.mul)}[operation]
     for left, right in pairs.tolist():
-        extra_info = {"split": split, "left": left, "right": right}
-        yield PromptRow("dagrl/arithmetic", f"{left}{sign}{right}=", str(result(left, right)), extra_info)
+        right_one = result(left, right)
+        extra_info = {"split": split, "left": left, "right": right, "wrong": str(right_one + 1)}
+        yield PromptRow("dagrl/arithmetic", f"{left}{sign}{right}=", str(right_one), extra_info)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -48,14 +48,14 @@ def response_text(value: Any) -> str:
 
 
 def prompt_before(values: Sequence[Any]) -> list[dict[str, Any]]:
-    """The chat before the response, where a file has no prompts of their own. ValueError where responses differ in it.
+    """The chat before the response; nothing where responses stand alone. ValueError where responses differ in it.
 
     `values` are those of a row's response columns.
     """
-    chats = [value[:-1] if isinstance(value, list) else None for value in values]
+    chats = [value[:-1] for value in values if isinstance(value, list)]
     if any(chat != chats[0] for chat in chats):
-        raise ValueError("the chats differ before their last message, and there is no column `prompt`")
-    return chats[0] or []
+        raise ValueError("the chats differ before their last message; they must answer the same")
+    return chats[0] if chats else []
 
 
 def response_tokens(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:

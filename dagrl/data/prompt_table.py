@@ -42,8 +42,8 @@ class PromptTable:
     ) -> None:
         """Open `path`; with `limit`, its first so many rows.
 
-        `responses` are the columns that hold some: their chats stand for the prompts where there is no column
-        ``prompt``. Without `with_answers`, neither reference answers nor names of data sets need be there. `tools` are
+        `responses` are the columns that hold some: where these are chats, what comes before them there is the prompt.
+        Without `with_answers`, neither reference answers nor names of data sets need be there. `tools` are
         those that the chat template is to tell of, by name: for each row all, or those that its ``extra_info.tools``
         names.
         """
@@ -108,12 +108,12 @@ class PromptTable:
         }
 
     def _prompt(self, row: int) -> str | list[dict[str, Any]]:
-        if "prompt" in self._table.column_names:
-            return self._table["prompt"][row].as_py()
         try:
-            return prompt_before([self._value(column, row) for column in self._responses])
+            said = prompt_before([self._value(column, row) for column in self._responses])
         except ValueError as error:
             raise ValueError(f"{self.place(row)}: {error}") from error
+        # Beside whole chats, a column `prompt` is the same once more, often as bare text.
+        return said or (self._table["prompt"][row].as_py() if "prompt" in self._table.column_names else [])
 
     def _value(self, column: str, row: int) -> Any:
         name, _, rest = column.partition(".")

@@ -72,6 +72,13 @@ def test_without_prompts_the_chat_before_the_response_is_the_prompt(loader):
     assert texts(piece) == ["4$", "5$"]
 
 
+def test_a_whole_chat_comes_before_a_bare_prompt(loader):
+    rows = [{"prompt": "1+1=", "chosen": chat("Add. ", "Well: ", "1+1=", "2")}]
+    assert texts(loader(rows, ("chosen",)).take(0, 1), "prompt_tokens") == ["Add. Well: 1+1="]
+    alone = [{"prompt": "1+1=", "chosen": chat("", "2")[1:]}]
+    assert texts(loader(alone, ("chosen",)).take(0, 1), "prompt_tokens") == ["1+1="]
+
+
 def test_pairs_of_chats_share_their_prompt(loader):
     rows = [{"chosen": chat("1+1=", "2"), "rejected": chat("1+1=", "3")}]
     piece = loader(rows, ("chosen", "rejected")).take(0, 1)
