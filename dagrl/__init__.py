@@ -3,7 +3,7 @@
 from dagrl.spec.custom import node, reward
 from dagrl.spec.environment import Observation
 from dagrl.spec.formulas import estimator, loss
-from dagrl.spec.tool import tool
+from dagrl.spec.tool import ToolUnavailableError, tool
 
 __version__ = "0.1.0"
-__all__ = ["Observation", "__version__", "estimator", "loss", "node", "reward", "tool"]
+__all__ = ["Observation", "ToolUnavailableError", "__version__", "estimator", "loss", "node", "reward", "tool"]

@@ -5,6 +5,7 @@ A pipeline names its own as ``module:function``; those that come with dagrl are 
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -34,7 +35,7 @@ def tool[Function: Callable[..., Any]](function: Function) -> Function:
 
     The policy sees the parameters before a ``*``, which have type hints. Those behind it are set by the pipeline's
     ``tool_args`` or keep their defaults, but for `OF_THE_ROW`. It reads what the function returns, text as it is and
-    anything else as JSON, and what it raises. Calls come from several threads at once.
+    anything else as JSON, and what it raises. Calls come from several threads at once; the function may be async.
     """
     function.dagrl_tool = True  # type: ignore[attr-defined]
     return function
@@ -88,7 +89,8 @@ class Tool:
     def call(self, arguments: Mapping[str, Any], extra_info: Mapping[str, Any]) -> Any:
         """What the function returns for a policy's `arguments`. ToolArgumentError, and whatever the function raises."""
         row = {OF_THE_ROW: dict(extra_info)} if self._takes_row else {}
-        return self.function(**self.check(arguments), **row, **self._args)
+        result = self.function(**self.check(arguments), **row, **self._args)
+        return asyncio.run(result) if inspect.iscoroutine(result) else result
 
 
 def load_tool(place: str, args: Mapping[str, Any], folder: Path | None = None) -> Tool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -72,6 +73,15 @@ def test_a_function_of_no_parameters_is_a_tool() -> None:
 
     assert Tool(today, {}).schema["function"]["parameters"] == {"type": "object", "properties": {}, "required": []}
     assert Tool(today, {}).call({}, {}) == "monday"
+
+
+def test_a_tool_may_wait_for_others() -> None:
+    async def ask(text: str) -> str:
+        """Somebody else."""
+        await asyncio.sleep(0)
+        return text.upper()
+
+    assert Tool(ask, {}).call({"text": "well"}, {}) == "WELL"
 
 
 def test_type_hints_that_json_cannot_express_are_refused() -> None:
