@@ -46,7 +46,7 @@ from dagrl.runtime.health import Restarts
 from dagrl.runtime.kl_control import KlControl
 from dagrl.runtime.ledger import Ledger
 from dagrl.runtime.losses import Losses
-from dagrl.runtime.messages import Block, TaskWork
+from dagrl.runtime.messages import Block
 from dagrl.runtime.moves import Moves
 from dagrl.runtime.record import Activity, StepRecord
 from dagrl.runtime.rounds import Rounds
@@ -216,11 +216,13 @@ class Driver:
         else:
             members = self.fleet.members(task.executor)
 
-        async def follow(member: Member, share: TaskWork) -> None:
-            for block in await self.fleet.run(member, share, record.went_through):
+        shares = [
+            self.fleet.run(member, share, record.went_through) for member, share in zip(members, work, strict=True)
+        ]
+        # Of all ranks or of none: where one is lost that can be started again, all of it is done again.
+        for member, blocks in zip(members, await together(shares), strict=True):
+            for block in blocks:
                 self._take_note(run, task, block, member, ledger, record)
-
-        await together([follow(member, share) for member, share in zip(members, work, strict=True)])
         if task.engine is None:
             self._idle_hosts.append(member)
 
