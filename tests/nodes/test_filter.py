@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from dagrl.data.batch import Batch, Column
 from dagrl.nodes.base import Part
 from dagrl.nodes.filter import filter, passes_bounds
 
+DOCUMENT = Path(__file__).parents[2] / "docs" / "filter.md"
 RULES = """
 def spread(reward, response_tokens, least=2):
     return len({len(tokens) for tokens in response_tokens}) >= least and bool(reward.mean() > 0)
@@ -115,6 +118,18 @@ def test_a_rule_of_the_users_own_sees_a_group_at_a_time(kept):
     columns = rewards([0, 1], [1, 1], [0, 0]) | {"response_tokens": tokens}
     assert kept(columns, {"fn": "rules:spread"}) == ([0], {})
     assert kept(columns, {"fn": "rules:spread", "args": {"least": 1}}) == ([0, 1], {})
+
+
+def test_the_rule_of_the_documentation_does_what_it_says(kept, bench):
+    (code,) = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    bench.write_module("my_rules", code)
+    lengths = [[3000, 9], [10, 20], [9, 9], [3000, 9]]
+    columns = rewards([1, 0], [1, 0], [1, 1], [0, 0]) | {
+        "response_tokens": Column.ragged([[1] * length for group in lengths for length in group], "int64")
+    }
+    node = {"fn": "my_rules:hard_but_possible"}
+    assert kept(columns, node)[0] == [1], "too long, as wanted, too easy, impossible"
+    assert kept(columns, {**node, "args": {"most": 0.25}})[0] == []
 
 
 def test_a_rule_that_fails_names_its_line(kept):
