@@ -46,9 +46,18 @@ MODELS = {"Qwen3-1.7B": _DENSE, "Qwen3-30B-A3B": _MIXTURE, "Qwen3-30B-A3B-Base":
 """The Hugging Face configs of the models that templates name."""
 _QUESTIONS = [{"question": f"How many are {n} and {n}?", "answer": f"So many.\n#### {2 * n}"} for n in range(200)]
 _PROBLEMS = [{"problem": f"What is ${n} + {n}$?", "answer": str(2 * n)} for n in range(200)]
+_ASKED = {"role": "user", "content": "How many are 2 and 2?"}
+_PAIRS = [
+    {
+        name: [_ASKED, {"role": "assistant", "content": f"{sign} {n}"}]
+        for name, sign in (("chosen", "+"), ("rejected", "-"))
+    }
+    for n in range(200)
+]
 ORIGINALS: dict[str, dict[str, Any]] = {
     "gsm8k": {"train.jsonl": _QUESTIONS, "test.jsonl": _QUESTIONS[:20]},
     "gsm8k_tools": {"train.jsonl": _QUESTIONS, "test.jsonl": _QUESTIONS[:20]},
+    "ultrafeedback": {"train.jsonl": _PAIRS, "test.jsonl": _PAIRS[:20]},
     "deepscaler": {"train/math.json": _PROBLEMS, "test/aime.json": _PROBLEMS[:20]},
 }
 """Data set -> the files of its originals."""
