@@ -6,8 +6,7 @@ import re
 
 BOXED = r"\boxed{"
 GSM8K_MARK = "####"
-# The mark and the answer are a line; what only begins with the mark may be a heading of Markdown.
-_GSM8K_ANSWER = re.compile(GSM8K_MARK + r"[ \t]*(\S*\d\S*)[ \t]*$", re.MULTILINE)
+_DIGIT = re.compile(r"\d")
 _NUMBER = re.compile(r"(?:(?<![\w)])-)?\d+(?:,\d{3})*(?:\.\d+)?(?:/\d+)?")
 _SPACING = re.compile(r"\\[,;:! ]|\\(?:left|right|displaystyle)(?![a-z])|[\s$~]")
 _IN_TEXT = re.compile(r"\\(?:text|mathrm|textbf|mathbf|mbox)\{([^{}]*)\}")
@@ -29,8 +28,13 @@ def marked_part(response: str) -> str | None:
     boxed = last_boxed(response)
     if boxed is not None:
         return boxed
-    marked = _GSM8K_ANSWER.findall(response)
-    return marked[-1] if marked else None
+    # The mark and the answer end a line; what only begins with the mark may be a heading of Markdown.
+    for line in reversed(response.split("\n")):
+        _, mark, behind = line.rpartition(GSM8K_MARK)
+        words = behind.split()
+        if mark and len(words) == 1 and _DIGIT.search(words[0]):
+            return words[0]
+    return None
 
 
 def final_answer(response: str) -> str | None:

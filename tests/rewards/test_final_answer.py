@@ -22,6 +22,7 @@ from dagrl.rewards.final_answer import final_answer
         ("3 + 4 = 7, so\n#### 1,234", "1234"),
         ("#### 18.00", "18"),
         ("#### $18", "18"),
+        ("so #### 18 \r\n#### Step 2: add", "18"),
         ("She has 18 apples.", "18"),
         ("between 3 and -4", "-4"),
         ("7-4", "4"),
@@ -37,3 +38,9 @@ def test_answers(response: str, answer: str) -> None:
 @pytest.mark.parametrize("response", ["", "I do not know.", r"\boxed{}", r"\boxed{ . }"])
 def test_no_answer(response: str) -> None:
     assert final_answer(response) is None
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("piece", ["1", "####", "#### 1 ", "1,", "-", r"\boxed{", r"\text{", "{", " \t", "$"])
+def test_whatever_a_policy_repeats_takes_no_longer_than_it_is(piece: str) -> None:
+    final_answer("#### " + piece * 100_000 + " x")
