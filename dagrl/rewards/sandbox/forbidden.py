@@ -5,7 +5,7 @@ from __future__ import annotations
 type Numbers = tuple[int | None, int | None]
 
 FORBIDDEN: dict[str, Numbers] = {
-    # Network. A socketpair, which leads nowhere, is left to asyncio.
+    # Network. A pair of streams, which leads nowhere, is left to asyncio.
     "socket": (41, 198),
     "connect": (42, 203),
     "bind": (49, 200),

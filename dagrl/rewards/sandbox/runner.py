@@ -268,11 +268,6 @@ def _readable() -> list[str]:
     own = [
         *(paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
         *(sys.executable, os.path.realpath(sys.executable), f"{sys.prefix}/pyvenv.cfg"),
-        *(f"{sys.base_prefix}/lib/{name}" for name in _own_libraries()),
+        *(f"{prefix}/{folder}" for prefix in (sys.prefix, sys.base_prefix) for folder in ("lib", "lib64")),
     ]
     return sorted({*own, *_SYSTEM, *_TIME_ZONES, *_DEVICES})
-
-
-def _own_libraries() -> list[str]:
-    """Python's shared libraries, where it is not the system's."""
-    return [path.name for path in Path(sys.base_prefix, "lib").glob("libpython*")]

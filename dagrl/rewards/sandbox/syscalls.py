@@ -26,7 +26,8 @@ _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
 _X32_NUMBERS = 0x40000000
 
 _CLONE_THREAD = 0x10000
-_F_SETOWN, _F_SETOWN_EX = 8, 15
+_AF_UNIX, _SOCK_STREAM, _SOCK_KINDS = 1, 1, 0xF
+_F_SETOWN, _F_SETOWN_EX, _F_SETLEASE = 8, 15, 1024
 _FIOSETOWN, _SIOCSPGRP, _TIOCSTI = 0x8901, 0x8902, 0x5412
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 
@@ -44,6 +45,7 @@ class _Machine:
     clone: int
     open: int | None
     openat: int
+    socketpair: int
     fcntl: int
     ioctl: int
     prctl: int
@@ -51,8 +53,12 @@ class _Machine:
 
 
 _MACHINES = {
-    "x86_64": _Machine(0, 0xC000003E, clone=56, open=2, openat=257, fcntl=72, ioctl=16, prctl=157, prlimit64=302),
-    "aarch64": _Machine(1, 0xC00000B7, clone=220, open=None, openat=56, fcntl=25, ioctl=29, prctl=167, prlimit64=261),
+    "x86_64": _Machine(
+        0, 0xC000003E, clone=56, open=2, openat=257, socketpair=53, fcntl=72, ioctl=16, prctl=157, prlimit64=302
+    ),
+    "aarch64": _Machine(
+        1, 0xC00000B7, clone=220, open=None, openat=56, socketpair=199, fcntl=25, ioctl=29, prctl=167, prlimit64=261
+    ),
 }
 
 
@@ -87,8 +93,9 @@ def _by_argument(machine: _Machine, write_files: bool) -> list[tuple[int, int, _
     rules = [
         (machine.clone, 0, _only_if_any_bit(_CLONE_THREAD)),
         (machine.openat, 2, opening),
-        # Who gets the signals of a file or a socket: anybody of the same user.
-        (machine.fcntl, 1, _unless_one_of(_F_SETOWN, _F_SETOWN_EX)),
+        (machine.socketpair, 0, _only_streams()),
+        # Who gets the signals of a file or a socket: anybody of the same user. And who waits for a file.
+        (machine.fcntl, 1, _unless_one_of(_F_SETOWN, _F_SETOWN_EX, _F_SETLEASE)),
         (machine.ioctl, 1, _unless_one_of(_FIOSETOWN, _SIOCSPGRP, _TIOCSTI)),
         # It dies with whoever started it, who sees what it has open.
         (machine.prctl, 0, _unless_one_of(_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE)),
@@ -105,6 +112,12 @@ def _never_cut_short() -> _Code:
     """Not the file that is opened for reading and emptied all the same, which Landlock before its version 3 lets by."""
     told = [(_AND, 0, 0, os.O_ACCMODE | os.O_TRUNC), *_when(_JUMP_EQUAL, os.O_TRUNC, _refuse(errno.EACCES))]
     return [*told, *_return(_ALLOW)]
+
+
+def _only_streams() -> _Code:
+    """Not a pair of datagram sockets: either could write to any other one that has a name."""
+    kind = [*_load(_ARGUMENTS_AT + 8), (_AND, 0, 0, _SOCK_KINDS), *_when(_JUMP_EQUAL, _SOCK_STREAM, _return(_ALLOW))]
+    return [*_when(_JUMP_EQUAL, _AF_UNIX, [*kind, *_refuse(errno.EPERM)]), *_refuse(errno.EPERM)]
 
 
 def _unless_one_of(*values: int) -> _Code:

@@ -220,6 +220,18 @@ class TestNetwork:
         families = ("AF_INET", "AF_INET6", "AF_UNIX", "AF_NETLINK", "AF_PACKET")
         assert_forbidden(*(f"import socket\nsocket.socket(socket.{family})" for family in families))
 
+    def test_a_pair_of_sockets_reaches_nobody_but_itself(self, tmp_path: Path) -> None:
+        assert run("import socket\na, b = socket.socketpair()\na.send(b'x')\nprint(b.recv(1))").stdout == "b'x'\n"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
+            log.bind(str(tmp_path / "log"))
+            log.settimeout(0.2)
+            attack = "import socket\na, b = socket.socketpair(socket.AF_UNIX, socket.{})\na.sendto(b'x', {!r})"
+            kinds = ("SOCK_DGRAM", "SOCK_SEQPACKET", "SOCK_STREAM")
+            told = ("PermissionError", "Transport endpoint is already connected", "Operation not supported")
+            assert_forbidden(*(attack.format(kind, str(tmp_path / "log")) for kind in kinds), by=told)
+            with pytest.raises(TimeoutError):
+                log.recv(1)
+
     def test_a_server_on_this_machine_hears_nothing(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
             server.settimeout(0.2)

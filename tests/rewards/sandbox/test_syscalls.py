@@ -18,6 +18,7 @@ ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 HEADERS = {"x86_64": "/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "aarch64": "/usr/include/asm-generic/unistd.h"}
 OPENAT = {"x86_64": 257, "aarch64": 56}
 CLONE = {"x86_64": 56, "aarch64": 220}
+SOCKETPAIR = {"x86_64": 53, "aarch64": 199}
 READ = {"x86_64": 0, "aarch64": 63}
 
 
@@ -76,6 +77,20 @@ def test_a_thread_is_no_process(machine: str) -> None:
     thread_flags, fork_flags = 0x3D0F00, 0x1200011  # As glibc's pthread_create and fork pass them.
     assert answer(program, CLONE[machine], (thread_flags,), architecture=architecture) == ALLOW
     assert answer(program, CLONE[machine], (fork_flags,), architecture=architecture) == ERRNO | errno.EPERM
+
+
+def test_pairs_of_sockets_are_streams_of_this_machine(machine: str) -> None:
+    program, architecture = filter_program(machine, write_files=True), ARCHITECTURES[machine]
+    close_on_exec, unix, tipc, stream, datagram = 0o2000000, 1, 30, 1, 2
+    for arguments, allowed in (
+        ((unix, stream), True),
+        ((unix, stream | close_on_exec), True),
+        ((unix, datagram), False),
+        ((unix, datagram | close_on_exec), False),
+        ((tipc, stream), False),
+    ):
+        said = answer(program, SOCKETPAIR[machine], arguments, architecture=architecture)
+        assert said == (ALLOW if allowed else ERRNO | errno.EPERM), arguments
 
 
 def test_another_architecture_is_the_end(machine: str) -> None:
