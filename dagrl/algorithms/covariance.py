@@ -54,7 +54,7 @@ def drawn(
     where there are no more.
     """
     candidates = np.flatnonzero((mask.values > 0) & (parts > lower) & (parts < upper))
-    number = min(_number(np.count_nonzero(mask.values > 0), share), len(candidates))
+    number = min(_number(int(np.count_nonzero(mask.values > 0)), share), len(candidates))
     chosen = np.zeros(len(parts), dtype=bool)
     chosen[random.choice(candidates, number, replace=False)] = True
     return chosen
