@@ -7,9 +7,10 @@ def calls(text):
 
 
 def graded(turns, prompt, answer):
-    """Half for a call of the prompt's expression, half for the answer behind it; a share for what is right of each."""
+    """Half for a call of the prompt's expression, and only behind that the other half for the answer."""
     call, *rest = turns
-    return 0.5 * right(call, prompt.removesuffix("=")) + (0.5 * right(rest[-1], answer) if rest else 0.0)
+    asked = right(call, prompt.removesuffix("="))
+    return 0.5 * asked + (0.5 * right(rest[-1], answer) if rest and asked == 1 else 0.0)
 
 
 def right(said, wanted):
