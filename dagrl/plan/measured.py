@@ -52,7 +52,7 @@ def measured_costs(plan: Plan, activities: Iterable[Activity]) -> MeasuredCosts:
             busy_seconds(spans) if tasks[name].streams else sum(span.end - span.start for span in spans)
             for spans in found.values()
         )
-        / (plan.shards * (plan.expected_rounds if tasks[name].in_rounds else 1))
+        / (plan.shards * plan.rounds_of(tasks[name]))
         for name, found in steps.items()
     }
     return MeasuredCosts(CostTable(shard), {place: fmean(seconds) for place, seconds in others.items()})

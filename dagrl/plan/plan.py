@@ -131,6 +131,10 @@ class Plan:
         (chooser,) = (each.name for each in self.tasks if each.selects)
         return (chooser, *(need for need in task.needs if need not in in_rounds))
 
+    def rounds_of(self, task: PlannedTask) -> int:
+        """How often `task` is likely to run in a step; for estimates alone."""
+        return self.expected_rounds if task.in_rounds else 1
+
     def validates(self, step: int) -> bool:
         """Whether `step` ends with a validation; step 0 is the one before training."""
         if step == 0:

@@ -137,7 +137,7 @@ def _nodes(graph: Graph) -> Iterable[tuple[str, ...]]:
             column if column == wire.column else f"{column} = {wire.node}.{wire.column}"
             for column, wire in node.inputs.items()
         )
-        writes = ", ".join(node.outputs.values()) or "nothing"
+        writes = ", ".join(node.outputs.values()) or ("which groups pass" if name == graph.filter else "nothing")
         if name in graph.skipped:
             writes += f"  (skipped: {graph.skipped[name]})"
         elif name in graph.validates_only:

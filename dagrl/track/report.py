@@ -19,6 +19,7 @@ _COUNTED = {
     "staleness/masked": "samples masked as too old",
     "staleness/dropped": "samples dropped as too old",
     "data/dropped_prompts": "prompts dropped as too long",
+    "filter/filled_prompts": "prompts that steps were filled up with, though they did not pass the filter",
 }
 
 
@@ -32,6 +33,7 @@ _PROGRESS: tuple[tuple[str, Callable[[list[float]], float] | None], ...] = (
     ("loss/sft", min),
     ("val/loss/sft", min),
     ("response_tokens/mean", None),
+    ("filter/kept_fraction", None),
 )
 """Metrics that show what a run has come to, and what is best of each."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dagrl.data.batch import Batch, Column
@@ -84,6 +84,7 @@ def test_bounds_are_exclusive(kept, bounds, passing):
     assert kept(columns, bounds)[0] == passing
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(-8, 8), min_size=1, max_size=8), st.integers(-8, 8), st.integers(0, 8))
 def test_a_group_passes_if_all_that_is_asked_holds(values, bound, least):
     mean, array = Fraction(sum(values), len(values)), np.array(values, dtype=np.float32)

@@ -46,6 +46,18 @@ def test_what_was_simulated_is_simulated_again_by_its_own_activities(pieces):
     assert again.idle == pytest.approx(first.idle)
 
 
+def test_a_runs_own_seconds_are_those_of_all_its_rounds():
+    filtered = [replace(each, in_rounds=not each.trains) for each in plan().tasks] + [
+        task("keep", HOST, "reward", scope=Scope.BATCH, in_rounds=True, selects=True)
+    ]
+    planned = plan(expected_rounds=3)
+    planned = replace(planned, tasks=tuple(filtered))
+    first = simulate(planned, SECONDS, 4)
+    again = simulate(planned, measured_costs(planned, first.activities), 4)
+    assert again.step_seconds == pytest.approx(first.step_seconds)
+    assert first.step_seconds[2] > 3 * 6
+
+
 def test_a_slow_first_step_is_no_measure_and_what_was_never_seen_takes_no_time():
     first = simulate(plan(), SECONDS, 3)
     slow = [

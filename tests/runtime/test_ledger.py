@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagrl.data.shards import shard_bounds
@@ -166,6 +166,7 @@ def test_a_further_rounds_rows_are_the_batch_until_it_is_chosen_of_all() -> None
     assert (source.refs, source.counts.tolist()) == (("p1", "q1"), [2, 2])
 
 
+@settings(deadline=None)
 @given(groups=st.integers(1, 12), shards=st.integers(1, 5), over=st.integers(0, 4), data=st.data())
 def test_a_task_behind_a_filter_brings_the_groups_that_were_chosen(groups, shards, over, data) -> None:
     ledger = over_sampled(groups + over, 2, shards)

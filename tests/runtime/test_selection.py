@@ -6,7 +6,7 @@ from random import Random
 from statistics import fmean
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagrl.runtime.errors import RunError
@@ -101,6 +101,7 @@ def test_a_further_round_is_rarely_short_and_rarely_much_too_large(selection):
     assert 2.4 < fmean(rounds) < 2.6
 
 
+@settings(deadline=None)
 @given(st.data(), st.integers(1, 20), st.integers(1, 30), st.sampled_from(["stop", "fill"]))
 def test_a_step_has_as_many_groups_as_it_needs_each_once_and_fills_up_only_where_it_must(
     selection, data, needed, per_round, when_short

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from dagrl.spec.checks import check_file
 from dagrl.spec.draw import draw_mermaid, draw_svg, draw_text, stages_of
 from dagrl.spec.filtering import over_sampled, prompts_begun, prompts_per_round
 from dagrl.spec.graph import build_graph
 from dagrl.spec.load import load_pipeline
+from dagrl.spec.summary import summarize
 
 KEEP = "nodes.keep={op: filter}"
 
@@ -41,6 +43,11 @@ def test_drawings_show_who_works_on_the_groups_that_pass(pipeline_of):
     assert 'n_keep -->|"the groups that pass"| n_ref' in draw_mermaid(graph)
     assert draw_svg(graph).count("the groups that pass") == 2
     assert "groups that pass" not in draw_text(build_graph(pipeline_of()))
+
+
+def test_a_summary_says_what_a_filter_is_for(project):
+    summary = summarize(check_file(project.pipeline(), [KEEP]))
+    assert "keep       filter on host        group_id, reward -> which groups pass\n" in summary
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from dagrl.plan.cost.costs import PipelineCosts
 from dagrl.plan.cost.edges import edge_bytes
 from dagrl.plan.intervals import Interval, busy_seconds
-from dagrl.plan.plan import Plan, PlannedTask, Rows
+from dagrl.plan.plan import Rows
 from dagrl.plan.simulate import simulate
 from dagrl.spec.offline import is_offline
 
@@ -67,16 +67,11 @@ def estimate_step(costs: PipelineCosts) -> StepEstimate:
         idle={group: 1 - busy_seconds(by_group[group]) / (end - begin) for group in costs.pipeline.groups},
         edge_bytes=_edges(costs),
         response_tokens=sum(
-            costs.rows(task) * _rounds(plan, task) * costs.lengths(task).response
+            costs.rows(task) * plan.rounds_of(task) * costs.lengths(task).response
             for task in plan.tasks
             if task.rows is Rows.TRAIN and (task.trains if is_offline(costs.pipeline) else task.generates)
         ),
     )
-
-
-def _rounds(plan: Plan, task: PlannedTask) -> int:
-    """How often the task runs in a step."""
-    return plan.expected_rounds if task.in_rounds else 1
 
 
 def _edges(costs: PipelineCosts) -> dict[tuple[str, str], float]:
@@ -85,6 +80,6 @@ def _edges(costs: PipelineCosts) -> dict[tuple[str, str], float]:
     for task in tasks.values():
         if task.rows is Rows.TRAIN:
             taken = edge_bytes(tasks, task, costs.rows(task), costs.lengths(task), costs.shape)
-            rounds = _rounds(costs.plan, task)
+            rounds = costs.plan.rounds_of(task)
             found.update({(producer, task.name): rounds * nbytes for producer, nbytes in taken.items()})
     return found

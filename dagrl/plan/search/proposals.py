@@ -241,7 +241,8 @@ class _Seeker:
             if task.rows is Rows.TRAIN and task.executor != HOST and task.generates == generates:
                 whole = task.streams or task.scope is Scope.BATCH
                 shards = tuple(range(plan.shards)) if whole else (0,)
-                total += costs.seconds(Run(1, task.name, shards)) * (1 if whole else plan.shards)
+                times = plan.rounds_of(task) * (1 if whole else plan.shards)
+                total += costs.seconds(Run(1, task.name, shards)) * times
         return total
 
     def _costs(self, pipeline: Pipeline, plan: Plan) -> PipelineCosts:

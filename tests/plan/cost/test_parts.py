@@ -210,6 +210,21 @@ def test_a_validation_is_as_large_as_its_sets_and_their_responses() -> None:
         assert costs.rows(costs.plan.task("val/rollout")) == rows
 
 
+def test_what_is_before_a_filter_costs_its_rounds_and_what_is_behind_it_once() -> None:
+    keep = "nodes.keep={op: filter}"
+    once = estimate_step(costs_of("qwen3_8b_megatron", (keep,)))
+    twice = estimate_step(costs_of("qwen3_8b_megatron", (keep, "nodes.keep.expected_kept_fraction=0.5")))
+    assert once.response_tokens * 2 == twice.response_tokens
+    for name, times in (("rollout", 2), ("reward", 2), ("ref", 1), ("update", 1)):
+        assert twice.node_s[name] == pytest.approx(times * once.node_s[name]), name
+    # Between two rounds nobody moves.
+    assert twice.move_s == pytest.approx(once.move_s)
+    for edge, times in ((("prompts", "rollout"), 2), (("rollout", "ref"), 1)):
+        assert twice.edge_bytes[edge] == times * once.edge_bytes[edge]
+    large = costs_of("qwen3_8b_megatron", (keep, "nodes.keep.prompts_per_round=256"))
+    assert [large.rows(large.plan.task(name)) for name in ("rollout", "update")] == [2048, 1024]
+
+
 @pytest.mark.parametrize("gpu", [gpu.name for gpu in GPUS])
 def test_every_gpu_has_an_estimate(gpu: str) -> None:
     assert estimate_step(costs_of("qwen3_8b_megatron", gpu=gpu)).step_s > 0
