@@ -42,7 +42,14 @@ _MIXTURE = _DENSE | {
     "num_key_value_heads": 4,
     "tie_word_embeddings": False,
 }
-MODELS = {"Qwen3-1.7B": _DENSE, "Qwen3-30B-A3B": _MIXTURE, "Qwen3-30B-A3B-Base": _MIXTURE}
+_LARGER = _DENSE | {
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "tie_word_embeddings": False,
+}
+MODELS = {"Qwen3-1.7B": _DENSE, "Qwen3-8B": _LARGER, "Qwen3-30B-A3B": _MIXTURE, "Qwen3-30B-A3B-Base": _MIXTURE}
 """The Hugging Face configs of the models that templates name."""
 _QUESTIONS = [{"question": f"How many are {n} and {n}?", "answer": f"So many.\n#### {2 * n}"} for n in range(200)]
 _PROBLEMS = [{"problem": f"What is ${n} + {n}$?", "answer": str(2 * n)} for n in range(200)]
@@ -54,9 +61,14 @@ _PAIRS = [
     }
     for n in range(200)
 ]
+_TASKS = [
+    {"task_id": number, "text": "Add two numbers.", "code": "add = sum", "test_list": ["assert add(1, 2) == 3"]}
+    for number in (*range(11, 31), *range(601, 801))
+]
 ORIGINALS: dict[str, dict[str, Any]] = {
     "gsm8k": {"train.jsonl": _QUESTIONS, "test.jsonl": _QUESTIONS[:20]},
     "gsm8k_tools": {"train.jsonl": _QUESTIONS, "test.jsonl": _QUESTIONS[:20]},
+    "mbpp": {"mbpp.jsonl": _TASKS},
     "ultrafeedback": {"train.jsonl": _PAIRS, "test.jsonl": _PAIRS[:20]},
     "deepscaler": {"train/math.json": _PROBLEMS, "test/aime.json": _PROBLEMS[:20]},
 }
