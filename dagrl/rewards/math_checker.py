@@ -14,6 +14,7 @@ import re
 import resource
 import signal
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from dagrl.rewards.final_answer import BOXED, GSM8K_MARK, marked_part
@@ -30,7 +31,7 @@ def matches(response: str, answer: str) -> bool:
     """
     from math_verify import verify
 
-    reference = _parse(_as_formula(answer))
+    reference = next(filter(None, map(_parse, _formulas(answer))), None)
     if not reference:
         raise ValueError(f"the reference answer {answer[:80]!r} holds nothing to compare with")
     return bool(verify(reference, _parse(marked_part(response) or response), timeout_seconds=None))
@@ -42,10 +43,17 @@ def _parse(text: str) -> list[Any]:
     return parse(text, parsing_timeout=None)
 
 
-def _as_formula(answer: str) -> str:
-    """A reference as one formula: a bare one is meant whole, and math-verify would look for the last number in it."""
+def _formulas(answer: str) -> Iterator[str]:
+    """A reference as formulas, the first of which that can be read is meant.
+
+    A bare one is meant whole, and math-verify would look for the last number in it; so is one whose dollars are a
+    price's.
+    """
     answer = answer.rpartition(GSM8K_MARK)[2].strip()
-    return answer if not answer or re.search(r"\\boxed|\$.*\$|\\\(|\\\[", answer) else f"{BOXED}{answer}}}"
+    if re.search(r"\\boxed|\$.*\$|\\\(|\\\[", answer):
+        yield answer
+    if answer:
+        yield f"{BOXED}{answer}}}"
 
 
 def _answer_to(request: dict[str, Any]) -> dict[str, Any]:

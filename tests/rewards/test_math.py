@@ -40,6 +40,7 @@ ENDLESS = r"\boxed{9^{9^{9^{9}}}}"
         ("#### Step 2: add\nThat makes 18", "18"),
         ("18", "9 + 9 = 18, so\n#### 18"),
         ("18", r"\boxed{18}"),
+        (r"\boxed{\frac{2}{3}}", r"\$\dfrac23 \approx \$0.67"),
     ],
 )
 def test_right_answers(response: str, answer: str) -> None:
