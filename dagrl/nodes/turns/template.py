@@ -70,6 +70,8 @@ class AnswerWriter:
         return tokens[:head] + cut + tokens[len(tokens) - (kept - head) :]
 
     def _text_tokens(self, text: str) -> list[int]:
+        # Half a surrogate pair, which JSON can hold and a model can write, is no text that could be encoded.
+        text = text.encode("utf-8", "replace").decode()
         return self._literal.encode(text, add_special_tokens=False, split_special_tokens=True)
 
     def _pieces_of(self, roles: Sequence[str]) -> list[list[int]]:

@@ -117,6 +117,10 @@ def test_a_long_answer_loses_its_middle(tokenizer, longest: int, kept: str) -> N
     assert shown == f"\n<|im_start|>user\n{kept}<|im_end|>\n<|im_start|>assistant\n"
 
 
+def test_text_that_is_none_is_replaced(tokenizer) -> None:
+    assert "\n?!<|im_end|>" in written(tokenizer, [Answer("user", "\ud83d!")])
+
+
 def test_a_template_that_joins_contents_adds_nothing() -> None:
     tokenizer = make_tokenizer(TokenizerSpec(kind="characters", alphabet="0123456789"))
     writer = AnswerWriter(tokenizer, [], 3)
