@@ -101,7 +101,19 @@ ESTIMATORS = Chapter(
             "the mean over telling groups alone, by loops",
         ),
     ),
+    notes="""\
+Where all rewards of a group are equal, up to rounding, its advantages are 0; `gae` and `reinforce_plus_plus` compare
+tokens with all of the step instead, and `remax` each response with a second, greedy rollout:
+
+```yaml
+greedy:   {op: rollout, engine: generator, n: 4, sampling: {temperature: 0, max_new_tokens: 2048}}
+baseline: {op: reward, fn: math, read_from: [greedy], write: baseline_reward}
+```
+
+All other nodes say `read_from: [rollout]`. A greedy rollout samples a prompt once, whatever its `n`, and does not run
+in validation.""",
 )
+
 
 LENGTHS = Chapter(
     "Length",

@@ -18,8 +18,9 @@ _INTRODUCTION = """\
 Made from the code by `python -m dagrl.algorithms.catalogue`; a test keeps it up to date, and checks that the sources
 are those of the code, that templates and tests are there, and that nothing is missing.
 
-A recipe is an estimator, a loss and what they are given: [templates.md](templates.md) says when to take which. What is
-not here is written in 15 lines beside the pipeline: [your_own.md](your_own.md).
+A recipe is an estimator, a loss and what they are given: [templates.md](templates.md) says when to take which. Dynamic
+sampling is a node of its own, [filter.md](filter.md). What is not here is written in 15 lines beside the pipeline:
+[your_own.md](your_own.md).
 """
 
 
@@ -29,6 +30,8 @@ def document() -> str:
     for chapter in CHAPTERS:
         head = f"| {chapter.place} | formula | source | template | test | tested against |\n|---|---|---|---|---|---|"
         parts.append("\n".join([f"## {chapter.title}\n\n{chapter.introduction}\n", head, *_rows(chapter), ""]))
+        if chapter.notes:
+            parts.append(f"{chapter.notes}\n")
     return "\n".join(parts)
 
 

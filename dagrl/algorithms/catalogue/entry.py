@@ -38,3 +38,5 @@ class Chapter:
     """Where the file says it."""
     introduction: str
     entries: tuple[Entry, ...]
+    notes: str = ""
+    """What is to be known beyond the table, as Markdown."""

@@ -9,7 +9,8 @@ OTHERS = Chapter(
     "Critics, given responses, validation",
     "name",
     "`op: critic`, `op: sft`, `op: dpo` and `loss: {sft_coef: ...}` in an update; metrics of validation. h is the "
-    "difference of the log-ratios of a chosen and a rejected response to the reference.",
+    "difference of the log-ratios of a chosen and a rejected response to the reference. See [critic.md](critic.md), "
+    "[offline.md](offline.md) and [validation.md](validation.md).",
     (
         Entry(
             "critic",

@@ -226,6 +226,19 @@ DIVERGENCES = Chapter(
             "the change of an entropy, by autograd",
         ),
     ),
+    notes="""\
+With `target_kl` a step's weight follows from the divergence of the step before it, or of `schedule.max_staleness` steps
+further back, the newest that is sure to be over by then; so a run is the same every time, and goes on the same after a
+resume. Metrics: `kl/reward_divergence`, a token's, and `kl/reward_weight`.
+
+Clip-Cov and KL-Cov choose among all tokens of the step, by the log-probs from before it, so that their choice does not
+depend on ranks and micro-batches:
+
+```yaml
+old:  {op: logprob, engine: actor, write: old_logprob}
+held: {op: covariance}                      # Clip-Cov: {op: covariance, between: [1.0, 5.0]}
+update: {op: update, engine: actor, loss: {policy: kl_cov}}
+```""",
 )
 
 CORRECTIONS = Chapter(

@@ -29,6 +29,11 @@ def test_older_samples_that_nothing_weighs_are_a_warning(project):
     assert told.startswith("`update` takes samples of older weights for samples of its own; set `rollout_correction: {")
 
 
+def test_mirror_descent_does_not_ask_whose_a_sample_is(project):
+    loss = "nodes.update.loss={policy: opmd, kl_coef: 0.01}"
+    assert warnings(project, "schedule.max_staleness=1", loss) == []
+
+
 def test_older_samples_on_one_group_are_a_warning(project):
     _, told = warnings(project, "schedule.max_staleness=1", CORRECTED, "engines.generator.group=train")
     assert told.startswith(
