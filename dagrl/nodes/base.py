@@ -49,6 +49,8 @@ class Output:
     """Of a rollout: tokens that were sampled for it."""
     unfinished: bool = False
     """Of a rollout: groups that were aborted; the columns hold what there is of them, where that is kept."""
+    uncounted: tuple[str, ...] = ()
+    """Columns of tokens that rows do not get longer by: they stand in for others, or wait to do so."""
 
     @staticmethod
     def together(outputs: Sequence[Output]) -> Output:

@@ -16,7 +16,8 @@ def mix(parts: Sequence[Part], context: Context) -> Iterator[Output]:
     node = context.node
     assert isinstance(node, MixNode)
     for part in parts:
-        yield Output((part.index,), part.batch.rows, _mixed(part.batch, node.per_prompt))
+        columns = _mixed(part.batch, node.per_prompt)
+        yield Output((part.index,), part.batch.rows, columns, uncounted=("response_tokens",))
 
 
 def _mixed(batch: Batch, per_prompt: int) -> dict[str, Column]:

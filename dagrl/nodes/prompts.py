@@ -16,7 +16,7 @@ from dagrl.data.stats import Stat
 from dagrl.nodes.base import Context, Output, Part
 from dagrl.nodes.turns.setting import rollout_tools
 from dagrl.spec.filtering import prompts_begun
-from dagrl.spec.offline import columns_read, needs_answers
+from dagrl.spec.offline import columns_read, is_offline, needs_answers
 
 
 def prompts(parts: Sequence[Part], context: Context) -> Iterator[Output]:
@@ -37,7 +37,9 @@ def prompts(parts: Sequence[Part], context: Context) -> Iterator[Output]:
         piece = table.take(np.arange(begin, end))
         mine = slice(begin // context.samples_per_prompt, end // context.samples_per_prompt)
         positions = None if context.validation else taken["train"].positions[mine]
-        output = Output((shard,), piece.rows, piece.columns, positions=positions)
+        # Where responses are sampled, those of the data set are for a few of the rows.
+        uncounted = () if is_offline(context.pipeline) else ("demonstration",)
+        output = Output((shard,), piece.rows, piece.columns, positions=positions, uncounted=uncounted)
         yield replace(output, stats=stats, facts=facts) if shard == 0 else output
 
 

@@ -220,7 +220,7 @@ class Worker:
         return Block(
             output.rows,
             ref,
-            None if output.unfinished else _tokens(columns),
+            None if output.unfinished else _tokens(output, work.outputs),
             span,
             output.shards,
             {prefix + name: stat for name, stat in output.stats.items()},
@@ -329,9 +329,12 @@ def fetch_begun(begun: Begun, outputs: Mapping[str, str], timeout_s: float) -> B
     return Batch(block.rows, mine).in_order(begun.rows)
 
 
-def _tokens(columns: dict[str, Column]) -> np.ndarray | None:
-    """Token ids that the columns add to each row: the ragged columns of whole numbers hold them."""
+def _tokens(output: Output, published: Mapping[str, str]) -> np.ndarray | None:
+    """Token ids that the published columns add to each row: the ragged columns of whole numbers hold them."""
     added = [
-        column.lengths for column in columns.values() if column.offsets is not None and column.values.dtype == np.int64
+        column.lengths
+        for name, column in output.columns.items()
+        if name in published and name not in output.uncounted
+        if column.offsets is not None and column.values.dtype == np.int64
     ]
     return np.sum(added, axis=0) if added else None

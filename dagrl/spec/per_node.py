@@ -1,6 +1,6 @@
 """Sizes that grow with the machines: `prompts_per_node` and `mini_batch_per_node`, multiplied out on loading.
 
-The factor is the `nodes` of the largest group that holds an engine which some update trains: the same file trains with
+The factor is the `nodes` of the largest group that holds an engine which some node trains: the same file trains with
 the same batch for each machine, whatever the number of machines. What the file says counts, not the machines that there
 are, so that `dagrl validate` and a run elsewhere find the same numbers.
 """
@@ -13,6 +13,9 @@ from typing import Any
 from dagrl.spec.errors import Place
 from dagrl.spec.positions import Positions
 from dagrl.spec.yaml_source import Document, Tree
+
+_TRAINING = ("update", "critic", "sft", "dpo")
+"""Ops that take mini-batches."""
 
 
 def multiply_out(document: Document) -> None:
@@ -45,7 +48,7 @@ def _scaled(tree: Tree) -> Iterator[tuple[Place, Tree, str, str]]:
     if isinstance(data, dict):
         yield ("data",), data, "prompts_per_node", "prompts_per_step"
     for name, node in _sections(tree, "nodes"):
-        if node.get("op") == "update":
+        if node.get("op") in _TRAINING:
             yield ("nodes", name), node, "mini_batch_per_node", "mini_batch"
 
 
@@ -54,7 +57,7 @@ def _trained_machines(tree: Tree) -> int:
     engines, groups = dict(_sections(tree, "engines")), dict(_sections(tree, "groups"))
     found = [1]
     for _, node in _sections(tree, "nodes"):
-        if node.get("op") == "update":
+        if node.get("op") in _TRAINING:
             group = groups.get(_text(engines.get(_text(node.get("engine")), {}).get("group")), {})
             nodes = group.get("nodes", 1)
             found += [nodes] if type(nodes) is int else []

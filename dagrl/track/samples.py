@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dagrl.track.base import SampleTable
 
-_COLUMNS = ("data_set", "data_source", "prompt", "response", "answer", "reward")
+_COLUMNS = ("data_set", "data_source", "prompt", "demonstration", "response", "answer", "reward")
 
 
 def read_samples(path: Path, limit: int) -> SampleTable | None:

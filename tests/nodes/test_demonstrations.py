@@ -120,6 +120,7 @@ def test_rows_of_a_prompt_take_its_responses_in_turn(bench, texts) -> None:
     assert texts(batch["demonstration"]) == [f"{text}<eos>" for n in range(4) for text in (str(n + 1), "0")]
     assert batch["group_id"].values.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert batch["answer"].strings() == [""] * 8
+    assert {output.uncounted for output in outputs} == {()}, "a row is as long as its demonstration makes it"
 
 
 def test_samples_of_a_step_without_a_rollout_are_the_demonstrations(bench) -> None:

@@ -35,6 +35,7 @@ def mixed(bench, per_prompt: int, *args: Any) -> dict[str, Any]:
     nodes = {"mix": {"op": "mix", "per_prompt": per_prompt}}
     (output,) = mix([Part(3, batch)], bench.context("mix", nodes=nodes))
     assert (output.shards, output.rows.tolist()) == ((3,), batch.rows.tolist())
+    assert output.uncounted == ("response_tokens",), "rows are no longer than with the samples, as far as one counts"
     return dict(output.columns)
 
 

@@ -175,6 +175,18 @@ def test_without_mini_batches_an_update_takes_the_whole_step(lab) -> None:
     assert [part.rows.tolist() for part in share.parts] == [list(range(8))]
 
 
+@given(layout=layouts, batch=batches)
+def test_a_task_that_compares_the_rows_of_a_group_gets_them_on_one_replica(lab, layout, batch) -> None:
+    step, executor = Step(lab, **batch), actor(*layout)
+    work = step.share(replace(UPDATE, whole_groups=True), executor)
+    holders: dict[int, set[int]] = {}
+    for replica, parts in rows_of_replicas(work, executor).items():
+        for row in (row for rows in parts for row in rows):
+            holders.setdefault(row // step.group_size, set()).add(replica)
+    assert set(map(len, holders.values())) == {1}
+    assert len(holders) == batch["groups"]
+
+
 def test_replicas_are_balanced_by_tokens(lab) -> None:
     step = Step(lab, groups=4, group_size=1, shards=1, lengths=[9, 1, 2, 6])
     first, second = step.share(REF, actor(1, 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -99,3 +100,17 @@ def test_a_rollout_counts_what_it_samples_and_no_operations(pipeline) -> None:
 def test_without_a_gpu_there_is_no_peak_and_no_memory(pipeline) -> None:
     (effort,) = efforts(pipeline(), "ref", rows(0))
     assert (effort.peak_flops_per_s, effort.peak_bytes) == (None, None)
+
+
+@pytest.mark.parametrize(("validation", "passes"), [(False, 2 * 3), (True, 1)])
+def test_demonstrations_are_trained_on_and_in_validation_read_once(pipeline, validation: bool, passes: int) -> None:
+    part = rows(0, 1, 2)
+    columns = {"prompt_tokens": part.batch["prompt_tokens"], "demonstration": part.batch["response_tokens"]}
+    declared = pipeline().model_dump(exclude_unset=True)
+    declared["data"] |= {"responses": ["response"], "max_response_tokens": 5}
+    declared["nodes"]["update"] = {"op": "sft", "engine": "actor", "epochs": 2}
+    meter = Meter(Pipeline.model_validate(declared))
+    work = replace(work_of("update"), validation=validation)
+    account = meter.begin(work, [Part(0, Batch(part.batch.rows, columns))])
+    tokens = sum(LENGTHS) if validation else 2 * sum(LENGTHS)
+    assert (account.tokens, account.flops) == (tokens, passes * FORWARD)

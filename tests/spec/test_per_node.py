@@ -49,6 +49,12 @@ def test_the_largest_of_several_trained_groups_counts(load):
     assert sizes(load(second, "nodes.second={op: update, engine: generator}")) == (40, 10)
 
 
+@pytest.mark.parametrize("op", ["sft", "dpo", "critic"])
+def test_whatever_trains_an_engine_counts(load, op):
+    pipeline = load(f"nodes.update={{op: {op}, engine: actor, mini_batch_per_node: 4}}").pipeline
+    assert (pipeline.data.prompts_per_step, pipeline.nodes["update"].mini_batch) == (24, 12)
+
+
 def test_what_is_written_for_the_run_loads_with_the_same_sizes(load, tmp_path):
     resolved = tmp_path / "resolved.yaml"
     resolved.write_text(load().to_yaml())
