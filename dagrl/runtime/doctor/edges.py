@@ -146,6 +146,16 @@ class Edges:
         kinds = {"files": resource.RLIMIT_NOFILE, "processes": resource.RLIMIT_NPROC, "locked": resource.RLIMIT_MEMLOCK}
         return {name: resource.getrlimit(kind)[0] for name, kind in kinds.items()}
 
+    def unconfined(self) -> str | None:
+        """Why programs of a policy cannot be run here; None where they can."""
+        from dagrl.rewards import sandbox
+
+        try:
+            sandbox.run("")
+        except OSError as error:
+            return str(error)
+        return None
+
     def interfaces(self) -> dict[str, list[str]]:
         """Network interface -> its IPv4 addresses; only names where psutil is missing."""
         try:

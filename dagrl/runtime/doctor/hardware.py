@@ -21,7 +21,14 @@ def hardware(edges: Edges, gpus: list[Gpu]) -> list[Line]:
         *_gpus(edges, gpus),
         *_room(edges),
         *_limits(edges),
+        _sandbox(edges),
     ]
+
+
+def _sandbox(edges: Edges) -> Line:
+    if (why := edges.unconfined()) is None:
+        return ok("sandbox", "programs of a policy can be confined (seccomp, Landlock)")
+    return hint("sandbox", f"{why}; only `fn: code` and the tool `python` need it, docs/rewards.md says more")
 
 
 def _gpus(edges: Edges, gpus: list[Gpu]) -> list[Line]:

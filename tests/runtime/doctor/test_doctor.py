@@ -53,6 +53,7 @@ WELL = {
     "room_bytes": lambda folder: (900 * GIB, 1000 * GIB),
     "temporary": "/tmp",
     "limits": {"files": 65536, "processes": -1, "locked": -1},
+    "unconfined": None,
     "interfaces": {"lo": ["127.0.0.1"], "eth0": ["10.0.0.1"]},
     "infiniband": ["mlx5_0 port 1 4: ACTIVE"],
     "can_listen": lambda port: True,
@@ -78,6 +79,11 @@ BUSY = Gpu("0", "NVIDIA H200", 143771, 40960, "570.124")
         ({"python": (3, 11, 9)}, "missing", "3.11.9; dagrl needs 3.12"),
         ({"version": lambda package: None}, "missing", "not installed; dagrl needs"),
         ({"version": lambda package: "2.59.0"}, "missing", "2.59.0; dagrl needs"),
+        (
+            {"unconfined": "the kernel has no Landlock"},
+            "hint",
+            "the kernel has no Landlock; only `fn: code` and the tool",
+        ),
         ({"requirements": []}, "hint", "not installed as a package"),
         (
             {"imports": imports(torch="ImportError: libcudart.so.12")},
