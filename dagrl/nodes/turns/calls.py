@@ -59,7 +59,7 @@ def said_aloud(text: str) -> str:
 def _hermes_call(body: str) -> Call | Unreadable:
     try:
         call = json.loads(body, strict=False)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         return Unreadable(f"a tool call is JSON, and this is not: {error}")
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         return Unreadable('a tool call has a "name" and "arguments"')
@@ -71,7 +71,7 @@ def _call(name: str, arguments: Any) -> Call | Unreadable:
         # Some models write the arguments' JSON as a string.
         try:
             arguments = json.loads(arguments, strict=False) if arguments.strip() else {}
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             return Unreadable(f"the arguments of {name} are not JSON: {error}")
     if not isinstance(arguments, dict):
         return Unreadable(f"the arguments of {name} are names with values")
@@ -118,7 +118,10 @@ def _sglang_parser(name: str, schemas: Sequence[Mapping[str, Any]]) -> Parser:
         parser, aloud = FunctionCallParser(tools, name), said_aloud(text)
         if not parser.has_tool_call(aloud):
             return []
-        _, items = parser.parse_non_stream(aloud)
+        try:
+            _, items = parser.parse_non_stream(aloud)
+        except Exception as error:  # noqa: BLE001 - what a model makes up must not end a run, whatever it does to a parser
+            return [Unreadable(f"the tool call cannot be read: {error}")]
         calls = [_call(str(item.name), item.parameters) for item in items]
         return calls or [Unreadable("there is no tool call that can be read, of a tool that there is")]
 

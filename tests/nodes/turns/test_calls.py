@@ -44,6 +44,7 @@ def test_calls_in_hermes_format(text: str, calls: list[Call]) -> None:
         ('{"name": "f", "arguments": [1]}', "the arguments of f are names with values"),
         ('{"name": "f", "arguments": "x"}', "the arguments of f are not JSON"),
         ("[" * 100_000, "a tool call is JSON, and this is not"),
+        ('{"name": "f", "arguments": ' + "9" * 5000 + "}", "a tool call is JSON, and this is not"),
     ],
 )
 def test_what_was_meant_as_a_call_and_is_none_has_a_reason(body: str, why: str) -> None:
