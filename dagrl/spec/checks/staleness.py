@@ -37,9 +37,9 @@ def _warn_of_turns(pipeline: Pipeline, findings: Findings, place: Place, told: s
 
 def _warn_of_bias(pipeline: Pipeline, findings: Findings) -> None:
     for name, node in pipeline.nodes.items():
-        # Mirror descent in its simple form does not ask whose a sample is.
-        asks = isinstance(node, UpdateNode) and node.loss.policy != "opmd"
-        if asks and node.rollout_correction is None and not node.takes_rollout_for_old:
+        if not isinstance(node, UpdateNode) or node.loss.policy == "opmd":
+            continue  # Mirror descent in its simple form does not ask whose a sample is.
+        if node.rollout_correction is None and not node.takes_rollout_for_old:
             message = (
                 f"`{name}` takes samples of older weights for samples of its own; set `rollout_correction: "
                 "{rollout_is: token}` there, or `read: {old_logprob: rollout_logprob}`, which clips against the "
