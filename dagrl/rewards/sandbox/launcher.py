@@ -74,7 +74,7 @@ def _drop_capabilities() -> None:
 def _hide_files(readable: list[str], writable: list[str]) -> None:
     """Nothing but these can be opened; in the writable folders, files can be made, but no folders and no links."""
     version = _LIBC.syscall(_SYS_LANDLOCK_CREATE, None, ctypes.c_size_t(0), _LANDLOCK_VERSION_FLAG)
-    _check(version, "the kernel has no Landlock, which hides the user's files")
+    _check(version, "the kernel has no Landlock, which hides the user's files; `hide_files: false` does without")
     known = (1 << _RIGHTS_BITS[min(version, len(_RIGHTS_BITS)) - 1]) - 1
     wanted = [known, *([_TCP_BIND_AND_CONNECT] if version >= 4 else [])]
     wanted += [_ABSTRACT_SOCKETS_AND_SIGNALS] if version >= 6 else []

@@ -6,6 +6,8 @@ import os
 import platform
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -344,6 +346,35 @@ def test_a_process_that_cannot_be_confined_runs_nothing(monkeypatch: pytest.Monk
     monkeypatch.setattr("dagrl.rewards.sandbox.runner._readable", lambda: [f"{tmp_path}\0"])
     with pytest.raises(OSError, match="code cannot be confined on this machine: "):
         run("print('DONE')")
+
+
+WITHOUT = """
+import ctypes, errno, struct, sys
+LOAD, EQUAL, RETURN, ALLOW, ERRNO = 0x20, 0x15, 0x06, 0x7FFF0000, 0x00050000
+code = [(LOAD, 0, 0, 0), (EQUAL, 0, 1, int(sys.argv[1])), (RETURN, 0, 0, ERRNO | errno.ENOSYS), (RETURN, 0, 0, ALLOW)]
+program = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *each) for each in code))
+libc = ctypes.CDLL(None)
+assert libc.prctl(38, 1, 0, 0, 0) == 0
+assert libc.prctl(22, 2, struct.pack("@HP", len(code), ctypes.addressof(program)), 0, 0) == 0
+from dagrl.rewards.sandbox import run
+try:
+    print(run("print('DONE')"))
+except OSError as error:
+    print(error)
+print(run("print('DONE')", hide_files=False).stdout)
+"""
+"""Tries the sandbox on a kernel without some system call."""
+
+
+def test_a_kernel_without_landlock_runs_nothing_unless_told_to() -> None:
+    landlock_create_ruleset = "444"
+    said = subprocess.run([sys.executable, "-c", WITHOUT, landlock_create_ruleset], capture_output=True, text=True)
+    assert said.stdout.splitlines() == [
+        "code cannot be confined on this machine: the kernel has no Landlock, which hides the user's files; "
+        "`hide_files: false` does without (Function not implemented)",
+        "DONE",
+        "",
+    ], said.stderr
 
 
 def test_another_thread_may_end_while_one_runs() -> None:
