@@ -30,7 +30,7 @@ def check_validation(pipeline: Pipeline, folder: Path, findings: Findings) -> No
     _check_vote(pipeline, folder, findings)
     if rollouts(pipeline):
         _check_val_n(pipeline, findings)
-        _check_best(pipeline, findings)
+    _check_best(pipeline, findings)
 
 
 def _check_vote(pipeline: Pipeline, folder: Path, findings: Findings) -> None:
@@ -84,7 +84,7 @@ def _check_best(pipeline: Pipeline, findings: Findings) -> None:
         )
         depends: list[Place] = [("run", key) for key in ("save_every", "validate_every", "steps")]
         findings.error(_BEST, message, depends_on=depends)
-    unknown = _unknown_metric(pipeline, best.metric)
+    unknown = _unknown_metric(pipeline, best.metric) if rollouts(pipeline) else None
     if unknown is not None:
         findings.error(_METRIC, unknown, depends_on=[_VAL, _VOTE])
 

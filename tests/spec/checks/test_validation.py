@@ -125,6 +125,22 @@ def test_the_best_has_to_be_saved_and_measured(project):
         check_file(project.pipeline(VAL, ("run: {steps: 10}", f"run: {{steps: 10, {right}, keep_best: {{}}}}")))
 
 
+OFFLINE = """\
+extends: p.yaml
+data: {val: train.parquet, responses: [response], max_response_tokens: 8}
+nodes: {rollout: null, reward: null, ref: null, advantage: null, update: null, sft: {op: sft, engine: actor}}
+engines: {reference: null, generator: null}
+run: {steps: 4, save_every: 2, keep_best: {metric: val/loss/sft, mode: min}}
+"""
+
+
+def test_what_is_learned_from_given_responses_has_a_best_too(project, row):
+    project.write_rows("train.parquet", [{**row, "response": "2"}] * 32)
+    path = project.write("offline.yaml", OFFLINE)
+    check_file(path, ["run.validate_every=2"])
+    assert "`val/loss/sft` is never measured; set `run.validate_every`" in project.only_problem(path).message
+
+
 def test_what_the_docs_show_is_right(project, row):
     yaml_block, _, python_block = re.findall(r"```(?:yaml|python)\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     for name in ("gsm8k/train", "gsm8k/test", "aime/test"):
