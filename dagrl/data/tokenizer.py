@@ -10,12 +10,11 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dagrl.spec.hf_config import EOS, PAD, UNKNOWN, token_ids
 from dagrl.spec.schema import ModelSpec, TokenizerSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 
 _CONCATENATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
@@ -65,8 +64,7 @@ def make_tokenizer(spec: TokenizerSpec) -> PreTrainedTokenizerBase:
 def _byte_vocabulary(spec: TokenizerSpec) -> dict[str, int]:
     if spec.alphabet:
         raise ValueError("a tokenizer of kind 'bytes' has no alphabet; remove it, or set kind: characters")
-    # "<0x..>" is the tokenizers library's own name of a byte that stands for itself.
-    return {name: index for index, name in enumerate([*(f"<0x{byte:02X}>" for byte in range(256)), PAD, EOS])}
+    return dict(token_ids(spec))
 
 
 def _character_vocabulary(spec: TokenizerSpec) -> dict[str, int]:
@@ -75,7 +73,7 @@ def _character_vocabulary(spec: TokenizerSpec) -> dict[str, int]:
     doubled = [character for character, count in Counter(spec.alphabet).items() if count > 1]
     if doubled:
         raise ValueError(f"model.tokenizer.alphabet holds {doubled[0]!r} more than once; name each character once")
-    return {name: index for index, name in enumerate([PAD, EOS, UNKNOWN, *spec.alphabet])}
+    return dict(token_ids(spec))
 
 
 def _from_folder(source: Path) -> PreTrainedTokenizerBase:

@@ -9,8 +9,8 @@ from typing import Any
 
 from dagrl.spec.schema import ModelSpec, TokenizerSpec
 
-_SPECIAL_TOKENS = {"characters": 3, "bytes": 2}
-"""Of the tokenizers that are made on the spot: padding, end, and for characters one that stands for unknown ones."""
+PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
+"""Special tokens of the tokenizers that are made on the spot; those of bytes know every one."""
 
 
 def read_config(model: ModelSpec) -> Mapping[str, Any]:
@@ -27,14 +27,12 @@ def read_config(model: ModelSpec) -> Mapping[str, Any]:
 
 
 def token_ids(tokenizer: Path | TokenizerSpec | None) -> Mapping[str, int]:
-    """Token -> id, as far as ``tokenizer.json`` lists them; of one that is made on the spot, stand-ins for the special
-    ones. ValueError where there is none, or it cannot be read.
-    """
+    """Token -> id, as ``tokenizer.json`` lists them. ValueError where there is none, or it cannot be read."""
     if isinstance(tokenizer, TokenizerSpec):
-        special = [f"<special {number}>" for number in range(_SPECIAL_TOKENS[tokenizer.kind])]
-        plain = [f"<0x{byte:02X}>" for byte in range(256)] if tokenizer.kind == "bytes" else list(tokenizer.alphabet)
-        listed = [*plain, *special] if tokenizer.kind == "bytes" else [*special, *plain]
-        return {token: number for number, token in enumerate(listed)}
+        # "<0x..>" is the tokenizers library's own name of a byte that stands for itself.
+        of_bytes = [*(f"<0x{byte:02X}>" for byte in range(256)), PAD, EOS]
+        tokens = of_bytes if tokenizer.kind == "bytes" else [PAD, EOS, UNKNOWN, *tokenizer.alphabet]
+        return {token: number for number, token in enumerate(tokens)}
     if tokenizer is None:
         raise ValueError("model: random weights bring no tokenizer; add `tokenizer:`, or vocab_size to `init:`")
     file = tokenizer.expanduser() / "tokenizer.json"
