@@ -155,8 +155,9 @@ def _type_at(schema: pa.Schema, column: str) -> pa.DataType | None:
     name, *fields = column.split(".")
     found = schema.field(name).type if name in schema.names else None
     for field in fields:
-        there = found is not None and kinds.is_struct(found) and found.get_field_index(field) >= 0
-        found = found.field(field).type if there else None
+        if found is None or not kinds.is_struct(found) or found.get_field_index(field) < 0:
+            return None
+        found = found.field(field).type
     return found
 
 

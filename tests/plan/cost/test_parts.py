@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dagrl.plan.commands import Run
 from dagrl.plan.cost.costs import PipelineCosts
 from dagrl.plan.cost.decoding import Generation, Server, shard_ends
 from dagrl.plan.cost.device import device_of
 from dagrl.plan.cost.estimate import StepEstimate, estimate_step
-from dagrl.plan.cost.lengths import Assumed, Lengths, lengths_of
+from dagrl.plan.cost.lengths import Assumed, Lengths, lengths_of, lengths_of_demonstrations
 from dagrl.plan.cost.optimizer import OptimizerSteps
 from dagrl.plan.cost.passes import Batch, Passes
 from dagrl.plan.placement import make_plan
@@ -81,6 +82,24 @@ def test_of_several_rollouts_those_with_shorter_limits_keep_to_them() -> None:
     pipeline = check_file(TEMPLATES / "multi_agent.yaml", overrides, with_files=False).loaded.pipeline
     found = {name: lengths_of(pipeline, node, Assumed(response_tokens=50)) for name, node in rollouts(pipeline).items()}
     assert {name: each.response for name, each in found.items()} == {"solve": 50, "verify": 2}
+
+
+def test_where_nothing_is_sampled_the_data_sets_responses_have_lengths() -> None:
+    checked = check_file(TEMPLATES / "tiny_dpo.yaml", with_files=False)
+    pipeline = checked.loaded.pipeline
+    assert lengths_of_demonstrations(pipeline, Assumed()) == Lengths(4, 1.5, 3)
+    with pytest.raises(
+        ValueError, match=r"responses of 4 tokens .* do not fit .* data\.max_response_tokens, 3; choose"
+    ):
+        lengths_of_demonstrations(pipeline, Assumed(response_tokens=4))
+    costs = PipelineCosts(pipeline, make_plan(pipeline, checked.graph), model_shape(pipeline.model))
+    estimate = estimate_step(costs)
+    # 25 pairs.
+    assert estimate.response_tokens == 50 * 1.5
+    assert set(estimate.node_s) == {"prompts", "ref", "dpo", "samples"}
+    # In validation the op computes log-probs alone.
+    every = tuple(range(costs.plan.shards))
+    assert costs.seconds(Run(1, "val/dpo", every)) < costs.seconds(Run(1, "dpo", every))
 
 
 # -- passes
