@@ -14,9 +14,9 @@ from dagrl.nodes.turns.template import Answer
 from dagrl.spec.environment import EnvironmentClass, Observation
 from dagrl.spec.tool import Tool, ToolArgumentError, ToolUnavailableError, offered
 
-STOP, TURNS, ERROR = "stop", "turns", "error"
-"""Finish reasons: the policy or its environment has ended the response, there are no turns left, the environment has
-failed."""
+STOP, LENGTH, TURNS, ERROR = "stop", "length", "turns", "error"
+"""Finish reasons: the policy or its environment has ended the response, there is no room left, there are no turns left,
+the environment has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +85,11 @@ class Partner:
         A turn that calls tools is for them alone; any other is for the environment, if there is one.
         """
         calls = self._others.parse(text) if self._others.tools and not cut else []
-        over = "length" if cut else TURNS if last else None
+        over = LENGTH if cut else TURNS if last else None
         if calls:
             return Exchange([], lambda _: Reply(ends=TURNS)) if last else self._called(calls)
         if self._episode is None:
-            return Exchange([], lambda _: Reply(ends="length" if cut else STOP))
+            return Exchange([], lambda _: Reply(ends=LENGTH if cut else STOP))
         episode = self._episode
         return Exchange([lambda: episode.step(text, last=last or cut)], lambda ends: self._observed(ends[0], over))
 
@@ -139,7 +139,7 @@ class Partner:
             raise failure from end.failure
         observation: Observation = end.result
         if observation.ends or over is not None:
-            return Reply(ends=STOP if observation.ends and over != "length" else over, reward=observation.reward)
+            return Reply(ends=STOP if observation.ends and over != LENGTH else over, reward=observation.reward)
         return Reply((Answer("user", str(observation.text)),), reward=observation.reward)
 
 

@@ -17,7 +17,7 @@ from dagrl.data.batch import Batch
 from dagrl.engines.base import GenerationRequest
 from dagrl.nodes.base import Context
 from dagrl.nodes.response import ABORTED, Response
-from dagrl.nodes.turns.answers import Exchange, Partner, Reply
+from dagrl.nodes.turns.answers import LENGTH, Exchange, Partner, Reply
 from dagrl.nodes.turns.asking import Asking, CallOver, Said
 from dagrl.nodes.turns.jobs import Done, Jobs
 from dagrl.nodes.turns.setting import answer_writer, others_of, row_fields
@@ -33,8 +33,7 @@ def converse(
 
     After an abort those that have not are left out. `responses` holds what there is to begin with.
     """
-    conversations = Conversations(batch, requests, responses, context)
-    return conversations.run()
+    return Conversations(batch, requests, responses, context).run()
 
 
 class Conversations:
@@ -112,7 +111,7 @@ class Conversations:
             self._aborted = True
             return
         turn = response.turns[-1]
-        cut = completion.finish_reason == "length"
+        cut = completion.finish_reason == LENGTH
         # The token that has ended the turn is no part of what was said.
         text = self._tokenizer.decode(response.tokens[turn.begin : turn.end if cut else turn.end - 1])
         last = len(response.turns) >= self._max_turns
@@ -129,18 +128,14 @@ class Conversations:
             return
         del self._exchanges[row]
         response = self._open[row].settled(reward=reply.reward, calls=reply.calls, failed_calls=reply.failed_calls)
-        ends, following = reply.ends, None
-        if ends is None:
-            following = self._followed(response, reply)
-            ends = None if following is not None else "length"
+        following = self._followed(response, reply) if reply.ends is None else None
         if following is not None:
             self._open[row] = following
             self._ask(row)
             return
-        assert ends is not None
         del self._open[row]
         self._partners[row].leave()
-        yield row, response.ended(ends)
+        yield row, response.ended(reply.ends or LENGTH)
 
     def _followed(self, response: Response, reply: Reply) -> Response | None:
         """With the answers behind it; None where there is no room for them and a further token."""
