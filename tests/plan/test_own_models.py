@@ -13,6 +13,8 @@ from dagrl.plan.cost.estimate import estimate_step
 from dagrl.plan.fit import fit
 from dagrl.plan.memory.engines import engine_memory
 from dagrl.plan.placement import make_plan
+from dagrl.plan.search.proposals import search
+from dagrl.plan.search.space import Cluster
 from dagrl.spec.checks import CheckedPipeline, check_file
 from dagrl.spec.gpus import gpu_named
 from dagrl.spec.model_shape import model_shape
@@ -86,6 +88,11 @@ def test_values_and_critic_take_the_time_of_their_model(same, small) -> None:
     estimate = estimate_step(costs_of(same))
     assert {"values", "learn", "update"} <= estimate.node_s.keys()
     assert estimate.edge_bytes["values", "advantage"] > 0
+
+
+def test_a_search_tries_one_layout_for_all_and_so_refuses_models_of_their_own(small) -> None:
+    with pytest.raises(ValueError, match="engine `critic` has a model of its own, and a search tries one layout"):
+        search(small.loaded.path, (), Cluster(1, 8, "H200"))
 
 
 JUDGE = "  judge: {{backend: hf, group: gpu, head: reward, model: {{path: {folder}}}}}"
