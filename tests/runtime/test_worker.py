@@ -238,6 +238,15 @@ def test_an_abort_ends_a_share_and_those_that_come_after_it_and_what_there_is_go
     assert block.effort.tokens == 14 - len(said[10]) - len(said[11])
 
 
+def test_the_abort_of_a_round_does_not_end_the_next(bench) -> None:
+    bench.worker.abort(2, "rollout", 0, 0)
+    assert list(bench.worker.run(bench.work([0]))) == []
+    bench.engine.aborts = 0
+    bench.engine.gate.release(10)
+    messages = list(bench.worker.run(replace(bench.work([0]), round=1)))
+    assert [each.rows.tolist() for each in messages if isinstance(each, Block)] == [[0, 1]]
+
+
 def test_what_the_engine_raises_ends_the_share(bench) -> None:
     def broken(requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> Iterator[Completion]:
         raise ValueError("prompt 0 is empty")
