@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from dagrl.engines.base import Completion, GenerateEngine, GenerationRequest
 from dagrl.spec.schema import SamplingSpec
 
-_CALLS_AT_ONCE = 64
-"""Each takes a thread. What waits meanwhile is asked for together, in the next."""
-
 
 @dataclass(frozen=True, slots=True)
 class Said:
@@ -29,14 +26,17 @@ class CallOver:
 
 
 class Asking:
-    """Collects requests, and hands them to the engine whenever it is of use. To be used from one thread."""
+    """Collects requests, and hands them to the engine whenever it is of use. To be used from one thread.
+
+    Where the engine's calls take turns, that is when the last one is over; else at once, and each call has a thread
+    that waits for it.
+    """
 
     def __init__(
         self, engine: GenerateEngine, sampling: SamplingSpec, deliver: Callable[[Said | CallOver], None]
     ) -> None:
         """`deliver` hears what comes of it, from any thread."""
         self._engine, self._sampling, self._deliver = engine, sampling, deliver
-        self._at_once = 1 if engine.takes_turns else _CALLS_AT_ONCE
         self._under_way = 0
         self._waiting: list[tuple[int, GenerationRequest]] = []
         self._left = False
@@ -51,8 +51,8 @@ class Asking:
         self._waiting.append((row, request))
 
     def hand_over(self) -> None:
-        """Begin a call with all that waits, if there is room for one."""
-        if not self._waiting or self._under_way >= self._at_once:
+        """Begin a call with all that waits, if the engine would not have it wait for another one."""
+        if not self._waiting or (self._under_way and self._engine.takes_turns):
             return
         asked, self._waiting = self._waiting, []
         self._under_way += 1
