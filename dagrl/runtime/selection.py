@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 
 from dagrl.runtime.errors import RunError
 from dagrl.spec.filtering import prompts_per_round
@@ -23,11 +23,12 @@ class Selection:
         self._failed: list[int] = []
         self._rounds = 0
 
-    def note(self, groups: Sequence[int], passed: Collection[int]) -> None:
+    def note(self, groups: Sequence[int], passed: Iterable[int]) -> None:
         """A round had these `groups`, of which some have passed."""
         self._rounds += 1
-        self._passed += [group for group in groups if group in passed]
-        self._failed += [group for group in groups if group not in passed]
+        kept = set(passed)
+        self._passed += [group for group in groups if group in kept]
+        self._failed += [group for group in groups if group not in kept]
 
     def is_short(self) -> bool:
         """Whether another round is needed. RunError where there have been as many as there may be."""
