@@ -1,7 +1,8 @@
 """Run inside the sandbox, beside `solution.py` and `test_N.py`: runs each test behind the solution.
 
-Reads {"key", "tests", "timeout_s"} from standard input; writes ``KEY N`` for each test that passes. A solution that
-ends the process passes nothing, and without the key its output is no reply. Nothing but the standard library.
+Reads {"key", "shows", "timeout_s"} from standard input, where ``shows`` says of each test whether it ends with a value,
+`VALUE`, to be looked at outside. Writes ``KEY N JSON`` for each test that does not raise; a solution that ends the
+process passes nothing, and without the key its output is no reply. Nothing but the standard library.
 """
 
 import json
@@ -9,6 +10,10 @@ import os
 import runpy
 import signal
 import sys
+from typing import Any
+
+VALUE = "_value_of_the_test"
+"""What a test calls its value."""
 
 
 def main() -> None:
@@ -23,16 +28,41 @@ def main() -> None:
 
     names = {name: value for name, value in vars(solution).items() if not name.startswith("__")}
     signal.signal(signal.SIGALRM, _too_late)
-    for number in range(order["tests"]):
+    for number, shows in enumerate(order["shows"]):
         try:
             signal.setitimer(signal.ITIMER_REAL, order["timeout_s"])
-            runpy.run_path(f"test_{number}.py", init_globals=names)
+            scope = runpy.run_path(f"test_{number}.py", init_globals=names)
+            reply = json.dumps(encoded(scope[VALUE]) if shows else True)
         except BaseException:  # noqa: BLE001 - whatever it raises, it has failed
             continue
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-        print(order["key"], number, file=replies, flush=True)
+        print(order["key"], number, reply, file=replies, flush=True)
     os._exit(0)
+
+
+def encoded(value: Any) -> Any:
+    """A value as JSON that tells Python's own types apart; see `dagrl.rewards.code.values.decoded`.
+
+    Types that only extend one of those count as that one. TypeError for others.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    for scalar in (int, float, str):
+        if isinstance(value, scalar):
+            return scalar(value)
+    if isinstance(value, complex):
+        return ["complex", value.real, value.imag]
+    if isinstance(value, bytes | bytearray):
+        return ["bytes", bytes(value).decode("latin-1")]
+    if isinstance(value, dict):
+        return ["dict", *([encoded(key), encoded(value[key])] for key in value)]
+    for kind in (list, tuple, set, frozenset):
+        if isinstance(value, kind):
+            return [kind.__name__, *map(encoded, value)]
+    if hasattr(value, "tolist"):
+        return encoded(value.tolist())
+    raise TypeError(f"no value of Python's own types: {type(value)}")
 
 
 def _too_late(signum: int, frame: object) -> None:

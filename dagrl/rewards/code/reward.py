@@ -17,7 +17,8 @@ from pathlib import Path
 from dagrl.rewards import sandbox
 from dagrl.rewards.code.compare import same_output, same_value
 from dagrl.rewards.code.extract import program_in
-from dagrl.rewards.code.tests import AssertTests, FunctionTests, ProgramTests, Tests, read_tests
+from dagrl.rewards.code.tests import AssertTests, Check, FunctionTests, ProgramTests, Tests, read_tests
+from dagrl.rewards.code.values import decoded
 from dagrl.spec.custom import reward
 
 _START_S = 5.0
@@ -91,7 +92,7 @@ def _verdicts(program: str, tests: Tests, most: int | None, bounds: _Bounds) -> 
         case FunctionTests():
             return _of_calls(program, FunctionTests(tests.name, tests.arguments[:most], tests.returned[:most]), bounds)
         case AssertTests():
-            return _of_asserts(program, tests.pieces[:most], bounds)
+            return _of_asserts(program, tests.checks[:most], bounds)
 
 
 def _of_programs(program: str, inputs: tuple[str, ...], outputs: tuple[str, ...], bounds: _Bounds) -> Iterator[bool]:
@@ -135,19 +136,34 @@ def _returned(reply: str, expected: object) -> bool:
         return False
 
 
-def _of_asserts(program: str, pieces: tuple[str, ...], bounds: _Bounds) -> Iterator[bool]:
-    """All tests in one process, beside the program. It says which have passed with a word that it is told only then."""
+def _of_asserts(program: str, checks: tuple[Check, ...], bounds: _Bounds) -> Iterator[bool]:
+    """All tests in one process, beside the program. Replies begin with a word that no program of before can know."""
     key = secrets.token_hex(16)
-    order = {"key": key, "tests": len(pieces), "timeout_s": bounds.timeout_s}
+    order = {"key": key, "shows": [check.shows for check in checks], "timeout_s": bounds.timeout_s}
     result = bounds.run(
         _harness("assert"),
         stdin=json.dumps(order),
-        files={"solution.py": program, **{f"test_{number}.py": piece for number, piece in enumerate(pieces)}},
-        timeout_s=_START_S + bounds.timeout_s * len(pieces),
+        files={"solution.py": program, **{f"test_{number}.py": each.code for number, each in enumerate(checks)}},
+        timeout_s=_START_S + bounds.timeout_s * len(checks),
     )
-    replies = set(result.stdout.splitlines())
-    for number in range(len(pieces)):
-        yield f"{key} {number}" in replies
+    replies = {}
+    for line in result.stdout.split("\n"):
+        said, _, reply = line.partition(" ")
+        if said == key:
+            number, _, value = reply.partition(" ")
+            replies.setdefault(number, value)
+    for number, check in enumerate(checks):
+        yield _holds(check, replies.get(str(number)))
+
+
+def _holds(check: Check, reply: str | None) -> bool:
+    """Whether a test has passed that replied so, as far as it replied."""
+    if reply is None or not check.shows:
+        return reply is not None
+    try:
+        return bool(decoded(json.loads(reply)) == check.expected)
+    except (ValueError, TypeError, AttributeError, RecursionError, OverflowError):
+        return False
 
 
 @cache

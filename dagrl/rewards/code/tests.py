@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from dagrl.rewards.code.assert_harness import VALUE
 
 SHOWN_CHARACTERS = 80
 
@@ -27,10 +31,20 @@ class FunctionTests:
 
 
 @dataclass(frozen=True, slots=True)
-class AssertTests:
-    """Pieces of code that are run behind the response, each of which raises where that is wrong."""
+class Check:
+    """Code that is run behind the response, and raises where that is wrong."""
 
-    pieces: tuple[str, ...]
+    code: str
+    shows: bool = False
+    """Whether it ends with a value, called `VALUE`, that is to be compared with `expected` outside."""
+    expected: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class AssertTests:
+    """An assert each, with the other statements before it."""
+
+    checks: tuple[Check, ...]
 
 
 type Tests = ProgramTests | FunctionTests | AssertTests
@@ -42,7 +56,8 @@ def read_tests(answer: str) -> Tests:
     - ``{"inputs": [...], "outputs": [...]}``, of programs: APPS, TACO, verl's `prime_code`. An input or output that is
       a list holds lines;
     - the same with ``"fn_name"``, of functions: an input is a list of arguments, or a text with one in JSON a line;
-    - ``{"functional": CODE}`` or ``{"assert_case": [CODE, ...]}``, of asserts: verl's with a sandbox;
+    - ``{"functional": CODE}`` or ``{"assert_case": [CODE, ...]}``, of asserts, each of which is a test: verl's with a
+      sandbox;
     - ``[CODE, ...]``, of asserts: MBPP's ``test_list``.
     """
     try:
@@ -71,7 +86,41 @@ def read_tests(answer: str) -> Tests:
 def _asserts(pieces: Any, answer: str) -> AssertTests:
     if not (isinstance(pieces, list) and pieces and all(isinstance(each, str) and each.strip() for each in pieces)):
         raise _unusable(answer, "has asserts that are not texts of code")
-    return AssertTests(tuple(pieces))
+    try:
+        return AssertTests(tuple(check for piece in pieces for check in _checks(piece)))
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise _unusable(answer, f"has asserts that Python cannot read ({error})") from error
+
+
+def _checks(piece: str) -> list[Check]:
+    """The asserts of a piece of code, each for itself; all of it where it has none on its first level."""
+    statements = ast.parse(piece).body
+    before: list[ast.stmt] = []
+    checks = []
+    for statement in statements:
+        if isinstance(statement, ast.Assert):
+            checks.append(_check(before, statement))
+        else:
+            before.append(statement)
+    return checks or [Check(piece)]
+
+
+def _check(before: Sequence[ast.stmt], statement: ast.Assert) -> Check:
+    """Of ``assert CODE == LITERAL`` only the code is run: who does not know the literal cannot say that it is equal."""
+    match statement.test:
+        case ast.Compare(left, [ast.Eq()], [right]):
+            for code, literal in ((left, right), (right, left)):
+                try:
+                    expected = ast.literal_eval(literal)
+                except ValueError:
+                    continue
+                shown = ast.Assign([ast.Name(VALUE, ast.Store())], code, lineno=0)
+                return Check(_source([*before, shown]), shows=True, expected=expected)
+    return Check(_source([*before, statement]))
+
+
+def _source(statements: Sequence[ast.stmt]) -> str:
+    return ast.unparse(ast.Module([*statements], type_ignores=[]))
 
 
 def _arguments(given: Any, answer: str) -> list[Any]:

@@ -45,16 +45,19 @@ def tests(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def test_a_right_program_gets_one(tests: str) -> None:
-    assert code_reward(answering(HONEST[tests]), tests) == 1.0
-    assert code_reward(answering(HONEST[tests]), tests, continuous=True) == 1.0
+@pytest.mark.parametrize("continuous", [False, True])
+def test_a_right_program_gets_one(tests: str, continuous: bool) -> None:
+    assert code_reward(answering(HONEST[tests]), tests, continuous=continuous) == 1.0
 
 
 @pytest.mark.parametrize("programs", [SECOND_WRONG, SECOND_RAISES, SECOND_ENDLESS], ids=["wrong", "raises", "endless"])
-def test_one_that_fails_a_test_gets_nothing_or_its_share(tests: str, programs: dict[str, str]) -> None:
-    assert code_reward(answering(programs[tests]), tests, timeout_s=1) == 0.0
-    share = code_reward(answering(programs[tests]), tests, timeout_s=1, continuous=True)
+def test_one_that_fails_a_test_gets_its_share(tests: str, programs: dict[str, str]) -> None:
+    share = code_reward(answering(programs[tests]), tests, timeout_s=1.5, continuous=True)
     assert share == pytest.approx(2 / 3)
+
+
+def test_one_that_fails_a_test_gets_nothing_where_shares_do_not_count(tests: str) -> None:
+    assert code_reward(answering(SECOND_WRONG[tests]), tests) == 0.0
 
 
 def test_only_the_first_tests_may_be_asked_for(tests: str) -> None:
@@ -115,14 +118,33 @@ CHEATS: dict[str, str] = {
 
 
 @pytest.mark.parametrize("name", CHEATS)
-@pytest.mark.parametrize("tests", [PROGRAM, FUNCTION], ids=["program", "function"])
 def test_cheats_get_nothing(name: str, tests: str) -> None:
     assert code_reward(answering(CHEATS[name]), tests) == 0.0
 
 
 @pytest.mark.parametrize("name", ["ends with success", "ends at once", "says that all is well"])
-def test_cheats_get_nothing_of_asserts(name: str) -> None:
-    assert code_reward(answering(CHEATS[name]), ASSERTS, continuous=True) == 0.0
+def test_cheats_get_nothing_of_asserts_that_compare_nothing(name: str) -> None:
+    tests = json.dumps(["assert add(1, 2)", "assert add(3, 4) > 6"])
+    assert code_reward(answering(CHEATS[name]), tests, continuous=True) == 0.0
+    assert code_reward(answering(HONEST[ASSERTS]), tests) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("returned", "expected"),
+    [
+        ("(1, 2)", "(1, 2)"),
+        ("{3: {1}}", "{3: {1}}"),
+        ("Counter('aab')", "{'a': 2, 'b': 1}"),
+        ("numpy.arange(2)", "[0, 1]"),
+        ("True", "1"),
+        ("2", "2.0"),
+        ("b'x'", "b'x'"),
+    ],
+)
+def test_asserts_compare_as_python_does(returned: str, expected: str) -> None:
+    code = f"import numpy\nfrom collections import Counter\ndef f():\n    return {returned}"
+    right, wrong = f"assert f() == {expected}", f"assert f() == [{expected}]"
+    assert code_reward(answering(code), json.dumps([right, wrong, wrong]), continuous=True) == pytest.approx(1 / 3)
 
 
 def test_forged_replies_do_no_harm_here() -> None:

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from dagrl.rewards.code.tests import AssertTests, FunctionTests, ProgramTests, read_tests
+from dagrl.rewards.code.assert_harness import VALUE
+from dagrl.rewards.code.tests import AssertTests, Check, FunctionTests, ProgramTests, read_tests
 
 
 @pytest.mark.parametrize(
@@ -22,9 +23,23 @@ from dagrl.rewards.code.tests import AssertTests, FunctionTests, ProgramTests, r
             FunctionTests("f", ([1, "a"], [[1], "b"]), ([2], "c")),
         ),
         ({"fn_name": "f", "inputs": [["x"]], "outputs": ["not JSON"]}, FunctionTests("f", (["x"],), ("not JSON",))),
-        ({"functional": "assert f() == 1"}, AssertTests(("assert f() == 1",))),
-        ({"inputs": [], "outputs": [], "assert_case": ["assert a", "assert b"]}, AssertTests(("assert a", "assert b"))),
-        (["assert a"], AssertTests(("assert a",))),
+        (
+            {"functional": "import math\nassert f(1) == (1, [2])\nx = 3\nassert f(x), 'no'"},
+            AssertTests(
+                (
+                    Check("import math\n_value_of_the_test = f(1)", shows=True, expected=(1, [2])),
+                    Check("import math\nx = 3\nassert f(x), 'no'"),
+                )
+            ),
+        ),
+        ({"functional": "assert -1 == f()"}, AssertTests((Check(f"{VALUE} = f()", shows=True, expected=-1),))),
+        ({"functional": "assert f() == g()"}, AssertTests((Check("assert f() == g()"),))),
+        ({"functional": "check(f)\n"}, AssertTests((Check("check(f)\n"),))),
+        (
+            {"inputs": [], "outputs": [], "assert_case": ["assert a", "assert b"]},
+            AssertTests((Check("assert a"), Check("assert b"))),
+        ),
+        (["assert a is None"], AssertTests((Check("assert a is None"),))),
     ],
 )
 def test_known_forms_are_read(answer: object, tests: object) -> None:
@@ -40,6 +55,7 @@ def test_known_forms_are_read(answer: object, tests: object) -> None:
         ('{"inputs": [], "outputs": []}', "has 0 inputs and 0 outputs"),
         ('{"inputs": ["1"], "outputs": []}', "has 1 inputs and 0 outputs"),
         ('{"functional": 3}', "has asserts that are not texts of code"),
+        ('["assert f("]', "has asserts that Python cannot read ("),
         ("[]", "has asserts that are not texts of code"),
         ('{"fn_name": "f", "inputs": ["[1"], "outputs": [1]}', "has the arguments '[1', which are not JSON"),
     ],

@@ -1,0 +1,32 @@
+"""Values of Python's own types that come out of the sandbox as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+def decoded(data: Any) -> Any:
+    """The value that `encoded` of the harness has written. Whoever forges data gets a ValueError or TypeError."""
+    if not isinstance(data, list):
+        if isinstance(data, dict):
+            raise ValueError("an object stands for no value")
+        return data
+    if not data or data[0] not in _MADE_BY:
+        raise ValueError("a list stands for no value without the name of a type")
+    return _MADE_BY[data[0]](data[1:])
+
+
+def _dict(items: Sequence[Any]) -> dict[Any, Any]:
+    return {decoded(key): decoded(value) for key, value in items}
+
+
+_MADE_BY: dict[str, Callable[[Sequence[Any]], Any]] = {
+    "complex": lambda parts: complex(*parts),
+    "bytes": lambda parts: parts[0].encode("latin-1"),
+    "dict": _dict,
+    "list": lambda items: [decoded(each) for each in items],
+    "tuple": lambda items: tuple(decoded(each) for each in items),
+    "set": lambda items: {decoded(each) for each in items},
+    "frozenset": lambda items: frozenset(decoded(each) for each in items),
+}
