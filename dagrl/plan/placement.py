@@ -34,10 +34,9 @@ _VALIDATION_PREFIX = "val/"
 def make_plan(pipeline: Pipeline, graph: Graph) -> Plan:
     """The plan of a pipeline that has passed its checks, without the nodes that the graph skips."""
     graph = graph.working
-    validates = pipeline.run.validate_first or pipeline.run.validate_every is not None
     tasks = [
         *_tasks(graph.training, pipeline, Rows.TRAIN),
-        *(_tasks(graph.validation, pipeline, Rows.VALIDATION) if validates else ()),
+        *(_tasks(graph.validation, pipeline, Rows.VALIDATION) if pipeline.run.validates else ()),
     ]
     return Plan(
         executors=_executors(pipeline, graph),

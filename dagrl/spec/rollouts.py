@@ -20,6 +20,18 @@ def leading_rollout(pipeline: Pipeline) -> str:
 
 
 def longest_sample(pipeline: Pipeline, name: str) -> int:
-    """Tokens of the longest prompt and response of a rollout."""
+    """Tokens of the longest prompt and response of a rollout, in training."""
+    return longest_by_key(pipeline, name, validated=False)["sampling"]
+
+
+def longest_by_key(pipeline: Pipeline, name: str, *, validated: bool) -> dict[str, int]:
+    """Tokens of the longest prompt and response of a rollout, by the key that says how they are sampled.
+
+    That of training, and that of validation where it is another one and the pipeline validates (`validated`).
+    """
     node = rollouts(pipeline)[name]
-    return (node.max_prompt_tokens or pipeline.data.max_prompt_tokens) + node.sampling.max_new_tokens
+    prompt = node.max_prompt_tokens or pipeline.data.max_prompt_tokens
+    longest = {"sampling": prompt + node.sampling.max_new_tokens}
+    if validated and node.val_sampling is not None:
+        longest["val_sampling"] = prompt + node.val_sampling.max_new_tokens
+    return longest

@@ -13,7 +13,7 @@ from dagrl.plan.weight_route import weight_route
 from dagrl.spec.gpus import Gpu
 from dagrl.spec.model_shape import ModelShape, engine_shape
 from dagrl.spec.offline import longest_row
-from dagrl.spec.rollouts import longest_sample, rollouts
+from dagrl.spec.rollouts import longest_by_key, rollouts
 from dagrl.spec.schema import (
     HfEngineSpec,
     JudgeNode,
@@ -78,7 +78,11 @@ def _work(pipeline: Pipeline, plan: Plan, executor: str) -> Work:
 
 def _longest(pipeline: Pipeline, executor: str) -> int:
     """Tokens of the longest sample that the engine generates, or question and reply where it is a judge."""
-    sampled = [longest_sample(pipeline, name) for name, node in rollouts(pipeline).items() if node.engine == executor]
+    sampled = [
+        max(longest_by_key(pipeline, name, validated=pipeline.run.validates).values())
+        for name, node in rollouts(pipeline).items()
+        if node.engine == executor
+    ]
     asked = [node for node in pipeline.nodes.values() if isinstance(node, JudgeNode) and node.engine == executor]
     said = [node.max_prompt_tokens + node.sampling.max_new_tokens for node in asked]
     return max([*sampled, *said], default=0)

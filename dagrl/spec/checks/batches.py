@@ -10,7 +10,7 @@ from dagrl.spec.errors import Place
 from dagrl.spec.graph import Graph, GraphNode
 from dagrl.spec.offline import longest_demonstration
 from dagrl.spec.positions import Findings
-from dagrl.spec.rollouts import longest_sample, rollouts
+from dagrl.spec.rollouts import longest_by_key, rollouts
 from dagrl.spec.schema import (
     DemonstrationNode,
     DpoNode,
@@ -92,13 +92,15 @@ def _longest_of(pipeline: Pipeline, name: str, node: PackingNode, graph: Graph |
         said = "data.max_prompt_tokens + data.max_response_tokens"
         depends: list[Place] = [("data", "max_prompt_tokens"), ("data", "max_response_tokens")]
         return [_Longest(longest_demonstration(pipeline), said, depends, 2 if isinstance(node, DpoNode) else 1)]
+    validated = pipeline.run.validates and graph is not None and name in graph.validation.nodes
     return [
         _Longest(
-            longest_sample(pipeline, rollout),
-            f"data.max_prompt_tokens + nodes.{rollout}.sampling.max_new_tokens",
-            _lengths(rollout),
+            tokens,
+            f"data.max_prompt_tokens + nodes.{rollout}.{key}.max_new_tokens",
+            [("data", "max_prompt_tokens"), ("nodes", rollout, key, "max_new_tokens")],
         )
         for rollout in ([sampled_by] if sampled_by else rollouts(pipeline))
+        for key, tokens in longest_by_key(pipeline, rollout, validated=validated).items()
     ]
 
 
@@ -126,15 +128,15 @@ def _check_micro_batch(
 
 def _warn_of_long_samples(pipeline: Pipeline, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:
     for rollout, node in rollouts(pipeline).items():
-        longest = longest_sample(pipeline, rollout)
         positions = sizes[node.engine].positions if node.engine in sizes else None
-        if positions is not None and longest > positions.value:
-            message = (
-                f"with a prompt of data.max_prompt_tokens a sample can be {longest} tokens long, more than the model's "
-                f"{positions.name}, {positions.value}; lower one of the two"
-            )
-            place: Place = ("nodes", rollout, "sampling", "max_new_tokens")
-            findings.warning(place, message, depends_on=[*_lengths(rollout), ("model",)])
+        for key, longest in longest_by_key(pipeline, rollout, validated=pipeline.run.validates).items():
+            if positions is not None and longest > positions.value:
+                message = (
+                    f"with a prompt of data.max_prompt_tokens a sample can be {longest} tokens long, more than the "
+                    f"model's {positions.name}, {positions.value}; lower one of the two"
+                )
+                place: Place = ("nodes", rollout, key, "max_new_tokens")
+                findings.warning(place, message, depends_on=[("data", "max_prompt_tokens"), place, ("model",)])
 
 
 def _warn_of_long_demonstrations(pipeline: Pipeline, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:
@@ -149,10 +151,6 @@ def _warn_of_long_demonstrations(pipeline: Pipeline, sizes: Mapping[str, ModelSi
                 f"{positions.name}, {positions.value}; lower one of the two"
             )
             findings.warning(("data", "max_response_tokens"), message, depends_on=[("model",)])
-
-
-def _lengths(rollout: str) -> list[Place]:
-    return [("data", "max_prompt_tokens"), ("nodes", rollout, "sampling", "max_new_tokens")]
 
 
 def _row_alignment(pipeline: Pipeline, engine: str) -> tuple[int, str]:

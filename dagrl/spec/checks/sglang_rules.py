@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dagrl.spec.checks.model_sizes import ModelSizes, is_size
 from dagrl.spec.errors import Place
 from dagrl.spec.positions import Findings
-from dagrl.spec.rollouts import longest_sample
+from dagrl.spec.rollouts import longest_by_key
 from dagrl.spec.schema import GroupSpec, Pipeline, RolloutNode, SglangEngineSpec
 from dagrl.spec.sglang_layout import CPU_CACHE_TOKENS, PARALLEL_SIZES, gpus_per_server, nodes_per_server
 
@@ -137,12 +137,14 @@ class _Server:
         if cache is None and self._group is not None and self._group.is_cpu:
             cache = CPU_CACHE_TOKENS
         for name, _ in self._rollouts():
-            longest = longest_sample(self._pipeline, name)
-            depends: list[Place] = [("data", "max_prompt_tokens"), ("nodes", name, "sampling")]
+            by_key = longest_by_key(self._pipeline, name, validated=self._pipeline.run.validates)
+            key = max(by_key, key=by_key.__getitem__)
+            longest = by_key[key]
+            depends: list[Place] = [("data", "max_prompt_tokens"), ("nodes", name, key)]
             for field, room in (("context_length", context), ("max_total_tokens", cache)):
                 if is_size(room) and room < longest:
                     message = f"{room} tokens cannot hold the longest sample, {longest} (data.max_prompt_tokens + "
-                    message += f"nodes.{name}.sampling.max_new_tokens); set {field} to {longest} or more"
+                    message += f"nodes.{name}.{key}.max_new_tokens); set {field} to {longest} or more"
                     self._error(field, message, *depends)
         if is_size(context) and model.positions and context > model.positions.value:
             message = f"is more than the model's {model.positions.name}, {model.positions.value}"

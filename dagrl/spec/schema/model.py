@@ -59,8 +59,8 @@ class DataSpec(Section):
     val_pass_reward: FiniteFloat = 1.0
     """Reward from which on a validation response counts as right in ``pass@k``."""
     val_vote: str | None = None
-    """How ``maj@k`` finds the answer in a response: ``math``, ``exact``, or your own as ``module:function``. Default: as
-    the reward does, where that is ``math`` or ``exact``; without either there is no ``maj@k``."""
+    """How ``maj@k`` finds the answer in a response: ``math``, ``exact``, or your own as ``module:function``. Default:
+    as the reward does, where that is ``math`` or ``exact``; without either there is no ``maj@k``."""
 
     @property
     def val_sets(self) -> dict[str, Path]:

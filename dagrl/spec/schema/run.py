@@ -72,6 +72,11 @@ class RunSpec(Section):
     """How often lost workers are made up for: a generator's are started again, any others' loss takes all of the run
     back to its last checkpoint. Then a loss ends the run. See docs/failures.md."""
 
+    @property
+    def validates(self) -> bool:
+        """Whether there are validations."""
+        return self.validate_first or self.validate_every is not None
+
 
 class ProfileSpec(Section):
     """Which steps to look into, and with what."""

@@ -152,3 +152,26 @@ def test_what_the_docs_show_is_right(project, row):
     exec(compile(python_block, "my_votes.py", "exec"), scope)
     assert scope["choice"]("It is B or rather C") == "C"
     assert scope["choice"]("no idea") is None
+
+
+def test_what_scores_validation_has_room_for_its_longest_responses(project):
+    judge = "ref: {op: logprob, engine: reference, write: ref_logprob, tokens_per_micro_batch: 24}"
+    longer = rollout("val_sampling: {max_new_tokens: 9}")
+    # Log-probs are not computed in validation.
+    path = project.pipeline(
+        VAL, longer, ("ref: {op: logprob, engine: reference, write: ref_logprob}", judge), run("save_every: 5")
+    )
+    check_file(path)
+    own = '@dagrl.node(reads=["ref_logprob"], writes=["reward"])\ndef kind(batch):\n    return {}\n'
+    project.write("kind_nodes.py", "import dagrl\n\n\n" + own)
+    path = project.pipeline(
+        VAL,
+        longer,
+        ("ref: {op: logprob, engine: reference, write: ref_logprob}", judge + " #!"),
+        ("reward: {op: reward, fn: exact}", 'reward: {op: "kind_nodes:kind"}'),
+        run("save_every: 5"),
+    )
+    message = (
+        "24 tokens cannot hold the longest sample, 25 (data.max_prompt_tokens + nodes.rollout.val_sampling.max_new"
+    )
+    project.assert_problem(path, "nodes.ref.tokens_per_micro_batch", message)
