@@ -141,3 +141,20 @@ def test_a_language_models_folder_is_refused(folder) -> None:
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match=r"not the folder of a reward model: it has no weights for score\.weight; "):
         build(ModelSpec(path=path))
+
+
+def test_a_model_that_is_read_at_its_first_token_is_filled_up_behind_its_last(folder) -> None:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    path = folder()
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = BertConfig(vocab_size=len(TOKENIZER), num_labels=1, initializer_range=0.4, **sizes)
+    torch.manual_seed(5)
+    model = BertForSequenceClassification(config).eval()
+    model.save_pretrained(path)
+    scores = build(ModelSpec(path=path)).scores(TALKS, tokens_per_micro_batch=1000)
+    for talk, score in zip(TALKS[:3], scores.values.tolist(), strict=False):
+        words = "".join(message["content"] for message in talk)
+        with torch.no_grad():
+            alone = model(torch.tensor([[*TOKENIZER.encode(words), TOKENIZER.eos_token_id]])).logits
+        assert score == pytest.approx(float(alone), abs=1e-5)
