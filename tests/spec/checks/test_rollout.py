@@ -45,7 +45,7 @@ def test_a_mistaken_size_is_told_once(project) -> None:
 
 def test_a_node_that_does_not_wait_for_the_rollout_is_refused_where_prompts_are_left_out(project) -> None:
     project.write(
-        "early_nodes.py",
+        "nodes_before.py",
         "import dagrl\n"
         "@dagrl.node(reads=['prompt_tokens'], writes=['hard'])\n"
         "def early(batch): ...\n"
@@ -56,7 +56,7 @@ def test_a_node_that_does_not_wait_for_the_rollout_is_refused_where_prompts_are_
     )
     over = (ROLLOUT, f"{ROLLOUT[:-1]}, over_sampling_batch_size: 9}}")
     old = "reward: {op: reward, fn: exact}"
-    early = "reward: {op: 'early_nodes:score'}\n  difficulty: {op: 'early_nodes:early'} #!"
+    early = "reward: {op: 'nodes_before:score'}\n  difficulty: {op: 'nodes_before:early'} #!"
     project.assert_problem(
         project.pipeline(over, (old, early)),
         "nodes.difficulty",
