@@ -1,0 +1,57 @@
+"""Each recipe of dag_templates/, for three steps of the demo's task, as a user of a laptop starts it.
+
+The demo, the asynchronous one and the one with two agents have tests of their own: test_report.py, test_async.py,
+test_agents.py.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+REFERENCE = "kl/ref"
+CHARGED = "kl/in_reward"
+CRITIC = "critic/loss"
+FILTER = "filter/rounds"
+SIGNS: dict[str, set[str]] = {
+    "grpo": {REFERENCE},
+    "ppo": {REFERENCE, CHARGED, CRITIC},
+    "dapo": {FILTER},
+    "gspo": set(),
+    "rloo": {REFERENCE, CHARGED},
+    "reinforce_pp": {REFERENCE, CHARGED},
+    "drgrpo": set(),
+    "cispo": set(),
+    "cpgd": {REFERENCE},
+    "remax": {REFERENCE, CHARGED},
+    "opo": set(),
+    "opmd": set(),
+}
+"""Recipe -> those of the metrics above that it has."""
+IN_ONE_FILE = ("ppo", "dapo", "remax")
+"""Recipes with nodes or engines that `tiny.yaml` cannot know of: they have a `tiny_NAME.yaml`."""
+SMALL = ("run.steps=3", "run.validate_every=3", "run.validate_first=false", "run.save_every=null", "track=[console]")
+
+
+@pytest.mark.parametrize("recipe", SIGNS)
+def test_it_trains_on_a_laptop(recipe: str, lab, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.yaml"
+    layers = f"tiny_{recipe}" if recipe in IN_ONE_FILE else f"{recipe}, tiny"
+    path.write_text(f"extends: [{layers}]\nname: {recipe}-tiny\n")
+    run = lab.start(path, tmp_path / "run", *SMALL)
+    assert run.wait() == 0, run.output
+    metrics = run.metrics()
+    assert [line["step"] for line in metrics] == [1, 2, 3]
+    for line in metrics:
+        assert {sign for sign in (REFERENCE, CHARGED, CRITIC, FILTER) if sign in line} == SIGNS[recipe]
+        assert math.isfinite(line["loss/policy"])
+        # What was sampled is what is trained on, by the weights that sampled it.
+        assert line["mismatch/logprob_diff/max"] < 1e-4
+        assert line["staleness/max"] == 0
+    # Some of the thousand answers to sums of one digit are right by chance, and something is learned of those.
+    assert max(line["grad_norm"] for line in metrics) > 0
+    assert metrics[-1]["entropy"] < metrics[0]["entropy"] < math.log(15)
+    assert "val/reward/mean" in metrics[-1]
