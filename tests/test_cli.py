@@ -212,6 +212,13 @@ class TestPlan:
         assert main(["plan", str(pipeline), "--response-tokens", "1000000"]) == 2
         assert "dagrl plan: responses of 1e+06 tokens on average do not fit" in capsys.readouterr().err
 
+    def test_says_in_how_many_rounds_a_filter_is_thought_to_fill_a_step(self, pipeline, capsys):
+        call = ["plan", str(pipeline), "nodes.keep={op: filter, lower: 0.5}"]
+        assert main(call) == 0
+        assert "in one round, as nothing is said of how much `keep` keeps" in capsys.readouterr().out
+        assert main([*call, "nodes.keep.expected_kept_fraction=0.4"]) == 0
+        assert "in 3 rounds, as `keep` is expected to keep 40% of the groups" in capsys.readouterr().out
+
     def test_proposes_layouts_as_overrides(self, capsys):
         template = str(Path(__file__).parents[1] / "dag_templates" / "qwen3_8b_megatron.yaml")
         call = ["plan", template, "data.prompts_per_step=16", "--gpu", "H200", "--search", "--gpus", "2", "--json"]

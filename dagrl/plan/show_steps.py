@@ -126,7 +126,7 @@ def _rounds(node: NodeBase, name: str, rounds: int) -> str:
     often = "in one round" if rounds == 1 else f"in {rounds} rounds"
     if node.expected_kept_fraction is None:
         return f"{often}, as nothing is said of how much `{name}` keeps (expected_kept_fraction)"
-    return f"{often} of {name}, which keeps {node.expected_kept_fraction:.0%} of the groups"
+    return f"{often}, as `{name}` is expected to keep {node.expected_kept_fraction:.0%} of the groups"
 
 
 def _idle(estimate: StepEstimate) -> list[list[str]]:
