@@ -1,8 +1,9 @@
 """Run inside the sandbox, beside `solution.py` and `test_N.py`: runs each test behind the solution.
 
-Reads {"key", "shows", "timeout_s"} from standard input, where ``shows`` says of each test whether it ends with a value,
-`VALUE`, to be looked at outside. Writes ``KEY N JSON`` for each test that does not raise; a solution that ends the
-process passes nothing, and without the key its output is no reply. Nothing but the standard library.
+Reads {"key", "shows", "timeout_s", "stops"} from standard input: ``shows`` says of each test whether it ends with a
+value, `VALUE`, to be looked at outside, and ``stops`` whether the first that raises is the last. Writes ``KEY N JSON``
+for each test that does not raise; a solution that ends the process passes nothing, and without the key its output is no
+reply. Nothing but the standard library.
 """
 
 import json
@@ -34,6 +35,8 @@ def main() -> None:
             scope = runpy.run_path(f"test_{number}.py", init_globals=names)
             reply = json.dumps(encoded(scope[VALUE]) if shows else True)
         except BaseException:  # noqa: BLE001 - whatever it raises, it has failed
+            if order["stops"]:
+                break
             continue
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)

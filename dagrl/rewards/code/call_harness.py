@@ -1,7 +1,8 @@
 """Run inside the sandbox, beside `solution.py`: calls its function and tells what it returns.
 
-Reads {"name", "arguments", "timeout_s"} from standard input; writes a line of JSON for each call, ``[value]``, or
-``null`` where it raised or took too long. What is expected is not known in here. Nothing but the standard library.
+Reads {"name", "arguments", "timeout_s", "stops"} from standard input. Writes a line of JSON for each call: ``[value]``,
+or ``null`` where it raised or took too long, which is the last line where ``stops`` says so. What is expected is not known
+in here. Nothing but the standard library.
 """
 
 import builtins
@@ -35,6 +36,8 @@ def main() -> None:
             reply = json.dumps([function(*arguments)], default=_plain)
         signal.setitimer(signal.ITIMER_REAL, 0)
         print(reply, file=replies, flush=True)
+        if reply == "null" and order["stops"]:
+            break
     os._exit(0)
 
 

@@ -34,6 +34,8 @@ class _Bounds:
     hide_files: bool
     deadline: float
     """On the monotonic clock."""
+    stops: bool
+    """Whether a test that fails decides, so that those behind it need not run."""
 
     def run(self, code: str, *, stdin: str, timeout_s: float, files: dict[str, str] | None = None) -> sandbox.Result:
         """Run in the sandbox, as long as there is time left."""
@@ -75,7 +77,7 @@ def code_reward(
     program = program_in(response)
     if program is None:
         return 0.0
-    bounds = _Bounds(timeout_s, memory_mib, hide_files, time.monotonic() + total_timeout_s)
+    bounds = _Bounds(timeout_s, memory_mib, hide_files, time.monotonic() + total_timeout_s, not continuous)
     total = passed = 0
     for passes in _verdicts(program, tests, max_tests, bounds):
         if not (passes or continuous):
@@ -115,7 +117,7 @@ def _is_no_python(result: sandbox.Result) -> bool:
 
 def _of_calls(program: str, tests: FunctionTests, bounds: _Bounds) -> Iterator[bool]:
     """All calls in one process."""
-    order = {"name": tests.name, "arguments": tests.arguments, "timeout_s": bounds.timeout_s}
+    order = {"name": tests.name, "arguments": tests.arguments, **_how(bounds)}
     result = bounds.run(
         _harness("call"),
         stdin=json.dumps(order),
@@ -125,6 +127,10 @@ def _of_calls(program: str, tests: FunctionTests, bounds: _Bounds) -> Iterator[b
     replies = [*result.stdout.split("\n")[:-1], *[""] * len(tests.returned)]
     for reply, expected in zip(replies, tests.returned, strict=False):
         yield _returned(reply, expected)
+
+
+def _how(bounds: _Bounds) -> dict[str, float | bool]:
+    return {"timeout_s": bounds.timeout_s, "stops": bounds.stops}
 
 
 def _returned(reply: str, expected: object) -> bool:
@@ -139,19 +145,19 @@ def _returned(reply: str, expected: object) -> bool:
 def _of_asserts(program: str, checks: tuple[Check, ...], bounds: _Bounds) -> Iterator[bool]:
     """All tests in one process, beside the program. Replies begin with a word that no program of before can know."""
     key = secrets.token_hex(16)
-    order = {"key": key, "shows": [check.shows for check in checks], "timeout_s": bounds.timeout_s}
+    order = {"key": key, "shows": [check.shows for check in checks], **_how(bounds)}
     result = bounds.run(
         _harness("assert"),
         stdin=json.dumps(order),
         files={"solution.py": program, **{f"test_{number}.py": each.code for number, each in enumerate(checks)}},
         timeout_s=_START_S + bounds.timeout_s * len(checks),
     )
-    replies = {}
+    replies: dict[str, str] = {}
     for line in result.stdout.split("\n"):
         said, _, reply = line.partition(" ")
         if said == key:
-            number, _, value = reply.partition(" ")
-            replies.setdefault(number, value)
+            which, _, value = reply.partition(" ")
+            replies.setdefault(which, value)
     for number, check in enumerate(checks):
         yield _holds(check, replies.get(str(number)))
 

@@ -60,6 +60,18 @@ def test_one_that_fails_a_test_gets_nothing_where_shares_do_not_count(tests: str
     assert code_reward(answering(SECOND_WRONG[tests]), tests) == 0.0
 
 
+@pytest.mark.parametrize("tests", [FUNCTION, ASSERTS], ids=["function", "asserts"])
+def test_without_shares_nothing_runs_behind_a_test_that_raises(tests: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    results, run = [], code_reward.__globals__["sandbox"].run
+    monkeypatch.setattr(
+        "dagrl.rewards.sandbox.run", lambda *told, **more: results.append(run(*told, **more)) or results[-1]
+    )
+    assert code_reward(answering(SECOND_RAISES[tests]), tests) == 0.0
+    assert code_reward(answering(SECOND_RAISES[tests]), tests, continuous=True) > 0
+    stopped, went_on = (result.stdout.count("\n") for result in results)
+    assert stopped == went_on - 1
+
+
 def test_only_the_first_tests_may_be_asked_for(tests: str) -> None:
     assert code_reward(answering(SECOND_WRONG[tests]), tests, max_tests=1) == 1.0
     assert code_reward(answering(SECOND_WRONG[tests]), tests, max_tests=2, continuous=True) == 0.5
