@@ -1,8 +1,8 @@
 """Run inside the sandbox, beside `solution.py`: calls its function and tells what it returns.
 
 Reads {"name", "arguments", "timeout_s", "stops"} from standard input. Writes a line of JSON for each call: ``[value]``,
-or ``null`` where it raised or took too long, which is the last line where ``stops`` says so. What is expected is not known
-in here. Nothing but the standard library.
+or ``null`` where it raised or took too long, which is the last line where ``stops`` says so. What is expected is not
+known in here. Nothing but the standard library.
 """
 
 import builtins
