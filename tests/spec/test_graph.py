@@ -74,6 +74,7 @@ class TestInference:
             "prompt_tokens",
             "response_tokens",
             "reward",
+            "data_set",
             "answer",
             "data_source",
             "policy_version",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -128,3 +130,13 @@ def test_there_are_no_experts_in_validation(checked) -> None:
 def test_prompts_write_demonstrations_where_the_file_names_columns(checked, project) -> None:
     assert "demonstration" not in check_file(project.pipeline()).graph.nodes["prompts"].outputs
     assert "demonstration" in checked(MIX, "response").graph.nodes["prompts"].outputs
+
+
+def test_the_whole_pipeline_of_the_docs_is_right(tmp_path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "offline.md").read_text()
+    (declared,) = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if block.startswith("name:")]
+    (tmp_path / "first.yaml").write_text(declared.replace("~/models/Qwen3-1.7B", "model"))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "qwen3", "num_hidden_layers": 2}')
+    checked = check_file(tmp_path / "first.yaml", with_files=False)
+    assert list(tasks(checked, Rows.TRAIN)) == ["prompts", "sft", "samples"]
