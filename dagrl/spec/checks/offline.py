@@ -136,10 +136,15 @@ def _check_room(
 
 
 def _check_told(pipeline: Pipeline, findings: Findings) -> None:
-    """Report validations that have nothing to tell."""
+    """Report validations that have nothing to tell, and rollouts for validations that there are not."""
     run = pipeline.run
     scores = any(isinstance(node, RewardNode | RewardModelNode | JudgeNode) for node in pipeline.nodes.values())
-    validates = run.validate_every or run.validate_first
+    validates = bool(run.validate_every) or run.validate_first
+    for name in rollouts(pipeline) if is_offline(pipeline) and not validates else ():
+        message = (
+            "nothing is trained on what it samples, and nothing is validated; set `run.validate_every`, or take it"
+        )
+        findings.warning(("nodes", name), f"{message} out", depends_on=[("nodes",), ("run",)])
     if validates and is_offline(pipeline) and not scores and not tells_val_loss(pipeline):
         key = "validate_every" if run.validate_every else "validate_first"
         message = (

@@ -204,6 +204,13 @@ def test_experts_that_nobody_learns_from_are_told(offline) -> None:
     assert any("no update learns from what it mixes in; set `sft_coef`" in message for message in told)
 
 
+def test_a_rollout_that_is_of_no_use_is_told_and_may_be_greedy(offline) -> None:
+    greedy = ("max_new_tokens: 8}", "max_new_tokens: 8, temperature: 0}")
+    path = offline.pipeline(*lines(SFT + SAMPLED, ONE + LONGEST, greedy))
+    told = {warning.place: warning.message for warning in check_file(path).warnings}
+    assert told["nodes.rollout"].startswith("nothing is trained on what it samples, and nothing is validated; set")
+
+
 def test_neither_answers_nor_prompts_need_be_there_where_nothing_is_sampled(offline) -> None:
     chat = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
     offline.write_rows("train.parquet", [{"messages": chat}] * 32)
