@@ -242,6 +242,35 @@ def opmd_kimi(
     return PolicyLoss(loss, ratio, torch.zeros_like(ratio, dtype=torch.bool))
 
 
+def opmd_pairwise(
+    logprob: torch.Tensor,
+    old_logprob: torch.Tensor,
+    advantage: torch.Tensor,
+    *,
+    rows: Rows,
+    group: torch.Tensor,
+    tau: float,
+) -> PolicyLoss:
+    """Online policy mirror descent over pairs of responses: -(a - mean of a) logprob, the weight without gradient.
+
+    With a = A - tau log(pi(y) / pi_old(y)) of a response y, mirror descent's optimum has the same a for all responses
+    to a prompt (see `opmd_kimi`), whatever the baseline of A: Trinity-RFT's pairwise form (arXiv 2505.17826) minimises
+    the sum of (a_i - a_j)**2 over pairs. Over a group of K, divided by 2 tau K, that has the gradient of this loss.
+
+    Arguments as of `opmd_kimi`, and `group`, the prompt that each token's response answers, integers [T]: all responses
+    of a group must be here. Those without a token that counts are no part of their group.
+    """
+    log_ratio = (logprob - old_logprob).detach()
+    worth = rows.means(advantage) - tau * rows.sums(log_ratio)
+    _, prompt = torch.unique(group, return_inverse=True)
+    totals = torch.zeros(2, len(prompt), dtype=worth.dtype, device=worth.device)
+    of_responses = torch.where(rows.once, torch.stack([worth, torch.ones_like(worth)]), 0.0)
+    total, count = totals.index_add(1, prompt, of_responses)
+    weight = (worth - (total / count.clamp(min=1))[prompt]).to(logprob.dtype)
+    ratio = log_ratio.exp()
+    return PolicyLoss(-weight * logprob, ratio, torch.zeros_like(ratio, dtype=torch.bool))
+
+
 def _pessimistic(free: torch.Tensor, bounded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The larger of two losses, and where the bounded one is it: there the clip stops the gradient."""
     return torch.maximum(free, bounded), bounded > free

@@ -22,6 +22,7 @@ from dagrl.algorithms.losses import (
     kl_cov,
     opmd,
     opmd_kimi,
+    opmd_pairwise,
     ppo_clip,
     reinforce,
     sapo,
@@ -38,6 +39,10 @@ from dagrl.spec.schema import LossSpec, RolloutCorrectionSpec
 if TYPE_CHECKING:
     # The contract only: formulas do not need engines to run.
     from dagrl.engines.base import ResponseTokens
+
+
+_FURTHER = {"clip_cov": ("held_back",), "kl_cov": ("held_back",), "opmd_pairwise": ("group_id",)}
+"""Columns that some losses read beside advantages and log-probs. With ``group_id``, engines keep groups together."""
 
 
 class PolicyObjective:
@@ -83,8 +88,7 @@ class PolicyObjective:
         self.needs_entropy = needs_entropy or loss.entropy_coef > 0
         optional = tuple(name for name in ("old_logprob", "ref_logprob", "rollout_logprob") if name in available)
         self.own = own
-        marks = ("held_back",) if loss.policy in ("clip_cov", "kl_cov") else ()
-        further = own.columns if own else marks
+        further = own.columns if own else _FURTHER.get(loss.policy, ())
         self.columns: tuple[str, ...] = tuple(dict.fromkeys(("advantage", *optional, *further)))
 
     def token_weights(self, batch: Batch) -> tuple[Column, tuple[float, ...]]:
@@ -175,4 +179,6 @@ class PolicyObjective:
                 return opmd(*given, tau=spec.tau)
             case "opmd_kimi":
                 return opmd_kimi(*given, rows=rows, tau=spec.tau)
+            case "opmd_pairwise":
+                return opmd_pairwise(*given, rows=rows, group=tokens.columns["group_id"][tokens.row], tau=spec.tau)
         raise AssertionError(f"no loss {spec.policy!r}")

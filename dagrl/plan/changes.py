@@ -12,13 +12,16 @@ from dagrl.spec.errors import Place, dotted
 from dagrl.spec.graph import Graph
 from dagrl.spec.model_shape import ModelShape, engine_shape
 from dagrl.spec.offline import longest_row
+from dagrl.spec.rollouts import leading_rollout, rollouts
 from dagrl.spec.schema import (
     DpoNode,
     GroupSpec,
     MegatronEngineSpec,
+    NodeBase,
     PackingNode,
     Pipeline,
     SglangEngineSpec,
+    UpdateNode,
 )
 
 _MOST_TOGETHER = 2
@@ -237,8 +240,7 @@ def _more_gpus(pipeline: Pipeline, name: str) -> list[Change]:
 
 def _smaller_micro_batches(pipeline: Pipeline, name: str) -> list[Change]:
     """Half of the tokens, and half of that, while the longest sample still goes in."""
-    # A pair's two rows go in together.
-    rows = {node: 2 if isinstance(spec, DpoNode) else 1 for node, spec in pipeline.nodes.items()}
+    rows = {node: _rows_together(pipeline, spec) for node, spec in pipeline.nodes.items()}
     longest = longest_row(pipeline)
     nodes = {
         node: spec.tokens_per_micro_batch
@@ -251,6 +253,14 @@ def _smaller_micro_batches(pipeline: Pipeline, name: str) -> list[Change]:
         if halved:
             rungs.append(Change({("nodes", node, "tokens_per_micro_batch"): size for node, size in halved.items()}))
     return rungs
+
+
+def _rows_together(pipeline: Pipeline, node: NodeBase) -> int:
+    """Rows that must go into one micro-batch: those of a pair, or of a prompt where a loss compares them."""
+    if isinstance(node, DpoNode):
+        return 2
+    compares = isinstance(node, UpdateNode) and node.loss.policy == "opmd_pairwise"
+    return rollouts(pipeline)[leading_rollout(pipeline)].n if compares else 1
 
 
 def _doubled(size: int, most: int) -> Iterator[int]:

@@ -103,7 +103,10 @@ _ESTIMATORS = {
 }
 """Estimators that want anything else than to compare within groups."""
 _WITH_OLD = Formula(("old_logprob",), Scope.BATCH)
-_LOSSES = dict.fromkeys(("clip_cov", "kl_cov"), Formula(("old_logprob", "held_back"), Scope.BATCH))
+_LOSSES = {
+    **dict.fromkeys(("clip_cov", "kl_cov"), Formula(("old_logprob", "held_back"), Scope.BATCH)),
+    "opmd_pairwise": Formula(("old_logprob", "group_id"), Scope.BATCH),
+}
 """Losses that want anything else than the log-probs from before the update."""
 
 ROLLOUT_WRITES = (
@@ -237,7 +240,15 @@ def _of_update(node: UpdateNode, engines: Mapping[str, EngineSpec], formula: For
         needed["old_logprob"] = False
     optional = tuple(column for column, must in needed.items() if not must)
     reads += tuple(column for column, must in needed.items() if must) + _routes(engines.get(node.engine))
-    return OpContract(tuple(dict.fromkeys(reads)), (), Scope.BATCH, optional, Capability.TRAIN)
+    return OpContract(
+        tuple(dict.fromkeys(reads)),
+        (),
+        Scope.BATCH,
+        optional,
+        Capability.TRAIN,
+        # A loss that knows groups compares their responses.
+        whole_groups="group_id" in formula.reads,
+    )
 
 
 def _routes(engine: EngineSpec | None) -> tuple[str, ...]:

@@ -355,6 +355,35 @@ def test_kimis_mirror_descent_pulls_as_the_squared_error_of_its_optimum_does():
     torch.testing.assert_close(gradient, weights.grad, atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize("parts", [[[0, 1, 2, 3, 4, 5]], [[4, 0, 2], [5, 1, 3]]])
+def test_pairwise_mirror_descent_pulls_as_the_squares_of_all_differences_do(parts):
+    """The sum over pairs of (a_i - a_j)^2, a = A - tau log(pi(y) / pi_old(y)), by autograd, however groups are cut."""
+    batch, logits = make_batch([[1, 1, 0], [1], [1, 1, 1, 1], [1], [0], [1, 1]], seed=9)
+    groups, of_rows, tau = np.array([7, 3, 7, 3, 7, 3]), np.array([1.5, -0.5, -2.0, 0.25, 9.0, 1.0]), 0.7
+    rows = np.repeat(np.arange(6), batch["response_mask"].lengths)
+    advantage = Column(of_rows[rows], batch["response_mask"].offsets)
+    batch = batch.with_columns({"advantage": advantage, "group_id": Column(groups)})
+    spec = LossSpec(policy="opmd_pairwise", tau=tau, aggregation="seq-mean-token-sum")
+    objective = PolicyObjective(spec, 1.0, ALL)
+    assert "group_id" in objective.columns, "engines keep groups together for that"
+    _, gradient, _ = train([batch.take(np.array(part)) for part in parts], objective, logits)
+
+    weights = logits.clone().requires_grad_()
+    probability = weights.softmax(-1)[np.arange(len(rows)), batch["response_tokens"].values]
+    total = 0.0
+    for group in ([0, 2], [1, 3, 5]):
+        worth = []
+        for response in group:
+            mine = np.flatnonzero((rows == response) & (batch["response_mask"].values > 0))
+            ratio = probability[mine].prod() / np.exp(batch["old_logprob"].values[mine]).prod()
+            worth.append(of_rows[response] - tau * ratio.log())
+        pairs = [(one - other) ** 2 for place, one in enumerate(worth) for other in worth[:place]]
+        total = total + sum(pairs) / (2 * tau * len(group))
+    # The response without a token that counts is in no mean.
+    (total / 5).backward()
+    torch.testing.assert_close(gradient, weights.grad, atol=1e-12, rtol=0)
+
+
 def test_gspo_is_the_mean_over_responses_of_their_clipped_ratio():
     """Equation 5 of the paper, on probabilities of whole responses, by autograd."""
     batch, logits = make_batch([[1, 1, 0], [1], [1, 1, 1, 1], [0]], seed=6)

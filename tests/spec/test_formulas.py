@@ -95,3 +95,10 @@ def test_decorators_refuse_an_unknown_scope_and_columns_given_as_text():
 def test_formulas_of_dagrls_own_need_none(project):
     assert formula_of(AdvantageNode(op="advantage", estimator="grpo"), project.folder) is None
     assert formula_of(UpdateNode(op="update", engine="actor"), project.folder) is None
+
+
+def test_a_loss_that_knows_groups_gets_them_whole(contract, project):
+    project.write("of_groups.py", 'import dagrl\n@dagrl.loss(reads=["advantage", "group_id"])\ndef f(tokens): ...\n')
+    node = UpdateNode(op="update", engine="actor", loss={"policy": "of_groups:f"})
+    assert contract_of(node, formula=formula_of(node, project.folder)).whole_groups
+    assert not contract(UpdateNode, "plain").whole_groups

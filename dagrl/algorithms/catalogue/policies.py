@@ -129,6 +129,14 @@ LOSSES = Chapter(
             "objective::kimis_mirror_descent_pulls_as_the_squared_error_of_its_optimum_does",
             "the squared error that the paper derives it from, by autograd",
         ),
+        Entry(
+            "opmd_pairwise",
+            "-sg(a - mean of the group's a) log p, a = A - tau log R",
+            losses.opmd_pairwise,
+            "Trinity-RFT's pairwise form (arXiv 2505.17826)",
+            "objective::pairwise_mirror_descent_pulls_as_the_squares_of_all_differences_do",
+            "all pairs of whole responses, by autograd",
+        ),
     ),
 )
 

@@ -10,7 +10,7 @@ from dagrl.spec.errors import Place
 from dagrl.spec.graph import Graph, GraphNode
 from dagrl.spec.offline import longest_demonstration
 from dagrl.spec.positions import Findings
-from dagrl.spec.rollouts import longest_by_key, rollouts
+from dagrl.spec.rollouts import leading_rollout, longest_by_key, rollouts
 from dagrl.spec.schema import (
     DemonstrationNode,
     DpoNode,
@@ -93,11 +93,13 @@ def _longest_of(pipeline: Pipeline, name: str, node: PackingNode, graph: Graph |
         depends: list[Place] = [("data", "max_prompt_tokens"), ("data", "max_response_tokens")]
         return [_Longest(longest_demonstration(pipeline), said, depends, 2 if isinstance(node, DpoNode) else 1)]
     validated = pipeline.run.validates and graph is not None and name in graph.validation.nodes
+    together = graph is not None and graph.nodes[name].contract.whole_groups
     return [
         _Longest(
             tokens,
             f"data.max_prompt_tokens + nodes.{rollout}.{key}.max_new_tokens",
             [("data", "max_prompt_tokens"), ("nodes", rollout, key, "max_new_tokens")],
+            rollouts(pipeline)[leading_rollout(pipeline)].n if together else 1,
         )
         for rollout in ([sampled_by] if sampled_by else rollouts(pipeline))
         for key, tokens in longest_by_key(pipeline, rollout, validated=validated).items()

@@ -30,7 +30,7 @@ _OF_LOSSES = {
     "kl_cov_coef": ("kl_cov",),
     "tau_pos": ("sapo",),
     "tau_neg": ("sapo",),
-    "tau": ("opmd", "opmd_kimi"),
+    "tau": ("opmd", "opmd_kimi", "opmd_pairwise"),
 }
 """Options that only some losses know."""
 

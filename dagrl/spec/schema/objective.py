@@ -62,7 +62,19 @@ class CosineRewardSpec(Section):
 
 
 PolicyForm = Literal[
-    "ppo_clip", "gspo", "gmpo", "sapo", "cispo", "cpgd", "reinforce", "topr", "opmd", "opmd_kimi", "clip_cov", "kl_cov"
+    "ppo_clip",
+    "gspo",
+    "gmpo",
+    "sapo",
+    "cispo",
+    "cpgd",
+    "reinforce",
+    "topr",
+    "opmd",
+    "opmd_kimi",
+    "opmd_pairwise",
+    "clip_cov",
+    "kl_cov",
 ]
 
 
@@ -77,9 +89,10 @@ class LossSpec(Section):
     geometric mean; ``sapo`` has a gate in place of the clip; ``cispo`` clips only the weight of a token's gradient,
     from above, ``cpgd`` the log of the ratio; ``reinforce`` is the policy gradient without a ratio, ``topr`` the same
     with less weight on bad responses that have become unlikely; ``opmd`` divides it by 1 + `tau`, ``opmd_kimi`` draws
-    it back to the policy from before the update; ``clip_cov`` is ``ppo_clip`` without the tokens that a node `{op:
-    covariance}` marks, ``kl_cov`` has no clip and draws those back instead. docs/algorithms.md has the formulas. Or
-    your own, ``module:function``, decorated with `dagrl.loss`: see docs/your_own.md."""
+    it back to the policy from before the update, ``opmd_pairwise`` pair by pair of a prompt's responses; ``clip_cov``
+    is ``ppo_clip`` without the tokens that a node `{op: covariance}` marks, ``kl_cov`` has no clip and draws those back
+    instead. docs/algorithms.md has the formulas. Or your own, ``module:function``, decorated with `dagrl.loss`: see
+    docs/your_own.md."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Further keyword arguments of your own loss."""
     clip_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.2
@@ -98,7 +111,7 @@ class LossSpec(Section):
     tau_neg: Threshold = 1.05
     """``sapo`` only: how soon it closes elsewhere."""
     tau: Coefficient = 1.0
-    """``opmd`` and ``opmd_kimi`` only: how strongly the policy is held back."""
+    """``opmd``, ``opmd_kimi`` and ``opmd_pairwise`` only: how strongly the policy is held back."""
     kl_coef: Coefficient = 0.0
     """Weight of the divergence from the reference."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"

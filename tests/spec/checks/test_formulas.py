@@ -82,6 +82,12 @@ def mine(tokens, power=1.0): ...
         ),
         (
             UPDATE,
+            "loss: {policy: opmd_pairwise}, tokens_per_micro_batch: 95} #!",
+            "nodes.update.tokens_per_micro_batch",
+            "95 tokens cannot hold the longest 4 samples of a prompt, 96 (4 x (data.max_prompt_tokens + ",
+        ),
+        (
+            UPDATE,
             "loss: {policy: clip_cov}} #!",
             "nodes.update",
             "column `held_back` is read by `update`, but no node writes it; add a node `{op: covariance}`",
