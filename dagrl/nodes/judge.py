@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -49,24 +50,30 @@ def judge(parts: Sequence[Part], context: Context) -> Iterator[Output]:
     node = context.node
     assert isinstance(node, JudgeNode)
     judged = [_judged(part.batch, context) for part in parts]
-    read = context.resources.once(f"judge's parser {node.parser}", lambda: _reader(node, context.resources))
-    asked = (_over_endpoint if node.endpoint else _on_engine)(parts, judged, node, context)
+    read = context.resources.once(f"parser of {node!r}", lambda: _reader(node, context.resources))
+    # Closed at once where a response fails, and not when somebody has forgotten the error: nobody is asked in vain.
+    with closing((_over_endpoint if node.endpoint else _on_engine)(parts, judged, node, context)) as asked:
+        for part, texts, askings in zip(parts, judged, asked, strict=True):
+            verdicts = [
+                _verdict(asking, text, read, node, f"sample {row}")
+                for asking, text, row in zip(askings, texts, part.batch.rows.tolist(), strict=True)
+            ]
+            yield _output(part, verdicts, node)
+
+
+def _output(part: Part, verdicts: Sequence[_Verdict], node: JudgeNode) -> Output:
+    """The scores of a shard."""
     column = node.written_as("reward")
-    for part, texts, askings in zip(parts, judged, asked, strict=True):
-        verdicts = [
-            _verdict(asking, text, read, node, f"sample {row}")
-            for asking, text, row in zip(askings, texts, part.batch.rows.tolist(), strict=True)
-        ]
-        scores = np.array([verdict.score for verdict in verdicts], dtype=np.float32)
-        counted = [verdict.tokens for verdict in verdicts if verdict.tokens is not None]
-        stats = {
-            "judge/failed_fraction": Stat.of([verdict.failed for verdict in verdicts]),
-            # The mean of `reward` itself is told by `samples`, which sees what the pipeline has made of it.
-            **({} if column == "reward" else {f"reward/{column}": Stat.of(scores)}),
-            **({"judge/reply_tokens": Stat.of(counted)} if counted else {}),
-        }
-        sampled = sum(counted) if node.engine else 0
-        yield Output((part.index,), part.batch.rows, {"reward": Column(scores)}, stats, sampled=sampled)
+    scores = np.array([verdict.score for verdict in verdicts], dtype=np.float32)
+    counted = [verdict.tokens for verdict in verdicts if verdict.tokens is not None]
+    stats = {
+        "judge/failed_fraction": Stat.of([verdict.failed for verdict in verdicts]),
+        # The mean of `reward` itself is told by `samples`, which sees what the pipeline has made of it.
+        **({} if column == "reward" else {f"reward/{column}": Stat.of(scores)}),
+        **({"judge/reply_tokens": Stat.of(counted)} if counted else {}),
+    }
+    sampled = sum(counted) if node.engine else 0
+    return Output((part.index,), part.batch.rows, {"reward": Column(scores)}, stats, sampled=sampled)
 
 
 def _judged(batch: Batch, context: Context) -> list[Judged]:
@@ -93,10 +100,10 @@ def _messages(node: JudgeNode, judged: Judged) -> list[dict[str, str]]:
 
 def _over_endpoint(
     parts: Sequence[Part], judged: Sequence[Sequence[Judged]], node: JudgeNode, context: Context
-) -> Iterator[list[Asking]]:
+) -> Generator[list[Asking]]:
     """The questions of each part, all of them under way from the first on."""
     del parts
-    endpoint = context.resources.once(f"judge {node.endpoint} {node.model} {node.api_key_env}", lambda: _client(node))
+    endpoint = context.resources.once(f"endpoint of {node!r}", lambda: _client(node))
     pool = ThreadPoolExecutor(node.concurrency, thread_name_prefix="judge")
     asked: list[list[Future[Answer]]] = [
         [pool.submit(endpoint.ask, _messages(node, each), node.sampling, node.extra_body) for each in texts]
@@ -106,7 +113,6 @@ def _over_endpoint(
         for futures in asked:
             yield [future.result for future in futures]
     finally:
-        # What has failed stops the run: nobody waits for the other answers any more.
         pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -122,7 +128,7 @@ def _client(node: JudgeNode) -> Endpoint:
 
 def _on_engine(
     parts: Sequence[Part], judged: Sequence[Sequence[Judged]], node: JudgeNode, context: Context
-) -> Iterator[list[Asking]]:
+) -> Generator[list[Asking]]:
     """The replies to each part's questions; the engine draws those of all parts together."""
     engine: GenerateEngine = context.engine
     tokenizer = context.resources.once(f"tokenizer of {node.engine}", lambda: _tokenizer(node, context.resources))
@@ -132,7 +138,7 @@ def _on_engine(
         for place, tokens in enumerate(those):
             if len(tokens) <= node.max_prompt_tokens:
                 places.append((index, place))
-                requests.append(GenerationRequest(tokens, _seed(context, int(part.batch.rows[place]))))
+                requests.append(GenerationRequest(tokens, _seed(node, int(part.batch.rows[place]), context)))
     replies: dict[tuple[int, int], Completion] = {}
     for completion in engine.generate(requests, node.sampling) if requests else ():
         replies[places[completion.index]] = completion
@@ -145,9 +151,9 @@ def _on_engine(
         ]
 
 
-def _seed(context: Context, row: int) -> int:
+def _seed(node: JudgeNode, row: int, context: Context) -> int:
     """Not that of the response: a judge must not draw as the policy has drawn, nor as another judge."""
-    own = list(context.pipeline.nodes.values()).index(context.node)
+    own = list(context.pipeline.nodes.values()).index(node)
     return int(np.random.SeedSequence([sample_seed(context, row), own]).generate_state(1, np.uint64)[0])
 
 

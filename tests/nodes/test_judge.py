@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,17 @@ class TestOverAnEndpoint:
         outputs = judge(parts, bench.context("reward", nodes=at(chat_server, concurrency=4)))
         assert [output.columns["reward"].values.tolist() for output in outputs] == [[1, 1], [1, 1]]
 
+    def test_judges_of_one_expression_keep_to_their_own_scores(self, bench, chat_server) -> None:
+        chat_server.reply = lambda body: "YES"
+        nodes = {
+            name: at(chat_server, parser="YES", scores={"YES": score})["reward"]
+            for name, score in (("one", 1.0), ("two", 2.0))
+        }
+        one, two = bench.context("one", nodes=nodes), bench.context("two", nodes=nodes)
+        two = replace(two, resources=one.resources)
+        found = [next(iter(judge([part_of(bench, ["2"])], each))).columns["reward"].values[0] for each in (one, two)]
+        assert found == [1.0, 2.0]
+
     def test_a_users_parser_is_given_what_it_asks_for(self, bench, chat_server) -> None:
         bench.write_module("own_parser", "def read(reply, answer):\n    return float(reply) / int(answer)\n")
         context = bench.context("reward", nodes=at(chat_server, parser="own_parser:read"))
@@ -125,6 +137,7 @@ class TestOverAnEndpoint:
 
     def test_after_a_failure_nobody_is_asked_any_more(self, bench, chat_server) -> None:
         chat_server.reply = lambda body: "no idea"
+        chat_server.delay_s = 0.05
         context = bench.context("reward", nodes=at(chat_server, concurrency=1))
         with pytest.raises(JudgeError):
             list(judge([part_of(bench, ["2"] * 50)], context))
