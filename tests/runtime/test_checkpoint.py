@@ -121,7 +121,7 @@ def test_saving_a_step_again_replaces_it(tmp_path):
 def test_prompts_that_wait_are_kept_and_an_older_checkpoint_has_none(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=2)
     aside = checkpoints.begin(4)
-    state = RunState(4, 40, "model", carried=(37, 31))
+    state = RunState(4, 40, "model", carried=(37, 31), kl_weights={"advantage": (0.1 + 0.2, 0.3)})
     final = checkpoints.finish(aside, state)
     assert checkpoints.read(final) == state
     fields = json.loads((final / "state.json").read_text())

@@ -108,6 +108,9 @@ def _check_group_size(pipeline: Pipeline, name: str, node: AdvantageNode, findin
 
 
 def _check_advantage(pipeline: Pipeline, place: Place, node: AdvantageNode, findings: Findings) -> None:
+    if node.estimator == "opmd" and node.baseline == "mean" and "tau" in node.model_fields_set:
+        message = "the mean of a group has no temperature; set `baseline: logavgexp`, or take it out"
+        findings.error((*place, "tau"), message)
     if node.kl_in_reward and "horizon" in node.kl_in_reward.model_fields_set and node.kl_in_reward.target_kl is None:
         message = "without `target_kl` the weight stays as it is; add that, or take this out"
         findings.error((*place, "kl_in_reward", "horizon"), message)

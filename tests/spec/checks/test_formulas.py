@@ -31,6 +31,7 @@ def mine(tokens, power=1.0): ...
     [
         ("grpo}", "grpo, baseline: mean} #!", "nodes.advantage.baseline", "`estimator: grpo` has no use for it; take"),
         ("grpo}", "rloo, tau: 2.0} #!", "nodes.advantage.tau", "`estimator: rloo` has no use for it"),
+        ("grpo}", "opmd, tau: 2.0} #!", "nodes.advantage.tau", "the mean of a group has no temperature; set"),
         ("grpo}", "rloo, lam: 0.9} #!", "nodes.advantage.lam", "`estimator: rloo` has no use for it"),
         ("grpo}", "grpo, args: {a: 1}} #!", "nodes.advantage.args", "`estimator: grpo` has no use for it"),
         (UPDATE, "loss: {tau: 0.5}} #!", "nodes.update.loss.tau", "`policy: ppo_clip` has no use for it"),
