@@ -125,7 +125,7 @@ def test_prompts_that_wait_are_kept_and_an_older_checkpoint_has_none(tmp_path):
     final = checkpoints.finish(aside, state)
     assert checkpoints.read(final) == state
     fields = json.loads((final / "state.json").read_text())
-    for later in ("carried", "files", "seal"):
+    for later in ("carried", "kl_weights", "files", "seal"):
         del fields[later]
     (final / "state.json").write_text(json.dumps(fields))
     assert checkpoints.read(final) == RunState(4, 40, "model")
