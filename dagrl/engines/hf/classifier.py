@@ -151,9 +151,10 @@ def _read(model: ModelSpec, config: PretrainedConfig) -> PreTrainedModel:
             "give that of a sequence classifier with one label"
         )
     built = built.to(_device()).eval().requires_grad_(False)
-    for parameter in built.parameters():
-        # On a CPU they look into the file, and could not be put away.
-        parameter.data = parameter.data.clone()
+    if not torch.cuda.is_available():
+        for parameter in built.parameters():
+            # They look into the file, and could not be put away.
+            parameter.data = parameter.data.clone()
     return built
 
 
