@@ -78,3 +78,16 @@ def test_paths_and_nulls_are_read_as_in_the_models_section(project):
     check_file(path)
     path = with_critic(project, "model: {init: {model_type: qwen3, rope_scaling: null}}")
     assert load_pipeline(path).pipeline.model_of("critic").init == {"model_type": "qwen3", "rope_scaling": None}
+
+
+def test_whoever_reads_text_needs_a_tokenizer(project):
+    folder = project.folder / "small"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "hidden_size": 32}))
+    (folder / "model.safetensors").write_bytes(b"weights")
+    path = project.pipeline(("rollout, follows: actor}", "rollout, model: {path: small}}"))
+    problem = project.only_problem(path)
+    assert problem.place == "engines.generator.model.path"
+    assert "has no tokenizer (tokenizer.json, tokenizer.model); copy it there" in problem.message
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"<pad>": 0, "<eos>": 2}}}))
+    assert "'<eos>' is token 1 of the pipeline's tokenizer, and 2 of its own" in project.only_problem(path).message
