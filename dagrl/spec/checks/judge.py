@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from dagrl.spec.checks.model_sizes import ModelSizes
 from dagrl.spec.custom import load_function
@@ -38,7 +39,14 @@ def _check_who(place: Place, node: JudgeNode, findings: Findings) -> None:
         findings.error(place, f"{what}; name an `engine` of this pipeline, or an `endpoint` and its `model`")
         return
     if node.endpoint is not None and not node.model:
-        findings.error((*place, "endpoint"), "nobody says which of its models is asked; add `model: NAME`, as the server calls it")
+        findings.error(
+            (*place, "endpoint"), "nobody says which of its models is asked; add `model: NAME`, as the server calls it"
+        )
+    if node.endpoint is not None and _holds_secrets(node.endpoint):
+        message = (
+            "the address holds more than a place, and the run folder shows it; name the key's variable in api_key_env"
+        )
+        findings.error((*place, "endpoint"), message)
     foreign, whose = (_OF_ENDPOINTS, "endpoint") if node.engine else (_OF_ENGINES, "engine")
     for option in foreign:
         if option in node.model_fields_set:
@@ -46,6 +54,12 @@ def _check_who(place: Place, node: JudgeNode, findings: Findings) -> None:
     if node.api_key_env and node.endpoint and not os.environ.get(node.api_key_env):
         message = f"the environment variable {node.api_key_env} is not set here; set it where the run's workers start"
         findings.warning((*place, "api_key_env"), message)
+
+
+def _holds_secrets(address: str) -> bool:
+    """Whether there is a user, a password or a query in an address."""
+    parts = urlsplit(address)
+    return "@" in parts.netloc or bool(parts.query)
 
 
 def _check_engine(place: Place, node: JudgeNode, pipeline: Pipeline, findings: Findings) -> None:

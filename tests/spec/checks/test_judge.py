@@ -84,6 +84,16 @@ CASES = {
         "nodes.reward.sampling.top_k",
         "0 tokens to draw from",
     ),
+    "a password": (
+        ENDPOINT.replace("http://judge", "http://me:secret@judge") + "}",
+        "nodes.reward.endpoint",
+        "the address holds more than a place, and the run folder shows it",
+    ),
+    "a key in the address": (
+        ENDPOINT.replace("/v1", "/v1?key=secret") + "}",
+        "nodes.reward.endpoint",
+        "the address holds more than a place, and the run folder shows it",
+    ),
     "an address": (
         ENDPOINT.replace("http://", "") + "}",
         "nodes.reward.endpoint",
