@@ -42,11 +42,8 @@ def _check_who(place: Place, node: JudgeNode, findings: Findings) -> None:
         findings.error(
             (*place, "endpoint"), "nobody says which of its models is asked; add `model: NAME`, as the server calls it"
         )
-    if node.endpoint is not None and _holds_secrets(node.endpoint):
-        message = (
-            "the address holds more than a place, and the run folder shows it; name the key's variable in api_key_env"
-        )
-        findings.error((*place, "endpoint"), message)
+    if node.endpoint is not None:
+        _check_address((*place, "endpoint"), node.endpoint, findings)
     foreign, whose = (_OF_ENDPOINTS, "endpoint") if node.engine else (_OF_ENGINES, "engine")
     for option in foreign:
         if option in node.model_fields_set:
@@ -56,10 +53,17 @@ def _check_who(place: Place, node: JudgeNode, findings: Findings) -> None:
         findings.warning((*place, "api_key_env"), message)
 
 
-def _holds_secrets(address: str) -> bool:
-    """Whether there is a user, a password or a query in an address."""
-    parts = urlsplit(address)
-    return "@" in parts.netloc or bool(parts.query)
+def _check_address(place: Place, address: str, findings: Findings) -> None:
+    try:
+        parts = urlsplit(address)
+    except ValueError as error:
+        findings.error(place, f"it is no address: {error}; write one such as http://host:8000/v1")
+        return
+    if not parts.hostname:
+        findings.error(place, "the address names no host; write one such as http://host:8000/v1")
+    elif "@" in parts.netloc or parts.query:
+        what = "the address holds more than a place, and the run folder shows it"
+        findings.error(place, f"{what}; name the key's variable in api_key_env")
 
 
 def _check_engine(place: Place, node: JudgeNode, pipeline: Pipeline, findings: Findings) -> None:

@@ -84,6 +84,16 @@ CASES = {
         "nodes.reward.sampling.top_k",
         "0 tokens to draw from",
     ),
+    "half an address": (
+        ENDPOINT.replace("judge:8000", "[") + "}",
+        "nodes.reward.endpoint",
+        "it is no address: Invalid IPv6 URL",
+    ),
+    "no host": (
+        ENDPOINT.replace("judge:8000", "") + "}",
+        "nodes.reward.endpoint",
+        "the address names no host",
+    ),
     "a password": (
         ENDPOINT.replace("http://judge", "http://me:secret@judge") + "}",
         "nodes.reward.endpoint",
