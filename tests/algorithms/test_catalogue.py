@@ -11,10 +11,23 @@ import pytest
 
 from dagrl.algorithms.catalogue.advantages import ESTIMATORS
 from dagrl.algorithms.catalogue.document import CHAPTERS, document, place_of_test
+from dagrl.algorithms.catalogue.elsewhere import ELSEWHERE
 from dagrl.algorithms.catalogue.entry import Chapter, Entry
 from dagrl.algorithms.catalogue.policies import AGGREGATIONS, LOSSES
 from dagrl.spec.load import load_pipeline
-from dagrl.spec.schema import AdvantageNode, Aggregation, CriticNode, Estimator, Pipeline, PolicyForm, UpdateNode
+from dagrl.spec.schema import (
+    AdvantageNode,
+    Aggregation,
+    CriticNode,
+    DpoNode,
+    Estimator,
+    FilterNode,
+    LossSpec,
+    Pipeline,
+    PolicyForm,
+    SftNode,
+    UpdateNode,
+)
 
 REPOSITORY = Path(__file__).parents[2]
 ENTRIES = [(chapter, entry) for chapter in CHAPTERS for entry in chapter.entries]
@@ -37,6 +50,22 @@ def test_docs_are_up_to_date() -> None:
 def test_nothing_that_the_file_may_name_is_missing(chapter: Chapter, schema: object) -> None:
     names = {entry.name.partition(",")[0] for entry in chapter.entries}
     assert names == set(get_args(schema))
+
+
+@pytest.mark.parametrize("row", ELSEWHERE, ids=lambda row: row[0])
+def test_what_has_a_name_elsewhere_is_here(row: tuple[str, ...]) -> None:
+    key, _, value = row[0].partition(", ")[0].partition(": ")
+    known = {
+        "estimator": get_args(Estimator),
+        "policy": get_args(PolicyForm),
+        "op": [
+            field for kind in (FilterNode, SftNode, DpoNode) for field in get_args(kind.model_fields["op"].annotation)
+        ],
+    }
+    if key in known:
+        assert value in known[key]
+    else:
+        assert key in {**AdvantageNode.model_fields, **UpdateNode.model_fields, **LossSpec.model_fields}
 
 
 @pytest.mark.parametrize(("chapter", "entry"), ENTRIES, ids=ids)
@@ -77,6 +106,14 @@ def uses(chapter: Chapter, name: str) -> Callable[[Pipeline], bool]:
             return advantage(lambda node: getattr(node, name))
         case "critic":
             return lambda pipeline: any(isinstance(node, CriticNode) for node in pipeline.nodes.values())
+        case "sft":
+            return lambda pipeline: any(isinstance(node, SftNode) for node in pipeline.nodes.values())
+        case "dpo, loss: sigmoid":
+            return lambda pipeline: any(
+                isinstance(node, DpoNode) and node.loss == "sigmoid" for node in pipeline.nodes.values()
+            )
+        case "sft_coef":
+            return update(lambda node: node.loss.sft_coef)
     raise AssertionError(f"how does a template use {name}?")
 
 

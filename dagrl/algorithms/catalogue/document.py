@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from dagrl.algorithms.catalogue.advantages import ESTIMATORS, LENGTHS
+from dagrl.algorithms.catalogue.elsewhere import elsewhere
 from dagrl.algorithms.catalogue.entry import Chapter, Entry
 from dagrl.algorithms.catalogue.others import OTHERS
 from dagrl.algorithms.catalogue.policies import AGGREGATIONS, CORRECTIONS, DIVERGENCES, LOSSES
@@ -32,7 +33,7 @@ def document() -> str:
         parts.append("\n".join([f"## {chapter.title}\n\n{chapter.introduction}\n", head, *_rows(chapter), ""]))
         if chapter.notes:
             parts.append(f"{chapter.notes}\n")
-    return "\n".join(parts)
+    return "\n".join([*parts, elsewhere()])
 
 
 def place_of_test(entry: Entry) -> tuple[str, str]:

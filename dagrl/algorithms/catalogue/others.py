@@ -28,6 +28,7 @@ OTHERS = Chapter(
             "",
             "sft::the_likelihood_of_responses",
             HAND,
+            "sft",
         ),
         Entry(
             "dpo, loss: sigmoid",
@@ -36,6 +37,7 @@ OTHERS = Chapter(
             "arXiv 2305.18290, eq. 7",
             "dpo::the_loss_of_a_pair",
             HAND,
+            "dpo",
         ),
         Entry(
             "dpo, loss: ipo",
@@ -60,6 +62,7 @@ OTHERS = Chapter(
             "MIX of Trinity-RFT (arXiv 2505.17826)",
             "sft::each_part_is_averaged_over_its_own_rows",
             HAND,
+            "mix",
         ),
         Entry(
             "pass@k",
