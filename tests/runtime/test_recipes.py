@@ -1,7 +1,7 @@
 """Each recipe of dag_templates/, for three steps of the demo's task, as a user of a laptop starts it.
 
-The demo, the asynchronous one and the one with two agents have tests of their own: test_report.py, test_async.py,
-test_agents.py.
+Others have tests of their own: the demo in test_report.py, what learns from given responses in test_offline.py,
+async_grpo in test_async.py, tools in test_turns.py, two agents in test_agents.py.
 """
 
 from __future__ import annotations
@@ -29,10 +29,17 @@ SIGNS: dict[str, set[str]] = {
     "remax": {REFERENCE, CHARGED},
     "opo": set(),
     "opmd": set(),
+    "grpo_moe": set(),
 }
 """Recipe -> those of the metrics above that it has."""
 IN_ONE_FILE = ("ppo", "dapo", "remax")
 """Recipes with nodes or engines that `tiny.yaml` cannot know of: they have a `tiny_NAME.yaml`."""
+OWN = {
+    "grpo_moe": """
+model: {init: {model_type: qwen3_moe, num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 64}}
+""",
+}
+"""What a recipe needs to be itself on a laptop: a mixture of experts."""
 SMALL = ("run.steps=3", "run.validate_every=3", "run.validate_first=false", "run.save_every=null", "track=[console]")
 
 
@@ -40,7 +47,7 @@ SMALL = ("run.steps=3", "run.validate_every=3", "run.validate_first=false", "run
 def test_it_trains_on_a_laptop(recipe: str, lab, tmp_path: Path) -> None:
     path = tmp_path / "tiny.yaml"
     layers = f"tiny_{recipe}" if recipe in IN_ONE_FILE else f"{recipe}, tiny"
-    path.write_text(f"extends: [{layers}]\nname: {recipe}-tiny\n")
+    path.write_text(f"extends: [{layers}]\nname: {recipe}-tiny\n{OWN.get(recipe, '')}")
     run = lab.start(path, tmp_path / "run", *SMALL)
     assert run.wait() == 0, run.output
     metrics = run.metrics()
@@ -53,5 +60,6 @@ def test_it_trains_on_a_laptop(recipe: str, lab, tmp_path: Path) -> None:
         assert line["staleness/max"] == 0
     # Some of the thousand answers to sums of one digit are right by chance, and something is learned of those.
     assert max(line["grad_norm"] for line in metrics) > 0
+    # Of fifteen tokens, the special ones included.
     assert metrics[-1]["entropy"] < metrics[0]["entropy"] < math.log(15)
     assert "val/reward/mean" in metrics[-1]
