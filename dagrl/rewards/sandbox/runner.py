@@ -87,6 +87,9 @@ def run(
     output, standard error and its files together. Whatever the code does ends in a result. May be called from any
     thread.
 
+    What it writes is the same in each run, as far as that is the code's affair: sets have one order, and the folder's
+    name, another one each time, is left out of the outputs.
+
     Without `hide_files`, for kernels that have no Landlock, the code can read whatever the user can, and write no file
     at all, its own folder's included. Raises OSError with a sentence where this machine cannot confine a process, and
     ValueError for a limit that is not above 0 or a file's name that is a path.
@@ -106,7 +109,12 @@ def run(
             stopped = _watch(process, folder, timeout_s, file_mib * _MIB)
         outputs = [(outside / name).read_bytes() for name in ("stdout", "stderr")]
         outcome = stopped or _outcome(process.returncode, any(len(each) >= file_mib * _MIB for each in outputs))
-        return Result(outcome, process.returncode, *(each.decode("utf-8", "replace") for each in outputs))
+        return Result(outcome, process.returncode, *(_told(each, folder) for each in outputs))
+
+
+def _told(output: bytes, folder: Path) -> str:
+    """What the program has written, the same in each run: the folder's name is another one each time."""
+    return output.decode("utf-8", "replace").replace(f"{folder}/", "").replace(str(folder), ".")
 
 
 def _write(path: Path, text: str) -> None:
@@ -150,12 +158,15 @@ def _started(
             "readable": _readable() if hide_files else None,
             "writable": [str(folder), "/dev/null"],
             "filter": filter_program(platform.machine(), write_files=hide_files).hex(),
-            "command": [sys.executable, "-I", "-B", "-X", "utf8", "main.py"],
+            # Nothing of the user's is imported, and there is no other environment than this.
+            "command": [sys.executable, "-P", "-s", "-B", "-X", "utf8", "main.py"],
             "environment": {
                 "PATH": "",
                 "HOME": str(folder),
                 "TMPDIR": str(folder),
                 "LANG": "C.UTF-8",
+                # The same order of sets in each run.
+                "PYTHONHASHSEED": "0",
                 # Else numpy's threads alone take the memory up.
                 "OPENBLAS_NUM_THREADS": "1",
                 "OMP_NUM_THREADS": "1",

@@ -74,11 +74,19 @@ thread.join()
     assert run("import numpy\nprint(numpy.eye(3) @ numpy.arange(3))").stdout == "[0. 1. 2.]\n"
 
 
-def test_files_lie_beside_the_program_and_are_gone_afterwards() -> None:
-    result = run("print(open('data.txt').read())\nimport os\nprint(os.getcwd())", files={"data.txt": "seven"})
-    text, folder = result.stdout.split()
-    assert text == "seven"
-    assert not Path(folder).parent.exists()
+def test_files_lie_beside_the_program_and_are_gone_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    result = run("print(open('data.txt').read())\nopen('more.txt', 'w')", files={"data.txt": "seven"})
+    assert (result.outcome, result.stdout) == (Outcome.FINISHED, "seven\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_runs_write_the_same() -> None:
+    code = "import os\nprint(set('abcdefgh'), os.getcwd())\nraise ValueError(os.path.abspath('x'))"
+    one, other = run(code), run(code)
+    assert (one.stdout, one.stderr) == (other.stdout, other.stderr)
+    assert one.stdout.endswith(" .\n")
+    assert 'File "main.py", line 3' in one.stderr and one.stderr.endswith("ValueError: x\n")
 
 
 @pytest.mark.parametrize("name", ["../a", "/etc/a", "a/b"])
