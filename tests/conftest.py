@@ -27,6 +27,16 @@ def benchmark_module() -> Iterator[Callable[[str], ModuleType]]:
     sys.path.remove(str(BENCHMARKS))
 
 
+@pytest.fixture(autouse=True)
+def own_modules_are_forgotten(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What a test has imported from its own folder is gone after it: others may call their modules the same."""
+    before, folder = set(sys.modules), str(tmp_path_factory.getbasetemp())
+    yield
+    for name in sys.modules.keys() - before:
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(folder):
+            del sys.modules[name]
+
+
 @dataclass(frozen=True)
 class ChatRequest:
     """What a client has sent."""
