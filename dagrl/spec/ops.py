@@ -120,8 +120,8 @@ ROLLOUT_WRITES = (
 """Columns of a rollout; the last only where the engine tells them."""
 
 OF_TURNS = ("token_turn", "token_reward")
-"""Columns of a rollout of several turns that say something of each token of its response; the last is there only with an
-environment, which gives the rewards."""
+"""Columns of a rollout of several turns that say something of each token of its response; the last is there only with
+an environment, which gives the rewards."""
 
 MIXED = ("response_tokens", "response_mask", "rollout_logprob", "finish_reason")
 """Columns of a rollout of which experts' responses have their own."""

@@ -102,8 +102,8 @@ _INTRODUCTION = """\
 Made from the schema by `python -m dagrl.spec.reference`; a test keeps it up to date.
 
 YAML, read with a safe loader. `extends: NAME` takes a file of `dag_templates/` (or a path) and keeps only differences:
-mappings are merged, everything else is replaced, `null` takes a key away. `extends: [dapo, tiny]` lays several over each
-other, the last one on top, and the file itself over all. Paths are relative to the file they stand in.
+mappings are merged, everything else is replaced, `null` takes a key away. `extends: [dapo, tiny]` lays several over
+each other, the last one on top, and the file itself over all. Paths are relative to the file they stand in.
 `dagrl run FILE engines.actor.optimizer.lr=3e-6` sets any key by its dotted path. Unknown keys are errors.
 """
 
