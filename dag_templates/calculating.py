@@ -2,8 +2,8 @@
 
 
 def calls(text):
-    """A turn with a ``*`` in it is an expression to be worked out; any other is the answer."""
-    return [("calculator", {"expression": text})] if "*" in text else []
+    """A turn with a ``+`` in it is an expression to be worked out; any other is the answer."""
+    return [("calculator", {"expression": text})] if "+" in text else []
 
 
 def graded(turns, prompt, answer):

@@ -1,14 +1,12 @@
 """Additions such as ``3+4=`` as prompts: python data_preprocess/arithmetic.py --local_dir data/arithmetic.
 
-``--operation product`` makes multiplications, such as ``47*83=``. Every pair of operands is in train.parquet or in
-test.parquet, never in both: the test file asks what training has not shown. With ``--held_out 0`` both files hold all
-pairs, for tasks so small that each fact must be seen.
+Every pair of operands is in train.parquet or in test.parquet, never in both: the test file asks what training has not
+shown. With ``--held_out 0`` both files hold all pairs, for tasks so small that each fact must be seen.
 """
 
 from __future__ import annotations
 
 import argparse
-import operator
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,32 +20,30 @@ EXTRA_INFO = {"split": pa.string(), "left": pa.int64(), "right": pa.int64(), "wr
 """``wrong`` is a result that is one too many: what `dpo` may learn to reject."""
 
 
-def split_pairs(largest: int, held_out: float, seed: int, smallest: int = 0) -> dict[str, np.ndarray]:
-    """All pairs of operands smallest..largest, shuffled and split: {"train": int64 [n, 2], "test": int64 [m, 2]}.
+def split_pairs(largest: int, held_out: float, seed: int) -> dict[str, np.ndarray]:
+    """All pairs of operands 0..largest, shuffled and split: {"train": int64 [n, 2], "test": int64 [m, 2]}.
 
     ``held_out`` is the share of pairs in the test file; with 0 all pairs are in both. Raises ValueError where a file
     would be empty.
     """
-    operands = largest + 1 - smallest
+    operands = largest + 1
     pairs = operands * operands
     test = round(pairs * held_out)
-    if operands < 2 or (held_out and not 0 < test < pairs):
+    if largest < 1 or (held_out and not 0 < test < pairs):
         raise ValueError(
-            f"operands from {smallest} to {largest} with a share of {held_out} held out leave train.parquet or "
-            "test.parquet empty; raise --largest, or choose --held_out between 0 and 1"
+            f"operands up to {largest} with a share of {held_out} held out leave train.parquet or test.parquet empty; "
+            "raise --largest, or choose --held_out between 0 and 1"
         )
     order = np.random.default_rng(seed).permutation(pairs)
-    both = smallest + np.stack([order // operands, order % operands], axis=1)
+    both = np.stack([order // operands, order % operands], axis=1)
     return {"train": both[test:], "test": both[:test] if held_out else both}
 
 
-def prompts(pairs: np.ndarray, split: str, operation: str = "sum") -> Iterator[PromptRow]:
-    """The additions, or multiplications, of `pairs` [n, 2]."""
-    sign, result = {"sum": ("+", operator.add), "product": ("*", operator.mul)}[operation]
+def prompts(pairs: np.ndarray, split: str) -> Iterator[PromptRow]:
+    """The additions of `pairs` [n, 2]."""
     for left, right in pairs.tolist():
-        right_one = result(left, right)
-        extra_info = {"split": split, "left": left, "right": right, "wrong": str(right_one + 1)}
-        yield PromptRow("dagrl/arithmetic", f"{left}{sign}{right}=", str(right_one), extra_info)
+        extra_info = {"split": split, "left": left, "right": right, "wrong": str(left + right + 1)}
+        yield PromptRow("dagrl/arithmetic", f"{left}+{right}=", str(left + right), extra_info)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -56,8 +52,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--local_dir", type=Path, required=True, help="folder to write train.parquet and test.parquet to"
     )
-    parser.add_argument("--operation", choices=("sum", "product"), default="sum", help="default: %(default)s")
-    parser.add_argument("--smallest", type=int, default=0, help="smallest operand; default: %(default)s")
     parser.add_argument("--largest", type=int, default=9, help="largest operand; default: %(default)s")
     parser.add_argument(
         "--held_out", type=float, default=0.2, help="share of pairs for test.parquet only; default: %(default)s"
@@ -65,10 +59,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=1, help="of order and split, 0 or above; default: %(default)s")
     options = parser.parse_args(arguments)
     try:
-        pairs_of = split_pairs(options.largest, options.held_out, options.seed, options.smallest)
-        for split, pairs in pairs_of.items():
+        for split, pairs in split_pairs(options.largest, options.held_out, options.seed).items():
             path = options.local_dir / f"{split}.parquet"
-            print(f"{path}: {write_prompts(path, prompts(pairs, split, options.operation), EXTRA_INFO)} rows")
+            print(f"{path}: {write_prompts(path, prompts(pairs, split), EXTRA_INFO)} rows")
     except (ValueError, OSError) as error:
         sys.exit(f"arithmetic.py: {error}")
 

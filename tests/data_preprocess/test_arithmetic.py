@@ -49,10 +49,3 @@ def test_options_that_leave_a_file_empty_are_refused(
     with pytest.raises(SystemExit, match=r"arithmetic\.py: .* empty; raise --largest"):
         arithmetic.main(["--local_dir", str(tmp_path), *options])
     assert list(tmp_path.iterdir()) == []
-
-
-def test_products_of_a_range(arithmetic: ModuleType, tmp_path: Path) -> None:
-    options = ["--operation", "product", "--smallest", "32", "--largest", "35"]
-    arithmetic.main(["--local_dir", str(tmp_path), *options])
-    found = questions(tmp_path, "train") | questions(tmp_path, "test")
-    assert found == {f"{left}*{right}=": str(left * right) for left in range(32, 36) for right in range(32, 36)}

@@ -50,7 +50,7 @@ def test_a_policy_calls_a_tool_and_is_trained_on_what_it_said_itself(lab, tmp_pa
     assert several
     for talk in several:
         assert [passage["turn"] for passage in talk] == [1, None, 2]
-        assert "*" in talk[0]["text"], "that is what a call looks like there"
+        assert "+" in talk[0]["text"], "that is what a call looks like there"
 
 
 def test_an_environments_rewards_reach_critic_and_policy(lab, tmp_path: Path) -> None:

@@ -35,8 +35,8 @@ def test_the_tool(folder: Path) -> None:
 
 def test_the_parser(folder: Path) -> None:
     parse = parser_of("page_tools:calls", [], folder)
-    assert parse("3*4") == [Call("calculator", {"expression": "3*4"})]
-    assert parse("12") == []
+    assert parse("3+4") == [Call("calculator", {"expression": "3+4"})]
+    assert parse("7") == []
 
 
 def test_the_environment(folder: Path) -> None:
