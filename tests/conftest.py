@@ -15,6 +15,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
