@@ -104,10 +104,15 @@ class Guest:
         try:
             self._calls.put_nowait(call)
         except queue.Full:
-            self._over = True
             self._note(f"{self._library} is {LONGEST_QUEUE} steps behind and is given up; metrics.jsonl has every step")
+            with suppress(queue.Empty):
+                while True:
+                    self._calls.get_nowait()
+            self._calls.put_nowait(partial(self._tracker.close, ok=False))
+            self._end()
 
     def _end(self) -> None:
+        """Let the thread end after what it has been asked for."""
         self._over = True
         with suppress(queue.Full):
             self._calls.put_nowait(None)

@@ -100,7 +100,12 @@ def test_a_guest_that_is_stuck_holds_nobody_up(
         "swanlab is 10 steps behind and is given up; metrics.jsonl has every step",
         "swanlab was still busy after 0.05 s; metrics.jsonl has every step",
     ]
+    monkeypatch.setattr(guest, "FINISH_TIMEOUT_S", 60.0)
     recorder.gate.set()
+    tracker.close(ok=True)
+    assert len(notes) == 2, "once it answers again, it ends"
+    assert recorder.calls[-1] == ("close", False)
+    assert not [call for call in recorder.calls if call[0] == "log"]
 
 
 def test_a_bug_of_ours_is_raised_where_the_run_hears_of_it(recorder: Recorder, tmp_path: Path) -> None:
