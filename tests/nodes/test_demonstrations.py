@@ -104,6 +104,11 @@ def test_validation_of_pairs(bench) -> None:
     losses = [math.log(1 + math.exp(1)), math.log(1 + math.exp(5 / 12))]
     assert output.stats["loss/dpo"].mean == pytest.approx(sum(losses) / 2)
     assert output.stats["loss/dpo"].count == 2
+    (nothing,) = dpo(
+        [Part(0, batch.take(np.array([], dtype=np.int64)))],
+        offline(bench, engine, op="dpo", validation=True, beta=1.0),
+    )
+    assert merge([output.stats, nothing.stats]) == output.stats, "a rank without pairs has nothing to tell"
 
 
 def test_log_probs_of_demonstrations_are_of_logits_as_they_are(bench) -> None:
