@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,10 @@ def test_it_holds_differences_only(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_says_when_to_use_it_and_stands_in_the_list(name: str) -> None:
-    assert _file(name).read_text().startswith("# ")
+    text = _file(name).read_text()
+    assert text.startswith("# ")
+    pages = re.findall(r"docs/\w+\.md", text)
+    assert [page for page in pages if not (REPOSITORY / page).is_file()] == []
     assert f"`{name}`" in (REPOSITORY / "docs" / "templates.md").read_text()
 
 
