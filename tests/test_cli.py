@@ -48,7 +48,7 @@ class TestValidate:
             "  all  2 CPU slots",
             "  actor      megatron  on all: tp 1, dp 2",
             "  generator  hf        on all: 2 replicas, follows actor",
-            "  advantage  advantage on host     group_id, reward, response_mask -> advantage",
+            "  advantage  advantage on host     reward, response_mask, group_id -> advantage",
         ):
             assert line in out
 

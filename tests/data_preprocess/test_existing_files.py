@@ -14,7 +14,7 @@ import pytest
 
 from dagrl.data.prompts import PromptLoader
 from dagrl.data.tokenizer import make_tokenizer
-from dagrl.spec.checks.data_files import _schema_problems
+from dagrl.spec.checks.data_files import _schema_problems, _Wanted
 from dagrl.spec.schema import TokenizerSpec
 
 
@@ -31,7 +31,7 @@ def row(index: int, **more: Any) -> dict[str, Any]:
 
 def loaded(path: Path) -> list[tuple[str, str, str, Any]]:
     """(prompt, answer, source, extra_info) as the loader gives them."""
-    assert _schema_problems(pq.read_schema(path)) == []
+    assert _schema_problems(pq.read_schema(path), _Wanted(responses=(), answers=True)) == []
     tokenizer = make_tokenizer(TokenizerSpec(kind="bytes"))
     loader = PromptLoader(path, tokenizer, max_prompt_tokens=99, overlong="error", shuffle=False, seed=0)
     columns = loader.one_epoch().columns
