@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 # Where it is set, as in many images, each of the processes of a run would compile torch and Megatron anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-runs test-parts lint format clean
+.PHONY: setup demo test test-runs test-more-runs test-parts lint format clean
 
 setup: $(VENV)/.ready
 
@@ -29,12 +29,18 @@ demo: setup
 # Tests that start SGLang, or end processes in the middle of a broadcast, have a process of their own, as workers have.
 ALONE := tests/engines/weights tests/engines/sglang
 
-# Whole runs wait for their processes most of the time: the other tests run beside them.
+# Whole runs, in two halves.
+MORE_RUNS := $(wildcard tests/runtime/test_[p-z]*.py)
+
+# Whole runs wait for their processes much of the time: the other tests run beside them.
 test: setup lint
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-runs test-parts
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-runs test-parts test-more-runs
 
 test-runs: setup
-	$(BIN)/pytest tests/runtime
+	$(BIN)/pytest tests/runtime $(addprefix --ignore=,$(MORE_RUNS))
+
+test-more-runs: setup
+	$(BIN)/pytest $(MORE_RUNS)
 
 test-parts: setup
 	$(BIN)/pytest --ignore=tests/runtime $(addprefix --ignore=,$(ALONE))

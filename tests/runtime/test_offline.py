@@ -65,6 +65,7 @@ def test_what_is_preferred_gets_likelier_than_what_is_not(pairs) -> None:
     assert all(int(wrong) == int(right) + 1 for right, wrong in by_prompt.values())
 
 
+@pytest.mark.soak
 def test_it_goes_on_from_a_checkpoint_with_the_same_numbers(lab, pairs, tmp_path: Path) -> None:
     shutil.copytree(pairs.folder, tmp_path / "run", symlinks=True)
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "step_4")

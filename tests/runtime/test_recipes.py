@@ -1,7 +1,7 @@
 """Each recipe of dag_templates/, for three steps of the demo's task, as a user of a laptop starts it.
 
 Others have tests of their own: the demo in test_report.py, what learns from given responses in test_offline.py,
-async_grpo in test_async.py, tools in test_turns.py, two agents in test_agents.py.
+async_grpo in test_async.py, tools in test_turns.py, two agents in test_agents.py, critics in test_ppo.py.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ SIGNS: dict[str, set[str]] = {
     "grpo_moe": set(),
 }
 """Recipe -> those of the metrics above that it has."""
-OFTEN = ("ppo", "dapo", "gspo", "reinforce_pp", "remax", "grpo_moe")
-"""Recipes whose way through a run differs from the demo's; the others differ in formulas, and run before a release."""
+OFTEN = ("dapo", "remax", "grpo_moe")
+"""Recipes whose way through a run no other test goes; the others differ in formulas, and run before a release."""
 IN_ONE_FILE = ("ppo", "dapo", "remax")
 """Recipes with nodes or engines that `tiny.yaml` cannot know of: they have a `tiny_NAME.yaml`."""
 OWN = {
