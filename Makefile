@@ -34,7 +34,7 @@ MORE_RUNS := $(wildcard tests/runtime/test_[p-z]*.py)
 
 # Whole runs wait for their processes much of the time: the other tests run beside them.
 test: setup lint
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-runs test-parts test-more-runs
+	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target test-runs test-parts test-more-runs
 
 test-runs: setup
 	$(BIN)/pytest tests/runtime $(addprefix --ignore=,$(MORE_RUNS))

@@ -162,6 +162,7 @@ def test_a_run_with_several_lives_has_each_step_once(lives):
         assert line["staleness/max"] <= 1 + 4, "begun tokens may be older by partial_rollout_max_age"
 
 
+@pytest.mark.soak
 def test_the_template_learns_from_samples_that_are_a_version_old(lab, tmp_path):
     template = Path(__file__).parents[2] / "dag_templates" / "async_grpo.yaml"
     overrides = ["run.steps=40", "run.validate_every=null", "run.validate_first=false", "track=[console]"]

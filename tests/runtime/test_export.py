@@ -91,6 +91,7 @@ def test_the_best_checkpoint_is_exported(run: Path, tmp_path: Path, capsys) -> N
     assert same(loaded(tmp_path / "hf"), drawn(run, 3))
 
 
+@pytest.mark.soak
 def test_there_and_back_in_processes_of_their_own(run: Path, tmp_path: Path) -> None:
     """As on a terminal: without noise, and without what a test process has imported."""
 

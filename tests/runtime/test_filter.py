@@ -74,6 +74,7 @@ def test_what_is_behind_the_filter_runs_once(unbroken):
             assert len(mine) == shards * (count if times else 1), (name, step)
 
 
+@pytest.mark.soak
 def test_a_run_that_is_taken_up_again_trains_on_the_same_rows(lab, pipeline, unbroken, tmp_path):
     shutil.copytree(unbroken.folder, tmp_path / "run", symlinks=True)
     for step in range(2, STEPS + 1):

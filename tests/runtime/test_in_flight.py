@@ -8,7 +8,7 @@ from collections import Counter
 import pyarrow.parquet as pq
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.soak
 
 STEPS, TOKENS = 6, 24
 

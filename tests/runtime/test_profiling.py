@@ -75,8 +75,8 @@ def test_a_profiled_run_leaves_traces_of_the_asked_nodes(on_one_slot):
     """With the same numbers as any other: see `test_layouts`."""
     run = on_one_slot
     folder = run.folder / "profile"
-    # One run for each of the two shards of a step where a node is not fed by a stream of all.
-    each_step = ["ref-reference-0-2", "ref-reference-0", "rollout-generator-0", "update-actor-0"]
+    # The reference has the slot when the rollout is over: both shards of the step are one run.
+    each_step = ["ref-reference-0", "rollout-generator-0", "update-actor-0"]
     expected = [f"step_{step}/{name}.json.gz" for step in (2, 3) for name in each_step]
     assert traces(folder) == sorted([*expected, "step_3/val-rollout-generator-0.json.gz"])
     update = trace(folder / "step_3" / "update-actor-0.json.gz")
