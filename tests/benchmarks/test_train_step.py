@@ -11,6 +11,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_both_sides_see_the_same_tokens_with_the_same_weights(tmp_path: Path) -> None:
     command = [sys.executable, BENCHMARKS / "train_step.py", "--model", "tiny", "--rounds", "2", "--warmup", "0"]
     run = subprocess.run([*command, "--weights", tmp_path], capture_output=True, text=True, timeout=200)

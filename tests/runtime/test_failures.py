@@ -49,6 +49,7 @@ def test_a_killed_worker_that_may_not_be_made_up_for_is_named_and_the_run_ends(l
     assert list((run.folder / "checkpoints").glob("step_*"))
 
 
+@pytest.mark.soak
 def test_a_save_on_the_side_that_fails_ends_the_run_in_a_sentence(lab, tmp_path):
     """A limit on the size of files stands in for a full disk."""
     pipeline = lab.tiny_pipeline()

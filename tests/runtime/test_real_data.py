@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.soak
 
 REPOSITORY = Path(__file__).parents[2]
 ORIGINALS = REPOSITORY.parent / "shared" / "data" / "gsm8k"

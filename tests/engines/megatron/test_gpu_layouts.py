@@ -48,6 +48,7 @@ def test_the_names_of_the_cases_tell_them_apart() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_a_layout_is_compared_without_gpus_too(tmp_path: Path) -> None:
     results = run(2, tmp_path, "--only", "dense-tp2-sp", CUDA_VISIBLE_DEVICES="")
     assert results.keys() == {"dense-tp2-sp fp32"}
