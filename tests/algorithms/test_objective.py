@@ -306,12 +306,22 @@ def test_tokens_that_cost_entropy_are_held_back(spec, loss, gradients):
     assert tokens.logprob.grad.tolist() == pytest.approx([*gradients, 0], abs=1e-12)
 
 
-def test_gmpo_is_the_geometric_mean_of_clipped_ratios():
-    """The paper's objective on probabilities, by autograd: sign(A) (prod of min(A' r, A' clip(r)))^(1/n) |A|."""
-    batch, logits = make_batch([[1, 1, 0], [1], [1, 1, 1, 1], [0]], seed=7)
+def with_an_advantage_a_response(seed: int) -> tuple[Batch, torch.Tensor, np.ndarray, np.ndarray]:
+    """Four responses, the last without a token to train on: batch, logits, row of each token, advantage of each row."""
+    batch, logits = make_batch([[1, 1, 0], [1], [1, 1, 1, 1], [0]], seed=seed)
     rows = np.repeat(np.arange(4), batch["response_mask"].lengths)
     of_rows = np.array([1.5, -0.5, -2.0, 7.0])
-    batch = batch.with_columns({"advantage": Column(of_rows[rows], batch["response_mask"].offsets)})
+    return (
+        batch.with_columns({"advantage": Column(of_rows[rows], batch["response_mask"].offsets)}),
+        logits,
+        rows,
+        of_rows,
+    )
+
+
+def test_gmpo_is_the_geometric_mean_of_clipped_ratios():
+    """The paper's objective on probabilities, by autograd: sign(A) (prod of min(A' r, A' clip(r)))^(1/n) |A|."""
+    batch, logits, rows, of_rows = with_an_advantage_a_response(seed=7)
     spec = LossSpec(policy="gmpo", clip_ratio=0.3, clip_ratio_high=0.4)
     loss, gradient, metrics = train([batch], PolicyObjective(spec, 1.0, ALL), logits)
 
@@ -386,10 +396,7 @@ def test_pairwise_mirror_descent_pulls_as_the_squares_of_all_differences_do(part
 
 def test_gspo_is_the_mean_over_responses_of_their_clipped_ratio():
     """Equation 5 of the paper, on probabilities of whole responses, by autograd."""
-    batch, logits = make_batch([[1, 1, 0], [1], [1, 1, 1, 1], [0]], seed=6)
-    rows = np.repeat(np.arange(4), batch["response_mask"].lengths)
-    of_rows = np.array([1.5, -0.5, -2.0, 7.0])
-    batch = batch.with_columns({"advantage": Column(of_rows[rows], batch["response_mask"].offsets)})
+    batch, logits, rows, of_rows = with_an_advantage_a_response(seed=6)
     spec = LossSpec(policy="gspo", clip_ratio=0.3, clip_ratio_high=0.4)
     loss, gradient, metrics = train([batch], PolicyObjective(spec, 1.0, ALL), logits)
 
