@@ -196,6 +196,7 @@ def test_a_full_disk_is_a_sentence(originals, fails, monkeypatch: pytest.MonkeyP
         train_DOT_jsonl=[question(number, os.urandom(40).hex()) for number in range(9000)],
         test_DOT_jsonl=[question(1)],
     )
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # or a module imported meanwhile would be cut short, too
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
