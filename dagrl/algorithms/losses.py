@@ -262,7 +262,8 @@ def opmd_pairwise(
     """
     log_ratio = (logprob - old_logprob).detach()
     worth = rows.means(advantage) - tau * rows.sums(log_ratio)
-    _, prompt = torch.unique(group, return_inverse=True)
+    # A number for each prompt, as torch.unique would give, which waits for a GPU to say how many there are.
+    prompt = torch.searchsorted(group.sort().values, group)
     totals = torch.zeros(2, len(prompt), dtype=worth.dtype, device=worth.device)
     of_responses = torch.where(rows.once, torch.stack([worth, torch.ones_like(worth)]), 0.0)
     total, count = totals.index_add(1, prompt, of_responses)

@@ -37,9 +37,11 @@ def tally(values: Mapping[str, torch.Tensor], counted: torch.Tensor) -> dict[str
 def tally_mean(values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """The mean of `values` [N], weighted by `weight` [N], none negative; see `Stat.weighted`."""
     total, count = (values.detach().double() * weight).sum(), weight.sum().double()
-    mean = total / count
-    known = torch.stack([count, total, mean * total, mean, mean])
-    return torch.where(count > 0, known, known.new_tensor([0.0, 0.0, 0.0, torch.inf, -torch.inf]))
+    known = count > 0
+    total = torch.where(known, total, 0.0)
+    mean = total / torch.where(known, count, 1.0)
+    low, high = (torch.where(known, mean, end) for end in (torch.inf, -torch.inf))
+    return torch.stack([count, total, mean * total, low, high])
 
 
 def read_tallies(parts: Sequence[Tallies]) -> dict[str, Stat]:

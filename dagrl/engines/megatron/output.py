@@ -65,9 +65,19 @@ def read(
     hidden = hidden.index_select(0, micro_batch.reading)
     if context.scalar:
         return _join_context(output_layer(hidden).float().t(), micro_batch)
+    _complete_weights(output_layer)
     weight = output_layer.weight if output_weight is None else output_weight
     logprob, entropy = _logprobs(hidden, weight, config, context, micro_batch.targets)
     return _join_context(logprob[None] if entropy is None else torch.stack([logprob, entropy]), micro_batch)
+
+
+def _complete_weights(layer: MegatronModule) -> None:
+    """Wait for weights that are still being gathered over replicas; megatron's hook for that waits for a layer's call.
+
+    The output layer is never called: its weight is read.
+    """
+    for hook in layer._forward_pre_hooks.values():
+        hook(layer, ())
 
 
 class ScalarHead(torch.nn.Linear):

@@ -12,6 +12,7 @@ from dagrl.data.stats import merge
 # A large epsilon: with Adam's own, a gradient of nearly 0 gives a step of full size and of chance direction.
 ADAM = {"lr": 1e-2, "adam_eps": 1e-2}
 TP2 = {"tensor_model_parallel_size": 2}
+OVERLAP = {"overlap_grad_reduce": True, "overlap_param_gather": True}
 
 
 def mini_batches(batch: Batch, count: int = 2) -> list[Batch]:
@@ -67,7 +68,9 @@ def one_process(train: Callable[..., Any]) -> dict[str, Any]:
         pytest.param(1, {}, id="distributed optimizer"),
         pytest.param(2, {}, id="dp2, distributed optimizer"),
         pytest.param(2, {"optimizer": {**ADAM, "use_distributed_optimizer": False}}, id="dp2, plain optimizer"),
-        pytest.param(2, {"ddp": {"overlap_grad_reduce": True, "overlap_param_gather": True}}, id="dp2, overlap"),
+        pytest.param(2, {"ddp": OVERLAP}, id="dp2, overlap"),
+        # The output layer, which megatron does not call itself, is in a bucket of its own.
+        pytest.param(2, {"ddp": OVERLAP | {"bucket_size": 1000}}, id="dp2, overlap in several buckets"),
         pytest.param(2, {"parallel": TP2}, id="tp2"),
         pytest.param(4, {"parallel": {**TP2, "sequence_parallel": True}}, id="dp2 x tp2, sequence parallel"),
         pytest.param(
