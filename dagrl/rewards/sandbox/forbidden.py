@@ -12,6 +12,9 @@ FORBIDDEN: dict[str, Numbers] = {
     "listen": (50, 201),
     "accept": (43, 202),
     "accept4": (288, 242),
+    # A file that is on its way over a pair of streams lies on the disk, and nobody sees it.
+    "sendmsg": (46, 211),
+    "sendmmsg": (307, 269),
     # Processes; threads are `clone`, which only its arguments tell from them.
     "fork": (57, None),
     "vfork": (58, None),
@@ -40,6 +43,9 @@ FORBIDDEN: dict[str, Numbers] = {
     "mq_open": (240, 180),
     "mq_unlink": (241, 181),
     "memfd_create": (319, 279),
+    # What all processes of the user, or of the machine, have so many of together.
+    "io_setup": (206, 0),
+    "timer_create": (222, 107),
     # Files, where Landlock does not look.
     "chmod": (90, None),
     "fchmod": (91, 52),
@@ -62,6 +68,16 @@ FORBIDDEN: dict[str, Numbers] = {
     "name_to_handle_at": (303, 264),
     "open_by_handle_at": (304, 265),
     "fanotify_init": (300, 262),
+    "inotify_init": (253, None),
+    "inotify_init1": (294, 26),
+    "inotify_add_watch": (254, 27),
+    "flock": (73, 32),
+    # Files beyond their bounds: room behind a file's end, and names that hide others among them.
+    "fallocate": (285, 47),
+    "link": (86, None),
+    "linkat": (265, 37),
+    "symlink": (88, None),
+    "symlinkat": (266, 36),
     # The machine.
     "mount": (165, 40),
     "umount2": (166, 39),
@@ -97,6 +113,7 @@ FORBIDDEN: dict[str, Numbers] = {
     "syslog": (103, 116),
     "personality": (135, 92),
     "sync": (162, 81),
+    "syncfs": (306, 267),
 }
 CHANGES_NAMES: dict[str, Numbers] = {
     "creat": (85, None),
@@ -106,12 +123,8 @@ CHANGES_NAMES: dict[str, Numbers] = {
     "mkdir": (83, None),
     "mkdirat": (258, 34),
     "rmdir": (84, None),
-    "link": (86, None),
-    "linkat": (265, 37),
     "unlink": (87, None),
     "unlinkat": (263, 35),
-    "symlink": (88, None),
-    "symlinkat": (266, 36),
     "mknod": (133, None),
     "mknodat": (259, 33),
 }

@@ -36,6 +36,8 @@ _MIB = 1 << 20
 _BLOCK_BYTES = 512
 """Unit of `os.stat_result.st_blocks`."""
 _LOOK_EVERY_S = 0.05
+_GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
+"""What /proc says of a process that ends while it is looked at; the last of these to users other than root."""
 _START_TIMEOUT_S = 60.0
 _LAUNCHER = Path(__file__).with_name("launcher.py")
 _SYSTEM = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/ld.so.conf")
@@ -137,7 +139,8 @@ def _limits(timeout_s: float, memory_mib: int, file_mib: int) -> dict[str, int]:
         "RLIMIT_AS": memory_mib * _MIB,
         "RLIMIT_FSIZE": file_mib * _MIB,
         "RLIMIT_NOFILE": 64,
-        "RLIMIT_CORE": 0,
+        # 0 would still start the program that a machine may have for collecting dumps; 1 is the kernel's word for none.
+        "RLIMIT_CORE": 1,
         "RLIMIT_STACK": min(8 * _MIB, memory_mib * _MIB),
         "RLIMIT_MSGQUEUE": 0,
         "RLIMIT_MEMLOCK": 0,
@@ -239,29 +242,50 @@ def _watch(process: subprocess.Popen[bytes], folder: Path, timeout_s: float, mos
 def _threads(pid: int) -> int:
     try:
         return Path(f"/proc/{pid}/task").stat().st_nlink - 2
-    except FileNotFoundError:
+    except _GONE:
         return 0
 
 
 def _holds_too_much(pid: int, folder: Path, most_bytes: int) -> bool:
-    """Whether there is more in the folder than there may be, with files that are removed and open still.
+    """Whether there is more in the folder than there may be, with files that are removed and open or mapped still.
 
-    It has no folders in it, and no links that lead out: the process can make neither.
+    It has no folders in it, and no links: the process can make neither. The size of a file that is removed, closed and
+    only mapped cannot be seen from here, and nobody needs one.
     """
-    held = [*_stats(folder), *(each for each in _stats(Path(f"/proc/{pid}/fd")) if each.st_nlink == 0)]
-    sizes = {(each.st_dev, each.st_ino): each.st_blocks * _BLOCK_BYTES for each in held}
-    return len(sizes) > MAX_FILES or sum(sizes.values()) > most_bytes
+    task = _running_task(pid)
+    mapped = _removed_and_mapped(task, folder)
+    shown, removed = [*_stats(folder)], [each for each in _stats(task / "fd") if each.st_nlink == 0]
+    sizes = {(each.st_dev, each.st_ino): each.st_blocks * _BLOCK_BYTES for each in (*shown, *removed)}
+    hidden = mapped - {each.st_ino for each in removed}
+    return bool(hidden) or max(len(shown), len(sizes)) > MAX_FILES or sum(sizes.values()) > most_bytes
+
+
+def _running_task(pid: int) -> Path:
+    """In /proc, a thread of the process: all have the same files, and the first one may end before the others."""
+    with suppress(*_GONE), os.scandir(f"/proc/{pid}/task") as tasks:
+        for task in tasks:
+            with suppress(*_GONE):
+                if os.listdir(f"{task.path}/fd"):  # noqa: PTH208 - of /proc, and often
+                    return Path(task)
+    return Path(f"/proc/{pid}")
+
+
+def _removed_and_mapped(task: Path, folder: Path) -> set[int]:
+    """The inodes of files of the folder that are removed and in the task's memory."""
+    try:
+        lines = (task / "maps").read_text(errors="replace").splitlines()
+    except _GONE:
+        return set()
+    # Address, rights, offset, device, inode, path.
+    return {int(line.split(None, 5)[4]) for line in lines if f" {folder}/" in line and line.endswith(" (deleted)")}
 
 
 def _stats(folder: Path) -> Iterator[os.stat_result]:
     """Of what is in a folder, at this moment, links followed; a little more than it may hold at most."""
-    try:
-        with os.scandir(folder) as entries:
-            for entry in islice(entries, MAX_FILES + 1):
-                with suppress(FileNotFoundError):
-                    yield Path(entry).stat()
-    except FileNotFoundError:
-        return
+    with suppress(*_GONE), os.scandir(folder) as entries:
+        for entry in islice(entries, MAX_FILES + 1):
+            with suppress(*_GONE):
+                yield Path(entry).stat()
 
 
 def _outcome(exit_status: int, output_is_full: bool) -> Outcome:

@@ -15,7 +15,8 @@ from dagrl.rewards.sandbox.forbidden import CHANGES_NAMES, FORBIDDEN
 
 _FIRST_COMMON = 424
 """From here on, a system call has the same number on all machines."""
-_NEW_AND_HARMLESS = {"close_range": 436, "faccessat2": 439, "epoll_pwait2": 441, "futex_waitv": 449}
+_CLOSE_RANGE = 436
+_NEW_AND_HARMLESS = {"faccessat2": 439, "epoll_pwait2": 441, "futex_waitv": 449}
 """All others from `_FIRST_COMMON` on do not exist in the sandbox, those included that kernels do not have yet. Python
 and the C library do without: ``clone3`` becomes ``clone``, whose arguments the filter can see, ``io_uring`` nothing."""
 
@@ -25,10 +26,10 @@ _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_ANY_BIT = 0x15, 0x35, 0x45
 _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
 _X32_NUMBERS = 0x40000000
 
-_CLONE_THREAD = 0x10000
+_CLONE_THREAD, _CLONE_FILES, _CLOSE_RANGE_UNSHARE = 0x10000, 0x400, 2
 _AF_UNIX, _SOCK_STREAM, _SOCK_KINDS = 1, 1, 0xF
-_F_SETOWN, _F_SETOWN_EX, _F_SETLEASE = 8, 15, 1024
-_FIOSETOWN, _SIOCSPGRP, _TIOCSTI = 0x8901, 0x8902, 0x5412
+_F_SETOWN, _F_SETOWN_EX, _F_SETLEASE, _F_NOTIFY, _F_SETPIPE_SZ = 8, 15, 1024, 1026, 1031
+_TCGETS, _TIOCGWINSZ, _FIONREAD, _FIONBIO, _FIONCLEX, _FIOCLEX = 0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 
 type _Code = list[tuple[int, int, int, int]]
@@ -91,12 +92,16 @@ def _by_argument(machine: _Machine, write_files: bool) -> list[tuple[int, int, _
     """Calls that one of their arguments decides about: number, which argument, what to do with it."""
     opening = _never_cut_short() if write_files else _unless_any_bit(_WRITING, errno.EACCES)
     rules = [
-        (machine.clone, 0, _only_if_any_bit(_CLONE_THREAD)),
+        # Threads, and no others than those that have their open files in common: one of them is looked at.
+        (machine.clone, 0, _only_if_all_bits(_CLONE_THREAD | _CLONE_FILES)),
+        (_CLOSE_RANGE, 2, _unless_any_bit(_CLOSE_RANGE_UNSHARE, errno.EPERM)),
         (machine.openat, 2, opening),
         (machine.socketpair, 0, _only_streams()),
-        # Who gets the signals of a file or a socket: anybody of the same user. And who waits for a file.
-        (machine.fcntl, 1, _unless_one_of(_F_SETOWN, _F_SETOWN_EX, _F_SETLEASE)),
-        (machine.ioctl, 1, _unless_one_of(_FIOSETOWN, _SIOCSPGRP, _TIOCSTI)),
+        # Who gets the signals of a file or a socket: anybody of the same user. Who waits for a file, or hears of it.
+        # And the room in pipes, of which a user has so much.
+        (machine.fcntl, 1, _unless_one_of(_F_SETOWN, _F_SETOWN_EX, _F_SETLEASE, _F_NOTIFY, _F_SETPIPE_SZ)),
+        # What Python asks for. Others do the same as `fcntl`, or are a file system's own, such as a new subvolume.
+        (machine.ioctl, 1, _only_one_of(_TCGETS, _TIOCGWINSZ, _FIONREAD, _FIONBIO, _FIONCLEX, _FIOCLEX)),
         # It dies with whoever started it, who sees what it has open.
         (machine.prctl, 0, _unless_one_of(_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE)),
         # Its own limits, which it can only lower.
@@ -125,12 +130,17 @@ def _unless_one_of(*values: int) -> _Code:
     return [*(instruction for each in refused for instruction in each), *_return(_ALLOW)]
 
 
+def _only_one_of(*values: int) -> _Code:
+    allowed = [_when(_JUMP_EQUAL, value, _return(_ALLOW)) for value in values]
+    return [*(instruction for each in allowed for instruction in each), *_refuse(errno.EPERM)]
+
+
 def _unless_any_bit(bits: int, error: int) -> _Code:
     return [*_when(_JUMP_ANY_BIT, bits, _refuse(error)), *_return(_ALLOW)]
 
 
-def _only_if_any_bit(bits: int) -> _Code:
-    return [*_when(_JUMP_ANY_BIT, bits, _return(_ALLOW)), *_refuse(errno.EPERM)]
+def _only_if_all_bits(bits: int) -> _Code:
+    return [(_AND, 0, 0, bits), *_when(_JUMP_EQUAL, bits, _return(_ALLOW)), *_refuse(errno.EPERM)]
 
 
 def _when(condition: int, value: int, body: _Code) -> _Code:

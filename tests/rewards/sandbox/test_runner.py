@@ -152,18 +152,57 @@ class TestMemoryAndOutput:
             "open(f'{number}', 'wb').write(bytes(1 << 19))",
             "open(f'{number}', 'wb')",
             "held.append(open('a', 'wb')); os.remove('a'); held[-1].write(bytes(1 << 19)); held[-1].flush()",
+            "with open('a', 'w+b') as a: a.write(bytes(4096)); libc.mmap(0, 4096, 1, 1, a.fileno(), 0); os.remove('a')",
         ],
-        ids=["large files", "empty files", "removed files"],
+        ids=["large files", "empty files", "removed files", "mapped files"],
     )
     def test_many_files_end_the_program(self, more: str) -> None:
-        code = f"import itertools, os, time\nheld = []\nfor number in range(1000):\n    if len(held) < 50: {more}\n"
+        code = "import ctypes, os, time\nheld, libc = [], ctypes.CDLL(None)\n"
+        code += f"for number in range(1000):\n    if len(held) < 50:\n        {more}\n"
         result = run(code + "time.sleep(60)", file_mib=2, timeout_s=30)
         assert result.outcome is Outcome.TOO_MUCH
+
+    def test_files_of_a_thread_that_outlives_the_first_one_are_seen(self) -> None:
+        code = """
+import ctypes, os, threading, time
+def hold():
+    held = []
+    for _ in range(8):
+        held.append(open('a', 'wb', buffering=0))
+        os.remove('a')
+        held[-1].write(bytes(1 << 19))
+    time.sleep(60)
+threading.Thread(target=hold).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+        assert run(code, file_mib=2, timeout_s=30).outcome is Outcome.TOO_MUCH
+
+    def test_what_holds_files_unseen_cannot_be_done(self) -> None:
+        raising = "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+        raising += "if libc.{} < 0: raise OSError(ctypes.get_errno(), 'refused')"
+        assert_forbidden(
+            "os.link('main.py', 'link')",
+            "import socket\na, b = socket.socketpair()\nsocket.send_fds(a, [b'x'], [0])",
+            raising.format("fallocate(os.open('f', os.O_RDWR | os.O_CREAT), 1, 0, 1 << 30)"),
+            raising.format("close_range(3, 10, 2)"),
+        )
 
     def test_threads_are_bounded(self) -> None:
         code = "import threading, time\nthreading.stack_size(1 << 16)\n"
         code += f"for _ in range({2 * MAX_THREADS}): threading.Thread(target=time.sleep, args=(60,)).start()"
         assert run(code, timeout_s=30).outcome is Outcome.TOO_MUCH
+
+    def test_what_all_processes_of_a_user_share_cannot_be_taken(self) -> None:
+        raising = "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+        raising += "if libc.{} < 0: raise OSError(ctypes.get_errno(), 'refused')"
+        assert_forbidden(
+            raising.format("timer_create(0, None, ctypes.byref(ctypes.c_void_p()))"),
+            raising.format("inotify_init()"),
+            "import fcntl\nfcntl.fcntl(os.pipe()[0], 1031, 1 << 20)",
+            "import fcntl, json\nfcntl.flock(open(json.__file__), fcntl.LOCK_EX)",
+            # A file system's own commands: its attributes, and a folder that is none.
+            "import fcntl\nfcntl.ioctl(open('main.py'), 0x80086601, bytes(8))",
+        )
 
     def test_limits_cannot_be_raised(self) -> None:
         raising = "import resource\nresource.setrlimit(resource.RLIMIT_{}, (-1, -1))"

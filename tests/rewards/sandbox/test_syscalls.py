@@ -75,8 +75,17 @@ def test_without_writing_nothing_can_be_opened_for_it_or_renamed(machine: str, w
 def test_a_thread_is_no_process(machine: str) -> None:
     program, architecture = filter_program(machine, write_files=True), ARCHITECTURES[machine]
     thread_flags, fork_flags = 0x3D0F00, 0x1200011  # As glibc's pthread_create and fork pass them.
+    files = 0x400
     assert answer(program, CLONE[machine], (thread_flags,), architecture=architecture) == ALLOW
-    assert answer(program, CLONE[machine], (fork_flags,), architecture=architecture) == ERRNO | errno.EPERM
+    for flags in (fork_flags, thread_flags & ~files):
+        assert answer(program, CLONE[machine], (flags,), architecture=architecture) == ERRNO | errno.EPERM
+
+
+def test_threads_cannot_part_from_each_others_files(machine: str) -> None:
+    program, architecture = filter_program(machine, write_files=True), ARCHITECTURES[machine]
+    close_range, unshare, on_exec = 436, 2, 4
+    assert answer(program, close_range, (3, 64, on_exec), architecture=architecture) == ALLOW
+    assert answer(program, close_range, (3, 64, unshare), architecture=architecture) == ERRNO | errno.EPERM
 
 
 def test_pairs_of_sockets_are_streams_of_this_machine(machine: str) -> None:
