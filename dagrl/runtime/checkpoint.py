@@ -177,14 +177,17 @@ class Checkpoints:
         # Those of earlier versions say nothing about their files.
         if found := damage(folder, fields.get("files", {})):
             raise TornCheckpointError(f"the checkpoint {folder} is torn: {found}")
-        return RunState(
-            fields["step"],
-            fields["position"],
-            fields["model"],
-            tuple(fields.get("carried", ())),
-            _score_of(fields),
-            {name: tuple(weights) for name, weights in fields.get("kl_weights", {}).items()},
-        )
+        try:
+            return RunState(
+                fields["step"],
+                fields["position"],
+                fields["model"],
+                tuple(fields.get("carried", ())),
+                _score_of(fields),
+                {name: tuple(weights) for name, weights in fields.get("kl_weights", {}).items()},
+            )
+        except KeyError as missing:
+            raise TornCheckpointError(f"the checkpoint {folder} is torn: {_STATE} lacks {missing}") from missing
 
     def _finished(self) -> list[tuple[int, Path]]:
         """Finished checkpoints with their steps, oldest first."""

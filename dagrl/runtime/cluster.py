@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -14,8 +13,15 @@ from types import ModuleType
 from dagrl.plan.machines import MisfitError, assign_machines
 from dagrl.runtime import reaper
 from dagrl.runtime.errors import RunError, WorkerLostError
+from dagrl.runtime.interrupts import sigterm_given_back, undisturbed
 from dagrl.runtime.ray_machines import machines_of
-from dagrl.runtime.ray_session import keep_worker_logs, object_store_bytes, session_folder, watched
+from dagrl.runtime.ray_session import (
+    keep_worker_logs,
+    object_store_bytes,
+    session_folder,
+    small_shared_memory,
+    watched,
+)
 from dagrl.spec.schema import Pipeline
 
 _KNOCK_TIMEOUT_S = 10.0
@@ -25,10 +31,13 @@ _RUNNING_CLUSTER = Path("/tmp/ray/ray_current_cluster")
 
 
 @contextmanager
-def cluster(pipeline: Pipeline, logs: Path, *, patient: bool = False) -> Iterator[ModuleType]:
+def cluster(
+    pipeline: Pipeline, logs: Path, note: Callable[[str], None], *, patient: bool = False
+) -> Iterator[ModuleType]:
     """The `ray` module, connected; RunError where the pipeline asks for more than there is.
 
-    `patient`: wait, as long as workers may take to start, for machines that were lost and may come back.
+    `note` tells the user something. `patient`: wait, as long as workers may take to start, for machines that were lost
+    and may come back.
 
     The cluster is the one at RAY_ADDRESS, or else the one that `ray start` has started on this machine, or else one
     that is started here. The last is ended with the context, its processes and files with it; what its workers have
@@ -39,27 +48,51 @@ def cluster(pipeline: Pipeline, logs: Path, *, patient: bool = False) -> Iterato
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
     import ray
 
-    address = os.environ.get("RAY_ADDRESS") or ("auto" if _RUNNING_CLUSTER.exists() else None)
-    with _joined(ray, address) if address else _started(ray, pipeline, logs):
+    address = os.environ.get("RAY_ADDRESS") or _running_here()
+    with _joined(ray, address) if address else _started(ray, pipeline, logs, note):
         _check_resources(ray, pipeline, pipeline.run.start_timeout_s if patient else 0.0)
         yield ray
 
 
 @contextmanager
 def _joined(ray: ModuleType, address: str) -> Iterator[None]:
+    if address.startswith("ray://"):
+        raise RunError(
+            f"RAY_ADDRESS is {address}, where Ray's client is served, and a run has to be part of the cluster",
+            hint="start `dagrl run` on a machine of the cluster, with the HOST:PORT of its head in RAY_ADDRESS",
+        )
     try:
         _knock(address)
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR", namespace="dagrl")
+        with sigterm_given_back():
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR", namespace="dagrl")
     except (OSError, ValueError) as error:
         raise RunError(
             f"no Ray cluster answers at {address}: {error}",
-            hint="if it asks for a token, set RAY_AUTH_MODE=token; for a local one, unset RAY_ADDRESS and, if a "
-            f"cluster has died, remove {_RUNNING_CLUSTER}",
+            hint="if it asks for a token, set RAY_AUTH_MODE=token; for a local one, unset RAY_ADDRESS",
+        ) from error
+    except (RuntimeError, ray.exceptions.RayError) as error:
+        # Other versions of Ray or Python, or a token that is not the cluster's: told in several lines.
+        told = " ".join(str(error).split())
+        raise RunError(
+            f"the Ray cluster at {address} cannot be joined: {told}",
+            hint="use the versions and the token of the cluster; or, for a Ray of the run's own, unset RAY_ADDRESS "
+            f"and end the one that {_RUNNING_CLUSTER} names, if there is one",
         ) from error
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _running_here() -> str | None:
+    """Address of the cluster that `ray start` has started on this machine; None where none answers."""
+    try:
+        address = _RUNNING_CLUSTER.read_text().strip()
+        _knock(address)
+    except OSError:
+        # The file outlives clusters that were killed, and may be another user's.
+        return None
+    return address or None
 
 
 def _knock(address: str) -> None:
@@ -70,21 +103,24 @@ def _knock(address: str) -> None:
 
 
 @contextmanager
-def _started(ray: ModuleType, pipeline: Pipeline, logs: Path) -> Iterator[None]:
+def _started(ray: ModuleType, pipeline: Pipeline, logs: Path, note: Callable[[str], None]) -> Iterator[None]:
     slots = sum(group.ranks for group in pipeline.groups.values() if group.is_cpu)
+    if told := small_shared_memory():
+        note(told)
     with session_folder() as folder, watched(folder, reaper.EPITAPH) as watch:
         try:
             try:
-                ray.init(
-                    address="local",
-                    num_cpus=max(os.cpu_count() or 1, slots),
-                    include_dashboard=False,
-                    object_store_memory=object_store_bytes(),
-                    _temp_dir=str(folder),
-                    log_to_driver=False,
-                    logging_level="ERROR",
-                    namespace="dagrl",
-                )
+                with sigterm_given_back():
+                    ray.init(
+                        address="local",
+                        num_cpus=max(os.cpu_count() or 1, slots),
+                        include_dashboard=False,
+                        object_store_memory=object_store_bytes(),
+                        _temp_dir=str(folder),
+                        log_to_driver=False,
+                        logging_level="ERROR",
+                        namespace="dagrl",
+                    )
             except Exception as error:
                 # Ray has no kind of its own for processes that do not come up in time.
                 raise WorkerLostError(
@@ -95,11 +131,10 @@ def _started(ray: ModuleType, pipeline: Pipeline, logs: Path) -> Iterator[None]:
             yield
         finally:
             # From here on everything has a bound, and half of it would leave processes behind.
-            interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
-            watch()
-            ray.shutdown()
-            keep_worker_logs(folder, logs)
-            signal.signal(signal.SIGINT, interrupt)
+            with undisturbed():
+                watch()
+                ray.shutdown()
+                keep_worker_logs(folder, logs)
 
 
 def _check_resources(ray: ModuleType, pipeline: Pipeline, patience_s: float) -> None:

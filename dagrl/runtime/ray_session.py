@@ -16,6 +16,7 @@ from dagrl.runtime import reaper
 
 _OBJECT_STORE_BYTES = 2 * 2**30
 _LONGEST_TEMPORARY_FOLDER = 25
+_SHARED_MEMORY = Path("/dev/shm")
 
 
 @contextmanager
@@ -58,8 +59,9 @@ def watched(folder: Path, epitaph: str) -> Iterator[Callable[[], None]]:
     def watch() -> None:
         there = [reaper.identity(pid) for pid in reaper.descendants(os.getpid()) if pid not in others]
         known.extend(each for each in there if each is not None)
-        tell.write("".join(f"{each}\n" for each in known))
-        tell.flush()
+        with contextlib.suppress(BrokenPipeError):  # somebody has ended it, and this process still cleans up
+            tell.write("".join(f"{each}\n" for each in known))
+            tell.flush()
 
     tell.write(f"{folder}\n")
     tell.flush()
@@ -77,6 +79,18 @@ def object_store_bytes() -> int:
     """A store that fits: Ray would take 30% of the memory, and warns where shared memory is small."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(128 * 2**20, min(_OBJECT_STORE_BYTES, memory // 10))
+
+
+def small_shared_memory() -> str:
+    """Where shared memory is too small for the store, so that Ray has it on the disk: what to tell of it."""
+    with contextlib.suppress(OSError):
+        free, wanted = shutil.disk_usage(_SHARED_MEMORY).free, object_store_bytes()
+        if free < wanted:
+            return (
+                f"{_SHARED_MEMORY} has {free / 2**30:.1f} GiB free, and Ray's object store takes {wanted / 2**30:.1f}: "
+                "it lies on the disk, which is slow; with Docker say --shm-size=16g or --ipc=host"
+            )
+    return ""
 
 
 def keep_worker_logs(folder: Path, logs: Path, prefix: str = "") -> None:

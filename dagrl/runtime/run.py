@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +17,7 @@ from dagrl.runtime.driver import Driver
 from dagrl.runtime.errors import InterruptedRunError, RunError, WorkerLostError
 from dagrl.runtime.fleet import Fleet
 from dagrl.runtime.health import Restarts
+from dagrl.runtime.interrupts import Interrupts, kin_of_ctrl_c
 from dagrl.runtime.kl_control import KlControl
 from dagrl.runtime.messages import StartEngine
 from dagrl.runtime.run_folder import RunFolder, open_run_folder
@@ -43,11 +44,16 @@ class Outcome:
     """Newest finished step."""
     stopped: bool
     """Whether the user stopped it before its last step."""
+    before: bool = False
+    """Whether there was nothing left to do."""
 
     def summary(self, folder: Path) -> str:
         """The last words of a run: how far it got, and where to look."""
-        goes_on = "stopped after step {}; `dagrl run` with the same folder goes on"
-        lines = [(goes_on if self.stopped else "finished step {}").format(self.step)]
+        lines = [f"finished step {self.step}"]
+        if self.stopped:
+            lines = [f"stopped after step {self.step}; `dagrl run` with the same folder goes on"]
+        elif self.before:
+            lines = [f"finished step {self.step} before; nothing is left to do, a larger run.steps goes on"]
         for name, what in _CONTENTS.items():
             if (folder / name).exists():
                 lines.append(f"  {folder / name}  {what}")
@@ -62,11 +68,12 @@ def run_pipeline(checked: CheckedPipeline, run_dir: Path) -> Outcome:
     plan = make_plan(checked.loaded.pipeline, checked.graph)
     restarts = Restarts(checked.loaded.pipeline.run.max_restarts)
     told = ""
-    while True:
-        try:
-            return _go_on(checked, plan, run_dir, restarts, told)
-        except WorkerLostError as lost:
-            told = restarts.once_more(lost, "all of the run goes on from its last checkpoint")
+    with kin_of_ctrl_c():
+        while True:
+            try:
+                return _go_on(checked, plan, run_dir, restarts, told)
+            except WorkerLostError as lost:
+                told = restarts.once_more(lost, "all of the run goes on from its last checkpoint")
 
 
 def _go_on(checked: CheckedPipeline, plan: Plan, run_dir: Path, restarts: Restarts, told: str) -> Outcome:
@@ -76,8 +83,19 @@ def _go_on(checked: CheckedPipeline, plan: Plan, run_dir: Path, restarts: Restar
     with open_run_folder(run_dir, pipeline, loaded.to_yaml(), again=bool(told)) as folder:
         done = folder.resumed.step if folder.resumed else 0
         if done >= pipeline.run.steps:
-            return Outcome(done, stopped=False)
-        trackers = open_trackers(
+            return Outcome(done, stopped=False, before=True)
+        with _opened(loaded, folder) as trackers:
+            for note in filter(None, (told, *folder.torn)):
+                trackers.note(note)
+            with cluster(pipeline, folder.path / "logs", trackers.note, patient=bool(told)) as ray:
+                trackers.note(f"run folder {folder.path}" + (f", going on after step {done}" if done else ""))
+                return asyncio.run(_train(ray, loaded, plan, folder, trackers, restarts))
+
+
+def _opened(loaded: LoadedPipeline, folder: RunFolder) -> Trackers:
+    pipeline = loaded.pipeline
+    try:
+        return open_trackers(
             pipeline.track,
             run_dir=folder.path,
             run_name=pipeline.name,
@@ -86,12 +104,8 @@ def _go_on(checked: CheckedPipeline, plan: Plan, run_dir: Path, restarts: Restar
             resumed_step=folder.resumed.step if folder.resumed else None,
             shown_samples=pipeline.run.log_val_generations,
         )
-        with trackers:
-            for note in filter(None, (told, *folder.torn)):
-                trackers.note(note)
-            with cluster(pipeline, folder.path / "logs", patient=bool(told)) as ray:
-                trackers.note(f"run folder {folder.path}" + (f", going on after step {done}" if done else ""))
-                return asyncio.run(_train(ray, loaded, plan, folder, trackers, restarts))
+    except (OSError, ValueError) as error:
+        raise RunError(str(error)) from error
 
 
 async def _train(
@@ -103,7 +117,7 @@ async def _train(
     position, carried = (resumed.position, resumed.carried) if resumed else (0, ())
     kl_control = KlControl(loaded.pipeline, resumed.kl_weights if resumed else {}, resumed.step + 1 if resumed else 1)
     driver = Driver(loaded.pipeline, plan, scheduler, fleet, folder, trackers, restarts, position, carried, kl_control)
-    with _Interrupts(driver, trackers) as interrupts:
+    with Interrupts(driver, trackers) as interrupts:
         try:
             began = time.time()
             trackers.note(f"starting {', '.join(plan.executors)}")
@@ -119,11 +133,13 @@ async def _train(
             raise InterruptedRunError from cancelled
         except RunError as error:
             folder.keep_details(error)
-            await fleet.abandon()
+            with suppress(asyncio.CancelledError):  # Ctrl-C ends the wait; what has failed is to be heard of
+                await fleet.abandon()
             raise
         except OSError as error:
             raise RunError(str(error), hint="is the disk full, or the run folder no longer writable?") from error
-    await fleet.close()
+    with suppress(asyncio.CancelledError):  # all is saved: Ctrl-C only makes the farewell shorter
+        await fleet.close()
     return Outcome(scheduler.committed, stopped=scheduler.committed < plan.steps)
 
 
@@ -139,32 +155,3 @@ def _common_setup(loaded: LoadedPipeline, folder: RunFolder) -> StartEngine:
         trained=False,
         keeps_start_weights=False,
     )
-
-
-class _Interrupts:
-    """Ctrl-C and SIGTERM: the first ends the run at the next step boundary, the second ends it now."""
-
-    def __init__(self, driver: Driver, trackers: Trackers) -> None:
-        self.training = False
-        self._driver = driver
-        self._trackers = trackers
-        self._asked = False
-
-    def __enter__(self) -> _Interrupts:
-        self._loop = asyncio.get_running_loop()
-        self._main = asyncio.current_task()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._loop.add_signal_handler(number, self._interrupt)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._loop.remove_signal_handler(number)
-
-    def _interrupt(self) -> None:
-        if self.training and not self._asked:
-            self._asked = True
-            self._trackers.note("stopping after this step, with a checkpoint; Ctrl-C again to stop at once")
-            self._driver.request_stop()
-        elif self._main is not None:
-            self._main.cancel()

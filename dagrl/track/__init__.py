@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -70,7 +70,8 @@ class Trackers:
         if self._console is not None:
             self._console.note(message)
         else:
-            print(message, file=sys.stderr, flush=True)
+            with suppress(OSError):  # nobody is there to read it
+                print(message, file=sys.stderr, flush=True)
 
     def close(self, ok: bool) -> None:
         """Close all, also if closing one fails; the first such OSError is raised at the end."""

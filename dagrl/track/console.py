@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -55,7 +56,16 @@ VISIBLE_SETS = 8
 
 
 class _Terminal(Terminal):
-    """Standard output; where its reader has gone, silence, for a run does not end with a closed pipe."""
+    """Standard output; where its reader has gone, silence, for a run does not end with a closed pipe or terminal."""
+
+    def _write_buffer(self) -> None:
+        try:
+            super()._write_buffer()
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            # A terminal that was hung up: rich knows of pipes alone.
+            self.on_broken_pipe()
 
     def on_broken_pipe(self) -> None:
         self.quiet = True

@@ -151,5 +151,10 @@ def _metadata(name: str, pid: int, tid: int, label: str) -> Event:
 
 
 def _kept_events(path: Path, resumed_step: int | None) -> list[Event]:
-    """Complete events of steps up to `resumed_step`."""
-    return [event for event in read_events(path) if is_kept(event["args"]["step"], resumed_step)]
+    """Complete events of steps up to `resumed_step`; those that are no run's are left out."""
+    ours = [event for event in read_events(path) if _is_of_a_run(event.get("args"))]
+    return [event for event in ours if is_kept(event["args"]["step"], resumed_step)]
+
+
+def _is_of_a_run(said: object) -> bool:
+    return isinstance(said, dict) and isinstance(said.get("step"), int) and {"group", "worker"} <= said.keys()

@@ -141,6 +141,18 @@ def test_a_checkpoint_of_an_unknown_format_is_refused_with_its_writer(tmp_path):
             look()
 
 
+def test_a_state_that_lacks_something_is_torn(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    save(checkpoints, 4)
+    save(checkpoints, 6)
+    (tmp_path / "checkpoints" / "step_6" / "state.json").write_text(
+        json.dumps({"format": 1, "dagrl": "0.1", "step": 6})
+    )
+    found = checkpoints.find()
+    assert found.state is not None and found.state.step == 4
+    assert [each.endswith("state.json lacks 'position'") for each in found.torn.values()] == [True]
+
+
 HARMS = st.sampled_from(["removed", "cut", "longer", "changed", "emptied"])
 
 

@@ -243,3 +243,36 @@ def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path):
     assert process.wait(timeout=60) == 0
     assert errors == b""
     assert (tmp_path / "reached").exists()
+
+
+def test_a_terminal_that_is_hung_up_does_not_end_the_run(tmp_path):
+    script = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from dagrl.track.console import Console\n"
+        "console = Console(1000)\n"
+        f"console.start(Path({str(tmp_path)!r}), {{}}, None)\n"
+        "console.note('ready')\n"
+        "sys.stdin.read()\n"
+        "for step in range(1, 4):\n"
+        "    console.log(step, {'reward/mean': 0.5})\n"
+        "console.close(ok=True)\n"
+        "print('the last words', flush=True)\n"
+    )
+    ours, theirs = pty.openpty()
+    # A session of its own, as of what `disown` has left behind: nobody tells it that the terminal goes.
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TERM": "xterm"},
+        start_new_session=True,
+    )
+    os.close(theirs)
+    output = b""
+    while b"ready" not in output:
+        output += os.read(ours, 65536)
+    os.close(ours)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, b"")

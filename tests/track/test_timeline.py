@@ -90,6 +90,18 @@ def test_a_file_that_lost_its_end_can_be_gone_on_with(tmp_path, timeline, lost):
     assert len(survivors) >= (2 if lost <= 20 else 0)
 
 
+@pytest.mark.parametrize("args", [None, {"step": 1}, {"step": "1", "group": "g", "worker": "w"}])
+def test_events_that_are_no_runs_are_left_out_when_it_goes_on(tmp_path, timeline, args):
+    record(timeline, 1)
+    path = tmp_path / "timeline.json"
+    foreign = {"name": "theirs", "ph": "X", "ts": 0, "dur": 1} | ({} if args is None else {"args": args})
+    path.write_text("[\n" + json.dumps(foreign) + ",\n" + path.read_text().removeprefix("[\n"))
+    again = Timeline()
+    again.start(tmp_path, 3)
+    again.close()
+    assert [event["args"]["step"] for event in complete_events(tmp_path)] == [1]
+
+
 def test_a_full_disk_is_an_error_and_leaves_valid_json(tmp_path, timeline, monkeypatch):
     record(timeline, 1)
     pwrite, calls = os.pwrite, []

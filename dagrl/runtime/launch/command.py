@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import sys
@@ -80,4 +81,9 @@ def visible_gpus() -> int:
 
 
 def _noter(place: Place) -> Callable[[str], None]:
-    return lambda text: print(f"dagrl launch [rank {place.rank}]: {text}", file=sys.stderr, flush=True)
+    def note(text: str) -> None:
+        # Where the terminal is gone the job goes on, or ends in good order.
+        with contextlib.suppress(OSError):
+            print(f"dagrl launch [rank {place.rank}]: {text}", file=sys.stderr, flush=True)
+
+    return note

@@ -126,10 +126,12 @@ class Events:
             times += 1
             self.put(Asked(who, times))
 
-        for number in STOPPING:
+        # `nohup` has switched SIGHUP off, and means it.
+        heard = [number for number in STOPPING if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+        for number in heard:
             loop.add_signal_handler(number, asked)
         try:
             yield
         finally:
-            for number in STOPPING:
+            for number in heard:
                 loop.remove_signal_handler(number)
