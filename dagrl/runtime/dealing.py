@@ -14,6 +14,9 @@ from dagrl.engines.base import Appetite
 
 MOST_PORTIONS = 16
 """Portions that a server has at once, whatever their size: each takes a thread of its worker."""
+_LEAST_GATHER_S, _MOST_GATHER_S = 0.05, 1.0
+_MESSAGES_PER_S = 200
+"""From all servers together: the driver takes about a millisecond for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,14 @@ def helping(appetite: Appetite, groups: int, group_size: int, servers: int) -> H
     even = -(-groups // servers)
     portion = max(1, min(appetite.portion // group_size, even))
     return Helping(portion, max(portion, appetite.at_once // group_size))
+
+
+def gathering_s(servers: int) -> float:
+    """How long what a server has finished waits for more, as a message costs more than what is in it, in seconds.
+
+    A portion's last responses never wait, so that nothing but the shards before the last ones can come later for it.
+    """
+    return min(max(_LEAST_GATHER_S, servers / _MESSAGES_PER_S), _MOST_GATHER_S)
 
 
 class Dealer:

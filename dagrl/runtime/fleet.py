@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -245,12 +246,12 @@ class Fleet:
             while True:
                 what = f"a sign of life of {node} from {member.where}"
                 try:
-                    ref = await self._bounded(_awaited(anext(blocks)), bound, what, node, member)
+                    ref = await self._bounded(lambda: anext(blocks), bound, what, node, member)
                 except StopAsyncIteration:
                     return
                 self._heard[member.name] = asyncio.get_running_loop().time()
                 told = f"what {member.where} has told of {node}"
-                yield _unpacked(await self._bounded(_awaited(ref), bound, told, node, member), tally)
+                yield _unpacked(await self._bounded(partial(_awaited, ref), bound, told, node, member), tally)
         except self._ray.exceptions.RayError as error:
             raise self._translated(error, member, node) from error
 
@@ -269,28 +270,31 @@ class Fleet:
         node = waits_for if node is None else node
         try:
             ref = getattr(member.actor, method).remote(*args)
-            return await self._bounded(_awaited(ref), bound, f"{waits_for}, from {member.where}", node, member)
+            what = f"{waits_for}, from {member.where}"
+            return await self._bounded(partial(_awaited, ref), bound, what, node, member)
         except self._ray.exceptions.RayError as error:
             raise self._translated(error, member, node) from error
 
     async def _bounded(
-        self, awaitable: Any, bound: _Bound, waits_for: str, node: str = "", member: Member | None = None
+        self, wait: Callable[[], Awaitable[Any]], bound: _Bound, waits_for: str, node: str, member: Member
     ) -> Any:
+        """What `wait` comes to; where it takes too long, it is called again for as long as the worker lives."""
         clock = asyncio.get_running_loop().time
         begun = clock()
-        waiting = asyncio.ensure_future(awaitable)
-        try:
-            while True:
-                # What stands behind a running task waits anew whenever that shows that it is alive.
-                heard = self._heard.get(member.name, begun) if member else begun
-                left = max(begun, heard) + bound.seconds - clock()
-                done, _ = await asyncio.wait([waiting], timeout=max(0.0, left))
-                if done:
-                    return waiting.result()
-                if left <= 0:
-                    raise self._too_late(bound, waits_for, node, member)
-        finally:
-            waiting.cancel()
+        deadline = begun + bound.seconds
+        while True:
+            # Not a task of its own: this is done for every message.
+            patience = asyncio.timeout_at(deadline)
+            try:
+                async with patience:
+                    return await wait()
+            except TimeoutError:
+                if not patience.expired():
+                    raise
+            # What stands behind a running task waits anew whenever that shows that it is alive.
+            deadline = max(begun, self._heard.get(member.name, begun)) + bound.seconds
+            if deadline <= clock():
+                raise self._too_late(bound, waits_for, node, member)
 
     def _too_late(self, bound: _Bound, waits_for: str, node: str = "", member: Member | None = None) -> RunError:
         # Whoever does not even start is no loss; a second try would wait as long.

@@ -74,6 +74,8 @@ class TaskWork:
     """Of a task that runs in rounds: which one, counted from 0."""
     attempt: int = 0
     """Of a run that streams: how often it was begun before, and lost a worker."""
+    gather_s: float = 0.0
+    """Of a run that streams: how long what is finished waits for more, in seconds."""
     first_group: int = 0
     """Of the source: the number of its first group; those before are of earlier rounds."""
     prompts: int | None = None

@@ -20,7 +20,7 @@ from dagrl.engines.base import Appetite
 from dagrl.plan.commands import Run
 from dagrl.plan.plan import PlannedTask, Rows
 from dagrl.runtime.crew import Crew
-from dagrl.runtime.dealing import Dealer, helping
+from dagrl.runtime.dealing import Dealer, gathering_s, helping
 from dagrl.runtime.errors import RunError, WorkerLostError
 from dagrl.runtime.exchange import portion
 from dagrl.runtime.fleet import Fleet, Member
@@ -172,7 +172,7 @@ class Sampling:
         work = portion(
             self._run, self._task, books.ledger, self._pipeline, groups, committed=self._committed, begun=self._begun
         )
-        work = replace(work, attempt=self._attempt)
+        work = replace(work, attempt=self._attempt, gather_s=gathering_s(len(self._servers)))
         in_hand, begun = len(groups), False
         async for message in self._fleet.stream(member, work, books.record.went_through):
             if isinstance(message, Beat):

@@ -48,9 +48,6 @@ if TYPE_CHECKING:
     from dagrl.runtime.profiling import Profiler
     from dagrl.runtime.weight_hands import HandingOut
 
-_GATHER_S = 0.02
-"""How long what is finished waits for more, as a message costs more than what is in it."""
-
 
 class Worker:
     """One process of an executor. Where it generates, several of its methods may run at once, in threads of Ray's."""
@@ -188,7 +185,7 @@ class Worker:
         pump = Pump(outputs())
         # The next share may come: this one is before it.
         yield Beat(self._engine.sampled_tokens)
-        while (made := pump.take(INTERVAL_S, _GATHER_S)) is not None:
+        while (made := pump.take(INTERVAL_S, work.gather_s)) is not None:
             if self._aborted == run:
                 # Again: what the op had not asked for yet when the abort came has begun since then.
                 self._engine.abort()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagrl.engines.base import Appetite
-from dagrl.runtime.dealing import MOST_PORTIONS, Dealer, Helping, helping
+from dagrl.runtime.dealing import MOST_PORTIONS, Dealer, Helping, gathering_s, helping
 
 
 class Table:
@@ -136,3 +136,11 @@ def test_a_helping_is_never_more_than_an_even_share() -> None:
     table = Table(16, 4, helping(Appetite(1000, 2000), 16, 2, 4))
     assert Counter(server for server, _ in table.dealt) == {0: 1, 1: 1, 2: 1, 3: 1}
     assert table.in_hand() == [4, 4, 4, 4]
+
+
+@given(st.integers(1, 4096))
+def test_messages_come_no_faster_than_the_driver_can_take_them_and_no_shard_is_late_by_more_than_a_second(
+    servers,
+) -> None:
+    assert gathering_s(servers) == min(1.0, max(0.05, servers / 200))
+    assert gathering_s(servers) <= gathering_s(servers + 1)
