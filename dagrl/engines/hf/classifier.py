@@ -5,6 +5,7 @@ Implements `dagrl.engines.base.JudgeEngine`. It reads conversations in its own w
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ _NO_TOKEN = -1
 
 
 class HfClassifier:
-    """One replica of the model: float32 on a CPU, bfloat16 on a GPU. Its weights never change."""
+    """One replica of the model: float32 on a CPU, bfloat16 on a GPU, but for its score. Its weights never change."""
 
     def __init__(self, model: ModelSpec, spec: HfEngineSpec, ranks: RankContext) -> None:
         """Build the model. ValueError where its folder is not that of a reward model, or has no chat template."""
@@ -47,7 +48,11 @@ class HfClassifier:
         # first; so no token is taken for padding, and the token that ends a conversation is read.
         self._fills_left = hasattr(self._model, "score")
         if self._fills_left:
-            self._model.config.pad_token_id = _NO_TOKEN
+            self._model.config.get_text_config().pad_token_id = _NO_TOKEN
+            _score_in_float32(self._model)
+        # Keys and values of all layers would be kept until the scores are there, for tokens that never follow.
+        self._model.config.get_text_config().use_cache = False
+        self._takes_positions = "position_ids" in inspect.signature(self._model.forward).parameters
         self._weights = Part(lambda: storages_of(self._model.parameters()), keep=True, rests_away=False)
         self._asleep = False
         self.policy_version = 0
@@ -105,8 +110,12 @@ class HfClassifier:
             place = slice(longest - len(row), longest) if self._fills_left else slice(len(row))
             ids[index, place] = torch.tensor(row)
             known[index, place] = 1
+        inputs = {"input_ids": ids, "attention_mask": known}
+        if self._fills_left and self._takes_positions:
+            # Some count from the first place of the batch, padding too.
+            inputs["position_ids"] = (known.cumsum(1) - 1).clamp(min=0)
         device = next(self._model.parameters()).device
-        output = self._model(input_ids=ids.to(device), attention_mask=known.to(device))
+        output = self._model(**{name: tensor.to(device) for name, tensor in inputs.items()})
         return output.logits[:, 0].float().cpu().numpy()
 
 
@@ -169,6 +178,12 @@ def _draw(model: ModelSpec, config: PretrainedConfig, seed: int) -> PreTrainedMo
     names = [*(name for name in source.names() if name != _LM_HEAD), SCORE]
     replace_weights(built, ((name, source.get(name)) for name in names))
     return built.eval().requires_grad_(False)
+
+
+def _score_in_float32(model: PreTrainedModel) -> None:
+    """Let its last layer work in float32: eight bits of bfloat16 would make one score of many."""
+    model.score.float()
+    model.score.register_forward_pre_hook(lambda _, inputs: (inputs[0].float(),))
 
 
 def _device() -> str:

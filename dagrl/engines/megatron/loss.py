@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,9 @@ from dagrl.data.stats import Stat, merge
 from dagrl.data.tally import Tallies
 from dagrl.engines.base import Objective, ResponseTokens, ValueTokens
 from dagrl.engines.megatron.micro_batch import MicroBatch
+
+LossFunction = Callable[..., Any]
+"""What megatron's schedule calls with the model's output on a micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,24 +48,35 @@ class GlobalLoss:
         )
         return GlobalLoss(objective, batch, normalized, told, of_values)
 
-    def share(self, output: torch.Tensor, micro_batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor, Tallies]:
+    def of(self, micro_batch: MicroBatch) -> LossFunction:
+        """The loss of a micro-batch, out of the model's output on it.
+
+        What it takes of the batch goes to the device now, before the model runs: later, a copy would have the host wait
+        for all that the device has still to do.
+        """
+        device = micro_batch.row.device
+
+        def on_device(column: Column) -> torch.Tensor:
+            return torch.from_numpy(column.take(micro_batch.rows).values).to(device, non_blocking=True)
+
+        weight = on_device(self.weights)
+        columns = {name: on_device(self.batch[name]) for name in self.objective.columns}
+        return lambda output: self._share(output, weight, columns, micro_batch.row)
+
+    def _share(
+        self, output: torch.Tensor, weight: torch.Tensor, columns: Mapping[str, torch.Tensor], row: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, Tallies]:
         """A micro-batch's part, in the form that megatron's schedule takes: loss, token count, what to keep."""
         # The weights are divided by the global normalizer: there is nothing left for megatron to divide by.
         nothing = torch.zeros((), dtype=torch.int, device=output.device)
         if output.shape[1] == 0:
             return output.sum(), nothing, {}
-
-        def on_device(column: Column) -> torch.Tensor:
-            return torch.from_numpy(column.take(micro_batch.rows).values).to(output.device)
-
-        weight = on_device(self.weights)
-        columns = {name: on_device(self.batch[name]) for name in self.objective.columns}
         tokens: ResponseTokens | ValueTokens
         if self.of_values:
-            tokens = ValueTokens(output[0], weight, columns, micro_batch.row)
+            tokens = ValueTokens(output[0], weight, columns, row)
         else:
             entropy = output[1] if self.objective.needs_entropy else None
-            tokens = ResponseTokens(output[0], entropy, weight, columns, micro_batch.row, self.totals)
+            tokens = ResponseTokens(output[0], entropy, weight, columns, row, self.totals)
         loss, metrics = self.objective(tokens)
         return loss, nothing, metrics
 

@@ -64,7 +64,7 @@ def read(
         hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=not context.scalar)
     hidden = hidden.index_select(0, micro_batch.reading)
     if context.scalar:
-        return _join_context(output_layer(hidden).float().t(), micro_batch)
+        return _join_context(output_layer(hidden).t(), micro_batch)
     _complete_weights(output_layer)
     weight = output_layer.weight if output_weight is None else output_weight
     logprob, entropy = _logprobs(hidden, weight, config, context, micro_batch.targets)
@@ -81,10 +81,18 @@ def _complete_weights(layer: MegatronModule) -> None:
 
 
 class ScalarHead(torch.nn.Linear):
-    """One number for each token, as critics and reward models have it; whole on every tensor-parallel rank."""
+    """One number for each token, as critics and reward models have it; whole on every tensor-parallel rank.
+
+    The weight has the model's dtype, the numbers are float32: in bfloat16 an advantage, which is a difference of two
+    values, and the order of two scores would be lost in rounding.
+    """
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config.hidden_size, 1, bias=False, dtype=config.params_dtype, device=config_device())
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Of hidden states [N, hidden size], float32 [N, 1]."""
+        return torch.nn.functional.linear(hidden.float(), self.weight.float())
 
 
 def config_device() -> torch.device:

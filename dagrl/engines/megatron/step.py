@@ -6,7 +6,7 @@ model predicts, and the `Objective` turns that into a loss. What is read on the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -23,14 +23,11 @@ from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
 from dagrl.data.tally import read_tallies
 from dagrl.engines.base import Objective
-from dagrl.engines.megatron.loss import GlobalLoss
+from dagrl.engines.megatron.loss import GlobalLoss, LossFunction
 from dagrl.engines.megatron.micro_batch import MicroBatch, Packing
 from dagrl.engines.megatron.moe_losses import MoeLosses
 from dagrl.engines.megatron.output import Reader, read
 from dagrl.engines.megatron.router_replay import RouterReplay
-
-LossFunction = Callable[..., Any]
-"""What megatron's schedule calls with the model's output on a micro-batch."""
 
 Head = Literal["lm", "value", "reward"]
 
@@ -80,12 +77,9 @@ class PackedModel:
             reader = Reader(self.vocab_size, scalar=True)
         losses = MoeLosses(get_model_config(self.chunks[0]))
         loss = GlobalLoss.over_all_ranks(objective, batch, of_values=reader.scalar)
-
-        def finish(micro_batch: MicroBatch) -> LossFunction:
-            return lambda output: loss.share(output, micro_batch)
-
+        shares = [loss.of(micro_batch) for micro_batch in micro_batches]
         with losses.scaled_by(micro_batches):
-            metrics = self._run(micro_batches, reader, finish, forward_only=False)
+            metrics = self._run(micro_batches, reader, shares, forward_only=False)
         return {**_from_last_stage(read_tallies(metrics)), **losses.metrics()}
 
     def _read(self, batch: Batch, reader: Reader, lengths: np.ndarray, tokens_per_micro_batch: int) -> Column:
@@ -96,7 +90,7 @@ class PackedModel:
             return output[0]
 
         with torch.no_grad():
-            values = self._run(micro_batches, reader, lambda micro_batch: take, forward_only=True)
+            values = self._run(micro_batches, reader, [take] * len(micro_batches), forward_only=True)
         total = int(lengths.sum())
         joined = torch.cat(values) if values else torch.empty(total, device=self._device)
         _broadcast_from_last_stage(joined)
@@ -157,17 +151,19 @@ class PackedModel:
         self,
         micro_batches: Sequence[MicroBatch],
         reader: Reader,
-        finish: Callable[[MicroBatch], LossFunction],
+        endings: Sequence[LossFunction],
         *,
         forward_only: bool,
     ) -> list[Any]:
-        """Take every micro-batch through the model; what ``finish(micro_batch)`` makes of each output.
+        """Take every micro-batch through the model; what its one of `endings` makes of each output.
 
         Nothing on all but the last pipeline stage.
         """
 
-        def forward(waiting: Iterator[MicroBatch], model: MegatronModule) -> tuple[torch.Tensor, LossFunction]:
-            micro_batch = next(waiting)
+        def forward(
+            waiting: Iterator[tuple[MicroBatch, LossFunction]], model: MegatronModule
+        ) -> tuple[torch.Tensor, LossFunction]:
+            micro_batch, ending = next(waiting)
             if self.replay:
                 self.replay.begin(model, micro_batch)
             output = model(
@@ -178,14 +174,14 @@ class PackedModel:
                 output_processor=read,
                 output_processor_context=reader.on(micro_batch),
             )
-            return output, finish(micro_batch)
+            return output, ending
 
         for chunk in self.chunks:
             chunk.train(not forward_only)
         with self.replay.following(training=not forward_only) if self.replay else nullcontext():
             return get_forward_backward_func()(
                 forward_step_func=forward,
-                data_iterator=[iter(micro_batches) for _ in self.chunks],
+                data_iterator=[zip(micro_batches, endings, strict=True) for _ in self.chunks],
                 model=self.chunks,
                 num_microbatches=len(micro_batches),
                 # Stages tell each other every micro-batch's own length.

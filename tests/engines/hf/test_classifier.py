@@ -83,6 +83,25 @@ def test_scores_are_those_of_the_model_alone(folder, bounds) -> None:
     assert len(engine.scores([], tokens_per_micro_batch=tokens).values) == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_that_counts_places_counts_a_rows_own(folder, monkeypatch, dtype) -> None:
+    """In any batch, and on a GPU, where only the score itself is in float32."""
+    from transformers import GPT2Config, GPT2ForSequenceClassification
+
+    path = folder()
+    config = GPT2Config(vocab_size=len(TOKENIZER), n_embd=32, n_layer=2, n_head=4, num_labels=1, initializer_range=0.4)
+    torch.manual_seed(5)
+    GPT2ForSequenceClassification(config).save_pretrained(path)
+    monkeypatch.setattr("dagrl.engines.hf.classifier._dtype", lambda: dtype)
+    engine = build(ModelSpec(path=path))
+    together = engine.scores(TALKS, tokens_per_micro_batch=1000).values
+    alone = engine.scores(TALKS, tokens_per_micro_batch=1).values
+    assert together.tolist() == pytest.approx(alone.tolist(), abs=1e-5 if dtype is torch.float32 else 0.1)
+    as_bfloat16 = torch.from_numpy(alone).bfloat16().float().numpy()
+    assert (as_bfloat16 != alone).any()
+    assert engine._model(torch.tensor([[3, 4]])).past_key_values is None
+
+
 def test_what_is_too_long_loses_its_beginning(folder) -> None:
     path = folder(max_position_embeddings=6)
     scores = build(ModelSpec(path=path)).scores(TALKS, tokens_per_micro_batch=100)

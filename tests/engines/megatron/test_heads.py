@@ -124,3 +124,18 @@ def test_what_a_head_says_and_learns_is_that_of_hugging_face(
     for name, gradient in reference["gradients"].items():
         error = float((gradients[name] - gradient).abs().max() / gradient.abs().max())
         assert error < 1e-5, f"{name}: {error:.1e}"
+
+
+def test_what_a_head_says_is_not_rounded_to_the_weights_precision(run_ranks: Any) -> None:
+    from types import SimpleNamespace
+
+    from dagrl.engines.megatron.output import ScalarHead
+
+    head = ScalarHead(SimpleNamespace(hidden_size=64, params_dtype=torch.bfloat16))
+    hidden = torch.randn(100, 64, generator=torch.Generator().manual_seed(1)).bfloat16().requires_grad_()
+    values = head(hidden)
+    exact = hidden.double() @ head.weight.double().t()
+    assert head.weight.dtype == torch.bfloat16 and values.dtype == torch.float32
+    assert float((values.detach() - exact.detach()).abs().max()) < 1e-6
+    values.sum().backward()
+    assert hidden.grad is not None and hidden.grad.dtype == head.weight.grad.dtype == torch.bfloat16
