@@ -13,7 +13,7 @@ from types import ModuleType
 from dagrl.plan.machines import MisfitError, assign_machines
 from dagrl.runtime import reaper
 from dagrl.runtime.errors import RunError, WorkerLostError
-from dagrl.runtime.interrupts import sigterm_given_back, undisturbed
+from dagrl.runtime.interrupts import ray_starts, undisturbed
 from dagrl.runtime.ray_machines import machines_of
 from dagrl.runtime.ray_session import (
     keep_worker_logs,
@@ -63,7 +63,7 @@ def _joined(ray: ModuleType, address: str) -> Iterator[None]:
         )
     try:
         _knock(address)
-        with sigterm_given_back():
+        with ray_starts():
             ray.init(address=address, log_to_driver=False, logging_level="ERROR", namespace="dagrl")
     except (OSError, ValueError) as error:
         raise RunError(
@@ -110,7 +110,7 @@ def _started(ray: ModuleType, pipeline: Pipeline, logs: Path, note: Callable[[st
     with session_folder() as folder, watched(folder, reaper.EPITAPH) as watch:
         try:
             try:
-                with sigterm_given_back():
+                with ray_starts():
                     ray.init(
                         address="local",
                         num_cpus=max(os.cpu_count() or 1, slots),

@@ -10,6 +10,7 @@ import os
 import signal
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from types import FrameType
 from typing import Any, Protocol
 
@@ -76,16 +77,38 @@ def _forget(terminals: Iterable[int]) -> None:
 
 
 @contextmanager
-def sigterm_given_back() -> Iterator[None]:
-    """Ray takes SIGTERM for itself when it starts: it would end this process, and nothing would be put in order."""
-    before = signal.getsignal(signal.SIGTERM)
+def ray_starts() -> Iterator[None]:
+    """Within the context Ray starts, or is joined, and signals stay ours.
+
+    Ray takes SIGTERM for itself: it would end this process, and nothing would be put in order. And its processes would
+    belong to our group, all of which `timeout`, `srun` and a terminal that closes tell of the end: they would be gone
+    before a checkpoint is saved.
+    """
+    global _starting
+    _watch_births()
+    before, _starting = signal.getsignal(signal.SIGTERM), True
     try:
         yield
     except SystemExit as ended:
         # Ray's handler, in the midst of its start.
         raise KeyboardInterrupt from ended
     finally:
+        _starting = False
         signal.signal(signal.SIGTERM, before)
+
+
+_starting = False
+
+
+@cache
+def _watch_births() -> None:
+    """Have children that are born while Ray starts lead groups of their own; Ray has no option for that."""
+
+    def in_child() -> None:
+        if _starting:
+            os.setpgid(0, 0)
+
+    os.register_at_fork(after_in_child=in_child)
 
 
 class Interrupts:

@@ -57,7 +57,7 @@ class RunRecord:
 
     folder: Path
     steps: Sequence[dict[str, Any]]
-    """A step's metrics each, in order; ``step`` among them."""
+    """A step's metrics each, in order, as far as they are numbers; ``step`` among them."""
     spans: Sequence[Span]
     torn: int
     """Lines of the metrics that cannot be read."""
@@ -85,11 +85,11 @@ def read_run(folder: Path) -> RunRecord:
     for line in metrics.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             step = json.loads(line)
-            step["step"] = int(step["step"])
-        except (ValueError, KeyError, TypeError):
+            number = int(step["step"])
+        except (ValueError, KeyError, TypeError, OverflowError):
             torn += 1
             continue
-        steps.append(step)
+        steps.append({name: value for name, value in step.items() if isinstance(value, int | float)} | {"step": number})
     timeline = folder / "timeline.json"
     events = read_events(timeline) if timeline.is_file() else []
     return RunRecord(folder, sorted(steps, key=lambda step: step["step"]), _spans(events, timeline), torn)
@@ -185,16 +185,18 @@ def _spans(events: Iterable[dict[str, Any]], path: Path) -> list[Span]:
     try:
         return [
             Span(
-                event["name"],
-                event["cat"],
+                str(event["name"]),
+                str(event["cat"]),
                 event["ts"] / 1e6,
                 (event["ts"] + event["dur"]) / 1e6,
-                event["args"]["step"],
+                int(event["args"]["step"]),
                 event["args"]["shard"],
-                event["args"]["group"],
-                event["args"]["worker"],
+                str(event["args"]["group"]),
+                str(event["args"]["worker"]),
             )
             for event in events
         ]
-    except (KeyError, TypeError) as error:
+    except KeyError as error:
         raise ValueError(f"{path} is no timeline of a run: an event lacks {error}") from error
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path} is no timeline of a run: an event holds what none does ({error})") from error

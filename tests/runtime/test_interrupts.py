@@ -12,9 +12,11 @@ import pytest
 
 PROGRAM = """
 import asyncio
+import os
 import signal
+import subprocess
 import sys
-from dagrl.runtime.interrupts import Interrupts, kin_of_ctrl_c, sigterm_given_back, undisturbed
+from dagrl.runtime.interrupts import Interrupts, kin_of_ctrl_c, ray_starts, undisturbed
 
 def say(text):
     print(text, flush=True)
@@ -46,12 +48,22 @@ def protected():
     say("whole")
 
 def as_ray():
-    with sigterm_given_back():
+    with ray_starts():
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
         wait()
 
+def born():
+    # As Ray starts its processes.
+    kind = {"args": ["sleep", "60"], "preexec_fn": lambda: None}
+    with ray_starts():
+        rays = subprocess.Popen(**kind)
+    ours = subprocess.Popen(**kind)
+    say([os.getpgid(each.pid) == os.getpgid(0) for each in (rays, ours)])
+    rays.kill()
+    ours.kill()
+
 def after_ray():
-    with sigterm_given_back():
+    with ray_starts():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     wait()
 
@@ -118,6 +130,10 @@ def test_while_ray_starts_its_own_end_is_the_exception() -> None:
     assert process.says() == "ready"
     process.gets(signal.SIGTERM)
     assert process.rest() == "interrupted\n"
+
+
+def test_rays_processes_are_in_no_group_that_is_told_of_the_end() -> None:
+    assert Process("born()").rest() == "[False, True]\n"
 
 
 def test_what_must_not_be_done_by_half_is_not_disturbed() -> None:

@@ -76,7 +76,7 @@ def test_metrics_that_are_null_are_left_out(tmp_path):
     assert told(folder, "reward/mean") == ["reward/mean", "0.5", "0.5", "0.5"]
 
 
-@pytest.mark.parametrize("torn", ['{"step": 2, "rew', "[1]\n", '{"no": 1}\n', "\x00\x00"])
+@pytest.mark.parametrize("torn", ['{"step": 2, "rew', "[1]\n", '{"no": 1}\n', '{"step": 1e999}\n', "\x00\x00"])
 def test_a_torn_line_is_left_out_and_told(tmp_path, torn):
     run = read_run(write(tmp_path, step(1), end=torn))
     assert (run.last_step, run.torn) == (1, 1)
@@ -107,4 +107,8 @@ def test_spans_come_from_the_timeline_and_a_foreign_one_is_an_error(tmp_path):
     assert (span.name, span.start, span.end, span.step, span.worker) == ("update", 2.0, 3.5, 1, "actor/0")
     (folder / "timeline.json").write_text('[\n{"ph": "X", "name": "update"}\n]\n')
     with pytest.raises(ValueError, match=r"timeline\.json is no timeline of a run: an event lacks 'cat'"):
+        read_run(folder)
+    event = {"ph": "X", "name": "n", "cat": "c", "ts": "soon", "dur": 1, "args": {"step": 1}}
+    (folder / "timeline.json").write_text(f"[\n{json.dumps(event)}\n]\n")
+    with pytest.raises(ValueError, match="an event holds what none does"):
         read_run(folder)
