@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from statistics import fmean
 
@@ -17,6 +18,8 @@ STEPS = 60
 def test_a_model_learns_to_use_a_tool(lab, benchmark_module, tmp_path: Path) -> None:
     learning = benchmark_module("learning")
     pipeline = learning.pipeline("one_gpu_colocated", STEPS) | {"extends": str(TEMPLATE)}
+    # What the template names by module is looked for beside the pipeline file.
+    shutil.copy(TEMPLATE.parent / "calculating.py", tmp_path)
     file = tmp_path / "pipeline.yaml"
     file.write_text(yaml.safe_dump(pipeline, sort_keys=False))
     with pytest.MonkeyPatch.context() as patch:
