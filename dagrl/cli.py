@@ -25,7 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = vars(known)
     # argparse takes positionals in one go: overrides that stand after an option come back as unknown.
     if rest and (any(argument.startswith("-") for argument in rest) or "overrides" not in options):
-        parser.error(f"unknown arguments: {' '.join(rest)}")
+        hint = "; a key is set without dashes: run.steps=10" if any("=" in each for each in rest) else ""
+        parser.error(f"unknown arguments: {' '.join(rest)}{hint}")
     if "overrides" in options:
         options["overrides"] = [*options["overrides"], *rest]
     command = options.pop("command")
@@ -72,6 +73,10 @@ def plan(
 
     assumed = Assumed(prompt_tokens, response_tokens)
     try:
+        if search and simulate is not None:
+            raise ValueError("--simulate shows one layout; take --search out, or simulate what it proposes")
+        if cluster and not search:
+            raise ValueError(f"--{next(iter(cluster)).replace('_', '-')} is for --search; add that, or take it out")
         found = report.report(pipeline, overrides, gpu=gpu or DEFAULT_GPU)
         if search:
             sections = show_steps.search_sections(pipeline, overrides, gpu=gpu, assumed=assumed, **cluster)
@@ -88,8 +93,13 @@ def plan(
     if simulate is not None and found.fits:
         from dagrl.runtime.report import write_planned
 
+        try:
+            told = write_planned(found, simulate, assumed)
+        except OSError as error:
+            print(f"dagrl plan: {error}", file=sys.stderr)
+            return 2
         # Beside JSON it is not for the program that reads that.
-        print(write_planned(found, simulate, assumed), file=sys.stderr if as_json else sys.stdout)
+        print(told, file=sys.stderr if as_json else sys.stdout)
     for line in show.problems_in_words(found):
         print(line, file=sys.stderr)
     return 0 if found.fits else 3
@@ -318,11 +328,10 @@ def _add_estimate(command: argparse.ArgumentParser) -> None:
 
 
 def _count(text: str) -> int:
-    """A whole number of 1 or more; argparse words the error by the function's name."""
-    number = int(text)
-    if number < 1:
+    """A whole number of 1 or more."""
+    if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a whole number of 1 or more")
-    return number
+    return int(text)
 
 
 def _add_report(commands: Any) -> None:

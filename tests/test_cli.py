@@ -154,6 +154,12 @@ class TestLaunch:
         )
 
 
+def test_a_key_that_is_set_with_dashes_is_told_how(pipeline, capsys):
+    with pytest.raises(SystemExit):
+        main(["validate", str(pipeline), "--run.steps=3"])
+    assert "unknown arguments: --run.steps=3; a key is set without dashes: run.steps=10" in capsys.readouterr().err
+
+
 def test_the_command_is_installed(pipeline):
     command = shutil.which("dagrl", path=str(Path(sys.executable).parent))
     assert command is not None
@@ -242,6 +248,26 @@ class TestPlan:
     def test_what_is_no_cluster_exits_with_2(self, pipeline, arguments, message, capsys):
         assert main(["plan", str(pipeline), "--search", *arguments]) == 2
         assert f"dagrl plan: {message}" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["--gpus", "8"], "--gpus is for --search; add that, or take it out"),
+            (["--gpus-per-node", "8"], "--gpus-per-node is for --search; add that, or take it out"),
+            (["--search", "--gpus", "2", "--simulate", "x.json"], "--simulate shows one layout; take --search out"),
+            (["--simulate", "/dev/null/x.json"], "cannot write /dev/null/x.json: Not a directory"),
+        ],
+    )
+    def test_options_that_would_be_without_effect_exit_with_2(self, pipeline, arguments, message, capsys):
+        assert main(["plan", str(pipeline), *arguments]) == 2
+        assert f"dagrl plan: {message}" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("gpus", ["0", "-1", "x", "2.5"])
+    def test_a_count_that_is_none_exits_with_2(self, pipeline, gpus, capsys):
+        with pytest.raises(SystemExit) as caught:
+            main(["plan", str(pipeline), "--search", f"--gpus={gpus}"])
+        assert caught.value.code == 2
+        assert f"argument --gpus: {gpus} is not a whole number of 1 or more" in capsys.readouterr().err
 
     def test_needs_neither_torch_nor_ray(self, pipeline):
         code = f"import sys; from dagrl.cli import main; main(['plan', {str(pipeline)!r}]); print(sorted(sys.modules))"

@@ -24,7 +24,7 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.place}: {self.message}"
+        return _in_one_line(f"{self.file}:{self.line}: {self.place}: {self.message}")
 
 
 class PipelineError(ValueError):
@@ -39,6 +39,11 @@ class PipelineError(ValueError):
         return type(self), (self.problems,)
 
 
+def _in_one_line(text: str) -> str:
+    """With line breaks and other characters that cannot be seen written out: a key may hold any."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
 def dotted(place: Place) -> str:
     """A place as users write it: ``engines.actor.optimizer.lr``, ``track[1]``; ``file`` for the whole."""
     text = ""
@@ -48,16 +53,27 @@ def dotted(place: Place) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known name that a misspelt one was likely meant to be."""
-    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)), None)
+    """The known name that a misspelt one was likely meant to be: one that it begins, or that looks like it."""
+    folded = {name.casefold(): name for name in known}
+    begun = _begun_by(word, folded)
+    close = [begun[0]] if len(begun) == 1 else difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.6)
+    return folded[close[0]] if close else None
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """The remedy for a name that does not exist: the nearest known one, or all of them."""
+    """The remedy for a name that does not exist: the nearest known one, those that it begins, or all of them."""
     names = list(dict.fromkeys(known))
-    if near := nearest(word, names):
+    begun = _begun_by(word, names)
+    if 2 <= len(begun) <= 3:
+        return f"did you mean {' or '.join(f'`{name}`' for name in begun)}?"
+    if len(begun) < 2 and (near := nearest(word, names)):
         return f"did you mean `{near}`?"
-    return f"choose from: {', '.join(names)}" if names else "there is none to choose from"
+    return f"choose from: {', '.join(begun or names)}" if names else "there is none to choose from"
+
+
+def _begun_by(word: str, names: Iterable[str]) -> list[str]:
+    """The names that a word is the beginning of; of one or two letters that says nothing."""
+    return [name for name in names if len(word) > 2 and name.casefold().startswith(word.casefold())]
 
 
 def listed(names: Iterable[str]) -> str:
@@ -68,8 +84,8 @@ def listed(names: Iterable[str]) -> str:
 
 def shown(value: Any) -> str:
     """A value as the file would say it, shortened."""
-    if isinstance(value, bool):
-        return str(value).lower()
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
     if isinstance(value, dict):
         return "a mapping"
     if isinstance(value, list):

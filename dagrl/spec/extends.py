@@ -15,7 +15,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dagrl.spec.errors import Place, Problem, dotted, suggest
+from dagrl.spec.errors import PipelineError, Place, Problem, dotted, shown, suggest
 from dagrl.spec.positions import Position
 from dagrl.spec.yaml_source import Document, Tree, read_document
 
@@ -25,6 +25,8 @@ _OWN_TEMPLATES = Path(__file__).resolve().parents[2] / "dag_templates"
 def read_with_parents(path: Path) -> Document:
     """Read a pipeline file and the files that it extends. PipelineError where one of them cannot be read at all."""
     layers: dict[Path, Document] = {}
+    if not path.name.endswith((".yaml", ".yml")):
+        _check_it_is_a_file(path)
     _add_layers(path, (), layers)
     bottom, *others = layers.values()
     for layer in others:
@@ -33,6 +35,23 @@ def read_with_parents(path: Path) -> Document:
         bottom.problems += layer.problems
         bottom.broken |= layer.broken
     return bottom
+
+
+def _check_it_is_a_file(path: Path) -> None:
+    """PipelineError where a path that does not look like one names no file, but something that was meant."""
+    own = {found.stem: found for found in _OWN_TEMPLATES.glob("*.yaml")}
+    if "=" in str(path):
+        remedy = "the pipeline's file comes first, and KEY=VALUE behind it"
+    elif str(path) in own:
+        remedy = f"the template of this name is {own[str(path)]}"
+    else:
+        return
+    try:
+        there = path.exists()
+    except OSError:
+        there = False
+    if not there:
+        raise PipelineError([Problem(str(path), 1, "file", f"does not exist; {remedy}")])
 
 
 def forget(positions: dict[Place, Position], place: Place) -> None:
@@ -66,7 +85,9 @@ def _add_layers(path: Path, children: tuple[Path, ...], layers: dict[Path, Docum
         try:
             found = _find_parent(parent, path)
             _check_no_circle(found, family)
-        except ValueError as error:
+        except (ValueError, OSError) as error:
+            if isinstance(error, OSError):  # such as a name that is longer than names can be
+                error = ValueError(f"{shown(parent)} cannot be read: {error.strerror}; check the path")
             # What the file lacks may be inherited, so nothing is said of the whole.
             position = document.positions[place]
             document.problems.append(Problem(position.file, position.line, dotted(place), str(error)))
@@ -78,8 +99,11 @@ def _add_layers(path: Path, children: tuple[Path, ...], layers: dict[Path, Docum
 
 def _parents(document: Document) -> list[tuple[Place, Any]]:
     """What a document says that it extends, and where it says so; it no longer says it after that."""
-    said = document.tree.pop("extends", None)
-    if said is None:
+    if "extends" not in document.tree:
+        return []
+    said = document.tree.pop("extends")
+    if ("extends",) in document.broken:
+        document.broken.add(())  # As above.
         return []
     if not isinstance(said, list) or not said:
         return [(("extends",), said)]
@@ -95,7 +119,7 @@ def _check_no_circle(parent: Path, family: tuple[Path, ...]) -> None:
 
 def _find_parent(parent: Any, path: Path) -> Path:
     if not isinstance(parent, str) or not parent:
-        message = f"expected a template's name or a file's path, got {parent!r}"
+        message = f"expected a template's name or a file's path, got {shown(parent)}"
         raise ValueError(f"{message}; write `extends: NAME`, or `extends: [NAME, NAME]`")
     if "/" in parent or parent.endswith((".yaml", ".yml")):
         found = path.parent / expanded(parent)

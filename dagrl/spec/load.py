@@ -25,7 +25,7 @@ from dagrl.spec.extends import expanded, forget, keeps_nulls, read_with_parents,
 from dagrl.spec.per_node import multiply_out
 from dagrl.spec.positions import COMMAND_LINE, Findings, Position, Positions
 from dagrl.spec.schema import Pipeline
-from dagrl.spec.sentences import Fault, faults_of
+from dagrl.spec.sentences import Fault, faults_of, keys_anywhere
 from dagrl.spec.yaml_source import Document, Tree, dump_document, parse_value
 
 _VALIDATION: Place = ("data", "val")
@@ -74,7 +74,7 @@ def salvage_pipeline(path: Path | str, overrides: Sequence[str] = ()) -> tuple[L
         return None, Findings(Positions({}), error.problems)
     for number, override in enumerate(overrides, start=1):
         _apply_override(document, override, number)
-    _prune_nulls(document.tree)
+    _prune_nulls(document.tree, document)
     multiply_out(document)
     _resolve_paths(document)
     positions = Positions(document.positions)
@@ -92,6 +92,8 @@ def _apply_override(document: Document, override: str, number: int) -> None:
     try:
         if not equals or not all(place):
             raise ValueError("is not KEY=VALUE; write for example `run.steps=10`")
+        if place[0] == "extends":
+            raise ValueError("what a file extends is said in it; write a file that begins with `extends: NAME`")
         value = parse_value(text)
         section = _section_for(document, place, position)
     except ValueError as error:
@@ -112,7 +114,8 @@ def _section_for(document: Document, place: tuple[str, ...], position: Position)
         if key not in section or section[key] is None:
             if depth == 2 and place[0] in _NAMED:
                 kind = place[0].removesuffix("s")
-                raise ValueError(f"there is no {kind} `{key}`; {suggest(key, section)}")
+                there = [name for name, value in section.items() if value is not None]
+                raise ValueError(f"there is no {kind} `{key}`; {suggest(key, there)}")
             section[key] = {}
             document.positions[place[:depth]] = position
         section = section[key]
@@ -121,14 +124,19 @@ def _section_for(document: Document, place: tuple[str, ...], position: Position)
     return section
 
 
-def _prune_nulls(tree: Tree, place: Place = ()) -> None:
+def _prune_nulls(tree: Tree, document: Document, place: Place = ()) -> None:
+    """Take nulls out, which stand for a key's absence; of a key that no section has, a misspelt one, that is told."""
     if keeps_nulls(place):
         return
     for key in [key for key, value in tree.items() if value is None]:
+        inner = (*place, key)
+        if inner not in document.broken and (known := keys_anywhere(place)) and key not in known:
+            message = f"unknown key `{key}`; {suggest(key, known)}"
+            document.problems.append(Positions(document.positions).problem(inner, message))
         del tree[key]
     for key, value in tree.items():
         if isinstance(value, dict):
-            _prune_nulls(value, (*place, key))
+            _prune_nulls(value, document, (*place, key))
 
 
 def _resolve_paths(document: Document) -> None:

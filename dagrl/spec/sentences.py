@@ -46,7 +46,9 @@ _PATTERN_RULES = {
     r"^[a-z][a-z0-9_]*$": _NAME_RULE,
     r"^https?://": "an address begins with http:// or https://",
     r"^[A-Za-z_][A-Za-z0-9_]*$": "it is the name of an environment variable, not what it holds",
-    r"^[A-Za-z0-9][A-Za-z0-9._-]*$": "use letters, digits, `.`, `_` and `-`, and begin with a letter or digit",
+    r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$": (
+        "use letters, digits, `.`, `_` and `-`, at most 200 of them, and begin with a letter or digit"
+    ),
     r"^[\w.]+:\w+$": "write it as `module:function`",
 }
 
@@ -88,10 +90,12 @@ def _place_of(details: ErrorDetails, tree: dict[str, Any]) -> Place:
     location = details["loc"]
     for index, key in enumerate(location):
         last = index == len(location) - 1
-        if (isinstance(value, dict) and key in value) or (isinstance(value, list) and isinstance(key, int)):
+        if (isinstance(value, dict) and key in value) or (
+            isinstance(value, list) and isinstance(key, int) and key < len(value)
+        ):
             place.append(key)
             value = value[key]  # type: ignore[index]
-        elif last and details["type"] == "missing":
+        elif last and details["type"] == "missing" and not isinstance(value, list):
             place.append(key)
     if details["type"] == "union_tag_invalid" and isinstance(value, dict):
         place.append(_tag_key(value))
@@ -108,6 +112,12 @@ def _fault(place: Place, several: list[ErrorDetails], tree: dict[str, Any]) -> F
     # A mapping that may not be empty is closer to what was meant than any other type that could stand there.
     details = next((each for each in several if each["type"] == "too_short"), several[0])
     kind = details["type"]
+    if isinstance(given := _value_at(tree, place), list) and kind in ("missing", "too_long"):
+        # Of a list of fixed length, pydantic names each place where an entry is missing.
+        needed = (
+            details["ctx"]["max_length"] if kind == "too_long" else 1 + max(int(each["loc"][-1]) for each in several)
+        )
+        return Fault(place, f"expected {needed} entries, got {len(given)}; write {needed}, as `[one, two]`")
     expected = [] if kind == "too_short" else list(dict.fromkeys(filter(None, map(_expected, several))))
     if kind == "missing" or (kind.startswith("union_tag") and _value_at(tree, place) is None):
         return Fault(place, _missing(place, tree), missing=True)
@@ -132,7 +142,7 @@ def _fault(place: Place, several: list[ErrorDetails], tree: dict[str, Any]) -> F
         return Fault(place, f"expected {wanted}, got {got}; {remedy}")
     if kind in _BOUNDS:
         bound, words = _BOUNDS[kind]
-        limit = f"{words} {details['ctx'][bound]:g}"
+        limit = f"{words} {_number(details['ctx'][bound])}"
         return Fault(place, f"must be {limit}, got {shown(details['input'])}; choose a number that is {limit}")
     if kind == "string_pattern_mismatch":
         rule = _PATTERN_RULES[details["ctx"]["pattern"]]
@@ -142,17 +152,31 @@ def _fault(place: Place, several: list[ErrorDetails], tree: dict[str, Any]) -> F
     return Fault(place, f"{shown(details['input'])} cannot stand here; {details['msg'].lower()}")
 
 
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
 def _expected(details: ErrorDetails) -> str | None:
     stem, _, what = details["type"].partition("_")
     return _KINDS.get(stem) if what in ("type", "parsing", "from_float", "attributes_type", "number") else None
 
 
 def _missing(place: Place, tree: dict[str, Any]) -> str:
+    if len(place) == 3 and place[-1] in ("op", "backend"):
+        return f"the key is missing; add `{place[-1]}:`, or {_instead(place, tree)}"
     field = fields_at(place[:-1], tree).get(str(place[-1]))
-    meaning = (field.description or "").split("\n")[0].rstrip(".") if field else ""
+    meaning = " ".join((field.description or "").split()).partition(". ")[0].rstrip(".") if field else ""
     if meaning[1:2].islower():  # else: an abbreviation, such as GPUs
         meaning = meaning[0].lower() + meaning[1:]
     return f"the key is missing; add `{place[-1]}:`" + (f" ({meaning})" if meaning else "")
+
+
+def _instead(place: Place, tree: dict[str, Any]) -> str:
+    """What may have been meant by a node or an engine that does not say its kind: often another's name, misspelt."""
+    section, name = str(place[0]), str(place[1])
+    others = [other for other, value in tree[section].items() if isinstance(value, dict) and place[-1] in value]
+    near = nearest(name, others)
+    return f"say `{near}` if you mean that" if near else f"take `{name}` out"
 
 
 def _unknown_tag(details: ErrorDetails, place: Place, tree: dict[str, Any]) -> str:
@@ -183,16 +207,32 @@ def fields_at(place: Place, tree: dict[str, Any]) -> dict[str, FieldInfo]:
     kinds: list[Any] = [Pipeline]
     value: Any = tree
     for key in place:
-        inner: list[Any] = []
-        for kind in kinds:
-            if get_origin(kind) is dict:
-                inner += _members(get_args(kind)[1])
-            elif isinstance(kind, type) and issubclass(kind, Section) and key in kind.model_fields:
-                inner += _members(kind.model_fields[str(key)].annotation)
         value = value.get(key) if isinstance(value, dict) else None
-        kinds = _chosen(inner, value)
+        kinds = _chosen(_below(kinds, key), value)
     sections = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)]
     return sections[0].model_fields if len(sections) == 1 else {}
+
+
+def keys_anywhere(place: Place) -> list[str]:
+    """The keys of all sections that could stand at `place`, whatever `backend` or `op` says; none of free names."""
+    kinds: list[Any] = [Pipeline]
+    for key in place:
+        kinds = _below(kinds, key)
+    if any(get_origin(kind) is dict for kind in kinds):
+        return []
+    sections = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)]
+    return list(dict.fromkeys(name for section in sections for name in section.model_fields))
+
+
+def _below(kinds: list[Any], key: str | int) -> list[Any]:
+    """The types that the value of `key` can have in a value of one of these types."""
+    inner: list[Any] = []
+    for kind in kinds:
+        if get_origin(kind) is dict:
+            inner += _members(get_args(kind)[1])
+        elif isinstance(kind, type) and issubclass(kind, Section) and key in kind.model_fields:
+            inner += _members(kind.model_fields[str(key)].annotation)
+    return inner
 
 
 def _members(annotation: Any) -> list[Any]:

@@ -19,8 +19,11 @@ from dagrl.spec.errors import PipelineError, Place, Problem, dotted
 from dagrl.spec.positions import Position
 
 Tree = dict[str, Any]
-_NULL, _BOOL, _INT, _FLOAT = (f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float"))
-_MERGE = "tag:yaml.org,2002:merge"
+_STANDARD = "tag:yaml.org,2002:"
+_NULL, _BOOL, _INT, _FLOAT = (f"{_STANDARD}{kind}" for kind in ("null", "bool", "int", "float"))
+_MERGE = f"{_STANDARD}merge"
+_PLAIN = frozenset({_NULL, _BOOL, _INT, _FLOAT, f"{_STANDARD}str"})
+_NESTED = frozenset({f"{_STANDARD}map", f"{_STANDARD}seq"})
 _AMBIGUOUS = frozenset({"yes", "no", "on", "off"})
 _RESOLVERS = (
     (_BOOL, r"true|True|TRUE|false|False|FALSE", "tTfF"),
@@ -64,7 +67,7 @@ def read_document(path: Path) -> Document:
         loader = _Loader(text)
         root = loader.get_single_node()
     except yaml.YAMLError as error:
-        raise PipelineError([_syntax_problem(str(path), error)]) from error
+        raise PipelineError([_syntax_problem(str(path), text, error)]) from error
     except RecursionError:
         raise _unreadable(path, "is nested hundreds of levels deep; close the brackets that were left open") from None
     if root is None:
@@ -103,22 +106,25 @@ def _unreadable(path: Path, message: str) -> PipelineError:
 
 
 def _text_of(path: Path) -> str:
-    if path.is_dir():
-        raise _unreadable(path, "is a folder; give the pipeline's YAML file")
     try:
         return path.read_text(encoding="utf-8-sig")
+    except IsADirectoryError:
+        raise _unreadable(path, "is a folder; give the pipeline's YAML file") from None
     except FileNotFoundError:
         raise _unreadable(path, "does not exist; check the path") from None
     except UnicodeDecodeError as error:
         raise _unreadable(path, "is not text in UTF-8; save it as UTF-8 YAML") from error
     except OSError as error:
-        raise _unreadable(path, f"cannot be read: {error.strerror}; check the file's permissions") from error
+        raise _unreadable(
+            path, f"cannot be read: {error.strerror}; check the path and the file's permissions"
+        ) from error
 
 
-def _syntax_problem(file: str, error: yaml.YAMLError) -> Problem:
+def _syntax_problem(file: str, text: str, error: yaml.YAMLError) -> Problem:
     if isinstance(error, yaml.reader.ReaderError):
         # Of text that is decoded already, PyYAML gives the character's number.
-        return Problem(file, 1, "file", f"holds the character #x{error.character:02x}, which YAML forbids; take it out")
+        message = f"holds the character #x{error.character:02x}, which YAML forbids; take it out"
+        return Problem(file, text.count("\n", 0, error.position) + 1, "file", message)
     assert isinstance(error, yaml.MarkedYAMLError)
     mark = error.problem_mark or error.context_mark
     line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
@@ -135,6 +141,14 @@ def _syntax_problem(file: str, error: yaml.YAMLError) -> Problem:
     return Problem(file, line, f"column {column}", message)
 
 
+_HALF = "holds half of a character (a lone surrogate); write the character itself"
+
+
+def _encodable(text: str) -> bool:
+    """Whether a text can be written as UTF-8: half of a pair that UTF-16 writes a character with cannot."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
 class _Builder:
     """Turns composed nodes into plain values, noting positions and problems in the document."""
 
@@ -148,6 +162,9 @@ class _Builder:
         """The node's value; None where it cannot be read."""
         if any(node is parent for parent in self._open):
             return self._broken(node, place, "an alias (`*name`) contains itself; write the value out")
+        if node.tag not in (_PLAIN if isinstance(node, yaml.ScalarNode) else _NESTED):
+            tag = node.tag.removeprefix(_STANDARD)
+            return self._broken(node, place, f"cannot be read as `{tag}`; write a plain value without a `!` tag")
         self._open.append(node)
         try:
             if isinstance(node, yaml.MappingNode):
@@ -170,6 +187,9 @@ class _Builder:
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
                 self._problem(key_node, place, "a key is a list or a mapping; write a plain name before the colon")
+                continue
+            if not _encodable(key_node.value):
+                self._problem(key_node, place, f"the key {key_node.value!r} {_HALF}")
                 continue
             inner = (*place, key_node.value)
             self._document.positions[inner] = Position(self._file, key_node.start_mark.line + 1)
@@ -201,11 +221,11 @@ class _Builder:
             return self._broken(node, place, message)
         try:
             value = self._loader.construct_object(node)
-        except (yaml.constructor.ConstructorError, ValueError):
-            value = self  # No plain value either.
-        if not isinstance(value, str | int | float | None):
-            tag = node.tag.removeprefix("tag:yaml.org,2002:")
+        except (yaml.constructor.ConstructorError, ValueError, KeyError):  # KeyError: `!!bool` of another word
+            tag = node.tag.removeprefix(_STANDARD)
             return self._broken(node, place, f"cannot be read as `{tag}`; write a plain value without a `!` tag")
+        if isinstance(value, str) and not _encodable(value):
+            return self._broken(node, place, _HALF)
         return value
 
     def _broken(self, node: yaml.Node, place: Place, message: str) -> Any:

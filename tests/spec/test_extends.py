@@ -80,7 +80,8 @@ def test_each_problem_names_the_file_that_it_is_in(project):
         ("gone", "extends[1]", "there is no template `gone`; choose from: "),
         ("./gone.yaml", "extends[1]", "there is no file "),
         ("7", "extends[1]", "expected a template's name or a file's path, got 7; write `extends: NAME`"),
-        ("null", "extends[1]", "expected a template's name or a file's path, got None; write `extends: NAME`"),
+        ("null", "extends[1]", "expected a template's name or a file's path, got null; write `extends: NAME`"),
+        ("a" * 5000, "extends[1]", "'aaaaaaaaaaaaaaa"),
         ("off", "extends[1]", "a bare `off` can mean two things"),
         ("./child.yaml", "extends[1]", "the files extend each other in a circle ("),
         ("other", "extends", "the files extend each other in a circle ("),
@@ -95,3 +96,72 @@ def test_an_entry_that_cannot_be_had_is_told_alone_with_its_line(project, entry,
     line = (str(child), 3) if entry != "other" else (str(project.folder / "other.yaml"), 1)
     assert (problem.file, problem.line, problem.place) == (*line, place)
     assert problem.message.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("", "expected a template's name or a file's path, got null; write `extends: NAME`"),
+        ("off", "a bare `off` can mean two things"),
+        (r'"\ud800"', "holds half of a character"),
+    ],
+)
+def test_what_a_parent_that_is_not_named_may_have_held_is_not_called_missing(project, said, message):
+    child = project.write("child.yaml", f"name: x\nextends: {said}\n")
+    with pytest.raises(PipelineError) as caught:
+        load_pipeline(child)
+    (problem,) = caught.value.problems
+    assert (problem.line, problem.place) == (2, "extends")
+    assert problem.message.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("path", "remedy"),
+    [
+        ("run.steps=3", "the pipeline's file comes first, and KEY=VALUE behind it"),
+        ("tiny_grpo", "the template of this name is "),
+        ("a" * 5000, "cannot be read"),
+        ("gone.yaml", "does not exist; check the path"),
+    ],
+)
+def test_a_path_to_nowhere_says_what_may_have_been_meant(path, remedy):
+    with pytest.raises(PipelineError) as caught:
+        load_pipeline(path)
+    (problem,) = caught.value.problems
+    assert (problem.file, problem.line, problem.place) == (path, 1, "file")
+    assert remedy in problem.message
+
+
+class TestNulls:
+    def test_take_away_what_any_kind_of_engine_or_node_has(self, project):
+        child = project.write(
+            "child.yaml", "extends: p\nengines: {generator: {server: null}}\nnodes: {reward: {engine: null, n: null}}\n"
+        )
+        load_pipeline(child)
+
+    @pytest.mark.parametrize(
+        ("said", "place", "message"),
+        [
+            ("foo:", "foo", "unknown key `foo`; choose from: name, model"),
+            ("nodes: {rollout: {samplng: null}}", "nodes.rollout.samplng", "did you mean `sampling`?"),
+            ("nodes: {update: {loss: {kl_coeff: null}}}", "nodes.update.loss.kl_coeff", "did you mean `kl_coef`?"),
+            ("engines: {actor: {parallel: {tp: null}}}", "engines.actor.parallel.tp", "unknown key `tp`; choose"),
+        ],
+    )
+    def test_of_a_misspelt_key_are_told(self, project, said, place, message):
+        child = project.write("child.yaml", f"extends: p\n{said}\n")
+        with pytest.raises(PipelineError) as caught:
+            load_pipeline(child)
+        (problem,) = caught.value.problems
+        assert (problem.line, problem.place) == (2, place)
+        assert message in problem.message
+
+
+def test_a_node_of_a_misspelt_name_is_told_the_right_one(project):
+    child = project.write("child.yaml", "extends: p\nnodes: {rolout: {n: 3}}\nengines: {judge: {group: train}}\n")
+    with pytest.raises(PipelineError) as caught:
+        load_pipeline(child)
+    assert [(problem.place, problem.message) for problem in caught.value.problems] == [
+        ("nodes.rolout.op", "the key is missing; add `op:`, or say `rollout` if you mean that"),
+        ("engines.judge.backend", "the key is missing; add `backend:`, or take `judge` out"),
+    ]

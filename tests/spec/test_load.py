@@ -164,6 +164,7 @@ class TestOverrides:
             ("run..steps=1", "is not KEY=VALUE; write for example `run.steps=10`"),
             ("run.steps=", "there is no value; write `KEY=null` to take the key away"),
             ("run.steps=[1", "the value is not valid YAML; put it in quotes if it is text"),
+            ("extends=grpo", "what a file extends is said in it; write a file that begins with `extends: NAME`"),
             ("run.steps.more=1", "`run.steps` has no keys of its own; override it as a whole"),
             ("data.shuffle=no", "a bare `no` can mean two things; write `false`, or quotes for the word"),
         ],
@@ -171,3 +172,8 @@ class TestOverrides:
     def test_mistakes_name_the_override(self, project, override, message):
         lines = problems(project.folder / "p.yaml", "run.seed=2", override)
         assert lines == [f"command line:2: override {override}: {message}"]
+
+    def test_a_node_that_was_taken_away_is_not_proposed(self, project):
+        child = project.write("child.yaml", "extends: p\nnodes: {ref: null}\n")
+        (told,) = [line for line in problems(child, "nodes.ref.engine=actor") if "override" in line]
+        assert "there is no node `ref`; choose from: rollout, reward, advantage, update" in told

@@ -26,6 +26,7 @@ CASES = [
     ),
     ("name: tiny", "name: 3 #!", "name", "expected text, got 3; write a word, or text in quotes"),
     ("name: tiny", "name: a/b #!", "name", "'a/b' is not a name that can stand here; use letters, digits"),
+    ("name: tiny", f"name: {'x' * 201} #!", "name", "`-`, at most 200 of them, and begin"),
     ("train: train.parquet", "train: 3 #!", "data.train", "expected text, got 3; write a word"),
     ("prompts_per_step: 8", "prompts_per_step: 8\n  shuffle: 1 #!", "data.shuffle", "expected true or false, got 1"),
     (
@@ -62,7 +63,12 @@ CASES = [
         "nodes.rollout.sampling.stop_token_ids[0]",
         "must be at least 0, got -1",
     ),
-    ("run: {steps: 10}", "run: {steps: 10, seed: 9223372036854775808} #!", "run.seed", "must be less than 9.22"),
+    (
+        "run: {steps: 10}",
+        "run: {steps: 10, seed: 9223372036854775808} #!",
+        "run.seed",
+        "must be less than 9,223,372,036,854,775,808, got",
+    ),
     ("write: ref_logprob}", "write: 3} #!", "nodes.ref.write", "expected text or a mapping, got 3"),
     (
         "  rollout: {cpus_per_node: 1}",
@@ -88,6 +94,26 @@ CASES = [
     ),
     ("run: {steps: 10}", "run: {steps: 10}\ntrack: console #!", "track", "expected a list, got 'console'"),
     ("run: {steps: 10}", "run: {steps: 10}\ntrack: [console, wanbd] #!", "track[1]", "did you mean `wandb`?"),
+    ("run: {steps: 10}", "run: {steps: 10}\ntrack: [console, null] #!", "track[1]", "null is not known here; choose"),
+    ("prompts_per_step: 8", "prompts_per_step: 9999999999 #!", "data.prompts_per_step", "at most 2,147,483,647, got"),
+    (
+        "estimator: grpo}",
+        "estimator: grpo, cosine_reward: {right: [1.0]}} #!",
+        "nodes.advantage.cosine_reward.right",
+        "expected 2 entries, got 1; write 2",
+    ),
+    (
+        "estimator: grpo}",
+        "estimator: grpo, cosine_reward: {wrong: []}} #!",
+        "nodes.advantage.cosine_reward.wrong",
+        "expected 2 entries, got 0; write 2",
+    ),
+    (
+        "estimator: grpo}",
+        "estimator: grpo, cosine_reward: {wrong: [0.1, 0.2, 0.3]}} #!",
+        "nodes.advantage.cosine_reward.wrong",
+        "expected 2 entries, got 3; write 2",
+    ),
 ]
 
 

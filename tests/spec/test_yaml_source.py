@@ -113,6 +113,7 @@ def test_anchors_and_merge_keys_work(tmp_path):
         (b"name: 'x\n", 2, "column 1", "is not valid YAML: found unexpected end of stream"),
         (b"name: \xff\n", 1, "file", "is not text in UTF-8"),
         (b"name: \x07\n", 1, "file", "holds the character #x07"),
+        (b"name: x\n# y\nrun: \x00\n", 3, "file", "holds the character #x00"),
         (b"a: *nobody\n", 1, "column 4", "found undefined alias"),
         (b"a: " + b"[" * 2000, 1, "file", "is nested hundreds of levels deep"),
     ],
@@ -153,6 +154,12 @@ def test_byte_order_mark_is_no_part_of_the_first_key(tmp_path):
         ("a:\n  <<: 3\n", 2, "a", "`<<` must name another mapping"),
         ("? [x, y]\n: 1\n", 1, "file", "a key is a list or a mapping"),
         ("a: off\n", 1, "a", "a bare `off` can mean two things; write `false`"),
+        ("a: !!timestamp soon\n", 1, "a", "cannot be read as `timestamp`; write a plain value"),
+        ("a: !!bool maybe\n", 1, "a", "cannot be read as `bool`; write a plain value"),
+        ("a: !!set {x, y}\n", 1, "a", "cannot be read as `set`; write a plain value"),
+        ("a: !!python/object/apply:os.system [x]\n", 1, "a", "cannot be read as `python/object/apply:os.system`"),
+        ('a: "\\ud800.parquet"\n', 1, "a", "holds half of a character"),
+        ('x: {"\\ud800": 1}\n', 1, "x", "the key '\\ud800' holds half of a character"),
     ],
 )
 def test_smaller_faults_leave_the_rest_readable(tmp_path, content, line, place, fragment):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -53,6 +54,7 @@ def _check_mini_batches(
             f"such as {_nearest_divisor(prompts, mini_batch)}"
         )
         findings.error(place, message, depends_on=[_PROMPTS])
+        return
     updates = node.optimizer_steps(prompts)
     if updates > 1 and graph is not None and _lacks_old(node, graph.nodes[name]):
         message = (
@@ -70,7 +72,8 @@ def _lacks_old(node: NodeBase, placed: GraphNode) -> bool:
 
 
 def _nearest_divisor(number: int, wanted: int) -> int:
-    return min((size for size in range(1, number + 1) if number % size == 0), key=lambda size: abs(size - wanted))
+    small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
+    return min((*small, *(number // size for size in small)), key=lambda size: (abs(size - wanted), size))
 
 
 @dataclass(frozen=True, slots=True)

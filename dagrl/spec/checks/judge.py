@@ -71,10 +71,10 @@ def _check_engine(place: Place, node: JudgeNode, pipeline: Pipeline, findings: F
     follows = getattr(pipeline.engines[node.engine], "follows", None)
     if follows is not None:
         message = (
-            f"`{node.engine}` is trained, as it follows `{follows}`, and a judge has to stay as it is; add an engine "
-            "that follows none"
+            f"`{node.engine}` follows `{follows}`, so that the policy judges itself, by another measure in each step; "
+            "for a judge that stays as it is, add an engine that follows none"
         )
-        findings.error((*place, "engine"), message, depends_on=[("engines", node.engine)])
+        findings.warning((*place, "engine"), message, depends_on=[("engines", node.engine)])
 
 
 def _check_room(place: Place, node: JudgeNode, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:

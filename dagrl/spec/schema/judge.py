@@ -17,7 +17,8 @@ class JudgeNode(NodeBase):
     op: Literal["judge"]
     """Names this kind of node."""
     engine: Name | None = None
-    """An engine of this pipeline that generates and follows no other; asked by the chat template of its own model."""
+    """An engine of this pipeline that generates, asked by the chat template of its model. One that follows a trained
+    engine judges with the weights that it has for the step's samples."""
     endpoint: Annotated[str, Field(pattern=r"^https?://")] | None = None
     """Instead of an engine: the address of a server that speaks OpenAI's protocol, as ``http://host:8000/v1``."""
     model: str | None = None

@@ -16,7 +16,7 @@ from dagrl.spec.schema.section import Name, Section
 class Pipeline(Section):
     """A whole pipeline file."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")]
     """Names the run folder and the tracker's run."""
     model: ModelSpec
     """The policy."""

@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 
 
-PositiveInt = Annotated[int, Field(ge=1)]
+PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]
+"""A count. None of a run's comes near the bound, which keeps what is worked out from it small."""
 
 
 Coefficient = Annotated[float, Field(ge=0, allow_inf_nan=False)]

@@ -38,11 +38,6 @@ CASES = {
         "nodes.reward.chat_template_kwargs",
         "only a judge at an engine has this; take it out",
     ),
-    "the policy": (
-        ENGINE.replace("wise", "generator") + "}",
-        "nodes.reward.engine",
-        "`generator` is trained, as it follows `actor`, and a judge has to stay as it is",
-    ),
     "a trainer": (
         ENGINE.replace("wise", "actor") + "}",
         "nodes.reward.engine",
@@ -140,6 +135,14 @@ def test_what_may_be_a_mistake_is_a_warning(project, monkeypatch):
     assert told == [
         "the environment variable JUDGE_KEY is not set here; set it where the run's workers start",
         "there is no field {promt}, so it stays as it is; did you mean `prompt`?",
+    ]
+
+
+def test_a_policy_may_judge_itself_and_that_is_told(project):
+    checked = check_file(project.pipeline((REWARD, ENGINE.replace("wise", "generator") + "}")))
+    assert [warning.message for warning in checked.warnings] == [
+        "`generator` follows `actor`, so that the policy judges itself, by another measure in each step; for a judge "
+        "that stays as it is, add an engine that follows none"
     ]
 
 
