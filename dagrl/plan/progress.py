@@ -208,6 +208,8 @@ class Lane:
         self.is_source = not task.inputs
         self.readers: list[Lane] = []
         """Lanes of the tasks that wait for this one."""
+        self.waits_for_sources_alone = False
+        """Whether all that the task waits for are sources."""
         self.ends: list[Lane] = [self] if self.is_source and not task.in_rounds else []
         """Sources that are through with a step when this task is done."""
         self._open = open_steps
@@ -268,6 +270,7 @@ def lanes_of(plan: Plan, open_steps: Mapping[int, OpenStep]) -> dict[str, Lane]:
     for name, lane in lanes.items():
         for need in waits_for[name]:
             lanes[need].readers.append(lane)
+        lane.waits_for_sources_alone = all(lanes[need].is_source for need in waits_for[name])
         if lane.task.selects:
             # Only now it is known where in the data the next step begins.
             lane.ends += [each for each in lanes.values() if each.is_source and each.task.in_rounds]

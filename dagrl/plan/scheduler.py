@@ -11,8 +11,9 @@ differ only in `Plan.max_staleness` and in who shares a group:
   is behind it begins when it is full, and so does the source of the next step: only then it is known where the data go
   on.
 - Weights: version v is the policy after step v. A rollout of step s needs version ``s - 1 - max_staleness`` or newer,
-  a validation of step s needs version s; where the generator is behind, a `Sync` comes first. A follower that has
-  slept has no weights any more. Tasks on trained weights keep the order of the steps.
+  a validation of step s needs version s; where the generator is behind, a `Sync` comes first. So it is with whatever
+  else runs on an engine that follows another. One that has slept has no weights any more. Tasks on trained weights keep
+  the order of the steps.
 - Memory: where executors of a group sleep, `turns` says what has to move before one of them may work. Whoever is awake
   goes on as long as it has something to do; then the oldest step that waits for room gets it. A younger step has nobody
   moved away before whom lies work of an older one: it may only wait for a commit.
@@ -240,6 +241,7 @@ class Scheduler:
             *self._refreshes(touched),
             *self._first_syncs(touched),
             *self._work(touched, without_room),
+            *self._early_syncs(touched, without_room),
             *self._restarts(touched),
             *self._commits(),
             *self._moves(without_room),
@@ -306,7 +308,7 @@ class Scheduler:
         task, executor = lane.task, lane.executor
         if not self._room.free(executor.name) or not self._in_turn(step, lane):
             return None
-        if task.generates and executor.follows:
+        if executor.follows:
             if self._syncs.lacks_weights(step, task):
                 return self._syncs.needed(step, task)
             if (sync := self._syncs.worthwhile(step, executor.name)) is not None:
@@ -325,13 +327,36 @@ class Scheduler:
 
     def _first_syncs(self, executors: list[str]) -> Iterator[Command]:
         """Syncs for generators about to begin, before their sources, of other groups, go on with older steps."""
-        for lane in (lane for name in executors for lane in self._lanes_of[name] if lane.task.generates):
-            source = self.plan.executors.get(lane.executor.follows or "")
-            step = lane.oldest() if source is not None and source.group != lane.executor.group else None
+        for lane in self._followers_lanes(executors):
+            source = self.plan.executors[lane.executor.follows or ""]
+            step = self._begins_soon(lane) if source.group != lane.executor.group else None
             sync = self._due(step, lane) if step is not None else None
             if isinstance(sync, Sync) and not self._moves_before(sync):
                 self._room.occupy(sync)
                 yield sync
+
+    def _early_syncs(self, executors: list[str], without_room: list[_OnEngine]) -> Iterator[Command]:
+        """Syncs, and moves before them, for generators of the same group while their prompts are being read."""
+        for lane in self._followers_lanes(executors):
+            step = self._begins_soon(lane) if lane.oldest() is None else None
+            sync = self._due(step, lane) if step is not None else None
+            if isinstance(sync, Sync) and self._begin(sync, without_room):
+                yield sync
+
+    def _followers_lanes(self, executors: list[str]) -> Iterator[Lane]:
+        for name in executors:
+            if self.plan.executors[name].follows:
+                yield from (lane for lane in self._lanes_of[name] if lane.task.generates)
+
+    def _begins_soon(self, lane: Lane) -> int | None:
+        """The oldest step in which a task is ready, or will be when its prompts are read."""
+        step = lane.oldest()
+        if step is None and lane.waits_for_sources_alone:
+            name = lane.task.name
+            return next(
+                (step for step, state in self._open.items() if name in state.tasks and state.tasks[name].left), None
+            )
+        return step
 
     def _refreshes(self, executors: list[str]) -> Iterator[Command]:
         """Syncs for generators in the midst of a run."""

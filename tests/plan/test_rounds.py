@@ -63,9 +63,9 @@ def run(task: str, *shards: int, step: int = 1, at: int = 0) -> Run:
 def test_a_step_in_two_rounds():
     scheduler = Scheduler(plan())
     sync = Sync(1, "generator", "actor", 0)
-    assert scheduler.start() == [run("prompts")]
+    assert scheduler.start() == [sync, run("prompts")]
     table: list[tuple[Event, list[Command]]] = [
-        (RunDone(run("prompts")), [sync]),
+        (RunDone(run("prompts")), []),
         (WeightsSynced(sync), [run("rollout")]),
         (ShardDone(1, "rollout", 0), [run("reward", 0)]),
         (RunDone(run("rollout")), [run("reward", 1)]),

@@ -30,6 +30,7 @@ from dagrl.plan.coordinates import Coordinates
 from dagrl.plan.plan import HOST, Executor, Plan, PlannedTask, Rows
 from dagrl.plan.scheduler import Scheduler
 from dagrl.spec.ops import Scope
+from dagrl.spec.residency import Residency
 
 ONE_RANK = (Coordinates(0, 0, 0, 0, primary=True),)
 ALL = (0, 1)
@@ -108,9 +109,9 @@ def done(step: int, task: str, shards: tuple[int, ...] = ALL) -> RunDone:
 def test_a_synchronous_step_from_its_prompts_to_its_commit():
     scheduler = Scheduler(diamond(steps=1))
     sync = Sync(1, "generator", "actor", 0)
-    assert scheduler.start() == [Run(1, "prompts", ALL)]
+    assert scheduler.start() == [sync, Run(1, "prompts", ALL)]
     table: list[tuple[Event, list[Command]]] = [
-        (done(1, "prompts"), [sync]),
+        (done(1, "prompts"), []),
         (WeightsSynced(sync), [Run(1, "rollout", ALL)]),
         (ShardDone(1, "rollout", 0), [Run(1, "reward", (0,)), Run(1, "ref", (0,))]),
         (done(1, "reward", (0,)), []),
@@ -202,17 +203,31 @@ def test_a_save_keeps_the_trainer_and_holds_the_next_update_up():
     assert saved == [(Save(step, "actor"), step) for step in (1, 2, 3)]
 
 
-def test_the_next_step_has_its_prompts_while_one_is_being_saved():
+def test_the_next_step_is_being_sampled_while_one_is_being_saved():
     scheduler = Scheduler(diamond(steps=2, save_every=1))
     pending = run_until(scheduler, lambda commands: Run(1, "update", ALL) in commands)
     assert pending == [Run(1, "update", ALL)]
+    sync = Sync(2, "generator", "actor", 1)
+    assert scheduler.handle(done(1, "update")) == [sync, Run(2, "prompts", ALL)]
+    assert scheduler.handle(done(2, "prompts")) == []
+    assert scheduler.handle(WeightsSynced(sync)) == [Save(1, "actor"), Run(2, "rollout", ALL)]
+
+
+def test_in_one_group_a_save_comes_before_the_next_step_and_that_makes_room_while_its_prompts_are_read():
+    plan = diamond(groups=("shared", "shared"), steps=2, save_every=1)
+    sleepers = {name: replace(each, sleeps=each.group == "shared") for name, each in plan.executors.items()}
+    scheduler = Scheduler(replace(plan, executors=sleepers))
+    run_until(scheduler, lambda commands: Run(1, "update", ALL) in commands)
     assert scheduler.handle(done(1, "update")) == [Run(2, "prompts", ALL), Save(1, "actor")]
+    assert scheduler.handle(StateSaved(Save(1, "actor"))) == [
+        Commit(1, save=True),
+        Sleep(2, "actor", Residency.WEIGHTS),
+    ]
 
 
 def test_going_on_after_a_checkpoint_starts_with_the_next_step_and_its_weights():
     scheduler = Scheduler(diamond(steps=5, validate_first=True), first_step=4)
-    assert scheduler.start() == [Run(4, "prompts", ALL)]
-    assert scheduler.handle(done(4, "prompts")) == [Sync(4, "generator", "actor", 3)]
+    assert scheduler.start() == [Sync(4, "generator", "actor", 3), Run(4, "prompts", ALL)]
 
 
 def test_a_stop_finishes_the_step_saves_it_and_starts_no_other():

@@ -95,8 +95,10 @@ def test_an_update_in_pieces_begins_while_the_rest_is_being_sampled():
 
 def test_a_save_is_part_of_its_step():
     simulated = simulate(grpo("train", "rollout", save_every=1), SECONDS, 1)
-    assert simulated.step_seconds == {1: 20.0}
-    assert spans(simulated, "save") == [(12.0, 20.0)]
+    # The weights go first: the next step is sampled meanwhile.
+    assert simulated.step_seconds == {1: 21.0}
+    assert spans(simulated, "save") == [(13.0, 21.0)]
+    assert spans(simulated, "rollout", 2)[0] == (13.0, 16.0)
 
 
 def test_the_same_plan_gives_the_same_simulation():
