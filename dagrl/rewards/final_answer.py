@@ -1,10 +1,13 @@
-r"""The final answer of a worked solution: what stands in the last ``\boxed{}``, else behind GSM8K's ``####``."""
+r"""The final answer of a worked solution: what stands in its last ``\boxed{}``, ``<answer>``, or behind ``####``."""
 
 from __future__ import annotations
 
 import re
 
+from dagrl.rewards.in_latex import in_latex
+
 BOXED = r"\boxed{"
+ANSWER, ANSWER_END = "<answer>", "</answer>"
 GSM8K_MARK = "####"
 _DIGIT = re.compile(r"\d")
 _NUMBER = re.compile(r"(?:(?<![\w)])-)?\d+(?:,\d{3})*(?:\.\d+)?(?:/\d+)?")
@@ -24,24 +27,31 @@ def last_boxed(text: str) -> str | None:
 
 
 def marked_part(response: str) -> str | None:
-    """The part of a response that is marked as its final answer."""
+    r"""The part of a response that is marked as its final answer; None where nothing is.
+
+    The last ``\boxed{...}``, braces included; else what is between the last ``<answer>`` and ``</answer>``; else the
+    word behind GSM8K's ``####``, where it ends a line.
+    """
     boxed = last_boxed(response)
     if boxed is not None:
         return boxed
+    _, mark, rest = response.rpartition(ANSWER_END)[0].rpartition(ANSWER)
+    if mark and rest.strip():
+        return rest.strip()
     # The mark and the answer end a line; what only begins with the mark may be a heading of Markdown.
     for line in reversed(response.split("\n")):
         _, mark, behind = line.rpartition(GSM8K_MARK)
         words = behind.split()
         if mark and len(words) == 1 and _DIGIT.search(words[0]):
-            return words[0]
+            return words[0].strip("*_`")
     return None
 
 
 def final_answer(response: str) -> str | None:
     r"""The final answer as a text that is the same for the same answer, as far as writing goes.
 
-    What is marked, else the last number; None without either. Spacing, ``$``, ``\text{}``, commas in numbers and zeros
-    behind a point make no difference, ``1/2`` and ``0.5`` do.
+    What is marked, else the last number; None without either. What `in_latex` writes alike is alike, and spacing,
+    ``$``, ``\text{}``, commas in numbers and zeros behind a point make no difference; ``1/2`` and ``0.5`` do.
     """
     marked = marked_part(response)
     if marked is None:
@@ -51,7 +61,7 @@ def final_answer(response: str) -> str | None:
 
 
 def _written_alike(answer: str) -> str | None:
-    answer = _SPACING.sub("", _IN_TEXT.sub(r"\1", answer)).rstrip(".")
+    answer = _SPACING.sub("", _IN_TEXT.sub(r"\1", in_latex(answer))).rstrip(".")
     answer = answer.replace(r"\dfrac", r"\frac").replace(r"\tfrac", r"\frac").replace(r"\%", "%")
     answer = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", answer)
     if re.fullmatch(r"-?\d+\.\d*", answer):

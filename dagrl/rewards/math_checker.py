@@ -17,7 +17,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from dagrl.rewards.final_answer import BOXED, GSM8K_MARK, marked_part
+from dagrl.rewards.final_answer import BOXED, GSM8K_MARK, last_boxed, marked_part
+from dagrl.rewards.in_latex import in_latex, of_hundred
 
 READY = "ready"
 MEMORY_BYTES = 4 << 30
@@ -26,15 +27,49 @@ MEMORY_BYTES = 4 << 30
 def matches(response: str, answer: str) -> bool:
     r"""Whether the final answer of `response` equals the reference `answer`. ValueError for a reference without one.
 
-    The final answer is what is in the last ``\boxed{}``; without one, what follows GSM8K's ``####``; without either,
-    the last formula or number, as math-verify finds it. The reference may also be a worked solution in GSM8K's form.
+    The final answer is what is marked as such (`marked_part`); where nothing is, the last formula or number, as
+    math-verify finds it. The reference may also be a worked solution in GSM8K's form. Where one of the two is a
+    percentage, the other may be the same number without the sign, or a hundredth of it: data sets have it both ways.
     """
     from math_verify import verify
 
-    reference = next(filter(None, map(_parse, _formulas(answer))), None)
-    if not reference:
-        raise ValueError(f"the reference answer {answer[:80]!r} holds nothing to compare with")
-    return bool(verify(reference, _parse(marked_part(response) or response), timeout_seconds=None))
+    reference = in_latex(_unwrapped(answer.rpartition(GSM8K_MARK)[2].strip()))
+    marked = marked_part(response)
+    said = response if marked is None else in_latex(_unwrapped(marked))
+    for expected, found in _with_percentages(reference, said, whole=marked is not None):
+        expressions = next(filter(None, map(_parse, _formulas(expected))), None)
+        if not expressions:
+            raise ValueError(f"the reference answer {answer[:80]!r} holds nothing to compare with")
+        # What has not been marked by a box, math-verify looks through for a number.
+        as_found = found in (marked, response)
+        if verify(expressions, _parse(found if as_found else f"{BOXED}{found}}}"), timeout_seconds=None):
+            return True
+    return False
+
+
+def _with_percentages(reference: str, said: str, *, whole: bool) -> Iterator[tuple[str, str]]:
+    """What is to be compared: reference and answer, without the sign of percent where both have it, or either way.
+
+    `whole`: what is said is the answer alone.
+    """
+    ours, theirs = of_hundred(reference), of_hundred(said) if whole else None
+    yield ours or reference, theirs or said
+    if ours and not theirs:
+        yield _hundredth(ours), said
+    elif theirs and not ours:
+        yield reference, _hundredth(theirs)
+
+
+def _hundredth(number: str) -> str:
+    return rf"\frac{{{number}}}{{100}}"
+
+
+def _unwrapped(text: str) -> str:
+    r"""What is in ``\boxed{...}`` or ``$...$``, where the text is no more than that."""
+    if text.startswith(BOXED) and last_boxed(text) == text:
+        text = text.removeprefix(BOXED).removesuffix("}").strip()
+    found = re.fullmatch(r"\$([^$]+)(?<!\\)\$", text)
+    return found[1].strip() if found else text
 
 
 def _parse(text: str) -> list[Any]:

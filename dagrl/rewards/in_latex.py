@@ -1,0 +1,60 @@
+r"""An answer as math-verify can read it: signs of Unicode, programmers' numbers and spaced thousands, in LaTeX.
+
+math-verify reads LaTeX. What a policy writes otherwise it compares letter by letter (``50\%``, ``√2``), or takes for a
+product: ``1e3`` for 3e, ``1\,000`` for 0.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+_SIGNS = str.maketrans(
+    {
+        "−": "-", "–": "-", "‐": "-", "×": r"\times ", "÷": "/", "·": r"\cdot ", "⋅": r"\cdot ", "⁄": "/", "∕": "/",
+        "π": r"\pi ", "∞": r"\infty ", "°": r"^\circ ", "±": r"\pm ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ",
+        "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "ℝ": r"\mathbb{R}", "％": r"\%", "，": ",",
+        "\u00a0": " ", "\u2009": r"\,", "\u202f": r"\,",
+    }
+)  # fmt: skip
+_RAISED, _LOWERED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "₀₁₂₃₄₅₆₇₈₉₊₋"
+_PLAIN = str.maketrans(_RAISED + _LOWERED, "0123456789+-" * 2)
+_ROOT = re.compile(r"√(\d+|[a-z]|\([^()]*\))")
+_PROGRAMMED = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([+-]?\d+)(?![\w.])")
+_POWER = re.compile(r"\*\*(-?\w+|\([^()]*\))")
+_THOUSANDS = re.compile(r"(?<=\d)(?:\\[,!;: ]|~|\{,\})(?=\d{3}(?!\d))")
+_PERCENT = re.compile(r"(?:\\?%|\\text\{ *percent *\}|percent)\Z")
+
+
+def in_latex(answer: str) -> str:
+    """The same answer in LaTeX, as far as it is known how; takes no longer than the answer is long."""
+    answer = answer.replace(r"\varnothing", r"\emptyset")
+    answer = _THOUSANDS.sub("", answer if answer.isascii() else _from_unicode(answer))
+    return _POWER.sub(r"^{\1}", _PROGRAMMED.sub(r"\1\\times 10^{\2}", answer))
+
+
+def of_hundred(answer: str) -> str | None:
+    """How many percent an answer says, without the sign; None where it is no percentage."""
+    answer = answer.rstrip()
+    found = _PERCENT.search(answer, max(len(answer) - 20, 0))
+    return (answer[: found.start()].rstrip() or None) if found else None
+
+
+def _from_unicode(answer: str) -> str:
+    answer = _ROOT.sub(r"\\sqrt{\1}", answer)
+    answer = re.sub(f"([{_RAISED}]+)", r"^{\1}", re.sub(f"([{_LOWERED}]+)", r"_{\1}", answer)).translate(_PLAIN)
+    return "".join(_ascii(character) for character in answer.translate(_SIGNS))
+
+
+def _ascii(character: str) -> str:
+    """Digits of all scripts, and fractions in one character."""
+    if character.isascii():
+        return character
+    digit = unicodedata.decimal(character, None)
+    if digit is not None:
+        return str(digit)
+    kind, *parts = unicodedata.decomposition(character).split() or [""]
+    if kind != "<fraction>":
+        return character
+    above, _, below = "".join(chr(int(part, 16)) for part in parts).partition("\N{FRACTION SLASH}")
+    return rf"\frac{{{above}}}{{{below}}}"

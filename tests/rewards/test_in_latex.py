@@ -1,0 +1,56 @@
+"""Answers as LaTeX, and percentages."""
+
+from __future__ import annotations
+
+import pytest
+
+from dagrl.rewards.in_latex import in_latex, of_hundred
+
+
+@pytest.mark.parametrize(
+    ("answer", "latex"),
+    [
+        (r"\frac{1}{2}", r"\frac{1}{2}"),
+        (r"1\,000\,000", "1000000"),
+        ("1{,}000", "1000"),
+        (r"1\,00", r"1\,00"),
+        ("-2e-3", r"-2\times 10^{-3}"),
+        ("1.5E3", r"1.5\times 10^{3}"),
+        ("2e", "2e"),
+        ("x1e3", "x1e3"),
+        ("2e3x", "2e3x"),
+        ("2**10", "2^{10}"),
+        ("x**(n-1)", "x^{(n-1)}"),
+        ("−5", "-5"),
+        ("５٣", "53"),
+        ("x²⁻¹ + a₁₀", "x^{2-1} + a_{10}"),
+        ("1½", r"1\frac{1}{2}"),
+        ("3√2", r"3\sqrt{2}"),
+        ("√(x+1)", r"\sqrt{(x+1)}"),
+        ("二", "二"),
+    ],
+)
+def test_what_is_no_latex_becomes_it(answer: str, latex: str) -> None:
+    assert in_latex(answer) == latex
+
+
+@pytest.mark.parametrize(
+    ("answer", "number"),
+    [
+        (r"50\%", "50"),
+        ("12.5 % ", "12.5"),
+        (r"5\text{ percent}", "5"),
+        ("five percent", "five"),
+        ("50", None),
+        ("%", None),
+    ],
+)
+def test_percentages(answer: str, number: str | None) -> None:
+    assert of_hundred(answer) == number
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("piece", ["1", "1.", "1e", "**", "√(", r"1\,", "%", " ", "²", "½", "(", "\\text{ "])
+def test_whatever_a_policy_repeats_takes_no_longer_than_it_is(piece: str) -> None:
+    in_latex(piece * 100_000)
+    of_hundred(piece * 100_000)
