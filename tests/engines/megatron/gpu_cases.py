@@ -62,9 +62,13 @@ MODELS: dict[str, dict[str, Any]] = {
 """Four layers each: up to four pipeline stages."""
 MODELS["routed"] = MODELS["mixture"]
 """The same, but tokens go to experts that were drawn by lot: one GPU and any layout send each to the same."""
+MODELS["scorer"] = MODELS["dense"]
+"""The same as a reward model, that is trained."""
 EXPERTS = {"moe_grouped_gemm": True, "moe_token_dispatcher_type": "alltoall"}
 RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 OVERLAP = {"ddp": {"overlap_grad_reduce": True, "overlap_param_gather": True}}
+BUCKETS = {"ddp": OVERLAP["ddp"] | {"bucket_size": 200_000}}
+"""The output layer has a bucket of its own, as in any model of size."""
 
 PARALLEL = {
     "tp": "tensor_model_parallel_size",
@@ -113,7 +117,7 @@ def _words(layout: dict[str, Any]) -> list[str]:
 
 def spec_fields(case: Case, layout: dict[str, Any], precision: str) -> dict[str, Any]:
     """Fields of MegatronEngineSpec."""
-    transformer = {"bf16": precision == "bf16", **({} if case.model in ("dense", "tied") else EXPERTS)}
+    transformer = {"bf16": precision == "bf16", **({} if case.model in ("dense", "tied", "scorer") else EXPERTS)}
     return {
         "backend": "megatron",
         "group": "train",
@@ -121,6 +125,7 @@ def spec_fields(case: Case, layout: dict[str, Any], precision: str) -> dict[str,
         # A large epsilon: with Adam's own, a gradient of nearly 0 gives a step of full size and of chance direction.
         "optimizer": {"lr": 1e-2, "adam_eps": 1e-2},
         "router_replay": case.model == "routed",
+        "head": "reward" if case.model == "scorer" else "lm",
         **case.fields,
         "transformer": {**transformer, **case.fields.get("transformer", {})},
     }
@@ -177,7 +182,7 @@ FUSED = {"fused_linear_cross_entropy": True}
 CASES: dict[int, list[Case]] = {
     1: [
         Case("dense", kind="zigzag"),
-        *(Case(model, kind="hugging-face") for model in MODELS if model != "routed"),
+        *(Case(model, kind="hugging-face") for model in MODELS if model not in ("routed", "scorer")),
         Case("dense", fields=FUSED, tag="fused"),
         Case("tied", fields=FUSED, tag="fused"),
         Case("dense", fields={"transformer": RECOMPUTE}, tag="recompute"),
@@ -190,12 +195,14 @@ CASES: dict[int, list[Case]] = {
         Case("dense", {"pp": 2, "vpp": 2}, {"transformer": RECOMPUTE}, tag="recompute"),
         Case("tied", {"pp": 2}),
         Case("tied", {"tp": 2, "sp": True}),
+        *(Case("scorer", layout) for layout in ({"tp": 2}, {"tp": 2, "sp": True}, {"pp": 2}, {"cp": 2})),
         *_mixture({"ep": 2}, {"tp": 2, "sp": True, "ep": 2}, {"cp": 2, "ep": 2}, {"tp": 2, "sp": True, "etp": 2}),
         *_routed({"tp": 2, "sp": True, "ep": 2}, {"cp": 2, "ep": 2}, {"pp": 2}),
         Case("routed", {"pp": 2}, {"transformer": RECOMPUTE}, tag="recompute"),
         *_latent({"ep": 2}, {"tp": 2, "sp": True, "ep": 2}, {"pp": 2}, {"cp": 2}),
         Case("dense", {"tp": 2, "sp": True}, kind="resume", resumes_as={"pp": 2}),
         Case("dense", kind="resume", resumes_as={"tp": 2, "sp": True}),
+        Case("dense", fields=BUCKETS, kind="resume", resumes_as={"tp": 2, "sp": True}, tag="overlap"),
     ],
     4: [
         *_dense({"tp": 2, "sp": True, "pp": 2}, {"tp": 2, "sp": True, "cp": 2}, {"pp": 2, "cp": 2}),

@@ -211,9 +211,10 @@ class _World:
 
     def __init__(self, rank: int, ranks: int, meetings: _Meetings, scratch: Path) -> None:
         from conftest import WeightedLikelihood
+        from squared_error import SquaredError
 
         self.rank, self.ranks, self.meetings, self.scratch = rank, ranks, meetings, scratch
-        self.objective = WeightedLikelihood()
+        self.objective, self.squared_error = WeightedLikelihood(), SquaredError("reward")
         # On a CPU the whole would take minutes; eight rows are still several micro-batches.
         self.rows = rows(24 if _gpus() else 8)
         self.alone = functools.cache(self._alone)
@@ -252,21 +253,26 @@ class _World:
         replica, replicas = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
         return self.rows.take(np.arange(replica, len(self.rows), replicas))
 
-    def _measure(self, engine: Any) -> dict[str, Any]:
-        """Log-probs by row, gradients and exported weights by name, metrics; whole on rank 0."""
+    def _measure(self, engine: Any, model: str) -> dict[str, Any]:
+        """Log-probs (or scores) by row, gradients and exported weights by name, metrics; whole on rank 0."""
         import torch.distributed as dist
         from gradients import gradients_and_sums
 
         from dagrl.engines.megatron.loss import join_replicas
 
         mine = self._mine()
-        logprobs = engine.logprobs(mine, temperature=0.8, tokens_per_micro_batch=BUDGET)
-        own = {int(row): logprobs[i] for i, row in enumerate(mine.rows)}
+        if model == "scorer":
+            objective: Any = self.squared_error
+            read = engine.values(mine, tokens_per_micro_batch=BUDGET)
+        else:
+            objective = self.objective
+            read = engine.logprobs(mine, temperature=0.8, tokens_per_micro_batch=BUDGET)
+        own = {int(row): np.atleast_1d(read[i]) for i, row in enumerate(mine.rows)}
         everyones: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyones, own)
         joined = {row: values for part in everyones for row, values in part.items()}
         agree = all(np.array_equal(values, joined[row]) for part in everyones for row, values in part.items())
-        gradients, sums = gradients_and_sums(engine, mine, self.objective, tokens_per_micro_batch=BUDGET)
+        gradients, sums = gradients_and_sums(engine, mine, objective, tokens_per_micro_batch=BUDGET)
         metrics = {name: stat.mean for name, stat in join_replicas(sums).items()}
         weights = {name: tensor.cpu() for bucket in engine.export_weights(1 << 24) for name, tensor in bucket}
         return {
@@ -280,7 +286,7 @@ class _World:
     def _alone(self, model: str, precision: str) -> dict[str, Any]:
         """What one GPU says; on rank 0, while the others wait for it in their next engine."""
         engine = self._engine(Case(model), {}, precision, None)
-        measured = self._measure(engine)
+        measured = self._measure(engine, model)
         self._close(engine)
         return measured
 
@@ -289,7 +295,7 @@ class _World:
             truth = self.alone(case.model, "fp32")
             noisy = self.alone(case.model, "bf16") if precision == "bf16" else None
         engine = self._engine(case, case.layout, precision, meeting)
-        measured = self._measure(engine)
+        measured = self._measure(engine, case.model)
         self._close(engine)
         return judged(measured, truth, noisy, mixture=case.model in ("mixture", "latent")) if self.rank == 0 else {}
 

@@ -1,14 +1,13 @@
 """A critic's and a reward model's head: values, scores and gradients are those of Hugging Face's model."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
+from squared_error import SquaredError
 
-from dagrl.data.tally import tally_mean
 from dagrl.plan.coordinates import coordinates
 from dagrl.spec.schema import ModelSpec, ParallelSpec
 
@@ -23,30 +22,6 @@ LAYOUTS = {
     "cp2": (2, {"context_parallel_size": 2}),
     "pp2": (2, {"pipeline_model_parallel_size": 2}),
 }
-
-
-@dataclass(frozen=True)
-class SquaredError:
-    """Of values against the advantage column, or of scores against the reward column."""
-
-    head: str
-    needs_entropy: bool = False
-    temperature: float = 1.0
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("advantage",) if self.head == "value" else ("reward",)
-
-    def token_weights(self, batch: "Batch") -> Any:
-        from dagrl.data.batch import Column
-
-        if self.head == "value":
-            return batch["response_mask"], (float(batch["response_mask"].values.sum()),)
-        return Column(np.ones(len(batch), np.float32)), (float(len(batch)),)
-
-    def __call__(self, tokens: Any) -> Any:
-        error = (tokens.value - tokens.columns[self.columns[0]]).square()
-        return (tokens.weight * error).sum(), {"loss": tally_mean(error, tokens.weight)}
 
 
 @pytest.fixture(scope="module")
