@@ -72,6 +72,7 @@ def _executors(pipeline: Pipeline, graph: Graph) -> dict[str, Executor]:
             trained=name in trained,
             on_gpus=not group.is_cpu,
             sleeps=sleeps(pipeline, name),
+            measures_memory=isinstance(engine, SglangEngineSpec),
         )
     return executors
 

@@ -37,6 +37,8 @@ class Executor:
     """Whether its ranks have GPUs; else they have CPU slots."""
     sleeps: bool = False
     """Whether it leaves its devices' memory while another executor of its group works."""
+    measures_memory: bool = False
+    """Whether how much it takes depends on how much is free when it starts."""
 
     @property
     def ranks(self) -> int:

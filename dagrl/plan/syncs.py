@@ -24,7 +24,7 @@ class Syncs:
     """Executors without workers."""
 
     def lacks_weights(self, step: int, task: PlannedTask) -> bool:
-        """Whether a generating task may not begin on what its executor, which follows another one, holds."""
+        """Whether a task may not begin on what its executor, which follows another one, holds."""
         held = self.versions.held(task.executor)
         return held is None or held < self.versions.wanted(step, task)
 

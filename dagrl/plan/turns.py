@@ -94,14 +94,16 @@ class Turns:
 def start_chains(plan: Plan) -> list[tuple[str, ...]]:
     """Who starts when: the executors of a chain one after the other, the chains at the same time.
 
-    Those that share devices are a chain: a generator measures how much memory is free, so it comes first, and whoever
-    is followed last, for its weights are what is needed next. CPU slots without sleepers have no such order.
+    Those that share devices are a chain: servers measure how much memory is free, so they come first, those that
+    generate before those that judge, and whoever is followed last, for its weights are what is needed next. CPU slots
+    without sleepers have no such order.
     """
     generating = {task.executor for task in plan.tasks if task.generates}
     followed = {executor.follows for executor in plan.executors.values()}
 
-    def place(executor: Executor) -> tuple[bool, bool, bool]:
-        return executor.name not in generating, executor.trained, executor.name in followed
+    def place(executor: Executor) -> tuple[bool, ...]:
+        generates = executor.name in generating
+        return not generates, not executor.measures_memory, executor.trained, executor.name in followed
 
     chains: list[tuple[str, ...]] = []
     by_group: dict[str, list[Executor]] = {}

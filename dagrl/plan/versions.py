@@ -43,7 +43,7 @@ class Versions:
         del self._training[task.executor]
 
     def wanted(self, step: int, task: PlannedTask) -> int:
-        """The oldest version that a generating task may begin on."""
+        """The oldest version that a task may begin on whose executor follows another."""
         return step if task.rows is Rows.VALIDATION else max(0, step - 1 - self._max_staleness)
 
     def in_order(self, step: int, task: PlannedTask, executor: Executor) -> bool:

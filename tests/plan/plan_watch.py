@@ -225,7 +225,7 @@ class Watch:
 
     def _has_weights(self, run: Run, task: PlannedTask, executor: Executor) -> None:
         version = self.version[executor.name]
-        if task.generates and executor.follows:
+        if executor.follows:
             assert version is not None, f"{run} without weights"
             oldest = run.step if task.rows is Rows.VALIDATION else max(0, run.step - 1 - self.plan.max_staleness)
             # What is left of a run that was lost may have to do with the weights that there are.

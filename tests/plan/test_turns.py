@@ -243,7 +243,55 @@ def test_a_stale_step_uses_the_time_in_which_an_older_one_waits_for_its_rewards(
     assert turns == ["rollout", "rollout", "update", "rollout", "update", "update"]
 
 
+# -- judges that follow the policy
+
+
+def judged_on(engine: str, **settings) -> Plan:
+    """Rewards are what an engine says: the policy's generator, or servers of its own that follow the policy too."""
+    plan = colocated(**settings)
+    servers = {"judges": executor("judges", "gpus", follows="actor", sleeps=True, measures_memory=True)}
+    tasks = [replace(each, executor=engine) if each.node == "reward" else each for each in plan.tasks]
+    return replace(plan, executors=plan.executors | (servers if engine == "judges" else {}), tasks=tuple(tasks))
+
+
+def test_a_policy_judges_itself_with_the_weights_that_it_has_sampled_with():
+    commands = [each for each in played(Scheduler(judged_on("generator", steps=1))) if not isinstance(each, Commit)]
+    rollout = commands.index(Run(1, "rollout", ALL))
+    # Nobody moves in between.
+    assert commands[rollout + 1 :] == [
+        *(Run(1, "reward", (shard,)) for shard in ALL),
+        Sleep(1, "generator", ASLEEP),
+        Wake(1, "actor", AWAKE),
+        Run(1, "update", ALL),
+        Save(1, "actor"),
+    ]
+
+
+def test_a_judge_that_follows_gets_its_weights_as_a_generator_does():
+    commands = [each for each in played(Scheduler(judged_on("judges", steps=1))) if not isinstance(each, Commit)]
+    rollout = commands.index(Run(1, "rollout", ALL))
+    assert commands[rollout + 1 :] == [
+        Sleep(1, "generator", ASLEEP),
+        Wake(1, "actor", WEIGHTS),
+        Wake(1, "judges", WEIGHTS),
+        Sync(1, "judges", "actor", 0),
+        Sleep(1, "actor", ASLEEP),
+        Wake(1, "judges", AWAKE),
+        *(Run(1, "reward", (shard,)) for shard in ALL),
+        Sleep(1, "judges", ASLEEP),
+        Wake(1, "actor", AWAKE),
+        Run(1, "update", ALL),
+        Save(1, "actor"),
+    ]
+
+
 # -- who starts before whom
+
+
+def test_servers_start_before_whoever_does_not_measure_what_is_free():
+    plan = judged_on("judges", reference="gpus")
+    (chain,) = [chain for chain in start_chains(plan) if chain != (HOST,)]
+    assert chain == ("generator", "judges", "reference", "actor")
 
 
 def test_a_generator_starts_first_and_whoever_is_followed_last():

@@ -5,13 +5,13 @@ Single fields are `sglang_fields.py`'s. SGLang would find most of it out late, w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from dagrl.spec.checks.model_sizes import ModelSizes, is_size
 from dagrl.spec.errors import Place
 from dagrl.spec.positions import Findings
 from dagrl.spec.rollouts import longest_by_key
-from dagrl.spec.schema import GroupSpec, Pipeline, RolloutNode, SglangEngineSpec
+from dagrl.spec.schema import GroupSpec, JudgeNode, Pipeline, RolloutNode, SglangEngineSpec
 from dagrl.spec.sglang_layout import CPU_CACHE_TOKENS, PARALLEL_SIZES, gpus_per_server, nodes_per_server
 
 _GPU_ONLY = ("enable_dp_attention", "enable_torch_compile", "enable_two_batch_overlap", "enable_symm_mem")
@@ -136,24 +136,19 @@ class _Server:
         context, cache = self._given.get("context_length"), self._given.get("max_total_tokens")
         if cache is None and self._group is not None and self._group.is_cpu:
             cache = CPU_CACHE_TOKENS
-        for name, _ in self._rollouts():
-            by_key = longest_by_key(self._pipeline, name, validated=self._pipeline.run.validates)
-            key = max(by_key, key=by_key.__getitem__)
-            longest = by_key[key]
-            depends: list[Place] = [("data", "max_prompt_tokens"), ("nodes", name, key)]
+        for longest, what, depends in self._longest():
             for field, room in (("context_length", context), ("max_total_tokens", cache)):
                 if is_size(room) and room < longest:
-                    message = f"{room} tokens cannot hold the longest sample, {longest} (data.max_prompt_tokens + "
-                    message += f"nodes.{name}.{key}.max_new_tokens); set {field} to {longest} or more"
-                    self._error(field, message, *depends)
+                    message = f"{room} tokens cannot hold the longest sample, {longest} ({what})"
+                    self._error(field, f"{message}; set {field} to {longest} or more", *depends)
         if is_size(context) and model.positions and context > model.positions.value:
             message = f"is more than the model's {model.positions.name}, {model.positions.value}"
             self._error("context_length", f"{message}; choose at most that", ("model",))
 
     def check_stops(self) -> None:
         """Whether SGLang can stop responses where the file says."""
-        for name, node in self._rollouts():
-            for key, sampling in (("sampling", node.sampling), ("val_sampling", node.val_sampling)):
+        for name, node in self._nodes():
+            for key, sampling in (("sampling", node.sampling), ("val_sampling", getattr(node, "val_sampling", None))):
                 if sampling is not None and sampling.ignore_eos and sampling.stop_token_ids:
                     message = "SGLang stops at no token at all where it ignores the end of a sequence, and "
                     message += "stop_token_ids names some; take one of the two out"
@@ -203,10 +198,27 @@ class _Server:
         group = self._group
         return group is not None and group.ranks > 0 and nodes_per_server(self._engine, group) > 1
 
-    def _rollouts(self) -> list[tuple[str, RolloutNode]]:
+    def _nodes(self) -> list[tuple[str, RolloutNode | JudgeNode]]:
         """The nodes that sample on these servers."""
         nodes = self._pipeline.nodes.items()
-        return [(name, node) for name, node in nodes if isinstance(node, RolloutNode) and node.engine == self._name]
+        return [
+            (name, node)
+            for name, node in nodes
+            if isinstance(node, RolloutNode | JudgeNode) and node.engine == self._name
+        ]
+
+    def _longest(self) -> Iterator[tuple[int, str, list[Place]]]:
+        """The tokens that each node's longest sample has, what they consist of, and where that is said."""
+        for name, node in self._nodes():
+            if isinstance(node, JudgeNode):
+                longest, own = node.max_prompt_tokens + node.sampling.max_new_tokens, f"nodes.{name}"
+                what = f"{own}.max_prompt_tokens + {own}.sampling.max_new_tokens"
+                yield longest, what, [("nodes", name, "max_prompt_tokens"), ("nodes", name, "sampling")]
+                continue
+            by_key = longest_by_key(self._pipeline, name, validated=self._pipeline.run.validates)
+            key = max(by_key, key=by_key.__getitem__)
+            what = f"data.max_prompt_tokens + nodes.{name}.{key}.max_new_tokens"
+            yield by_key[key], what, [("data", "max_prompt_tokens"), ("nodes", name, key)]
 
     def _largest(self, *fields: str) -> str:
         """The size to blame: the largest that the file says."""

@@ -222,6 +222,31 @@ def test_a_cpu_slots_cache_has_an_end(project, with_server):
     check_file(path, ["engines.generator.server.max_total_tokens=20016"])
 
 
+@pytest.mark.parametrize(
+    ("server", "sampling", "place", "fragment"),
+    [
+        (
+            "{max_total_tokens: 64} #!",
+            "{max_new_tokens: 8}",
+            "engines.wise.server.max_total_tokens",
+            "64 tokens cannot hold the longest sample, 72 (nodes.reward.max_prompt_tokens + "
+            "nodes.reward.sampling.max_new_tokens); set max_total_tokens to 72 or more",
+        ),
+        (
+            "{}",
+            "{max_new_tokens: 8, ignore_eos: true, stop_token_ids: [3]} #!",
+            "nodes.reward.sampling.ignore_eos",
+            "stop_token_ids names some; take one of the two out",
+        ),
+    ],
+)
+def test_a_judge_has_to_fit_as_samples_do(project, server, sampling, place, fragment):
+    judge = "\n    op: judge\n    engine: wise\n    prompt: Rate {response}.\n    max_prompt_tokens: 64\n"
+    wise = f"  wise:\n    backend: sglang\n    group: rollout\n    server: {server}\n{GENERATOR}"
+    path = project.pipeline(("{op: reward, fn: exact}", f"{judge}    sampling: {sampling}"), (GENERATOR, wise))
+    project.assert_problem(path, place, fragment)
+
+
 @pytest.mark.parametrize("key", ["sampling", "val_sampling"])
 def test_stops_that_sglang_would_not_see(project, with_server, key):
     sampling = "{max_new_tokens: 8, ignore_eos: true, stop_token_ids: [3]}"
