@@ -12,6 +12,7 @@ All of it runs on the server's loop. Traps of this version that shape what is he
 from __future__ import annotations
 
 import asyncio
+import operator
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ import torch
 from dagrl.engines.sglang.args import WEIGHT_LOADER
 from dagrl.engines.sglang.server import ServerError
 
+NO_TOKENS, NO_LOGPROBS = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
+_FIRST = operator.itemgetter(0)
 _FLUSH_S = 60.0
 """How long it may take until nothing is under way."""
 
@@ -31,12 +34,14 @@ _FLUSH_S = 60.0
 class Answer:
     """What one request has come to."""
 
-    tokens: list[int]
-    logprobs: list[float]
     finish_reason: str
     """``stop``, ``length`` or ``abort``."""
     message: str
     """Why it was aborted."""
+    tokens: np.ndarray
+    """Int64 [tokens]."""
+    logprobs: np.ndarray
+    """Float32 [tokens]."""
     routed_experts: np.ndarray | None
     """Int16 [tokens of the request and the answer - 1, layers, experts per token]."""
 
@@ -67,18 +72,23 @@ class Client:
             extra_key=cache_key,
         )
         try:
-            answer = await anext(self._manager.generate_request(request, None))
+            # To the generator's end: one that is dropped takes a task to be closed, and holds SGLang's lock till then.
+            (answer,) = [each async for each in self._manager.generate_request(request, None)]
         except RequestAbortedError as error:
-            return Answer([], [], "abort", str(error), None)
+            return Answer("abort", str(error), NO_TOKENS, NO_LOGPROBS, None)
         except HTTPException as error:
             raise ServerError(f"SGLang refused a request: {error.detail}") from error
-        meta = answer["meta_info"]
+        meta, sampled = answer["meta_info"], answer["output_ids"]
         reason = meta["finish_reason"]
-        # One that was aborted in the queue has no log-probs, as it has no tokens.
-        logprobs = [logprob for logprob, *_ in meta.get("output_token_logprobs") or ()]
-        assert len(logprobs) == len(answer["output_ids"]), "a log-prob for each token"
+        # Each with its token and a text. One that was aborted in the queue has none, as it has no tokens.
+        logprobs = meta.get("output_token_logprobs") or ()
+        assert len(logprobs) == len(sampled), "a log-prob for each token"
         return Answer(
-            list(answer["output_ids"]), logprobs, reason["type"], reason.get("message") or "", self._experts(meta)
+            reason["type"],
+            reason.get("message") or "",
+            np.array(sampled, dtype=np.int64),
+            np.fromiter(map(_FIRST, logprobs), np.float32, len(logprobs)),
+            self._experts(meta),
         )
 
     def abort(self, rid: str) -> None:
@@ -132,9 +142,16 @@ class Client:
         """
         flushing = [self.flush(_FLUSH_S)] if flush else []
         # The server gets them in this order, without anybody waiting for the first one's answer.
-        await asyncio.gather(*flushing, self._update(payload, version))
+        await asyncio.gather(*flushing, self._update(payload, str(version)))
 
-    async def _update(self, payload: bytes, version: int) -> None:
+    async def meet(self) -> None:
+        """Wait until all processes have done what they were asked before.
+
+        The first one's answer stands for all of them, and only at the end of an update do they wait for each other.
+        """
+        await self._update(b"", None)
+
+    async def _update(self, payload: bytes, version: str | None) -> None:
         from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
 
         data = pickle.dumps([("payload", _Bytes(payload))], protocol=5)
@@ -143,17 +160,21 @@ class Client:
                 serialized_named_tensors=[data] * self._engine.server_args.tp_size,
                 load_format=WEIGHT_LOADER,
                 flush_cache=False,
-                weight_version=str(version),
+                weight_version=version,
             )
         )
         if not success:
             raise ServerError(f"SGLang could not take new weights: {message}")
 
     async def release(self, tags: Sequence[str]) -> None:
-        """Give the memory of these kinds back."""
+        """Give the memory of these kinds back, on all GPUs when this returns: others come to them."""
         from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqInput
 
         await self._manager.release_memory_occupation(ReleaseMemoryOccupationReqInput(tags=list(tags)))
+        arguments = self._engine.server_args
+        # Copies within a server take no updates.
+        if arguments.tp_size > 1 and (arguments.dp_size == 1 or arguments.enable_dp_attention):
+            await self.meet()
 
     async def resume(self, tags: Sequence[str]) -> None:
         """Take memory of these kinds again, which was released."""

@@ -202,11 +202,6 @@ class SglangEngine:
             self._server.run(self._client.resume(sorted(coming)), "take memory again", self._timeout_s)
         self._gone -= coming
 
-    def health(self, timeout_s: float) -> None:
-        """ServerError where the server is not there any more, or has nothing to say within the bound."""
-        self._server.check()
-        self._server.run(self._client.capacity(), "give a sign of life", timeout_s)
-
     def close(self) -> None:
         """End the server and all its processes."""
         self._server.close()

@@ -22,8 +22,10 @@ _takers: weakref.WeakKeyDictionary[torch.nn.Module, Taker] = weakref.WeakKeyDict
 
 
 def take_weights(model: torch.nn.Module, named_tensors: list[tuple[str, torch.Tensor]]) -> None:
-    """Take the weights of one sync; the only tensor has the `Route` in it, as text in uint8."""
+    """Take the weights of one sync; the only tensor has the `Route` in it, as text in uint8. Without one, nothing."""
     ((_, payload),) = named_tensors
+    if not len(payload):
+        return
     route = Route.from_json(bytes(payload.cpu().numpy()).decode())
     if model not in _takers:
         _takers[model] = _taker(model)

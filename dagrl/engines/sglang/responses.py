@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from dagrl.engines.base import Completion, GenerationRequest
-from dagrl.engines.sglang.client import Answer, Client
+from dagrl.engines.sglang.client import NO_LOGPROBS, NO_TOKENS, Answer, Client
 from dagrl.engines.sglang.server import ServerError
 from dagrl.spec.schema import SamplingSpec
 
@@ -29,8 +29,8 @@ class _Response:
 
     index: int
     request: GenerationRequest
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
+    tokens: np.ndarray = field(default_factory=lambda: NO_TOKENS)
+    logprobs: np.ndarray = field(default_factory=lambda: NO_LOGPROBS)
     finish_reason: str = ""
     version: int | None = None
     routed_experts: np.ndarray | None = None
@@ -126,8 +126,8 @@ class Responses:
         deliver(
             Completion(
                 response.index,
-                np.array(response.tokens, dtype=np.int64),
-                np.array(response.logprobs, dtype=np.float32),
+                response.tokens,
+                response.logprobs,
                 response.finish_reason,
                 self._version() if response.version is None else response.version,
                 response.routed_experts,
@@ -137,14 +137,14 @@ class Responses:
     async def _go_on_with(self, response: _Response, parameters: dict[str, object], born: int) -> None:
         """One request of a response: to its end, or until somebody aborts or retracts it."""
         version, retracts = self._version(), self._retracts
-        prompt = [*response.request.prompt.tolist(), *response.request.begun.tolist(), *response.tokens]
+        prompt = np.concatenate([response.request.prompt, response.request.begun, response.tokens]).tolist()
         response.rid = f"dagrl-{next(self._names)}"
         answer = await self._ask(response, prompt, parameters, version)
         self._sampled += len(answer.tokens)
-        if answer.tokens and response.version is None:
+        if len(answer.tokens) and response.version is None:
             response.version = version
-        response.tokens += answer.tokens
-        response.logprobs += answer.logprobs
+        response.tokens = np.concatenate([response.tokens, answer.tokens])
+        response.logprobs = np.concatenate([response.logprobs, answer.logprobs])
         response.routed_experts = answer.routed_experts
         if answer.finish_reason != "abort" or self._aborts != born:
             response.finish_reason = answer.finish_reason

@@ -297,8 +297,12 @@ def test_a_sleeper_wakes_up_to_what_it_was(server, requests) -> None:
     assert [each.tokens.tolist() for each in complete(server, requests, GREEDY)] == before
 
 
-def test_health(server) -> None:
-    server.health(30)
+def test_its_processes_meet_without_new_weights(server, requests) -> None:
+    """What one with several processes does when it has given memory back."""
+    before = [each.tokens.tolist() for each in complete(server, requests, GREEDY)]
+    server._server.run(server._client.meet(), "meet", 30)
+    assert server.policy_version == 0
+    assert [each.tokens.tolist() for each in complete(server, requests, GREEDY)] == before
 
 
 def test_a_start_that_sglang_refuses_says_why(server, start_engine, tmp_path) -> None:
@@ -327,7 +331,7 @@ def test_a_server_that_dies_ends_what_waits_for_it(server, requests) -> None:
     dead = r"a process of SGLang server generator/0 has died \(exit code -9\)"
     assert re.match(dead, str(failed[0]))
     with pytest.raises(ServerError, match=dead):
-        server.health(30)
+        complete(server, requests, GREEDY)
     server.close()
     assert not schedulers()
 

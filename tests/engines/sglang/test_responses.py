@@ -37,10 +37,10 @@ class FakeClient:
 
     def end(self, reason: str, tokens: int) -> None:
         """All requests under way end with so many tokens."""
-        sampled = list(range(100, 100 + tokens))
+        sampled = np.arange(100, 100 + tokens)
         for future in self._ends.values():
             if not future.done():
-                future.set_result(Answer(sampled, [-0.5] * tokens, reason, "why it did", None))
+                future.set_result(Answer(reason, "why it did", sampled, np.full(tokens, -0.5, np.float32), None))
 
     def abort(self, rid: str) -> None:
         self.calls.append(f"abort {rid}")
