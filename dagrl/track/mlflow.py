@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import re
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import batched
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import yaml
 
@@ -21,6 +26,9 @@ if TYPE_CHECKING:
 
 EXPERIMENT = "dagrl"
 """Unless ``MLFLOW_EXPERIMENT_NAME`` says another."""
+PATIENCE_S = 30.0
+"""For a server that does not answer when the run starts."""
+_KNOCK_TIMEOUT_S, _PAUSE_S = 5.0, 1.0
 _PARAMETERS_AT_ONCE = 100
 _METRICS_AT_ONCE = 1000
 _LONGEST_PARAMETER = 500
@@ -53,9 +61,12 @@ class Mlflow:
         # What it tells of its database would tear the live table apart.
         for library in ("mlflow", "alembic"):
             logging.getLogger(library).setLevel(logging.WARNING)
+        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         folder = (run_dir / "mlflow").resolve()
         folder.mkdir(parents=True, exist_ok=True)
         remote = os.environ.get("MLFLOW_TRACKING_URI")
+        if remote:
+            _knock(remote)
         self._client = MlflowClient(tracking_uri=remote or f"sqlite:///{folder / 'mlflow.db'}")
         known = folder / "run_id"
         if resumed_step is not None and known.is_file() and self._goes_on(known.read_text().strip()):
@@ -76,7 +87,7 @@ class Mlflow:
 
         assert self._client is not None, "log before start"
         now = int(time.time() * 1000)
-        found = [Metric(metric_name(name), float(value), now, step) for name, value in metrics.items()]
+        found = [Metric(metric_name(name), _shown(value), now, step) for name, value in metrics.items()]
         for some in batched(found, _METRICS_AT_ONCE):
             self._client.log_batch(self._run_id, metrics=some)
 
@@ -85,7 +96,8 @@ class Mlflow:
         assert self._client is not None, "samples before start"
         path = f"samples/step_{step}_val.json"
         self._client.log_dict(self._run_id, {"columns": list(table.columns), "data": [*map(list, table.rows)]}, path)
-        self._tables = [*self._tables, {"path": path, "type": "table"}][-_NEWEST_TABLES:]
+        others = [each for each in self._tables if each["path"] != path]
+        self._tables = [*others, {"path": path, "type": "table"}][-_NEWEST_TABLES:]
         self._client.set_tag(self._run_id, _TABLES, json.dumps(self._tables))
 
     def close(self, ok: bool) -> None:
@@ -100,27 +112,69 @@ class Mlflow:
         if (experiment := self._client.get_experiment_by_name(name)) is not None:
             return experiment.experiment_id
         artifacts = None if remote else str(folder / "artifacts")
-        return self._client.create_experiment(name, artifact_location=artifacts)
+        with _unless("RESOURCE_ALREADY_EXISTS"):
+            return self._client.create_experiment(name, artifact_location=artifacts)
+        # Another run has begun at the same time.
+        experiment = self._client.get_experiment_by_name(name)
+        assert experiment is not None, "it exists already"
+        return experiment.experiment_id
 
     def _goes_on(self, run_id: str) -> bool:
-        """Take up a run; False where the server has none of that id."""
-        from mlflow.exceptions import MlflowException
-
+        """Take up a run; False where the server has none of that id, or somebody has deleted it."""
         assert self._client is not None
-        try:
-            self._client.update_run(run_id, status="RUNNING")
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-                raise
-            return False
-        self._tables = json.loads(self._client.get_run(run_id).data.tags.get(_TABLES, "[]"))
-        return True
+        with _unless("RESOURCE_DOES_NOT_EXIST"):
+            run = self._client.get_run(run_id)
+            if run.info.lifecycle_stage == "active":
+                self._client.update_run(run_id, status="RUNNING")
+                self._tables = json.loads(run.data.tags.get(_TABLES, "[]"))
+                return True
+        return False
 
     def _log_parameters(self, parameters: tuple[tuple[str, str], ...]) -> None:
         from mlflow.entities import Param
 
         assert self._client is not None
         self._client.log_batch(self._run_id, params=[Param(name, value) for name, value in parameters])
+
+
+def _knock(address: str) -> None:
+    """OSError, with a sentence, where nobody listens for a while. MLflow itself would try for minutes, and say nothing.
+
+    Behind a proxy there is nobody to knock at.
+    """
+    parts = urlsplit(address)
+    port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    if not parts.hostname or not port or (parts.scheme in getproxies() and not proxy_bypass(parts.hostname)):
+        return
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            socket.create_connection((parts.hostname, port), timeout=_KNOCK_TIMEOUT_S).close()
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise OSError(
+                    f"{parts.hostname}:{port} does not answer: {error.strerror or error} (MLFLOW_TRACKING_URI)"
+                ) from error
+            time.sleep(_PAUSE_S)
+        else:
+            return
+
+
+@contextmanager
+def _unless(code: str) -> Iterator[None]:
+    """Leaves the context early where the server says so."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except MlflowException as error:
+        if error.error_code != code:
+            raise
+
+
+def _shown(value: float) -> float:
+    """A metric as MLflow can draw it: infinity would be the largest number there is, and its chart a flat line."""
+    return float(value) if math.isfinite(value) else math.nan
 
 
 def metric_name(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 
@@ -44,7 +45,7 @@ def track(run_dir: Path, steps: list[int], resumed_step: int | None, *, ok: bool
     tracker = Mlflow("tiny", notes.append)
     tracker.start(run_dir, CONFIG, resumed_step)
     for step in steps:
-        tracker.log(step, {"val/aime/mean@4": step / 10, "kl/ref": float("nan")})
+        tracker.log(step, {"val/aime/mean@4": step / 10, "kl/ref": float("nan"), "grad_norm": float("inf")})
         tracker.samples(step, TABLE)
     tracker.close(ok)
     return notes
@@ -76,7 +77,8 @@ def test_a_run_has_metrics_parameters_the_pipeline_and_tables_and_goes_on_as_the
     table = json.loads((artifacts / "samples" / "step_3_val.json").read_text())
     assert table == {"columns": ["prompt", "reward"], "data": [["1+1=", 1.0]]}
     shown = json.loads(run.data.tags["mlflow.loggedArtifacts"])
-    assert [each["path"] for each in shown] == [f"samples/step_{step}_val.json" for step in (1, 2, 2, 3)]
+    assert [each["path"] for each in shown] == [f"samples/step_{step}_val.json" for step in (1, 2, 3)]
+    assert math.isnan(run.data.metrics["grad_norm"])
 
 
 def test_a_run_from_the_start_is_another_one(run_dir: Path) -> None:
@@ -93,17 +95,40 @@ def test_a_run_that_the_server_has_lost_begins_anew(run_dir: Path) -> None:
     assert client(run_dir).get_run(run_id(run_dir)).info.status == "FINISHED"
 
 
+def test_a_run_that_somebody_has_deleted_begins_anew(run_dir: Path) -> None:
+    track(run_dir, [1], None)
+    deleted = run_id(run_dir)
+    client(run_dir).delete_run(deleted)
+    track(run_dir, [2], resumed_step=1)
+    assert run_id(run_dir) != deleted
+    assert client(run_dir).get_run(run_id(run_dir)).info.status == "FINISHED"
+
+
+def test_an_experiment_that_another_run_has_just_made_is_used(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow.tracking import MlflowClient
+
+    track(run_dir, [1], None)
+    look, answers = MlflowClient.get_experiment_by_name, [None]
+    monkeypatch.setattr(
+        MlflowClient, "get_experiment_by_name", lambda self, name: answers.pop() if answers else look(self, name)
+    )
+    (note,) = track(run_dir, [1], None)
+    assert note.startswith("mlflow: run ")
+
+
 def test_a_server_that_is_not_there_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setattr("dagrl.track.mlflow.PATIENCE_S", 0.0)
     notes: list[str] = []
     tracker = Guest("mlflow", Mlflow("tiny", notes.append), notes.append)
     tracker.start(tmp_path, CONFIG, None)
     tracker.log(1, {"reward/mean": 0.5})
     tracker.close(ok=True)
     (note,) = notes
-    assert note.startswith("mlflow stopped: ")
-    assert note.endswith("; metrics.jsonl has every step")
+    assert note == (
+        "mlflow stopped: 127.0.0.1:9 does not answer: Connection refused (MLFLOW_TRACKING_URI); "
+        "metrics.jsonl has every step"
+    )
 
 
 @pytest.mark.parametrize(
