@@ -62,9 +62,10 @@ class MegatronEngine:
 
         `train_steps` is the length of the learning-rate schedule. An engine that is not `trainable` has no gradients
         and no optimizer. `keep_start_weights` holds a copy of the weights in host memory for `start_weights`.
-        `keeps_no_cache` gives the device what a task took as soon as that is over, for others that come to it. Random
-        start weights are drawn from ``ranks.seed``: engines of one seed have the same. Raises ValueError for what the
-        pipeline file gets wrong, before waiting for any rank where possible, and TimeoutError where ranks do not meet.
+        `keeps_no_cache` gives the device what a task, a save or a sync took as soon as that is over, for others that
+        come to it. Random start weights are drawn from ``ranks.seed``: engines of one seed have the same. Raises
+        ValueError for what the pipeline file gets wrong, before waiting for any rank where possible, and TimeoutError
+        where ranks do not meet.
         """
         self.policy_version = 0
         refuse_clashes(spec)
@@ -98,6 +99,7 @@ class MegatronEngine:
             fused=spec.fused_linear_cross_entropy,
             replay=RouterReplay(chunks) if spec.router_replay else None,
         )
+        self._tidy_up()
 
     def logprobs(self, batch: Batch, *, temperature: float, tokens_per_micro_batch: int) -> Column:
         """See `TrainEngine.logprobs`. ValueError where a row is longer than `tokens_per_micro_batch`."""
@@ -132,6 +134,9 @@ class MegatronEngine:
     @contextmanager
     def _at_work(self) -> Iterator[None]:
         yield
+        self._tidy_up()
+
+    def _tidy_up(self) -> None:
         if self._keeps_no_cache and torch.cuda.is_available():
             torch.cuda.empty_cache()
 
@@ -191,7 +196,13 @@ class MegatronEngine:
     def weight_exporter(self, bucket_bytes: int) -> WeightExporter:
         """See `TrainEngine.weight_exporter`."""
         chunks = self._model.chunks
-        return self._converter.make_exporter(chunks, self._hf_config, bucket_bytes, present=self._memory.weights_alone)
+        return self._converter.make_exporter(chunks, self._hf_config, bucket_bytes, present=self._weights_alone)
+
+    @contextmanager
+    def _weights_alone(self) -> Iterator[None]:
+        """What an exporter, and whoever sends what it gives, takes of the device is given back before they return."""
+        with self._at_work(), self._memory.weights_alone():
+            yield
 
     def export_weights(self, bucket_bytes: int) -> Iterator[Bucket]:
         """See `TrainEngine.export_weights`."""
@@ -200,7 +211,7 @@ class MegatronEngine:
     def save(self, folder: Path, *, asynchronous: bool = False) -> None:
         """See `TrainEngine.save`. OSError where the state cannot be written."""
         training = self._own_training()
-        with self._memory.optimizer():
+        with self._at_work(), self._memory.optimizer():
             if asynchronous:
                 checkpoint.save_in_background(folder, training, self._writer, policy_version=self.policy_version)
             else:
@@ -213,7 +224,7 @@ class MegatronEngine:
 
     def load(self, folder: Path) -> None:
         """See `TrainEngine.load`. FileNotFoundError or ValueError for a folder that cannot be resumed from."""
-        with self._memory.optimizer():
+        with self._at_work(), self._memory.optimizer():
             self.policy_version = checkpoint.load(folder, self._own_training())
 
     def close(self) -> None:
