@@ -99,11 +99,13 @@ def _write_split(data_set: DataSet, prompts: Iterable[PromptRow], path: Path, re
     size = data_set.rows_per_group
     try:
         write_prompts(path, prompts, data_set.extra_info, data_set.columns, rows_per_group=size)
-    except (pa.ArrowTypeError, pa.ArrowInvalid, OverflowError) as error:
+    except (pa.ArrowTypeError, pa.ArrowInvalid, OverflowError, UnicodeEncodeError) as error:
         raise ValueError(
             f"one of the rows {max(report.read - size, 0)} to {report.read} of {path.stem} does not fit the columns "
             f"({error}); mend the original"
         ) from error
+    if not report.read:
+        raise ValueError(f"there is not one row of {path.stem} in the original; look whether it was fetched whole")
     if not report.kept:
         raise ValueError(f"none of the {report.read} rows of {path.stem} can be used{report.drops()}")
 
@@ -125,9 +127,21 @@ def _prompts(
             report.dropped[reason] += 1
             continue
         assert isinstance(row, PromptRow)
+        _check_text(row, record.place)
         report.kept += 1
         report.lengths[length(row)] += 1
         yield row
+
+
+def _check_text(row: PromptRow, place: str) -> None:
+    """ValueError naming the place where a text has half of a character, as a pair of escapes of JSON that was cut."""
+    further = (value for value in row.extra_info.values() if isinstance(value, str))
+    for text in (row.answer, row.data_source, *further, *(message["content"] for message in _chat(row))):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            half = ascii(text[error.start])
+            raise ValueError(f"{place}: {half} is half of a character, which no file can hold; mend the row") from error
 
 
 def _repeated(row: PromptRow, seen: dict[bytes, str]) -> str | None:
@@ -155,6 +169,8 @@ def _measure(tokenizer: str | None) -> tuple[Length, str]:
     from dagrl.spec.schema import ModelSpec, TokenizerSpec
 
     named: Any = TokenizerSpec(kind="bytes") if tokenizer == "bytes" else Path(tokenizer)
+    if isinstance(named, Path) and not named.is_dir():
+        raise ValueError(f"--tokenizer {tokenizer} is no folder; give a Hugging Face folder on this machine, or bytes")
     loaded = load_tokenizer(ModelSpec(init={}, tokenizer=named))
     if not loaded.chat_template:
         raise ValueError(

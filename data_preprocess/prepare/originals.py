@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from prepare.dataset import Original, Record
 
@@ -22,10 +24,11 @@ def usual_files(split: str, *first: str) -> tuple[str, ...]:
     """Patterns under which a split is usually found in a folder or a clone of a hub's repository; `first` before."""
     return (
         *first,
-        *(f"{split}.{ending}" for ending in ("jsonl", "json", "parquet")),
+        *(f"{split}.{ending}" for ending in ("jsonl", "jsonl.gz", "json", "parquet")),
         f"data/{split}-*.parquet",
         f"{split}-*.parquet",
         f"{split}/**/*.jsonl",
+        f"{split}/**/*.jsonl.gz",
         f"{split}/**/*.json",
         f"{split}/**/*.parquet",
     )
@@ -60,15 +63,23 @@ def _in_order(path: Path) -> list[tuple[int, str]]:
 
 
 def _from_file(path: Path) -> Iterator[Row]:
-    read = {".jsonl": _json_lines, ".parquet": _parquet_rows}.get(path.suffix, _json_values)
-    for place, fields in read(path):
-        if not isinstance(fields, dict):
-            raise ValueError(f"{place}: not an object with fields, but {json.dumps(fields)[:60]}")
-        yield place, path.stem, fields
+    name = path.name.removesuffix(".gz")
+    read = {".jsonl": _json_lines, ".parquet": _parquet_rows}.get(Path(name).suffix, _json_values)
+    try:
+        for place, fields in read(path):
+            if not isinstance(fields, dict):
+                raise ValueError(f"{place}: not an object with fields, but {json.dumps(fields)[:60]}")
+            yield place, Path(name).stem, fields
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path} cannot be unpacked ({error}); fetch it again") from error
+
+
+def _opened(path: Path) -> IO[bytes]:
+    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
 
 
 def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
-    with path.open("rb") as lines:
+    with _opened(path) as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
@@ -81,7 +92,8 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
 def _json_values(path: Path) -> Iterator[tuple[str, Any]]:
     """A JSON file is read whole: a list of rows, or one row after the other."""
     try:
-        text = path.read_text(encoding="utf-8").strip()
+        with _opened(path) as file:
+            text = file.read().decode("utf-8-sig").strip()
         decoder, values, position = json.JSONDecoder(), [], 0
         while position < len(text):
             value, position = decoder.raw_decode(text, position)

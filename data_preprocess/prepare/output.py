@@ -24,6 +24,8 @@ def all_or_nothing(folder: Path) -> Iterator[Path]:
         stage.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         raise ValueError(f"--local_dir {folder} cannot be a folder: a file is in its way; choose another") from error
+    except OSError as error:
+        raise ValueError(f"--local_dir {folder} cannot be made ({error.strerror}); choose another") from error
     with (stage / "lock").open("w") as lock:
         _take(lock.fileno(), stage, folder)
         try:

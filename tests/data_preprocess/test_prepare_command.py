@@ -170,7 +170,9 @@ def test_what_the_user_does_wrong_is_one_sentence(originals, fails, tmp_path: Pa
     assert fails("--source", str(tmp_path / "gone")).startswith(f"there is no folder {tmp_path}/gone; --source is")
     assert fails("--source", str(folder / "train.jsonl")).endswith("is the folder that holds the original files")
     assert fails(*source) == 'none of the 3 rows of train can be used; dropped 3: no final answer after "####"'
-    assert "there is no tokenizer folder" in fails(*source, "--tokenizer", str(tmp_path / "gone"))
+    assert "gone is no folder; give a Hugging Face folder on this machine, or bytes" in fails(
+        *source, "--tokenizer", str(tmp_path / "gone")
+    )
     assert fails(*source, "--limit", "0").endswith("0 is not a number of rows above 0")
     assert "--splits: invalid choice: 'dev'" in fails(*source, "--splits", "dev")
     assert "--hub: invalid choice: 'nowhere'" in fails("--hub", "nowhere")
@@ -178,6 +180,19 @@ def test_what_the_user_does_wrong_is_one_sentence(originals, fails, tmp_path: Pa
     (tmp_path / "out").rmdir()
     (tmp_path / "out").write_text("a file")
     assert fails(*source) == f"--local_dir {tmp_path}/out cannot be a folder: a file is in its way; choose another"
+    (folder / "train.jsonl").write_text("\n")
+    (tmp_path / "out").unlink()
+    assert fails(*source).startswith("there is not one row of train in the original")
+
+
+def test_half_a_character_is_told_with_its_line(originals, fails) -> None:
+    # A pair of escapes of JSON that somebody has cut in two.
+    for column in ("question", "answer"):
+        row = {"question": "?", "answer": "#### 1", column: "\ud83d #### 1"}
+        folder = originals(train_DOT_jsonl=[question(1), row])
+        assert fails("--source", str(folder)).endswith(
+            "train.jsonl:2: '\\ud83d' is half of a character, which no file can hold; mend the row"
+        )
 
 
 def test_a_tokenizer_without_a_chat_template_is_refused(originals, fails, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import sys
 import types
@@ -59,6 +60,14 @@ def test_parquet_is_read_in_pieces_in_order(originals, read) -> None:
     assert found[-1] == (f"{folder}/data/train-10.parquet, row 399 (the first is 0)", "q399")
 
 
+def test_what_is_packed_is_unpacked(originals, read) -> None:
+    folder = originals(train_DOT_jsonl=ROWS)
+    plain = folder / "train.jsonl"
+    (folder / "train.jsonl.gz").write_bytes(gzip.compress(plain.read_bytes()))
+    plain.unlink()
+    assert read(folder) == [(f"{folder}/train.jsonl.gz:{number + 1}", f"q{number}") for number in range(3)]
+
+
 def test_a_clone_of_the_hubs_repository_is_found_by_its_configuration(originals, read) -> None:
     name = "-00000-of-00001_DOT_parquet"
     folder = originals(**{f"main__train{name}": ROWS[:1], f"socratic__train{name}": ROWS})
@@ -71,6 +80,12 @@ def test_a_clone_of_the_hubs_repository_is_found_by_its_configuration(originals,
         ("train.json", b'[{"question": "a"', r"train\.json: not JSON: "),
         ("train.json", b"\xff\xfe", r"train\.json: not JSON: "),
         ("train.json", b'["a"]', r"train\.json, row 0 .*: not an object with fields, but \"a\""),
+        (
+            "train.jsonl.gz",
+            gzip.compress(b"{}" * 99)[:-9],
+            r"train\.jsonl\.gz cannot be unpacked \(.*\); fetch it again",
+        ),
+        ("train.jsonl.gz", b"no", r"train\.jsonl\.gz cannot be unpacked \(.*\); fetch it again"),
         ("train.parquet", b"PAR1 nothing", r"train\.parquet cannot be read as parquet \(.*\); fetch it again"),
     ],
 )
