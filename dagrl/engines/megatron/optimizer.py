@@ -144,8 +144,16 @@ def apply_gradient(optimizer: MegatronOptimizer) -> float:
 def gather_parameters(chunks: list[MegatronModule]) -> None:
     """Complete the weights on every rank where gathering them was left to overlap with the next forward pass."""
     for chunk in chunks:
-        if chunk.ddp_config.overlap_param_gather:
-            chunk.start_param_sync(force_sync=True)
+        if not chunk.ddp_config.overlap_param_gather:
+            continue
+        # What is under way still would be waited for, and no more: those would be the weights before the step.
+        waited_for = (group.param_gather_handle is None for group in _bucket_groups(chunk))
+        assert all(waited_for), "the forward pass has not waited for all of its weights"
+        chunk.start_param_sync(force_sync=True)
+
+
+def _bucket_groups(chunk: MegatronModule) -> list[Any]:
+    return [*chunk.bucket_groups, *chunk.expert_parallel_bucket_groups]
 
 
 def _reduce_gradients(chunks: list[MegatronModule], num_tokens: torch.Tensor | None, **options: Any) -> None:

@@ -93,6 +93,8 @@ class Case:
     """``layout``; ``resume``; ``hugging-face``: log-probs of the exported folder; ``zigzag``: places of tokens."""
     resumes_as: dict[str, Any] = field(default_factory=dict)
     """The layout that a ``resume`` goes on in."""
+    idle: bool = False
+    """All rows are the first replica's; the others run the model on nothing."""
     tag: str = ""
 
     @property
@@ -100,7 +102,8 @@ class Case:
         """Says it all, in a word."""
         shown = [] if self.kind in ("layout", "resume") else [self.kind]
         after = ["to", *_words(self.resumes_as)] if self.kind == "resume" else []
-        return "-".join([self.model, *shown, *_words(self.layout), *after, *([self.tag] if self.tag else [])])
+        tags = [*(["idle"] if self.idle else []), *([self.tag] if self.tag else [])]
+        return "-".join([self.model, *shown, *_words(self.layout), *after, *tags])
 
     def precisions(self, on_gpu: bool) -> tuple[str, ...]:
         """On a GPU, Transformer Engine splits sequences over ranks in bfloat16 only; on the CPU all is float32."""
@@ -196,6 +199,8 @@ CASES: dict[int, list[Case]] = {
         Case("tied", {"pp": 2}),
         Case("tied", {"tp": 2, "sp": True}),
         *(Case("scorer", layout) for layout in ({"tp": 2}, {"tp": 2, "sp": True}, {"pp": 2}, {"cp": 2})),
+        *(Case(model, idle=True, fields=OVERLAP) for model in ("dense", "scorer")),
+        Case("mixture", {"ep": 2}, idle=True),
         *_mixture({"ep": 2}, {"tp": 2, "sp": True, "ep": 2}, {"cp": 2, "ep": 2}, {"tp": 2, "sp": True, "etp": 2}),
         *_routed({"tp": 2, "sp": True, "ep": 2}, {"cp": 2, "ep": 2}, {"pp": 2}),
         Case("routed", {"pp": 2}, {"transformer": RECOMPUTE}, tag="recompute"),

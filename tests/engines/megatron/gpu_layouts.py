@@ -247,21 +247,23 @@ class _World:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    def _mine(self) -> Any:
+    def _mine(self, *, idle: bool = False) -> Any:
         from megatron.core import parallel_state
 
         replica, replicas = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
+        if idle:
+            return self.rows.take(np.arange(0 if replica else len(self.rows)))
         return self.rows.take(np.arange(replica, len(self.rows), replicas))
 
-    def _measure(self, engine: Any, model: str) -> dict[str, Any]:
+    def _measure(self, engine: Any, case: Case) -> dict[str, Any]:
         """Log-probs (or scores) by row, gradients and exported weights by name, metrics; whole on rank 0."""
         import torch.distributed as dist
         from gradients import gradients_and_sums
 
         from dagrl.engines.megatron.loss import join_replicas
 
-        mine = self._mine()
-        if model == "scorer":
+        mine = self._mine(idle=case.idle)
+        if case.model == "scorer":
             objective: Any = self.squared_error
             read = engine.values(mine, tokens_per_micro_batch=BUDGET)
         else:
@@ -285,8 +287,9 @@ class _World:
 
     def _alone(self, model: str, precision: str) -> dict[str, Any]:
         """What one GPU says; on rank 0, while the others wait for it in their next engine."""
-        engine = self._engine(Case(model), {}, precision, None)
-        measured = self._measure(engine, model)
+        case = Case(model)
+        engine = self._engine(case, {}, precision, None)
+        measured = self._measure(engine, case)
         self._close(engine)
         return measured
 
@@ -295,7 +298,7 @@ class _World:
             truth = self.alone(case.model, "fp32")
             noisy = self.alone(case.model, "bf16") if precision == "bf16" else None
         engine = self._engine(case, case.layout, precision, meeting)
-        measured = self._measure(engine, case.model)
+        measured = self._measure(engine, case)
         self._close(engine)
         return judged(measured, truth, noisy, mixture=case.model in ("mixture", "latent")) if self.rank == 0 else {}
 
