@@ -14,6 +14,9 @@ from functools import cache
 from types import FrameType
 from typing import Any, Protocol
 
+ONE_WISH_S = 0.5
+"""What comes within it counts once: `timeout` signals its child, and then its group, which the child is in."""
+
 
 class Stoppable(Protocol):
     """What can be asked to end in good order."""
@@ -119,7 +122,8 @@ class Interrupts:
         """Whether there is a step to finish."""
         self._run = run
         self._notes = notes
-        self._asked = False
+        self._asked: float | None = None
+        """When it was asked for the end, by the loop's clock."""
 
     def __enter__(self) -> Interrupts:
         self._loop = asyncio.get_running_loop()
@@ -133,8 +137,11 @@ class Interrupts:
         signal.signal(signal.SIGINT, self._before)
 
     def _interrupt(self) -> None:
-        if self.training and not self._asked:
-            self._asked = True
+        now = self._loop.time()
+        if self._asked is not None and now - self._asked < ONE_WISH_S:
+            return
+        if self.training and self._asked is None:
+            self._asked = now
             self._notes.note("stopping after this step, with a checkpoint; Ctrl-C again to stop at once")
             self._run.request_stop()
         elif self._main is not None:

@@ -7,8 +7,11 @@ import pty
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
+
+from dagrl.runtime.interrupts import ONE_WISH_S
 
 PROGRAM = """
 import asyncio
@@ -110,6 +113,9 @@ def test_the_first_asks_for_the_end_of_the_step_and_the_second_ends_it(number) -
     assert process.says() == "ready"
     process.gets(number)
     assert [process.says(), process.says()] == ["noted", "asked to stop"]
+    # As `timeout` does, which tells its child and then its group.
+    process.gets(number)
+    time.sleep(2 * ONE_WISH_S)
     process.gets(number)
     assert process.rest().split("\n") == ["cancelled", "over", ""]
 

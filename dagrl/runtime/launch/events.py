@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from dagrl.plan.machines import Machine
+from dagrl.runtime.interrupts import ONE_WISH_S
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask for the end."""
+PATIENCE = 3
+"""Such signals after which a machine waits for nobody any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +122,13 @@ class Events:
     @contextmanager
     def signals(self, who: str) -> Iterator[None]:
         """Ctrl-C and its kin come here too."""
-        loop, times = asyncio.get_running_loop(), 0
+        loop, times, last = asyncio.get_running_loop(), 0, -ONE_WISH_S
 
         def asked() -> None:
-            nonlocal times
-            times += 1
-            self.put(Asked(who, times))
+            nonlocal times, last
+            if loop.time() - last >= ONE_WISH_S:
+                times, last = times + 1, loop.time()
+                self.put(Asked(who, times))
 
         # `nohup` has switched SIGHUP off, and means it.
         heard = [number for number in STOPPING if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]

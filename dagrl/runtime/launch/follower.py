@@ -11,15 +11,13 @@ from collections.abc import Callable
 
 from dagrl.runtime.launch import secret
 from dagrl.runtime.launch.errors import LaunchError, StoppedError
-from dagrl.runtime.launch.events import Asked, Ended, Events, Said, Wrong
+from dagrl.runtime.launch.events import PATIENCE, Asked, Ended, Events, Said, Wrong
 from dagrl.runtime.launch.job import Job
 from dagrl.runtime.launch.ray_node import MEMBER, RayNode, session
 from dagrl.runtime.launch.versions import versions
 from dagrl.runtime.launch.wire import LostError, Wire
 
 _CALL_TIMEOUT_S, _PAUSE_S, _PROGRESS_S = 5.0, 0.5, 10.0
-_PATIENCE = 3
-"""Signals after which this machine ends without waiting for rank 0."""
 
 
 async def follow(job: Job) -> int:
@@ -96,7 +94,7 @@ class _Follower:
                         why = f"{name} has ended with exit code {code}: {self._node.last_words(name)}"
                         self._wire.say("failed", why=why)
                         raise LaunchError(why)
-                    case Asked(who, times) if times >= _PATIENCE:
+                    case Asked(who, times) if times >= PATIENCE:
                         raise LaunchError(f"stopped at once from {who}", code=130)
                     case Asked(who, times):
                         self._job.note("asked rank 0 to stop")
@@ -123,6 +121,7 @@ class _Follower:
             "hello",
             rank=self._job.place.rank,
             nodes=self._job.place.nodes,
+            pipeline=self._job.pipeline.name,
             host=socket.gethostname(),
             address=self._wire.own_address,
             gpus=machine.gpus,

@@ -11,7 +11,7 @@ from pathlib import Path
 from dagrl.plan.machines import MisfitError, assign_machines
 from dagrl.runtime.launch.addresses import listening_address
 from dagrl.runtime.launch.errors import LaunchError, StoppedError
-from dagrl.runtime.launch.events import Asked, Came, Ended, Event, Events, Gone, Printed, Wrong
+from dagrl.runtime.launch.events import PATIENCE, Asked, Came, Ended, Event, Events, Gone, Printed, Wrong
 from dagrl.runtime.launch.job import Job
 from dagrl.runtime.launch.place import Place
 from dagrl.runtime.launch.ray_node import DRIVER, HEAD, RayNode, session
@@ -47,7 +47,7 @@ class _Leader:
     def __init__(self, job: Job) -> None:
         self._job = job
         self.events = Events()
-        self._roll_call = RollCall(job.place, self.events, shared_secret(job.variables))
+        self._roll_call = RollCall(job.place, self.events, shared_secret(job.variables), job.pipeline.name)
 
     async def lead(self, folder: Path, watch: Callable[[], None]) -> int:
         code, why = 1, "rank 0 has failed"
@@ -171,7 +171,8 @@ class _Leader:
                     # A whole job that is cancelled is told on every machine: that is still once.
                     passed_on = times
                     self._job.note(f"stop asked for on {who}")
-                    node.signal_driver(signal.SIGINT)
+                    # It has a bound for its own end, but no disk has one.
+                    node.signal_driver(signal.SIGKILL if times >= PATIENCE else signal.SIGINT)
 
     def _common(self, event: Event) -> None:
         """What ends everything before the run has begun."""

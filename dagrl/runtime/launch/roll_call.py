@@ -20,8 +20,10 @@ _FAREWELL_S = 20.0
 class RollCall:
     """Machines that call at the leader's port. What they do comes to the events."""
 
-    def __init__(self, place: Place, events: Events, shared_secret: str | None) -> None:
+    def __init__(self, place: Place, events: Events, shared_secret: str | None, pipeline: str = "") -> None:
+        """`pipeline`: the name of the one that is to run, where it is known."""
         self._place = place
+        self._pipeline = pipeline
         self._events = events
         self._shared = shared_secret
         self.secret = shared_secret or secret.new_secret()
@@ -105,7 +107,8 @@ class RollCall:
     def _take(self, member: Member, said: dict[str, Any]) -> None:
         match said["word"]:
             case "stop":
-                self._events.put(Asked(member.where, int(said.get("times", 1))))
+                times = said.get("times")
+                self._events.put(Asked(member.where, times if type(times) is int else 1))
             case "failed":
                 self._events.put(Wrong(f"{member.where}: {said.get('why')}"))
 
@@ -139,6 +142,10 @@ class RollCall:
                 "same RAY_AUTH_TOKEN"
             ), False
         rank, who = hello["rank"], f"{hello['host']} ({hello['address']})"
+        if self._pipeline and hello.get("pipeline") != self._pipeline:
+            # Of another job, that has nothing to do with this one.
+            said = f"rank 0 at {self._place.meeting} runs the pipeline {self._pipeline}, and {who} wants to run "
+            return f"{said}{hello.get('pipeline')}; give each job a PET_MASTER_PORT of its own", False
         if hello["nodes"] != self._place.nodes:
             said = f"PET_NNODES is {hello['nodes']} on {who}, and {self._place.nodes} on rank 0; set the same number"
             return said, True

@@ -61,7 +61,7 @@ class Wire:
             try:
                 said = json.loads(line)
                 word = said["word"]
-            except (ValueError, TypeError, KeyError) as error:
+            except (ValueError, TypeError, KeyError, RecursionError) as error:
                 raise LostError("it does not speak as `dagrl launch` does") from error
             if word != _BEAT:
                 return said

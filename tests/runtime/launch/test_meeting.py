@@ -118,6 +118,20 @@ def test_where_there_is_a_token_only_those_with_it_are_let_in(make_job, theirs):
     run(meeting())
 
 
+def test_a_machine_of_another_job_is_told_so_and_the_job_goes_on(make_job):
+    async def meeting():
+        events = Events()
+        roll_call = RollCall(make_job(0)[0].place, events, None, "another")
+        await roll_call.open(LOOPBACK)
+        job, said = make_job(1)
+        assert await follow(job) == 1
+        assert "runs the pipeline another, and " in said[-1] and "wants to run tiny; give each job" in said[-1]
+        assert (roll_call.members, await events.next(0.0)) == ({}, None)
+        await roll_call.close(0, "")
+
+    run(meeting())
+
+
 def test_one_that_hangs_up_is_gone_and_may_call_again(make_job):
     async def meeting():
         events = Events()
@@ -147,6 +161,7 @@ def test_strangers_are_turned_away_and_disturb_nobody(make_job):
             b'{"word": "hello"}\n',
             b"x" * 200_000 + b"\n",
             b"\xff\n",
+            b"[" * 60_000 + b"\n",
         ):
             reader, writer = await asyncio.open_connection(LOOPBACK, place.port)
             writer.write(nonsense)
