@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dagrl.spec.checks.model_fields import model_defaults
-from dagrl.spec.checks.model_sizes import FAMILIES, is_size
+from dagrl.spec.checks.model_sizes import is_size
 from dagrl.spec.hf_config import read_config
+from dagrl.spec.model_families import FAMILIES
 from dagrl.spec.schema import ModelSpec, Pipeline
 
 GATED_MLP_MATRICES = 3

@@ -212,6 +212,14 @@ class Wiring:
                 message = f"there is no other node `{node}`; {suggest(node, others)}"
                 where: Place = ("nodes", reader, "read_from", place)
                 self._findings.error(where, message, depends_on=[("nodes", node)])
+            elif not self._reads_of(reader) & set(self.outputs[node].values()):
+                message = f"`{reader}` reads no column that `{node}` writes; take it out"
+                self._findings.error(("nodes", reader, "read_from", place), message, depends_on=[("nodes", node)])
+
+    def _reads_of(self, reader: str) -> set[str]:
+        """Columns of the pipeline that a node reads, or would read if they were written."""
+        contract, renames = self._contracts[reader], self._renames_of(reader)
+        return {renames.get(column, column) for column in (*contract.reads, *contract.reads_if_written)}
 
     def _report_missing(self, column: str, readers: list[tuple[str, str]]) -> None:
         samples = any(isinstance(spec, RolloutNode) for spec in self._specs.values())

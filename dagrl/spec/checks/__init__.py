@@ -37,6 +37,7 @@ from dagrl.spec.checks.staleness import check_staleness
 from dagrl.spec.checks.trackers import check_trackers
 from dagrl.spec.checks.turns import check_turns
 from dagrl.spec.checks.validation import check_validation
+from dagrl.spec.checks.without_effect import warn_of_no_effect
 from dagrl.spec.errors import Problem
 from dagrl.spec.graph import Graph, infer_graph
 from dagrl.spec.load import LoadedPipeline, salvage_pipeline
@@ -93,6 +94,7 @@ def check_file(path: Path | str, overrides: Sequence[str] = (), *, with_files: b
     check_validation(pipeline, loaded.folder, findings)
     check_trackers(pipeline, findings)
     check_profile(pipeline, findings)
+    warn_of_no_effect(pipeline, findings)
     findings.raise_if_any()
     assert graph is not None
     return CheckedPipeline(loaded, graph, rows, tuple(sorted(set(findings.warnings))))

@@ -33,11 +33,12 @@ def check_layouts(pipeline: Pipeline, sizes: Mapping[str, ModelSizes], findings:
     for name, engine in pipeline.engines.items():
         if isinstance(engine, MegatronEngineSpec) and engine.shares is None:
             layout = _Layout(pipeline, name, engine, findings)
-            layout.check_ranks()
             layout.check_stages(sizes[name])
             layout.check_experts(sizes[name])
             layout.check_sequence(sizes[name])
             layout.check_widths(sizes[name])
+            # Last, as a size that does not fit the model need not fit the ranks.
+            layout.check_ranks()
 
 
 class _Layout:
@@ -140,11 +141,19 @@ class _Layout:
 
     def check_widths(self, model: ModelSizes) -> None:
         """Whether tensor-parallel ranks share every matrix evenly. (The vocabulary is padded by the engine.)"""
-        for size in (model.heads, model.dense_width, model.shared_width):
-            self._divides(_TP, size)
         tensor, keys = self._sizes.tensor_model_parallel_size, model.key_value_heads
-        if keys and keys.value % tensor and tensor % keys.value:
-            self._undivided(_TP, f"{tensor} does", keys, "choose a divisor or a multiple of it")
+        widths = [size for size in (model.heads, model.dense_width, model.shared_width, keys) if size is not None]
+
+        def shares(ranks: int, size: Size) -> bool:
+            # Of more ranks than key heads, several hold the same one.
+            return size.value % ranks == 0 or (size is keys and ranks % size.value == 0)
+
+        if wrong := [size for size in widths if not shares(tensor, size)]:
+            named = ", nor its ".join(f"{size.name}, {size.value}" for size in wrong)
+            most = model.heads.value if model.heads else min(size.value for size in wrong)
+            able = [ranks for ranks in range(1, min(most, 64) + 1) if all(shares(ranks, size) for size in widths)]
+            message = f"{tensor} does not divide the model's {named}; choose from: {', '.join(map(str, able))}"
+            self._error(_TP, message, ("model",))
         if "a2a" in _listed(self._engine.transformer.get("cp_comm_type")):
             self._check_exchange_of_heads(model.heads, keys)
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dagrl.spec.checks.model_sizes import ModelSizes
-from dagrl.spec.errors import Place
+from dagrl.spec.errors import Place, listed
 from dagrl.spec.positions import Findings
 from dagrl.spec.schema import MegatronEngineSpec, Pipeline
 
 _DECAYS = ("adam_beta1", "adam_beta2", "sgd_momentum")
 """Fields of ``optimizer:`` that say how much of a running mean stays."""
 _NOT_NEGATIVE = {
-    "adam_eps": "a small number, such as 1e-8",
     "clip_grad": "a largest norm, such as 1.0, or 0 for none",
     "weight_decay": "0 for none",
 }
@@ -46,6 +45,9 @@ def _check_ranges(engine: MegatronEngineSpec, place: Place, findings: Findings) 
             continue  # `megatron_fields.py` says what is wrong.
         if field in _DECAYS and not 0 <= value < 1:
             findings.error((*place, field), f"must be at least 0 and less than 1, got {value:g}; choose such as 0.9")
+        elif field == "adam_eps" and not 0 < value < float("inf"):
+            # Of a weight without a gradient, Adam's step would be 0 / 0.
+            findings.error((*place, field), f"must be more than 0, got {value:g}; choose a small number, such as 1e-8")
         elif field in _NOT_NEGATIVE and not 0 <= value < float("inf"):
             findings.error((*place, field), f"must be at least 0, got {value:g}; choose {_NOT_NEGATIVE[field]}")
 
@@ -55,10 +57,11 @@ def _check_recompute(engine: MegatronEngineSpec, place: Place, findings: Finding
     granularity: Place = (*place, "recompute_granularity")
     match given.get("recompute_granularity"):
         case "full":
-            for field, example in (("recompute_method", "uniform"), ("recompute_num_layers", "1")):
-                if given.get(field) is None:
-                    message = f"full recomputation needs to know {field} too; add `{field}: {example}`"
-                    findings.error(granularity, message, depends_on=[(*place, field)])
+            needed = {"recompute_method": "uniform", "recompute_num_layers": "1"}
+            if missing := [field for field in needed if given.get(field) is None]:
+                added = listed(f"{field}: {needed[field]}" for field in missing)
+                message = f"full recomputation needs to know {' and '.join(missing)} too; add {added}"
+                findings.error(granularity, message, depends_on=[(*place, field) for field in missing])
             if given.get("moe_layer_recompute"):
                 message = "full recomputation recomputes experts already; take one of the two out"
                 findings.error((*place, "moe_layer_recompute"), message, depends_on=[granularity])
@@ -88,6 +91,9 @@ def _check_buckets(engine: MegatronEngineSpec, place: Place, findings: Findings)
     given = engine.ddp
     if given.get("num_buckets") is not None and given.get("bucket_size") is not None:
         findings.error((*place, "num_buckets"), "bucket_size says how many there are already; take one of the two out")
+    size = given.get("bucket_size")
+    if isinstance(size, int) and not isinstance(size, bool) and size < 1:
+        findings.error((*place, "bucket_size"), f"a bucket of {size} parameters holds none; choose 1 or more")
     patterns = "param_name_patterns_for_fp32_local_accumulation"
     if given.get(patterns) and given.get("grad_reduce_in_fp32", True):
         message = "all gradients are added up in float32 already; take it out, or set grad_reduce_in_fp32 to false"

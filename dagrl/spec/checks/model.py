@@ -8,14 +8,15 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dagrl.spec.checks.model_sizes import FAMILIES, SIZE_KEYS, ModelSizes, is_size, sizes_of
+from dagrl.spec.checks.model_family import check_family
+from dagrl.spec.checks.model_sizes import SIZE_KEYS, ModelSizes, is_size, sizes_of
 from dagrl.spec.errors import Place, shown
 from dagrl.spec.positions import Findings
-from dagrl.spec.schema import MegatronEngineSpec, ModelSpec, Pipeline, TokenizerSpec
+from dagrl.spec.schema import ModelSpec, Pipeline, TokenizerSpec
 
 _INDEX = "model.safetensors.index.json"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
@@ -39,7 +40,7 @@ def check_models(pipeline: Pipeline, findings: Findings, *, with_files: bool = T
         model = _Model(section, declared, effective.tokenizer, findings, reads_text=reads_text)
         config = model.check(with_files=with_files)
         if config:
-            _check_family(pipeline, engines, model.said_at("model_type"), config, findings)
+            check_family(pipeline, engines, model.said_at, config, findings)
         found |= dict.fromkeys(engines, sizes_of(config))
     return found
 
@@ -65,9 +66,10 @@ class _Model:
         self._findings = findings
         self._reads_text = reads_text
 
-    def said_at(self, field: str) -> Place:
-        """Where the file says a field of the model's config."""
-        return (*self._section, "init", field) if self._model.init else (*self._section, "path")
+    @property
+    def said_at(self) -> Place:
+        """Where the file says the model's config."""
+        return (*self._section, "init" if self._model.init else "path")
 
     def check(self, *, with_files: bool) -> Mapping[str, Any] | None:
         """The fields of the model's Hugging Face config that are known; None where they cannot be read or are wrong."""
@@ -194,7 +196,7 @@ class _Model:
     def _check_sizes(self, config: Mapping[str, Any]) -> None:
         heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
         groups = config.get("num_key_value_heads")
-        section = (*self._section, "init" if self._model.init else "path")
+        section = self.said_at
         chosen, experts = config.get("num_experts_per_tok"), sizes_of(config).experts
         if is_size(chosen) and experts and chosen > experts.value:
             message = f"num_experts_per_tok {chosen} is more than {experts.name} {experts.value}; lower it"
@@ -213,20 +215,6 @@ class _Model:
         if is_size(heads) and is_size(groups) and heads % groups:
             message = f"num_key_value_heads {groups} does not divide num_attention_heads {heads}; choose a divisor"
             self._findings.error(section, message)
-
-
-def _check_family(
-    pipeline: Pipeline, names: Sequence[str], place: Place, config: Mapping[str, Any], findings: Findings
-) -> None:
-    family = config.get("model_type")
-    native = [
-        name
-        for name in names
-        if isinstance(engine := pipeline.engines[name], MegatronEngineSpec) and engine.bridge == "native"
-    ]
-    if native and isinstance(family, str) and family not in FAMILIES:
-        message = f"the megatron engine has no model type {family!r}; choose from: {', '.join(FAMILIES)}"
-        findings.error(place, message, depends_on=[("engines", name, "bridge") for name in native])
 
 
 def _json_mapping(path: Path) -> dict[str, Any] | None:

@@ -11,8 +11,9 @@ from functools import cache
 from typing import Any
 
 from dagrl.spec.checks.library_fields import check_fields, defaults_of_class, fields_of_class, source_of
-from dagrl.spec.checks.model_sizes import FAMILIES, SIZE_KEYS, is_size
+from dagrl.spec.checks.model_sizes import SIZE_KEYS, is_size
 from dagrl.spec.errors import Place
+from dagrl.spec.model_families import FAMILIES
 from dagrl.spec.positions import Findings
 from dagrl.spec.schema import ModelSpec, Pipeline
 

@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 
 from typing_extensions import TypeIs
 
-FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe", "mixtral", "deepseek_v3")
-"""Hugging Face model types that the megatron engine knows by itself."""
 SIZE_KEYS = (
     *("hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings"),
     *("num_attention_heads", "num_key_value_heads", "intermediate_size", "moe_intermediate_size"),

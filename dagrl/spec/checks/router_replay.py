@@ -28,9 +28,9 @@ _SERVER_CLASHES = (
 def check_router_replay(pipeline: Pipeline, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:
     """Report engines that cannot route as the generator did, and generators that cannot tell how they did."""
     for name, engine in pipeline.engines.items():
-        place: Place = ("engines", name)
         if isinstance(engine, MegatronEngineSpec) and engine.router_replay:
-            _check_trainer(pipeline, engine, sizes[name], (*place, "router_replay"), findings)
+            _check_trainer(pipeline, engine, sizes[name], ("engines", name, "router_replay"), findings)
+    for name in pipeline.engines:
         if tells_routes(pipeline, name):
             _check_generator(pipeline, name, findings)
 
@@ -66,7 +66,7 @@ def _check_generator(pipeline: Pipeline, name: str, findings: Findings) -> None:
     place: Place = ("engines", trainers[0], "router_replay")
     if not isinstance(engine, SglangEngineSpec):
         message = f"`{name}`, a {engine.backend} engine, does not tell where it routes tokens; sample with sglang"
-        findings.error(place, message, depends_on=[("engines", name)])
+        findings.error(place, message, depends_on=[place, ("engines", name)])
         return
     for field, value in engine.server.items():
         for clash in _SERVER_CLASHES:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dagrl.spec.errors import Place
 from dagrl.spec.graph import Graph
+from dagrl.spec.offline import is_offline
 from dagrl.spec.positions import Findings
+from dagrl.spec.rollouts import rollouts
 from dagrl.spec.schema import HfEngineSpec, Pipeline, SglangEngineSpec, UpdateNode
 from dagrl.spec.streaming import hindrances
 
@@ -15,6 +17,7 @@ _STREAM: Place = ("schedule", "stream_update")
 
 def check_staleness(pipeline: Pipeline, graph: Graph | None, findings: Findings) -> None:
     """Report what the schedule asks for and cannot have; `graph` is None where columns are not sorted out yet."""
+    _warn_of_no_effect(pipeline, findings)
     if pipeline.schedule.max_staleness > 0:
         told = "samples get older, and nothing runs at the same time; give each a group of its own, or set it to 0"
         _warn_of_turns(pipeline, findings, _STALENESS, told)
@@ -25,6 +28,24 @@ def check_staleness(pipeline: Pipeline, graph: Graph | None, findings: Findings)
         told = "no update begins before the rollout is over; give each a group of its own, or take it out"
         _warn_of_turns(pipeline, findings, _STREAM, told)
         _check_stream(pipeline, graph, findings)
+
+
+def _warn_of_no_effect(pipeline: Pipeline, findings: Findings) -> None:
+    """Warn of what is said about samples or updates that there are not."""
+    schedule, depends = pipeline.schedule, [("nodes",), ("engines",)]
+    offline = is_offline(pipeline)
+    if "stale_samples" in schedule.model_fields_set and schedule.stale_samples != "auto":
+        carried = any(rollout.partial_rollout for rollout in rollouts(pipeline).values())
+        if offline or (schedule.max_staleness == 0 and not carried):
+            why = "nothing is trained on samples" if offline else "with max_staleness 0 no sample is too old"
+            message = f"has no effect, as {why}; take it out"
+            findings.warning(("schedule", "stale_samples"), message, depends_on=[*depends, _STALENESS])
+    if schedule.in_flight_weight_update and schedule.max_staleness > 0 and (offline or not _followers(pipeline)):
+        message = "has no effect, as no samples of trained weights are trained on; take it out"
+        findings.warning(_IN_FLIGHT, message, depends_on=depends)
+    if schedule.stream_update and not any(isinstance(node, UpdateNode) for node in pipeline.nodes.values()):
+        message = "has no effect, as it is for `op: update`, and no node is one; take it out"
+        findings.warning(_STREAM, message, depends_on=depends)
 
 
 def _warn_of_turns(pipeline: Pipeline, findings: Findings, place: Place, told: str) -> None:

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from copy import deepcopy
 from pathlib import Path
 
 from hypothesis import HealthCheck, given, settings
@@ -88,7 +89,8 @@ def test_whatever_stands_in_the_file_the_answer_is_a_pipeline_or_lines_with_a_re
             if not (isinstance(section[key], dict) and section[key] and data.draw(st.booleans())):
                 break
             section = section[key]
-        section[data.draw(st.sampled_from([key, f"{key}s", "read", "shares", "1"]))] = data.draw(_VALUES)
+        # A copy, as the next round may write into it.
+        section[data.draw(st.sampled_from([key, f"{key}s", "read", "shares", "1"]))] = deepcopy(data.draw(_VALUES))
     path = project.write("changed.yaml", dump_document(tree))
     try:
         check_file(path)

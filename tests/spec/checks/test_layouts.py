@@ -27,6 +27,13 @@ def laid_out(project):
 
 
 CASES = {
+    "matrices": (
+        f"{TP}: 3",
+        DENSE,
+        TP,
+        "3 does not divide the model's num_attention_heads, 8, nor its intermediate_size, 128, nor its "
+        "num_key_value_heads, 4; choose from: 1, 2, 4, 8",
+    ),
     "one model": (
         f"{TP}: 2, {PP}: 3",
         DENSE,
@@ -172,7 +179,7 @@ FAMILIES = {
     "key heads": (
         {"model_type": "qwen3", "num_attention_heads": 12, "num_key_value_heads": 3},
         f"{TP}: 2",
-        "2 does not divide the model's num_key_value_heads, 3; choose a divisor or a multiple of it",
+        "2 does not divide the model's num_key_value_heads, 3; choose from: 1, 3, 6, 12",
     ),
     "key heads that ranks share": ({"model_type": "qwen3", "num_key_value_heads": 2}, f"{TP}: 4", None),
     # Latent attention has no key heads, a mixture without dense layers no use for their width.

@@ -89,7 +89,8 @@ def test_fields_of_experts_warn_in_a_model_without_any(project):
         ("adam_beta1", "1", "must be at least 0 and less than 1, got 1; choose such as 0.9"),
         ("adam_beta2", "2.0", "less than 1, got 2"),
         ("sgd_momentum", "-0.1", "less than 1, got -0.1"),
-        ("adam_eps", "-1e-8", "must be at least 0, got -1e-08; choose a small number"),
+        ("adam_eps", "0", "must be more than 0, got 0; choose a small number, such as 1e-8"),
+        ("adam_eps", "-1e-8", "must be more than 0, got -1e-08"),
         ("clip_grad", "-1.0", "must be at least 0, got -1; choose a largest norm, such as 1.0, or 0 for none"),
         ("weight_decay", ".nan", "must be at least 0, got nan; choose 0 for none"),
     ],
@@ -109,3 +110,22 @@ def test_what_only_transformer_engine_has_needs_gpus(project, field):
     place = f"engines.actor.transformer.{field.partition(':')[0]}"
     project.assert_problem(project.pipeline(line), place, "for GPUs, and group `train` has CPU slots; take it out")
     check_file(project.pipeline(line, ("train: {cpus_per_node: 2}", "train: {gpus_per_node: 2}")))
+
+
+def test_full_recomputation_that_says_no_more_is_one_problem(project):
+    path = project.pipeline(
+        ("    group: train\n", "    group: train\n    transformer: {recompute_granularity: full} #!\n")
+    )
+    project.assert_problem(
+        path,
+        "engines.actor.transformer.recompute_granularity",
+        "needs to know recompute_method and recompute_num_layers too; add `recompute_method: uniform` and "
+        "`recompute_num_layers: 1`",
+    )
+
+
+def test_a_bucket_that_holds_nothing(project):
+    path = project.pipeline(
+        ("    group: train\n", "    group: train\n    ddp: {overlap_grad_reduce: true, bucket_size: -1} #!\n")
+    )
+    project.assert_problem(path, "engines.actor.ddp.bucket_size", "a bucket of -1 parameters holds none; choose 1")

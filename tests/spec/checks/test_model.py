@@ -164,3 +164,27 @@ class TestFolder:
         empty.mkdir()
         problem = project.only_problem(path, f"model.tokenizer={empty}")
         assert "has no tokenizer.json or the like" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("said", "field", "fragment"),
+    [
+        ("hidden_act: gelu", "hidden_act", "the megatron engine has no qwen3 with hidden_act 'gelu'; it takes 'silu'"),
+        ("attention_bias: true", "attention_bias", "has no qwen3 with attention_bias true; it takes false"),
+        ("use_sliding_window: true", "use_sliding_window", "it takes false"),
+        ("rope_scaling: {type: yarn}", "rope_scaling", "no rope scaling of type 'yarn'; it knows default or llama3"),
+        ("rope_parameters: {rope_type: x}", "rope_parameters", "no rope scaling of type 'x'"),
+        ("rms_norm_eps: -1.0", "rms_norm_eps", "rms_norm_eps is -1; choose a number above 0"),
+        ("rope_theta: 0.0", "rope_theta", "rope_theta is 0; choose a number above 0"),
+    ],
+)
+def test_an_architecture_that_the_engine_would_refuse_is_told_before(project, said, field, fragment):
+    path = project.pipeline(("intermediate_size: 128", f"intermediate_size: 128, {said}"), (TOKENIZER, TOKENIZER))
+    problem = project.only_problem(path)
+    assert problem.place == f"model.init.{field}"
+    assert fragment in problem.message
+
+
+def test_what_is_usual_in_a_folder_of_hugging_face_passes(project):
+    usual = "hidden_act: silu, attention_bias: false, use_sliding_window: false, rope_scaling: null, rms_norm_eps: 1e-6"
+    check_file(project.pipeline(("intermediate_size: 128", f"intermediate_size: 128, {usual}")))

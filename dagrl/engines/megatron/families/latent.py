@@ -12,6 +12,7 @@ from dagrl.engines.megatron.families.dense import GATED_MLP
 from dagrl.engines.megatron.families.mixture import GATED_EXPERTS, MIXTURE_DEFAULTS, layer_pattern
 from dagrl.engines.megatron.families.table import Family, MappedTensor, Maps
 from dagrl.engines.megatron.tensor_maps import GateUp, Parallel, Replicated
+from dagrl.spec.model_families import REQUIRED
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -146,16 +147,6 @@ def _check_rope(rope: dict[str, Any]) -> None:
         raise ValueError("rope_parameters.mscale_all_dim needs mscale beside it: megatron's yarn has no other reading")
 
 
-_REQUIRED = {
-    "hidden_act": ("silu",),
-    "attention_bias": (False,),
-    "rope_interleave": (True,),
-    # These three are in config.json only.
-    "scoring_func": ("sigmoid",),
-    "topk_method": ("noaux_tc",),
-    "moe_layer_freq": (1,),
-}
-
 LATENT: dict[str, Family] = {
     "deepseek_v3": Family(
         fields=_fields,
@@ -163,7 +154,7 @@ LATENT: dict[str, Family] = {
             *_attention(config),
             *(_EXPERTS if layer >= config.first_k_dense_replace else GATED_MLP),
         ),
-        requires=_REQUIRED,
+        requires=REQUIRED["deepseek_v3"],
         check=_check,
         rope=lambda config: {},
         experts=lambda config: config.n_routed_experts,

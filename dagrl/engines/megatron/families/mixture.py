@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dagrl.engines.megatron.families.dense import GATED_MLP, QK_NORM, attention
 from dagrl.engines.megatron.families.table import Family, MappedTensor, Maps
 from dagrl.engines.megatron.tensor_maps import GateUp, Parallel, Replicated
+from dagrl.spec.model_families import REQUIRED
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -88,7 +89,7 @@ MIXTURE: dict[str, Family] = {
             *QK_NORM,
             *(GATED_EXPERTS if _qwen3_is_mixture(config, layer) else GATED_MLP),
         ),
-        requires={"hidden_act": ("silu",), "attention_bias": (False,), "use_sliding_window": (False,)},
+        requires=REQUIRED["qwen3_moe"],
         check=_check_qwen3,
         experts=lambda config: config.num_experts,
         defaults=MIXTURE_DEFAULTS,
@@ -96,7 +97,7 @@ MIXTURE: dict[str, Family] = {
     "mixtral": Family(
         fields=_mixtral_fields,
         layer=lambda config, layer: (*attention(config), *_MIXTRAL_EXPERTS),
-        requires={"hidden_act": ("silu",), "sliding_window": (None,), "router_jitter_noise": (0.0,)},
+        requires=REQUIRED["mixtral"],
         experts=lambda config: config.num_local_experts,
         defaults=MIXTURE_DEFAULTS,
     ),
