@@ -9,11 +9,14 @@ import pytest
 
 pytestmark = pytest.mark.slow
 TEMPLATE = Path(__file__).parents[2] / "dag_templates" / "multi_agent.yaml"
+GENERATORS = ("solving", "verifying")
 
 
-def test_each_is_trained_on_its_own_responses(lab, tmp_path):
+@pytest.mark.parametrize("backend", ["hf", pytest.param("sglang", marks=pytest.mark.soak)])
+def test_each_is_trained_on_its_own_responses(lab, tmp_path, backend):
+    servers = [f"engines.{name}.{said}" for name in GENERATORS for said in ("backend=sglang", "max_batch_size=null")]
     small = ("nodes.solve.n=4", "data.prompts_per_step=8", "run.steps=2", "run.validate_every=2", "track=[console]")
-    run = lab.start(TEMPLATE, tmp_path / "run", *small)
+    run = lab.start(TEMPLATE, tmp_path / "run", *small, *(servers if backend == "sglang" else ()))
     assert run.wait() == 0, run.output
     first, second = run.metrics()
     for line in (first, second):

@@ -1,6 +1,8 @@
-"""A judge of SGLang on the GPU of trainer and generator: three engines that take turns in its memory."""
+"""A judge of SGLang on the GPUs of trainer and generator: who takes turns in memory, and who follows."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
@@ -8,14 +10,30 @@ import yaml
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(600)]
 
+FOLLOWS = {"follows": "actor", "weight_sync": {"checksum": True}}
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "it stays as it is": ("one_gpu_colocated", {"group": "train"}, {}),
+    "it follows the trainer on its own GPU": ("one_gpu_colocated", {"group": "train", **FOLLOWS}, {}),
+    "it follows the trainer over NCCL": ("two_gpus_apart", {"group": "rollout", **FOLLOWS}, {}),
+    "servers come and go beside a trainer that stays": (
+        "two_gpus_colocated_tp2_to_tp2",
+        {"group": "train", **FOLLOWS},
+        {"sleep": False},
+    ),
+}
+"""Layout of trainer and generator, the judge's engine, and what else is said of the trainer."""
 
-def test_a_judge_takes_its_turn_on_the_gpu(lab, benchmark_module, tmp_path, monkeypatch) -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("needs a GPU")
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_judge_takes_its_turn_on_the_gpu(lab, benchmark_module, tmp_path, monkeypatch, name: str) -> None:
     learning = benchmark_module("learning")
-    pipeline = learning.pipeline("one_gpu_colocated", 3)
-    judge = {"backend": "sglang", "group": "train", "server": pipeline["engines"]["generator"]["server"]}
-    pipeline["engines"]["wise"] = judge
+    layout, judge, trainer = CASES[name]
+    if torch.cuda.device_count() < learning.CASES[layout].gpus:
+        pytest.skip(f"needs {learning.CASES[layout].gpus} GPUs")
+    pipeline = learning.pipeline(layout, 3)
+    server = pipeline["engines"]["generator"]["server"]
+    pipeline["engines"]["actor"] |= trainer
+    pipeline["engines"]["wise"] = {"backend": "sglang", "server": server, **judge}
     pipeline["nodes"] = {
         "reward": {
             "op": "judge",

@@ -1,4 +1,4 @@
-"""Two judges in one run: a model behind a server on this machine, and one on an engine of the pipeline."""
+"""Two judges in one run: a model behind a server on this machine, and the policy, on an engine that follows it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_their_scores_are_what_the_policy_is_trained_on(lab, tmp_path, chat_serv
     monkeypatch.setenv("JUDGE_KEY", KEY)
     pipeline = lab.tiny_pipeline()
     pipeline["groups"]["judges"] = {"cpus_per_node": 1}
-    pipeline["engines"]["critic"] = {"backend": "hf", "group": "judges"}
+    pipeline["engines"]["critic"] = {"backend": "hf", "group": "judges", "follows": "actor"}
     pipeline["nodes"] |= {
         "manners": {
             "op": "judge",
@@ -67,6 +67,9 @@ def test_their_scores_are_what_the_policy_is_trained_on(lab, tmp_path, chat_serv
         assert line["reward/mean"] == pytest.approx(line["reward/politeness"] + line["reward/digits"])
         assert "time/manners_s" in line and "time/digits_s" in line
     assert "val/judge/failed_fraction" in run.metrics()[-1]
+    events = json.loads((run.folder / "timeline.json").read_text())
+    judged = [event["name"] for event in events if event["ph"] == "X" and event["args"].get("group") == "judges"]
+    assert [name for name in judged if name == "sync"] == ["sync"] * 3, "weights of steps 0, 1 and 2 have come to it"
     table = pq.read_table(run.folder / "samples" / "step_1.parquet").to_pylist()
     for row in table:
         good = float(row["response"][:1] in tuple("02468"))
