@@ -141,6 +141,7 @@ def trainer_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
             speed("train_1.7b", 240, "--model", "1.7b", *profile),
             layouts(300),
             memory,
+            tests("recipes", 480, "tests/runtime/test_gpu_recipes.py"),
             speed("train_1.7b_fused", 150, "--model", "1.7b", "--fused-linear-cross-entropy", "--rounds", "5"),
         ],
         2: [
