@@ -1,7 +1,7 @@
 """Policy losses, token by token: the caller weighs and sums them.
 
-In all of them r = exp(logprob - old) is a token's probability now over that before, tensors have one shape [T], and
-only `logprob` gets a gradient.
+In all of them r = exp(logprob - old) is a token's probability now over that before, up to e**20, tensors have one shape
+[T], and only `logprob` gets a gradient.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from dagrl.algorithms.kl import kl_estimate
 from dagrl.algorithms.rows import Rows
 
 _LARGEST_LOG = 20.0
-"""Logs of ratios of responses are kept below this before exp()."""
+"""Logs of ratios are kept below this before exp(). Beyond, nothing depends on how far, and the gradient of an infinity
+that is clipped is not a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ def ppo_clip(
     (arXiv 2503.14476, section 3.1). `dual_clip` c bounds the loss by -c A where A < 0, for there nothing else bounds it
     as the ratio grows (dual-clip PPO, arXiv 1912.09729).
     """
-    ratio = torch.exp(logprob - old_logprob)
+    ratio = _ratio(logprob - old_logprob)
     loss, clipped = _pessimistic(-ratio * advantage, -ratio.clamp(1 - clip_low, 1 + clip_high) * advantage)
     if dual_clip is not None:
         ceiling = -dual_clip * advantage
@@ -78,7 +79,7 @@ def kl_cov(
     policy); abs(log r) is how the authors' code estimates it.
     """
     log_ratio = logprob - old_logprob
-    ratio = torch.exp(log_ratio)
+    ratio = _ratio(log_ratio)
     loss = -ratio * advantage + torch.where(held_back > 0, kl_coef * log_ratio.abs(), 0.0)
     return PolicyLoss(loss, ratio.detach(), torch.zeros_like(ratio, dtype=torch.bool))
 
@@ -109,7 +110,7 @@ def gspo(
 
     """
     difference = (logprob - old_logprob).detach()
-    ratio = torch.exp(rows.means(difference).to(difference.dtype))
+    ratio = _ratio(rows.means(difference)).to(difference.dtype)
     # Times 1, with the gradient of the token's log-prob.
     surrogate = ratio * torch.exp(logprob - logprob.detach())
     loss, clipped = _pessimistic(-surrogate * advantage, -surrogate.clamp(1 - clip_low, 1 + clip_high) * advantage)
@@ -139,7 +140,7 @@ def gmpo(
     # The smaller of A log r and A times the bounded one: what PPO's clip would leave of it.
     clipped = torch.where(advantage >= 0, bounded < log_ratio, bounded > log_ratio)
     kept = torch.where(clipped, bounded, log_ratio)
-    ratio = torch.exp(rows.means(kept.detach()).to(kept.dtype))
+    ratio = _ratio(rows.means(kept.detach())).to(kept.dtype)
     # Times 1, with the gradient of the token's log-prob where there is one.
     return PolicyLoss(-advantage * ratio * torch.exp(kept - kept.detach()), ratio, clipped)
 
@@ -153,7 +154,7 @@ def sapo(
     tau is `tau_pos` where A > 0 and `tau_neg` elsewhere, 1.0 and 1.05 in the paper, so that what is made less likely
     fades out sooner. Nothing is ever clipped.
     """
-    ratio = torch.exp(logprob - old_logprob)
+    ratio = _ratio(logprob - old_logprob)
     tau = torch.full_like(ratio, tau_neg).masked_fill(advantage > 0, tau_pos)
     loss = -4 / tau * torch.sigmoid(tau * (ratio - 1)) * advantage
     return PolicyLoss(loss, ratio.detach(), torch.zeros_like(ratio, dtype=torch.bool))
@@ -166,7 +167,7 @@ def topr(logprob: torch.Tensor, old_logprob: torch.Tensor, advantage: torch.Tens
     becomes unlikely; so samples of older weights do no harm. `old_logprob` are meant to be those that sampled.
     """
     # Beyond 1 it does not matter, and the ratio of a long response may be too large for any float.
-    of_response = rows.sums((logprob - old_logprob).detach()).clamp(max=_LARGEST_LOG).exp().to(logprob.dtype)
+    of_response = _ratio(rows.sums((logprob - old_logprob).detach())).to(logprob.dtype)
     weight = torch.where(advantage < 0, of_response.clamp(max=1), 1.0)
     return PolicyLoss(-weight * advantage * logprob, of_response, (advantage < 0) & (of_response > 1))
 
@@ -177,7 +178,7 @@ def cispo(logprob: torch.Tensor, old_logprob: torch.Tensor, advantage: torch.Ten
     CISPO (MiniMax-M1, arXiv 2506.13585, eq. 4 and 5): no token is cut off from the gradient. There is no lower bound,
     as in the paper's runs.
     """
-    ratio = torch.exp(logprob - old_logprob).detach()
+    ratio = _ratio(logprob - old_logprob).detach()
     return PolicyLoss(-ratio.clamp(max=1 + clip_high) * advantage * logprob, ratio, ratio > 1 + clip_high)
 
 
@@ -201,7 +202,7 @@ def cpgd(
     loss, clipped = _pessimistic(-log_ratio * advantage, -bounded * advantage)
     if drift_coef:
         loss = loss + drift_coef * kl_estimate(old_logprob, logprob, "k3")
-    return PolicyLoss(loss, log_ratio.detach().exp(), clipped)
+    return PolicyLoss(loss, _ratio(log_ratio.detach()), clipped)
 
 
 def reinforce(logprob: torch.Tensor, old_logprob: torch.Tensor, advantage: torch.Tensor) -> PolicyLoss:
@@ -209,7 +210,7 @@ def reinforce(logprob: torch.Tensor, old_logprob: torch.Tensor, advantage: torch
 
     Right for the samples of the very policy that is trained: one optimizer step for each batch.
     """
-    ratio = torch.exp(logprob - old_logprob).detach()
+    ratio = _ratio(logprob - old_logprob).detach()
     return PolicyLoss(-advantage * logprob, ratio, torch.zeros_like(ratio, dtype=torch.bool))
 
 
@@ -238,7 +239,7 @@ def opmd_kimi(
     log_ratio = logprob - old_logprob
     of_response = rows.sums(log_ratio).to(log_ratio.dtype)
     loss = -advantage * logprob + tau / 2 * of_response * log_ratio
-    ratio = log_ratio.detach().exp()
+    ratio = _ratio(log_ratio.detach())
     return PolicyLoss(loss, ratio, torch.zeros_like(ratio, dtype=torch.bool))
 
 
@@ -268,8 +269,12 @@ def opmd_pairwise(
     of_responses = torch.where(rows.once, torch.stack([worth, torch.ones_like(worth)]), 0.0)
     total, count = totals.index_add(1, prompt, of_responses)
     weight = (worth - (total / count.clamp(min=1))[prompt]).to(logprob.dtype)
-    ratio = log_ratio.exp()
+    ratio = _ratio(log_ratio)
     return PolicyLoss(-weight * logprob, ratio, torch.zeros_like(ratio, dtype=torch.bool))
+
+
+def _ratio(log_ratio: torch.Tensor) -> torch.Tensor:
+    return torch.exp(log_ratio.clamp(max=_LARGEST_LOG))
 
 
 def _pessimistic(free: torch.Tensor, bounded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

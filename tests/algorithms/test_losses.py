@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from itertools import chain
 
 import pytest
@@ -22,6 +23,8 @@ from dagrl.algorithms.losses import (
     topr,
 )
 from dagrl.algorithms.rows import Rows
+
+ONE_ROW = Rows(torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.bool))
 
 
 def clip_one(ratio: float, advantage: float, *, high: float = 0.2, dual: float | None = None):
@@ -61,6 +64,25 @@ def test_each_side_of_the_clip(ratio, advantage, loss, gradient, clipped):
 def test_the_upper_clip_may_be_higher(ratio, loss, gradient, clipped):
     result = clip_one(ratio, 1.0, high=0.3)
     assert result == (pytest.approx(loss, abs=1e-14), pytest.approx(gradient, abs=1e-14), clipped)
+
+
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        partial(ppo_clip, clip_low=0.2, clip_high=0.2),
+        partial(ppo_clip, clip_low=0.2, clip_high=0.2, dual_clip=3.0),
+        partial(sapo, tau_pos=1.0, tau_neg=1.05),
+        partial(cispo, clip_high=0.2),
+        partial(gspo, rows=ONE_ROW, clip_low=0.2, clip_high=0.2),
+        partial(kl_cov, held_back=torch.ones(1), kl_coef=1.0),
+    ],
+)
+def test_a_ratio_beyond_any_float_leaves_loss_and_gradient_finite(loss, advantage: float):
+    logprob = torch.zeros(1, requires_grad=True)
+    result = loss(logprob, torch.tensor([-200.0]), torch.tensor([advantage]))
+    result.loss.sum().backward()
+    assert result.loss.isfinite().all() and result.ratio.isfinite().all() and logprob.grad.isfinite().all()
 
 
 def test_the_upper_clip_leaves_the_lower_alone():
