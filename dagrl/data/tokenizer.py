@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dagrl.data.lean_transformers import tokenizers_alone
 from dagrl.spec.hf_config import EOS, PAD, UNKNOWN, token_ids
 from dagrl.spec.schema import ModelSpec, TokenizerSpec
 
@@ -38,9 +39,10 @@ def make_tokenizer(spec: TokenizerSpec) -> PreTrainedTokenizerBase:
     ``<unk>``, then the alphabet in its order. Text that looks like a special token is read as the characters it is,
     decoding inserts nothing, and the chat template joins the messages' contents.
     """
-    from tokenizers import Tokenizer, decoders
-    from tokenizers.models import BPE
-    from transformers import PreTrainedTokenizerFast
+    with tokenizers_alone():
+        from tokenizers import Tokenizer, decoders
+        from tokenizers.models import BPE
+        from transformers import PreTrainedTokenizerFast
 
     if spec.kind == "bytes":
         vocabulary = _byte_vocabulary(spec)
@@ -77,14 +79,15 @@ def _character_vocabulary(spec: TokenizerSpec) -> dict[str, int]:
 
 
 def _from_folder(source: Path) -> PreTrainedTokenizerBase:
-    from transformers import AutoTokenizer
-
     folder = source.expanduser()
     # Checked here, for the library takes a path that does not exist for a repository on the hub.
     if not folder.is_dir():
         raise ValueError(f"there is no tokenizer folder {folder}; set model.tokenizer or model.path to an existing one")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        with tokenizers_alone():
+            from transformers import AutoTokenizer
+
+            tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(
             f"cannot load a tokenizer from {folder}: {error}; it needs tokenizer.json or its kin"

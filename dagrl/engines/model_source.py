@@ -10,7 +10,7 @@ import difflib
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from dagrl.data.lean_transformers import SPARED, import_transformers
+from dagrl.imports import lean_imports
 from dagrl.spec.checks.model_fields import UNDECLARED
 from dagrl.spec.schema import ModelSpec
 
@@ -47,17 +49,30 @@ class WeightSource(Protocol):
         ...
 
 
+def model_imports(model: ModelSpec) -> AbstractContextManager[None]:
+    """Where transformers imports the classes of `model`: without what it takes along if somebody has installed it."""
+    return _imports(stored=model.path is not None)
+
+
+def _imports(*, stored: bool) -> AbstractContextManager[None]:
+    import_transformers()
+    # torchao is for weights that are stored quantised.
+    return lean_imports(*SPARED) if stored else lean_imports(*SPARED, "torchao")
+
+
 def load_hf_config(model: ModelSpec) -> PretrainedConfig:
     """The Hugging Face config of ``model.path``, or the one that ``model.init`` describes.
 
     Where `init` leaves out the vocabulary's size or the special tokens' ids, they are the tokenizer's. ValueError for a
     folder without a config, an unknown ``model_type`` or an unknown field of it.
     """
-    if model.path is not None:
-        return _config_of_folder(model.path.expanduser())
-    if model.init is None:
-        raise ValueError("model: give either path (a Hugging Face folder) or init (model_type and its fields)")
-    return _config_of_fields(model, dict(model.init))
+    # A config class is imported with the models that its docstring names.
+    with model_imports(model):
+        if model.path is not None:
+            return _config_of_folder(model.path.expanduser())
+        if model.init is None:
+            raise ValueError("model: give either path (a Hugging Face folder) or init (model_type and its fields)")
+        return _config_of_fields(model, dict(model.init))
 
 
 def weight_source(model: ModelSpec, seed: int) -> WeightSource:
@@ -201,11 +216,12 @@ def _config_of_fields(model: ModelSpec, init: dict[str, Any]) -> PretrainedConfi
 
 @lru_cache(maxsize=4)
 def _published_shapes(model_type: str, fields: str) -> Mapping[str, tuple[int, ...]]:
-    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+    with _imports(stored=False):
+        from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-    config = CONFIG_MAPPING[model_type].from_dict(json.loads(fields))
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        config = CONFIG_MAPPING[model_type].from_dict(json.loads(fields))
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
     tied = set(getattr(model, "all_tied_weights_keys", ()))
     return {name: tuple(t.shape) for name, t in published_tensors(model).items() if name not in tied}
 

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from dagrl.engines.base import RankContext
+from dagrl.imports import lean_imports
 from dagrl.runtime.messages import StartEngine
 from dagrl.spec.router_replay import engine_as_started
 from dagrl.spec.schema import HfEngineSpec, MegatronEngineSpec, SglangEngineSpec
@@ -32,7 +33,8 @@ def make_engine(setup: StartEngine, listen_fd: int | None) -> Any:
     )
     match spec:
         case MegatronEngineSpec():
-            from dagrl.engines.megatron.engine import MegatronEngine
+            with lean_imports(for_good=True):
+                from dagrl.engines.megatron.engine import MegatronEngine
 
             return MegatronEngine(
                 model,
@@ -44,11 +46,13 @@ def make_engine(setup: StartEngine, listen_fd: int | None) -> Any:
                 keeps_no_cache=stays_beside_sleepers(pipeline, setup.engine),
             )
         case HfEngineSpec() if spec.head == "reward":
-            from dagrl.engines.hf.classifier import HfClassifier
+            with lean_imports(for_good=True):
+                from dagrl.engines.hf.classifier import HfClassifier
 
             return HfClassifier(model, spec, ranks)
         case HfEngineSpec():
-            from dagrl.engines.hf.engine import HfEngine
+            with lean_imports(for_good=True):
+                from dagrl.engines.hf.engine import HfEngine
 
             return HfEngine(model, spec, ranks)
         case SglangEngineSpec():
@@ -58,9 +62,10 @@ def make_engine(setup: StartEngine, listen_fd: int | None) -> Any:
 
 def _sglang_engine(setup: StartEngine, spec: SglangEngineSpec, ranks: RankContext) -> Any:
     """The worker on the first slot of a server speaks for it, the first on a further machine starts its processes."""
-    from dagrl.engines.sglang.engine import SglangEngine
-    from dagrl.engines.sglang.share import ServerShare
-    from dagrl.engines.sglang.slot import HeldSlot, NodeShare
+    with lean_imports(for_good=True):
+        from dagrl.engines.sglang.engine import SglangEngine
+        from dagrl.engines.sglang.share import ServerShare
+        from dagrl.engines.sglang.slot import HeldSlot, NodeShare
 
     pipeline = setup.pipeline
     group = pipeline.groups[spec.group]

@@ -20,6 +20,7 @@ import ray
 
 from dagrl.data.batch import Batch, Column
 from dagrl.engines.base import Appetite, Slept
+from dagrl.imports import lean_imports
 from dagrl.nodes.base import Context, Op, Output, Part, Resources
 from dagrl.nodes.registry import load_op
 from dagrl.runtime.messages import (
@@ -90,10 +91,11 @@ class Worker:
         # These waits are over before the driver's, who knows less of what it waits for.
         self._timeout_s = 0.95 * setup.pipeline.run.node_timeout_s
         if setup.engine is not None:
-            # The driver and the host's worker do without torch.
-            from dagrl.runtime.engines import make_engine
-            from dagrl.runtime.meter import Meter
-            from dagrl.runtime.profiling import make_profiler
+            with lean_imports():
+                # The driver and the host's worker do without torch.
+                from dagrl.runtime.engines import make_engine
+                from dagrl.runtime.meter import Meter
+                from dagrl.runtime.profiling import make_profiler
 
             self._profiler = make_profiler(setup)
             self._engine = make_engine(setup, self._hand_over_listener(setup))

@@ -17,7 +17,7 @@ from dagrl.data.tokenizer import load_tokenizer
 from dagrl.engines.base import Conversation, RankContext, Scores, Slept
 from dagrl.engines.device_memory import Part, device_gib_used, storages_of
 from dagrl.engines.hf.weights import replace_weights
-from dagrl.engines.model_source import SCORE, load_hf_config, weight_source
+from dagrl.engines.model_source import SCORE, load_hf_config, model_imports, weight_source
 from dagrl.spec.residency import Residency
 from dagrl.spec.schema import HfEngineSpec, ModelSpec
 
@@ -143,7 +143,8 @@ def _config(model: ModelSpec) -> PretrainedConfig:
 
 
 def _read(model: ModelSpec, config: PretrainedConfig) -> PreTrainedModel:
-    from transformers import AutoModelForSequenceClassification
+    with model_imports(model):
+        from transformers import AutoModelForSequenceClassification
 
     options: dict[str, Any] = {"config": config, "local_files_only": True, "output_loading_info": True}
     assert model.path is not None
@@ -169,11 +170,12 @@ def _read(model: ModelSpec, config: PretrainedConfig) -> PreTrainedModel:
 
 def _draw(model: ModelSpec, config: PretrainedConfig, seed: int) -> PreTrainedModel:
     """With random weights: a score that means nothing, to try a pipeline out with."""
-    from transformers import AutoModelForSequenceClassification
+    with model_imports(model):
+        from transformers import AutoModelForSequenceClassification
 
-    # Its own random weights are of no use, and drawing them must not move the process's random stream.
-    with torch.random.fork_rng(), torch.device(_device()):
-        built = AutoModelForSequenceClassification.from_config(config, dtype=_dtype())
+        # Its own random weights are of no use, and drawing them must not move the process's random stream.
+        with torch.random.fork_rng(), torch.device(_device()):
+            built = AutoModelForSequenceClassification.from_config(config, dtype=_dtype())
     source = weight_source(model, seed)
     names = [*(name for name in source.names() if name != _LM_HEAD), SCORE]
     replace_weights(built, ((name, source.get(name)) for name in names))

@@ -18,7 +18,7 @@ from dagrl.engines.base import NO_WEIGHTS, Appetite, Bucket, Completion, Generat
 from dagrl.engines.device_memory import Part, device_gib_used, storages_of
 from dagrl.engines.hf.decoding import decode
 from dagrl.engines.hf.weights import replace_weights
-from dagrl.engines.model_source import load_hf_config, weight_source
+from dagrl.engines.model_source import load_hf_config, model_imports, weight_source
 from dagrl.spec.residency import Residency
 from dagrl.spec.schema import HfEngineSpec, ModelSpec, SamplingSpec
 
@@ -150,10 +150,11 @@ def _untouched(batch: Sequence[GenerationRequest], start: int, policy_version: i
 
 
 def _build(model: ModelSpec) -> PreTrainedModel:
-    from transformers import AutoModelForCausalLM
-
     device, dtype = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)
-    # Its own random weights are of no use, and drawing them must not move the process's random stream.
-    with torch.random.fork_rng(), torch.device(device):
-        built = AutoModelForCausalLM.from_config(load_hf_config(model), dtype=dtype)
+    with model_imports(model):
+        from transformers import AutoModelForCausalLM
+
+        # Its own random weights are of no use, and drawing them must not move the process's random stream.
+        with torch.random.fork_rng(), torch.device(device):
+            built = AutoModelForCausalLM.from_config(load_hf_config(model), dtype=dtype)
     return built.eval().requires_grad_(False)

@@ -11,13 +11,14 @@ import functools
 import logging
 import os
 import queue
-import sys
 import types
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
+
+from dagrl.imports import lean_imports
 
 _CPU = torch.device("cpu")
 _CONSTRUCTORS = (
@@ -141,15 +142,12 @@ def random_state_is_the_cpus() -> None:
 
 
 def kernels_for_gpus_are_not_looked_for() -> None:
-    """Megatron imports flashinfer and flash-attn where SGLang has brought them: seconds, and no use without a GPU."""
-    hidden = {"flashinfer", "flash_attn"} - sys.modules.keys()
-    # A name that stands for None cannot be imported.
-    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
-    try:
+    """Megatron imports flashinfer and flash-attn where SGLang has brought them: seconds, and no use without a GPU.
+
+    Nor are the trackers that its timers could write to.
+    """
+    with lean_imports("flashinfer", "flash_attn", "wandb", "tensorboard"):
         import megatron.core.models.gpt.gpt_layer_specs  # noqa: F401
-    finally:
-        for name in hidden:
-            del sys.modules[name]
 
 
 def rng_tracker_forks_the_cpu_generator() -> None:
