@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from dagrl.plan.machines import MisfitError, assign_machines
 from dagrl.runtime import reaper
 from dagrl.runtime.errors import RunError, WorkerLostError
 from dagrl.runtime.interrupts import ray_starts, undisturbed
+from dagrl.runtime.ray_addresses import RUNNING_CLUSTER, is_of_a_client, knock, running_here
 from dagrl.runtime.ray_machines import machines_of
 from dagrl.runtime.ray_session import (
     keep_worker_logs,
@@ -24,10 +24,7 @@ from dagrl.runtime.ray_session import (
 )
 from dagrl.spec.schema import Pipeline
 
-_KNOCK_TIMEOUT_S = 10.0
 _PAUSE_S = 0.5
-_RUNNING_CLUSTER = Path("/tmp/ray/ray_current_cluster")
-"""Where `ray start` writes the address of the cluster on this machine."""
 
 
 @contextmanager
@@ -48,7 +45,7 @@ def cluster(
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
     import ray
 
-    address = os.environ.get("RAY_ADDRESS") or _running_here()
+    address = os.environ.get("RAY_ADDRESS") or running_here()
     with _joined(ray, address) if address else _started(ray, pipeline, logs, note):
         _check_resources(ray, pipeline, pipeline.run.start_timeout_s if patient else 0.0)
         yield ray
@@ -56,13 +53,13 @@ def cluster(
 
 @contextmanager
 def _joined(ray: ModuleType, address: str) -> Iterator[None]:
-    if address.startswith("ray://"):
+    if is_of_a_client(address):
         raise RunError(
             f"RAY_ADDRESS is {address}, where Ray's client is served, and a run has to be part of the cluster",
             hint="start `dagrl run` on a machine of the cluster, with the HOST:PORT of its head in RAY_ADDRESS",
         )
     try:
-        _knock(address)
+        knock(address)
         with ray_starts():
             ray.init(address=address, log_to_driver=False, logging_level="ERROR", namespace="dagrl")
     except (OSError, ValueError) as error:
@@ -76,30 +73,12 @@ def _joined(ray: ModuleType, address: str) -> Iterator[None]:
         raise RunError(
             f"the Ray cluster at {address} cannot be joined: {told}",
             hint="use the versions and the token of the cluster; or, for a Ray of the run's own, unset RAY_ADDRESS "
-            f"and end the one that {_RUNNING_CLUSTER} names, if there is one",
+            f"and end the one that {RUNNING_CLUSTER} names, if there is one",
         ) from error
     try:
         yield
     finally:
         ray.shutdown()
-
-
-def _running_here() -> str | None:
-    """Address of the cluster that `ray start` has started on this machine; None where none answers."""
-    try:
-        address = _RUNNING_CLUSTER.read_text().strip()
-        _knock(address)
-    except OSError:
-        # The file outlives clusters that were killed, and may be another user's.
-        return None
-    return address or None
-
-
-def _knock(address: str) -> None:
-    """OSError within seconds where nobody listens at ``host:port``: Ray would try for minutes."""
-    host, _, port = address.rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host, int(port)), timeout=_KNOCK_TIMEOUT_S).close()
 
 
 @contextmanager

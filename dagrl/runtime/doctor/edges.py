@@ -190,9 +190,19 @@ class Edges:
         return False
 
     def running_ray(self) -> str | None:
-        """Address of a Ray that somebody has started on this machine."""
-        with contextlib.suppress(OSError):
-            return Path("/tmp/ray/ray_current_cluster").read_text().strip()
+        """Address of a Ray that somebody has started on this machine, and that answers."""
+        from dagrl.runtime.ray_addresses import running_here
+
+        return running_here()
+
+    def silence_at(self, address: str) -> str | None:
+        """Why nobody can be reached at ``host:port``; None where somebody can."""
+        from dagrl.runtime.ray_addresses import knock
+
+        try:
+            knock(address)
+        except OSError as error:
+            return error.strerror or str(error)
         return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dagrl.runtime.doctor.edges import Edges
 from dagrl.runtime.doctor.findings import Line, hint, missing, ok
 from dagrl.runtime.launch.place import WrongPlaceError, place_from
+from dagrl.runtime.ray_addresses import is_of_a_client
 
 
 def network(edges: Edges, *, on_gpus: bool) -> list[Line]:
@@ -31,7 +32,11 @@ def network(edges: Edges, *, on_gpus: bool) -> list[Line]:
 def _ray(edges: Edges) -> list[Line]:
     lines = []
     address, running = edges.variables.get("RAY_ADDRESS"), edges.running_ray()
-    if address:
+    if address and is_of_a_client(address):
+        lines.append(missing("Ray", f"RAY_ADDRESS is {address}, where Ray's client is served; give its HOST:PORT"))
+    elif address and (silence := edges.silence_at(address)):
+        lines.append(missing("Ray", f"RAY_ADDRESS is {address}, where nobody answers ({silence}); unset it"))
+    elif address:
         lines.append(hint("Ray", f"RAY_ADDRESS is {address}: `dagrl run` joins that cluster"))
     elif running:
         lines.append(hint("Ray", f"one runs on this machine at {running}: `dagrl run` joins it"))

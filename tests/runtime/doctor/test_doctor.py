@@ -59,6 +59,7 @@ WELL = {
     "can_listen": lambda port: True,
     "resolves": lambda host: True,
     "running_ray": None,
+    "silence_at": lambda address: None,
 }
 
 
@@ -111,6 +112,12 @@ BUSY = Gpu("0", "NVIDIA H200", 143771, 40960, "570.124")
         ({"infiniband": []}, "hint", "NCCL goes over TCP between machines"),
         ({"running_ray": "10.0.0.1:6379"}, "hint", "one runs on this machine at 10.0.0.1:6379"),
         ({"variables": {"RAY_ADDRESS": "10.0.0.9:6379"}}, "hint", "RAY_ADDRESS is 10.0.0.9:6379"),
+        (
+            {"variables": {"RAY_ADDRESS": "10.0.0.9:6379"}, "silence_at": lambda address: "Connection refused"},
+            "missing",
+            "RAY_ADDRESS is 10.0.0.9:6379, where nobody answers (Connection refused); unset it",
+        ),
+        ({"variables": {"RAY_ADDRESS": "ray://h:10001"}}, "missing", "where Ray's client is served"),
         ({"variables": {"PET_NNODES": "two"}}, "missing", "PET_NNODES is `two`; set it to a whole number of 1 or more"),
         ({"variables": JOB}, "ok", "rank 0 of 2 machines, rank 0 at node0:29500"),
         ({"variables": JOB, "resolves": lambda host: False}, "missing", "the name node0 leads to no address"),
