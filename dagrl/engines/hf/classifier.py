@@ -6,6 +6,7 @@ Implements `dagrl.engines.base.JudgeEngine`. It reads conversations in its own w
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,6 @@ class HfClassifier:
                 "put the one it was trained with into its folder, as chat_template.jinja"
             )
         config = _config(model)
-        self._longest = getattr(config, "max_position_embeddings", None)
         self._model = _read(model, config) if model.path is not None else _draw(model, config, ranks.seed)
         # Decoders are read at their last token, which is the last of all where shorter rows are filled up before their
         # first; so no token is taken for padding, and the token that ends a conversation is read.
@@ -50,6 +50,7 @@ class HfClassifier:
         if self._fills_left:
             self._model.config.get_text_config().pad_token_id = _NO_TOKEN
             _score_in_float32(self._model)
+        self._longest = _longest_row(config, self._tokenizer.model_max_length, is_decoder=self._fills_left)
         # Keys and values of all layers would be kept until the scores are there, for tokens that never follow.
         self._model.config.get_text_config().use_cache = False
         self._takes_positions = "position_ids" in inspect.signature(self._model.forward).parameters
@@ -61,9 +62,9 @@ class HfClassifier:
         """See `JudgeEngine.scores`. A batch holds as many rows of nearly one length as go into the budget, or one."""
         if self._asleep:
             raise RuntimeError("the engine sleeps; call wake() before anything else is asked of it")
-        rows = [self._tokens(conversation) for conversation in conversations]
-        cut = np.array([self._longest is not None and len(row) > self._longest for row in rows], dtype=bool)
-        rows = [row[-self._longest :] if self._longest else row for row in rows]
+        rows = self._tokens(conversations)
+        cut = np.array([len(row) > self._longest for row in rows], dtype=bool)
+        rows = [self._end_of(row) for row in rows]
         values = np.zeros(len(rows), dtype=np.float32)
         for batch in _batches([len(row) for row in rows], self._max_batch_size, tokens_per_micro_batch):
             values[batch] = self._score([rows[index] for index in batch])
@@ -89,17 +90,25 @@ class HfClassifier:
         """Free the model."""
         del self._model
 
-    def _tokens(self, conversation: Conversation) -> list[int]:
+    def _tokens(self, conversations: Sequence[Conversation]) -> list[list[int]]:
+        texts = [self._text(conversation) for conversation in conversations]
+        # The template has put the special tokens into the text already. All at once go over several threads.
+        return self._tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
+
+    def _text(self, conversation: Conversation) -> str:
         try:
-            text = self._tokenizer.apply_chat_template(list(conversation), tokenize=False)
+            return self._tokenizer.apply_chat_template(list(conversation), tokenize=False)
         except TemplateError as error:
             roles = ", ".join(str(message.get("role")) for message in conversation)
             raise ValueError(
                 f"the reward model's chat template does not take a conversation of {roles}: {error}; "
                 "put one into its folder that does, as chat_template.jinja"
             ) from error
-        # The template has put the special tokens into the text already.
-        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def _end_of(self, row: list[int]) -> list[int]:
+        """As much as the model can read; one that is read at its first token keeps that."""
+        too_many, kept = len(row) - self._longest, 0 if self._fills_left else 1
+        return row if too_many <= 0 else row[:kept] + row[kept + too_many :]
 
     @torch.no_grad()
     def _score(self, rows: Sequence[Sequence[int]]) -> np.ndarray:
@@ -180,6 +189,12 @@ def _draw(model: ModelSpec, config: PretrainedConfig, seed: int) -> PreTrainedMo
     names = [*(name for name in source.names() if name != _LM_HEAD), SCORE]
     replace_weights(built, ((name, source.get(name)) for name in names))
     return built.eval().requires_grad_(False)
+
+
+def _longest_row(config: PretrainedConfig, tokenizer_says: int, *, is_decoder: bool) -> int:
+    """Tokens that the model can read: some encoders have places that no token stands at, as their tokenizers know."""
+    places = getattr(config, "max_position_embeddings", None) or sys.maxsize
+    return places if is_decoder else min(places, tokenizer_says)
 
 
 def _score_in_float32(model: PreTrainedModel) -> None:

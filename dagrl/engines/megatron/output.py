@@ -89,6 +89,8 @@ class ScalarHead(torch.nn.Linear):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config.hidden_size, 1, bias=False, dtype=config.params_dtype, device=config_device())
+        # As megatron marks output layers, which some optimizers treat otherwise than the matrices within.
+        self.weight.is_embedding_or_output_parameter = True  # type: ignore[attr-defined]
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Of hidden states [N, hidden size], float32 [N, 1]."""

@@ -162,18 +162,21 @@ def test_a_language_models_folder_is_refused(folder) -> None:
         build(ModelSpec(path=path))
 
 
-def test_a_model_that_is_read_at_its_first_token_is_filled_up_behind_its_last(folder) -> None:
+def test_a_model_that_is_read_at_its_first_token_keeps_it_and_is_filled_up_behind_its_last(folder) -> None:
     from transformers import BertConfig, BertForSequenceClassification
 
-    path = folder()
+    path = folder(template="=" + ENDING)
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = BertConfig(vocab_size=len(TOKENIZER), num_labels=1, initializer_range=0.4, **sizes)
+    positions = {"max_position_embeddings": 8}
+    config = BertConfig(vocab_size=len(TOKENIZER), num_labels=1, initializer_range=0.4, **sizes, **positions)
     torch.manual_seed(5)
     model = BertForSequenceClassification(config).eval()
     model.save_pretrained(path)
     scores = build(ModelSpec(path=path)).scores(TALKS, tokens_per_micro_batch=1000)
-    for talk, score in zip(TALKS[:3], scores.values.tolist(), strict=False):
+    assert scores.cut.tolist() == [False, True, False, True]
+    for talk, cut, score in zip(TALKS[:3], scores.cut, scores.values.tolist(), strict=False):
         words = "".join(message["content"] for message in talk)
+        words = "=" + (words[-6:] if cut else words)
         with torch.no_grad():
             alone = model(torch.tensor([[*TOKENIZER.encode(words), TOKENIZER.eos_token_id]])).logits
         assert score == pytest.approx(float(alone), abs=1e-5)
