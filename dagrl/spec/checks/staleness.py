@@ -74,7 +74,10 @@ def _check_in_flight(pipeline: Pipeline, findings: Findings) -> None:
         message = "has no effect with max_staleness 0: no weights come before a rollout is over; take it out"
         findings.warning(_IN_FLIGHT, message, depends_on=[_STALENESS])
         return
+    sampling = {node.engine for node in rollouts(pipeline).values()}
     for name, follower in _followers(pipeline).items():
+        if name not in sampling:
+            continue  # One that judges alone gets its weights between two runs.
         place: Place = ("engines", name)
         if isinstance(follower, HfEngineSpec):
             message = f"`{name}`, a hf engine, decodes with the weights that it began with; take it out, or use sglang"
@@ -112,7 +115,7 @@ def _check_stream(pipeline: Pipeline, graph: Graph | None, findings: Findings) -
 
 
 def _followers(pipeline: Pipeline) -> dict[str, HfEngineSpec | SglangEngineSpec]:
-    """Engines that generate with weights that are trained."""
+    """Engines that sample, or judge, with weights that are trained."""
     return {
         name: engine
         for name, engine in pipeline.engines.items()

@@ -59,6 +59,14 @@ def test_weights_in_flight_are_refused_where_the_engine_cannot_take_them(project
     project.assert_problem(path, place, "`generator`, a hf engine, decodes with the weights that it began with")
 
 
+def test_weights_in_flight_are_no_matter_to_an_engine_that_only_judges(project):
+    judge = "nodes.reward={op: judge, fn: null, engine: wise, prompt: 'Rate {response}', max_prompt_tokens: 64}"
+    overrides = ["schedule={max_staleness: 1, in_flight_weight_update: true}", CORRECTED, judge]
+    wise = "engines.wise={backend: hf, group: rollout, follows: actor}"
+    told = warnings(project, *overrides, wise, SGLANG % ", weight_sync: {pause: in_place}")
+    assert [each.partition(", so that")[0] for each in told] == ["`wise` follows `actor`"]
+
+
 @pytest.mark.parametrize("given", [True, False])
 def test_weights_in_flight_are_refused_where_responses_would_end(project, given):
     old = "generator: {backend: hf, group: rollout, follows: actor}"
