@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 
 from dagrl.algorithms.dpo import DpoObjective, preference_loss
 from dagrl.data.batch import Batch, Column
-from dagrl.data.tally import read_tallies
-from dagrl.engines.base import ResponseTokens
 
 LN2 = math.log(2)
 
@@ -64,38 +62,14 @@ def pairs_of(*rows: tuple[list[float], list[float]], first_group: int = 0) -> Ba
     )
 
 
-def run(parts: list[Batch], objective: DpoObjective):
-    """Loss, gradients by row and metrics of a batch that comes in `parts`, as an engine accumulates them."""
-    totals = tuple(np.sum([objective.token_weights(part)[1] for part in parts], axis=0))
-    total, gradients, tallies = 0.0, {}, []
-    for part in parts:
-        logprob = torch.from_numpy(part["policy"].values.copy()).requires_grad_()
-        weights, _ = objective.token_weights(part)
-        tokens = ResponseTokens(
-            logprob=logprob,
-            entropy=None,
-            weight=torch.from_numpy(weights.values) / totals[0],
-            columns={name: torch.from_numpy(part[name].values) for name in objective.columns},
-            row=torch.from_numpy(np.repeat(np.arange(len(part)), part["policy"].lengths)),
-            totals=totals,
-        )
-        loss, told = objective(tokens)
-        loss.backward()
-        total += loss.item()
-        tallies.append(told)
-        by_row = Column(logprob.grad.numpy(), part["policy"].offsets)
-        gradients |= {int(row): by_row[place].tolist() for place, row in enumerate(part.rows)}
-    return total, gradients, {name: stat.mean for name, stat in read_tallies(tallies).items()}
-
-
 FIRST = (([0.5, 0.5], [0.25, 0.5]), ([0.2], [0.4]))
 """Log-ratios ln 2 of the chosen response, of two tokens, and -ln 2 of the rejected one."""
 SECOND = (([0.1], [0.2]), ([0.5, 0.5, 0.25], [0.5, 0.5, 0.25]))
 """Log-ratios -ln 2 and 0: the policy prefers the rejected one."""
 
 
-def test_pairs_count_alike_whatever_their_lengths():
-    loss, gradients, metrics = run([pairs_of(*FIRST, *SECOND)], DpoObjective(beta=0.5))
+def test_pairs_count_alike_whatever_their_lengths(accumulated):
+    loss, gradients, metrics = accumulated([pairs_of(*FIRST, *SECOND)], DpoObjective(beta=0.5))
     # -ln s(ln 2) = ln 1.5, and -ln s(-ln 2 / 2) = ln(1 + sqrt 2); averaged.
     assert loss == pytest.approx((math.log(1.5) + math.log(1 + math.sqrt(2))) / 2, abs=1e-12)
     # Half of -0.5 * 1/3, the same for each token of the chosen response, and against it for the rejected one's.
@@ -109,9 +83,9 @@ def test_pairs_count_alike_whatever_their_lengths():
     assert metrics["dpo/rejected_reward"] == pytest.approx(-0.25 * LN2)
 
 
-def test_the_likelihood_of_chosen_responses_is_told_and_added_where_asked_for():
-    plain, without, metrics = run([pairs_of(*FIRST)], DpoObjective(beta=0.5))
-    loss, gradients, told = run([pairs_of(*FIRST)], DpoObjective(beta=0.5, sft_coef=0.2))
+def test_the_likelihood_of_chosen_responses_is_told_and_added_where_asked_for(accumulated):
+    plain, without, metrics = accumulated([pairs_of(*FIRST)], DpoObjective(beta=0.5))
+    loss, gradients, told = accumulated([pairs_of(*FIRST)], DpoObjective(beta=0.5, sft_coef=0.2))
     # Two tokens of probability 1/2.
     assert metrics["loss/sft"] == told["loss/sft"] == pytest.approx(LN2)
     assert loss == pytest.approx(plain + 0.2 * LN2)
@@ -120,7 +94,7 @@ def test_the_likelihood_of_chosen_responses_is_told_and_added_where_asked_for():
 
 
 @given(st.integers(0, 1000), st.permutations(range(5)), st.lists(st.integers(0, 5), max_size=3))
-def test_the_loss_does_not_depend_on_how_pairs_are_dealt(seed, order, cuts):
+def test_the_loss_does_not_depend_on_how_pairs_are_dealt(accumulated, seed, order, cuts):
     random = np.random.default_rng(seed)
     rows = [tuple(random.uniform(0.05, 1.0, (2, random.integers(1, 5))).tolist()) for _ in range(10)]
     whole = pairs_of(*rows)
@@ -129,8 +103,8 @@ def test_the_loss_does_not_depend_on_how_pairs_are_dealt(seed, order, cuts):
         for piece in np.split(np.array(order), sorted(cuts))
     ]
     objective = DpoObjective("ipo", beta=0.3, sft_coef=0.5)
-    loss, gradients, metrics = run([part for part in parts if len(part)], objective)
-    expected, expected_gradients, told = run([whole], objective)
+    loss, gradients, metrics = accumulated([part for part in parts if len(part)], objective)
+    expected, expected_gradients, told = accumulated([whole], objective)
     assert loss == pytest.approx(expected, rel=1e-9)
     assert metrics == pytest.approx(told, rel=1e-9)
     for row, gradient in expected_gradients.items():

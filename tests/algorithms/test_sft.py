@@ -4,40 +4,13 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dagrl.algorithms.objective import PolicyObjective
 from dagrl.algorithms.sft import MixedObjective, SftObjective
 from dagrl.data.batch import Batch, Column
-from dagrl.data.tally import read_tallies
-from dagrl.engines.base import ResponseTokens
 from dagrl.spec.schema import LossSpec
-
-
-def run(parts, objective):
-    """Loss, gradients by row and metrics of a batch that comes in `parts`, as an engine accumulates them."""
-    shares = [objective.token_weights(part) for part in parts]
-    totals = tuple(np.sum([share for _, share in shares], axis=0).tolist())
-    total, gradients, tallies = 0.0, {}, []
-    for part, (weights, _) in zip(parts, shares, strict=True):
-        logprob = torch.from_numpy(part["policy"].values.copy()).requires_grad_()
-        tokens = ResponseTokens(
-            logprob=logprob,
-            entropy=None,
-            weight=torch.from_numpy(weights.values).double() / (totals[0] or 1.0),
-            columns={name: torch.from_numpy(part[name].values) for name in objective.columns},
-            row=torch.from_numpy(np.repeat(np.arange(len(part)), part["policy"].lengths)),
-            totals=totals,
-        )
-        loss, told = objective(tokens)
-        loss.backward()
-        total += loss.item()
-        tallies.append(told)
-        by_row = Column(logprob.grad.numpy(), part["policy"].offsets)
-        gradients |= {int(row): by_row[place].tolist() for place, row in enumerate(part.rows)}
-    return total, gradients, {name: stat.mean for name, stat in read_tallies(tallies).items()}
 
 
 def responses(*probabilities, **columns):
@@ -66,8 +39,8 @@ TWO = ([0.5, 0.25, 0.5], [0.125])
         ("seq-mean-token-sum-norm", 7 / 2 / 8, 7 / 4, {0: [-1 / 16] * 3, 1: [-1 / 16]}),
     ],
 )
-def test_the_likelihood_of_responses(aggregation, loss, told, gradients):
-    found, each, metrics = run([responses(*TWO)], SftObjective(aggregation, longest_response=8))
+def test_the_likelihood_of_responses(aggregation, loss, told, gradients, accumulated):
+    found, each, metrics = accumulated([responses(*TWO)], SftObjective(aggregation, longest_response=8))
     assert found == pytest.approx(loss * math.log(2), rel=1e-6)
     assert {row: pytest.approx(values, rel=1e-6) for row, values in gradients.items()} == each
     assert metrics["loss/sft"] == pytest.approx(told * math.log(2), rel=1e-6), "a mean, whatever the scale of the loss"
@@ -84,8 +57,8 @@ MIXED = responses(
 POLICY = PolicyObjective(LossSpec(policy="reinforce"), 1.0, ("advantage", "rollout_logprob"), needs_entropy=False)
 
 
-def test_each_part_is_averaged_over_its_own_rows():
-    loss, gradients, metrics = run([MIXED], MixedObjective(POLICY, mu=0.25))
+def test_each_part_is_averaged_over_its_own_rows(accumulated):
+    loss, gradients, metrics = accumulated([MIXED], MixedObjective(POLICY, mu=0.25))
     # REINFORCE over four tokens: -(1 * (ln 1/2 + ln 1/4 + ln 1/2) - 1 * ln 1/8) / 4; NLL: (ln 2 + ln 4) / 2.
     policy, expert = (4 - 3) / 4 * math.log(2), 1.5 * math.log(2)
     assert loss == pytest.approx(0.75 * policy + 0.25 * expert, rel=1e-6)
@@ -99,16 +72,16 @@ def test_each_part_is_averaged_over_its_own_rows():
 
 
 @pytest.mark.parametrize(("kept", "loss"), [([0, 1], 0.75 * 0.25), ([2, 3], 0.25 * 1.5)])
-def test_a_mini_batch_may_lack_either(kept, loss):
-    found, _, _ = run([MIXED.take(np.array(kept))], MixedObjective(POLICY, mu=0.25))
+def test_a_mini_batch_may_lack_either(kept, loss, accumulated):
+    found, _, _ = accumulated([MIXED.take(np.array(kept))], MixedObjective(POLICY, mu=0.25))
     assert found == pytest.approx(loss * math.log(2), rel=1e-6)
 
 
 @given(st.permutations(range(4)), st.lists(st.integers(0, 4), max_size=3))
-def test_the_mixed_loss_does_not_depend_on_how_rows_are_dealt(order, cuts):
+def test_the_mixed_loss_does_not_depend_on_how_rows_are_dealt(accumulated, order, cuts):
     parts = [MIXED.take(piece) for piece in np.split(np.array(order), sorted(cuts)) if len(piece)]
-    loss, gradients, metrics = run(parts, MixedObjective(POLICY, mu=0.4))
-    expected, expected_gradients, told = run([MIXED], MixedObjective(POLICY, mu=0.4))
+    loss, gradients, metrics = accumulated(parts, MixedObjective(POLICY, mu=0.4))
+    expected, expected_gradients, told = accumulated([MIXED], MixedObjective(POLICY, mu=0.4))
     assert loss == pytest.approx(expected, rel=1e-6)
     assert metrics == pytest.approx(told, rel=1e-6, abs=1e-9)
     for row, gradient in expected_gradients.items():
