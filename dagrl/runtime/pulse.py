@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 from dagrl.runtime.messages import Beat
 
@@ -18,11 +19,17 @@ class Pulse:
         self._told = 0
         self._due = 0.0
 
-    def beat(self, sampled_tokens: int, *, last: bool = False) -> Beat | None:
-        """What to tell: nothing where that is no news, or was told a moment ago, unless it is the `last` word."""
+    def beat(self, sampled_tokens: Callable[[], int], *, last: bool = False) -> Beat | None:
+        """What to tell: nothing where that is no news, or was told a moment ago, unless it is the `last` word.
+
+        `sampled_tokens` is asked only where it is time: an engine adds up all that is under way to answer.
+        """
         now = time.monotonic()
         with self._lock:
-            if sampled_tokens == self._told or (now < self._due and not last):
+            if now < self._due and not last:
                 return None
-            self._told, self._due = sampled_tokens, now + INTERVAL_S
-        return Beat(sampled_tokens)
+            sampled = sampled_tokens()
+            if sampled == self._told:
+                return None
+            self._told, self._due = sampled, now + INTERVAL_S
+        return Beat(sampled)

@@ -184,9 +184,12 @@ class Worker:
             with watched:
                 yield from made_of
 
+        def sampled_tokens() -> int:
+            return self._engine.sampled_tokens
+
         pump = Pump(outputs())
         # The next share may come: this one is before it.
-        yield Beat(self._engine.sampled_tokens)
+        yield Beat(sampled_tokens())
         while (made := pump.take(INTERVAL_S, work.gather_s)) is not None:
             if self._aborted == run:
                 # Again: what the op had not asked for yet when the abort came has begun since then.
@@ -196,9 +199,9 @@ class Worker:
                     output = Output.together(alike)
                     effort = self._meter.effort(account, output)
                     yield self._publish(work, output, Span(begin, time.time()), effort)
-            if beat := self._pulse.beat(self._engine.sampled_tokens):
+            if beat := self._pulse.beat(sampled_tokens):
                 yield beat
-        if beat := self._pulse.beat(self._engine.sampled_tokens, last=True):
+        if beat := self._pulse.beat(sampled_tokens, last=True):
             yield beat
 
     def abort(self, step: int, task: str, round_: int, attempt: int) -> None:

@@ -66,10 +66,10 @@ def test_the_iterator_runs_in_one_other_thread() -> None:
 
 def test_a_pulse_tells_news_and_not_too_often() -> None:
     pulse = Pulse()
-    assert pulse.beat(0) is None, "nothing was sampled yet"
-    beat = pulse.beat(5)
+    assert pulse.beat(lambda: 0) is None, "nothing was sampled yet"
+    beat = pulse.beat(lambda: 5)
     assert beat is not None and beat.sampled_tokens == 5
-    assert pulse.beat(9) is None, "a moment ago there was one"
-    last = pulse.beat(9, last=True)
+    assert pulse.beat(lambda: 9) is None, "a moment ago there was one"
+    last = pulse.beat(lambda: 9, last=True)
     assert last is not None and last.sampled_tokens == 9
-    assert pulse.beat(9, last=True) is None
+    assert pulse.beat(lambda: 9, last=True) is None
