@@ -20,7 +20,7 @@ from typing import Any
 
 from bare_stages import bare_stages
 from dagrl_run import DagrlRun, Event
-from options import parsed, parser_of
+from options import add_load, parsed, parser_of
 from pipelines import Load, grpo_pipeline, server_arguments, write_prompt_file
 from reports import Verdict, tell
 
@@ -60,11 +60,7 @@ def _arguments() -> tuple[argparse.Namespace, Path]:
     parser.add_argument("--gpus", type=int, choices=(2, 4, 8), default=2)
     parser.add_argument("--in-flight", action="store_true", help="new weights in the midst of a rollout")
     parser.add_argument("--together", action="store_true", help="engines of the pipeline in turns stay in memory")
-    parser.add_argument("--prompts", type=int, default=128, help="for each GPU that generates")
-    parser.add_argument("--n", type=int, default=4)
-    parser.add_argument("--prompt-tokens", type=int, default=256)
-    parser.add_argument("--response-tokens", type=int, default=512)
-    parser.add_argument("--rows-per-micro-batch", type=int, default=16)
+    add_load(parser, prompts="for each GPU that generates")
     parser.add_argument("--rounds", type=int, default=6, help="measured steps of the pipelines, and of each stage")
     parser.add_argument("--warmup", type=int, default=3, help="steps of the pipelines before that")
     return parsed(parser, prompts=8, n=2, prompt_tokens=16, response_tokens=16, rows_per_micro_batch=4, rounds=2)

@@ -19,6 +19,15 @@ def parser_of(description: str | None, model: str = "1.7b") -> argparse.Argument
     return parser
 
 
+def add_load(parser: argparse.ArgumentParser, *, prompts: str | None = None) -> None:
+    """Of how many prompts and tokens a step is; `prompts`: of what there are so many."""
+    parser.add_argument("--prompts", type=int, default=128, help=prompts)
+    parser.add_argument("--n", type=int, default=4)
+    parser.add_argument("--prompt-tokens", type=int, default=256)
+    parser.add_argument("--response-tokens", type=int, default=512)
+    parser.add_argument("--rows-per-micro-batch", type=int, default=16)
+
+
 def parsed(parser: argparse.ArgumentParser, **smoke: int) -> tuple[argparse.Namespace, Path]:
     """The arguments, with `out` made, and the folder of the model's start weights; `smoke` stands for little to do."""
     args = parser.parse_args()

@@ -18,7 +18,7 @@ from typing import Any
 
 from bare_stages import bare_stages
 from dagrl_run import DagrlRun, Event, of_step
-from options import parsed, parser_of
+from options import add_load, parsed, parser_of
 from pipelines import Load, grpo_pipeline, server_arguments, write_prompt_file
 from reports import Verdict, tell
 
@@ -67,11 +67,7 @@ def main() -> None:
 def _arguments() -> tuple[argparse.Namespace, Path]:
     parser = parser_of(__doc__)
     parser.add_argument("--mode", choices=("turns", "together"), default="turns")
-    parser.add_argument("--prompts", type=int, default=128)
-    parser.add_argument("--n", type=int, default=4)
-    parser.add_argument("--prompt-tokens", type=int, default=256)
-    parser.add_argument("--response-tokens", type=int, default=512)
-    parser.add_argument("--rows-per-micro-batch", type=int, default=16)
+    add_load(parser)
     parser.add_argument("--rounds", type=int, default=3, help="measured steps of the pipeline, and of each stage")
     parser.add_argument("--warmup", type=int, default=1, help="steps before that")
     return parsed(parser, prompts=8, n=2, prompt_tokens=16, response_tokens=16, rows_per_micro_batch=4, rounds=2)
