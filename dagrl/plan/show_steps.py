@@ -18,8 +18,8 @@ from dagrl.plan.show import Section, aligned
 from dagrl.spec.gpus import DEFAULT_GPU, gpu_named
 from dagrl.spec.load import load_pipeline
 from dagrl.spec.offline import is_offline
-from dagrl.spec.rollouts import leading_rollout
-from dagrl.spec.schema import FilterNode, NodeBase
+from dagrl.spec.rollouts import leading_rollout, rollouts
+from dagrl.spec.schema import FilterNode, NodeBase, RolloutNode
 
 _MIB = 2**20
 
@@ -41,6 +41,7 @@ def step_section(report: Report, assumed: Assumed) -> Section:
     ]
     if chooser := next((task.node for task in report.fit.plan.tasks if task.selects), None):
         lines.append(f"  {_rounds(pipeline.nodes[chooser], chooser, report.fit.plan.expected_rounds)}")
+    lines += [f"  {_answers(name, node)}" for name, node in rollouts(pipeline).items() if node.multi_turn]
     if any(group.is_cpu for group in pipeline.groups.values()):
         lines.append("  on CPU slots these are orders of magnitude")
     lines += ["", *(f"  {line}" for line in aligned(_stages(costs, estimate)))]
@@ -127,6 +128,13 @@ def _rounds(node: NodeBase, name: str, rounds: int) -> str:
     if node.expected_kept_fraction is None:
         return f"{often}, as nothing is said of how much `{name}` keeps (expected_kept_fraction)"
     return f"{often}, as `{name}` is expected to keep {node.expected_kept_fraction:.0%} of the groups"
+
+
+def _answers(name: str, node: RolloutNode) -> str:
+    """What the plan takes a rollout's tools or environment to need."""
+    if node.expected_call_s is None:
+        return f"answers to the turns of `{name}` take no time here, as nothing is said of them (expected_call_s)"
+    return f"`{name}` waits for {node.expected_answers:g} answers of {node.expected_call_s:g} s in each response"
 
 
 def _idle(estimate: StepEstimate) -> list[list[str]]:

@@ -82,6 +82,8 @@ def test_more_questions_at_once_take_an_endpoint_less(planned) -> None:
     # 1024 replies of 512 tokens, 15 ms each.
     assert few == pytest.approx(1024 * 512 * 0.015 / 8, rel=0.01)
     assert few == pytest.approx(8 * many, rel=0.01)
+    said = reward_seconds(planned(**ENDPOINT, concurrency=8, expected_s=2.0))
+    assert said == pytest.approx(1024 * 2 / 8, rel=0.01)
 
 
 def test_a_judges_engine_needs_room_for_its_longest_question_and_reply(planned) -> None:

@@ -15,7 +15,7 @@ from dagrl.plan.memory.estimate import GIB, EngineMemory
 from dagrl.plan.memory.parameters import rank_parameters
 from dagrl.plan.memory.stages import stages_of
 from dagrl.plan.memory.trainer import Work, trainer_memory
-from dagrl.spec.model_shape import ModelShape
+from dagrl.spec.model_shape import ModelShape, shape_of
 from dagrl.spec.schema import MegatronEngineSpec
 from dagrl.spec.vocabulary import padded_vocab_size
 
@@ -68,6 +68,47 @@ def test_the_peak_of_a_pipelines_first_update_is_the_one_that_was_measured() -> 
     assert memory.moment == "update, stage 1 of 2"
     moments = memory.awake["optimizer"] * 8 / 12 / GIB
     assert in_tensors(memory) - moments == pytest.approx(55, rel=0.02)
+
+
+def test_the_peak_of_its_later_updates_is_the_one_that_was_measured() -> None:
+    # The same run from its second update on, with Adam's moments: the micro-batches are of five whole rows still.
+    memory = trainer_memory(QWEN3_8B, engine({**SPLIT, "pipeline_model_parallel_size": 2}), 4, Work(5 * 3072))
+    assert in_tensors(memory) == pytest.approx(70.3, rel=0.02)
+
+
+def test_a_mixture_on_256_gpus_takes_what_can_be_worked_out_by_hand() -> None:
+    """Qwen3-235B-A22B, TP4 x PP2 x EP16, so that a stage is 128 ranks: 32 of them hold the same attention, 8 the same
+    experts.
+
+    Parameters of a rank of the first stage, 47 of 94 layers:
+
+    - experts: 128 / 16 = 8 of 3 matrices of 4096 x 1536: 8 * 3 * 4096 * 1536 = 150,994,944 a layer; 7,096,762,368
+    - attention: queries and output 2 * 4096 * 64 * 128, keys and values 2 * 4096 * 4 * 128, over 4 ranks: 17,825,792 a
+      layer; 837,812,224
+    - whole on each rank: router 128 * 4096, norms 2 * 4096 + 2 * 128: 532,736 a layer; 25,038,592
+    - embedding: 151,936 rows, filled up to 152,576 (a multiple of 1024 that four share) / 4 * 4096: 156,237,824
+
+    The two that are not experts' make 1,019,088,640 parameters, whose states 32 ranks share; those of experts 8 share.
+    """
+    layers = {"hidden_size": 4096, "intermediate_size": 12288, "moe_intermediate_size": 1536, "num_hidden_layers": 94}
+    shape = shape_of(
+        {"model_type": "qwen3_moe", "vocab_size": 151936, "num_experts": 128, "num_experts_per_tok": 8, "head_dim": 128}
+        | layers
+        | {"num_attention_heads": 64, "num_key_value_heads": 4, "tie_word_embeddings": False}
+    )
+    assert shape.parameters == pytest.approx(235.1e9, rel=0.001)
+    parallel = {
+        "tensor_model_parallel_size": 4,
+        "sequence_parallel": True,
+        "pipeline_model_parallel_size": 2,
+        "expert_model_parallel_size": 16,
+    }
+    memory = trainer_memory(shape, engine(parallel, transformer=FULL), 256, Work(16384))
+    experts, others = 7_096_762_368, 837_812_224 + 25_038_592 + 156_237_824
+    assert memory.moment == "update, stage 1 of 2"
+    assert memory.awake["weights"] == 2 * (experts + others)
+    assert memory.awake["gradients"] == 4 * (experts + others)
+    assert memory.awake["optimizer"] == pytest.approx(12 * (experts / 8 + others / 32), rel=1e-6)
 
 
 @pytest.mark.parametrize(

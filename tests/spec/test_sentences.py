@@ -26,6 +26,13 @@ CASES = [
     ),
     ("name: tiny", "name: 3 #!", "name", "expected text, got 3; write a word, or text in quotes"),
     ("name: tiny", "name: a/b #!", "name", "'a/b' is not a name that can stand here; use letters, digits"),
+    (
+        "run: {steps: 10}",
+        "run: {steps: 10, start_timeout_s: .inf} #!",
+        "run.start_timeout_s",
+        "a finite number, got inf",
+    ),
+    ("run: {steps: 10}", "run: {steps: 10, node_timeout_s: 1e9} #!", "run.node_timeout_s", "must be at most 1e+07"),
     ("name: tiny", f"name: {'x' * 201} #!", "name", "`-`, at most 200 of them, and begin"),
     ("train: train.parquet", "train: 3 #!", "data.train", "expected text, got 3; write a word"),
     ("prompts_per_step: 8", "prompts_per_step: 8\n  shuffle: 1 #!", "data.shuffle", "expected true or false, got 1"),

@@ -18,6 +18,7 @@ from dagrl.plan.cost.engines import WEIGHT_BYTES, PlannedEngine
 from dagrl.plan.cost.host import node_seconds
 from dagrl.plan.cost.lengths import Assumed, Lengths, lengths_of, lengths_of_demonstrations, lengths_of_judgements
 from dagrl.plan.cost.passes import Batch
+from dagrl.plan.cost.turns import answered_ends
 from dagrl.plan.hardware import DEFAULT_GPU
 from dagrl.plan.plan import HOST, Plan, PlannedTask, Rows
 from dagrl.plan.weight_route import weight_route
@@ -186,7 +187,7 @@ class PipelineCosts:
             shards=shards,
             enough=prompts / begun,
         )
-        return shard_ends(engine.server, work)
+        return answered_ends(shard_ends(engine.server, work), work, node)
 
     # -- what moves
 

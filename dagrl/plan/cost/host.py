@@ -30,12 +30,15 @@ def node_seconds(node: NodeBase | None, name: str, rows: float, pipeline: Pipeli
     if name == SAMPLES_NODE:
         return _NODE_S + min(rows, pipeline.run.samples_per_step) * _SAMPLE_S
     each = _ROW_S
-    if isinstance(node, RewardNode) and node.fn == "math":
+    if isinstance(node, RewardNode) and node.expected_s is not None:
+        each = _ROW_S + node.expected_s / (node.concurrency or 1)
+    elif isinstance(node, RewardNode) and node.fn == "math":
         each = _MATH_ROW_S
     elif isinstance(node, RewardNode) and node.fn == "code":
         each = _CODE_ROW_S
     elif isinstance(node, JudgeNode):
-        each = node.sampling.max_new_tokens * MEAN_RESPONSE * _REMOTE_TOKEN_S / node.concurrency
+        answer = node.sampling.max_new_tokens * MEAN_RESPONSE * _REMOTE_TOKEN_S
+        each = (answer if node.expected_s is None else node.expected_s) / node.concurrency
     elif isinstance(node, AdvantageNode):
         each = _ADVANTAGE_ROW_S
     return _NODE_S + rows * each

@@ -80,7 +80,7 @@ def check_file(path: Path | str, overrides: Sequence[str] = (), *, with_files: b
     check_sglang_fields(pipeline, findings)
     check_sglang_rules(pipeline, sizes, findings)
     check_router_replay(pipeline, sizes, findings)
-    check_nodes(pipeline, loaded.folder, findings)
+    check_nodes(pipeline, loaded.folder, sizes, findings)
     check_judges(pipeline, loaded.folder, sizes, findings)
     check_critic(pipeline, graph, findings)
     check_formulas(pipeline, graph, loaded.folder, findings)

@@ -15,7 +15,7 @@ from dagrl.spec.judging import FIELDS, fields_in, is_function, parser_arguments
 from dagrl.spec.positions import Findings
 from dagrl.spec.schema import JudgeNode, Pipeline
 
-_OF_ENDPOINTS = ("model", "api_key_env", "extra_body", "concurrency", "retries", "timeout_s")
+_OF_ENDPOINTS = ("model", "api_key_env", "extra_body", "concurrency", "retries", "timeout_s", "expected_s")
 _OF_ENGINES = ("max_prompt_tokens", "chat_template_kwargs")
 
 

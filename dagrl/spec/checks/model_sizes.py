@@ -47,6 +47,7 @@ class ModelSizes:
     """Of the experts that see every token."""
     experts: Size | None = None
     positions: Size | None = None
+    vocabulary: Size | None = None
     mixture: bool | None = None
     """Whether it is a mixture of experts."""
     latent_attention: bool = False
@@ -71,6 +72,7 @@ def sizes_of(config: Mapping[str, Any] | None) -> ModelSizes:
         shared_width=_shared_width(config),
         experts=experts,
         positions=_size(config, "max_position_embeddings"),
+        vocabulary=_size(config, "vocab_size"),
         mixture=mixture,
         latent_attention=latent,
     )

@@ -2,36 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
+from dagrl.spec.checks.model_sizes import ModelSizes
 from dagrl.spec.custom import check_arguments, fields_of, load_function, reward_traits
 from dagrl.spec.errors import Place, suggest
+from dagrl.spec.hf_config import token_ids
 from dagrl.spec.positions import Findings
 from dagrl.spec.rewards import BUILT_IN_REWARDS
 from dagrl.spec.schema import (
     CustomNode,
     JudgeNode,
+    LogprobNode,
     Pipeline,
     RewardNode,
     RolloutNode,
     SamplingSpec,
+    TokenizerSpec,
+    TrainingNode,
 )
 
 
-def check_nodes(pipeline: Pipeline, folder: Path, findings: Findings) -> None:
-    """Report what is wrong with rewards, own ops and sampling; `folder` holds the user's own modules."""
+def check_nodes(pipeline: Pipeline, folder: Path, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:
+    """Report what is wrong with rewards, own ops, references and sampling; `folder` holds the user's own modules,
+    `sizes` are those of the engines' models.
+    """
     for name, node in pipeline.nodes.items():
         place: Place = ("nodes", name)
         if isinstance(node, RewardNode):
             _check_reward(place, node, folder, findings)
         elif isinstance(node, CustomNode):
             _check_op(place, node, folder, findings)
+        elif isinstance(node, LogprobNode):
+            _check_reference(pipeline, name, node, findings)
         elif isinstance(node, JudgeNode):
-            _check_sampling((*place, "sampling"), node.sampling, findings)
+            _check_sampling((*place, "sampling"), node.sampling, None, findings)
         elif isinstance(node, RolloutNode):
-            _check_sampling((*place, "sampling"), node.sampling, findings)
+            vocabulary = _vocabulary(pipeline, node.engine, sizes)
+            _check_sampling((*place, "sampling"), node.sampling, vocabulary, findings)
             if node.val_sampling is not None:
-                _check_sampling((*place, "val_sampling"), node.val_sampling, findings)
+                _check_sampling((*place, "val_sampling"), node.val_sampling, vocabulary, findings)
 
 
 def _check_reward(place: Place, node: RewardNode, folder: Path, findings: Findings) -> None:
@@ -54,6 +65,17 @@ def _check_reward(place: Place, node: RewardNode, folder: Path, findings: Findin
         findings.error((*place, "concurrency"), f"{message}; leave concurrency out, or the mark `batched`")
 
 
+def _check_reference(pipeline: Pipeline, name: str, node: LogprobNode, findings: Findings) -> None:
+    """Warn of a reference that moves with the policy."""
+    trained = [other.engine for other in pipeline.nodes.values() if isinstance(other, TrainingNode)]
+    if node.written_as("logprob") == "ref_logprob" and node.engine in trained:
+        message = (
+            f"`{node.engine}` is trained, so that the divergence is from the policy at the beginning of each step; for "
+            f"one from the start weights, name an engine with `shares: {node.engine}`"
+        )
+        findings.warning(("nodes", name, "engine"), message, depends_on=[("nodes",), ("engines",)])
+
+
 def _check_op(place: Place, node: CustomNode, folder: Path, findings: Findings) -> None:
     try:
         function = load_function(node.op, folder)
@@ -65,6 +87,20 @@ def _check_op(place: Place, node: CustomNode, folder: Path, findings: Findings) 
         findings.error((*place, "args") if node.args else (*place, "op"), str(error))
 
 
-def _check_sampling(place: Place, sampling: SamplingSpec, findings: Findings) -> None:
+def _vocabulary(pipeline: Pipeline, engine: str, sizes: Mapping[str, ModelSizes]) -> int | None:
+    """Tokens that the engine's model knows; None where only the engine can say."""
+    if engine not in sizes:
+        return None
+    if size := sizes[engine].vocabulary:
+        return size.value
+    tokenizer = pipeline.model_of(engine).tokenizer
+    return len(token_ids(tokenizer)) if isinstance(tokenizer, TokenizerSpec) else None
+
+
+def _check_sampling(place: Place, sampling: SamplingSpec, vocabulary: int | None, findings: Findings) -> None:
+    for index, token in enumerate(sampling.stop_token_ids):
+        if vocabulary is not None and token >= vocabulary:
+            message = f"the model has {vocabulary} tokens, from 0 on, so that {token} is none; take it out"
+            findings.error((*place, "stop_token_ids", index), message, depends_on=[("model",), ("engines",)])
     if sampling.top_k == 0 or sampling.top_k < -1:
         findings.error((*place, "top_k"), f"{sampling.top_k} tokens to draw from; choose 1 or more, or -1 for all")

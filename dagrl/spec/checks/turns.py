@@ -29,6 +29,7 @@ def check_turns(pipeline: Pipeline, graph: Graph | None, folder: Path, findings:
         if graph is not None:
             _check_prompts(pipeline, name, graph, findings)
         if node.multi_turn:
+            _check_expected(place, node, findings)
             _check_tools(place, node, folder, findings)
             _check_environment(place, node, folder, findings)
             _check_others(pipeline, place, node, findings)
@@ -49,6 +50,20 @@ def _check_useless(place: Place, node: RolloutNode, findings: Findings) -> None:
             continue
         message = f"without {missing} it has nothing to say; add that, or take it out"
         findings.error((*place, option), message, depends_on=[(*place, "tools"), (*place, "environment")])
+
+
+def _check_expected(place: Place, node: RolloutNode, findings: Findings) -> None:
+    if node.expected_turns is None:
+        return
+    where: Place = (*place, "expected_turns")
+    if node.expected_turns > node.max_turns:
+        message = (
+            f"{node.expected_turns:g} turns are more than a response may take, {node.max_turns} (max_turns); lower"
+        )
+        findings.error(where, f"{message} it", depends_on=[(*place, "max_turns")])
+    elif node.expected_call_s is None:
+        message = "the plan has no use for it without `expected_call_s`; add that, or take it out"
+        findings.error(where, message, depends_on=[(*place, "expected_call_s")])
 
 
 def _check_tools(place: Place, node: RolloutNode, folder: Path, findings: Findings) -> None:

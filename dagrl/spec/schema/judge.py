@@ -50,6 +50,9 @@ class JudgeNode(NodeBase):
     """Endpoints only: how often a question is asked again that is not answered, with growing pauses."""
     timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 120.0
     """Endpoints only: how long an answer may take."""
+    expected_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    """Endpoints only: seconds that an answer takes, for `dagrl plan` alone. Default: 15 ms for each token of the reply,
+    which is taken to be half as long as it may be."""
     on_error: Literal["stop"] | FiniteFloat = "stop"
     """When there is no answer, or no score in it: stop the run and name the sample, or give it this reward. A key or
     an address that is refused always stops the run."""

@@ -21,7 +21,7 @@ from dagrl.spec.schema.objective import (
 )
 from dagrl.spec.schema.offline import DpoNode, MixNode, SftNode
 from dagrl.spec.schema.sampling import SamplingSpec
-from dagrl.spec.schema.section import Name, OwnFunction, PositiveInt, Threshold
+from dagrl.spec.schema.section import Coefficient, Name, OwnFunction, PositiveInt, Threshold
 from dagrl.spec.schema.turns import TurnOptions
 
 
@@ -73,6 +73,9 @@ class RewardNode(NodeBase):
     concurrency: PositiveInt | None = None
     """Samples scored at once, each in a thread of its own: more than one where the function waits for others. Default:
     what the function is marked for; for ``code`` the number of cores, for the others one."""
+    expected_s: Coefficient | None = None
+    """Seconds that a sample takes, for `dagrl plan` alone, which divides them by `concurrency`. Default: what ``math``
+    and ``code`` took elsewhere; next to nothing for others."""
 
 
 class LogprobNode(NodeBase):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dagrl.spec.schema.section import Name, PositiveInt, Section
+from dagrl.spec.schema.section import Name, PositiveInt, Seconds, Section
 
 
 class ScheduleSpec(Section):
@@ -64,9 +64,9 @@ class RunSpec(Section):
     """Samples of each step, and of each validation set, written to ``samples/step_N.parquet``."""
     log_val_generations: Annotated[int, Field(ge=0)] = 16
     """Samples of each validation that trackers show as a table: of those in ``samples/``, spread over all sets."""
-    start_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    start_timeout_s: Seconds = 600.0
     """Longest wait for workers and engines to start."""
-    node_timeout_s: Annotated[float, Field(gt=0)] = 1800.0
+    node_timeout_s: Seconds = 1800.0
     """Longest wait for a sign of life from a running node, a weight sync or a save."""
     max_restarts: Annotated[int, Field(ge=0)] = 3
     """How often lost workers are made up for: a generator's are started again, any others' loss takes all of the run

@@ -19,6 +19,10 @@ Coefficient = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Threshold = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
+Seconds = Annotated[float, Field(gt=0, le=1e7, allow_inf_nan=False)]
+"""A bound on a wait: some months at most, which Ray can still count."""
+
+
 OwnFunction = Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
 """``module:function``, looked for beside the pipeline file and on the Python path."""
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from dagrl.spec.schema.section import OwnFunction, PositiveInt, Section, Threshold
+from dagrl.spec.schema.section import Coefficient, OwnFunction, PositiveInt, Section, Threshold
 
 
 class TurnOptions(Section):
@@ -41,6 +41,18 @@ class TurnOptions(Section):
     """Keyword arguments that the environment is made with, for each response anew."""
     on_environment_error: Literal["stop", "end"] = "stop"
     """When the environment raises or takes too long: stop the run and say where, or end the response there."""
+
+    expected_turns: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
+    """Turns that a response takes on average, for `dagrl plan` alone. Default: half of `max_turns`, if
+    `expected_call_s` is said."""
+    expected_call_s: Coefficient | None = None
+    """Seconds that the calls of a turn, or a step of the environment, take, for `dagrl plan` alone. Default: it counts
+    with none."""
+
+    @property
+    def expected_answers(self) -> float:
+        """Turns of a response that somebody answers, on average, as the plan counts with them."""
+        return (self.expected_turns or max(1.0, self.max_turns / 2)) - 1 if self.multi_turn else 0.0
 
     @property
     def multi_turn(self) -> bool:

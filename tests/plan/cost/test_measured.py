@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dagrl.plan.cost import transfers
+from dagrl.plan.cost.costs import PipelineCosts
 from dagrl.plan.cost.decoding import Generation, Server, shard_ends
 from dagrl.plan.cost.device import device_of
-from dagrl.plan.cost.lengths import Lengths
+from dagrl.plan.cost.estimate import estimate_step
+from dagrl.plan.cost.lengths import Assumed, Lengths
 from dagrl.plan.cost.optimizer import STATE_BYTES, OptimizerSteps
 from dagrl.plan.cost.passes import Batch, Passes
+from dagrl.plan.report import report
 from dagrl.spec.gpus import gpu_named
 from dagrl.spec.model_shape import ModelShape, shape_of
 from dagrl.spec.schema import MegatronEngineSpec, ParallelSpec
@@ -83,6 +87,25 @@ def test_weight_syncs(shape: ModelShape, way: Any, measured: float) -> None:
     """From the end of the update to servers that are ready."""
     seconds = transfers.sync_seconds(way, 2 * shape.parameters, H200, link=H200.peers, gathered=0.0)
     assert seconds == pytest.approx(measured, rel=0.2)
+
+
+def test_a_step_of_8b() -> None:
+    """The last step of "Sleep and offload"'s run of 8B on four GPUs, trainer TP2 x PP2, servers TP2, which take turns.
+
+    Its weights are random, so that nearly all responses are cut at 2048 tokens; prompts were made of all of their 1024.
+    """
+    template = Path(__file__).parents[3] / "dag_templates" / "qwen3_8b_megatron.yaml"
+    overrides = [
+        "groups.gpu.gpus_per_node=4",
+        "engines.actor.parallel.pipeline_model_parallel_size=2",
+        "data.prompts_per_step=16",
+    ]
+    found = report(template, overrides, gpu="H200")
+    costs = PipelineCosts(found.pipeline, found.fit.plan, found.fit.shape, found.gpu, Assumed(1024, 2048))
+    estimate = estimate_step(costs)
+    told = {"step": estimate.step_s, **estimate.node_s}
+    measured = {"step": 32.7, "rollout": 13.4, "update": 10.4, "ref": 4.8}
+    assert {name: told[name] for name in measured} == pytest.approx(measured, rel=0.2)
 
 
 SMALL = 0.94e9

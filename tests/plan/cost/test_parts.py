@@ -286,3 +286,42 @@ def test_edges_are_the_columns_bytes() -> None:
     assert edges["prompts", "ref"] == rows * (8 * prompt + 8)
     assert edges["ref", "update"] == rows * (4 * response + 8)
     assert edges["reward", "advantage"] == rows * 4
+
+
+# -- what the pipeline says of tools, judges and rewards
+
+
+TOOLS = ("nodes.rollout.tools=[calculator]", "nodes.rollout.max_turns=8")
+
+
+def node_seconds(node: str, *overrides: str) -> float:
+    return estimate_step(costs_of("qwen3_8b_megatron", overrides)).node_s[node]
+
+
+def rollout_seconds(*overrides: str) -> float:
+    return node_seconds("rollout", *overrides)
+
+
+def test_a_response_waits_for_its_answers() -> None:
+    alone, said = rollout_seconds(*TOOLS), (*TOOLS, "nodes.rollout.tool_concurrency=100000")
+    # Nothing is said of tools, and nothing is made up.
+    assert alone == rollout_seconds()
+    waits = rollout_seconds(*said, "nodes.rollout.expected_call_s=2.0") - alone
+    assert waits == pytest.approx((8 / 2 - 1) * 2.0)
+    waits = rollout_seconds(*said, "nodes.rollout.expected_call_s=2.0", "nodes.rollout.expected_turns=2.5") - alone
+    assert waits == pytest.approx((2.5 - 1) * 2.0)
+
+
+def test_a_worker_has_no_more_answers_under_way_than_it_may() -> None:
+    # 128 prompts x 8 on 4 servers: 256 responses each, of three answers of 10 s, 4 at a time.
+    seconds = rollout_seconds(
+        *TOOLS, "nodes.rollout.expected_call_s=10.0", "nodes.rollout.tool_concurrency=4", "data.prompts_per_step=128"
+    )
+    assert seconds == pytest.approx(256 * 3 * 10 / 4, rel=0.001)
+
+
+def test_a_reward_takes_what_the_pipeline_says() -> None:
+    each = node_seconds("reward", "nodes.reward.expected_s=0.5")
+    beside = node_seconds("reward", "nodes.reward.expected_s=0.5", "nodes.reward.concurrency=8")
+    assert each == pytest.approx(128 * 8 * 0.5, rel=0.01)
+    assert beside == pytest.approx(each / 8, rel=0.01)

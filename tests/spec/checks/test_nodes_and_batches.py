@@ -230,3 +230,22 @@ def test_reinforce_plus_plus_needs_no_group(project):
     for estimator in ("dr_grpo", "rloo", "opo", "reinforce_plus_plus_baseline"):
         named = f"nodes.advantage.estimator={estimator}"
         assert f"({estimator})" in project.only_problem(project.folder / "p.yaml", named, overrides[1]).message
+
+
+def test_a_token_to_stop_at_that_the_model_does_not_have(project):
+    # 13 characters and three special tokens.
+    told = "the model has 16 tokens, from 0 on, so that 16 is none; take it out"
+    path = project.pipeline(("max_new_tokens: 8}}", "max_new_tokens: 8, stop_token_ids: [15, 16]}} #!"))
+    project.assert_problem(path, "nodes.rollout.sampling.stop_token_ids[1]", told)
+
+
+def test_a_reference_that_is_trained_itself_is_odd(project):
+    checked = check_file(project.pipeline(("op: logprob, engine: reference", "op: logprob, engine: actor")))
+    told = {warning.place: warning.message for warning in checked.warnings}
+    assert "from the policy at the beginning of each step" in told["nodes.ref.engine"]
+    assert "name an engine with `shares: actor`" in told["nodes.ref.engine"]
+
+
+def test_a_mini_batch_that_does_not_divide_is_one_problem(project):
+    path = project.pipeline(("kl_coef: 0.01}", "kl_coef: 0.01}, mini_batch: 3 #!\n   "))
+    project.assert_problem(path, "nodes.update.mini_batch", "3 prompts do not divide the step's 8", "such as 2")

@@ -42,6 +42,16 @@ class Curious:
 '''
 CASES = {
     "no such tool": ("tools: [calculater]", "tools[0]", "there is no tool `calculater`", "did you mean `calculator`?"),
+    "more turns than there may be": (
+        "tools: [calculator], max_turns: 3, expected_turns: 3.5, expected_call_s: 1.0",
+        "expected_turns",
+        "3.5 turns are more than a response may take, 3 (max_turns); lower it",
+    ),
+    "turns for nothing": (
+        "tools: [calculator], expected_turns: 2",
+        "expected_turns",
+        "the plan has no use for it without `expected_call_s`; add that, or take it out",
+    ),
     "no such module": ("tools: ['nowhere:search']", "tools[0]", "there is no module 'nowhere'"),
     "not declared": ("tools: ['own:plain']", "tools[0]", "`own:plain` is not declared as a tool", "@dagrl.tool"),
     "not set": ("tools: ['own:search']", "tools[0]", "wants 'url', behind its `*`", "set it in the node's `tool_args`"),
