@@ -85,7 +85,8 @@ def _go_on(checked: CheckedPipeline, plan: Plan, run_dir: Path, restarts: Restar
         if done >= pipeline.run.steps:
             return Outcome(done, stopped=False, before=True)
         with _opened(loaded, folder) as trackers:
-            for note in filter(None, (told, *folder.torn)):
+            changed = folder.changed and f"other than in the run that is gone on with: {folder.changed}"
+            for note in filter(None, (told, *folder.torn, changed)):
                 trackers.note(note)
             with cluster(pipeline, folder.path / "logs", trackers.note, patient=bool(told)) as ray:
                 trackers.note(f"run folder {folder.path}" + (f", going on after step {done}" if done else ""))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+from dagrl.runtime.changes import changes
 from dagrl.runtime.checkpoint import Checkpoints, Found, RunState
 from dagrl.runtime.errors import RunError
 from dagrl.spec.schema import Pipeline
@@ -26,6 +27,8 @@ class RunFolder:
     resumed_from: Path | None
     torn: tuple[str, ...] = ()
     """Of newer checkpoints that are not whole, what is wrong with each, and where they were put."""
+    changed: str = ""
+    """What of the pipeline is another than it was in the run that is gone on with."""
 
     def keep_details(self, error: RunError) -> None:
         """Keep the traceback of a worker where a developer finds it, and off the terminal."""
@@ -58,11 +61,12 @@ def open_run_folder(path: Path, pipeline: Pipeline, resolved: str, *, again: boo
             _check(pipeline, found.folder, found.state, again)
         with _writing(path):
             torn = tuple(f"{what}; it is now {checkpoints.set_aside(each).name}" for each, what in found.torn.items())
+            changed = changes(_before(path), resolved) if found.state else ""
             aside = path / ".pipeline.yaml"
             aside.write_text(resolved)
             aside.replace(path / "pipeline.yaml")
         try:
-            yield RunFolder(path, checkpoints, found.state, found.folder, torn)
+            yield RunFolder(path, checkpoints, found.state, found.folder, torn, changed)
         finally:
             # Of a save that has failed; whoever wrote it is gone.
             checkpoints.remove_torn()
@@ -89,6 +93,14 @@ def _writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunError(f"cannot write to the run folder {path}: {error.strerror}") from error
+
+
+def _before(path: Path) -> str:
+    """The pipeline that the folder's run had; nothing where it cannot be read."""
+    try:
+        return (path / "pipeline.yaml").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def _find(checkpoints: Checkpoints) -> Found:

@@ -83,6 +83,17 @@ def test_a_folder_with_a_checkpoint_is_gone_on_with(tmp_path, pipeline) -> None:
     assert (tmp_path / "pipeline.yaml").read_text() == "name: longer\n"
 
 
+def test_what_has_changed_since_the_run_began_is_known_once(tmp_path, pipeline) -> None:
+    save_checkpoint(tmp_path, pipeline)
+    with open_run_folder(tmp_path, pipeline, "name: second\n") as folder:
+        assert folder.changed == "name first -> second"
+    with open_run_folder(tmp_path, pipeline, "name: second\n") as folder:
+        assert folder.changed == ""
+    (tmp_path / "pipeline.yaml").unlink()
+    with open_run_folder(tmp_path, pipeline, "name: third\n") as folder:
+        assert folder.changed == ""
+
+
 def test_what_a_critic_begins_with_is_part_of_a_checkpoints_model(tmp_path, pipeline) -> None:
     critic = {"backend": "megatron", "group": "train", "head": "value"}
     init = {"model_type": "qwen3", "hidden_size": 16}
