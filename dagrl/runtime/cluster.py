@@ -16,6 +16,7 @@ from dagrl.runtime.interrupts import ray_starts, undisturbed
 from dagrl.runtime.ray_addresses import RUNNING_CLUSTER, is_of_a_client, knock, running_here
 from dagrl.runtime.ray_machines import machines_of
 from dagrl.runtime.ray_session import (
+    fewer_processes,
     keep_worker_logs,
     object_store_bytes,
     session_folder,
@@ -89,7 +90,7 @@ def _started(ray: ModuleType, pipeline: Pipeline, logs: Path, note: Callable[[st
     with session_folder() as folder, watched(folder, reaper.EPITAPH) as watch:
         try:
             try:
-                with ray_starts():
+                with ray_starts(), fewer_processes():
                     ray.init(
                         address="local",
                         num_cpus=max(os.cpu_count() or 1, slots),

@@ -1,4 +1,4 @@
-"""Joining a Ray that is there, and asking for more than there is."""
+"""Joining a Ray that is there, asking for more than there is, and what a Ray of our own starts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from dagrl.runtime.ray_session import fewer_processes
 
 pytestmark = pytest.mark.slow
 
@@ -73,3 +75,13 @@ def test_an_address_where_nobody_answers_is_named(lab, tmp_path):
     assert run.wait() == 1
     assert "no Ray cluster answers at 127.0.0.1:9" in run.output
     assert "Traceback" not in run.output
+
+
+def test_a_ray_of_our_own_has_no_processes_that_nobody_needs() -> None:
+    from ray._private import parameter
+
+    whole = parameter.RayParams
+    with fewer_processes():
+        asked = parameter.RayParams(num_cpus=2)
+    assert asked.no_monitor and asked.include_log_monitor is False and asked.num_cpus == 2
+    assert parameter.RayParams is whole
