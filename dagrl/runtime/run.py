@@ -85,7 +85,7 @@ def _go_on(checked: CheckedPipeline, plan: Plan, run_dir: Path, restarts: Restar
         if done >= pipeline.run.steps:
             return Outcome(done, stopped=False, before=True)
         with _opened(loaded, folder) as trackers:
-            changed = folder.changed and f"other than in the run that is gone on with: {folder.changed}"
+            changed = folder.changed and f"changed since the run was last under way: {folder.changed}"
             for note in filter(None, (told, *folder.torn, changed)):
                 trackers.note(note)
             with cluster(pipeline, folder.path / "logs", trackers.note, patient=bool(told)) as ray:

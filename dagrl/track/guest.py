@@ -20,6 +20,8 @@ from dagrl.track.base import SampleTable, SampleTracker
 
 FINISH_TIMEOUT_S = 120.0
 """Longest wait for a guest at the end of the run."""
+QUIET_S = 5.0
+"""Of that wait, before anything is said of it."""
 LONGEST_QUEUE = 1000
 """Calls that may wait for a guest: behind that, it is given up."""
 
@@ -92,7 +94,10 @@ class Guest:
         if not self._over:
             self._ask(partial(self._tracker.close, ok))
             self._end()
-        self._thread.join(FINISH_TIMEOUT_S)
+        self._thread.join(min(QUIET_S, FINISH_TIMEOUT_S))
+        if self._thread.is_alive():
+            self._note(f"waiting for {self._library} to take what it has been told, {FINISH_TIMEOUT_S:g} s at most")
+            self._thread.join(max(0.0, FINISH_TIMEOUT_S - QUIET_S))
         if self._thread.is_alive():
             self._note(f"{self._library} was still busy after {FINISH_TIMEOUT_S:g} s; metrics.jsonl has every step")
         self._raise_bug()

@@ -98,12 +98,13 @@ def test_a_guest_that_is_stuck_holds_nobody_up(
     tracker.close(ok=True)
     assert notes == [
         "swanlab is 10 steps behind and is given up; metrics.jsonl has every step",
+        "waiting for swanlab to take what it has been told, 0.05 s at most",
         "swanlab was still busy after 0.05 s; metrics.jsonl has every step",
     ]
     monkeypatch.setattr(guest, "FINISH_TIMEOUT_S", 60.0)
     recorder.gate.set()
     tracker.close(ok=True)
-    assert len(notes) == 2, "once it answers again, it ends"
+    assert len(notes) == 3, "once it answers again, it ends"
     assert recorder.calls[-1] == ("close", False)
     assert not [call for call in recorder.calls if call[0] == "log"]
 
