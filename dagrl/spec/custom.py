@@ -1,6 +1,7 @@
 """The user's own ops and rewards: how they are declared, found, imported and called, and how their failures read.
 
-A pipeline names them as ``module:function``; the module is looked for beside the pipeline file and on the Python path.
+A pipeline names them as ``module:function``; the module is looked for beside the pipeline file, on the Python path, and
+beside dagrl's own templates.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from types import FunctionType, ModuleType
 from typing import Any, TypeVar
 
 from dagrl.spec.errors import suggest
+from dagrl.spec.extends import OWN_TEMPLATES
 from dagrl.spec.ops import OpContract, Scope
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -89,17 +91,19 @@ def contract_of_function(function: Callable[..., Any], place: str) -> OpContract
 
 @contextmanager
 def importable_from(folder: Path | None) -> Iterator[None]:
-    """Let modules beside the pipeline file be imported within the context."""
+    """Let modules beside the pipeline file, and those of dagrl's own templates, be imported within the context."""
     if folder is None:
         yield
         return
-    entry = str(folder.resolve())
-    sys.path.insert(0, entry)
+    first, last = str(folder.resolve()), str(OWN_TEMPLATES)
+    ends = [last] if last not in sys.path else []
+    sys.path[:] = [first, *sys.path, *ends]
     importlib.invalidate_caches()  # The file may be younger than what Python remembers of its folder.
     try:
         yield
     finally:
-        sys.path.remove(entry)
+        for entry in (first, *ends):
+            sys.path.remove(entry)
 
 
 def load_function(place: str, folder: Path | None = None) -> Callable[..., Any]:

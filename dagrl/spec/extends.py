@@ -19,7 +19,8 @@ from dagrl.spec.errors import PipelineError, Place, Problem, dotted, shown, sugg
 from dagrl.spec.positions import Position
 from dagrl.spec.yaml_source import Document, Tree, read_document
 
-_OWN_TEMPLATES = Path(__file__).resolve().parents[2] / "dag_templates"
+OWN_TEMPLATES = Path(__file__).resolve().parents[2] / "dag_templates"
+"""Of dagrl itself, with the modules that they name."""
 
 
 def read_with_parents(path: Path) -> Document:
@@ -39,7 +40,7 @@ def read_with_parents(path: Path) -> Document:
 
 def _check_it_is_a_file(path: Path) -> None:
     """PipelineError where a path that does not look like one names no file, but something that was meant."""
-    own = {found.stem: found for found in _OWN_TEMPLATES.glob("*.yaml")}
+    own = {found.stem: found for found in OWN_TEMPLATES.glob("*.yaml")}
     if "=" in str(path):
         remedy = "the pipeline's file comes first, and KEY=VALUE behind it"
     elif str(path) in own:
@@ -126,7 +127,7 @@ def _find_parent(parent: Any, path: Path) -> Path:
         if not found.is_file():
             raise ValueError(f"there is no file {found}; check the path, which is relative to {path.parent}")
         return found
-    folders = [path.parent, path.parent / "dag_templates", _OWN_TEMPLATES]
+    folders = [path.parent, path.parent / "dag_templates", OWN_TEMPLATES]
     for folder in folders:
         found = folder / f"{parent}.yaml"
         # A file may extend the template that it is named after.

@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 
 from dagrl.spec.custom import (
@@ -74,9 +76,19 @@ def test_what_is_wrong_with_a_module_is_one_sentence(project, place, source, mes
 
 
 def test_the_folder_leaves_the_import_path_afterwards(project):
-    import sys
-
     before = list(sys.path)
     with importable_from(project.folder):
         assert sys.path[0] == str(project.folder.resolve())
     assert sys.path == before
+
+
+def test_modules_of_dagrls_templates_are_found_from_anywhere_but_those_beside_the_file_come_first(project, monkeypatch):
+    def calls():
+        monkeypatch.delitem(sys.modules, "calculating", raising=False)
+        found = load_function("calculating:calls", project.folder)("1+2")
+        del sys.modules["calculating"]
+        return found
+
+    assert calls() == [("calculator", {"expression": "1+2"})]
+    project.write("calculating.py", "def calls(text): return 'mine'")
+    assert calls() == "mine"
