@@ -130,6 +130,7 @@ def _layout(layout: ParallelSpec, ranks: int) -> str:
 
 
 def _nodes(graph: Graph) -> Iterable[tuple[str, ...]]:
+    read = {(wire.node, wire.column) for node in graph.nodes.values() for wire in node.inputs.values()}
     for name, node in graph.nodes.items():
         if node.spec is None:
             continue
@@ -137,7 +138,9 @@ def _nodes(graph: Graph) -> Iterable[tuple[str, ...]]:
             column if column == wire.column else f"{column} = {wire.node}.{wire.column}"
             for column, wire in node.inputs.items()
         )
-        writes = ", ".join(node.outputs.values()) or ("which groups pass" if name == graph.filter else "nothing")
+        # Generators tell of experts where somebody asks.
+        told = (to for column, to in node.outputs.items() if column != "routed_experts" or (name, to) in read)
+        writes = ", ".join(told) or ("which groups pass" if name == graph.filter else "nothing")
         if name in graph.skipped:
             writes += f"  (skipped: {graph.skipped[name]})"
         elif name in graph.validates_only:
