@@ -22,19 +22,24 @@ from dagrl.rewards.in_latex import in_latex, of_hundred
 
 READY = "ready"
 MEMORY_BYTES = 4 << 30
+LONGEST_ANSWER = 1000
+"""Characters of a marked answer, unless the reference is as long. What is longer has been repeated rather than found, and
+takes sympy all the time that it is given."""
 
 
 def matches(response: str, answer: str) -> bool:
     r"""Whether the final answer of `response` equals the reference `answer`. ValueError for a reference without one.
 
     The final answer is what is marked as such (`marked_part`); where nothing is, the last formula or number, as
-    math-verify finds it. The reference may also be a worked solution in GSM8K's form. Where one of the two is a
+    math-verify finds it; a marked one that is very long is wrong. The reference may also be a worked solution in GSM8K's form. Where one of the two is a
     percentage, the other may be the same number without the sign, or a hundredth of it: data sets have it both ways.
     """
     from math_verify import verify
 
     reference = in_latex(_unwrapped(answer.rpartition(GSM8K_MARK)[2].strip()))
     marked = marked_part(response)
+    if marked is not None and len(marked) > max(LONGEST_ANSWER, 4 * len(reference)):
+        return False
     said = response if marked is None else in_latex(_unwrapped(marked))
     for expected, found in _with_percentages(reference, said, whole=marked is not None):
         expressions = next(filter(None, map(_parse, _formulas(expected))), None)

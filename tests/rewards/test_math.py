@@ -83,6 +83,7 @@ def test_right_answers(response: str, answer: str) -> None:
         (r"\boxed{5}", r"50\%"),
         (r"\boxed{\%}", "5"),
         ("<answer></answer>", "18"),
+        (rf"\boxed{{{'1,' * 600}1}}", "1"),
     ],
 )
 def test_wrong_answers(response: str, answer: str) -> None:
