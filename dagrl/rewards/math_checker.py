@@ -23,16 +23,17 @@ from dagrl.rewards.in_latex import in_latex, of_hundred
 READY = "ready"
 MEMORY_BYTES = 4 << 30
 LONGEST_ANSWER = 1000
-"""Characters of a marked answer, unless the reference is as long. What is longer has been repeated rather than found, and
-takes sympy all the time that it is given."""
+"""Characters of a marked answer, unless the reference is as long: what is longer has been repeated rather than found,
+and takes sympy all the time that it is given."""
 
 
 def matches(response: str, answer: str) -> bool:
     r"""Whether the final answer of `response` equals the reference `answer`. ValueError for a reference without one.
 
-    The final answer is what is marked as such (`marked_part`); where nothing is, the last formula or number, as
-    math-verify finds it; a marked one that is very long is wrong. The reference may also be a worked solution in GSM8K's form. Where one of the two is a
-    percentage, the other may be the same number without the sign, or a hundredth of it: data sets have it both ways.
+    The final answer is what is marked as such (`marked_part`), up to `LONGEST_ANSWER` characters; where nothing is, the
+    last formula or number, as math-verify finds it. The reference may also be a worked solution in GSM8K's form. Where
+    one of the two is a percentage, the other may be the same number without the sign, or a hundredth of it: data sets
+    have it both ways.
     """
     from math_verify import verify
 
