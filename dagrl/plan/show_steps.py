@@ -94,7 +94,7 @@ def proposal_sections(proposals: Sequence[Proposal], cluster: Cluster, gpu: str)
         groups = " + ".join(f"{group.ranks} {name}" for name, group in each.placing.groups.items())
         idle = " + ".join(f"{share:.0%}" for share in each.estimate.idle.values())
         rows.append(
-            [f"{number}", _seconds(each.estimate.step_s), groups, each.trainer.told(), each.server.told(), idle]
+            [f"{number}", _seconds(each.estimate.step_s), groups, each.trainer.told(), _servers(each) or "-", idle]
         )
     lines = [f"layouts for {looked_for}, by the simulated step:", "", *(f"  {line}" for line in aligned(rows))]
     lines += ["", "the first is this pipeline with", ""]
@@ -104,12 +104,16 @@ def proposal_sections(proposals: Sequence[Proposal], cluster: Cluster, gpu: str)
         | {
             "groups": {name: group.model_dump(exclude_defaults=True) for name, group in each.placing.groups.items()},
             "trainer": each.trainer.told(),
-            "servers": each.server.told(),
+            "servers": _servers(each),
             "overrides": list(each.overrides),
         }
         for each in proposals
     ]
     return [Section(lines if not number else [], "proposals", value) for number, value in enumerate(values)]
+
+
+def _servers(proposal: Proposal) -> str | None:
+    return proposal.server.told() if proposal.server else None
 
 
 def _stages(costs: PipelineCosts, estimate: StepEstimate) -> list[list[str]]:

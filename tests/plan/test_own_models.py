@@ -17,6 +17,7 @@ from dagrl.plan.search.proposals import search
 from dagrl.plan.search.space import Cluster
 from dagrl.spec.checks import CheckedPipeline, check_file
 from dagrl.spec.gpus import gpu_named
+from dagrl.spec.load import load_pipeline
 from dagrl.spec.model_shape import model_shape
 from dagrl.spec.residency import Residency
 
@@ -90,9 +91,16 @@ def test_values_and_critic_take_the_time_of_their_model(same, small) -> None:
     assert estimate.edge_bytes["values", "advantage"] > 0
 
 
-def test_a_search_tries_one_layout_for_all_and_so_refuses_models_of_their_own(small) -> None:
-    with pytest.raises(ValueError, match="engine `critic` has a model of its own, and a search tries one layout"):
-        search(small.loaded.path, (), Cluster(1, 8, "H200"))
+def test_a_search_lays_out_what_trains_so_that_it_suits_all_models(tmp_path) -> None:
+    # 36 layers and 32 heads, 27 layers and 16 heads: no two stages, and at most 16 ranks to a head.
+    odd = SMALL.replace("28", "27").replace("}", ", num_attention_heads: 16, num_key_value_heads: 8}")
+    checked = planned(tmp_path, f"  critic: {CRITIC}, model: {{init: {odd}}}}}", *PPO)
+    found = search(checked.loaded.path, ("data.prompts_per_step=32",), Cluster(1, 2, "H200"))
+    assert found
+    for proposal in found:
+        assert proposal.trainer.parallel.pipeline_model_parallel_size == 1
+        engines = load_pipeline(checked.loaded.path, proposal.overrides).pipeline.engines
+        assert engines["critic"].parallel == engines["actor"].parallel == proposal.trainer.parallel
 
 
 JUDGE = "  judge: {{backend: hf, group: gpu, head: reward, model: {{path: {folder}}}}}"

@@ -28,10 +28,11 @@ from dagrl.plan.search.space import Cluster, budgets, layouts, placings, servers
 from dagrl.spec.checks import CheckedPipeline, check_file
 from dagrl.spec.errors import PipelineError
 from dagrl.spec.load import load_pipeline
-from dagrl.spec.model_shape import ModelShape, model_shape
+from dagrl.spec.model_shape import ModelShape, engine_shape, model_shape
+from dagrl.spec.offline import is_offline, longest_row, rows_per_prompt
 from dagrl.spec.ops import Scope
-from dagrl.spec.rollouts import longest_sample, rollouts
 from dagrl.spec.schema import (
+    GroupSpec,
     HfEngineSpec,
     MegatronEngineSpec,
     ParallelSpec,
@@ -39,7 +40,6 @@ from dagrl.spec.schema import (
     Section,
     SglangEngineSpec,
     TrainingNode,
-    UpdateNode,
 )
 
 _ASSUMED = Assumed()
@@ -62,7 +62,8 @@ class Proposal:
 
     placing: Placing
     trainer: TrainerChoice
-    server: ServerChoice
+    server: ServerChoice | None
+    """None where nothing is sampled."""
     estimate: StepEstimate
     overrides: tuple[str, ...]
     """What makes the user's pipeline this one."""
@@ -91,7 +92,8 @@ def search(
         if len(found) == top:
             break
         alike = [each for each in found if each.placing == proposal.placing]
-        if any((each.trainer, each.server.tp_size) == (proposal.trainer, proposal.server.tp_size) for each in alike):
+        told = [*alike, *(each for each in others if each.placing == proposal.placing)]
+        if any(_kind(each) == _kind(proposal) for each in told):
             continue
         if len(alike) == _OF_ONE_PLACING:
             others.append(proposal)
@@ -99,6 +101,11 @@ def search(
             found.append(proposal)
     spare = (proposal for proposal in others if _passes(path, overrides, proposal))
     return sorted([*found, *islice(spare, top - len(found))], key=_seconds_per_token)
+
+
+def _kind(proposal: Proposal) -> tuple[TrainerChoice, int | None]:
+    """Proposals that differ in a server's share of memory alone are one for those who choose."""
+    return proposal.trainer, proposal.server.tp_size if proposal.server else None
 
 
 def _seconds_per_token(proposal: Proposal) -> float:
@@ -110,16 +117,8 @@ def _refuse(pipeline: Pipeline) -> None:
     for name, engine in pipeline.engines.items():
         if isinstance(engine, HfEngineSpec):
             raise ValueError(f"engine `{name}` has the backend hf, which has no layout to search for; choose sglang")
-        if engine.model is not None:
-            raise ValueError(
-                f"engine `{name}` has a model of its own, and a search tries one layout for all that train; "
-                "take `model` out, or choose layouts by hand"
-            )
-    if not any(isinstance(node, UpdateNode) for node in pipeline.nodes.values()):
-        raise ValueError(
-            "nothing is trained on samples, and a search shares GPUs out to those who sample and those who train; it "
-            "needs a node with `op: update`"
-        )
+    if not any(isinstance(node, TrainingNode) for node in pipeline.nodes.values()):
+        raise ValueError("nothing is trained, and layouts are ranked by steps of training; add a node that trains")
 
 
 def _passes(path: Path, overrides: Sequence[str], proposal: Proposal) -> bool:
@@ -144,23 +143,33 @@ class _Seeker:
     def proposals(self, cluster: Cluster) -> Iterator[Proposal]:
         """Of every placing, the best combinations of what is best alone."""
         given = self.checked.loaded.pipeline
-        for placing in placings(cluster):
+        # GPUs apart are for those who sample what is trained on.
+        for placing in placings(cluster, together=is_offline(given)):
             # On every group any number of ranks can have these; the file's layouts are for its own groups.
             loaded = load_pipeline(self.path, [*self.overrides, *placing.overrides(given)])
             placed = _ANY_SERVER.applied(_ANY_TRAINER.applied(loaded.pipeline))
             generating = self._fastest_servers(placed, placing)
+            choices: list[ServerChoice | None] = [*generating] if self._shapes(placed, SglangEngineSpec) else [None]
             training = [
                 choice
                 for room in self._rooms(placed, placing, generating)
                 for choice in self._fastest_trainers(placed, placing, room)
             ]
-            for trainer, server in product(dict.fromkeys(training), generating):
-                pipeline = with_sleep_decided(server.applied(trainer.applied(placed)), self.checked.graph)
+            for trainer, server in product(dict.fromkeys(training), choices):
+                laid_out = trainer.applied(placed)
+                laid_out = server.applied(laid_out) if server else laid_out
+                pipeline = with_sleep_decided(laid_out, self.checked.graph)
                 fitted = fit(pipeline, self.checked.graph, gpu=self.gpu, shape=self.shape)
                 if not fitted.problems:
-                    overrides = (*placing.overrides(given), *trainer.overrides(given), *server.overrides(given))
+                    of_server = server.overrides(given) if server else ()
+                    overrides = (*placing.overrides(given), *trainer.overrides(given), *of_server)
                     estimate = estimate_step(self._costs(pipeline, fitted.plan))
                     yield Proposal(placing, trainer, server, estimate, overrides)
+
+    def _shapes(self, pipeline: Pipeline, kind: type[Section]) -> list[ModelShape]:
+        """Of the models of all engines of that kind, which get one layout."""
+        named = [name for name, engine in pipeline.engines.items() if isinstance(engine, kind)]
+        return list(dict.fromkeys(engine_shape(pipeline, name, self.shape) for name in named))
 
     def _rooms(self, placed: Pipeline, placing: Placing, generating: Sequence[ServerChoice]) -> Iterator[float]:
         """Bytes that a trainer may take of a GPU: alone or by turns, and where it stays beside the smallest servers."""
@@ -183,7 +192,7 @@ class _Seeker:
         # What a trainer takes of time and memory does not hang on where its ranks sit: one plan does for all layouts.
         plan = make_plan(placed, self.checked.graph)
         group = placing.groups[placing.trainers]
-        longest = max(longest_sample(placed, name) for name in rollouts(placed))
+        longest = longest_row(placed)
         open_choices: list[tuple[float, int, bool, TrainerChoice]] = []
         numbers = count()
 
@@ -191,7 +200,7 @@ class _Seeker:
             seconds = self._seconds(choice.applied(placed), plan, generates=False)
             heapq.heappush(open_choices, (seconds, next(numbers), fits, choice))
 
-        for parallel in layouts(self.shape, group, longest, _rows_of_an_optimizer_step(placed)):
+        for parallel in self._layouts(placed, group, longest):
             for budget in budgets(parallel, longest):
                 consider(TrainerChoice(parallel, tokens_per_micro_batch=budget), fits=False)
         found: dict[ParallelSpec, TrainerChoice] = {}
@@ -204,6 +213,15 @@ class _Seeker:
             elif fitting := self._first_that_fits(placed, placing, plan, choice, room):
                 consider(fitting, fits=True)
         return list(found.values())
+
+    def _layouts(self, placed: Pipeline, group: GroupSpec, longest: int) -> Iterator[ParallelSpec]:
+        """Those that suit every model that is laid out so."""
+        first, *others = self._shapes(placed, MegatronEngineSpec)
+        rows = _rows_of_an_optimizer_step(placed)
+        suitable = [set(layouts(shape, group, longest, rows)) for shape in others]
+        for parallel in layouts(first, group, longest, rows):
+            if all(parallel in those for those in suitable):
+                yield parallel
 
     def _first_that_fits(
         self, placed: Pipeline, placing: Placing, plan: Plan, choice: TrainerChoice, room: float
@@ -223,7 +241,12 @@ class _Seeker:
     def _fastest_servers(self, placed: Pipeline, placing: Placing) -> list[ServerChoice]:
         """Of each size the one with the largest cache, and beside a trainer the smallest that is about as fast."""
         timed: dict[int, list[tuple[float, ServerChoice]]] = {}
-        for choice in servers(self.shape, placing.groups[placing.generators]):
+        first, *others = self._shapes(placed, SglangEngineSpec) or [self.shape]
+        group = placing.groups[placing.generators]
+        suitable = [set(servers(shape, group)) for shape in others]
+        for choice in servers(first, group):
+            if not all(choice in those for those in suitable):
+                continue
             pipeline = choice.applied(placed)
             seconds = self._seconds(pipeline, make_plan(pipeline, self.checked.graph), generates=True)
             timed.setdefault(choice.tp_size, []).append((seconds, choice))
@@ -251,6 +274,6 @@ class _Seeker:
 
 def _rows_of_an_optimizer_step(pipeline: Pipeline) -> int:
     """Of the smallest one."""
-    n = max(node.n for node in rollouts(pipeline).values())
     updates = [node for node in pipeline.nodes.values() if isinstance(node, TrainingNode)]
-    return min((node.mini_batch or pipeline.data.prompts_per_step) * n for node in updates)
+    prompts = min(node.mini_batch or pipeline.data.prompts_per_step for node in updates)
+    return prompts * rows_per_prompt(pipeline)

@@ -82,9 +82,11 @@ def cluster_of(
     return Cluster(-(-total // largest), largest, gpu)
 
 
-def placings(cluster: Cluster) -> Iterator[Placing]:
-    """Trainers and servers on the same GPUs, and apart in several proportions."""
+def placings(cluster: Cluster, *, together: bool = False) -> Iterator[Placing]:
+    """Trainers and servers on the same GPUs, and, unless they are to be `together`, apart in several proportions."""
     yield Placing({"gpu": cluster.group(cluster.gpus)}, "gpu", "gpu")
+    if together:
+        return
     unit = 1 if cluster.nodes == 1 else cluster.gpus_per_node
     units = cluster.gpus // unit
     for trainers in _spread(units):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dagrl.spec.checks.model_sizes import ModelSizes
-from dagrl.spec.errors import Place, listed
+from dagrl.spec.errors import Place, listed, shown
 from dagrl.spec.positions import Findings
 from dagrl.spec.schema import MegatronEngineSpec, Pipeline
 
@@ -19,8 +19,18 @@ _NOT_NEGATIVE = {
     "weight_decay": "0 for none",
 }
 """Further ones, and what to write."""
-_FOR_GPUS = ("attention_backend", "fp8", "fp4", "cpu_offloading", "fine_grained_activation_offloading")
-"""Fields of ``transformer:`` that are without effect, or fail, where there is no Transformer Engine."""
+_FOR_GPUS = {
+    "transformer": ("attention_backend", "fp8", "fp4", "cpu_offloading", "fine_grained_activation_offloading"),
+    "optimizer": ("use_precision_aware_optimizer", "optimizer_cpu_offload"),
+}
+"""Fields that are without effect, or fail, where there is no Transformer Engine."""
+_OF_A_HYBRID = {
+    "use_distributed_optimizer": (True, "whose parts of the weights it works on"),
+    "use_precision_aware_optimizer": (True, "which leaves the float32 weights to it"),
+    "optimizer": ("adam", "as the host has no other"),
+    "decoupled_weight_decay": (True, "as torch's AdamW on the host has it"),
+}
+"""What ``optimizer_cpu_offload`` needs of other fields of ``optimizer:``, and why."""
 
 
 def check_megatron_rules(pipeline: Pipeline, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:
@@ -32,7 +42,8 @@ def check_megatron_rules(pipeline: Pipeline, sizes: Mapping[str, ModelSizes], fi
             _check_ranges(engine, (*place, "optimizer"), findings)
             _check_optimizer(engine, (*place, "optimizer"), findings)
             _check_buckets(engine, (*place, "ddp"), findings)
-            _check_hardware(pipeline, engine, (*place, "transformer"), findings)
+            _check_offload(engine, place, findings)
+            _check_hardware(pipeline, engine, place, findings)
             _warn_of_low_precision(engine, (*place, "transformer"), findings)
             if sizes[name].mixture is False:
                 _warn_of_no_experts(engine, (*place, "transformer"), findings)
@@ -87,6 +98,25 @@ def _check_optimizer(engine: MegatronEngineSpec, place: Place, findings: Finding
             findings.error((*place, field), message)
 
 
+def _check_offload(engine: MegatronEngineSpec, place: Place, findings: Findings) -> None:
+    """Report what Megatron's hybrid optimizer would fail with; the engine asks once more."""
+    given = engine.optimizer
+    if not given.get("optimizer_cpu_offload"):
+        return
+    where: Place = (*place, "optimizer", "optimizer_cpu_offload")
+    for field, (needed, why) in _OF_A_HYBRID.items():
+        if given.get(field, needed) != needed:
+            message = f"needs {field} to be {shown(needed)}, {why}; set it so, or take this out"
+            findings.error(where, message, depends_on=[(*place, "optimizer", field)])
+    if engine.transformer.get("bf16") is False:
+        message = "needs weights in bfloat16; take `bf16: false` out of `transformer`, or take this out"
+        findings.error(where, message, depends_on=[(*place, "transformer", "bf16")])
+    fraction = given.get("optimizer_offload_fraction", 1.0)
+    if isinstance(fraction, int | float) and not isinstance(fraction, bool) and not 0 < fraction <= 1:
+        message = f"is the part of the optimizer on the host, and {fraction:g} is none; choose more than 0, at most 1"
+        findings.error((*place, "optimizer", "optimizer_offload_fraction"), message)
+
+
 def _check_buckets(engine: MegatronEngineSpec, place: Place, findings: Findings) -> None:
     given = engine.ddp
     if given.get("num_buckets") is not None and given.get("bucket_size") is not None:
@@ -102,10 +132,14 @@ def _check_buckets(engine: MegatronEngineSpec, place: Place, findings: Findings)
 
 def _check_hardware(pipeline: Pipeline, engine: MegatronEngineSpec, place: Place, findings: Findings) -> None:
     group = pipeline.groups.get(engine.group or "")
-    for field in _FOR_GPUS:
-        if group is not None and group.is_cpu and group.ranks and engine.transformer.get(field):
-            message = f"is Transformer Engine's, for GPUs, and group `{engine.group}` has CPU slots; take it out"
-            findings.error((*place, field), message, depends_on=[("groups", str(engine.group))])
+    if group is None or not group.is_cpu or not group.ranks:
+        return
+    for section, fields in _FOR_GPUS.items():
+        for field in fields:
+            if getattr(engine, section).get(field):
+                what = "is Transformer Engine's" if field != "optimizer_cpu_offload" else "brings states to the host"
+                message = f"{what}, for GPUs, and group `{engine.group}` has CPU slots; take it out"
+                findings.error((*place, section, field), message, depends_on=[("groups", str(engine.group))])
 
 
 def _warn_of_low_precision(engine: MegatronEngineSpec, place: Place, findings: Findings) -> None:

@@ -64,6 +64,30 @@ def test_where_nothing_fits_nothing_is_proposed() -> None:
 def test_what_cannot_be_laid_out_is_refused() -> None:
     with pytest.raises(ValueError, match="backend hf"):
         search(TEMPLATES / "tiny_grpo.yaml", (), Cluster(1, 2))
+    sampled = ("nodes.update=null", "nodes.ref=null", "nodes.advantage=null", "engines.reference=null")
+    with pytest.raises(ValueError, match="nothing is trained, and layouts are ranked by steps of training"):
+        search(DENSE, (*sampled, "engines.actor=null", "engines.generator.follows=null"), Cluster(1, 2))
+
+
+LEARNED = (
+    *("data.responses=[solution]", "data.max_response_tokens=1024", "engines.reference=null"),
+    *("nodes.ref=null", "nodes.advantage=null", "nodes.update={op: sft, engine: actor}"),
+)
+
+
+def test_what_learns_from_the_data_set_has_all_gpus() -> None:
+    no_rollout = ("nodes.rollout=null", "nodes.reward=null", "engines.generator=null")
+    found = search(DENSE, (*LEARNED, *no_rollout), Cluster(1, 4, "H200"), top=3)
+    assert len(found) == 3
+    for proposal in found:
+        assert proposal.server is None and proposal.placing.together
+        assert load_pipeline(DENSE, [*LEARNED, *no_rollout, *proposal.overrides]).pipeline.groups["gpu"].ranks == 4
+    # Servers that sample in validation alone are laid out beside the trainer, not apart from it.
+    validating = search(DENSE, LEARNED, Cluster(1, 4, "H200"), top=3)
+    assert all(proposal.server is not None and proposal.placing.together for proposal in validating)
+    assert validating[0].trainer.parallel == found[0].trainer.parallel
+    kinds = [(proposal.trainer, proposal.server.tp_size) for proposal in validating if proposal.server]
+    assert len(set(kinds)) == len(kinds)
 
 
 def test_batches_that_grow_with_machines_are_estimated_as_they_will_be() -> None:

@@ -42,7 +42,8 @@ def test_optimizer_fields_are_held_against_megatron(project):
     project.assert_problem(path, "engines.actor.optimizer.min_lr", "say it as `lr_schedule.min_lr`")
     path = project.pipeline(("{lr: 1e-3}", "{lr: fast} #!"))
     project.assert_problem(path, "engines.actor.optimizer.lr", "expected a number, got 'fast'")
-    path = project.pipeline(("{lr: 1e-3}", "{lr: 1e-3, use_precision_aware_optimizer: true, exp_avg_dtype: bf61} #!"))
+    aware = ("{lr: 1e-3}", "{lr: 1e-3, use_precision_aware_optimizer: true, exp_avg_dtype: bf61} #!")
+    path = project.pipeline(("train: {cpus_per_node: 2}", "train: {gpus_per_node: 2}"), aware)
     project.assert_problem(path, "engines.actor.optimizer.exp_avg_dtype", "'bf61' is no number format; did", "`bf16`?")
 
 

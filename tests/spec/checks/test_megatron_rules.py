@@ -2,6 +2,7 @@ import pytest
 
 from dagrl.spec.checks import check_file
 
+GPUS = ("train: {cpus_per_node: 2}", "train: {gpus_per_node: 2}")
 MOE = ("model_type: qwen3", "model_type: qwen3_moe")
 
 
@@ -59,7 +60,7 @@ def test_fields_that_megatron_takes_only_together_or_apart(project, line, place,
     ],
 )
 def test_optimizer_states_of_less_than_float32(project, fields, place, fragment):
-    path = project.pipeline(("{lr: 1e-3}", f"{{lr: 1e-3, {fields}}} #!"))
+    path = project.pipeline(GPUS, ("{lr: 1e-3}", f"{{lr: 1e-3, {fields}}} #!"))
     project.assert_problem(path, f"engines.actor.optimizer.{place}", fragment)
 
 
@@ -67,11 +68,11 @@ def test_combinations_that_megatron_takes_pass(project):
     recompute = "{recompute_granularity: full, recompute_method: uniform, recompute_num_layers: 1}"
     optimizer = "{lr: 1e-3, use_precision_aware_optimizer: true, exp_avg_dtype: bfloat16}"
     overrides = [f"engines.actor.transformer={recompute}", f"engines.actor.optimizer={optimizer}"]
-    assert check_file(project.folder / "p.yaml", overrides).warnings == ()
+    assert check_file(project.pipeline(GPUS), overrides).warnings == ()
 
 
 def test_what_nobody_has_tried_is_a_warning(project):
-    path = project.pipeline(("train: {cpus_per_node: 2}", "train: {gpus_per_node: 2}"))
+    path = project.pipeline(GPUS)
     (warning,) = check_file(path, ["engines.actor.transformer.fp8=hybrid"]).warnings
     assert warning.message.startswith("has not been tried with packed rows")
 
@@ -129,3 +130,26 @@ def test_a_bucket_that_holds_nothing(project):
         ("    group: train\n", "    group: train\n    ddp: {overlap_grad_reduce: true, bucket_size: -1} #!\n")
     )
     project.assert_problem(path, "engines.actor.ddp.bucket_size", "a bucket of -1 parameters holds none; choose 1")
+
+
+@pytest.mark.parametrize(
+    ("said", "field", "fragment"),
+    [
+        ("use_distributed_optimizer: false", "", "needs use_distributed_optimizer to be true, whose parts"),
+        ("use_precision_aware_optimizer: false", "", "needs use_precision_aware_optimizer to be true"),
+        ("optimizer: sgd", "", "needs optimizer to be 'adam', as the host has no other"),
+        ("decoupled_weight_decay: false", "", "needs decoupled_weight_decay to be true"),
+        ("optimizer_offload_fraction: 0", "optimizer_offload_fraction", "0 is none; choose more than 0, at most 1"),
+        ("optimizer_offload_fraction: 1.5", "optimizer_offload_fraction", "1.5 is none"),
+    ],
+)
+def test_what_an_optimizer_on_the_host_cannot_do(project, said, field, fragment):
+    optimizer = f"optimizer: {{lr: 1e-3, optimizer_cpu_offload: true, {said}}} #!"
+    path = project.pipeline(GPUS, ("optimizer: {lr: 1e-3}", optimizer))
+    project.assert_problem(path, f"engines.actor.optimizer.{field or 'optimizer_cpu_offload'}", fragment)
+
+
+@pytest.mark.parametrize("field", ["optimizer_cpu_offload", "use_precision_aware_optimizer"])
+def test_optimizers_that_need_gpus(project, field):
+    path = project.pipeline(("optimizer: {lr: 1e-3}", f"optimizer: {{lr: 1e-3, {field}: true}} #!"))
+    project.assert_problem(path, f"engines.actor.optimizer.{field}", "group `train` has CPU slots; take it out")

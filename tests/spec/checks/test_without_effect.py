@@ -10,6 +10,9 @@ ROLLOUT = "n: 4, sampling: {max_new_tokens: 8}}"
 VALIDATED = "data: {train: train.parquet, val: train.parquet, prompts_per_step: 8, max_prompt_tokens: 16}"
 
 
+GPUS = ("train: {cpus_per_node: 2}", "train: {gpus_per_node: 2}")
+
+
 def warnings(project, *edits):
     return [(warning.place, warning.message) for warning in check_file(project.pipeline(*edits)).warnings]
 
@@ -62,10 +65,10 @@ def test_fields_of_an_engine_that_another_one_turns_off(project, said, place, me
         kept = "" if text.startswith("optimizer") else ACTOR
         return (ACTOR, f"{kept}    {text}}}\n")
 
-    told = warnings(project, engine(said))
+    told = warnings(project, engine(said), GPUS)
     assert [each for each, _ in told] == ([f"engines.actor.{place}"] if place else [])
     assert all(text.startswith("has no effect, ") and message in text for _, text in told)
-    assert warnings(project, engine(said + remedy)) == []
+    assert warnings(project, engine(said + remedy), GPUS) == []
 
 
 def test_the_first_stage_of_one(project):
