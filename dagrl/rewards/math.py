@@ -20,7 +20,8 @@ from dagrl.rewards.math_checker import READY
 def math_reward(response: str, answer: str, *, timeout_s: float = 2.0) -> float:
     r"""1.0 where the final answer of `response` equals `answer`, else 0.0.
 
-    The final answer is what is in the last ``\boxed{}``, else behind ``####``, else the last formula or number. A
+    The final answer is what is in the last ``\boxed{}``, else between ``<answer>`` and ``</answer>``, else behind
+    ``####``, else the last formula or number; `dagrl.rewards.math_checker.matches` says what counts as equal. A
     comparison that takes more than `timeout_s` seconds of CPU time is given up, and its response gets 0.0. Decimals
     are equal to math-verify when they agree to six places. Raises ValueError where `answer` holds nothing to compare
     with. May be called from any thread.
