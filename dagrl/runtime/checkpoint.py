@@ -103,7 +103,7 @@ class Checkpoints:
             (self._folder / _BEST).unlink(missing_ok=True)
         for _, old in self._finished()[: -self._keep]:
             if old != best:
-                shutil.rmtree(old)
+                _remove(old)
         return final
 
     def _put_into_place(self, aside: Path, state: RunState) -> Path:
@@ -197,6 +197,16 @@ class Checkpoints:
         """Folders with a checkpoint's name and their steps, oldest first."""
         numbers = ((re.fullmatch(r"step_(\d+)", folder.name), folder) for folder in self._folder.glob("step_*"))
         return sorted((int(number[1]), folder) for number, folder in numbers if number)
+
+
+def _remove(old: Path) -> None:
+    """Out of sight first, so that none that is half removed is taken for one, and then as far as others allow it.
+
+    A file that somebody reads, an export for instance, may keep its folder on a shared file system.
+    """
+    aside = old.with_name(f".{old.name}.partial-old")
+    shutil.rmtree(aside, ignore_errors=True)
+    shutil.rmtree(old.rename(aside), ignore_errors=True)
 
 
 def _score_in(folder: Path) -> Score | None:

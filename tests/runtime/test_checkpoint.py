@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -139,6 +141,25 @@ def test_a_checkpoint_of_an_unknown_format_is_refused_with_its_writer(tmp_path):
     for look in (checkpoints.find, lambda: checkpoints.read(state.parent)):
         with pytest.raises(ValueError, match=r"written by dagrl 7\.0 in format 99"):
             look()
+
+
+def test_an_old_one_that_cannot_be_removed_ends_nothing_and_is_counted_no_more(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    save(checkpoints, 2)
+    rmdir = os.rmdir
+
+    def busy(path, **options):
+        if ".step_2." in str(path):
+            raise OSError(errno.ENOTEMPTY, "a file is still read")
+        rmdir(path, **options)
+
+    monkeypatch.setattr(os, "rmdir", busy)
+    save(checkpoints, 4)
+    assert checkpoints.steps() == [4]
+    assert sorted(each.name for each in (tmp_path / "checkpoints").iterdir()) == [".step_2.partial-old", "step_4"]
+    monkeypatch.undo()
+    checkpoints.remove_torn()
+    assert [each.name for each in (tmp_path / "checkpoints").iterdir()] == ["step_4"]
 
 
 def test_a_state_that_lacks_something_is_torn(tmp_path):
