@@ -26,6 +26,8 @@ from dagrl.runtime.ray_session import (
 from dagrl.spec.schema import Pipeline
 
 _PAUSE_S = 0.5
+_OWN = "local"
+"""What RAY_ADDRESS may say for a Ray of the run's own, though one runs on this machine."""
 
 
 @contextmanager
@@ -47,7 +49,7 @@ def cluster(
     import ray
 
     address = os.environ.get("RAY_ADDRESS") or running_here()
-    with _joined(ray, address) if address else _started(ray, pipeline, logs, note):
+    with _joined(ray, address) if address and address != _OWN else _started(ray, pipeline, logs, note):
         _check_resources(ray, pipeline, pipeline.run.start_timeout_s if patient else 0.0)
         yield ray
 

@@ -53,6 +53,17 @@ def refusal(pipeline, tmp_path: Path) -> RunError:
     return caught.value
 
 
+def test_a_run_may_keep_to_itself(noted: Path, tmp_path, monkeypatch) -> None:
+    def started(*arguments: object) -> None:
+        raise RunError("one of its own")
+
+    monkeypatch.setattr("dagrl.runtime.cluster._started", started)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        noted.write_text(f"127.0.0.1:{listening.getsockname()[1]}\n")
+        monkeypatch.setenv("RAY_ADDRESS", "local")
+        assert refusal(SimpleNamespace(), tmp_path).cause == "one of its own"
+
+
 def test_where_rays_client_is_served_nobody_can_take_part(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "ray://127.0.0.1:10001")
     error = refusal(SimpleNamespace(), tmp_path)
