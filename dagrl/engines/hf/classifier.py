@@ -16,7 +16,8 @@ from jinja2 import TemplateError
 
 from dagrl.data.tokenizer import load_tokenizer
 from dagrl.engines.base import Conversation, RankContext, Scores, Slept
-from dagrl.engines.device_memory import Part, device_gib_used, storages_of
+from dagrl.engines.device_memory import device_gib_used
+from dagrl.engines.hf.sleep import SleepingWeights
 from dagrl.engines.hf.weights import replace_weights
 from dagrl.engines.model_source import SCORE, load_hf_config, model_imports, weight_source
 from dagrl.spec.residency import Residency
@@ -34,7 +35,7 @@ class HfClassifier:
 
     def __init__(self, model: ModelSpec, spec: HfEngineSpec, ranks: RankContext) -> None:
         """Build the model. ValueError where its folder is not that of a reward model, or has no chat template."""
-        self._gib_used_by_others = device_gib_used()
+        used_by_others = device_gib_used()
         self._max_batch_size = spec.max_batch_size
         self._tokenizer = load_tokenizer(model)
         if not self._tokenizer.chat_template:
@@ -54,14 +55,12 @@ class HfClassifier:
         # Keys and values of all layers would be kept until the scores are there, for tokens that never follow.
         self._model.config.get_text_config().use_cache = False
         self._takes_positions = "position_ids" in inspect.signature(self._model.forward).parameters
-        self._weights = Part(lambda: storages_of(self._model.parameters()), keep=True, rests_away=False)
-        self._asleep = False
+        self._weights = SleepingWeights(lambda: self._model.parameters(), keep=True, gib_used_by_others=used_by_others)
         self.policy_version = 0
 
     def scores(self, conversations: Sequence[Conversation], *, tokens_per_micro_batch: int) -> Scores:
         """See `JudgeEngine.scores`. A batch holds as many rows of nearly one length as go into the budget, or one."""
-        if self._asleep:
-            raise RuntimeError("the engine sleeps; call wake() before anything else is asked of it")
+        self._weights.refuse_asleep()
         rows = self._tokens(conversations)
         cut = np.array([len(row) > self._longest for row in rows], dtype=bool)
         rows = [self._end_of(row) for row in rows]
@@ -71,20 +70,12 @@ class HfClassifier:
         return Scores(values, cut)
 
     def sleep(self, residency: Residency) -> Slept:
-        """See `JudgeEngine.sleep`. It holds little beside its weights, so only asleep it gives something back."""
-        before = device_gib_used()
-        if residency is Residency.ASLEEP and not self._asleep:
-            self._asleep = True
-            self._weights.sleep()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        return Slept(freed_gib=before - device_gib_used(), held_gib=before - self._gib_used_by_others)
+        """See `JudgeEngine.sleep`."""
+        return self._weights.sleep(residency)
 
     def wake(self, residency: Residency) -> None:
-        """See `JudgeEngine.wake`. From any residency to any: to its weights is all the way."""
-        if residency is not Residency.ASLEEP and self._asleep:
-            self._weights.wake()
-            self._asleep = False
+        """See `JudgeEngine.wake`."""
+        self._weights.wake(residency)
 
     def close(self) -> None:
         """Free the model."""

@@ -15,8 +15,9 @@ import torch
 
 from dagrl.data.tokenizer import load_tokenizer
 from dagrl.engines.base import NO_WEIGHTS, Appetite, Bucket, Completion, GenerationRequest, RankContext, Slept
-from dagrl.engines.device_memory import Part, device_gib_used, storages_of
+from dagrl.engines.device_memory import device_gib_used
 from dagrl.engines.hf.decoding import decode
+from dagrl.engines.hf.sleep import SleepingWeights
 from dagrl.engines.hf.weights import replace_weights
 from dagrl.engines.model_source import load_hf_config, model_imports, weight_source
 from dagrl.spec.residency import Residency
@@ -37,13 +38,14 @@ class HfEngine:
 
     def __init__(self, model: ModelSpec, spec: HfEngineSpec, ranks: RankContext) -> None:
         """Build the model. ValueError where its config, tokenizer or weights are missing or do not fit together."""
-        self._gib_used_by_others = device_gib_used()
+        used_by_others = device_gib_used()
         self._max_batch_size = spec.max_batch_size
         self._eos_token_id = load_tokenizer(model).eos_token_id
         self._model = _build(model)
         self._follows = spec.follows is not None
-        self._weights = Part(lambda: storages_of(self._model.parameters()), keep=not self._follows, rests_away=False)
-        self._asleep = False
+        self._weights = SleepingWeights(
+            lambda: self._model.parameters(), keep=not self._follows, gib_used_by_others=used_by_others
+        )
         self._turn = threading.Lock()
         """Held by the call whose requests are decoded."""
         self._aborts = 0
@@ -66,7 +68,7 @@ class HfEngine:
         within rounding of the border between two tokens can differ. ValueError for an empty prompt, or one too long to
         be followed by ``max_new_tokens``.
         """
-        self._refuse_asleep()
+        self._weights.refuse_asleep()
         assert self.policy_version != NO_WEIGHTS, "generate before the first load_weights"
         self._check_lengths([request.prompt for request in requests], sampling)
         return self._batches(requests, sampling, self._aborts)
@@ -80,35 +82,24 @@ class HfEngine:
 
         ValueError where a name is unknown, doubled or missing, or a shape differs; then both stay as they were.
         """
-        self._refuse_asleep()
+        self._weights.refuse_asleep()
         replace_weights(self._model, (item for bucket in buckets for item in bucket))
         self.policy_version = version
 
     def sleep(self, residency: Residency) -> Slept:
-        """See `GenerateEngine.sleep`. It holds little beside its weights, so only asleep it gives something back."""
-        before = device_gib_used()
-        if residency is Residency.ASLEEP and not self._asleep:
-            self._asleep = True
-            self._weights.sleep()
-            if self._follows:
-                self.policy_version = NO_WEIGHTS
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        return Slept(freed_gib=before - device_gib_used(), held_gib=before - self._gib_used_by_others)
+        """See `GenerateEngine.sleep`."""
+        slept = self._weights.sleep(residency)
+        if self._follows and self._weights.asleep:
+            self.policy_version = NO_WEIGHTS
+        return slept
 
     def wake(self, residency: Residency) -> None:
-        """See `GenerateEngine.wake`. From any residency to any: to its weights is all the way."""
-        if residency is not Residency.ASLEEP and self._asleep:
-            self._weights.wake()
-            self._asleep = False
+        """See `GenerateEngine.wake`."""
+        self._weights.wake(residency)
 
     def close(self) -> None:
         """Free the model."""
         del self._model
-
-    def _refuse_asleep(self) -> None:
-        if self._asleep:
-            raise RuntimeError("the engine sleeps; call wake() before anything else is asked of it")
 
     def _batches(
         self, requests: Sequence[GenerationRequest], sampling: SamplingSpec, aborts: int
