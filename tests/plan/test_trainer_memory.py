@@ -245,7 +245,9 @@ def test_logits_in_chunks_take_little() -> None:
     assert logits() == pytest.approx(9.3125 + 0.25, abs=0.01)
     # Two chunks of 256 MiB, and the output layer's gradient in float32.
     assert logits(fused_linear_cross_entropy=True) == pytest.approx(0.5 + 0.25 + 2.33, abs=0.02)
-    assert logits(head="value") == 0.25
+    # A critic's are there in float32 too, with their gradient.
+    assert logits(head="value") == 0.25 + 0.5
+    assert logits(head="reward") == 0.25
 
 
 def test_what_is_offloaded_is_not_there_at_the_peak_and_waits_on_the_host() -> None:

@@ -127,7 +127,8 @@ class _Rank:
         rows = tokens // sizes.context_parallel_size
         hidden = 2 * rows * self.shape.hidden * value
         if self.engine.head != "lm":
-            return hidden
+            # Read at every token, hidden states and their gradient are there in float32 too.
+            return hidden + (rows * self.shape.hidden * 4 * (1 + trains) if self.engine.head == "value" else 0)
         tensor = sizes.tensor_model_parallel_size
         width = padded_vocab_size(self.shape.vocabulary, tensor) // tensor
         if self.engine.fused_linear_cross_entropy:
