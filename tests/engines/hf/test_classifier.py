@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, Qwen3Config, Qwen3ForSequenceClassification
+from tiny_models import tiny_scorer
+from transformers import AutoModelForSequenceClassification
 
 from dagrl.data.tokenizer import make_tokenizer
 from dagrl.engines.base import RankContext
@@ -38,20 +39,8 @@ def build(model: ModelSpec, **fields: Any) -> HfClassifier:
 @pytest.fixture
 def folder(tmp_path: Path) -> Callable[..., Path]:
     def make(*, labels: int = 1, template: str | None = ENDING, **fields: Any) -> Path:
-        config = Qwen3Config(
-            vocab_size=len(TOKENIZER),
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=8,
-            initializer_range=0.4,
-            num_labels=labels,
-            **{"pad_token_id": None, **fields},
-        )
-        torch.manual_seed(5)
-        Qwen3ForSequenceClassification(config).save_pretrained(tmp_path)
+        config = {"vocab_size": len(TOKENIZER), "initializer_range": 0.4, "num_labels": labels, **fields}
+        tiny_scorer(5, **config).save_pretrained(tmp_path)
         tokenizer = make_tokenizer(TokenizerSpec(kind="characters", alphabet="0123456789+="))
         tokenizer.chat_template = template
         tokenizer.split_special_tokens = False

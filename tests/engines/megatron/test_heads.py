@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from squared_error import SquaredError
+from tiny_models import tiny_scorer
 
 from dagrl.plan.coordinates import coordinates
 from dagrl.spec.schema import ModelSpec, ParallelSpec
@@ -27,22 +28,7 @@ LAYOUTS = {
 @pytest.fixture(scope="module")
 def scorer(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     """A Hugging Face model with one score, and the folder that it is saved in."""
-    from transformers import Qwen3Config, Qwen3ForSequenceClassification
-
-    config = Qwen3Config(
-        vocab_size=61,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        head_dim=8,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_labels=1,
-        pad_token_id=None,
-        initializer_range=0.15,
-    )
-    torch.manual_seed(4)
-    model = Qwen3ForSequenceClassification(config).float().eval()
+    model = tiny_scorer(4, vocab_size=61, initializer_range=0.15).float().eval()
     folder = tmp_path_factory.mktemp("scorer")
     model.save_pretrained(folder)
     return model, folder

@@ -103,3 +103,13 @@ def tiny_hf_model(name: str) -> Any:
         mean = 1.0 if isinstance(tensor, torch.nn.Parameter) and tensor.dim() == 1 else 0.0
         torch.nn.init.normal_(tensor, mean, 0.1, generator=generator)
     return model.eval()
+
+
+def tiny_scorer(seed: int, **fields: Any) -> Any:
+    """A sequence classifier of Hugging Face's with one label, unless `fields` of its config say otherwise."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForSequenceClassification
+
+    own = {"num_hidden_layers": 2, "head_dim": 8, "num_labels": 1, "pad_token_id": None}
+    torch.manual_seed(seed)
+    return Qwen3ForSequenceClassification(Qwen3Config(**{**_SIZES, **own, **fields}))
