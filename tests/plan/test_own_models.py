@@ -59,8 +59,8 @@ def small(tmp_path) -> CheckedPipeline:
 def test_a_critic_has_no_logits_and_an_optimizer_of_its_own(same) -> None:
     critic = memory(same, "critic")
     assert critic.moment == "update"
-    # What the head reads, and its gradient: 16,384 hidden states of 4,096 bfloat16 values.
-    assert critic.awake["logits"] == 2 * 16384 * 4096 * 2
+    # What the head reads, and its gradient: 16,384 hidden states of 4,096 values, in bfloat16 and in float32.
+    assert critic.awake["logits"] == 2 * 16384 * 4096 * (2 + 4)
     assert critic.awake["optimizer"] > 0
     # Two ways of tensor parallelism: half of 7.6 billion parameters, without the output layer's 0.6, of two bytes.
     assert critic.awake["weights"] == pytest.approx((8.19e9 - 0.62e9), rel=0.01)
