@@ -20,6 +20,8 @@ from dagrl.plan.placement import make_plan
 from dagrl.plan.plan import Plan
 from dagrl.plan.report import Report
 from dagrl.plan.simulate import Activity, Simulated, simulate
+from dagrl.runtime.run_folder import modules_of
+from dagrl.spec.errors import PipelineError
 from dagrl.spec.graph import build_graph
 from dagrl.spec.load import LoadedPipeline, load_pipeline
 from dagrl.spec.model_shape import model_shape
@@ -49,11 +51,11 @@ class Planned:
 def report_run(folder: Path, *, timeline: bool = False, gpu: str | None = None) -> str:
     """A run in words; with `timeline` also the plan beside it, and both as a trace in the folder.
 
-    `gpu` is what groups have that do not say. ValueError where there is no run, or nothing to be planned by; OSError
-    where the trace cannot be written; PipelineError where the folder's `pipeline.yaml` is wrong.
+    `gpu` is what groups have that do not say. ValueError where there is no run, or nothing to be planned by;
+    PipelineError where the folder's `pipeline.yaml` is wrong and it is needed.
     """
     run = read_run(folder)
-    loaded = load_pipeline(folder / "pipeline.yaml") if (folder / "pipeline.yaml").is_file() else None
+    loaded = _pipeline_of(folder, needed=timeline)
     actual = activities_of(run)
     told = summary(run, idle_shares(actual), loaded.pipeline.run.steps if loaded else None)
     if not timeline:
@@ -66,10 +68,13 @@ def report_run(folder: Path, *, timeline: bool = False, gpu: str | None = None) 
     actual = [each for each in actual if 0 < each.step <= planned.steps]
     trace = folder / TRACE
     begin = min(each.start for each in actual)
-    write_trace(
-        trace,
-        [*_events(planned.simulated.activities, " (planned)", begin), *_events(actual, " (actual)")],
-    )
+    drawn = f"{trace}: both, to be opened in ui.perfetto.dev"
+    try:
+        events = [*_events(planned.simulated.activities, " (planned)", begin), *_events(actual, " (actual)")]
+        write_trace(trace, events)
+    except OSError as error:
+        # Somebody else's run, for instance: there is still all that is told here.
+        drawn = f"no trace: {error}"
     lines = [
         f"planned beside actual, steps 1 to {planned.steps}; planned by {planned.basis}",
         "",
@@ -77,9 +82,20 @@ def report_run(folder: Path, *, timeline: bool = False, gpu: str | None = None) 
         "",
         *aligned(_by_group(planned, actual)),
         "",
-        f"  {trace}: both, to be opened in ui.perfetto.dev",
+        f"  {drawn}",
     ]
     return told + "\n" + "\n".join(lines) + "\n"
+
+
+def _pipeline_of(folder: Path, *, needed: bool) -> LoadedPipeline | None:
+    """The run's pipeline; None where there is none, or where another dagrl wrote it and it is not `needed`."""
+    path = folder / "pipeline.yaml"
+    try:
+        return load_pipeline(path) if path.is_file() else None
+    except PipelineError:
+        if needed:
+            raise
+        return None
 
 
 def write_planned(found: Report, path: Path, assumed: Assumed) -> str:
@@ -104,7 +120,7 @@ def activities_of(run: RunRecord) -> list[Activity]:
 
 def plan_again(run: RunRecord, loaded: LoadedPipeline, actual: Sequence[Activity], gpu: str | None) -> Planned:
     """Simulate the run's first steps: by the cost model where it knows GPUs and model, else by the run itself."""
-    graph = build_graph(loaded.pipeline, loaded.folder, loaded.positions)
+    graph = build_graph(loaded.pipeline, modules_of(run.folder), loaded.positions)
     pipeline = with_sleep_decided(loaded.pipeline, graph)
     plan = make_plan(pipeline, graph)
     steps = min(run.last_step, MOST_STEPS)

@@ -80,7 +80,7 @@ def _go_on(checked: CheckedPipeline, plan: Plan, run_dir: Path, restarts: Restar
     """One life of a run, from its last checkpoint, or the beginning; `told`: why the one before has ended."""
     loaded = checked.loaded
     pipeline = loaded.pipeline
-    with open_run_folder(run_dir, pipeline, loaded.to_yaml(), again=bool(told)) as folder:
+    with open_run_folder(run_dir, pipeline, loaded.to_yaml(), modules=loaded.folder, again=bool(told)) as folder:
         done = folder.resumed.step if folder.resumed else 0
         if done >= pipeline.run.steps:
             return Outcome(done, stopped=False, before=True)

@@ -14,6 +14,9 @@ from dagrl.runtime.changes import changes
 from dagrl.runtime.checkpoint import Checkpoints, Found, RunState
 from dagrl.runtime.errors import RunError
 from dagrl.spec.schema import Pipeline
+from dagrl.track.base import replace_text
+
+_MODULES = ".modules"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +44,12 @@ class RunFolder:
 
 
 @contextmanager
-def open_run_folder(path: Path, pipeline: Pipeline, resolved: str, *, again: bool = False) -> Iterator[RunFolder]:
+def open_run_folder(
+    path: Path, pipeline: Pipeline, resolved: str, *, modules: Path | None = None, again: bool = False
+) -> Iterator[RunFolder]:
     """Take `path` for this run and write the resolved pipeline, as YAML, there. At the end no torn checkpoint stays.
 
+    `modules`: the folder of the user's own, which is noted for `modules_of`.
     `again`: what is there is this run's own, which it goes on from after a failure, whatever ``resume`` says.
 
     RunError where another process holds it, where it cannot be written, where ``resume: never`` finds a checkpoint,
@@ -65,11 +71,21 @@ def open_run_folder(path: Path, pipeline: Pipeline, resolved: str, *, again: boo
             aside = path / ".pipeline.yaml"
             aside.write_text(resolved)
             aside.replace(path / "pipeline.yaml")
+            if modules is not None:
+                replace_text(path / _MODULES, f"{modules.resolve()}\n")
         try:
             yield RunFolder(path, checkpoints, found.state, found.folder, torn, changed)
         finally:
             # Of a save that has failed; whoever wrote it is gone.
             checkpoints.remove_torn()
+
+
+def modules_of(path: Path) -> Path:
+    """Where the user's own modules of the run in a folder are: where its pipeline file was, as far as that is known."""
+    try:
+        return Path((path / _MODULES).read_text(encoding="utf-8").strip())
+    except (OSError, ValueError):
+        return path
 
 
 def model_identity(pipeline: Pipeline) -> str:

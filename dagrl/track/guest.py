@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -88,18 +89,22 @@ class Guest:
         self._ask(partial(self._tracker.samples, step, table))
 
     def close(self, ok: bool) -> None:
-        """Wait until all is recorded, but not for ever."""
+        """Wait until all is recorded, but not for ever, and not for longer than the user does."""
         if self._thread.ident is None:
             return
         if not self._over:
             self._ask(partial(self._tracker.close, ok))
             self._end()
-        self._thread.join(min(QUIET_S, FINISH_TIMEOUT_S))
+        begun = time.monotonic()
+        # The run is over by now: Ctrl-C ends this wait, and nothing else.
+        with suppress(KeyboardInterrupt):
+            self._thread.join(min(QUIET_S, FINISH_TIMEOUT_S))
+            if self._thread.is_alive():
+                self._note(f"waiting for {self._library} to take what it has been told, {FINISH_TIMEOUT_S:g} s at most")
+                self._thread.join(max(0.0, FINISH_TIMEOUT_S - QUIET_S))
         if self._thread.is_alive():
-            self._note(f"waiting for {self._library} to take what it has been told, {FINISH_TIMEOUT_S:g} s at most")
-            self._thread.join(max(0.0, FINISH_TIMEOUT_S - QUIET_S))
-        if self._thread.is_alive():
-            self._note(f"{self._library} was still busy after {FINISH_TIMEOUT_S:g} s; metrics.jsonl has every step")
+            waited = time.monotonic() - begun
+            self._note(f"{self._library} was still busy after {waited:.3g} s; metrics.jsonl has every step")
         self._raise_bug()
 
     def _ask(self, call: Callable[[], None]) -> None:

@@ -10,6 +10,7 @@ from dagrl.plan.costs import CostTable
 from dagrl.plan.placement import make_plan
 from dagrl.plan.simulate import Simulated, simulate
 from dagrl.runtime.report import report_run
+from dagrl.spec.errors import PipelineError
 from dagrl.spec.graph import build_graph
 from dagrl.spec.load import load_pipeline
 from dagrl.track.timeline import Timeline
@@ -107,6 +108,35 @@ def test_without_timeline_nothing_is_planned_or_written(run, capsys):
     assert main(["report", str(run)]) == 0
     assert "planned" not in capsys.readouterr().out
     assert not (run / "timeline_planned.json").exists()
+
+
+def test_where_the_trace_cannot_be_written_the_tables_are_told(run, tmp_path):
+    (run / "timeline_planned.json.new").mkdir()
+    told = report_run(run, timeline=True)
+    assert "planned / actual" in told
+    assert f"no trace: cannot write {run / 'timeline_planned.json'}: Is a directory" in told
+
+
+def test_nodes_of_the_users_own_are_found_where_the_run_found_them(run, tmp_path):
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "weighing.py").write_text(
+        "import dagrl\n\n@dagrl.node(reads=['response_tokens'], writes=['token_weight'])\n"
+        "def weigh(batch):\n    return {}\n"
+    )
+    text = (run / "pipeline.yaml").read_text()
+    (run / "pipeline.yaml").write_text(text.replace("nodes:\n", "nodes:\n  weigh:\n    op: weighing:weigh\n"))
+    with pytest.raises(PipelineError, match="no module 'weighing'"):
+        report_run(run, timeline=True)
+    (run / ".modules").write_text(f"{code}\n")
+    assert "weigh" in report_run(run, timeline=True)
+
+
+def test_a_pipeline_that_this_dagrl_cannot_read_hides_no_metrics(run):
+    (run / "pipeline.yaml").write_text("name: [\n")
+    assert "step_s" in report_run(run)
+    with pytest.raises(PipelineError):
+        report_run(run, timeline=True)
 
 
 def test_what_cannot_be_compared_is_told_in_a_sentence(run, tmp_path, capsys):

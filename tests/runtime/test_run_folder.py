@@ -12,7 +12,7 @@ import pytest
 
 from dagrl.runtime.checkpoint import RunState
 from dagrl.runtime.errors import RunError
-from dagrl.runtime.run_folder import model_identity, open_run_folder
+from dagrl.runtime.run_folder import model_identity, modules_of, open_run_folder
 from dagrl.spec.schema import Pipeline
 
 HOLDER = """
@@ -73,6 +73,14 @@ def test_a_new_folder_is_made_with_the_resolved_pipeline(tmp_path, pipeline) -> 
         assert (folder.path, folder.resumed, folder.resumed_from) == (path, None, None)
         assert (path / "pipeline.yaml").read_text() == "name: tiny\n"
         assert {each.name for each in path.iterdir()} == {".lock", "pipeline.yaml"}
+
+
+def test_it_is_known_where_the_users_own_modules_were(tmp_path, pipeline, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "run"
+    assert modules_of(path) == path
+    with open_run_folder(path, pipeline, "name: tiny\n", modules=Path("code")):
+        assert modules_of(path) == tmp_path / "code"
 
 
 def test_a_folder_with_a_checkpoint_is_gone_on_with(tmp_path, pipeline) -> None:
