@@ -12,6 +12,7 @@ All of it runs on the server's loop. Traps of this version that shape what is he
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import operator
 import pickle
 from collections.abc import Sequence
@@ -58,26 +59,20 @@ class Client:
 
     async def generate(self, rid: str, tokens: list[int], sampling: dict[str, Any], cache_key: str) -> Answer:
         """Go on behind `tokens`; what is cached of them is used where it was made under the same `cache_key`."""
-        from fastapi import HTTPException
-        from sglang.srt.managers.io_struct import GenerateReqInput
         from sglang.srt.managers.tokenizer_manager import RequestAbortedError
 
-        request = GenerateReqInput(
-            rid=rid,
-            input_ids=tokens,
-            sampling_params=sampling,
-            return_logprob=True,
-            logprob_start_len=-1,
-            return_routed_experts=self._routing is not None,
-            extra_key=cache_key,
-        )
         try:
-            # To the generator's end: one that is dropped takes a task to be closed, and holds SGLang's lock till then.
-            (answer,) = [each async for each in self._manager.generate_request(request, None)]
+            answer = await self._asked(
+                rid=rid,
+                input_ids=tokens,
+                sampling_params=sampling,
+                return_logprob=True,
+                logprob_start_len=-1,
+                return_routed_experts=self._routing is not None,
+                extra_key=cache_key,
+            )
         except RequestAbortedError as error:
             return Answer("abort", str(error), NO_TOKENS, NO_LOGPROBS, None)
-        except HTTPException as error:
-            raise ServerError(f"SGLang refused a request: {error.detail}") from error
         meta, sampled = answer["meta_info"], answer["output_ids"]
         reason = meta["finish_reason"]
         # Each with its token and a text. One that was aborted in the queue has none, as it has no tokens.
@@ -90,6 +85,29 @@ class Client:
             np.fromiter(map(_FIRST, logprobs), np.float32, len(logprobs)),
             self._experts(meta),
         )
+
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether what one request has computed of its prompt is there for others."""
+        return not self._engine.server_args.disable_radix_cache
+
+    async def remember(self, rid: str, tokens: list[int], cache_key: str) -> None:
+        """Have the server's cache hold `tokens`, for requests with that `cache_key`. An abort ends it early."""
+        from sglang.srt.managers.tokenizer_manager import RequestAbortedError
+
+        with contextlib.suppress(RequestAbortedError):
+            await self._asked(rid=rid, input_ids=tokens, sampling_params={"max_new_tokens": 0}, extra_key=cache_key)
+
+    async def _asked(self, **request: Any) -> dict[str, Any]:
+        from fastapi import HTTPException
+        from sglang.srt.managers.io_struct import GenerateReqInput
+
+        try:
+            # To the generator's end: one that is dropped takes a task to be closed, and holds SGLang's lock till then.
+            (answer,) = [each async for each in self._manager.generate_request(GenerateReqInput(**request), None)]
+        except HTTPException as error:
+            raise ServerError(f"SGLang refused a request: {error.detail}") from error
+        return answer
 
     def abort(self, rid: str) -> None:
         """End one request where it is."""

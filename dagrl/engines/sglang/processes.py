@@ -13,6 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from dagrl.data.lean_transformers import SPARED, import_transformers
+from dagrl.imports import lean_imports
+
 
 def run_scheduler(log_prefix: Path, *args: Any) -> None:
     """SGLang's scheduler, which holds a part of the model; `args` are SGLang's own."""
@@ -20,10 +23,12 @@ def run_scheduler(log_prefix: Path, *args: Any) -> None:
     stages = f"-pp{stage}" if server_args.pp_size > 1 else ""
     copies = f"-dp{copy}" if copy is not None else ""
     _print_to(log_prefix.with_name(f"{log_prefix.name}{copies}{stages}-tp{tensor}.log"))
-    _end_with_parent()
-    # To the end of the process, for SGLang imports much of itself only when it is needed.
-    sys.modules["megatron"] = None  # type: ignore[assignment]
-    from sglang.srt.managers.scheduler import run_scheduler_process
+    import_transformers()
+    with lean_imports(*SPARED):
+        _end_with_parent()
+        # To the end of the process, for SGLang imports much of itself only when it is needed.
+        sys.modules["megatron"] = None  # type: ignore[assignment]
+        from sglang.srt.managers.scheduler import run_scheduler_process
 
     run_scheduler_process(*args)
 

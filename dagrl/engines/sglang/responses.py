@@ -21,6 +21,8 @@ from dagrl.spec.schema import SamplingSpec
 
 _AGAIN_S = 0.5
 """How long requests have to end that were aborted, before they are told again."""
+_WORTH_SHARING = 64
+"""Tokens of a prompt from which on it pays to compute it once for a group, and to let the group wait for that."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,6 +38,13 @@ class _Response:
     routed_experts: np.ndarray | None = None
     rid: str = ""
     """Of the request that is under way."""
+    prompt_is_there: asyncio.Event | None = None
+    """To be waited for, where another request computes the prompt."""
+
+    @property
+    def context(self) -> np.ndarray:
+        """All that it goes on behind, int64."""
+        return np.concatenate([self.request.prompt, self.request.begun, self.tokens])
 
 
 class Responses:
@@ -76,9 +85,15 @@ class Responses:
     ) -> None:
         """Sample a response to each request; they are delivered as they end. The first failure ends all of them."""
         try:
+            responses = [_Response(index, request) for index, request in enumerate(requests)]
             async with asyncio.TaskGroup() as group:
-                for index, request in enumerate(requests):
-                    group.create_task(self._respond(_Response(index, request), sampling, born, deliver))
+                for alike in _alike(responses) if self._client.shares_prompts else ():
+                    there = asyncio.Event()
+                    for response in alike:
+                        response.prompt_is_there = there
+                    group.create_task(self._compute_once(alike[0].context.tolist(), there, born))
+                for response in responses:
+                    group.create_task(self._respond(response, sampling, born, deliver))
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
 
@@ -111,9 +126,24 @@ class Responses:
 
     # -- one response
 
+    async def _compute_once(self, tokens: list[int], there: asyncio.Event, born: int) -> None:
+        """Have the server hold what several responses go on behind: asked together, each would compute it itself."""
+        await self._gate.wait()
+        rid = f"dagrl-{next(self._names)}"
+        try:
+            if self._aborts == born:
+                await self._client.remember(rid, tokens, cache_key=str(self._version()))
+        except asyncio.CancelledError:
+            self._client.abort(rid)
+            raise
+        finally:
+            there.set()
+
     async def _respond(
         self, response: _Response, sampling: SamplingSpec, born: int, deliver: Callable[[Completion], None]
     ) -> None:
+        if response.prompt_is_there is not None:
+            await response.prompt_is_there.wait()
         while not response.finish_reason:
             await self._gate.wait()
             left = sampling.max_new_tokens - len(response.request.begun) - len(response.tokens)
@@ -137,7 +167,7 @@ class Responses:
     async def _go_on_with(self, response: _Response, parameters: dict[str, object], born: int) -> None:
         """One request of a response: to its end, or until somebody aborts or retracts it."""
         version, retracts = self._version(), self._retracts
-        prompt = np.concatenate([response.request.prompt, response.request.begun, response.tokens]).tolist()
+        prompt = response.context.tolist()
         response.rid = f"dagrl-{next(self._names)}"
         answer = await self._ask(response, prompt, parameters, version)
         self._sampled += len(answer.tokens)
@@ -176,3 +206,13 @@ class Responses:
             # Heeded with `enable_deterministic_inference`: then all would draw alike without it.
             "sampling_seed": seed % 2**63,
         }
+
+
+def _alike(responses: Sequence[_Response]) -> list[list[_Response]]:
+    """Those that go on behind the same tokens, several to each list, where it is worth to share them."""
+    groups: dict[bytes, list[_Response]] = {}
+    for response in responses:
+        context = response.context
+        if len(context) >= _WORTH_SHARING:
+            groups.setdefault(context.tobytes(), []).append(response)
+    return [group for group in groups.values() if len(group) > 1]

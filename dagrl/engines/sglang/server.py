@@ -205,7 +205,8 @@ def telling_lines(log: str) -> list[str]:
 
 def _engine_class(log_prefix: Path, note_processes: Callable[[Sequence[Any]], None]) -> Any:
     """SGLang's engine with processes that print to files and that we know of, by the ways it has for that."""
-    with without_megatron():
+    import_transformers()
+    with without_megatron(), lean_imports(*SPARED):
         from sglang.srt.entrypoints.engine import Engine
 
     class _Engine(Engine):

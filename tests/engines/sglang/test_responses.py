@@ -22,7 +22,12 @@ REQUEST = GenerationRequest(np.array([4, 5]), 0)
 class FakeClient:
     """A server that samples 100, 101, ... until it is told how a request ends."""
 
+    shares_prompts = True
+
     def __init__(self) -> None:
+        self.remembered: list[tuple[list[int], str]] = []
+        self.has_computed = asyncio.Event()
+        """Set, what is to be remembered is there."""
         self.asked: dict[str, tuple[list[int], dict[str, Any], str]] = {}
         self.calls: list[str] = []
         self._ends: dict[str, asyncio.Future[Answer]] = {}
@@ -42,11 +47,16 @@ class FakeClient:
             if not future.done():
                 future.set_result(Answer(reason, "why it did", sampled, np.full(tokens, -0.5, np.float32), None))
 
+    async def remember(self, rid: str, tokens: list[int], cache_key: str) -> None:
+        self.remembered.append((tokens, cache_key))
+        await self.has_computed.wait()
+
     def abort(self, rid: str) -> None:
         self.calls.append(f"abort {rid}")
 
     def abort_all(self) -> None:
         self.calls.append("abort all")
+        self.has_computed.set()
         self.end("abort", 2)
 
     async def pause(self) -> None:
@@ -254,5 +264,73 @@ def test_a_call_that_is_given_up_is_ended_in_the_server(play) -> None:
             await call
         assert sorted(scene.client.calls) == sorted(f"abort {rid}" for rid in scene.client.asked)
         await scene.responses.stand_still("abort")
+
+    play(act)
+
+
+LONG = [GenerationRequest(np.arange(10, 10 + length), seed) for seed, length in enumerate((70, 70, 80, 70))]
+
+
+def test_a_prompt_of_a_group_is_computed_once(play) -> None:
+    async def act(scene: Scene) -> None:
+        call = await scene.begin(*LONG)
+        assert scene.client.remembered == [(LONG[0].prompt.tolist(), "3")]
+        assert [tokens for tokens, *_ in scene.client.asked.values()] == [LONG[2].prompt.tolist()], "the others wait"
+        scene.client.has_computed.set()
+        await settle()
+        assert len(scene.client.asked) == 4
+        scene.client.end("stop", 3)
+        await call
+        assert sorted(each.index for each in scene.done) == [0, 1, 2, 3]
+
+    play(act)
+
+
+def test_short_prompts_and_caches_that_are_off_are_not_waited_for(play) -> None:
+    async def act(scene: Scene) -> None:
+        call = await scene.begin(REQUEST, REQUEST)
+        scene.client.shares_prompts = False
+        other = await scene.begin(*LONG)
+        assert scene.client.remembered == [] and len(scene.client.asked) == 6
+        scene.client.end("stop", 3)
+        await asyncio.gather(call, other)
+
+    play(act)
+
+
+def test_an_abort_finds_those_too_that_wait_for_their_prompt(play) -> None:
+    async def act(scene: Scene) -> None:
+        call = await scene.begin(LONG[0], LONG[1])
+        scene.responses.abort()
+        await call
+        assert [(each.finish_reason, len(each.tokens)) for each in scene.done] == [("abort", 0)] * 2
+        assert scene.client.asked == {}
+
+    play(act)
+
+
+def test_no_prompt_is_computed_while_the_server_stands_still(play) -> None:
+    async def act(scene: Scene) -> None:
+        await scene.responses.stand_still("retract")
+        call = await scene.begin(LONG[0], LONG[1])
+        assert scene.client.remembered == []
+        scene.version = 4
+        await scene.responses.go_on("retract")
+        await settle()
+        assert scene.client.remembered == [(LONG[0].prompt.tolist(), "4")]
+        scene.client.has_computed.set()
+        await settle()
+        scene.client.end("stop", 3)
+        await call
+
+    play(act)
+
+
+def test_a_call_that_is_given_up_takes_its_prompt_along(play) -> None:
+    async def act(scene: Scene) -> None:
+        call = await scene.begin(LONG[0], LONG[1])
+        call.cancel()
+        await asyncio.wait([call])
+        assert scene.client.calls == ["abort dagrl-0"]
 
     play(act)

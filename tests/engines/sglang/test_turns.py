@@ -12,11 +12,12 @@ import torch
 
 from dagrl.data.batch import Batch, Column
 from dagrl.data.tokenizer import load_tokenizer
+from dagrl.engines.base import GenerationRequest
 from dagrl.engines.sglang.engine import SglangEngine
 from dagrl.nodes.base import Context, Output, Part, Resources
 from dagrl.nodes.rollout import rollout
 from dagrl.nodes.turns.reading import passages
-from dagrl.spec.schema import ModelSpec, Pipeline
+from dagrl.spec.schema import ModelSpec, Pipeline, SamplingSpec
 
 pytestmark = pytest.mark.slow
 
@@ -111,3 +112,21 @@ def test_responses_go_on_by_themselves_and_know_what_was_said(server, model_of, 
         expected = logprobs[places - 1, tokens[places]].numpy() * whole["response_mask"][row]
         np.testing.assert_allclose(whole["rollout_logprob"][row], expected, atol=1e-4)
         assert whole["routed_experts"].lengths[row] == len(tokens) - 1
+
+
+def test_a_group_that_shares_its_prompt_is_told_all_routes(server, model_of) -> None:
+    """The prompt is computed once, by a request that nobody reads: what it was routed by is everybody's."""
+    generator = np.random.default_rng(1)
+    prompt = generator.integers(3, 15, 100)
+    sampling = SamplingSpec(max_new_tokens=12, ignore_eos=True)
+    group = list(server.generate([GenerationRequest(prompt, seed) for seed in range(4)], sampling))
+    assert len({tuple(each.tokens) for each in group}) > 1
+    for each in group:
+        tokens = torch.tensor([*prompt, *each.tokens])
+        with torch.no_grad():
+            told = model_of(5)(tokens[None], output_router_logits=True)
+        places = torch.arange(len(prompt), len(tokens))
+        logprobs = told.logits[0].log_softmax(-1)[places - 1, tokens[places]]
+        np.testing.assert_allclose(each.logprobs, logprobs.numpy(), atol=1e-4)
+        chosen = torch.stack([layer[:-1].topk(2).indices for layer in told.router_logits], dim=1)
+        np.testing.assert_array_equal(np.sort(each.routed_experts), chosen.sort().values.numpy())
