@@ -241,6 +241,7 @@ class TestPlan:
         ("arguments", "message"),
         [
             (["--gpus", "12"], "12 GPUs are no whole machines of 8; say --nodes and --gpus-per-node"),
+            (["--gpus", "2000000"], "2,000,000 GPUs are more than a search looks at, 16,384; say fewer"),
             (["--gpus", "8", "--nodes", "1"], "--gpus and --nodes with --gpus-per-node say the same twice"),
             ([], "the pipeline has no GPUs to lay out; say how many there are with --gpus"),
         ],

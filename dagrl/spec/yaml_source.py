@@ -86,6 +86,11 @@ def parse_value(text: str) -> Any:
         loader = _Loader(text)
         node = loader.get_single_node()
     except yaml.YAMLError as error:
+        if text[:1] in ("{", "["):
+            message = (
+                "the brackets are not closed; put quotes around the whole override, for the shell parts it at spaces"
+            )
+            raise ValueError(message) from error
         raise ValueError("the value is not valid YAML; put it in quotes if it is text") from error
     if node is None:
         raise ValueError("there is no value; write `KEY=null` to take the key away")

@@ -163,7 +163,11 @@ class TestOverrides:
             ("run.steps", "is not KEY=VALUE; write for example `run.steps=10`"),
             ("run..steps=1", "is not KEY=VALUE; write for example `run.steps=10`"),
             ("run.steps=", "there is no value; write `KEY=null` to take the key away"),
-            ("run.steps=[1", "the value is not valid YAML; put it in quotes if it is text"),
+            ("run.steps=*", "the value is not valid YAML; put it in quotes if it is text"),
+            (
+                "groups.train={nodes:",
+                "the brackets are not closed; put quotes around the whole override, for the shell parts it at spaces",
+            ),
             ("extends=grpo", "what a file extends is said in it; write a file that begins with `extends: NAME`"),
             ("run.steps.more=1", "`run.steps` has no keys of its own; override it as a whole"),
             ("data.shuffle=no", "a bare `no` can mean two things; write `false`, or quotes for the word"),

@@ -24,6 +24,8 @@ _BUDGETS = (8192, 16384, 32768, 65536)
 """Tokens of a micro-batch."""
 _MACHINE = 8
 """GPUs of a machine, where a call says only how many there are in all."""
+_MOST_GPUS = 16384
+"""Plans name every rank."""
 _SPLITS = 8
 """Ways in which the GPUs are split between trainers and servers, at most."""
 
@@ -59,8 +61,18 @@ def cluster_of(
     gpu: str | None = None,
 ) -> Cluster:
     """The cluster that a call asks for: so many `gpus`, on machines of 8 where there are more, or so many `nodes`; by
-    default all GPUs of the pipeline. `gpu` is their name where the call says it. ValueError for what is no cluster.
+    default all GPUs of the pipeline. `gpu` is their name where the call says it. ValueError for what is no cluster, or
+    a larger one than a search has an end on.
     """
+    found = _cluster_of(pipeline, gpus, nodes, gpus_per_node, gpu)
+    if found.gpus > _MOST_GPUS:
+        raise ValueError(f"{found.gpus:,} GPUs are more than a search looks at, {_MOST_GPUS:,}; say fewer")
+    return found
+
+
+def _cluster_of(
+    pipeline: Pipeline, gpus: int | None, nodes: int | None, gpus_per_node: int | None, gpu: str | None
+) -> Cluster:
     named = {group.gpu for group in pipeline.groups.values()}
     gpu = named.pop() if len(named) == 1 and None not in named else gpu
     if nodes is not None or gpus_per_node is not None:
