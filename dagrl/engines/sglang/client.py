@@ -89,7 +89,9 @@ class Client:
     @property
     def shares_prompts(self) -> bool:
         """Whether what one request has computed of its prompt is there for others."""
-        return not self._engine.server_args.disable_radix_cache
+        arguments = self._engine.server_args
+        # Copies within a server have a cache each, and requests go to them in turns.
+        return arguments.dp_size == 1 and not arguments.disable_radix_cache
 
     async def remember(self, rid: str, tokens: list[int], cache_key: str) -> None:
         """Have the server's cache hold `tokens`, for requests with that `cache_key`. An abort ends it early."""

@@ -22,8 +22,10 @@ from typing import Any
 
 import psutil
 
+from dagrl.data.lean_transformers import SPARED, import_transformers
 from dagrl.engines.base import EngineLostError
 from dagrl.engines.sglang.processes import run_scheduler, without_megatron
+from dagrl.imports import lean_imports
 
 _WATCH_S = 0.5
 _LAST_LINES = 4
