@@ -23,7 +23,7 @@ from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
 from dagrl.data.tally import read_tallies
 from dagrl.engines.base import Objective
-from dagrl.engines.megatron.loss import GlobalLoss, LossFunction
+from dagrl.engines.megatron.loss import GlobalLoss, LossFunction, loss_is_elsewhere
 from dagrl.engines.megatron.micro_batch import MicroBatch, Packing
 from dagrl.engines.megatron.moe_losses import MoeLosses
 from dagrl.engines.megatron.output import Reader, read
@@ -77,7 +77,8 @@ class PackedModel:
             reader = Reader(self.vocab_size, scalar=True)
         losses = MoeLosses(get_model_config(self.chunks[0]))
         loss = GlobalLoss.over_all_ranks(objective, batch, of_values=reader.scalar)
-        shares = [loss.of(micro_batch) for micro_batch in micro_batches]
+        is_last = parallel_state.is_pipeline_last_stage()
+        shares = [loss.of(micro_batch) if is_last else loss_is_elsewhere for micro_batch in micro_batches]
         with losses.scaled_by(micro_batches):
             metrics = self._run(micro_batches, reader, shares, forward_only=False)
         return {**_from_last_stage(read_tallies(metrics)), **losses.metrics()}
