@@ -15,6 +15,7 @@ from dagrl.engines.base import EngineLostError
 from dagrl.engines.weights.channel import PeerError
 from dagrl.plan.plan import Executor, Plan
 from dagrl.plan.turns import residency_after_start, start_chains
+from dagrl.runtime.apart import apart
 from dagrl.runtime.crew import together
 from dagrl.runtime.dealing import MOST_PORTIONS
 from dagrl.runtime.errors import RunError, WorkerDiedError, WorkerHungError, WorkerLostError
@@ -206,7 +207,7 @@ class Fleet:
     async def abandon(self) -> None:
         """End every worker after a failure; those that cannot be reached within a bound are left to Ray."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.to_thread(self.kill), _KILL_TIMEOUT_S)
+            await asyncio.wait_for(apart(self.kill), _KILL_TIMEOUT_S)
 
     # -- work
 

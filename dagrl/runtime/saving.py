@@ -10,6 +10,7 @@ from typing import Any
 
 from dagrl.plan.commands import Save
 from dagrl.plan.plan import HOST, Plan
+from dagrl.runtime.apart import apart
 from dagrl.runtime.checkpoint import Checkpoints, RunState
 from dagrl.runtime.errors import RunError
 from dagrl.runtime.fleet import Fleet
@@ -85,7 +86,7 @@ class Saving:
 
     async def _put_into_place(self, aside: Path, state: RunState) -> None:
         """In a thread: to look through the files and to remove old ones takes time, which the main loop has not."""
-        placing = asyncio.ensure_future(asyncio.to_thread(self._checkpoints.finish, aside, state))
+        placing = asyncio.ensure_future(apart(self._checkpoints.finish, aside, state))
         done, _ = await asyncio.wait([placing], timeout=self._timeout_s)
         if not done:
             raise RunError(

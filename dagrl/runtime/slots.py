@@ -19,6 +19,7 @@ from dagrl.spec.schema import Pipeline
 
 _NODE_LABEL = "ray.io/node-id"
 _PAUSE_S = 0.1
+_SLICE_S = 1.0
 
 
 class Slots:
@@ -93,11 +94,14 @@ class Slots:
             bundles = [{"CPU" if spec.is_cpu else "GPU": 1}] * spec.ranks
             placement = placement_group(bundles, strategy="PACK", bundle_label_selector=pinned)
             self._reserved[group] = placement
-            if not await asyncio.to_thread(placement.wait, bound):
-                raise RunError(
-                    f"waited {bound:g} s for the slots of group {group}",
-                    hint="are there enough free CPUs and GPUs? `ray status` says who has them",
-                )
+            deadline = time.monotonic() + bound
+            # In slices: Ctrl-C must not have to wait for the thread, nor Ray end while it is at work.
+            while not await asyncio.to_thread(placement.wait, _SLICE_S):
+                if time.monotonic() > deadline:
+                    raise RunError(
+                        f"waited {bound:g} s for the slots of group {group}",
+                        hint="are there enough free CPUs and GPUs? `ray status` says who has them",
+                    )
         return self._reserved[group]
 
     async def _find_homes(self) -> dict[str, list[str]]:
