@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dagrl.rewards.code.assert_harness import VALUE
 
 SHOWN_CHARACTERS = 80
+_MADE_OF: dict[str, Callable[[Any], Any]] = {
+    kind.__name__: kind for kind in (set, frozenset, tuple, list, dict, sorted)
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +114,20 @@ def _check(before: Sequence[ast.stmt], statement: ast.Assert) -> Check:
         case ast.Compare(left, [ast.Eq()], [right]):
             for code, literal in ((left, right), (right, left)):
                 try:
-                    expected = ast.literal_eval(literal)
-                except ValueError:
+                    expected = _literal(literal)
+                except (ValueError, TypeError):
                     continue
                 shown = ast.Assign([ast.Name(VALUE, ast.Store())], code, lineno=0)
                 return Check(_source([*before, shown]), shows=True, expected=expected)
     return Check(_source([*before, statement]))
+
+
+def _literal(node: ast.expr) -> Any:
+    """The value of a literal, or of ``set([1, 2])`` and the like, which MBPP has often. ValueError for others."""
+    match node:
+        case ast.Call(ast.Name(kind), [inner], []) if kind in _MADE_OF:
+            return _MADE_OF[kind](_literal(inner))
+    return ast.literal_eval(node)
 
 
 def _source(statements: Sequence[ast.stmt]) -> str:

@@ -153,6 +153,7 @@ def test_cheats_get_nothing_of_asserts_that_compare_nothing(name: str) -> None:
         ("True", "1"),
         ("2", "2.0"),
         ("b'x'", "b'x'"),
+        ("{2, 1}", "set([1, 2])"),
     ],
 )
 def test_asserts_compare_as_python_does(returned: str, expected: str) -> None:

@@ -33,6 +33,12 @@ from dagrl.rewards.code.tests import AssertTests, Check, FunctionTests, ProgramT
             ),
         ),
         ({"functional": "assert -1 == f()"}, AssertTests((Check(f"{VALUE} = f()", shows=True, expected=-1),))),
+        (
+            {"functional": "assert set(f()) == set((4, 5))"},
+            AssertTests((Check(f"{VALUE} = set(f())", shows=True, expected={4, 5}),)),
+        ),
+        ({"functional": "assert f() == set(g())"}, AssertTests((Check("assert f() == set(g())"),))),
+        ({"functional": "assert f() == set(3)"}, AssertTests((Check("assert f() == set(3)"),))),
         ({"functional": "assert f() == g()"}, AssertTests((Check("assert f() == g()"),))),
         ({"functional": "check(f)\n"}, AssertTests((Check("check(f)\n"),))),
         (
