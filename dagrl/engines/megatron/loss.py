@@ -60,7 +60,9 @@ class GlobalLoss:
             return torch.from_numpy(column.take(micro_batch.rows).values).to(device, non_blocking=True)
 
         weight = on_device(self.weights)
-        columns = {name: on_device(self.batch[name]) for name in self.objective.columns}
+        # Nothing is asked of a micro-batch without rows, whose rank may have none of the columns.
+        names = self.objective.columns if len(micro_batch.rows) else ()
+        columns = {name: on_device(self.batch[name]) for name in names}
         return lambda output: self._share(output, weight, columns, micro_batch.row)
 
     def _share(
