@@ -141,7 +141,8 @@ def run(pipeline: Path, overrides: list[str], run_dir: Path | None) -> int:
         print(f"dagrl run: failed{left}", *error.lines(), sep="\n", file=sys.stderr)
         return 1
     except (InterruptedRunError, KeyboardInterrupt):
-        print(f"dagrl run: stopped at once; `dagrl run` goes on from the last checkpoint in {folder}", file=sys.stderr)
+        told = "stopped at once; `dagrl run` goes on from the last checkpoint, if there is one,"
+        print(f"dagrl run: {told} in {folder}", file=sys.stderr)
         return 130
     print(outcome.summary(folder))
     return 0

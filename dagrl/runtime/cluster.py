@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
+import psutil
+
 from dagrl.plan.machines import MisfitError, assign_machines
 from dagrl.runtime import reaper
 from dagrl.runtime.errors import RunError, WorkerLostError
@@ -26,6 +28,8 @@ from dagrl.runtime.ray_session import (
 from dagrl.spec.schema import Pipeline
 
 _PAUSE_S = 0.5
+_LEAST_GIB_OF_A_SLOT = 0.1
+"""What the process on a slot takes before it has a model: 33 workers with their Ray hold 3.4 GiB."""
 _OWN = "local"
 """What RAY_ADDRESS may say for a Ray of the run's own, though one runs on this machine."""
 
@@ -87,6 +91,7 @@ def _joined(ray: ModuleType, address: str) -> Iterator[None]:
 @contextmanager
 def _started(ray: ModuleType, pipeline: Pipeline, logs: Path, note: Callable[[str], None]) -> Iterator[None]:
     slots = sum(group.ranks for group in pipeline.groups.values() if group.is_cpu)
+    _check_memory(slots)
     if told := small_shared_memory():
         note(told)
     with session_folder() as folder, watched(folder, reaper.EPITAPH) as watch:
@@ -117,6 +122,17 @@ def _started(ray: ModuleType, pipeline: Pipeline, logs: Path, note: Callable[[st
                 watch()
                 ray.shutdown()
                 keep_worker_logs(folder, logs)
+
+
+def _check_memory(slots: int) -> None:
+    """RunError where the processes on CPU slots cannot all live here: some hundreds take the machine down first."""
+    needed, free = slots * _LEAST_GIB_OF_A_SLOT, psutil.virtual_memory().available / 2**30
+    if needed > free:
+        raise RunError(
+            f"the groups ask for {slots} CPU slots on this machine: their processes take {needed:.0f} GiB of memory at "
+            f"least, and {free:.0f} GiB are free",
+            hint="make the groups smaller (cpus_per_node)",
+        )
 
 
 def _check_resources(ray: ModuleType, pipeline: Pipeline, patience_s: float) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from dagrl.runtime.cluster import _check_memory
+from dagrl.runtime.errors import RunError
 from dagrl.runtime.ray_session import fewer_processes
 
 pytestmark = pytest.mark.slow
@@ -85,3 +87,9 @@ def test_a_ray_of_our_own_has_no_processes_that_nobody_needs() -> None:
         asked = parameter.RayParams(num_cpus=2)
     assert asked.no_monitor and asked.include_log_monitor is False and asked.num_cpus == 2
     assert parameter.RayParams is whole
+
+
+def test_more_slots_than_the_machine_has_memory_for_are_refused_before_any_starts() -> None:
+    _check_memory(4)
+    with pytest.raises(RunError, match=r"ask for 1000000 CPU slots .* take 100000 GiB of memory at least, and \d+ GiB"):
+        _check_memory(1_000_000)
