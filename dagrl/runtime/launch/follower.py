@@ -16,6 +16,7 @@ from dagrl.runtime.launch.job import Job
 from dagrl.runtime.launch.ray_node import MEMBER, RayNode, session
 from dagrl.runtime.launch.versions import versions
 from dagrl.runtime.launch.wire import LostError, Wire
+from dagrl.runtime.ray_session import small_shared_memory
 
 _CALL_TIMEOUT_S, _PAUSE_S, _PROGRESS_S = 5.0, 0.5, 10.0
 
@@ -135,6 +136,8 @@ class _Follower:
         token = facts.get("token") or secret.shared_secret(self._job.variables)
         if token is None:
             raise LaunchError("rank 0 has a token and this machine has none; give all machines the same RAY_AUTH_TOKEN")
+        if told := small_shared_memory():
+            self._job.note(told)
         folder, self._watch = self._stack.enter_context(session(self._job.logs, f"rank{self._job.place.rank}-"))
         self._node = RayNode(folder, self._job.machine, self._wire.own_address, str(token), self._events)
         await self._node.start_member(str(facts["head"]))

@@ -17,6 +17,7 @@ from dagrl.runtime.launch.place import Place
 from dagrl.runtime.launch.ray_node import DRIVER, HEAD, RayNode, session
 from dagrl.runtime.launch.roll_call import RollCall
 from dagrl.runtime.launch.secret import shared_secret
+from dagrl.runtime.ray_session import small_shared_memory
 
 _PROGRESS_S = 10.0
 _MOST_NAMED = 16
@@ -117,6 +118,8 @@ class _Leader:
         """Ray's address, once all machines have joined it."""
         bound = self._job.pipeline.run.start_timeout_s
         deadline, head, alive = time.monotonic() + bound, "", 0
+        if told := small_shared_memory():
+            self._job.note(told)
         await node.start_head()
         while alive < self._job.place.nodes:
             left = deadline - time.monotonic()
