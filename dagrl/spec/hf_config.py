@@ -50,7 +50,7 @@ def token_ids(tokenizer: Path | TokenizerSpec | None) -> Mapping[str, int]:
 def _read_object(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"cannot read {path}: {error}; give a whole Hugging Face folder") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} is not a JSON object; copy the file again")

@@ -19,6 +19,8 @@ from dagrl.spec.positions import Findings
 from dagrl.spec.schema import ModelSpec, Pipeline, TokenizerSpec
 
 _INDEX = "model.safetensors.index.json"
+_LFS = " (where git-lfs is missing, git leaves a line of text in its place)"
+_POINTER_BYTES = 1024
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
 
@@ -107,6 +109,8 @@ class _Model:
             if self._reads_text and own is None and not any((folder / name).is_file() for name in _TOKENIZER_FILES):
                 files = ", ".join(_TOKENIZER_FILES[:2])
                 self._findings.error(place, f"{folder} has no tokenizer ({files}); copy it there, or add `tokenizer:`")
+            elif self._reads_text and own is None:
+                self._check_tokenizer_file(folder, place)
         config_path = folder / "config.json"
         if not config_path.is_file():
             self._findings.error(
@@ -116,7 +120,20 @@ class _Model:
         config = _json_mapping(config_path)
         if config is None:
             self._findings.error(place, f"{config_path} is not a JSON object; copy the file again")
-        return config
+            return None
+        return config if self._says_what_it_is(config_path, config) else None
+
+    def _says_what_it_is(self, path: Path, config: Mapping[str, Any]) -> bool:
+        place = (*self._section, "path")
+        if not isinstance(config.get("model_type"), str):
+            message = f"{path} names no architecture (model_type); give the folder of a Hugging Face model"
+            self._findings.error(place, message)
+            return False
+        wrong = [name for name in SIZE_KEYS if config.get(name) is not None and not is_size(config[name])]
+        if wrong:
+            message = f"{path} says {wrong[0]}: {shown(config[wrong[0]])}, which is no size; copy the file again"
+            self._findings.error(place, message)
+        return not wrong
 
     def _check_weights(self, folder: Path) -> None:
         place = (*self._section, "path")
@@ -125,18 +142,32 @@ class _Model:
             if not (folder / "model.safetensors").is_file():
                 old = " (only PyTorch's .bin files)" if any(folder.glob("*.bin")) else ""
                 self._findings.error(place, f"{folder} has no safetensors weights{old}; save the model as safetensors")
-            elif (folder / "model.safetensors").stat().st_size == 0:
-                self._findings.error(place, f"{folder / 'model.safetensors'} is empty; copy the file again")
+            elif fault := _weights_fault(folder / "model.safetensors"):
+                self._findings.error(place, f"{folder / 'model.safetensors'} {fault}; copy the file again")
             return
         index = _json_mapping(index_path)
         files = index.get("weight_map") if index else None
-        if not isinstance(files, dict):
+        if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
             self._findings.error(place, f"{index_path} does not say which file holds which weight; copy the file again")
             return
-        lost = sorted(name for name in set(files.values()) if not (folder / str(name)).is_file())
+        lost = sorted(name for name in set(files.values()) if not (folder / name).is_file())
         if lost:
             message = f"{folder} lacks {len(lost)} of its weight files, {lost[0]} among them; copy them again"
             self._findings.error(place, message)
+            return
+        faults = {name: fault for name in sorted(set(files.values())) if (fault := _weights_fault(folder / name))}
+        if faults:
+            name, fault = next(iter(faults.items()))
+            others = f", and {len(faults) - 1} more files are no better" if len(faults) > 1 else ""
+            self._findings.error(place, f"{folder / name} {fault}{others}; copy it again")
+
+    def _check_tokenizer_file(self, folder: Path, place: Place) -> None:
+        """Report what git leaves in place of a large file, and a copy that went wrong at its beginning."""
+        file = folder / "tokenizer.json"
+        if file.is_file():
+            with file.open("rb") as content:
+                if not content.read(64).lstrip().startswith(b"{"):
+                    self._findings.error(place, f"{file} is not a JSON object; copy the file again{_LFS}")
 
     def _check_init(self) -> Mapping[str, Any] | None:
         model = self._model
@@ -181,6 +212,8 @@ class _Model:
                 )
             elif not any((tokenizer / name).is_file() for name in _TOKENIZER_FILES):
                 self._findings.error(place, f"{tokenizer} has no tokenizer.json or the like; give a tokenizer's folder")
+            else:
+                self._check_tokenizer_file(tokenizer, place)
         elif tokenizer is not None and tokenizer.kind == "bytes":
             if tokenizer.alphabet:
                 self._findings.error((*place, "alphabet"), "a tokenizer of bytes has no alphabet; take it out")
@@ -217,9 +250,20 @@ class _Model:
             self._findings.error(section, message)
 
 
+def _weights_fault(path: Path) -> str | None:
+    """What is wrong with a file of weights, as far as its first bytes tell: 8 of them are the length of its header."""
+    size = path.stat().st_size
+    if size == 0:
+        return "is empty"
+    with path.open("rb") as content:
+        length = int.from_bytes(content.read(8), "little")
+        whole = 8 < 8 + length <= size and content.read(1) == b"{"
+    return None if whole else f"is no safetensors file{_LFS if size < _POINTER_BYTES else ', or a torn one'}"
+
+
 def _json_mapping(path: Path) -> dict[str, Any] | None:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):  # RecursionError: brackets that are left open
         return None
     return content if isinstance(content, dict) else None

@@ -137,7 +137,7 @@ def judged(project):
         config = {"model_type": "qwen3", "vocab_size": 99, "architectures": list(classes)}
         (folder / "config.json").write_text(json.dumps(config))
         (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0}}}))
-        (folder / "model.safetensors").write_bytes(b"weights")
+        project.write_weights(folder)
         engine = f"{JUDGE}{extra}}} #!\n"
         return project.pipeline(("  generator: {backend", engine + "  generator: {backend"), reward)
 
@@ -187,7 +187,7 @@ def test_a_critic_reads_the_tokens_of_the_policy(project, ppo, rows, tokens, mes
         folder.mkdir(exist_ok=True)
         (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}}))
     (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "vocab_size": rows}))
-    (folder / "model.safetensors").write_bytes(b"weights")
+    project.write_weights(folder)
     path = ppo(
         ('tokenizer: {kind: characters, alphabet: "0123456789+= "}', "tokenizer: words"),
         ("head: value, optimizer", "head: value, model: {path: small}, optimizer"),

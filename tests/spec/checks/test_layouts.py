@@ -202,7 +202,7 @@ def test_sizes_are_read_from_the_folder_by_the_names_of_its_family(project, conf
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"num_attention_heads": 8, **config}))
     (folder / "tokenizer.json").write_text("{}")
-    (folder / "model.safetensors").write_bytes(b"x")
+    project.write_weights(folder)
     text = (project.folder / "p.yaml").read_text()
     begin, end = text.index("  init:"), text.index("data:")
     text = text[:begin] + "  path: model\n" + text[end:]

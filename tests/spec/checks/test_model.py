@@ -113,9 +113,10 @@ class TestFolder:
     def folder(self, project):
         folder = project.folder / "model"
         folder.mkdir()
-        (folder / "config.json").write_text(json.dumps({"num_attention_heads": 3, "hidden_size": 6}))
+        config = {"model_type": "qwen3", "num_attention_heads": 3, "hidden_size": 6}
+        (folder / "config.json").write_text(json.dumps(config))
         (folder / "tokenizer.json").write_text("{}")
-        (folder / "model.safetensors").write_bytes(b"x")
+        project.write_weights(folder)
         return folder
 
     @pytest.fixture
@@ -156,8 +157,44 @@ class TestFolder:
         project.assert_problem(path, "model.path", "has no safetensors weights (only PyTorch's .bin files)")
         index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-        (folder / "two.safetensors").write_bytes(b"x")
+        project.write_weights(folder, "two.safetensors")
         project.assert_problem(path, "model.path", "lacks 1 of its weight files, one.safetensors among them; copy")
+
+    @pytest.mark.parametrize(
+        ("name", "content", "fragment"),
+        [
+            ("config.json", b"[" * 100_000, "config.json is not a JSON object; copy the file again"),
+            ("config.json", b"{}", "config.json names no architecture (model_type); give the folder of a Hugging Face"),
+            ("config.json", b'{"model_type": 3}', "config.json names no architecture (model_type)"),
+            ("config.json", b'{"model_type": "qwen3", "hidden_size": "6"}', "says hidden_size: '6', which is no size"),
+            ("config.json", b'{"model_type": "qwen3", "num_hidden_layers": -1}', "says num_hidden_layers: -1"),
+            (
+                "config.json",
+                b'{"model_type": "qwen3", "rope_scaling": {"type": [1]}}',
+                "no rope scaling of type a list",
+            ),
+            ("model.safetensors", b"version https://git-lfs", "is no safetensors file (where git-lfs is missing"),
+            (
+                "model.safetensors",
+                (5000).to_bytes(8, "little") + b"{" + b" " * 2000,
+                "file, or a torn one; copy the file",
+            ),
+            ("tokenizer.json", b"version https://git-lfs", "tokenizer.json is not a JSON object; copy the file again"),
+            (
+                "model.safetensors.index.json",
+                b'{"weight_map": {"a": [1]}}',
+                "does not say which file holds which weight",
+            ),
+            (
+                "model.safetensors.index.json",
+                b'{"weight_map": {"a": "config.json"}}',
+                "config.json is no safetensors file",
+            ),
+        ],
+    )
+    def test_what_is_not_what_its_name_says(self, project, folder, path, name, content, fragment):
+        (folder / name).write_bytes(content)
+        project.assert_problem(path, "model.path", fragment)
 
     def test_tokenizer_of_its_own_folder(self, project, folder, path):
         empty = project.folder / "empty"

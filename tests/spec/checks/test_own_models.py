@@ -71,7 +71,7 @@ def test_paths_and_nulls_are_read_as_in_the_models_section(project):
     folder = project.folder / "small"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "hidden_size": 32}))
-    (folder / "model.safetensors").write_bytes(b"weights")
+    project.write_weights(folder)
     path = with_critic(project, "model: {path: small}")
     assert load_pipeline(path).pipeline.model_of("critic").path == folder.resolve()
     # What reads tokens has no use for a tokenizer.
@@ -84,7 +84,7 @@ def test_whoever_reads_text_needs_a_tokenizer(project):
     folder = project.folder / "small"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "hidden_size": 32}))
-    (folder / "model.safetensors").write_bytes(b"weights")
+    project.write_weights(folder)
     path = project.pipeline(("rollout, follows: actor}", "rollout, model: {path: small}}"))
     problem = project.only_problem(path)
     assert problem.place == "engines.generator.model.path"
