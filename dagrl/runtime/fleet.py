@@ -190,9 +190,10 @@ class Fleet:
     async def close(self) -> None:
         """Let every worker free what it holds, for a few seconds at most; then end them."""
         everyone = [member for members in self._members.values() for member in members]
-        closing = [asyncio.ensure_future(_awaited(member.actor.close.remote())) for member in everyone]
-        if closing:
-            await asyncio.wait(closing, timeout=_CLOSE_TIMEOUT_S)
+        # Whoever fails to free something is ended all the same, and nobody is told.
+        closing = asyncio.gather(*(_awaited(each.actor.close.remote()) for each in everyone), return_exceptions=True)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(closing, _CLOSE_TIMEOUT_S)
         self.kill()
 
     def kill(self) -> None:

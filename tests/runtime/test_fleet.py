@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from dagrl.runtime.fleet import Fleet, Member
 from dagrl.runtime.messages import Whereabouts
 from dagrl.runtime.objects import ObjectsLateError
 from dagrl.spec.schema import Pipeline
+
+HERE = Whereabouts("node7", "10.0.0.7", 1, 4711, ())
 
 
 class Method:
@@ -58,7 +61,7 @@ def answer(lab) -> Any:
         declared = lab.tiny_pipeline()
         declared["run"] |= bounds
         fleet = Fleet(ray, Plan({}, (), shards=1, steps=1), Pipeline.model_validate(declared))
-        member = Member("generator/1", Actor(answer), Whereabouts("node7", "10.0.0.7", 1, 4711, ()))
+        member = Member("generator/1", Actor(answer), HERE)
         try:
             return asyncio.run(fleet.call(member, "appetite", waits_for="the generator to say something"))
         except RunError as error:
@@ -114,3 +117,21 @@ def test_equal_bounds_are_not_mistaken_for_each_other(answer) -> None:
 
 def test_one_that_answers_in_time_is_heard(answer) -> None:
     assert answer(0.0) == "answered"
+
+
+@pytest.mark.parametrize("answer", [OSError("the device is gone"), 60.0, 0.0])
+def test_at_the_end_nobody_is_told_of_one_that_cannot_free_what_it_holds(lab, monkeypatch, caplog, answer) -> None:
+    monkeypatch.setattr("dagrl.runtime.fleet._CLOSE_TIMEOUT_S", 0.05)
+    ended: list[object] = []
+    fleet = Fleet(ray, Plan({}, (), shards=1, steps=1), Pipeline.model_validate(lab.tiny_pipeline()))
+    workers = [Actor(answer), Actor(0.0)]
+    fleet._members = {"actor": [Member(f"actor/{rank}", each, HERE) for rank, each in enumerate(workers)]}
+    monkeypatch.setattr(fleet, "kill", lambda: ended.append(fleet.members("actor")))
+
+    async def close() -> None:
+        await fleet.close()
+        gc.collect()
+
+    asyncio.run(close())
+    assert len(ended) == 1
+    assert caplog.records == []
