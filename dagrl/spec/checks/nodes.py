@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -55,6 +56,10 @@ def _check_reward(place: Place, node: RewardNode, folder: Path, findings: Findin
         function = load_function(node.fn if own else BUILT_IN_REWARDS[node.fn], folder)
     except ValueError as error:
         findings.error((*place, "fn"), str(error))
+        return
+    if inspect.isclass(function):
+        message = f"`{node.fn}` is a class, and a reward is a function; name one"
+        findings.error((*place, "fn"), message)
         return
     try:
         fields_of(function, node.args)

@@ -7,7 +7,7 @@ from dagrl.spec.filtering import filter_of, prompts_per_round
 from dagrl.spec.graph import PROMPTS_NODE, Graph
 from dagrl.spec.positions import Findings
 from dagrl.spec.rollouts import leading_rollout, rollouts
-from dagrl.spec.schema import Pipeline, RolloutNode
+from dagrl.spec.schema import Pipeline, RolloutNode, UpdateNode
 
 _STEP_NEEDS = "a step needs (data.prompts_per_step"
 _ONLY_PARTIAL = ("mask_offpolicy_in_partial_rollout", "partial_rollout_max_age")
@@ -26,8 +26,25 @@ def check_rollout(pipeline: Pipeline, graph: Graph | None, findings: Findings) -
                 _check_others_wait(name, graph, findings)
             if graph is not None:
                 _check_prompts(name, node, graph, findings)
+        if isinstance(node, UpdateNode) and graph is not None:
+            _warn_of_foreign_samples(pipeline, name, node, graph, findings)
     if graph is not None and len(rollouts(pipeline)) > 1:
         _check_several(pipeline, graph, findings)
+
+
+def _warn_of_foreign_samples(pipeline: Pipeline, name: str, node: UpdateNode, graph: Graph, findings: Findings) -> None:
+    """Samples of one policy that another learns from as if they were its own."""
+    rollout = graph.sampled_by(name)
+    sampler = pipeline.engines.get(rollouts(pipeline)[rollout].engine) if rollout else None
+    follows = getattr(sampler, "follows", None)
+    corrected = node.rollout_correction is not None or node.takes_rollout_for_old
+    if follows is None or follows == node.engine or corrected or node.loss.policy == "opmd":
+        return
+    message = (
+        f"`{node.engine}` learns from samples of `{follows}`, whose weights `{rollout}` draws with, as if they were "
+        "its own; give it a rollout that follows it, or say `read: {old_logprob: rollout_logprob}`"
+    )
+    findings.warning(("nodes", name), message, depends_on=[("nodes",), ("engines",)])
 
 
 def _check_prompts(name: str, node: RolloutNode, graph: Graph, findings: Findings) -> None:

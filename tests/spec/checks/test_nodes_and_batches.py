@@ -249,3 +249,9 @@ def test_a_reference_that_is_trained_itself_is_odd(project):
 def test_a_mini_batch_that_does_not_divide_is_one_problem(project):
     path = project.pipeline(("kl_coef: 0.01}", "kl_coef: 0.01}, mini_batch: 3 #!\n   "))
     project.assert_problem(path, "nodes.update.mini_batch", "3 prompts do not divide the step's 8", "such as 2")
+
+
+def test_a_class_is_no_reward(project):
+    project.write("own.py", "class Judge:\n    pass\n")
+    path = project.pipeline(("fn: exact}", "fn: 'own:Judge'} #!"))
+    project.assert_problem(path, "nodes.reward.fn", "`own:Judge` is a class, and a reward is a function; name one")

@@ -71,3 +71,13 @@ def test_what_makes_sense_passes(project) -> None:
     options = "over_sampling_batch_size: 12, partial_rollout: true, partial_rollout_max_age: 2"
     options += ", mask_offpolicy_in_partial_rollout: true"
     assert check_file(project.pipeline((ROLLOUT, f"{ROLLOUT[:-1]}, {options}}}"))).warnings == ()
+
+
+def test_samples_of_another_policy_are_odd(project):
+    second = ("  reference: {", "  second: {backend: megatron, group: train, optimizer: {lr: 1e-3}}\n  reference: {")
+    both = (second, ("run: {steps: 10}", "  learn: {op: update, engine: second}\nrun: {steps: 10}"))
+    (warning,) = check_file(project.pipeline(*both)).warnings
+    assert warning.place == "nodes.learn"
+    assert warning.message.startswith("`second` learns from samples of `actor`, whose weights `rollout` draws with")
+    own = [both[0], (both[1][0], both[1][1].replace("second}", "second, read: {old_logprob: rollout_logprob}}"))]
+    assert check_file(project.pipeline(*own)).warnings == ()
