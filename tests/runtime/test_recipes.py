@@ -32,8 +32,11 @@ SIGNS: dict[str, set[str]] = {
     "grpo_moe": set(),
 }
 """Recipe -> those of the metrics above that it has."""
-OFTEN = ("dapo", "remax", "grpo_moe")
-"""Recipes whose way through a run no other test goes; the others differ in formulas, and run before a release."""
+OFTEN = ("grpo", "dapo", "gspo", "rloo", "reinforce_pp", "remax", "grpo_moe")
+"""Those that people take most, and those whose way through a run no other test goes.
+
+The others differ in formulas, or have a test of their own, and run before a release.
+"""
 IN_ONE_FILE = ("ppo", "dapo", "remax")
 """Recipes with nodes or engines that `tiny.yaml` cannot know of: they have a `tiny_NAME.yaml`."""
 OWN = {
