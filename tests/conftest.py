@@ -1,6 +1,7 @@
 """What tests of several rooms need."""
 
 import contextlib
+import gc
 import importlib
 import json
 import sys
@@ -20,6 +21,15 @@ from hypothesis import settings
 # How long an example takes says how busy the machine is.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+
+# Thousands of modules come in while tests are collected, and stay: nothing to be looked through again and again.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 

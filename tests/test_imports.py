@@ -36,8 +36,8 @@ def test_the_collector_rests_in_the_block_alone(collects: bool):
 
 
 def test_what_is_imported_for_good_is_not_looked_at_again():
-    gc.unfreeze()
+    mine = [[] for _ in range(1000)]
+    before = gc.get_freeze_count()
     with lean_imports(for_good=True):
         pass
-    assert gc.get_freeze_count() > 1000
-    gc.unfreeze()
+    assert gc.get_freeze_count() >= before + len(mine)
