@@ -32,6 +32,7 @@ _CLASSES: dict[str, tuple[tuple[str, str], ...]] = {
     "ddp": (("core/distributed/distributed_data_parallel_config.py", "DistributedDataParallelConfig"),),
 }
 """Section -> files and classes that its fields come from, the class itself first."""
+_ENUMERATIONS = "core/transformer/enums.py"
 _MODULE_LISTS = ("recompute_modules", "offload_modules")
 """Fields of ``transformer:`` that name parts of a layer."""
 
@@ -77,7 +78,18 @@ def megatron_fields(section: str) -> dict[str, str] | None:
         if source is None:
             return None
         fields |= fields_of_class(source, class_name)
-    return fields or None
+    return {field: _named(kind) for field, kind in fields.items()} or None
+
+
+@cache
+def _named(kind: str) -> str:
+    """The type, and of an enumeration of Megatron's the names that it has, by which the engine takes them."""
+    source = source_of("megatron", _ENUMERATIONS) if kind.isidentifier() else None
+    for statement in ast.parse(source).body if source else ():
+        if isinstance(statement, ast.ClassDef) and statement.name == kind:
+            names = [line.targets[0] for line in statement.body if isinstance(line, ast.Assign)]
+            return f"Literal[{', '.join(repr(ast.unparse(name)) for name in names)}]"
+    return kind
 
 
 @cache

@@ -86,3 +86,12 @@ def test_fields_read_as_text_are_those_that_python_sees():
         ("ddp", DistributedDataParallelConfig),
     ):
         assert set(megatron_fields.megatron_fields(section)) == {field.name for field in dataclasses.fields(config)}
+
+
+def test_the_names_of_an_enumeration_are_known(project):
+    gpus = ("train: {cpus_per_node: 2}", "train: {gpus_per_node: 2}")
+    path = project.pipeline(
+        gpus, ("    group: train\n", "    group: train\n    transformer: {attention_backend: flahs} #!\n")
+    )
+    project.assert_problem(path, "engines.actor.transformer.attention_backend", "'flahs' is not known", "`flash`?")
+    check_file(project.pipeline(gpus), ["engines.actor.transformer.attention_backend=fused"])
