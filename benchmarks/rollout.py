@@ -35,7 +35,7 @@ _ROUND_S = 120.0
 def main() -> None:
     """Start both servers, let them take turns, tell how they compare."""
     args, model = _arguments()
-    load = Load(args.prompts, 1, args.prompt_tokens, args.response_tokens)
+    load = Load(args.prompts, args.n, args.prompt_tokens, args.response_tokens)
     rounds = args.warmup + args.rounds
     prompts = write_prompt_file(args.out / "rollout_prompts.parquet", load, rounds)
     server = server_arguments(load)
@@ -55,6 +55,7 @@ def main() -> None:
 def _arguments() -> tuple[argparse.Namespace, Path]:
     parser = parser_of(__doc__)
     parser.add_argument("--prompts", type=int, default=512)
+    parser.add_argument("--n", type=int, default=1, help="responses to each prompt")
     parser.add_argument("--prompt-tokens", type=int, default=256)
     parser.add_argument("--response-tokens", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=4, help="measured rounds of each")
@@ -125,7 +126,8 @@ def _node_seconds(run: DagrlRun, step: int) -> float:
 
 def _report(args: argparse.Namespace, load: Load, seconds: dict[str, list[float]]) -> None:
     rates = {name: [load.sampled_tokens / each for each in values] for name, values in seconds.items() if values}
-    print(f"\n{args.model}, {load.prompts} prompts of {load.prompt_tokens} tokens, {load.response_tokens} tokens each")
+    each = f"{load.n} responses of {load.response_tokens} tokens"
+    print(f"\n{args.model}, {load.prompts} prompts of {load.prompt_tokens} tokens, to each {each}")
     print(f"{'':24}{'median tok/s':>14}{'slowest':>12}{'fastest':>12}{'median s':>12}")
     rows: dict[str, dict[str, Any]] = {}
     for name, values in rates.items():
@@ -136,6 +138,7 @@ def _report(args: argparse.Namespace, load: Load, seconds: dict[str, list[float]
     result = {
         "model": args.model,
         "prompts": load.prompts,
+        "responses_per_prompt": load.n,
         "prompt_tokens": load.prompt_tokens,
         "response_tokens": load.response_tokens,
         "measured": rows,
