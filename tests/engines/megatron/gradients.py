@@ -3,11 +3,14 @@
 Import as ``from gradients import hf_gradients``: pytest's `pythonpath` holds this folder.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from dagrl.plan.coordinates import coordinates
+from dagrl.spec.schema import ParallelSpec
 
 if TYPE_CHECKING:
     from dagrl.data.batch import Batch
@@ -29,6 +32,44 @@ def gradients_and_sums(
     clear_gradients(training.chunks, training.optimizer)
     sums = engine._model.accumulate_gradient(batch, objective, tokens_per_micro_batch=tokens_per_micro_batch)
     return hf_gradients(engine), sums
+
+
+def step_of_ranks(
+    run_engine: Any,
+    ranks: int,
+    sizes: dict[str, Any],
+    *,
+    objective_of: Callable[[], Any],
+    shares_of: Callable[[int], "Sequence[Batch]"],
+    tokens_per_micro_batch: int,
+) -> tuple[dict[str, Any], dict[str, tuple[float, float, float]]]:
+    """Rank 0's gradients, and the metrics, with their extremes, which are checked to be the same on all `ranks`.
+
+    `shares_of` says of so many replicas which rows each has; `objective_of` makes the objective, on each rank.
+    """
+    parallel = ParallelSpec.model_validate(sizes)
+    places, shares = coordinates(parallel, ranks), shares_of(parallel.data_parallel_size(ranks))
+
+    def on_rank(engine: Any) -> Any:
+        from dagrl.engines.megatron.loss import join_replicas
+
+        mine = shares[places[torch.distributed.get_rank()].dp]
+        budget = tokens_per_micro_batch
+        gradients, metrics = gradients_and_sums(engine, mine, objective_of(), tokens_per_micro_batch=budget)
+        return gradients, {name: (stat.mean, stat.low, stat.high) for name, stat in join_replicas(metrics).items()}
+
+    optimizer = {"lr": 1e-3, "use_distributed_optimizer": False}
+    answers = run_engine(ranks, on_rank, parallel=sizes, optimizer=optimizer)
+    assert all(told == answers[0][1] for _, told in answers), "metrics are the same on every rank"
+    return answers[0]
+
+
+def assert_same(gradients: dict[str, Any], expected: dict[str, Any]) -> None:
+    """To 1e-5 of each tensor's largest entry."""
+    assert gradients.keys() == expected.keys()
+    for name, gradient in expected.items():
+        error = float((gradients[name] - gradient).abs().max() / gradient.abs().max())
+        assert error < 1e-5, f"{name}: {error:.1e}"
 
 
 @torch.no_grad()

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from dagrl.plan.coordinates import coordinates
-from dagrl.spec.schema import LossSpec, ParallelSpec, RolloutCorrectionSpec
+from dagrl.spec.schema import LossSpec, RolloutCorrectionSpec
 
 if TYPE_CHECKING:
     from dagrl.data.batch import Batch
@@ -43,27 +42,19 @@ def rows(samples: "Batch") -> "Batch":
 def compute(run_engine: Any, rows: "Batch") -> Any:
     """``compute(ranks, parallel, budget)``: gradients and metrics, with their extremes, of rank 0."""
 
+    from gradients import step_of_ranks
+
+    def objective() -> Any:
+        from dagrl.algorithms.objective import PolicyObjective
+
+        return PolicyObjective(LossSpec(policy="gspo"), 0.8, rows.columns, correction=CORRECTION)
+
+    def shares(replicas: int) -> "list[Batch]":
+        return [rows.take(np.arange(replica, len(rows), replicas)) for replica in range(replicas)]
+
     def run(ranks: int, sizes: dict[str, Any], budget: int) -> Any:
-        parallel = ParallelSpec.model_validate(sizes)
-        places, replicas = coordinates(parallel, ranks), parallel.data_parallel_size(ranks)
-
-        def on_rank(engine: Any) -> Any:
-            import torch.distributed as dist
-            from gradients import gradients_and_sums
-
-            from dagrl.algorithms.objective import PolicyObjective
-            from dagrl.engines.megatron.loss import join_replicas
-
-            objective = PolicyObjective(LossSpec(policy="gspo"), 0.8, rows.columns, correction=CORRECTION)
-            mine = rows.take(np.arange(places[dist.get_rank()].dp, len(rows), replicas))
-            gradients, metrics = gradients_and_sums(engine, mine, objective, tokens_per_micro_batch=budget)
-            told = {name: (stat.mean, stat.high) for name, stat in join_replicas(metrics).items()}
-            return gradients, told
-
-        optimizer = {"lr": 1e-3, "use_distributed_optimizer": False}
-        answers = run_engine(ranks, on_rank, parallel=sizes, optimizer=optimizer)
-        assert all(told == answers[0][1] for _, told in answers), "metrics are the same on every rank"
-        return answers[0]
+        options = {"objective_of": objective, "shares_of": shares, "tokens_per_micro_batch": budget}
+        return step_of_ranks(run_engine, ranks, sizes, **options)
 
     return run
 
@@ -76,15 +67,14 @@ def alone(compute: Any) -> Any:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_corrected_loss_is_that_of_one_process(layout: str, compute: Any, alone: Any) -> None:
+    from gradients import assert_same
+
     gradients, metrics = compute(*LAYOUTS[layout], 48)
     expected_gradients, expected = alone
     assert {"mismatch/logprob_diff", "correction/weight", "correction/vetoed_responses"} < metrics.keys()
     assert 0 < metrics["correction/rejected_fraction"][0] < 1
-    for name, (mean, high) in metrics.items():
+    for name, (mean, _, high) in metrics.items():
         assert mean == pytest.approx(expected[name][0], rel=1e-5, abs=1e-7), name
         if name.startswith(("mismatch/", "correction/")):
-            assert high == pytest.approx(expected[name][1], rel=1e-5), name
-    assert gradients.keys() == expected_gradients.keys()
-    for name, gradient in expected_gradients.items():
-        error = float((gradients[name] - gradient).abs().max() / gradient.abs().max())
-        assert error < 1e-5, f"{name}: {error:.1e}"
+            assert high == pytest.approx(expected[name][2], rel=1e-5), name
+    assert_same(gradients, expected_gradients)

@@ -5,9 +5,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from dagrl.plan.coordinates import coordinates
-from dagrl.spec.schema import ParallelSpec
-
 if TYPE_CHECKING:
     from dagrl.data.batch import Batch
 
@@ -36,31 +33,22 @@ def pairs(samples: "Batch") -> "Batch":
 @pytest.fixture(scope="module")
 def compute(run_engine: Any, pairs: "Batch") -> Any:
     """``compute(ranks, parallel, budget)``: gradients and metrics, with their extremes, of rank 0."""
-    from dagrl.data.redistribute import assign
+    from gradients import step_of_ranks
+
+    def objective() -> Any:
+        from dagrl.algorithms.dpo import DpoObjective
+
+        return DpoObjective(beta=0.5, label_smoothing=0.1, sft_coef=0.3)
+
+    def shares(replicas: int) -> "list[Batch]":
+        from dagrl.data.redistribute import assign
+
+        lengths = pairs["prompt_tokens"].lengths + pairs["response_tokens"].lengths
+        return [pairs.take(rows) for rows in assign(lengths, pairs["group_id"].values, replicas)]
 
     def run(ranks: int, sizes: dict[str, Any], budget: int) -> Any:
-        parallel = ParallelSpec.model_validate(sizes)
-        places, replicas = coordinates(parallel, ranks), parallel.data_parallel_size(ranks)
-        lengths = pairs["prompt_tokens"].lengths + pairs["response_tokens"].lengths
-        shares = assign(lengths, pairs["group_id"].values, replicas)
-
-        def on_rank(engine: Any) -> Any:
-            import torch.distributed as dist
-            from gradients import gradients_and_sums
-
-            from dagrl.algorithms.dpo import DpoObjective
-            from dagrl.engines.megatron.loss import join_replicas
-
-            objective = DpoObjective(beta=0.5, label_smoothing=0.1, sft_coef=0.3)
-            mine = pairs.take(shares[places[dist.get_rank()].dp])
-            gradients, metrics = gradients_and_sums(engine, mine, objective, tokens_per_micro_batch=budget)
-            told = {name: (stat.mean, stat.low, stat.high) for name, stat in join_replicas(metrics).items()}
-            return gradients, told
-
-        optimizer = {"lr": 1e-3, "use_distributed_optimizer": False}
-        answers = run_engine(ranks, on_rank, parallel=sizes, optimizer=optimizer)
-        assert all(told == answers[0][1] for _, told in answers), "metrics are the same on every rank"
-        return answers[0]
+        options = {"objective_of": objective, "shares_of": shares, "tokens_per_micro_batch": budget}
+        return step_of_ranks(run_engine, ranks, sizes, **options)
 
     return run
 
@@ -73,13 +61,12 @@ def alone(compute: Any) -> Any:
 
 @pytest.mark.parametrize("layout", ["alone", *LAYOUTS])
 def test_preferences_are_those_of_one_process(layout: str, compute: Any, alone: Any) -> None:
+    from gradients import assert_same
+
     gradients, metrics = compute(*LAYOUTS.get(layout, (1, {})), SMALL)
     expected_gradients, expected = alone
     assert metrics.keys() == expected.keys() >= {"loss/dpo", "dpo/margin", "dpo/accuracy"}
     assert 0 < metrics["dpo/accuracy"][0] < 1, "some pairs are ranked rightly, some are not"
     for name, found in metrics.items():
         assert found == pytest.approx(expected[name], rel=1e-5, abs=1e-6), name
-    assert gradients.keys() == expected_gradients.keys()
-    for name, gradient in expected_gradients.items():
-        error = float((gradients[name] - gradient).abs().max() / gradient.abs().max())
-        assert error < 1e-5, f"{name}: {error:.1e}"
+    assert_same(gradients, expected_gradients)
