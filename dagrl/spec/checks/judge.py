@@ -86,7 +86,8 @@ def _check_room(place: Place, node: JudgeNode, sizes: Mapping[str, ModelSizes], 
             f"a question of {node.max_prompt_tokens} tokens and a reply of {node.sampling.max_new_tokens} "
             f"(sampling.max_new_tokens) exceed the model's {positions.name}, {positions.value}; lower one of them"
         )
-        findings.error((*place, "max_prompt_tokens"), message, depends_on=[("engines", node.engine), ("model",)])
+        depends: list[Place] = [(*place, "engine"), ("engines", node.engine), ("model",)]
+        findings.error((*place, "max_prompt_tokens"), message, depends_on=depends)
 
 
 def _check_question(place: Place, node: JudgeNode, findings: Findings) -> None:

@@ -31,6 +31,10 @@ def warn_of_no_effect(pipeline: Pipeline, findings: Findings) -> None:
             for where, why in (*_unread_fields(engine), *_unread_rates(pipeline, engine)):
                 place: Place = ("engines", name, *where)
                 findings.warning(place, f"has no effect, {why}", depends_on=[place[:3]])
+    run = pipeline.run
+    if run.keep_best is not None and (run.save_every is None or run.save_every >= run.steps):
+        message = "has no effect, as the last step alone is saved; set `run.save_every` below run.steps, or take it out"
+        findings.warning(("run", "keep_best"), message, depends_on=[("run",)])
     _warn_of_no_validation(pipeline, findings)
 
 

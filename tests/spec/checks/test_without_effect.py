@@ -83,6 +83,15 @@ def test_the_name_of_gpus_that_are_cpu_slots(project):
     assert (place, message) == ("groups.train.gpu", "has no effect, as the group has CPU slots; take it out")
 
 
+def test_the_best_of_one_checkpoint(project):
+    best = "run: {steps: 10, keep_best: {metric: reward/mean}"
+    for further in ("", ", save_every: 10"):
+        ((place, message),) = warnings(project, (STEPS, f"{best}{further}}}"))
+        assert place == "run.keep_best"
+        assert message.startswith("has no effect, as the last step alone is saved; set `run.save_every`")
+    assert warnings(project, (STEPS, f"{best}, save_every: 9}}")) == []
+
+
 class TestValidation:
     def test_what_is_said_of_one_that_there_is_not(self, project):
         data = ("  max_prompt_tokens: 16\n", "  max_prompt_tokens: 16\n  val: train.parquet\n  val_prompts: 4\n")
