@@ -1,74 +1,24 @@
 """Objectives on a GPU, without one: what is computed on, and that nothing waits for the device in between."""
 
-from collections.abc import Callable
-from typing import Any
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-
-from dagrl.algorithms.dpo import DpoObjective
-from dagrl.algorithms.objective import PolicyObjective
-from dagrl.algorithms.sft import MixedObjective, SftObjective
-from dagrl.algorithms.value_loss import ValueObjective
-from dagrl.engines.base import ResponseTokens, ValueTokens
-from dagrl.spec.schema import LossSpec, RolloutCorrectionSpec
-
-TOKENS, ROWS = 12, 4
-OF_ROWS = {"group_id": torch.int64, "is_expert": torch.float32}
-POLICIES = (
-    *("ppo_clip", "gspo", "gmpo", "sapo", "topr", "cispo", "cpgd", "reinforce"),
-    *("opmd", "opmd_kimi", "opmd_pairwise", "clip_cov", "kl_cov"),
-)
-CORRECTION = {
-    "rollout_is": "sequence",
-    "rollout_is_threshold_lower": 0.1,
-    "rollout_is_batch_normalize": True,
-    "rollout_rs": "seq_max_k3",
-    "rollout_rs_threshold": 0.2,
-    "rollout_token_veto_threshold": 0.1,
-}
+from fake_gpu import OBJECTIVES, tensors_of
 
 
-def policy(form: str, *, corrected: bool = False, **fields: Any) -> PolicyObjective:
-    available = ("old_logprob", "ref_logprob", "rollout_logprob")
-    correction = RolloutCorrectionSpec.model_validate(CORRECTION) if corrected else None
-    return PolicyObjective(
-        LossSpec.model_validate({"policy": form, "kl_coef": 0.1, "entropy_coef": 0.1, **fields}),
-        1.0,
-        available,
-        correction=correction,
-    )
-
-
-OBJECTIVES: dict[str, Callable[[], Any]] = {
-    **{form: (lambda form=form: policy(form)) for form in POLICIES},
-    "dual_clip": lambda: policy("ppo_clip", dual_clip=3.0),
-    "corrected": lambda: policy("ppo_clip", corrected=True),
-    "mix": lambda: MixedObjective(policy("ppo_clip", corrected=True), 0.1),
-    "sft": lambda: SftObjective("token-mean"),
-    "value": lambda: ValueObjective(cliprange=0.5, aggregation="token-mean", longest_response=8),
-    **{form: (lambda form=form: DpoObjective(form, beta=0.1, sft_coef=0.1)) for form in ("sigmoid", "ipo", "hinge")},
-}
+@pytest.fixture(scope="module")
+def elsewhere() -> Iterator[ProcessPoolExecutor]:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        yield pool
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_an_objective_stays_on_the_device_and_does_not_wait_for_it(name: str) -> None:
-    """A tensor of another device would raise here, and so would reading a number that only the device knows."""
-    objective = OBJECTIVES[name]()
-    totals = (2.0, 3.0, 4.0, 5.0) if name == "mix" else (2.0, 3.0, 4.0)
-    with FakeTensorMode():
-        predicted = torch.zeros(TOKENS, device="cuda", requires_grad=True)
-        columns = {
-            column: torch.zeros(ROWS if column in OF_ROWS else TOKENS, dtype=OF_ROWS.get(column), device="cuda")
-            for column in objective.columns
-        }
-        weight, row = torch.ones(TOKENS, device="cuda"), torch.zeros(TOKENS, dtype=torch.int64, device="cuda")
-        if name == "value":
-            tokens: Any = ValueTokens(predicted, weight, columns, row)
-        else:
-            tokens = ResponseTokens(predicted, predicted, weight, columns, row, totals)
-        loss, metrics = objective(tokens)
-        assert loss.shape == () and loss.requires_grad and metrics
-        assert {each.device.type for each in (loss, *metrics.values())} == {"cuda"}
-        assert {(each.dtype, each.shape) for each in metrics.values()} == {(torch.float64, (5,))}
+def test_an_objective_stays_on_the_device_and_does_not_wait_for_it(name: str, elsewhere: ProcessPoolExecutor) -> None:
+    loss, metrics = elsewhere.submit(tensors_of, name).result(timeout=120)
+    assert loss == ("cuda", loss[1], (), True)
+    assert {each[:3] for each in metrics} == {("cuda", torch.float64, (5,))}

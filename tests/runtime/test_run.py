@@ -85,13 +85,13 @@ def test_the_first_update_starts_from_the_reference(unbroken):
 
 
 def test_reward_and_reference_run_at_the_same_time(unbroken):
-    references = {(e["args"]["step"], e["args"]["shard"]): span(e) for e in events(unbroken, "ref")}
-    overlaps = 0
-    for event in events(unbroken, "reward"):
-        start, end = span(event)
-        other_start, other_end = references[event["args"]["step"], event["args"]["shard"]]
-        overlaps += other_start < end and start < other_end
-    assert overlaps >= 6
+    # Of whatever shards: the one worker of the host takes them one after the other, the engine all that are there.
+    together = set()
+    for reward in events(unbroken, "reward"):
+        (start, end), step = span(reward), reward["args"]["step"]
+        references = [span(e) for e in events(unbroken, "ref") if e["args"]["step"] == step]
+        together |= {step for begun, ended in references if begun < end and start < ended}
+    assert len(together) >= 4
 
 
 def test_a_row_wise_node_starts_on_a_finished_shard_while_others_are_still_sampled(unbroken):
