@@ -73,6 +73,7 @@ def _executors(pipeline: Pipeline, graph: Graph) -> dict[str, Executor]:
             on_gpus=not group.is_cpu,
             sleeps=sleeps(pipeline, name),
             measures_memory=isinstance(engine, SglangEngineSpec),
+            leaders_speak=isinstance(engine, SglangEngineSpec),
         )
     return executors
 

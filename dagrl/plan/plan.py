@@ -39,6 +39,8 @@ class Executor:
     """Whether it leaves its devices' memory while another executor of its group works."""
     measures_memory: bool = False
     """Whether how much it takes depends on how much is free when it starts."""
+    leaders_speak: bool = False
+    """Whether only primary ranks are given rows: the further slots of a server do their part unasked."""
 
     @property
     def ranks(self) -> int:

@@ -51,7 +51,11 @@ def share_out(
         prompts=prompts,
         kl_weight=kl_weight,
     )
-    return [replace(alike, parts=tuple(parts[replica]), hands_in=primary) for replica, primary in places_of_ranks]
+    idle_behind = not on_host and executor.leaders_speak
+    return [
+        replace(alike, parts=() if idle_behind and not primary else tuple(parts[replica]), hands_in=primary)
+        for replica, primary in places_of_ranks
+    ]
 
 
 def portion(

@@ -133,6 +133,12 @@ CLASHES: tuple[Clash, ...] = (
         where=_follows,
     ),
     Clash(
+        ("enable_symm_mem",),
+        "has NCCL allocate memory in a way that the trainer's processes cannot open; take it out",
+        harmless=(False,),
+        where=_follows,
+    ),
+    Clash(
         ("speculative_algorithm",),
         "drafts with weights that no sync brings up to date; take it out, or choose NGRAM",
         harmless=("NGRAM",),

@@ -193,6 +193,19 @@ def test_replicas_are_balanced_by_tokens(lab) -> None:
     assert [share.parts[0].rows.tolist() for share in (first, second)] == [[0], [1, 2, 3]]
 
 
+@given(servers=st.integers(1, 3), slots=st.integers(1, 4), batch=batches)
+def test_of_a_servers_slots_only_the_first_is_given_rows(lab, servers: int, slots: int, batch) -> None:
+    step = Step(lab, **batch)
+    places = [Coordinates(slot, 0, server, 0, primary=slot == 0) for server in range(servers) for slot in range(slots)]
+    wise = Executor("wise", "train", tuple(places), ("wise",), leaders_speak=True)
+    work = step.share(replace(REF, op="judge", engine="wise", executor="wise"), wise)
+    given_out = [row for share in work for part in share.parts for row in part.rows.tolist()]
+    assert sorted(given_out) == step.rows.tolist()
+    for share, place in zip(work, places, strict=True):
+        assert share.hands_in == place.primary
+        assert place.primary or not share.parts
+
+
 def test_a_host_worker_takes_the_whole_run_however_many_there_are(lab) -> None:
     step = Step(lab, groups=4, group_size=2, shards=2, lengths=[5, 1], producers=2)
     host = Executor(HOST, None, tuple(Coordinates(0, 0, rank, 0, primary=True) for rank in range(3)))

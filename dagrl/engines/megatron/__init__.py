@@ -12,8 +12,5 @@ from dagrl.engines.megatron.quiet import hush
 # Tensor and sequence parallelism overlap communication by the order in which kernels are queued: one queue keeps it.
 # CUDA reads it when it starts.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-# SGLang turns this way of NCCL to allocate memory off in its processes. Where it is on at one end of a broadcast only,
-# the other cannot open its memory.
-os.environ.setdefault("NCCL_CUMEM_ENABLE", "0")
 hush()
 install()
