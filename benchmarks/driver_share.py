@@ -29,10 +29,10 @@ from dagrl.data.shards import shard_bounds
 from dagrl.plan.commands import Run
 from dagrl.plan.placement import make_plan
 from dagrl.plan.plan import Plan, PlannedTask
-from dagrl.runtime.exchange import portion, share_out
-from dagrl.runtime.ledger import Ledger
 from dagrl.runtime.messages import Block, Effort, Span
 from dagrl.runtime.parcels import pack, parcel_bytes, unpack
+from dagrl.runtime.steps.exchange import portion, share_out
+from dagrl.runtime.steps.ledger import Ledger
 from dagrl.spec.checks import check_file
 from dagrl.spec.ops import Scope
 from dagrl.spec.schema import Pipeline

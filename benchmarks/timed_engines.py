@@ -25,15 +25,15 @@ from dagrl.engines.base import NO_WEIGHTS, Appetite, Completion, GenerationReque
 from dagrl.nodes.base import Output, Part
 from dagrl.plan.weight_route import WeightRoute
 from dagrl.runtime.messages import Effort, Handed, StartEngine, Take, TaskWork
-from dagrl.runtime.worker import Worker
+from dagrl.runtime.workers.worker import Worker
 from dagrl.spec.schema import HfEngineSpec
 
 TIMINGS = "timings.json"
 """Beside the pipeline file."""
 _STANDS_FOR = (
-    "dagrl.runtime.engines",
-    "dagrl.runtime.meter",
-    "dagrl.runtime.profiling",
+    "dagrl.runtime.workers.engines",
+    "dagrl.runtime.workers.meter",
+    "dagrl.runtime.workers.profiling",
     "dagrl.algorithms.objective",
 )
 

@@ -62,7 +62,7 @@ def _with_critic(node: AdvantageNode, batch: Batch, rewards: np.ndarray, charges
 
 
 def _steered(charges: Column, mask: Column, weight: float) -> dict[str, Stat]:
-    """What the weight of the divergence is steered by, see `dagrl.runtime.kl_control`, and the weight itself."""
+    """What the weight of the divergence is steered by, see `dagrl.runtime.steps.kl_control`, and the weight itself."""
     tokens = row_sums(Column((mask.values > 0).astype(np.float64), mask.offsets))
     trained = tokens > 0
     divergence = row_sums(charges)[trained] / tokens[trained] / weight

@@ -36,26 +36,26 @@ from dagrl.plan.commands import (
 )
 from dagrl.plan.plan import HOST, Executor, Plan, PlannedTask, Rows
 from dagrl.plan.scheduler import Scheduler
-from dagrl.runtime.carried import Carried
-from dagrl.runtime.checkpoint import RunState
-from dagrl.runtime.crew import together
 from dagrl.runtime.errors import RunError, WorkerLostError
-from dagrl.runtime.exchange import share_out
-from dagrl.runtime.fleet import Fleet, Member
-from dagrl.runtime.health import Restarts
-from dagrl.runtime.kl_control import KlControl
-from dagrl.runtime.ledger import Ledger
-from dagrl.runtime.losses import Losses
+from dagrl.runtime.fleet.crew import together
+from dagrl.runtime.fleet.fleet import Fleet, Member
+from dagrl.runtime.fleet.health import Restarts
+from dagrl.runtime.fleet.losses import Losses
+from dagrl.runtime.fleet.moves import Moves
+from dagrl.runtime.fleet.weight_syncs import WeightSyncs
+from dagrl.runtime.fleet.whereabouts import write_workers
+from dagrl.runtime.folder.checkpoint import RunState
+from dagrl.runtime.folder.run_folder import RunFolder, model_identity
+from dagrl.runtime.folder.scoring import Scoring
 from dagrl.runtime.messages import Block
-from dagrl.runtime.moves import Moves
-from dagrl.runtime.record import Activity, StepRecord
-from dagrl.runtime.rounds import Rounds
-from dagrl.runtime.run_folder import RunFolder, model_identity
 from dagrl.runtime.sampling import Books, Sampling
 from dagrl.runtime.saving import Saving
-from dagrl.runtime.scoring import Scoring
-from dagrl.runtime.weight_syncs import WeightSyncs
-from dagrl.runtime.whereabouts import write_workers
+from dagrl.runtime.steps.carried import Carried
+from dagrl.runtime.steps.exchange import share_out
+from dagrl.runtime.steps.kl_control import KlControl
+from dagrl.runtime.steps.ledger import Ledger
+from dagrl.runtime.steps.record import Activity, StepRecord
+from dagrl.runtime.steps.rounds import Rounds
 from dagrl.spec.residency import Residency
 from dagrl.spec.rollouts import rollouts
 from dagrl.spec.schema import Pipeline

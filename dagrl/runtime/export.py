@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dagrl.runtime.checkpoint import Checkpoints, TornCheckpointError
+from dagrl.runtime.folder.checkpoint import Checkpoints, TornCheckpointError
 from dagrl.spec.load import load_pipeline
 from dagrl.spec.schema import KeepBestSpec, MegatronEngineSpec, ModelSpec, Pipeline, TrainingNode
 

@@ -183,7 +183,7 @@ class StartEngine:
     gpus: tuple[str, ...] = ()
     """GPUs of the processes that the worker starts, where it starts some."""
     keeper: Any = None
-    """The actor that keeps what the worker makes, where that has to outlive it; see `dagrl.runtime.keeper`."""
+    """The actor that keeps what the worker makes, where that has to outlive it; see `dagrl.runtime.workers.keeper`."""
 
 
 @dataclass(frozen=True, slots=True)

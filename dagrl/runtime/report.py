@@ -20,7 +20,7 @@ from dagrl.plan.placement import make_plan
 from dagrl.plan.plan import Plan
 from dagrl.plan.report import Report
 from dagrl.plan.simulate import Activity, Simulated, simulate
-from dagrl.runtime.run_folder import modules_of
+from dagrl.runtime.folder.run_folder import modules_of
 from dagrl.spec.errors import PipelineError
 from dagrl.spec.graph import build_graph
 from dagrl.spec.load import LoadedPipeline, load_pipeline

@@ -12,16 +12,16 @@ from types import ModuleType
 from dagrl.plan.placement import make_plan
 from dagrl.plan.plan import Plan
 from dagrl.plan.scheduler import Scheduler
-from dagrl.runtime.cluster import cluster
+from dagrl.runtime.cluster.ray_cluster import cluster
 from dagrl.runtime.driver import Driver
 from dagrl.runtime.errors import InterruptedRunError, RunError, WorkerLostError
-from dagrl.runtime.fleet import Fleet
-from dagrl.runtime.health import Restarts
+from dagrl.runtime.fleet.fleet import Fleet
+from dagrl.runtime.fleet.health import Restarts
+from dagrl.runtime.fleet.whereabouts import write_workers
+from dagrl.runtime.folder.run_folder import RunFolder, open_run_folder
 from dagrl.runtime.interrupts import Interrupts, kin_of_ctrl_c
-from dagrl.runtime.kl_control import KlControl
 from dagrl.runtime.messages import StartEngine
-from dagrl.runtime.run_folder import RunFolder, open_run_folder
-from dagrl.runtime.whereabouts import write_workers
+from dagrl.runtime.steps.kl_control import KlControl
 from dagrl.spec.checks import CheckedPipeline
 from dagrl.spec.load import LoadedPipeline
 from dagrl.track import Trackers, open_trackers

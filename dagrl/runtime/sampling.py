@@ -19,14 +19,14 @@ import numpy as np
 from dagrl.engines.base import Appetite
 from dagrl.plan.commands import Run
 from dagrl.plan.plan import PlannedTask, Rows
-from dagrl.runtime.crew import Crew
-from dagrl.runtime.dealing import Dealer, gathering_s, helping
 from dagrl.runtime.errors import RunError, WorkerLostError
-from dagrl.runtime.exchange import portion
-from dagrl.runtime.fleet import Fleet, Member
-from dagrl.runtime.ledger import Ledger
+from dagrl.runtime.fleet.crew import Crew
+from dagrl.runtime.fleet.fleet import Fleet, Member
 from dagrl.runtime.messages import Beat, Begun, Block
-from dagrl.runtime.record import StepRecord
+from dagrl.runtime.steps.dealing import Dealer, gathering_s, helping
+from dagrl.runtime.steps.exchange import portion
+from dagrl.runtime.steps.ledger import Ledger
+from dagrl.runtime.steps.record import StepRecord
 from dagrl.spec.filtering import over_sampled
 from dagrl.spec.schema import Pipeline, RolloutNode
 from dagrl.track.base import Progress

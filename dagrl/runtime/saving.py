@@ -10,11 +10,11 @@ from typing import Any
 
 from dagrl.plan.commands import Save
 from dagrl.plan.plan import HOST, Plan
-from dagrl.runtime.apart import apart
-from dagrl.runtime.checkpoint import Checkpoints, RunState
 from dagrl.runtime.errors import RunError
-from dagrl.runtime.fleet import Fleet
-from dagrl.runtime.record import Activity
+from dagrl.runtime.fleet.apart import apart
+from dagrl.runtime.fleet.fleet import Fleet
+from dagrl.runtime.folder.checkpoint import Checkpoints, RunState
+from dagrl.runtime.steps.record import Activity
 
 
 class Saving:

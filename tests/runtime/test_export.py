@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from dagrl.cli import main
-from dagrl.runtime.checkpoint import Checkpoints, RunState, Score
 from dagrl.runtime.export import _engine
+from dagrl.runtime.folder.checkpoint import Checkpoints, RunState, Score
 from dagrl.spec.load import load_pipeline
 from dagrl.spec.schema import Pipeline
 

@@ -18,10 +18,10 @@ from dagrl.engines.base import Appetite
 from dagrl.plan.commands import Run
 from dagrl.plan.plan import PlannedTask, Rows
 from dagrl.runtime.errors import RunError, WorkerDiedError
-from dagrl.runtime.ledger import Ledger
 from dagrl.runtime.messages import Beat, Begun, Block, Effort, Span, TaskWork
-from dagrl.runtime.record import StepRecord
 from dagrl.runtime.sampling import Books, Sampling
+from dagrl.runtime.steps.ledger import Ledger
+from dagrl.runtime.steps.record import StepRecord
 from dagrl.spec.ops import Scope
 from dagrl.spec.schema import Pipeline
 from dagrl.track.base import Progress

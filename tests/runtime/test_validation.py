@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from dagrl.runtime.checkpoint import Checkpoints, Score
+from dagrl.runtime.folder.checkpoint import Checkpoints, Score
 from dagrl.spec.schema import KeepBestSpec
 from dagrl.spec.val_metrics import names_at_k
 

@@ -191,13 +191,13 @@ class Edges:
 
     def running_ray(self) -> str | None:
         """Address of a Ray that somebody has started on this machine, and that answers."""
-        from dagrl.runtime.ray_addresses import running_here
+        from dagrl.runtime.cluster.addresses import running_here
 
         return running_here()
 
     def silence_at(self, address: str) -> str | None:
         """Why nobody can be reached at ``host:port``; None where somebody can."""
-        from dagrl.runtime.ray_addresses import knock
+        from dagrl.runtime.cluster.addresses import knock
 
         try:
             knock(address)

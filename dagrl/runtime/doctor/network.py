@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dagrl.runtime.cluster.addresses import is_of_a_client
 from dagrl.runtime.doctor.edges import Edges
 from dagrl.runtime.doctor.findings import Line, hint, missing, ok
 from dagrl.runtime.launch.place import WrongPlaceError, place_from
-from dagrl.runtime.ray_addresses import is_of_a_client
 
 
 def network(edges: Edges, *, on_gpus: bool) -> list[Line]:

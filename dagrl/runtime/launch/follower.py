@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable
 
+from dagrl.runtime.cluster.session import small_shared_memory
 from dagrl.runtime.launch import secret
 from dagrl.runtime.launch.errors import LaunchError, StoppedError
 from dagrl.runtime.launch.events import PATIENCE, Asked, Ended, Events, Said, Wrong
@@ -16,7 +17,6 @@ from dagrl.runtime.launch.job import Job
 from dagrl.runtime.launch.ray_node import MEMBER, RayNode, session
 from dagrl.runtime.launch.versions import versions
 from dagrl.runtime.launch.wire import LostError, Wire
-from dagrl.runtime.ray_session import small_shared_memory
 
 _CALL_TIMEOUT_S, _PAUSE_S, _PROGRESS_S = 5.0, 0.5, 10.0
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dagrl.plan.machines import MisfitError, assign_machines
+from dagrl.runtime.cluster.session import small_shared_memory
 from dagrl.runtime.launch.addresses import listening_address
 from dagrl.runtime.launch.errors import LaunchError, StoppedError
 from dagrl.runtime.launch.events import PATIENCE, Asked, Came, Ended, Event, Events, Gone, Printed, Wrong
@@ -17,7 +18,6 @@ from dagrl.runtime.launch.place import Place
 from dagrl.runtime.launch.ray_node import DRIVER, HEAD, RayNode, session
 from dagrl.runtime.launch.roll_call import RollCall
 from dagrl.runtime.launch.secret import shared_secret
-from dagrl.runtime.ray_session import small_shared_memory
 
 _PROGRESS_S = 10.0
 _MOST_NAMED = 16

@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 
 from dagrl.plan.machines import Machine
+from dagrl.runtime.cluster.session import keep_worker_logs, object_store_bytes, session_folder, watched
 from dagrl.runtime.launch.events import Events
 from dagrl.runtime.launch.secret import write_secret
-from dagrl.runtime.ray_session import keep_worker_logs, object_store_bytes, session_folder, watched
 
 HEAD, MEMBER, DRIVER = "Ray's head", "Ray", "the driver"
 _END_TIMEOUT_S = 10.0

@@ -1,0 +1,85 @@
+"""Ends what a killed driver leaves behind: a process of its own, with a pipe from the driver (see `ray_cluster.py`).
+
+The driver writes the ids of Ray's processes and the session folder to the pipe, and closes it when it has cleaned up by
+itself. Where the pipe closes without that word, the driver is gone: the processes are ended and the folder is removed.
+Standard library only, so that it costs nothing to keep.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+CLEAN = "clean"
+"""The driver's last word when nothing is left to do."""
+
+
+EPITAPH = "dagrl run: the driver was ended from outside; `dagrl run` with its folder goes on from the last checkpoint"
+"""What is said to whoever sees the driver vanish."""
+
+
+def identity(pid: int) -> str | None:
+    """A process's id and start time, which together are never used again; None where it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    return f"{pid}:{stat.rpartition(')')[2].split()[19]}"
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below `pid`; none where there is no /proc."""
+    parents: dict[int, list[int]] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            parents.setdefault(parent, []).append(int(folder.name))
+    found, queue = [], [pid]
+    while queue:
+        children = parents.get(queue.pop(), [])
+        found += children
+        queue += children
+    return found
+
+
+def end(identities: list[str]) -> None:
+    """Kill those of the processes that are still the same ones."""
+    for each in filter(None, identities):
+        pid = int(each.partition(":")[0])
+        if identity(pid) == each:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _started_with(word: str) -> list[str]:
+    """Identities of the processes with `word` on their command line, this one aside."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            pid = int(folder.name)
+            if pid != os.getpid() and word.encode() in (folder / "cmdline").read_bytes():
+                found.append(identity(pid))
+    return [each for each in found if each]
+
+
+def main() -> None:
+    """Read the folder and the processes; wait for the pipe to close; clean up unless the driver has."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    lines = [line.strip() for line in sys.stdin]
+    if not lines or lines[-1] == CLEAN:
+        return
+    folder, *processes = lines
+    with contextlib.suppress(OSError):
+        print(sys.argv[1] if len(sys.argv) > 1 else EPITAPH, file=sys.stderr, flush=True)
+    # What Ray had started when the driver could not tell of it any more names the folder on its command line.
+    end([*processes, *_started_with(folder)])
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,368 @@
+"""The workers of a run, by executor: placed, started, called as gangs, closed. Every wait has a bound and a name."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from dagrl.engines.base import EngineLostError
+from dagrl.engines.weights.channel import PeerError
+from dagrl.plan.plan import Executor, Plan
+from dagrl.plan.turns import residency_after_start, start_chains
+from dagrl.runtime.errors import RunError, WorkerDiedError, WorkerHungError, WorkerLostError
+from dagrl.runtime.fleet.apart import apart
+from dagrl.runtime.fleet.crew import together
+from dagrl.runtime.fleet.setups import live_together, setups
+from dagrl.runtime.fleet.slots import Slots
+from dagrl.runtime.messages import Beat, Block, StartEngine, TaskWork, Whereabouts
+from dagrl.runtime.objects import ObjectsLateError
+from dagrl.runtime.parcels import Parcel, pack, parcel_bytes, unpack
+from dagrl.runtime.steps.dealing import MOST_PORTIONS
+from dagrl.runtime.workers.keeper import Keepers
+from dagrl.spec.residency import Residency
+from dagrl.spec.schema import Pipeline
+
+type Tally = Callable[[int], None]
+"""Hears the weight of each message to or from a worker, in bytes."""
+
+_CLOSE_TIMEOUT_S = 10.0
+_KILL_TIMEOUT_S = 20.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
+_THREADS = MOST_PORTIONS + 8
+"""Of a worker that generates: for all that it may be handed at once, and for what it is told meanwhile."""
+_NOWHERE = Whereabouts("", "", 0, 0, ())
+"""Of a worker that has not started yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """How long to wait."""
+
+    seconds: float
+    key: str
+    """Of ``run``, that sets it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One worker of an executor."""
+
+    name: str
+    """``executor/rank``."""
+    actor: Any
+    at: Whereabouts
+
+    @property
+    def where(self) -> str:
+        """The worker, for messages."""
+        return f"{self.name} (host {self.at.host}, pid {self.at.pid})"
+
+
+class Fleet:
+    """All workers of a run."""
+
+    def __init__(self, ray: ModuleType, plan: Plan, pipeline: Pipeline) -> None:
+        self._ray = ray
+        self._plan = plan
+        self._pipeline = pipeline
+        self._members: dict[str, list[Member]] = {}
+        self._slots = Slots(ray, plan, pipeline)
+        self._keepers = Keepers(ray)
+        self._start_bound = _Bound(pipeline.run.start_timeout_s, "start_timeout_s")
+        self._node_bound = _Bound(pipeline.run.node_timeout_s, "node_timeout_s")
+        self._setup: StartEngine | None = None
+        self._lost: dict[str, set[int]] = {}
+        """Executor -> ranks that have been given up and not been started again."""
+        self._heard: dict[str, float] = {}
+        """When a worker's running task last gave a sign of life, by the loop's clock."""
+
+    def members(self, executor: str) -> list[Member]:
+        """The workers of an executor, by rank."""
+        return self._members[executor]
+
+    # -- beginning and end
+
+    async def launch(self, setup: StartEngine, resumed_from: Path | None) -> None:
+        """Place all workers and make each the rank that it is to be; `setup` holds what they have in common.
+
+        What is trained loads its state from the checkpoint `resumed_from`.
+        """
+        self._setup = setup
+        for name, executor in self._plan.executors.items():
+            self._members[name] = await self._place(executor, range(executor.ranks))
+        for name, members in self._members.items():
+            self._members[name] = await self._find(members, f"the workers of {name} to start")
+        await together([self._start_chain(chain, setup, resumed_from) for chain in start_chains(self._plan)])
+
+    def may_lose(self, name: str) -> bool:
+        """Whether the workers of an executor can be started again while others live: they only generate."""
+        executor = self._plan.executors[name]
+        return not executor.trained and self._generates(name)
+
+    def lose(self, lost: Iterable[str]) -> None:
+        """Give workers up, by name, and those that cannot live without them: a server's. They are ended."""
+        for name in lost:
+            executor, _, rank = name.rpartition("/")
+            for each in live_together(self._plan.executors[executor], self._pipeline, int(rank)):
+                self._lost.setdefault(executor, set()).add(each)
+                self._ray.kill(self._members[executor][each].actor)
+
+    async def restart(self, name: str) -> list[str]:
+        """Start the lost workers of an executor again, on their slots; their names. Its others are left alone."""
+        assert self._setup is not None, "restart before launch"
+        executor, ranks, members = self._plan.executors[name], sorted(self._lost[name]), self._members[name]
+        for rank in ranks:
+            # After a restart that has failed some are there, and have to make room.
+            self._ray.kill(members[rank].actor)
+        for rank, member in zip(ranks, await self._place(executor, ranks), strict=True):
+            members[rank] = member
+            self._heard.pop(member.name, None)
+        names = [members[rank].name for rank in ranks]
+        try:
+            found = await self._find([members[rank] for rank in ranks], f"{', '.join(names)} to start again")
+            for rank, member in zip(ranks, found, strict=True):
+                members[rank] = member
+            await self._start(executor, self._setup, ranks)
+        except WorkerLostError:
+            raise
+        except RunError as error:
+            raise _beyond_restart(error, ", ".join(names)) from error
+        del self._lost[name]
+        return names
+
+    def _generates(self, name: str) -> bool:
+        return any(task.generates for task in self._plan.tasks if task.executor == name)
+
+    async def _place(self, executor: Executor, ranks: Iterable[int]) -> list[Member]:
+        """New workers for these ranks; they may not have started yet."""
+        assert self._setup is not None
+        threads = _THREADS if self._generates(executor.name) else 1
+        actors = await self._slots.place(executor, self._setup.run_dir, threads, ranks)
+        return [Member(f"{executor.name}/{rank}", actor, _NOWHERE) for rank, actor in zip(ranks, actors, strict=True)]
+
+    async def _find(self, members: Iterable[Member], waits_for: str) -> list[Member]:
+        """The same, once they have started and said where they are."""
+
+        async def find(member: Member) -> Member:
+            what = f"{waits_for}; are there enough free CPUs and GPUs?"
+            return replace(member, at=await self._call(member, "describe", (), bound, what))
+
+        bound = self._start_bound
+        return await together([find(member) for member in members])
+
+    async def _start_chain(self, chain: tuple[str, ...], setup: StartEngine, resumed_from: Path | None) -> None:
+        """Start executors one after the other; those that sleep make room for the next."""
+        there: list[str] = []
+        for name in chain:
+            executor = self._plan.executors[name]
+            residency = residency_after_start(executor, chain)
+            try:
+                await self._start(executor, setup)
+                if executor.trained and resumed_from is not None:
+                    what = f"{name} to load {resumed_from}"
+                    await self.call_all(name, "load", resumed_from / name, waits_for=what)
+                if residency is not Residency.AWAKE:
+                    await self.call_all(name, "sleep", residency, waits_for=f"{name} to make room for {chain[-1]}")
+            except RunError as failure:
+                failure.memory = f"group {executor.group}: {', '.join([*there, name])} starting" if there else ""
+                raise
+            there.append(f"{name} {residency.name.lower()}")
+
+    async def _start(self, executor: Executor, setup: StartEngine, ranks: Iterable[int] | None = None) -> None:
+        """Make the workers of an executor its ranks: all of them, or these."""
+        members, bound = self._members[executor.name], self._start_bound
+        told = setups(executor, [member.at for member in members], setup)
+        what = f"engine {executor.name} to start"
+        starts = []
+        for rank in range(executor.ranks) if ranks is None else ranks:
+            mine = told[rank]
+            if self.may_lose(executor.name):
+                mine = replace(mine, keeper=self._keepers.on(members[rank].at.machine))
+            starts.append(self._call(members[rank], "start", (mine,), bound, what))
+        await together(starts)
+
+    async def close(self) -> None:
+        """Let every worker free what it holds, for a few seconds at most; then end them."""
+        everyone = [member for members in self._members.values() for member in members]
+        # Whoever fails to free something is ended all the same, and nobody is told.
+        closing = asyncio.gather(*(_awaited(each.actor.close.remote()) for each in everyone), return_exceptions=True)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(closing, _CLOSE_TIMEOUT_S)
+        self.kill()
+
+    def kill(self) -> None:
+        """End every worker now."""
+        for members in self._members.values():
+            for member in members:
+                self._ray.kill(member.actor)
+        self._keepers.kill()
+        self._slots.release()
+        self._members = {}
+
+    async def abandon(self) -> None:
+        """End every worker after a failure; those that cannot be reached within a bound are left to Ray."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(apart(self.kill), _KILL_TIMEOUT_S)
+
+    # -- work
+
+    async def call(self, member: Member, method: str, *args: Any, waits_for: str) -> Any:
+        """Call a method on one worker."""
+        return await self._call(member, method, args, self._node_bound, waits_for)
+
+    async def call_all(self, executor: str, method: str, *args: Any, waits_for: str) -> list[Any]:
+        """Call a method on all ranks of an executor; their results by rank."""
+        return await together(self.calls(executor, method, *args, waits_for=waits_for))
+
+    def calls(self, executor: str, method: str, *args: Any, waits_for: str) -> list[Coroutine[Any, Any, Any]]:
+        """As `call_all`, each rank's by itself, yet to be begun."""
+        bound = self._node_bound
+        return [self._call(member, method, args, bound, waits_for) for member in self._members[executor]]
+
+    async def call_until_true(self, executor: str, method: str, *, waits_for: str) -> None:
+        """Call a method on all ranks of an executor, again and again, until all of them return True.
+
+        The calls wait their turn behind what the workers are running, and hold nothing up.
+        """
+        bound = self._node_bound
+        deadline = asyncio.get_running_loop().time() + bound.seconds
+        pause = _FIRST_PAUSE_S
+        while not all(await self.call_all(executor, method, waits_for=waits_for)):
+            if asyncio.get_running_loop().time() > deadline:
+                raise self._too_late(bound, waits_for)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    async def stream(self, member: Member, work: TaskWork, tally: Tally) -> AsyncIterator[Block | Beat]:
+        """Run a task that streams on one worker, block by block; `tally` hears what each message weighs, in bytes."""
+        bound = self._node_bound
+        node = f"{work.task} (step {work.step})"
+        blocks = member.actor.run_streamed.options(num_returns="streaming").remote(*_packed(work, tally))
+        try:
+            while True:
+                what = f"a sign of life of {node} from {member.where}"
+                try:
+                    ref = await self._bounded(lambda: anext(blocks), bound, what, node, member)
+                except StopAsyncIteration:
+                    return
+                self._heard[member.name] = asyncio.get_running_loop().time()
+                told = f"what {member.where} has told of {node}"
+                yield _unpacked(await self._bounded(partial(_awaited, ref), bound, told, node, member), tally)
+        except self._ray.exceptions.RayError as error:
+            raise self._translated(error, member, node) from error
+
+    async def run(self, member: Member, work: TaskWork, tally: Tally) -> list[Block]:
+        """Run a task on one worker that does not stream; all that it has made. `tally` as in `stream`.
+
+        One message there and one back: a stream takes two for each block, and one more to end.
+        """
+        bound, node = self._node_bound, f"{work.task} (step {work.step})"
+        what, parcel = f"a sign of life of {node}", _packed(work, tally)
+        return _unpacked(await self._call(member, "run_whole", parcel, bound, what, node), tally)
+
+    async def _call(
+        self, member: Member, method: str, args: tuple, bound: _Bound, waits_for: str, node: str | None = None
+    ) -> Any:
+        node = waits_for if node is None else node
+        try:
+            ref = getattr(member.actor, method).remote(*args)
+            what = f"{waits_for}, from {member.where}"
+            return await self._bounded(partial(_awaited, ref), bound, what, node, member)
+        except self._ray.exceptions.RayError as error:
+            raise self._translated(error, member, node) from error
+
+    async def _bounded(
+        self, wait: Callable[[], Awaitable[Any]], bound: _Bound, waits_for: str, node: str, member: Member
+    ) -> Any:
+        """What `wait` comes to; where it takes too long, it is called again for as long as the worker lives."""
+        clock = asyncio.get_running_loop().time
+        begun = clock()
+        deadline = begun + bound.seconds
+        while True:
+            # Not a task of its own: this is done for every message.
+            patience = asyncio.timeout_at(deadline)
+            try:
+                async with patience:
+                    return await wait()
+            except TimeoutError:
+                if not patience.expired():
+                    raise
+            # What stands behind a running task waits anew whenever that shows that it is alive.
+            deadline = max(begun, self._heard.get(member.name, begun)) + bound.seconds
+            if deadline <= clock():
+                raise self._too_late(bound, waits_for, node, member)
+
+    def _too_late(self, bound: _Bound, waits_for: str, node: str = "", member: Member | None = None) -> RunError:
+        # Whoever does not even start is no loss; a second try would wait as long.
+        kind = RunError if member is None or bound is self._start_bound else WorkerHungError
+        error = kind(
+            f"waited {bound.seconds:g} s for {waits_for}",
+            node=node,
+            worker=member.where if member else "",
+            hint=f"raise run.{bound.key} if it needs longer",
+        )
+        return _lost(error, member) if member and isinstance(error, WorkerLostError) else error
+
+    def _translated(self, error: Exception, member: Member, node: str) -> RunError:
+        """What a Ray error means for the user."""
+        exceptions = self._ray.exceptions
+        if isinstance(error, exceptions.RayTaskError):
+            cause = error.cause if error.cause is not None else error
+            name = "" if isinstance(cause, ValueError | OSError) else f"{type(cause).__name__}: "
+            text, told = f"{name}{cause}".strip(), {"node": node, "worker": member.where, "details": str(error)}
+            if isinstance(cause, EngineLostError):
+                return _lost(WorkerLostError(text, **told), member)
+            if isinstance(cause, PeerError | ObjectsLateError | exceptions.RayError):
+                # Its own part is well; somebody that it depends on is not, and will be told of by others. Ray goes on
+                # about that for paragraphs.
+                return WorkerLostError(text.partition(". ")[0].partition("\n")[0], **told)
+            return RunError(text, **told)
+        if isinstance(error, exceptions.RayActorError):
+            died = WorkerDiedError(
+                "the worker's process died",
+                node=node,
+                worker=member.where,
+                hint="was it killed, or out of memory (see `dmesg`)? `dagrl run` goes on from the last checkpoint",
+                details=str(error),
+            )
+            return _lost(died, member)
+        said = str(error).partition(". ")[0].partition("\n")[0]
+        return WorkerLostError(f"{type(error).__name__}: {said}", node=node, worker=member.where, details=str(error))
+
+
+def _lost(error: WorkerLostError, member: Member) -> WorkerLostError:
+    """The error, of this worker."""
+    error.lost = (member.name,)
+    return error
+
+
+def _beyond_restart(error: RunError, which: str) -> WorkerLostError:
+    """What it means that lost workers do not start again: others must go too, and whatever was in their way."""
+    return WorkerLostError(
+        f"{which} could not be started again: {error.cause}",
+        node=error.node,
+        worker=error.worker,
+        hint=error.hint,
+        details=error.details,
+    )
+
+
+def _packed(message: TaskWork, tally: Tally) -> Parcel:
+    parcel = pack(message)
+    tally(parcel_bytes(*parcel))
+    return parcel
+
+
+def _unpacked(parcel: Parcel, tally: Tally) -> Any:
+    tally(parcel_bytes(*parcel))
+    return unpack(*parcel)
+
+
+async def _awaited(awaitable: Any) -> Any:
+    return await awaitable

@@ -1,0 +1,122 @@
+"""Brings the weights of a trained engine to one that follows it: calls both sides, and says what it took."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from dagrl.engines.weights.channel import Address, PeerError, knock
+from dagrl.engines.weights.terms import Offer, refuse_unknown_names
+from dagrl.plan.commands import Sync
+from dagrl.plan.weight_route import WeightRoute, weight_route
+from dagrl.runtime.errors import RunError, WorkerHungError, WorkerLostError
+from dagrl.runtime.fleet.crew import together
+from dagrl.runtime.fleet.fleet import Fleet
+from dagrl.runtime.messages import Handed, Take
+from dagrl.spec.schema import Pipeline
+
+_KNOCK_S = 2.0
+_LEAVE_S = 120.0
+"""How long it may take until everybody has left a sync in which a follower's worker was lost: they go through the rest
+of the buckets."""
+
+
+class WeightSyncs:
+    """All syncs of a run."""
+
+    def __init__(self, fleet: Fleet, pipeline: Pipeline) -> None:
+        self._fleet, self._pipeline = fleet, pipeline
+        self._routes: dict[str, WeightRoute] = {}
+        self._offers: dict[str, tuple[Offer | None, ...]] = {}
+        self._number = 0
+
+    async def carry_out(self, sync: Sync) -> dict[str, float]:
+        """Have the follower hold the source's weights; figures of it, for metrics. RunError where it does not."""
+        self._number += 1
+        route = self._routes.setdefault(sync.follower, weight_route(self._pipeline, sync.follower))
+        what = f"the weights of {sync.source} to reach {sync.follower}"
+        if route.way == "object_store":
+            handed = await together(self._send(sync, route, what))
+            took = await self._left_in_order(
+                sync, self._receive(sync, Take(self._number, sync.version, refs=handed[0].refs), what)
+            )
+        else:
+            offers = await self._offers_to(sync, route, what)
+            take = Take(self._number, sync.version, offers, keeps_room=route.keeps_room)
+            # Those who receive have the longer way to go.
+            receiving, sending = self._receive(sync, take, what), self._send(sync, route, what)
+            results = await self._left_in_order(sync, [*receiving, *sending], offers, len(route.waves[0]))
+            took, handed = results[: len(receiving)], results[len(receiving) :]
+            try:
+                refuse_unknown_names([each.sent for each in handed if each.sent is not None])
+            except ValueError as error:
+                raise RunError(str(error), node=what) from error
+        return {
+            "sync/gb": handed[0].nbytes / 1e9,
+            "sync/send_s": max(each.seconds for each in handed),
+            "sync/receive_s": max(took),
+        }
+
+    async def _offers_to(self, sync: Sync, route: WeightRoute, what: str) -> tuple[Offer | None, ...]:
+        """Where the follower finds the source's ranks, which stays."""
+        if sync.follower not in self._offers:
+            offers = await self._fleet.call_all(sync.source, "offer_weights", sync.follower, route, waits_for=what)
+            self._offers[sync.follower] = tuple(offers)
+        return self._offers[sync.follower]
+
+    def _send(self, sync: Sync, route: WeightRoute, what: str) -> list[Coroutine[Any, Any, Handed]]:
+        source, follower = sync.source, sync.follower
+        return self._fleet.calls(source, "send_weights", follower, route, self._number, waits_for=what)
+
+    def _receive(self, sync: Sync, take: Take, what: str) -> list[Coroutine[Any, Any, float]]:
+        return self._fleet.calls(sync.follower, "receive_weights", take, waits_for=what)
+
+    async def _left_in_order(
+        self,
+        sync: Sync,
+        calls: Sequence[Coroutine[Any, Any, Any]],
+        offers: Sequence[Offer | None] = (),
+        takers: int = 0,
+    ) -> list[Any]:
+        """All results. Where workers of the follower are lost, the failure comes when everybody else has left the sync.
+
+        The next one may begin at once then. WorkerHungError where somebody does not leave it. Whoever makes an offer
+        may wait for up to so many `takers` that do not come any more: it is told.
+        """
+        tasks = [asyncio.ensure_future(call) for call in calls]
+        try:
+            return await together([_of(task) for task in tasks])
+        except WorkerLostError as loss:
+            if loss.lost and all(name.rpartition("/")[0] == sync.follower for name in loss.lost):
+                senders = [offer.address for offer in offers if offer is not None]
+                await asyncio.to_thread(_excuse, senders * takers, self._number, ", ".join(loss.lost))
+                _, staying = await asyncio.wait(tasks, timeout=_LEAVE_S)
+                if staying:
+                    raise WorkerHungError(
+                        f"waited {_LEAVE_S:g} s for {sync.source} and {sync.follower} to leave a weight sync in which "
+                        f"{', '.join(loss.lost)} was lost",
+                        worker=loss.worker,
+                    ) from loss
+            raise
+        finally:
+            for task in tasks:
+                task.cancel()
+            # Nobody asks for what else has failed.
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _excuse(senders: Sequence[Address], number: int, who: str) -> None:
+    """Tell senders, instead of those who are lost, that they do not come to sync `number`.
+
+    Those that are through with it, or on another machine behind a door that only their neighbours find, notice by
+    themselves, or are waited for in vain.
+    """
+    for address in senders:
+        with contextlib.suppress(PeerError):
+            knock(address, _KNOCK_S, "the sender of weights", who=who, sync=number, error="is lost").close()
+
+
+async def _of(task: asyncio.Task[Any]) -> Any:
+    return await asyncio.shield(task)

@@ -1,0 +1,342 @@
+"""The actor shell around one engine rank, or around the host's ops: fetches rows, runs the op, publishes what it made.
+
+Every method that takes time is called by `dagrl.runtime.driver` through `dagrl.runtime.fleet.fleet`.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import ray
+
+from dagrl.data.batch import Batch, Column
+from dagrl.engines.base import Appetite, Slept
+from dagrl.imports import lean_imports
+from dagrl.nodes.base import Context, Op, Output, Part, Resources
+from dagrl.nodes.registry import load_op
+from dagrl.runtime.messages import (
+    Beat,
+    Begun,
+    Block,
+    Effort,
+    Handed,
+    PartWork,
+    Span,
+    StartEngine,
+    Take,
+    TaskWork,
+    Whereabouts,
+)
+from dagrl.runtime.objects import get_within
+from dagrl.runtime.parcels import Parcel, pack, unpack
+from dagrl.runtime.workers.pulse import INTERVAL_S, Pulse
+from dagrl.runtime.workers.pump import Pump
+from dagrl.spec.residency import Residency
+
+if TYPE_CHECKING:
+    from dagrl.engines.weights.terms import Offer
+    from dagrl.plan.weight_route import WeightRoute
+    from dagrl.runtime.workers.meter import Meter
+    from dagrl.runtime.workers.profiling import Profiler
+    from dagrl.runtime.workers.weight_hands import HandingOut
+
+
+class Worker:
+    """One process of an executor. Where it generates, several of its methods may run at once, in threads of Ray's."""
+
+    def __init__(self) -> None:
+        self._engine: Any = None
+        self._meter: Meter | None = None
+        self._profiler: Profiler | None = None
+        self._resources: Resources | None = None
+        self._replica = 0
+        self._listener: socket.socket | None = None
+        self._rank, self._timeout_s = 0, 0.0
+        self._keeper: Any = None
+        self._handing_out: dict[str, HandingOut] = {}
+        """Where the engine is followed: its half of weight syncs, by follower."""
+        # Refs that travel inside a streamed block are not counted reliably until the driver has them: the producer
+        # keeps its own until the step is committed.
+        self._held: dict[int, list[ray.ObjectRef]] = {}
+        self._lock = threading.Lock()
+        """For what several shares of a run use: `_held`, `_streaming`."""
+        self._streaming: tuple[int, str, int, int] | None = None
+        """Step, task, round and attempt of the newest run that streams."""
+        self._aborted: tuple[int, str, int, int] | None = None
+        self._pulse = Pulse()
+
+    def describe(self) -> Whereabouts:
+        """Where this worker is, with a port that it listens on from now on."""
+        address = ray.util.get_node_ip_address()
+        self._listener = socket.create_server((address, 0))
+        port = self._listener.getsockname()[1]
+        machine = ray.get_runtime_context().get_node_id()
+        return Whereabouts(
+            socket.gethostname(), address, port, os.getpid(), tuple(map(str, ray.get_gpu_ids())), machine
+        )
+
+    def start(self, setup: StartEngine) -> None:
+        """Become the rank that `setup` describes. Collective over the executor's ranks."""
+        self._resources = Resources(setup.pipeline, setup.folder, setup.run_dir)
+        self._rank, self._replica, self._keeper = setup.rank, setup.replica, setup.keeper
+        # These waits are over before the driver's, who knows less of what it waits for.
+        self._timeout_s = 0.95 * setup.pipeline.run.node_timeout_s
+        if setup.engine is not None:
+            with lean_imports():
+                # The driver and the host's worker do without torch.
+                from dagrl.runtime.workers.engines import make_engine
+                from dagrl.runtime.workers.meter import Meter
+                from dagrl.runtime.workers.profiling import make_profiler
+
+            self._profiler = make_profiler(setup)
+            self._engine = make_engine(setup, self._hand_over_listener(setup))
+            self._meter = Meter(setup.pipeline)
+        # An engine that sleeps looks for garbage. What is here now stays, and to look through it takes half a second.
+        gc.collect()
+        gc.freeze()
+
+    def _hand_over_listener(self, setup: StartEngine) -> int | None:
+        """The listening socket, which belongs to the engine from now on, where others meet at it."""
+        assert self._listener is not None, "start before describe"
+        if self._listener.getsockname() != (setup.master_addr, setup.master_port):
+            return None
+        return self._listener.detach()
+
+    def run(self, work: TaskWork) -> Iterator[Block | Beat]:
+        """Run one task on this rank's rows; yields a block whenever the op has an output."""
+        resources = self._resources
+        assert resources is not None, "run before start"
+        with self._lock:
+            self._held = {step: refs for step, refs in self._held.items() if step > work.committed}
+        context = Context(
+            node=resources.pipeline.nodes[work.node] if work.node else None,
+            step=work.step,
+            validation=work.validation,
+            position=work.position,
+            shards=work.shards,
+            resources=resources,
+            engine=self._engine,
+            frozen=work.frozen,
+            replica=self._replica,
+            carried=work.carried,
+            first_group=work.first_group,
+            prompts=work.prompts,
+            begins=work.begins,
+            ends=work.ends,
+            sampled_by=work.sampled_by,
+            kl_weight=work.kl_weight,
+            begun={group: fetch_begun(begun, work.outputs, self._timeout_s) for group, begun in work.begun.items()},
+        )
+        op = load_op(work.op, resources.folder)
+        if work.streams:
+            yield from self._streamed(op, work, context)
+            return
+        with self._profiler.around(work) if self._profiler else nullcontext():
+            yield from self._outputs(op, work, context)
+
+    def run_streamed(self, data: bytes, refs: list[ray.ObjectRef]) -> Iterator[Parcel]:
+        """`run`, its work and its messages as parcels."""
+        for message in self.run(unpack(data, refs)):
+            yield pack(message)
+
+    def run_whole(self, data: bytes, refs: list[ray.ObjectRef]) -> Parcel:
+        """`run`, all of its messages in one parcel."""
+        return pack(list(self.run(unpack(data, refs))))
+
+    def _outputs(self, op: Op, work: TaskWork, context: Context) -> Iterator[Block]:
+        begin = time.time()
+        parts = fetch(work.parts, self._timeout_s)
+        account = self._meter.begin(work, parts) if self._meter else None
+        for output in op(parts, context):
+            if self._meter:
+                self._meter.settle()
+            span = Span(begin, time.time())
+            effort = self._meter.effort(account, output) if self._meter and account else None
+            yield self._publish(work, output, span, effort)
+            begin = time.time()
+
+    def _streamed(self, op: Op, work: TaskWork, context: Context) -> Iterator[Block | Beat]:
+        """Hand on what the op has made whenever there is something, together, and signs of life between."""
+        run = (work.step, work.task, work.round, work.attempt)
+        if self._aborted == run:
+            return
+        with self._lock:
+            first, self._streaming = self._streaming != run, run
+        assert self._meter is not None, "only engines stream"
+        begin = time.time()
+        parts = fetch(work.parts, self._timeout_s)
+        account = self._meter.begin(work, parts, first=first)
+        # One trace of a rank at a time: that of its first share.
+        watched = self._profiler.around(work) if self._profiler and first else nullcontext()
+
+        made_of = op(parts, context)
+
+        def outputs() -> Iterator[Output]:
+            with watched:
+                yield from made_of
+
+        def sampled_tokens() -> int:
+            return self._engine.sampled_tokens
+
+        pump = Pump(outputs())
+        # The next share may come: this one is before it.
+        yield Beat(sampled_tokens())
+        while (made := pump.take(INTERVAL_S, work.gather_s)) is not None:
+            if self._aborted == run:
+                # Again: what the op had not asked for yet when the abort came has begun since then.
+                self._engine.abort()
+            for unfinished in (False, True):
+                if alike := [output for output in made if output.unfinished == unfinished]:
+                    output = Output.together(alike)
+                    effort = self._meter.effort(account, output)
+                    yield self._publish(work, output, Span(begin, time.time()), effort)
+            if beat := self._pulse.beat(sampled_tokens):
+                yield beat
+        if beat := self._pulse.beat(sampled_tokens, last=True):
+            yield beat
+
+    def abort(self, step: int, task: str, round_: int, attempt: int) -> None:
+        """End a run that streams: its shares come out as they are, and further ones at once and empty."""
+        self._aborted = (step, task, round_, attempt)
+        self._engine.abort()
+
+    def appetite(self, longest: int) -> Appetite:
+        """See `GenerateEngine.appetite`."""
+        return self._engine.appetite(longest)
+
+    def _publish(self, work: TaskWork, output: Output, span: Span, effort: Effort | None) -> Block:
+        if not work.hands_in:
+            return Block(np.zeros(0, dtype=np.int64), None, None, span, output.shards, effort=effort)
+        columns = {work.outputs[name]: column for name, column in output.columns.items() if name in work.outputs}
+        ref = self._put(work, Batch(output.rows, columns)) if columns else None
+        prefix = ("val/" if work.validation else "") + work.told_as
+        return Block(
+            output.rows,
+            ref,
+            None if output.unfinished else _tokens(output, work.outputs),
+            span,
+            output.shards,
+            {prefix + name: stat for name, stat in output.stats.items()},
+            dict(output.facts),
+            effort,
+            output.positions,
+            output.unfinished,
+        )
+
+    def _put(self, work: TaskWork, batch: Batch) -> ray.ObjectRef:
+        """Into the object store, until the step is committed at least."""
+        if self._keeper is None:
+            ref = ray.put(batch)
+            with self._lock:
+                self._held.setdefault(work.step, []).append(ref)
+            return ref
+        kept = self._keeper.keep.remote(work.step, work.committed, batch)
+        ((ref,),) = get_within([kept], self._timeout_s, f"a block of {work.task} to be kept on this machine")
+        return ref
+
+    def offer_weights(self, follower: str, route: WeightRoute) -> Offer | None:
+        """Where a follower's processes find this rank, if they need it; the same at every sync."""
+        return self._hand_out_to(follower, route).offer()
+
+    def send_weights(self, follower: str, route: WeightRoute, number: int) -> Handed:
+        """Hand the engine's weights out to a follower, for sync `number`. Collective."""
+        return self._hand_out_to(follower, route).hand_out(number)
+
+    def receive_weights(self, take: Take) -> float:
+        """Take the weights that `send_weights` hands out, meanwhile or before; how many seconds that took."""
+        from dagrl.runtime.workers.weight_hands import take_in
+
+        return take_in(self._engine, self._rank, take, self._timeout_s)
+
+    def _hand_out_to(self, follower: str, route: WeightRoute) -> HandingOut:
+        from dagrl.runtime.workers.weight_hands import HandingOut
+
+        if follower not in self._handing_out:
+            self._handing_out[follower] = HandingOut(self._engine, self._rank, route, self._timeout_s)
+        return self._handing_out[follower]
+
+    def sleep(self, residency: Residency) -> Slept:
+        """Give the engine's device memory back, down to `residency`. Collective."""
+        if residency is Residency.ASLEEP:
+            for handing_out in self._handing_out.values():
+                handing_out.rest()
+        return self._engine.sleep(residency)
+
+    def wake(self, residency: Residency) -> None:
+        """Bring the engine back up to `residency`. Collective."""
+        self._engine.wake(residency)
+
+    def save(self, folder: Path, asynchronous: bool = False) -> None:
+        """Write the engine's state, or begin to. Collective."""
+        self._engine.save(folder, asynchronous=asynchronous)
+
+    def finish_save(self) -> bool:
+        """Whether the state is written."""
+        return self._engine.finish_save(wait=False)
+
+    def load(self, folder: Path) -> None:
+        """Bring back the engine's state. Collective."""
+        self._engine.load(folder)
+
+    def close(self) -> None:
+        """Free what the engine holds."""
+        for handing_out in self._handing_out.values():
+            handing_out.close()
+        if self._profiler is not None:
+            self._profiler.close()
+        if self._engine is not None:
+            self._engine.close()
+
+
+def fetch(parts: Sequence[PartWork], timeout_s: float) -> list[Part]:
+    """Bring the columns of all parts here and put the rows of each in order.
+
+    ObjectsLateError where they do not come in time.
+    """
+    refs = list(dict.fromkeys(ref for part in parts for source in part.sources for ref in source.refs))
+    columns = ", ".join(sorted({name for part in parts for source in part.sources for name in source.columns.values()}))
+    found = get_within(refs, timeout_s, f"{len(refs)} blocks of {columns}")
+    blocks: dict[ray.ObjectRef, Batch] = dict(zip(refs, found, strict=True))
+    return [Part(part.index, _assembled(part, blocks)) for part in parts]
+
+
+def _assembled(part: PartWork, blocks: Mapping[ray.ObjectRef, Batch]) -> Batch:
+    columns: dict[str, Column] = {}
+    for source in part.sources:
+        pieces, begin = [], 0
+        for ref, count in zip(source.refs, source.counts.tolist(), strict=True):
+            block = blocks[ref]
+            piece = Batch(block.rows, {mine: block[theirs] for mine, theirs in source.columns.items()})
+            if count < len(piece):
+                piece = piece.take(source.places[begin : begin + count])
+                begin += count
+            pieces.append(piece)
+        columns.update(Batch.concat(pieces).in_order(part.rows).columns)
+    return Batch(part.rows, columns)
+
+
+def fetch_begun(begun: Begun, outputs: Mapping[str, str], timeout_s: float) -> Batch:
+    """Bring what an earlier step has sampled for a group here, by the op's names of its columns (`outputs`)."""
+    block: Batch = get_within([begun.ref], timeout_s, "what an earlier step has sampled of a prompt")[0]
+    mine = {name: block[theirs] for name, theirs in outputs.items() if theirs in block}
+    return Batch(block.rows, mine).in_order(begun.rows)
+
+
+def _tokens(output: Output, published: Mapping[str, str]) -> np.ndarray | None:
+    """Token ids that the published columns add to each row: the ragged columns of whole numbers hold them."""
+    added = [
+        column.lengths
+        for name, column in output.columns.items()
+        if name in published and name not in output.uncounted
+        if column.offsets is not None and column.values.dtype == np.int64
+    ]
+    return np.sum(added, axis=0) if added else None

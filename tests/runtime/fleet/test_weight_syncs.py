@@ -1,0 +1,140 @@
+"""The two sides of a sync are called together, unless the weights lie in the object store between them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from dagrl.engines.weights.channel import Address, PeerError
+from dagrl.engines.weights.terms import Offer, Sent
+from dagrl.plan.commands import Sync
+from dagrl.runtime.errors import RunError, WorkerDiedError
+from dagrl.runtime.fleet import weight_syncs
+from dagrl.runtime.fleet.weight_syncs import WeightSyncs
+from dagrl.runtime.messages import Handed, Take
+from dagrl.spec.schema import Pipeline
+
+SYNC = Sync(3, "generator", "actor", 2)
+OFFER = Offer(Address("/tmp/door", "", 0, "token"), "GPU-1")
+
+
+def pipeline(**generator: Any) -> Pipeline:
+    return Pipeline.model_validate(
+        {
+            "name": "test",
+            "model": {"init": {"model_type": "qwen3"}},
+            "data": {"train": "t.parquet", "prompts_per_step": 1, "max_prompt_tokens": 4},
+            "groups": {"all": {"gpus_per_node": 2}},
+            "engines": {
+                "actor": {"backend": "megatron", "group": "all"},
+                "generator": {"follows": "actor", "group": "all", **generator},
+            },
+            "nodes": {"rollout": {"op": "rollout", "engine": "generator", "sampling": {"max_new_tokens": 4}}},
+            "run": {"steps": 1},
+        }
+    )
+
+
+class Workers:
+    """Stands in for two workers on each side. A sync ends only when both sides are in it."""
+
+    def __init__(self, used: tuple[int | None, ...] = (0b01, 0b10), meet: bool = True, lost: str = "") -> None:
+        self.used, self.log, self._inside, self._meet, self._lost = used, [], asyncio.Event(), meet, lost
+        self.left: list[str] = []
+
+    async def call_all(self, executor: str, method: str, *args: Any, waits_for: str) -> list[Any]:
+        assert (method, waits_for) == ("offer_weights", "the weights of actor to reach generator")
+        self.log.append((executor, method, args))
+        return [OFFER, None]
+
+    def calls(self, executor: str, method: str, *args: Any, waits_for: str) -> list[Coroutine[Any, Any, Any]]:
+        assert waits_for == "the weights of actor to reach generator"
+        self.log.append((executor, method, args))
+        return [(self._send if method == "send_weights" else self._receive)(rank) for rank in (0, 1)]
+
+    async def _send(self, rank: int) -> Handed:
+        if self._lost == f"actor/{rank}":
+            raise lost(self._lost)
+        if self._meet:
+            await asyncio.wait_for(self._inside.wait(), 5)
+        if self._lost:
+            # Those who are left with the failure have some way to go to the end.
+            await asyncio.sleep(0.1)
+            self.left.append(f"actor/{rank}")
+            if rank == 0 and self._meet:
+                raise RunError("generator/1 has ended")
+        names = ("a", "b")
+        sent = [Sent(8, used, names if used is not None else ()) for used in self.used]
+        return Handed(0.5 + rank, 8_000_000, sent[rank] if self._meet else None, ("ref",))
+
+    async def _receive(self, rank: int) -> float:
+        self._inside.set()
+        if self._lost == f"generator/{rank}":
+            raise lost(self._lost)
+        return 0.25 + rank / 2
+
+
+def lost(name: str) -> WorkerDiedError:
+    error = WorkerDiedError(f"{name} died")
+    error.lost = (name,)
+    return error
+
+
+def carry_out(workers: Workers, given: Pipeline, times: int = 1) -> list[dict[str, float]]:
+    async def act() -> list[dict[str, float]]:
+        syncs = WeightSyncs(workers, given)  # type: ignore[arg-type]
+        return [await syncs.carry_out(SYNC) for _ in range(times)]
+
+    return asyncio.run(act())
+
+
+def test_both_sides_are_in_it_together_and_meet_where_they_met_before():
+    workers = Workers()
+    first, second = carry_out(workers, pipeline(backend="sglang"), times=2)
+    assert first == second == {"sync/gb": 0.008, "sync/send_s": 1.5, "sync/receive_s": 0.75}
+    methods = [method for _, method, _ in workers.log]
+    assert methods == ["offer_weights", *["receive_weights", "send_weights"] * 2]
+    takes = [args[0] for _, method, args in workers.log if method == "receive_weights"]
+    assert takes == [Take(1, 2, (OFFER, None)), Take(2, 2, (OFFER, None))]
+    assert [args[2] for _, method, args in workers.log if method == "send_weights"] == [1, 2]
+
+
+def test_weights_lie_in_the_object_store_before_anybody_takes_them():
+    workers = Workers(meet=False)
+    carry_out(workers, pipeline(backend="hf"))
+    methods = [(executor, method) for executor, method, _ in workers.log]
+    assert methods == [("actor", "send_weights"), ("generator", "receive_weights")]
+    assert workers.log[1][2] == (Take(1, 2, refs=("ref",)),)
+
+
+def test_what_no_rank_of_the_generator_has_a_place_for_ends_the_run():
+    with pytest.raises(RunError, match=r"the generator has no place for b: the trainer's model and its own") as caught:
+        carry_out(Workers(used=(0b01, None)), pipeline(backend="sglang"))
+    assert caught.value.node == "the weights of actor to reach generator"
+
+
+@pytest.mark.parametrize("meet", [True, False])
+def test_the_loss_of_a_follower_is_told_when_everybody_else_has_left(meet, monkeypatch):
+    told = []
+
+    def knock(address: Address, timeout_s: float, whose: str, **hello: Any) -> Any:
+        told.append((address, hello))
+        raise PeerError("it is through already")
+
+    monkeypatch.setattr(weight_syncs, "knock", knock)
+    workers = Workers(meet=meet, lost="generator/1")
+    with pytest.raises(WorkerDiedError, match="generator/1 died"):
+        carry_out(workers, pipeline(backend="sglang" if meet else "hf"))
+    assert sorted(workers.left) == ["actor/0", "actor/1"]
+    # Of two takers either may be missing.
+    excuse = (OFFER.address, {"who": "generator/1", "sync": 1, "error": "is lost"})
+    assert told == ([excuse] * 2 if meet else [])
+
+
+def test_whoever_leaves_a_sync_without_its_trainer_is_not_waited_for():
+    workers = Workers(lost="actor/0", meet=True)
+    with pytest.raises(WorkerDiedError, match="actor/0 died"):
+        carry_out(workers, pipeline(backend="sglang"))

@@ -1,0 +1,270 @@
+"""Fetching: the rows of a part, from wherever they lie, in the order that the op gets them; and what streams out."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagrl.data.batch import Batch, Column
+from dagrl.data.redistribute import RowIndex
+from dagrl.engines.base import Completion, GenerationRequest
+from dagrl.nodes.base import Resources
+from dagrl.runtime.messages import Beat, Begun, Block, PartWork, Source, TaskWork
+from dagrl.runtime.workers.meter import Meter
+from dagrl.runtime.workers.worker import Worker, fetch
+from dagrl.spec.ops import ROLLOUT_WRITES
+from dagrl.spec.schema import Pipeline, SamplingSpec
+
+
+def block_of(rows: list[int]) -> Batch:
+    """Row r has the tokens [r] * (r % 4) and the reward r / 2."""
+    return Batch(
+        np.array(rows, dtype=np.int64),
+        {
+            "response_tokens": Column.ragged([[row] * (row % 4) for row in rows], "int64"),
+            "reward": Column(np.array(rows, dtype=np.float32) / 2),
+        },
+    )
+
+
+def fetched(store: dict[str, Batch], rows: list[int], *sources: Source) -> Batch:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray, "get", lambda refs, timeout: [store[ref] for ref in refs])
+        (part,) = fetch([PartWork(0, np.array(rows, dtype=np.int64), sources)], 1.0)
+        return part.batch
+
+
+def source_of(columns: dict[str, str], **wanted: list[int] | None) -> Source:
+    """Places in the blocks of these names; None for all of a block (which has two rows)."""
+    counts = [2 if places is None else len(places) for places in wanted.values()]
+    places = [place for places in wanted.values() for place in places or ()]
+    return Source(tuple(wanted), np.array(counts, dtype=np.int32), np.array(places, dtype=np.int32), columns)
+
+
+def tokens_of(batch: Batch, name: str) -> list[list[int]]:
+    return [batch[name][row].tolist() for row in range(len(batch))]
+
+
+@given(data=st.data(), count=st.integers(1, 12), blocks=st.integers(1, 4))
+def test_rows_come_in_the_parts_order_however_they_lie(data, count: int, blocks: int) -> None:
+    stored = data.draw(st.permutations(range(count)))
+    cuts = sorted(data.draw(st.lists(st.integers(0, count), min_size=blocks - 1, max_size=blocks - 1)))
+    pieces = [stored[begin:end] for begin, end in zip([0, *cuts], [*cuts, count], strict=True)]
+    wanted = data.draw(st.permutations(data.draw(st.lists(st.sampled_from(stored), min_size=1, unique=True))))
+    columns = {"tokens": "response_tokens", "reward": "reward"}
+    index = RowIndex()
+    for piece in pieces:
+        index.add(np.array(piece, dtype=np.int64))
+    found = index.find(np.array(wanted))
+    source = Source(tuple(str(block) for block in found.blocks), found.counts, found.places, columns)
+    store = {str(ref): block_of(piece) for ref, piece in enumerate(pieces)}
+    batch = fetched(store, wanted, source)
+    assert batch.rows.tolist() == wanted
+    assert set(batch.columns) == {"tokens", "reward"}
+    assert tokens_of(batch, "tokens") == [[row] * (row % 4) for row in wanted]
+    assert batch["reward"].values.tolist() == [row / 2 for row in wanted]
+
+
+def test_columns_of_several_producers_meet_by_row_under_the_ops_names() -> None:
+    store = {"a": block_of([5, 3]), "b": block_of([7, 5]), "c": block_of([9, 3])}
+    batch = fetched(
+        store,
+        [3, 5],
+        source_of({"mine": "response_tokens"}, a=None),
+        source_of({"score": "reward"}, b=[1], c=[1]),
+    )
+    assert tokens_of(batch, "mine") == [[3, 3, 3], [5]]
+    assert batch["score"].values.tolist() == [1.5, 2.5]
+
+
+def test_parts_with_the_same_blocks_fetch_them_once(monkeypatch) -> None:
+    store, asked = {"a": block_of([1, 2])}, []
+
+    def get(refs: list[str], timeout: float) -> list[Batch]:
+        asked.extend(refs)
+        return [store[ref] for ref in refs]
+
+    monkeypatch.setattr(ray, "get", get)
+    works = [
+        PartWork(index, np.array([row]), (source_of({"r": "reward"}, a=[index]),)) for index, row in ((0, 1), (1, 2))
+    ]
+    assert [(part.index, part.batch["r"].values.tolist()) for part in fetch(works, 1.0)] == [(0, [0.5]), (1, [1.0])]
+    assert asked == ["a"]
+
+
+def test_a_rank_without_rows_gets_columns_of_the_right_types() -> None:
+    batch = fetched({"a": block_of([1, 2])}, [], source_of({"tokens": "response_tokens"}, a=[]))
+    assert len(batch) == 0
+    assert (batch["tokens"].values.dtype, batch["tokens"].offsets.tolist()) == (np.int64, [0])
+
+
+def test_a_row_that_no_source_brings_is_a_bug() -> None:
+    with pytest.raises(AssertionError, match="row 9 is not in the batch"):
+        fetched({"a": block_of([1, 2])}, [1, 9], source_of({"reward": "reward"}, a=None))
+
+
+# -- streaming
+
+
+class Generator:
+    """Answers each prompt with 7s, as many as the prompt's first token says, when `gate` lets it."""
+
+    policy_version = 3
+
+    def __init__(self) -> None:
+        self.sampled_tokens = 0
+        self.gate = threading.Semaphore(0)
+        self.aborts = 0
+
+    def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> Iterator[Completion]:
+        for index, request in enumerate(requests):
+            self.gate.acquire(timeout=60)
+            aborted = self.aborts > 0
+            tokens = np.full(request.prompt[0] - len(request.begun), 7)[: 1 if aborted else None]
+            self.sampled_tokens += len(tokens)
+            yield Completion(index, tokens, np.zeros(len(tokens), np.float32), "abort" if aborted else "stop", 3)
+
+    def abort(self) -> None:
+        self.aborts += 1
+        self.gate.release(100)
+
+
+class Bench:
+    """A worker with a generator, and the objects that it has published."""
+
+    def __init__(self, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        self.store: dict[str, Any] = {}
+        monkeypatch.setattr(ray, "put", self._put)
+        monkeypatch.setattr(ray, "get", self._get)
+        self.engine = Generator()
+        self.worker = Worker()
+        self.worker._resources = Resources(pipeline, folder, folder)
+        self.worker._engine = self.engine
+        self.worker._meter = Meter(pipeline)
+
+    def _put(self, thing: Any) -> str:
+        self.store[f"object {len(self.store)}"] = thing
+        return f"object {len(self.store) - 1}"
+
+    def _get(self, refs: str | list[str], timeout: float | None = None) -> Any:
+        return self.store[refs] if isinstance(refs, str) else [self.store[ref] for ref in refs]
+
+    def work(self, groups: list[int], begun: dict[int, Begun] | None = None) -> TaskWork:
+        """Two samples for each group's prompt, which is the group's number and two more."""
+        rows = np.array([row for group in groups for row in (2 * group, 2 * group + 1)])
+        columns = {
+            "prompt_tokens": Column.ragged([[2 + row // 2] for row in rows], "int64"),
+            "group_id": Column(rows // 2),
+        }
+        ref = self._put(Batch(rows, columns))
+        part = PartWork(
+            0, rows, (Source((ref,), np.array([len(rows)]), np.zeros(0, np.int32), {name: name for name in columns}),)
+        )
+        outputs = {name: "said" if name == "response_tokens" else name for name in ROLLOUT_WRITES}
+        return TaskWork(
+            *(2, "rollout", "rollout", "rollout", False, 0, 1, 1, (part,), outputs, False, True),
+            streams=True,
+            begun=begun or {},
+        )
+
+    def said(self, block: Block) -> dict[int, list[int]]:
+        """Row -> response."""
+        batch = self.store[block.ref]
+        return {int(row): batch["said"][place].tolist() for place, row in enumerate(batch.rows)}
+
+
+@pytest.fixture
+def bench(lab, monkeypatch, tmp_path) -> Bench:
+    declared = lab.tiny_pipeline()
+    declared["nodes"]["rollout"] |= {"n": 2, "over_sampling_batch_size": 10, "partial_rollout": True}
+    return Bench(Pipeline.model_validate(declared), monkeypatch, tmp_path)
+
+
+def test_a_share_comes_out_group_by_group_or_together_with_signs_of_life(bench) -> None:
+    messages = bench.worker.run(bench.work([0, 1, 2]))
+    assert next(messages) == Beat(0), "that it has begun"
+    bench.engine.gate.release(2)
+    first = next(messages)
+    assert bench.said(first) == {0: [7, 7], 1: [7, 7]}
+    assert (first.tokens.tolist(), first.effort.tokens, first.shards) == ([2, 2], 4, ())
+    bench.engine.gate.release(4)
+    rest = list(messages)
+    blocks = [each for each in rest if isinstance(each, Block)]
+    said = {row: tokens for block in blocks for row, tokens in bench.said(block).items()}
+    assert said == {2: [7] * 3, 3: [7] * 3, 4: [7] * 4, 5: [7] * 4}
+    assert rest[-1] == Beat(2 * (2 + 3 + 4)), "the last word has all tokens"
+
+
+def test_shares_of_a_run_are_sampled_at_once(bench) -> None:
+    first, second = (bench.worker.run(bench.work([group])) for group in (0, 1))
+    assert [type(next(messages)) for messages in (first, second)] == [Beat, Beat]
+    bench.engine.gate.release(4)
+    (later,) = [each for each in second if isinstance(each, Block)]
+    (earlier,) = [each for each in first if isinstance(each, Block)]
+    assert (earlier.rows.tolist(), later.rows.tolist()) == ([0, 1], [2, 3])
+    assert earlier.effort.tokens + later.effort.tokens == 10
+
+
+def test_an_abort_ends_a_share_and_those_that_come_after_it_and_what_there_is_goes_on_later(bench) -> None:
+    messages = bench.worker.run(bench.work([4, 5]))
+    next(messages)
+    bench.engine.gate.release(3)
+    done = next(each for each in messages if isinstance(each, Block))
+    assert done.rows.tolist() == [8, 9]
+    bench.worker.abort(2, "rollout", 0, 0)
+    (left,) = [each for each in messages if isinstance(each, Block)]
+    assert (left.unfinished, left.rows.tolist(), left.tokens) == (True, [10, 11], None)
+    assert list(bench.worker.run(bench.work([6]))) == []
+    # The same prompt in the next step, where its rows have other numbers.
+    said = bench.said(left)
+    assert said[11] == [7]
+    bench.engine.aborts = 0
+    bench.engine.gate.release(10)
+    begun = {5: Begun(left.ref, np.array([11, 10]))}
+    again = replace(bench.work([5], begun), step=3)
+    (block,) = [each for each in bench.worker.run(again) if isinstance(each, Block)]
+    assert bench.said(block) == {10: [7] * 7, 11: [7] * 7}
+    assert block.effort.tokens == 14 - len(said[10]) - len(said[11])
+
+
+def test_the_abort_of_a_round_does_not_end_the_next(bench) -> None:
+    bench.worker.abort(2, "rollout", 0, 0)
+    assert list(bench.worker.run(bench.work([0]))) == []
+    bench.engine.aborts = 0
+    bench.engine.gate.release(10)
+    messages = list(bench.worker.run(replace(bench.work([0]), round=1)))
+    assert [each.rows.tolist() for each in messages if isinstance(each, Block)] == [[0, 1]]
+
+
+def test_what_the_engine_raises_ends_the_share(bench) -> None:
+    def broken(requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> Iterator[Completion]:
+        raise ValueError("prompt 0 is empty")
+        yield
+
+    bench.engine.generate = broken
+    with pytest.raises(ValueError, match="prompt 0 is empty"):
+        list(bench.worker.run(bench.work([0])))
+
+
+def test_the_driver_and_the_hosts_ops_do_without_torch() -> None:
+    """It takes each of their processes two seconds, for nothing."""
+    modules = (
+        "dagrl.runtime.run",
+        "dagrl.runtime.workers.worker",
+        "dagrl.nodes.advantage",
+        "dagrl.nodes.reward",
+        "dagrl.nodes.prompts",
+    )
+    program = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], timeout=120).returncode == 0
