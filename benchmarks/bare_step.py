@@ -17,8 +17,8 @@ from workload import Workload
 
 from dagrl.engines.megatron.hf_weights import load_hf_weights
 from dagrl.engines.model_source import load_hf_config, weight_source
+from dagrl.spec.models.vocabulary import padded_vocab_size
 from dagrl.spec.schema import ModelSpec
-from dagrl.spec.vocabulary import padded_vocab_size
 
 
 class BareStep:

@@ -32,7 +32,7 @@ from dagrl.plan.cost.costs import PipelineCosts
 from dagrl.plan.cost.estimate import estimate_step
 from dagrl.plan.cost.lengths import Assumed
 from dagrl.plan.report import Report, report
-from dagrl.spec.gpus import DEFAULT_GPU, gpu_of_driver
+from dagrl.spec.models.gpus import DEFAULT_GPU, gpu_of_driver
 
 MEMORY_AIM = 0.10
 SECONDS_AIM = 0.20

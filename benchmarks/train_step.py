@@ -30,8 +30,8 @@ from workload import MODELS, Workload, write_model
 
 from dagrl.algorithms.objective import PolicyObjective
 from dagrl.engines.base import RankContext
-from dagrl.spec.model_flops import model_flops
-from dagrl.spec.model_shape import model_shape
+from dagrl.spec.models.flops import model_flops
+from dagrl.spec.models.shape import model_shape
 from dagrl.spec.schema import LossSpec, MegatronEngineSpec, ModelSpec, ParallelSpec
 
 AIMS = {"step": 0.97, "logprob": 2.5}

@@ -49,7 +49,7 @@ def validate(pipeline: Path, overrides: list[str]) -> int:
     """Check a pipeline file and say what it declares."""
     from dagrl.plan.living import decide_sleep
     from dagrl.spec.checks import check_file
-    from dagrl.spec.summary import summarize
+    from dagrl.spec.drawing.summary import summarize
 
     print(summarize(decide_sleep(check_file(pipeline, overrides))), end="")
     return 0
@@ -69,7 +69,7 @@ def plan(
     """Say what a run will take of GPUs, hosts and time, before one is touched."""
     from dagrl.plan import report, show, show_steps
     from dagrl.plan.cost.lengths import Assumed
-    from dagrl.spec.gpus import DEFAULT_GPU
+    from dagrl.spec.models.gpus import DEFAULT_GPU
 
     assumed = Assumed(prompt_tokens, response_tokens)
     try:
@@ -107,9 +107,9 @@ def plan(
 
 def graph(pipeline: Path, overrides: list[str], output: Path | None) -> int:
     """Draw the DAG, as text on stdout or into a file."""
-    from dagrl.spec.draw import draw_text, write_drawing
+    from dagrl.spec.drawing.draw import draw_text, write_drawing
     from dagrl.spec.graph import build_graph
-    from dagrl.spec.load import load_pipeline
+    from dagrl.spec.reading.load import load_pipeline
 
     loaded = load_pipeline(pipeline, overrides)
     dag = build_graph(loaded.pipeline, loaded.folder, loaded.positions)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from dagrl.cli import main
-from dagrl.spec.draw import draw_svg
+from dagrl.spec.drawing.draw import draw_svg
 from dagrl.spec.graph import build_graph
-from dagrl.spec.load import load_pipeline
+from dagrl.spec.reading.load import load_pipeline
 from dagrl.spec.reference import reference
 
 REPOSITORY = Path(__file__).parents[1]

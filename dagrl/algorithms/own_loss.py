@@ -9,7 +9,7 @@ import torch
 
 from dagrl.algorithms.losses import PolicyLoss
 from dagrl.algorithms.rows import Rows
-from dagrl.spec.custom import raised_by
+from dagrl.spec.own.custom import raised_by
 
 if TYPE_CHECKING:
     # The contract only: formulas do not need engines to run.

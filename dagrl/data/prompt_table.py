@@ -15,7 +15,7 @@ import numpy as np
 
 from dagrl.data.batch import Column
 from dagrl.data.demonstrations import prompt_before, response_text, response_tokens, value_at
-from dagrl.spec.tool import offered
+from dagrl.spec.own.tool import offered
 
 if TYPE_CHECKING:
     from pyarrow import Schema, Table

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagrl.data.lean_transformers import tokenizers_alone
-from dagrl.spec.hf_config import EOS, PAD, UNKNOWN, token_ids
+from dagrl.spec.models.hf_config import EOS, PAD, UNKNOWN, token_ids
 from dagrl.spec.schema import ModelSpec, TokenizerSpec
 
 if TYPE_CHECKING:

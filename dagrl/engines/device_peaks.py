@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dagrl.spec.gpus import gpu_of_driver
+from dagrl.spec.models.gpus import gpu_of_driver
 
 
 def peak_flops_per_s(device_name: str) -> float | None:

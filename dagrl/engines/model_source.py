@@ -20,7 +20,7 @@ import torch
 
 from dagrl.data.lean_transformers import SPARED, import_transformers
 from dagrl.imports import lean_imports
-from dagrl.spec.checks.model_fields import UNDECLARED
+from dagrl.spec.models.config_class import UNDECLARED
 from dagrl.spec.schema import ModelSpec
 
 if TYPE_CHECKING:

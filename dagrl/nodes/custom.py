@@ -12,7 +12,7 @@ from dagrl.data.batch import Column
 from dagrl.nodes.base import Context, Op, Output, Part
 from dagrl.nodes.view import view_of
 from dagrl.spec.columns import CORE_COLUMNS, ColumnSpec, Shape
-from dagrl.spec.custom import contract_of_function, load_function, raised_by
+from dagrl.spec.own.custom import contract_of_function, load_function, raised_by
 from dagrl.spec.schema import CustomNode
 
 

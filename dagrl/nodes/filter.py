@@ -11,8 +11,8 @@ from dagrl.data.batch import Batch
 from dagrl.data.stats import Stat
 from dagrl.nodes.base import Context, Output, Part
 from dagrl.nodes.view import view_of
-from dagrl.spec.custom import load_function, raised_by
 from dagrl.spec.filtering import rule_columns
+from dagrl.spec.own.custom import load_function, raised_by
 from dagrl.spec.schema import FilterNode
 
 

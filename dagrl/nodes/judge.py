@@ -20,8 +20,8 @@ from dagrl.nodes.base import Context, Output, Part, Resources
 from dagrl.nodes.reward import scored_text
 from dagrl.nodes.rollout import sample_seed
 from dagrl.rewards.endpoint import Answer, Endpoint, EndpointError, EndpointSetupError
-from dagrl.spec.custom import load_function, raised_by
-from dagrl.spec.judging import Judged, filled, finite, is_function, parse, parser_arguments, shown
+from dagrl.spec.own.custom import load_function, raised_by
+from dagrl.spec.own.judging import Judged, filled, finite, is_function, parse, parser_arguments, shown
 from dagrl.spec.schema import JudgeNode
 
 type Asking = Callable[[], Answer]

@@ -9,8 +9,8 @@ import numpy as np
 from dagrl.data.batch import Batch, Column
 from dagrl.nodes.base import Context
 from dagrl.nodes.view import view_of
-from dagrl.spec.custom import raised_by
-from dagrl.spec.formulas import load_formula
+from dagrl.spec.own.custom import raised_by
+from dagrl.spec.own.formulas import load_formula
 from dagrl.spec.schema import AdvantageNode
 
 

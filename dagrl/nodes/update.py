@@ -13,7 +13,7 @@ from dagrl.data.batch import Batch
 from dagrl.engines.base import TrainEngine
 from dagrl.nodes.base import Context, Output, Part
 from dagrl.nodes.stale import without_stale
-from dagrl.spec.formulas import load_formula
+from dagrl.spec.own.formulas import load_formula
 from dagrl.spec.schema import UpdateNode
 
 

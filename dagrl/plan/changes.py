@@ -10,7 +10,7 @@ from typing import Any
 from dagrl.plan.fit import Fit, fit
 from dagrl.spec.errors import Place, dotted
 from dagrl.spec.graph import Graph
-from dagrl.spec.model_shape import ModelShape, engine_shape
+from dagrl.spec.models.shape import ModelShape, engine_shape
 from dagrl.spec.offline import longest_row
 from dagrl.spec.rollouts import leading_rollout, rollouts
 from dagrl.spec.schema import (

@@ -11,7 +11,7 @@ from dagrl.plan.memory.estimate import GIB, EngineMemory
 from dagrl.plan.placement import make_plan
 from dagrl.plan.plan import Executor, Plan
 from dagrl.spec.graph import Graph
-from dagrl.spec.model_shape import ModelShape, model_shape
+from dagrl.spec.models.shape import ModelShape, model_shape
 from dagrl.spec.schema import Pipeline
 
 

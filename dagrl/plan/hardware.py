@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dagrl.spec.gpus import DEFAULT_GPU, Gpu, gpu_named
+from dagrl.spec.models.gpus import DEFAULT_GPU, Gpu, gpu_named
 from dagrl.spec.schema import Pipeline
 
 __all__ = ["DEFAULT_GPU", "Gpu", "gpu_named", "gpu_of_group"]

@@ -14,8 +14,8 @@ from typing import Any
 from dagrl.plan.fit import GroupFit, Tenant, gib
 from dagrl.plan.memory.estimate import GIB, KINDS
 from dagrl.plan.report import Report
+from dagrl.spec.drawing.summary import layout_in_words
 from dagrl.spec.schema import Pipeline
-from dagrl.spec.summary import layout_in_words
 
 _BAR = 24
 _NOTHING = "-"

@@ -15,9 +15,9 @@ from dagrl.plan.report import Report
 from dagrl.plan.search.proposals import Proposal, search
 from dagrl.plan.search.space import Cluster, cluster_of
 from dagrl.plan.show import Section, aligned
-from dagrl.spec.gpus import DEFAULT_GPU, gpu_named
-from dagrl.spec.load import load_pipeline
+from dagrl.spec.models.gpus import DEFAULT_GPU, gpu_named
 from dagrl.spec.offline import is_offline
+from dagrl.spec.reading.load import load_pipeline
 from dagrl.spec.rollouts import leading_rollout, rollouts
 from dagrl.spec.schema import FilterNode, NodeBase, RolloutNode
 

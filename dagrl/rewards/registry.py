@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dagrl.spec.custom import load_function
+from dagrl.spec.own.custom import load_function
 from dagrl.spec.rewards import BUILT_IN_REWARDS
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from dagrl.rewards.exact import compared
 from dagrl.rewards.final_answer import final_answer
-from dagrl.spec.custom import load_function, name_of, raised_by
+from dagrl.spec.own.custom import load_function, name_of, raised_by
 from dagrl.spec.val_metrics import Vote
 
 Answered = Callable[[str], str | None]

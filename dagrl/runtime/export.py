@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dagrl.runtime.folder.checkpoint import Checkpoints, TornCheckpointError
-from dagrl.spec.load import load_pipeline
+from dagrl.spec.reading.load import load_pipeline
 from dagrl.spec.schema import KeepBestSpec, MegatronEngineSpec, ModelSpec, Pipeline, TrainingNode
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -63,7 +63,7 @@ def convert_to_megatron(source: Path, output: Path) -> str:
     with _new_folder(output) as aside:
         from dagrl.engines.megatron.convert import write_megatron
         from dagrl.engines.model_source import load_hf_config, weight_source
-        from dagrl.spec.vocabulary import padded_vocab_size
+        from dagrl.spec.models.vocabulary import padded_vocab_size
 
         model = ModelSpec(path=source)
         config = load_hf_config(model)

@@ -23,8 +23,8 @@ from dagrl.plan.simulate import Activity, Simulated, simulate
 from dagrl.runtime.folder.run_folder import modules_of
 from dagrl.spec.errors import PipelineError
 from dagrl.spec.graph import build_graph
-from dagrl.spec.load import LoadedPipeline, load_pipeline
-from dagrl.spec.model_shape import model_shape
+from dagrl.spec.models.shape import model_shape
+from dagrl.spec.reading.load import LoadedPipeline, load_pipeline
 from dagrl.spec.rollouts import rollouts
 from dagrl.spec.schema import Pipeline
 from dagrl.track.report import RunRecord, aligned, read_run, summary

@@ -23,7 +23,7 @@ from dagrl.runtime.interrupts import Interrupts, kin_of_ctrl_c
 from dagrl.runtime.messages import StartEngine
 from dagrl.runtime.steps.kl_control import KlControl
 from dagrl.spec.checks import CheckedPipeline
-from dagrl.spec.load import LoadedPipeline
+from dagrl.spec.reading.load import LoadedPipeline
 from dagrl.track import Trackers, open_trackers
 
 _CONTENTS = {

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dagrl.spec.custom import load_function, name_of
 from dagrl.spec.ops import OpContract, Scope
+from dagrl.spec.own.custom import load_function, name_of
 from dagrl.spec.rollouts import leading_rollout, rollouts
 from dagrl.spec.schema import FilterNode, Pipeline
 

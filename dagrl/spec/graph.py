@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 import networkx as nx
 
-from dagrl.spec.custom import contract_of_function, load_function
 from dagrl.spec.errors import Place
 from dagrl.spec.filtering import filter_contract
-from dagrl.spec.formulas import formula_of, place_of_formula
 from dagrl.spec.ops import Capability, OpContract, contract_of, sink_contract, source_contract
-from dagrl.spec.positions import Findings, Positions
+from dagrl.spec.own.custom import contract_of_function, load_function
+from dagrl.spec.own.formulas import formula_of, place_of_formula
+from dagrl.spec.reading.positions import Findings, Positions
 from dagrl.spec.redundant import redundant_nodes
 from dagrl.spec.rollouts import leading_rollout, rollouts
 from dagrl.spec.schema import (

@@ -153,8 +153,8 @@ def contract_of(
 ) -> OpContract:
     """The contract of one of dagrl's own ops, its options and those of its engine taken into account.
 
-    `formula`: what the user's own estimator or loss reads, where the node has one; see `dagrl.spec.formulas`.
-    A `CustomNode` has its contract on the user's function: see `dagrl.spec.custom.contract_of_function`.
+    `formula`: what the user's own estimator or loss reads, where the node has one; see `dagrl.spec.own.formulas`.
+    A `CustomNode` has its contract on the user's function: see `dagrl.spec.own.custom.contract_of_function`.
     """
     match node:
         case RolloutNode():

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from dagrl.spec.columns import CORE_COLUMNS
 from dagrl.spec.errors import Place, listed, suggest
 from dagrl.spec.ops import OF_TURNS, OpContract
-from dagrl.spec.positions import Findings
+from dagrl.spec.reading.positions import Findings
 from dagrl.spec.schema import NodeBase, RolloutNode
 
 _COLUMN_NAME = re.compile(r"[a-z][a-z0-9_]*")

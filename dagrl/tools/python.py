@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dagrl.rewards.sandbox import Outcome, run
-from dagrl.spec.tool import ToolUnavailableError, tool
+from dagrl.spec.own.tool import ToolUnavailableError, tool
 
 
 @tool

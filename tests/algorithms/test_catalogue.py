@@ -14,7 +14,7 @@ from dagrl.algorithms.catalogue.document import CHAPTERS, document, place_of_tes
 from dagrl.algorithms.catalogue.elsewhere import ELSEWHERE
 from dagrl.algorithms.catalogue.entry import Chapter, Entry
 from dagrl.algorithms.catalogue.policies import AGGREGATIONS, LOSSES
-from dagrl.spec.load import load_pipeline
+from dagrl.spec.reading.load import load_pipeline
 from dagrl.spec.schema import (
     AdvantageNode,
     Aggregation,

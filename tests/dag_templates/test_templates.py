@@ -15,10 +15,10 @@ from dagrl.plan.cost.costs import PipelineCosts
 from dagrl.plan.placement import make_plan
 from dagrl.plan.plan import HOST
 from dagrl.spec.checks import check_file
-from dagrl.spec.extends import read_with_parents
-from dagrl.spec.model_shape import model_shape
+from dagrl.spec.models.shape import model_shape
+from dagrl.spec.reading.extends import read_with_parents
+from dagrl.spec.reading.yaml_source import read_document
 from dagrl.spec.residency import Residency
-from dagrl.spec.yaml_source import read_document
 
 REPOSITORY = Path(__file__).parents[2]
 

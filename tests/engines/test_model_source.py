@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from dagrl.engines.model_source import load_hf_config, published_shapes, published_tensors, weight_source
 from dagrl.spec.checks.model_fields import UNDECLARED, model_fields
-from dagrl.spec.model_families import FAMILIES
+from dagrl.spec.models.families import FAMILIES
 from dagrl.spec.schema import ModelSpec
 
 SHAPE = {

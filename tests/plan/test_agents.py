@@ -9,7 +9,7 @@ from dagrl.plan.placement import make_plan
 from dagrl.plan.plan import Plan
 from dagrl.plan.scheduler import Scheduler
 from dagrl.spec.graph import build_graph
-from dagrl.spec.load import load_pipeline
+from dagrl.spec.reading.load import load_pipeline
 
 TEMPLATE = Path(__file__).parents[2] / "dag_templates" / "multi_agent.yaml"
 

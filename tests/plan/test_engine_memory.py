@@ -7,10 +7,10 @@ from pathlib import Path
 from dagrl.plan.memory.engines import engine_memory
 from dagrl.plan.memory.estimate import EngineMemory
 from dagrl.plan.placement import make_plan
-from dagrl.spec.gpus import gpu_named
 from dagrl.spec.graph import build_graph
-from dagrl.spec.load import load_pipeline
-from dagrl.spec.model_shape import model_shape
+from dagrl.spec.models.gpus import gpu_named
+from dagrl.spec.models.shape import model_shape
+from dagrl.spec.reading.load import load_pipeline
 
 TEMPLATE = Path(__file__).parents[2] / "dag_templates" / "qwen3_8b_megatron.yaml"
 NO_KL = ("nodes.update.loss.kl_coef=0",)

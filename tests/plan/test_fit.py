@@ -12,7 +12,7 @@ from dagrl.plan.fit import Fit, fit
 from dagrl.plan.living import with_sleep_decided
 from dagrl.plan.memory.estimate import GIB
 from dagrl.spec.graph import Graph, build_graph
-from dagrl.spec.load import load_pipeline
+from dagrl.spec.reading.load import load_pipeline
 from dagrl.spec.schema import Pipeline
 
 TEMPLATES = Path(__file__).parents[2] / "dag_templates"

@@ -14,8 +14,8 @@ from dagrl.plan.cost.estimate import estimate_step
 from dagrl.plan.memory.engines import engine_memory
 from dagrl.plan.placement import make_plan
 from dagrl.spec.checks import check_file
-from dagrl.spec.gpus import gpu_named
-from dagrl.spec.model_shape import model_shape
+from dagrl.spec.models.gpus import gpu_named
+from dagrl.spec.models.shape import model_shape
 
 QWEN3 = {
     "model_type": "qwen3",

@@ -16,9 +16,9 @@ from dagrl.plan.placement import make_plan
 from dagrl.plan.search.proposals import search
 from dagrl.plan.search.space import Cluster
 from dagrl.spec.checks import CheckedPipeline, check_file
-from dagrl.spec.gpus import gpu_named
-from dagrl.spec.load import load_pipeline
-from dagrl.spec.model_shape import model_shape
+from dagrl.spec.models.gpus import gpu_named
+from dagrl.spec.models.shape import model_shape
+from dagrl.spec.reading.load import load_pipeline
 from dagrl.spec.residency import Residency
 
 TEMPLATE = Path(__file__).parents[2] / "dag_templates" / "qwen3_8b_megatron.yaml"

@@ -10,8 +10,8 @@ import pytest
 from dagrl.plan.placement import make_plan
 from dagrl.plan.plan import HOST, Plan, Rows
 from dagrl.spec.graph import build_graph
-from dagrl.spec.load import load_pipeline
 from dagrl.spec.ops import ROLLOUT_WRITES, Scope
+from dagrl.spec.reading.load import load_pipeline
 
 TINY = """\
 name: tiny

@@ -9,8 +9,8 @@ from models import DEEPSEEK_V3, QWEN3_1B7, QWEN3_8B, QWEN3_30B
 
 from dagrl.plan.memory.estimate import GIB, EngineMemory
 from dagrl.plan.memory.server import Serving, cache_bytes_per_token, cache_tokens, fraction_of, hf_memory, server_memory
-from dagrl.spec.gpus import gpu_named
-from dagrl.spec.model_shape import ModelShape
+from dagrl.spec.models.gpus import gpu_named
+from dagrl.spec.models.shape import ModelShape
 from dagrl.spec.schema import HfEngineSpec, SglangEngineSpec
 
 H200, H100, A100 = gpu_named("H200"), gpu_named("H100"), gpu_named("A100-40GB")

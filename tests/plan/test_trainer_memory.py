@@ -15,9 +15,9 @@ from dagrl.plan.memory.estimate import GIB, EngineMemory
 from dagrl.plan.memory.parameters import rank_parameters
 from dagrl.plan.memory.stages import stages_of
 from dagrl.plan.memory.trainer import Work, trainer_memory
-from dagrl.spec.model_shape import ModelShape, shape_of
+from dagrl.spec.models.shape import ModelShape, shape_of
+from dagrl.spec.models.vocabulary import padded_vocab_size
 from dagrl.spec.schema import MegatronEngineSpec
-from dagrl.spec.vocabulary import padded_vocab_size
 
 SPLIT = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}

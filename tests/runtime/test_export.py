@@ -15,7 +15,7 @@ import yaml
 from dagrl.cli import main
 from dagrl.runtime.export import _engine
 from dagrl.runtime.folder.checkpoint import Checkpoints, RunState, Score
-from dagrl.spec.load import load_pipeline
+from dagrl.spec.reading.load import load_pipeline
 from dagrl.spec.schema import Pipeline
 
 

@@ -12,7 +12,7 @@ from dagrl.plan.simulate import Simulated, simulate
 from dagrl.runtime.report import report_run
 from dagrl.spec.errors import PipelineError
 from dagrl.spec.graph import build_graph
-from dagrl.spec.load import load_pipeline
+from dagrl.spec.reading.load import load_pipeline
 from dagrl.track.timeline import Timeline
 
 TEMPLATE = Path(__file__).parents[2] / "dag_templates" / "tiny_grpo.yaml"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from dagrl.spec.checks import check_file
-from dagrl.spec.draw import draw_mermaid, draw_svg, draw_text, stages_of
+from dagrl.spec.drawing.draw import draw_mermaid, draw_svg, draw_text, stages_of
+from dagrl.spec.drawing.summary import summarize
 from dagrl.spec.filtering import over_sampled, prompts_begun, prompts_per_round
 from dagrl.spec.graph import build_graph
-from dagrl.spec.load import load_pipeline
-from dagrl.spec.summary import summarize
+from dagrl.spec.reading.load import load_pipeline
 
 KEEP = "nodes.keep={op: filter}"
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagrl.spec.checks import check_file
-from dagrl.spec.custom import node
 from dagrl.spec.errors import PipelineError
 from dagrl.spec.graph import Wire, build_graph
-from dagrl.spec.load import load_pipeline
+from dagrl.spec.own.custom import node
+from dagrl.spec.reading.load import load_pipeline
 from dagrl.spec.schema import CustomNode, Pipeline
 
 
@@ -92,7 +92,7 @@ class TestInference:
 
     def test_order_does_not_depend_on_the_hash_seed(self, project):
         code = (
-            "import sys; from dagrl.spec.load import load_pipeline; from dagrl.spec.graph import build_graph\n"
+            "import sys; from dagrl.spec.reading.load import load_pipeline; from dagrl.spec.graph import build_graph\n"
             "graph = build_graph(load_pipeline(sys.argv[1]).pipeline); print(graph.order, list(graph.edges))"
         )
         told = {

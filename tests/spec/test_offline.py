@@ -11,10 +11,10 @@ import pytest
 from dagrl.plan.placement import make_plan
 from dagrl.plan.plan import Rows
 from dagrl.spec.checks import CheckedPipeline, check_file
-from dagrl.spec.draw import draw_text
+from dagrl.spec.drawing.draw import draw_text
+from dagrl.spec.drawing.summary import summarize
 from dagrl.spec.graph import Graph
 from dagrl.spec.offline import is_offline, longest_demonstration, longest_row, needs_answers, rows_per_prompt
-from dagrl.spec.summary import summarize
 
 RESPONSES = ("  max_prompt_tokens: 16\n", "  max_prompt_tokens: 16\n  responses: [{}]\n  max_response_tokens: 6\n")
 NODES = """\

@@ -4,10 +4,10 @@ import pytest
 
 from dagrl.plan.placement import make_plan
 from dagrl.spec.checks import check_file
-from dagrl.spec.draw import draw_mermaid, draw_svg, draw_text
+from dagrl.spec.drawing.draw import draw_mermaid, draw_svg, draw_text
+from dagrl.spec.drawing.summary import summarize
 from dagrl.spec.graph import build_graph
-from dagrl.spec.load import load_pipeline
-from dagrl.spec.summary import summarize
+from dagrl.spec.reading.load import load_pipeline
 
 OLD = "nodes.old={op: logprob, engine: actor, write: old_logprob}"
 REASON = "`update` takes one optimizer step for each batch, so the ratio is 1"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dagrl.rewards.sandbox import runner
-from dagrl.spec.tool import ToolUnavailableError, load_tool
+from dagrl.spec.own.tool import ToolUnavailableError, load_tool
 from dagrl.tools.python import python
 
 

@@ -20,8 +20,8 @@ from dagrl.engines.megatron.model import unwrap
 from dagrl.engines.model_source import WeightSource, published_shapes
 from dagrl.engines.weight_names import check_names
 from dagrl.engines.weights.exporter import IteratedExporter
+from dagrl.spec.models.vocabulary import padded_vocab_size
 from dagrl.spec.schema import MegatronEngineSpec
-from dagrl.spec.vocabulary import padded_vocab_size
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from dagrl.spec.megatron_clashes import clashes_of
-from dagrl.spec.number_formats import NUMBER_FORMATS
+from dagrl.spec.clashes.megatron import clashes_of
+from dagrl.spec.models.number_formats import NUMBER_FORMATS
 from dagrl.spec.schema import MegatronEngineSpec
 
 

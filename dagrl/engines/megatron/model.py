@@ -20,8 +20,8 @@ from dagrl.engines.megatron.cpu.modules import use_plain_modules
 from dagrl.engines.megatron.families import rope_fields
 from dagrl.engines.megatron.latent_attention import use_latent_norms
 from dagrl.engines.megatron.output import ScalarHead
+from dagrl.spec.models.vocabulary import padded_vocab_size
 from dagrl.spec.schema import MegatronEngineSpec
-from dagrl.spec.vocabulary import padded_vocab_size
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

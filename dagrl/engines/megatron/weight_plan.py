@@ -20,7 +20,7 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 from dagrl.engines.megatron.families import MappedTensor, tensors
 from dagrl.engines.megatron.model import unwrap
 from dagrl.engines.model_source import SCORE, published_shapes
-from dagrl.spec.vocabulary import padded_vocab_size
+from dagrl.spec.models.vocabulary import padded_vocab_size
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

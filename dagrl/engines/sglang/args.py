@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from dagrl.engines.sglang.share import ServerShare
+from dagrl.spec.clashes.sglang import clashes_of
 from dagrl.spec.schema import SglangEngineSpec
-from dagrl.spec.sglang_clashes import clashes_of
 from dagrl.spec.sglang_layout import CPU_CACHE_TOKENS, LARGEST_GRAPH, SLEEPER_FRACTION
 
 WEIGHT_LOADER = "dagrl.engines.sglang.intake.take_weights"

@@ -11,8 +11,8 @@ from dagrl.nodes.turns.calls import Call, Parser, Unreadable
 from dagrl.nodes.turns.episode import Episode
 from dagrl.nodes.turns.jobs import Done, JobTimeoutError
 from dagrl.nodes.turns.template import Answer
-from dagrl.spec.environment import EnvironmentClass, Observation
-from dagrl.spec.tool import Tool, ToolArgumentError, ToolUnavailableError, offered
+from dagrl.spec.own.environment import EnvironmentClass, Observation
+from dagrl.spec.own.tool import Tool, ToolArgumentError, ToolUnavailableError, offered
 
 STOP, LENGTH, TURNS, ERROR = "stop", "length", "turns", "error"
 """Finish reasons: the policy or its environment has ended the response, there is no room left, there are no turns left,
@@ -73,7 +73,7 @@ class Partner:
     """Who one response talks to."""
 
     def __init__(self, others: Others, fields: Mapping[str, Any]) -> None:
-        """`fields` of the row: those of `dagrl.spec.environment.RESET_FIELDS`."""
+        """`fields` of the row: those of `dagrl.spec.own.environment.RESET_FIELDS`."""
         self._others = others
         self._extra_info: Mapping[str, Any] = fields["extra_info"]
         self._offered = offered(others.tools, self._extra_info)

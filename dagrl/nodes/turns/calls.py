@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dagrl.spec.custom import load_function, raised_by
+from dagrl.spec.own.custom import load_function, raised_by
 
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _END_OF_THOUGHT = "</think>"

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from dagrl.nodes.turns.jobs import JobTimeoutError
-from dagrl.spec.custom import raised_by
-from dagrl.spec.environment import Environment, EnvironmentClass, Observation
+from dagrl.spec.own.custom import raised_by
+from dagrl.spec.own.environment import Environment, EnvironmentClass, Observation
 
 
 class NoObservationError(TypeError):

@@ -10,9 +10,9 @@ from dagrl.nodes.base import Context
 from dagrl.nodes.turns.answers import Others
 from dagrl.nodes.turns.calls import parser_of
 from dagrl.nodes.turns.template import AnswerWriter
-from dagrl.spec.environment import load_environment
+from dagrl.spec.own.environment import load_environment
+from dagrl.spec.own.tool import Tool, load_tool, tool_name
 from dagrl.spec.rollouts import rollouts
-from dagrl.spec.tool import Tool, load_tool, tool_name
 
 
 def rollout_tools(context: Context) -> dict[str, Tool]:

@@ -23,7 +23,7 @@ from dagrl.plan.hardware import DEFAULT_GPU
 from dagrl.plan.plan import HOST, Plan, PlannedTask, Rows
 from dagrl.plan.weight_route import weight_route
 from dagrl.spec.filtering import prompts_per_round
-from dagrl.spec.model_shape import ModelShape, engine_shape
+from dagrl.spec.models.shape import ModelShape, engine_shape
 from dagrl.spec.offline import is_offline
 from dagrl.spec.residency import Residency
 from dagrl.spec.rollouts import leading_rollout, rollouts

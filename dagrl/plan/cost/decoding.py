@@ -13,8 +13,8 @@ from functools import lru_cache
 
 from dagrl.plan.cost.device import Device
 from dagrl.plan.cost.lengths import Lengths
-from dagrl.spec.model_flops import ModelFlops, model_flops
-from dagrl.spec.model_shape import ModelShape
+from dagrl.spec.models.flops import ModelFlops, model_flops
+from dagrl.spec.models.shape import ModelShape
 
 _BYTES = 2
 _SAMPLING_PASSES = 6

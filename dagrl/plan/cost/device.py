@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dagrl.spec.gpus import Gpu
+from dagrl.spec.models.gpus import Gpu
 
 _MATMUL_SHARE = 0.69
 """Of the bfloat16 peak, in matrix products of training: fitted to the log-prob passes of 1.7B (521 TFLOP/s in all) and

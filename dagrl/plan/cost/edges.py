@@ -9,7 +9,7 @@ import numpy as np
 from dagrl.plan.cost.lengths import Lengths
 from dagrl.plan.plan import PlannedTask
 from dagrl.spec.columns import CORE_COLUMNS, ColumnSpec, Shape
-from dagrl.spec.model_shape import ModelShape
+from dagrl.spec.models.shape import ModelShape
 
 _OFFSET_BYTES = 8
 """Of a ragged column, for each row: where its values begin."""

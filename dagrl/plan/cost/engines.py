@@ -13,7 +13,7 @@ from dagrl.plan.hardware import DEFAULT_GPU, gpu_of_group
 from dagrl.plan.memory.classifier import classifier_parameters
 from dagrl.plan.memory.server import Serving, cache_tokens, server_memory
 from dagrl.plan.plan import Executor
-from dagrl.spec.model_shape import ModelShape
+from dagrl.spec.models.shape import ModelShape
 from dagrl.spec.schema import GroupSpec, HfEngineSpec, MegatronEngineSpec, Pipeline, SglangEngineSpec
 from dagrl.spec.sglang_layout import LARGEST_GRAPH, gpus_per_server
 

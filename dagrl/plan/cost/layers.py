@@ -18,8 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dagrl.plan.cost.device import Device
-from dagrl.spec.model_flops import attention_weights, pair_products
-from dagrl.spec.model_shape import GATED_MLP_MATRICES, ModelShape
+from dagrl.spec.models.flops import attention_weights, pair_products
+from dagrl.spec.models.shape import GATED_MLP_MATRICES, ModelShape
 from dagrl.spec.schema import ParallelSpec
 
 _BYTES = 2

@@ -17,7 +17,7 @@ from dagrl.plan.cost.layers import LayerSeconds, Pack, Recompute, Seconds
 from dagrl.plan.cost.lengths import Lengths
 from dagrl.plan.memory.parameters import RankParameters, rank_parameters
 from dagrl.plan.memory.stages import Stage, stages_of
-from dagrl.spec.model_shape import ModelShape
+from dagrl.spec.models.shape import ModelShape
 from dagrl.spec.schema import MegatronEngineSpec
 
 _BEGIN_S = 10e-3

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dagrl.plan.memory.stages import Stage
-from dagrl.spec.model_shape import ModelShape
+from dagrl.spec.models.shape import ModelShape
 from dagrl.spec.schema import MegatronEngineSpec
 
 _UNEVEN_EXPERTS = 1.25

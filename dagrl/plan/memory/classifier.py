@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dagrl.plan.memory.estimate import CONTEXT, EngineMemory, Kind
-from dagrl.spec.model_shape import ModelShape, engine_shape
+from dagrl.spec.models.shape import ModelShape, engine_shape
 from dagrl.spec.schema import Pipeline, RewardModelNode
 
 _HIDDEN_STATES = 6

@@ -10,8 +10,8 @@ from dagrl.plan.memory.server import Serving, hf_memory, server_memory
 from dagrl.plan.memory.trainer import Work, trainer_memory
 from dagrl.plan.plan import Plan
 from dagrl.plan.weight_route import weight_route
-from dagrl.spec.gpus import Gpu
-from dagrl.spec.model_shape import ModelShape, engine_shape
+from dagrl.spec.models.gpus import Gpu
+from dagrl.spec.models.shape import ModelShape, engine_shape
 from dagrl.spec.offline import longest_row
 from dagrl.spec.rollouts import longest_by_key, rollouts
 from dagrl.spec.schema import (

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dagrl.plan.memory.stages import Stage
-from dagrl.spec.model_shape import ModelShape
+from dagrl.spec.models.shape import ModelShape
+from dagrl.spec.models.vocabulary import padded_vocab_size
 from dagrl.spec.schema import MegatronEngineSpec
-from dagrl.spec.vocabulary import padded_vocab_size
 
 
 @dataclass(frozen=True, slots=True)

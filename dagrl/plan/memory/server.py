@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dagrl.plan.memory.estimate import CONTEXT, GIB, EngineMemory
-from dagrl.spec.gpus import Gpu
-from dagrl.spec.model_shape import ModelShape
+from dagrl.spec.models.gpus import Gpu
+from dagrl.spec.models.shape import ModelShape
 from dagrl.spec.schema import HfEngineSpec, SglangEngineSpec
 from dagrl.spec.sglang_layout import CPU_CACHE_TOKENS, LARGEST_GRAPH, SLEEPER_FRACTION
 

@@ -11,10 +11,10 @@ from dagrl.plan.memory.activations import StageActivations, stage_activations, v
 from dagrl.plan.memory.estimate import CONTEXT, GIB, EngineMemory, Kind
 from dagrl.plan.memory.parameters import RankParameters, rank_parameters
 from dagrl.plan.memory.stages import Stage, stages_of
-from dagrl.spec.model_shape import ModelShape
-from dagrl.spec.number_formats import NUMBER_FORMATS
+from dagrl.spec.models.number_formats import NUMBER_FORMATS
+from dagrl.spec.models.shape import ModelShape
+from dagrl.spec.models.vocabulary import padded_vocab_size
 from dagrl.spec.schema import MegatronEngineSpec
-from dagrl.spec.vocabulary import padded_vocab_size
 
 _KERNELS = int(0.34 * GIB)
 """Code and workspaces that stay, even asleep, beside the bare context; measured on H200s."""

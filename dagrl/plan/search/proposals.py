@@ -27,10 +27,10 @@ from dagrl.plan.search.choices import RECOMPUTE, Placing, ServerChoice, TrainerC
 from dagrl.plan.search.space import Cluster, budgets, layouts, placings, servers
 from dagrl.spec.checks import CheckedPipeline, check_file
 from dagrl.spec.errors import PipelineError
-from dagrl.spec.load import load_pipeline
-from dagrl.spec.model_shape import ModelShape, engine_shape, model_shape
+from dagrl.spec.models.shape import ModelShape, engine_shape, model_shape
 from dagrl.spec.offline import is_offline, longest_row, rows_per_prompt
 from dagrl.spec.ops import Scope
+from dagrl.spec.reading.load import load_pipeline
 from dagrl.spec.schema import (
     GroupSpec,
     HfEngineSpec,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from dagrl.plan.search.choices import Placing, ServerChoice
-from dagrl.spec.model_shape import ModelShape
+from dagrl.spec.models.shape import ModelShape
 from dagrl.spec.schema import GroupSpec, ParallelSpec, Pipeline
 
 _TOKENS_OF_CONTEXT_RANK = 8192

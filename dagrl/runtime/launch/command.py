@@ -19,7 +19,7 @@ from dagrl.runtime.launch.leader import dismiss, lead
 from dagrl.runtime.launch.place import Place, WrongPlaceError, place_from
 from dagrl.spec.checks import check_file
 from dagrl.spec.errors import PipelineError
-from dagrl.spec.load import load_pipeline
+from dagrl.spec.reading.load import load_pipeline
 from dagrl.spec.schema import Pipeline
 
 

@@ -12,8 +12,8 @@ from dagrl.data.batch import Batch, Column
 from dagrl.engines.device_peaks import peak_flops_per_s
 from dagrl.nodes.base import Output, Part
 from dagrl.runtime.messages import Effort, TaskWork
-from dagrl.spec.model_flops import ModelFlops, model_flops
-from dagrl.spec.model_shape import shape_of
+from dagrl.spec.models.flops import ModelFlops, model_flops
+from dagrl.spec.models.shape import shape_of
 from dagrl.spec.schema import LogprobNode, MegatronEngineSpec, Pipeline, RewardModelNode, TrainingNode, ValuesNode
 
 _Passing = LogprobNode | ValuesNode | RewardModelNode | TrainingNode

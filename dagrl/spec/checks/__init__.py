@@ -40,7 +40,7 @@ from dagrl.spec.checks.validation import check_validation
 from dagrl.spec.checks.without_effect import warn_of_no_effect
 from dagrl.spec.errors import Problem
 from dagrl.spec.graph import Graph, infer_graph
-from dagrl.spec.load import LoadedPipeline, salvage_pipeline
+from dagrl.spec.reading.load import LoadedPipeline, salvage_pipeline
 
 
 @dataclass(frozen=True, slots=True)

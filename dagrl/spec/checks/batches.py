@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dagrl.spec.checks.model_sizes import ModelSizes
 from dagrl.spec.errors import Place
 from dagrl.spec.graph import Graph, GraphNode
+from dagrl.spec.models.sizes import ModelSizes
 from dagrl.spec.offline import longest_demonstration
-from dagrl.spec.positions import Findings
+from dagrl.spec.reading.positions import Findings
 from dagrl.spec.rollouts import leading_rollout, longest_by_key, rollouts
 from dagrl.spec.schema import (
     DemonstrationNode,

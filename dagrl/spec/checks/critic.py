@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dagrl.spec.errors import Place, listed
 from dagrl.spec.graph import Graph
-from dagrl.spec.positions import Findings
+from dagrl.spec.reading.positions import Findings
 from dagrl.spec.schema import CriticNode, Pipeline, UpdateNode, ValuesNode
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dagrl.spec.errors import Place, suggest
 from dagrl.spec.offline import columns_read, needs_answers
-from dagrl.spec.positions import Findings
+from dagrl.spec.reading.positions import Findings
 from dagrl.spec.schema import Pipeline
 
 if TYPE_CHECKING:

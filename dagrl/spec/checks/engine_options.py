@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from dagrl.spec.errors import Place
-from dagrl.spec.positions import Findings
+from dagrl.spec.reading.positions import Findings
 from dagrl.spec.schema import (
     HfEngineSpec,
     MegatronEngineSpec,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dagrl.spec.errors import Place, listed, suggest
-from dagrl.spec.gpus import gpu_named
+from dagrl.spec.models.gpus import gpu_named
 from dagrl.spec.ops import CAPABILITIES, Capability, contract_of
-from dagrl.spec.positions import Findings
+from dagrl.spec.reading.positions import Findings
 from dagrl.spec.schema import (
     CustomNode,
     HfEngineSpec,

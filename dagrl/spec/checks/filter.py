@@ -5,7 +5,7 @@ from __future__ import annotations
 from dagrl.spec.columns import CORE_COLUMNS, Shape
 from dagrl.spec.errors import Place, listed
 from dagrl.spec.graph import Graph
-from dagrl.spec.positions import Findings
+from dagrl.spec.reading.positions import Findings
 from dagrl.spec.rollouts import leading_rollout, rollouts
 from dagrl.spec.schema import FilterNode, Pipeline
 

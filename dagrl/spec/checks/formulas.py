@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dagrl.spec.errors import Place, dotted
-from dagrl.spec.formulas import check_formula_arguments, load_formula, own_formula, place_of_formula
 from dagrl.spec.graph import Graph
 from dagrl.spec.ops import contract_of
-from dagrl.spec.positions import Findings
+from dagrl.spec.own.formulas import check_formula_arguments, load_formula, own_formula, place_of_formula
+from dagrl.spec.reading.positions import Findings
 from dagrl.spec.rollouts import leading_rollout, rollouts
 from dagrl.spec.schema import AdvantageNode, CovarianceNode, LossSpec, Pipeline, RolloutNode, UpdateNode
 

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from dagrl.spec.checks.model_sizes import ModelSizes
-from dagrl.spec.custom import load_function
 from dagrl.spec.errors import Place, suggest
-from dagrl.spec.judging import FIELDS, fields_in, is_function, parser_arguments
-from dagrl.spec.positions import Findings
+from dagrl.spec.models.sizes import ModelSizes
+from dagrl.spec.own.custom import load_function
+from dagrl.spec.own.judging import FIELDS, fields_in, is_function, parser_arguments
+from dagrl.spec.reading.positions import Findings
 from dagrl.spec.schema import JudgeNode, Pipeline
 
 _OF_ENDPOINTS = ("model", "api_key_env", "extra_body", "concurrency", "retries", "timeout_s", "expected_s")

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dagrl.spec.checks.model_sizes import ModelSizes, Size
 from dagrl.spec.errors import Place
-from dagrl.spec.positions import Findings
+from dagrl.spec.models.sizes import ModelSizes, Size
+from dagrl.spec.reading.positions import Findings
 from dagrl.spec.schema import GroupSpec, MegatronEngineSpec, Pipeline
 
 _TP = "tensor_model_parallel_size"

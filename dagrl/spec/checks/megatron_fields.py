@@ -12,11 +12,12 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-from dagrl.spec.checks.library_fields import check_fields, fields_of_class, source_of
-from dagrl.spec.checks.model_sizes import ModelSizes
+from dagrl.spec.checks.library_fields import check_fields
+from dagrl.spec.clashes.megatron import SECTIONS, clashes_of
 from dagrl.spec.errors import Place, shown, suggest
-from dagrl.spec.megatron_clashes import SECTIONS, clashes_of
-from dagrl.spec.positions import Findings
+from dagrl.spec.models.library_classes import fields_of_class, source_of
+from dagrl.spec.models.sizes import ModelSizes
+from dagrl.spec.reading.positions import Findings
 from dagrl.spec.schema import MegatronEngineSpec, Pipeline
 
 _MODEL_PARALLEL = ("core/model_parallel_config.py", "ModelParallelConfig")

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dagrl.spec.checks.model_sizes import ModelSizes
 from dagrl.spec.errors import Place, listed, shown
-from dagrl.spec.positions import Findings
+from dagrl.spec.models.sizes import ModelSizes
+from dagrl.spec.reading.positions import Findings
 from dagrl.spec.schema import MegatronEngineSpec, Pipeline
 
 _DECAYS = ("adam_beta1", "adam_beta2", "sgd_momentum")

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from dagrl.spec.checks.model_family import check_family
-from dagrl.spec.checks.model_sizes import SIZE_KEYS, ModelSizes, is_size, sizes_of
 from dagrl.spec.errors import Place, shown
-from dagrl.spec.positions import Findings
+from dagrl.spec.models.sizes import SIZE_KEYS, ModelSizes, is_size, sizes_of
+from dagrl.spec.reading.positions import Findings
 from dagrl.spec.schema import ModelSpec, Pipeline, TokenizerSpec
 
 _INDEX = "model.safetensors.index.json"

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dagrl.spec.errors import Place, shown, suggest
-from dagrl.spec.model_families import FAMILIES, REQUIRED, ROPE_KINDS
-from dagrl.spec.positions import Findings
+from dagrl.spec.models.families import FAMILIES, REQUIRED, ROPE_KINDS
+from dagrl.spec.reading.positions import Findings
 from dagrl.spec.schema import MegatronEngineSpec, Pipeline
 
 _ABOVE_ZERO = ("rms_norm_eps", "rope_theta")

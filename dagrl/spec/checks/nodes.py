@@ -6,11 +6,11 @@ import inspect
 from collections.abc import Mapping
 from pathlib import Path
 
-from dagrl.spec.checks.model_sizes import ModelSizes
-from dagrl.spec.custom import check_arguments, fields_of, load_function, reward_traits
 from dagrl.spec.errors import Place, suggest
-from dagrl.spec.hf_config import token_ids
-from dagrl.spec.positions import Findings
+from dagrl.spec.models.hf_config import token_ids
+from dagrl.spec.models.sizes import ModelSizes
+from dagrl.spec.own.custom import check_arguments, fields_of, load_function, reward_traits
+from dagrl.spec.reading.positions import Findings
 from dagrl.spec.rewards import BUILT_IN_REWARDS
 from dagrl.spec.schema import (
     CustomNode,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dagrl.spec.errors import Place, listed
 from dagrl.spec.offline import is_offline, rows_per_prompt, tells_val_loss
-from dagrl.spec.positions import Findings
+from dagrl.spec.reading.positions import Findings
 from dagrl.spec.rollouts import leading_rollout, rollouts
 from dagrl.spec.schema import (
     AdvantageNode,

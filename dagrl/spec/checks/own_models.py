@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from dagrl.spec.errors import Place
-from dagrl.spec.hf_config import read_config, token_ids
-from dagrl.spec.positions import Findings
+from dagrl.spec.models.hf_config import read_config, token_ids
+from dagrl.spec.reading.positions import Findings
 from dagrl.spec.schema import (
     HfEngineSpec,
     LogprobNode,

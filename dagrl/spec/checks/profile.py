@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from dagrl.spec.errors import Place, suggest
-from dagrl.spec.positions import Findings
+from dagrl.spec.reading.positions import Findings
 from dagrl.spec.schema import MegatronEngineSpec, Pipeline
 
 _PLACE: Place = ("profile",)

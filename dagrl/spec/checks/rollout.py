@@ -5,7 +5,7 @@ from __future__ import annotations
 from dagrl.spec.errors import Place
 from dagrl.spec.filtering import filter_of, prompts_per_round
 from dagrl.spec.graph import PROMPTS_NODE, Graph
-from dagrl.spec.positions import Findings
+from dagrl.spec.reading.positions import Findings
 from dagrl.spec.rollouts import leading_rollout, rollouts
 from dagrl.spec.schema import Pipeline, RolloutNode, UpdateNode
 

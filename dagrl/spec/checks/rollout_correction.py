@@ -6,7 +6,7 @@ from typing import get_args
 
 from dagrl.spec.errors import Place, listed
 from dagrl.spec.graph import Graph
-from dagrl.spec.positions import Findings
+from dagrl.spec.reading.positions import Findings
 from dagrl.spec.schema import Pipeline, RatioCriterion, RolloutCorrectionSpec, UpdateNode
 
 _OF_WEIGHTS = ("rollout_is_threshold", "rollout_is_threshold_lower", "rollout_is_batch_normalize")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dagrl.spec.checks.model_sizes import ModelSizes
-from dagrl.spec.clash import Clash
+from dagrl.spec.clashes.clash import Clash
 from dagrl.spec.errors import Place
-from dagrl.spec.positions import Findings
+from dagrl.spec.models.sizes import ModelSizes
+from dagrl.spec.reading.positions import Findings
 from dagrl.spec.router_replay import SERVER_FIELD, replays, tells_routes
 from dagrl.spec.schema import MegatronEngineSpec, Pipeline, SglangEngineSpec
 

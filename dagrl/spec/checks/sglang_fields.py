@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from functools import cache
 
-from dagrl.spec.checks.library_fields import check_fields, fields_of_class, source_of
+from dagrl.spec.checks.library_fields import check_fields
+from dagrl.spec.clashes.sglang import clashes_of
 from dagrl.spec.errors import Place
-from dagrl.spec.positions import Findings
+from dagrl.spec.models.library_classes import fields_of_class, source_of
+from dagrl.spec.reading.positions import Findings
 from dagrl.spec.schema import Pipeline, SglangEngineSpec
-from dagrl.spec.sglang_clashes import clashes_of
 
 
 def check_sglang_fields(pipeline: Pipeline, findings: Findings) -> None:

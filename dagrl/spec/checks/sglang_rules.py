@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from dagrl.spec.checks.model_sizes import ModelSizes, is_size
 from dagrl.spec.errors import Place
-from dagrl.spec.positions import Findings
+from dagrl.spec.models.sizes import ModelSizes, is_size
+from dagrl.spec.reading.positions import Findings
 from dagrl.spec.rollouts import longest_by_key
 from dagrl.spec.schema import GroupSpec, JudgeNode, Pipeline, RolloutNode, SglangEngineSpec
 from dagrl.spec.sglang_layout import CPU_CACHE_TOKENS, PARALLEL_SIZES, gpus_per_server, nodes_per_server

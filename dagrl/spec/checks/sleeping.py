@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dagrl.spec.errors import Place, listed
-from dagrl.spec.positions import Findings
+from dagrl.spec.reading.positions import Findings
 from dagrl.spec.schema import MegatronEngineSpec, Pipeline
 from dagrl.spec.sleeping import neighbours, sleeps
 

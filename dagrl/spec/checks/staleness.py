@@ -5,7 +5,7 @@ from __future__ import annotations
 from dagrl.spec.errors import Place
 from dagrl.spec.graph import Graph
 from dagrl.spec.offline import is_offline
-from dagrl.spec.positions import Findings
+from dagrl.spec.reading.positions import Findings
 from dagrl.spec.rollouts import rollouts
 from dagrl.spec.schema import HfEngineSpec, Pipeline, SglangEngineSpec, UpdateNode
 from dagrl.spec.streaming import hindrances

@@ -6,15 +6,15 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from dagrl.spec.checks.library_fields import source_of
-from dagrl.spec.custom import load_function
-from dagrl.spec.environment import load_environment
 from dagrl.spec.errors import Place, listed, suggest
 from dagrl.spec.graph import PROMPTS_NODE, Graph
-from dagrl.spec.positions import Findings
+from dagrl.spec.models.library_classes import source_of
+from dagrl.spec.own.custom import load_function
+from dagrl.spec.own.environment import load_environment
+from dagrl.spec.own.tool import load_tool, tool_name
+from dagrl.spec.reading.positions import Findings
 from dagrl.spec.rollouts import leading_rollout, rollouts
 from dagrl.spec.schema import MixNode, Pipeline, RolloutNode, TurnOptions
-from dagrl.spec.tool import load_tool, tool_name
 
 _OF_TOOLS = ("tool_args", "tool_format", "max_parallel_calls")
 _OF_ENVIRONMENTS = ("environment_args", "on_environment_error")

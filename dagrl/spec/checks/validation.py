@@ -7,9 +7,9 @@ import math
 import re
 from pathlib import Path
 
-from dagrl.spec.custom import load_function
 from dagrl.spec.errors import Place, suggest
-from dagrl.spec.positions import Findings
+from dagrl.spec.own.custom import load_function
+from dagrl.spec.reading.positions import Findings
 from dagrl.spec.rollouts import leading_rollout, rollouts
 from dagrl.spec.schema import Pipeline
 from dagrl.spec.val_metrics import VOTES, names_at_k, set_prefixes, val_n, vote_of

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from dagrl.spec.checks.layouts import UNEVEN_FIELDS
 from dagrl.spec.errors import Place, dotted, listed
-from dagrl.spec.positions import Findings
+from dagrl.spec.reading.positions import Findings
 from dagrl.spec.rollouts import rollouts
 from dagrl.spec.schema import MegatronEngineSpec, Pipeline
 

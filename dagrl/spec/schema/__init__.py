@@ -1,6 +1,6 @@
 """What a pipeline file may say: frozen models, one per section, that refuse unknown keys.
 
-``spec/load.py`` turns YAML into a `Pipeline`; ``spec/checks`` holds the rules that join several sections or files;
+``spec/reading`` turns YAML into a `Pipeline`; ``spec/checks`` holds the rules that join several sections or files;
 ``spec/ops.py`` says which columns each node reads and writes.
 """
 

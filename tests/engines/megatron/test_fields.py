@@ -7,9 +7,9 @@ from megatron.core.optimizer import OptimizerConfig
 
 from dagrl.engines.megatron.families import _FAMILIES, transformer_defaults, transformer_fields
 from dagrl.engines.megatron.fields import join_fields, refuse_clashes
-from dagrl.spec.checks.model_sizes import sizes_of
-from dagrl.spec.megatron_clashes import CLASHES, fields_from_the_model
-from dagrl.spec.model_families import FAMILIES
+from dagrl.spec.clashes.megatron import CLASHES, fields_from_the_model
+from dagrl.spec.models.families import FAMILIES
+from dagrl.spec.models.sizes import sizes_of
 from dagrl.spec.schema import MegatronEngineSpec
 
 

@@ -10,7 +10,7 @@ from test_layouts import DENSE, LATENT, MIXTURE, SHARED_KEYS, parallel_of
 
 from dagrl.plan.memory.parameters import rank_parameters
 from dagrl.plan.memory.stages import stages_of
-from dagrl.spec.model_shape import shape_of
+from dagrl.spec.models.shape import shape_of
 from dagrl.spec.schema import MegatronEngineSpec
 
 LAYOUTS = {

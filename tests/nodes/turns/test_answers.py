@@ -14,8 +14,8 @@ from dagrl.nodes.turns.answers import Exchange, Others, Partner, Reply
 from dagrl.nodes.turns.calls import hermes_calls
 from dagrl.nodes.turns.jobs import Done, JobTimeoutError
 from dagrl.nodes.turns.template import Answer
-from dagrl.spec.environment import EnvironmentClass
-from dagrl.spec.tool import Tool, ToolUnavailableError, tool
+from dagrl.spec.own.environment import EnvironmentClass
+from dagrl.spec.own.tool import Tool, ToolUnavailableError, tool
 
 FIELDS: dict[str, Any] = {"prompt": "guess", "answer": "7", "data_source": "", "extra_info": {"index": 3}, "seed": 11}
 

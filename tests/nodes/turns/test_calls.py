@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dagrl.nodes.turns.calls import Call, Unreadable, hermes_calls, parser_of
-from dagrl.spec.tool import load_tool
+from dagrl.spec.own.tool import load_tool
 
 ONE = '<tool_call>\n{"name": "search", "arguments": {"query": "a \\"b\\"", "count": 2}}\n</tool_call>'
 SEARCH = Call("search", {"query": 'a "b"', "count": 2})

@@ -11,10 +11,10 @@ from dagrl.nodes.turns.answers import Others, Partner
 from dagrl.nodes.turns.calls import Call, parser_of
 from dagrl.nodes.turns.jobs import Done
 from dagrl.nodes.turns.metrics import turn_stats
-from dagrl.spec.environment import load_environment
 from dagrl.spec.ops import OF_TURNS
+from dagrl.spec.own.environment import load_environment
+from dagrl.spec.own.tool import BUILT_IN, load_tool
 from dagrl.spec.schema import RolloutNode, SamplingSpec
-from dagrl.spec.tool import BUILT_IN, load_tool
 
 PAGE = (Path(__file__).parents[3] / "docs" / "multi_turn.md").read_text()
 TOOL, PARSER, GAME = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

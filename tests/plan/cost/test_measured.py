@@ -16,8 +16,8 @@ from dagrl.plan.cost.lengths import Assumed, Lengths
 from dagrl.plan.cost.optimizer import STATE_BYTES, OptimizerSteps
 from dagrl.plan.cost.passes import Batch, Passes
 from dagrl.plan.report import report
-from dagrl.spec.gpus import gpu_named
-from dagrl.spec.model_shape import ModelShape, shape_of
+from dagrl.spec.models.gpus import gpu_named
+from dagrl.spec.models.shape import ModelShape, shape_of
 from dagrl.spec.schema import MegatronEngineSpec, ParallelSpec
 
 H200 = device_of(gpu_named("H200"))

@@ -20,8 +20,8 @@ from dagrl.plan.cost.optimizer import OptimizerSteps
 from dagrl.plan.cost.passes import Batch, Passes
 from dagrl.plan.placement import make_plan
 from dagrl.spec.checks import check_file
-from dagrl.spec.gpus import GPUS, gpu_named
-from dagrl.spec.model_shape import ModelShape, model_shape, shape_of
+from dagrl.spec.models.gpus import GPUS, gpu_named
+from dagrl.spec.models.shape import ModelShape, model_shape, shape_of
 from dagrl.spec.rollouts import rollouts
 from dagrl.spec.schema import MegatronEngineSpec, ParallelSpec
 

@@ -19,8 +19,8 @@ from dagrl.plan.search.choices import RECOMPUTE, ServerChoice, TrainerChoice
 from dagrl.plan.search.proposals import Proposal, search
 from dagrl.plan.search.space import Cluster, cluster_of, layouts, placings, servers
 from dagrl.spec.checks import check_file
-from dagrl.spec.load import load_pipeline
-from dagrl.spec.model_shape import model_shape
+from dagrl.spec.models.shape import model_shape
+from dagrl.spec.reading.load import load_pipeline
 from dagrl.spec.schema import Pipeline
 
 TEMPLATES = Path(__file__).parents[3] / "dag_templates"

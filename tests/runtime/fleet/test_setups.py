@@ -10,7 +10,7 @@ from dagrl.plan.placement import make_plan
 from dagrl.runtime.fleet.setups import live_together, setups
 from dagrl.runtime.messages import StartEngine, Whereabouts
 from dagrl.spec.graph import build_graph
-from dagrl.spec.load import load_pipeline
+from dagrl.spec.reading.load import load_pipeline
 
 PIPELINE = """\
 name: tiny

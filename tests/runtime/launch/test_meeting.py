@@ -23,7 +23,7 @@ from dagrl.runtime.launch.ray_node import ray_environment
 from dagrl.runtime.launch.roll_call import RollCall
 from dagrl.runtime.launch.versions import difference, versions
 from dagrl.runtime.launch.wire import LostError, Wire, listen
-from dagrl.spec.load import load_pipeline
+from dagrl.spec.reading.load import load_pipeline
 
 LOOPBACK = "127.0.0.1"
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dagrl.spec.checks import check_file
 from dagrl.spec.errors import PipelineError
-from dagrl.spec.yaml_source import dump_document, read_document
+from dagrl.spec.reading.yaml_source import dump_document, read_document
 
 
 def test_a_right_pipeline_comes_with_its_graph_and_rows(project):

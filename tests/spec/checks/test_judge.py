@@ -3,7 +3,7 @@
 import pytest
 
 from dagrl.spec.checks import check_file
-from dagrl.spec.draw import draw_text
+from dagrl.spec.drawing.draw import draw_text
 
 REWARD = "{op: reward, fn: exact}"
 ENDPOINT = "{op: judge, endpoint: 'http://judge:8000/v1', model: m, prompt: 'Rate {response}.'"

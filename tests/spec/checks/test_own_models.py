@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dagrl.spec.checks import check_file
-from dagrl.spec.load import load_pipeline
+from dagrl.spec.reading.load import load_pipeline
 
 CRITIC = "  critic: {backend: megatron, group: train, head: value, optimizer: {lr: 1e-3}"
 ENGINES = "  generator: {backend: hf"

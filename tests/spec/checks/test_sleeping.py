@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dagrl.spec.checks import check_file
-from dagrl.spec.load import load_pipeline
+from dagrl.spec.drawing.summary import summarize
+from dagrl.spec.reading.load import load_pipeline
 from dagrl.spec.sleeping import sleeps, stays_beside_sleepers
-from dagrl.spec.summary import summarize
 
 GPUS = ("train: {cpus_per_node: 2}", "train: {gpus_per_node: 2}")
 SHARED = ("group: rollout, follows: actor", "group: train, follows: actor")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dagrl.spec.checks import check_file
-from dagrl.spec.load import load_pipeline
+from dagrl.spec.reading.load import load_pipeline
 from dagrl.spec.streaming import update_pieces
 
 CORRECTED = "nodes.update.rollout_correction={rollout_is: token}"

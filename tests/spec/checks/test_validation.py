@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dagrl.spec.checks import check_file
-from dagrl.spec.summary import summarize
+from dagrl.spec.drawing.summary import summarize
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "validation.md"
 VAL = ("  train: train.parquet", "  train: train.parquet\n  val: train.parquet")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dagrl.engines.megatron.families.table import Family, MappedTensor, Maps
 from dagrl.engines.megatron.tensor_maps import GateUp, GroupedQkv, Parallel, Replicated
-from dagrl.spec.model_families import REQUIRED
+from dagrl.spec.models.families import REQUIRED
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -12,7 +12,7 @@ from dagrl.engines.megatron.families.dense import GATED_MLP
 from dagrl.engines.megatron.families.mixture import GATED_EXPERTS, MIXTURE_DEFAULTS, layer_pattern
 from dagrl.engines.megatron.families.table import Family, MappedTensor, Maps
 from dagrl.engines.megatron.tensor_maps import GateUp, Parallel, Replicated
-from dagrl.spec.model_families import REQUIRED
+from dagrl.spec.models.families import REQUIRED
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

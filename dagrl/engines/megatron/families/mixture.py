@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dagrl.engines.megatron.families.dense import GATED_MLP, QK_NORM, attention
 from dagrl.engines.megatron.families.table import Family, MappedTensor, Maps
 from dagrl.engines.megatron.tensor_maps import GateUp, Parallel, Replicated
-from dagrl.spec.model_families import REQUIRED
+from dagrl.spec.models.families import REQUIRED
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

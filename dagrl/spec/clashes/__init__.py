@@ -1,0 +1,1 @@
+"""Fields of libraries' configs that a pipeline file may not set, and why."""

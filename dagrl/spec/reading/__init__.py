@@ -1,0 +1,1 @@
+"""From the files of a pipeline to its schema, with the line of everything."""
