@@ -62,9 +62,9 @@ class Case:
     trainer: dict[str, Any] = field(default_factory=dict)
     """Further sections of the trainer."""
     server: dict[str, Any] = field(default_factory=dict)
-    load: Load = field(default_factory=lambda: Load(64, 4, 256, 512))
+    load: Load = field(default_factory=lambda: Load(64, 4, 256, 768))
     tokens: int = 16384
-    """Of a micro-batch."""
+    """Of a micro-batch: the rows of a mini-batch are to fill theirs, as a plan takes it that they are full."""
 
     @property
     def all_gpus(self) -> int:

@@ -15,17 +15,17 @@ _OBJECT_STORE_BYTES_PER_S = 0.5e9
 _OBJECT_STORE_S = 0.01
 _GATHER_SHARE = 1.0
 """Of the link, where shards of a bucket are gathered before it is sent."""
-_SLEEP_S = 0.5
-"""Of a trainer that goes to sleep, whatever it keeps: 0.45 to 0.54 s where nothing is copied."""
-_DOWN_S = 0.25
-"""Of one that keeps its weights: what is cached is given back then too; not measured apart."""
-_COMMUNICATORS_S = 0.45
+_SLEEP_S = 0.005
+"""Of a trainer that gives its memory back, whatever it keeps."""
+_COMMUNICATORS_S = 0.38
 """To close those between the ranks of a model; with data parallelism alone there are none."""
 _RECONNECT_S = 0.3
 """NCCL, in the first task after that; not measured apart."""
-_SERVER_SLEEP_S = 0.1
-_SERVER_WAKE_S = 0.1
-"""SGLang's release and resume take 0.04 and 0.05 s; the rest is the call."""
+_SWAP_SHARE = 0.56
+"""Of the rates between host and GPU: tensor by tensor, each waited for."""
+_SERVER_SLEEP_S = 0.025
+_SERVER_WAKE_S = 0.01
+"""SGLang's release and resume, and the calls: 21 to 38 ms, 9 to 14 ms."""
 _DISK_BYTES_PER_S = 1e9
 """Of a machine's share in where checkpoints are written; an order of magnitude."""
 _SAVE_S = 1.0
@@ -47,7 +47,7 @@ def sync_seconds(way: Way, weights: float, device: Device, *, link: float, gathe
 
 def trainer_down_seconds(kept: float, device: Device) -> float:
     """A trainer leaves all but its weights; `kept` bytes of each of its GPUs go to the host."""
-    return (_DOWN_S if device.is_gpu else 0.0) + kept / device.to_host
+    return (_SLEEP_S if device.is_gpu else 0.0) + kept / device.to_host
 
 
 def trainer_sleep_seconds(kept: float, device: Device, *, model_ranks: int) -> float:
@@ -74,7 +74,7 @@ def server_wake_seconds(kept: float, device: Device) -> float:
 
 def swap_seconds(weights: float, device: Device) -> float:
     """A rank's weights, in bytes, change places with those that wait on the host, and back again."""
-    return 2 * weights * (1 / device.to_host + 1 / device.from_host)
+    return 2 * weights * (1 / device.to_host + 1 / device.from_host) / _SWAP_SHARE
 
 
 def save_seconds(state: float, device: Device, *, per_node: int, background: bool) -> float:

@@ -108,25 +108,21 @@ def test_a_step_of_8b() -> None:
     assert {name: told[name] for name in measured} == pytest.approx(measured, rel=0.2)
 
 
-SMALL = 0.94e9
-"""Parameters of the model of "Sleep and offload", in bfloat16, with float32 weights and moments."""
-WHOLE = 2 + STATE_BYTES
+PARAMETERS = 1.72e9
+"""Of the model of "Plans beside runs", in bfloat16, with float32 weights and moments."""
 
 
-@pytest.mark.parametrize(
-    ("kept", "model_ranks", "asleep", "awake"),
-    [
-        pytest.param(SMALL * WHOLE, 1, 1.23, 0.26, id="one GPU"),
-        pytest.param(SMALL / 2 * WHOLE, 2, 1.31, None, id="TP2"),
-        pytest.param(SMALL * (2 + STATE_BYTES / 2), 1, 0.92, 0.16, id="DP2"),
-        pytest.param(SMALL * (2 + STATE_BYTES / 2), 1, 0.85, 0.14, id="half of the optimizer on the CPU"),
-        pytest.param(SMALL * 2, 1, 0.63, 0.04, id="the optimizer on the CPU"),
-        pytest.param(SMALL * 2, 1, 0.66, None, id="frozen"),
-        pytest.param(0.0, 1, 0.54, None, id="offload of all three"),
-    ],
-)
-def test_sleeps(kept: float, model_ranks: int, asleep: float, awake: float | None) -> None:
-    """Those after the first, which takes the host's memory."""
-    assert transfers.trainer_sleep_seconds(kept, H200, model_ranks=model_ranks) == pytest.approx(asleep, rel=0.2)
-    if awake is not None:
-        assert transfers.trainer_wake_seconds(kept, H200, model_ranks=model_ranks) == pytest.approx(awake, rel=0.2)
+def test_a_trainer_and_a_server_take_turns_on_a_gpu() -> None:
+    """In the steps after the second: the first two take the host's memory."""
+    weights, state = PARAMETERS * 2, PARAMETERS * STATE_BYTES
+    # Before a sync all but the weights goes, after it the rest.
+    assert transfers.trainer_down_seconds(state, H200) == pytest.approx(0.45, rel=0.2)
+    assert transfers.trainer_sleep_seconds(weights, H200, model_ranks=1) == pytest.approx(0.076, rel=0.2)
+    assert transfers.trainer_wake_seconds(weights + state, H200, model_ranks=1) == pytest.approx(0.488, rel=0.2)
+    assert transfers.server_sleep_seconds(0.0, H200) == pytest.approx(0.026, rel=0.2)
+    assert transfers.server_wake_seconds(0.0, H200) == pytest.approx(0.011, rel=0.2)
+
+
+def test_ranks_of_a_model_close_their_communicators_when_they_sleep() -> None:
+    """The arithmetic task with TP2, whose weights are next to nothing."""
+    assert transfers.trainer_sleep_seconds(0.0, H200, model_ranks=2) == pytest.approx(0.40, rel=0.2)
