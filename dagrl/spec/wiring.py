@@ -232,13 +232,14 @@ class Wiring:
         place: Place = ("nodes", reader, "read", op_column) if renamed else ("nodes", reader)
         if spec is None:
             place = _ALL_NODES
-        remedies = [self._usual_remedy(column)]
+        remedy = self._usual_remedy(column)
         if column == "response_tokens" and given and not samples:
-            remedies = ["take the data set's responses with `read: {response_tokens: demonstration}`"]
+            remedy = "take the data set's responses with `read: {response_tokens: demonstration}`"
         elif spec is not None and not renamed:
-            remedies.append(f"or name another column with `read: {{{op_column}: ...}}`")
+            remedy += " Otherwise" if remedy.endswith("?") else ", or"
+            remedy += f" name another column with `read: {{{op_column}: ...}}`"
         names = listed(dict.fromkeys(name for name, _ in readers))
-        message = f"column `{column}` is read by {names}, but no node writes it; {', '.join(remedies)}"
+        message = f"column `{column}` is read by {names}, but no node writes it; {remedy}"
         self._findings.error(place, message)
 
     def _usual_remedy(self, column: str) -> str:

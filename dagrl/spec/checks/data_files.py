@@ -15,6 +15,23 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+_SCRIPTS = (
+    "gsm8k_tools",
+    "gsm8k",
+    "deepscaler",
+    "math_dataset",
+    "dapo_math",
+    "aime",
+    "amc",
+    "mbpp",
+    "apps",
+    "geo3k",
+    "ultrafeedback",
+    "arithmetic",
+)
+"""What data_preprocess/ has; a name that begins with another stands before it."""
+
+
 def check_data_files(pipeline: Pipeline, findings: Findings) -> dict[str, int]:
     """Report what is wrong with the prompt files; the rows of those that are right, by their key under ``data``."""
     rows = {}
@@ -74,7 +91,9 @@ def _check_kind(path: Path, place: Place, wanted: _Wanted, findings: Findings) -
 
 
 def _script_for(path: Path) -> str:
-    return f"data_preprocess/{'gsm8k' if 'gsm8k' in str(path).lower() else 'NAME'}.py"
+    """The script that makes such a file, by the name of its folder, or else of the file."""
+    named = (name for text in (path.parent.name, path.name) for name in _SCRIPTS if name in text.lower())
+    return f"data_preprocess/{next(named, 'NAME')}.py"
 
 
 def _other_format(path: Path) -> str | None:

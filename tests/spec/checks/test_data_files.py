@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from dagrl.spec.checks import check_file
@@ -18,9 +20,18 @@ def test_a_missing_file(project):
     )
 
 
-def test_a_missing_gsm8k_file_names_its_script(project):
-    (message,) = data_problems(project, "gsm8k/train.parquet")
-    assert message.endswith(f"with `python data_preprocess/gsm8k.py --local_dir {project.folder}/gsm8k`")
+SCRIPTS = sorted(path.stem for path in (Path(__file__).parents[3] / "data_preprocess").glob("*.py"))
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_missing_file_names_its_script(project, name):
+    (message,) = data_problems(project, f"{name}/train.parquet")
+    assert message.endswith(f"with `python data_preprocess/{name}.py --local_dir {project.folder}/{name}`")
+
+
+def test_a_file_in_a_folder_of_many_names_its_script(project):
+    (message,) = data_problems(project, "files/gsm8k_test.parquet")
+    assert "with `python data_preprocess/gsm8k.py --local_dir " in message
 
 
 def test_a_folder(project):
