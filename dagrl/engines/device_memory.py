@@ -43,6 +43,38 @@ class HostMemory:
         for device, host in self.pieces(map(_bytes_of, storages)):
             device.copy_(host, non_blocking=True)
 
+    def swap(self, contents: Sequence[torch.Tensor]) -> None:
+        """Have `contents`, uint8 [bytes] each, change places with what is here; over when it returns.
+
+        Both ways at once on a GPU, with room there for two pieces more.
+        """
+        if contents and contents[0].device.type == "cuda":
+            self._swap_on_gpu(contents)
+            return
+        for device, host in self.pieces(contents):
+            held = device.clone()
+            device.copy_(host)
+            host.copy_(held)
+
+    def _swap_on_gpu(self, contents: Sequence[torch.Tensor]) -> None:
+        coming, going = torch.cuda.current_stream(), _stream_of_copies()
+        room = min(max(map(len, contents)), self._chunk_bytes)
+        held = [torch.empty(room, dtype=torch.uint8, device=contents[0].device) for _ in range(2)]
+        gone: list[torch.cuda.Event | None] = [None, None]
+        for turn, (device, host) in enumerate(self.pieces(contents)):
+            place = turn % 2
+            if (before := gone[place]) is not None:
+                coming.wait_event(before)
+            own = held[place][: len(device)].copy_(device)
+            device.copy_(host, non_blocking=True)
+            # Its place on the host is free when what was there has come.
+            going.wait_stream(coming)
+            with torch.cuda.stream(going):
+                host.copy_(own, non_blocking=True)
+                gone[place] = going.record_event()
+        coming.wait_stream(going)
+        coming.synchronize()
+
     def pieces(self, contents: Iterable[torch.Tensor]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Pieces of `contents`, uint8 [bytes] each, with their places here: they lie end to end, over the chunks."""
         position = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from dagrl.engines.device_memory import HostMemory, Part, storages_of
@@ -21,6 +22,26 @@ def test_contents_come_back_over_the_borders_of_chunks_and_room_is_used_again() 
         assert all(torch.equal(tensor, content) for tensor, content in zip(tensors, wanted, strict=True))
         # 700 bytes fill up to 768, then 1 to 256, 1024, and 3.
         assert host.nbytes == 5 * 512
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_contents_change_places_with_what_was_put_and_back(device: str) -> None:
+    generator = torch.Generator().manual_seed(4)
+    first, second = (
+        [
+            torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator)
+            for size in (700, 1, 0, 1 << 20, 3, 5 << 19)
+        ]
+        for _ in range(2)
+    )
+    host = HostMemory(chunk_bytes=1 << 19)
+    there = [content.to(device) for content in first]
+    host.put([tensor.untyped_storage() for tensor in there])
+    for tensor, content in zip(there, second, strict=True):
+        tensor.copy_(content)
+    for wanted in (first, second, first):
+        host.swap(there)
+        assert all(torch.equal(tensor.cpu(), content) for tensor, content in zip(there, wanted, strict=True))
 
 
 def test_views_see_a_part_that_was_away_and_users_may_nest() -> None:

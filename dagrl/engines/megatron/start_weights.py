@@ -19,7 +19,7 @@ class StartWeights:
         # One after the other: pinned memory for each by itself would be rounded up to a power of two.
         self._aside = HostMemory()
         self._in_model = False
-        for own, aside in self._pieces():
+        for own, aside in self._aside.pieces(self._contents()):
             aside.copy_(own)
 
     @property
@@ -32,26 +32,16 @@ class StartWeights:
         """Within the context the model has the frozen weights; afterwards its own again, to the bit."""
         assert not self._in_model, "the start weights are in the model already"
         self._in_model = True
-        self._swap()
+        # Contents change places, tensors stay: gradient buffers and the optimizer hold views of them.
+        self._aside.swap(self._contents())
         try:
             yield
         finally:
-            self._swap()
+            self._aside.swap(self._contents())
             self._in_model = False
 
-    def _swap(self) -> None:
-        # Contents change places, tensors stay: gradient buffers and the optimizer hold views of them.
-        for own, aside in self._pieces():
-            held = own.clone()
-            own.copy_(aside)
-            aside.copy_(held)
-
-    def _pieces(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Pieces of the weights, each with its place on the host."""
+    def _contents(self) -> list[torch.Tensor]:
+        """The bytes of each tensor of the weights."""
         # By tensor and not by storage, for wrapping the model for training moves its parameters into buffers.
-        return self._aside.pieces(tensor.detach().view(-1).view(torch.uint8) for tensor in self._tensors())
-
-    def _tensors(self) -> Iterator[torch.Tensor]:
-        for chunk in self._chunks:
-            yield from chunk.parameters()
-            yield from chunk.buffers()
+        tensors = (tensor for chunk in self._chunks for tensor in (*chunk.parameters(), *chunk.buffers()))
+        return [tensor.detach().view(-1).view(torch.uint8) for tensor in tensors]
