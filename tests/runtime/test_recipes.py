@@ -32,11 +32,6 @@ SIGNS: dict[str, set[str]] = {
     "grpo_moe": set(),
 }
 """Recipe -> those of the metrics above that it has."""
-OFTEN = ("grpo", "dapo", "gspo", "rloo", "reinforce_pp", "remax", "grpo_moe")
-"""Those that people take most, and those whose way through a run no other test goes.
-
-The others differ in formulas, or have a test of their own, and run before a release.
-"""
 IN_ONE_FILE = ("ppo", "dapo", "remax")
 """Recipes with nodes or engines that `tiny.yaml` cannot know of: they have a `tiny_NAME.yaml`."""
 OWN = {
@@ -48,9 +43,7 @@ model: {init: {model_type: qwen3_moe, num_experts: 4, num_experts_per_tok: 2, mo
 SMALL = ("run.steps=3", "run.validate_every=3", "run.validate_first=false", "run.save_every=null", "track=[console]")
 
 
-@pytest.mark.parametrize(
-    "recipe", [pytest.param(recipe, marks=() if recipe in OFTEN else pytest.mark.soak) for recipe in SIGNS]
-)
+@pytest.mark.parametrize("recipe", SIGNS)
 def test_it_trains_on_a_laptop(recipe: str, lab, tmp_path: Path) -> None:
     path = tmp_path / "tiny.yaml"
     layers = f"tiny_{recipe}" if recipe in IN_ONE_FILE else f"{recipe}, tiny"
