@@ -9,7 +9,7 @@ import torch
 
 from dagrl.algorithms.losses import PolicyLoss
 from dagrl.algorithms.rows import Rows
-from dagrl.spec.own.custom import raised_by
+from dagrl.spec.own.custom import located, raised_by
 
 if TYPE_CHECKING:
     # The contract only: formulas do not need engines to run.
@@ -55,6 +55,7 @@ class OwnLoss:
         self.columns = tuple(name for name in reads if name != "old_logprob")
         """What the objective has to ask for; ``old_logprob`` it has anyway."""
         self._place, self._function, self._args = place, function, args
+        self._where = located(function, place)
         self._per_response = frozenset(per_response)
 
     def __call__(self, tokens: ResponseTokens, logprobs: Mapping[str, torch.Tensor], rows: Rows) -> PolicyLoss:
@@ -77,20 +78,20 @@ class OwnLoss:
         if clipped is None:
             clipped = torch.zeros_like(rows.active)
         elif not isinstance(clipped, torch.Tensor) or clipped.shape != loss.shape or clipped.dtype != torch.bool:
-            raise ValueError(f"{self._place} returned no tensor of {len(rows.active)} bools as what was clipped")
+            raise ValueError(f"{self._where} returned no tensor of {len(rows.active)} bools as what was clipped")
         ratio = torch.exp(tokens.logprob - values["old_logprob"]).detach()
         # Tokens that do not count may have come to anything.
         return PolicyLoss(torch.where(rows.active, loss, 0.0), ratio, clipped)
 
     def _check(self, loss: Any, logprob: torch.Tensor) -> None:
         if not isinstance(loss, torch.Tensor):
-            raise ValueError(f"{self._place} returned {loss!r:.100}; return a tensor with the loss of each token")
+            raise ValueError(f"{self._where} returned {loss!r:.100}; return a tensor with the loss of each token")
         if loss.shape != logprob.shape:
             raise ValueError(
-                f"{self._place} returned a tensor {list(loss.shape)} for {len(logprob)} tokens; return the loss of "
+                f"{self._where} returned a tensor {list(loss.shape)} for {len(logprob)} tokens; return the loss of "
                 "each token, neither summed nor averaged"
             )
         if logprob.requires_grad and not loss.requires_grad:
             raise ValueError(
-                f"{self._place} returned a loss without gradient; let it depend on tokens['logprob'], not detached"
+                f"{self._where} returned a loss without gradient; let it depend on tokens['logprob'], not detached"
             )

@@ -12,7 +12,7 @@ from dagrl.data.batch import Column
 from dagrl.nodes.base import Context, Op, Output, Part
 from dagrl.nodes.view import view_of
 from dagrl.spec.columns import CORE_COLUMNS, ColumnSpec, Shape
-from dagrl.spec.own.custom import contract_of_function, load_function, raised_by
+from dagrl.spec.own.custom import contract_of_function, load_function, located, raised_by
 from dagrl.spec.schema import CustomNode
 
 
@@ -20,6 +20,7 @@ def custom_op(place: str, folder: Path | None) -> Op:
     """The function at ``module:function`` as an op; ValueError where it cannot be loaded or returns no such columns."""
     function = load_function(place, folder)
     contract = contract_of_function(function, place)
+    where = located(function, place)
 
     def run(parts: Sequence[Part], context: Context) -> Iterator[Output]:
         node = context.node
@@ -30,28 +31,28 @@ def custom_op(place: str, folder: Path | None) -> Op:
             except (Exception, SystemExit) as error:  # a user's function may raise anything
                 raise ValueError(f"{place} {raised_by(function, error)}") from error
             if not isinstance(result, dict) or set(result) != set(contract.writes):
-                raise ValueError(f"{place} must return a dict with the columns it writes: {', '.join(contract.writes)}")
-            columns = {name: _column(name, values, len(part.batch), place) for name, values in result.items()}
+                raise ValueError(f"{where} must return a dict with the columns it writes: {', '.join(contract.writes)}")
+            columns = {name: _column(name, values, len(part.batch), where) for name, values in result.items()}
             yield Output((part.index,), part.batch.rows, columns)
 
     return run
 
 
-def _column(name: str, values: Any, rows: int, place: str) -> Column:
+def _column(name: str, values: Any, rows: int, where: str) -> Column:
     try:
         listed = list(values)
     except TypeError as error:
         raise ValueError(
-            f"{place} returned {values!r} as {name!r}; return a value for each of the {rows} rows"
+            f"{where} returned {values!r} as {name!r}; return a value for each of the {rows} rows"
         ) from error
     if len(listed) != rows:
-        raise ValueError(f"{place} returned {len(listed)} values of {name!r} for {rows} rows")
+        raise ValueError(f"{where} returned {len(listed)} values of {name!r} for {rows} rows")
     known = CORE_COLUMNS.get(name) or ColumnSpec(name, "float32", _shape_of(listed), "the user's own")
     try:
         return _as_declared(known, listed)
     except (TypeError, ValueError) as error:
         what = "text" if known.shape is Shape.TEXT else f"{known.dtype} {known.shape.value}"
-        raise ValueError(f"{place} returned values of {name!r} that are not {what}: {error}") from error
+        raise ValueError(f"{where} returned values of {name!r} that are not {what}: {error}") from error
 
 
 def _shape_of(values: list[Any]) -> Shape:

@@ -12,7 +12,7 @@ from dagrl.data.stats import Stat
 from dagrl.nodes.base import Context, Output, Part
 from dagrl.nodes.view import view_of
 from dagrl.spec.filtering import rule_columns
-from dagrl.spec.own.custom import load_function, raised_by
+from dagrl.spec.own.custom import load_function, located, raised_by
 from dagrl.spec.schema import FilterNode
 
 
@@ -66,7 +66,9 @@ def _rule(node: FilterNode, context: Context) -> Callable[[Batch], bool]:
         except (Exception, SystemExit) as error:  # a user's function may raise anything
             raise ValueError(f"{place} {raised_by(rule, error)}") from error
         if not isinstance(answer, bool | np.bool_):
-            raise ValueError(f"{place} returned {answer!r:.100}; say with True or False whether the group passes")
+            raise ValueError(
+                f"{located(rule, place)} returned {answer!r:.100}; say with True or False whether the group passes"
+            )
         return bool(answer)
 
     return passes

@@ -9,7 +9,7 @@ import numpy as np
 from dagrl.data.batch import Batch, Column
 from dagrl.nodes.base import Context
 from dagrl.nodes.view import view_of
-from dagrl.spec.own.custom import raised_by
+from dagrl.spec.own.custom import located, raised_by
 from dagrl.spec.own.formulas import load_formula
 from dagrl.spec.schema import AdvantageNode
 
@@ -30,28 +30,29 @@ def own_advantages(node: AdvantageNode, batch: Batch, rewards: np.ndarray, conte
     except (Exception, SystemExit) as error:  # a user's function may raise anything
         raise ValueError(f"{node.estimator} {raised_by(function, error)}") from error
     mask = batch["response_mask"]
-    values = _per_token(result, mask, node.estimator)
+    where = located(function, node.estimator)
+    values = _per_token(result, mask, where)
     kept = mask.values > 0
     if not np.isfinite(values[kept]).all():
         wrong = values[kept][~np.isfinite(values[kept])][0]
-        raise ValueError(f"{node.estimator} returned an advantage of {wrong}; advantages must be finite numbers")
+        raise ValueError(f"{where} returned an advantage of {wrong}; advantages must be finite numbers")
     return Column(np.where(kept, values, 0.0).astype(np.float32), mask.offsets)
 
 
-def _per_token(result: Any, mask: Column, place: str) -> np.ndarray:
+def _per_token(result: Any, mask: Column, where: str) -> np.ndarray:
     """What was returned, as one number for each token, float64."""
     try:
         rows = [np.asarray(row, dtype=np.float64) for row in result]
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"{place} returned {result!r:.100} as advantages; return a number for each response"
+            f"{where} returned {result!r:.100} as advantages; return a number for each response"
         ) from error
     if len(rows) != len(mask):
-        raise ValueError(f"{place} returned {len(rows)} advantages for {len(mask)} responses")
+        raise ValueError(f"{where} returned {len(rows)} advantages for {len(mask)} responses")
     for row, length in zip(rows, mask.lengths, strict=True):
         if row.shape not in ((), (length,)):
             raise ValueError(
-                f"{place} returned an advantage of shape {list(row.shape)} for a response of {length} tokens; return "
+                f"{where} returned an advantage of shape {list(row.shape)} for a response of {length} tokens; return "
                 "one number for each response, or for each an array with one for each of its tokens"
             )
     spread = [np.broadcast_to(row, (length,)) for row, length in zip(rows, mask.lengths, strict=True)]

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dagrl.spec.own.custom import FIELDS, fields_of, name_of, raised_by, reward_traits
+from dagrl.spec.own.custom import FIELDS, fields_of, located, name_of, raised_by, reward_traits
 
 SHOWN_CHARACTERS = 200
 """Of a prompt or a response in an error."""
@@ -148,7 +148,7 @@ class _Ledger:
         self.rewards = np.zeros(len(samples), dtype=np.float32)
         self.failures = 0
         self.first_failure: str | None = None
-        self._name = name_of(function)
+        self._function = function
         self._on_error = on_error
 
     def given(self, fields: Sequence[str], index: int) -> dict[str, Any]:
@@ -167,7 +167,9 @@ class _Ledger:
 
     def fail(self, indices: Sequence[int], what: str, cause: BaseException | None = None) -> None:
         """Give these samples the reward of ``on_error``, or stop."""
-        message = f"reward {self._name} {what}\n{self._place(indices)}"
+        # What was raised has a line of its own.
+        who = located(self._function) if cause is None else name_of(self._function)
+        message = f"reward {who} {what}\n{self._place(indices)}"
         if self._on_error == "stop":
             raise RewardError(message) from cause
         self.rewards[list(indices)] = self._on_error

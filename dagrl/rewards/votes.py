@@ -9,7 +9,7 @@ from typing import Any
 
 from dagrl.rewards.exact import compared
 from dagrl.rewards.final_answer import final_answer
-from dagrl.spec.own.custom import load_function, name_of, raised_by
+from dagrl.spec.own.custom import load_function, located, name_of, raised_by
 from dagrl.spec.val_metrics import Vote
 
 Answered = Callable[[str], str | None]
@@ -34,5 +34,5 @@ def _called(function: Callable[[str], Any], response: str) -> str | None:
     except (Exception, SystemExit) as error:
         raise ValueError(f"data.val_vote {name_of(function)} {raised_by(function, error)}") from error
     if answer is not None and not isinstance(answer, str):
-        raise ValueError(f"data.val_vote {name_of(function)} returned {answer!r}; an answer is a text, or None")
+        raise ValueError(f"data.val_vote {located(function)} returned {answer!r}; an answer is a text, or None")
     return answer

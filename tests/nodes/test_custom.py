@@ -128,7 +128,7 @@ def test_no_rows_become_a_column_of_the_known_kind(run_op, bench) -> None:
     ],
 )
 def test_what_makes_no_column_is_refused_by_the_functions_name(run_op, part, returned: str, message: str) -> None:
-    with pytest.raises(ValueError, match=rf"^ops_of_\d+:op .*{message}"):
+    with pytest.raises(ValueError, match=rf"^ops_of_\d+:op \(.*ops_of_\d+\.py:\d+\) .*{message}"):
         run_op([part], f"return {returned}", reads=[], writes=["reward", "bonus"])
 
 

@@ -139,5 +139,7 @@ def test_a_rule_that_fails_names_its_line(kept):
 
 
 def test_a_rule_says_yes_or_no(kept):
-    with pytest.raises(ValueError, match=r"rules:undecided returned array\(.*say with True or False"):
+    with pytest.raises(
+        ValueError, match=r"rules:undecided \(.*rules\.py:\d+\) returned array\(.*say with True or False"
+    ):
         kept(rewards([0, 1]), {"fn": "rules:undecided"})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from dagrl.nodes.advantage import advantage
@@ -77,8 +79,9 @@ def test_it_sees_what_it_reads_and_the_mask(estimate) -> None:
     ],
 )
 def test_what_are_no_advantages_is_refused_by_the_functions_name(estimate, returned: str, message: str) -> None:
-    with pytest.raises(ValueError, match=rf"^estimators_of_\d+:mine .*{message}"):
+    with pytest.raises(ValueError, match=rf"^estimators_of_\d+:mine .*{message}") as caught:
         estimate(f"return {returned}")
+    assert re.search(r"estimators_of_\d+\.py:\d+\)", str(caught.value))
 
 
 def test_what_does_not_count_may_come_to_anything(estimate) -> None:

@@ -110,7 +110,9 @@ def test_numbers_of_any_make_are_rewards(number: Any) -> None:
     [None, True, np.bool_(True), "1", math.nan, math.inf, -math.inf, 1e39, 10**400, [1.0], np.array([1.0, 2.0])],
 )
 def test_what_is_not_a_finite_number_is_a_failure(nonsense: Any) -> None:
-    with pytest.raises(RewardError, match=r"returned .*; a reward is a (finite )?number") as caught:
+    with pytest.raises(
+        RewardError, match=r"\(.*test_score\.py:\d+\) returned .*; a reward is a (finite )?number"
+    ) as caught:
         stop(lambda: nonsense)
     assert "sample 10 data_source: demo" in str(caught.value)
     scores = score(lambda: nonsense, samples(), args={}, on_error=-1)

@@ -20,5 +20,8 @@ def test_the_exact_reward_votes_by_what_it_compares() -> None:
 
 def test_an_answer_is_a_text_or_none(tmp_path) -> None:
     (tmp_path / "odd_votes.py").write_text("def seven(response):\n    return 7\n")
-    with pytest.raises(ValueError, match=r"data.val_vote odd_votes:seven returned 7; an answer is a text, or None"):
+    with pytest.raises(
+        ValueError,
+        match=r"data.val_vote odd_votes:seven \(.*odd_votes\.py:\d+\) returned 7; an answer is a text, or None",
+    ):
         load_vote(Vote("odd_votes:seven"), tmp_path)("x")

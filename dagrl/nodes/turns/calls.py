@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dagrl.spec.own.custom import load_function, raised_by
+from dagrl.spec.own.custom import load_function, located, raised_by
 
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _END_OF_THOUGHT = "</think>"
@@ -93,7 +93,8 @@ def _own_parser(place: str, folder: Path | None) -> Parser:
             well_formed = isinstance(each, tuple) and len(each) == 2
             if not (well_formed and isinstance(each[0], str) and isinstance(each[1], dict)):
                 raise ValueError(
-                    f"the parser `{place}` returned {each!r}; return pairs of a name and arguments (a dict)"
+                    f"the parser {located(function, place)} returned {each!r}; return pairs of a name and arguments (a "
+                    "dict)"
                 )
         return [Call(name, arguments) for name, arguments in found]
 

@@ -180,6 +180,13 @@ def name_of(function: Callable[..., Any]) -> str:
     return f"{module}:{name}" if module and name else repr(function)
 
 
+def located(function: Callable[..., Any], place: str | None = None) -> str:
+    """A function and where it stands, ``module:function (FILE:LINE)``: a wrong result has no line of its own."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    name = place or name_of(function)
+    return f"{name} ({code.co_filename}:{code.co_firstlineno})" if code else name
+
+
 def _import_failure(module_name: str, error: BaseException) -> str:
     """What a user's module raised when it was imported, and in which line of theirs."""
     if isinstance(error, SyntaxError) and error.filename:

@@ -84,7 +84,10 @@ def test_a_parser_of_the_users_own(folder: Path) -> None:
 
 
 def test_a_parser_that_returns_something_else_ends_the_run(folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"`own_parsers:wrong` returned 'text'; return pairs of a name and arguments"):
+    with pytest.raises(
+        ValueError,
+        match=r"own_parsers:wrong \(.*own_parsers\.py:\d+\) returned 'text'; return pairs of a name and arguments",
+    ):
         parser_of("own_parsers:wrong", [], folder)("text")
 
 
