@@ -52,7 +52,10 @@ def cluster(
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
     import ray
 
-    address = os.environ.get("RAY_ADDRESS") or running_here()
+    told = os.environ.get("RAY_ADDRESS")
+    address = told or running_here()
+    if address and not told:
+        note(f"joining the Ray that runs on this machine, at {address}; RAY_ADDRESS=local keeps a run to itself")
     with _joined(ray, address) if address and address != _OWN else _started(ray, pipeline, logs, note):
         _check_resources(ray, pipeline, pipeline.run.start_timeout_s if patient else 0.0)
         yield ray

@@ -62,7 +62,7 @@ class Tool:
             self._arguments: TypeAdapter[dict[str, Any]] = TypeAdapter(_record(self.name, fields))
             parameters_schema = self._arguments.json_schema()
         except (PydanticUserError, NameError, TypeError) as error:
-            reason = str(error).splitlines()[0]
+            reason = str(error).splitlines()[0].partition(". Set ")[0]  # what to set is nothing of the user's
             raise ValueError(
                 f"the tool {name_of(function)} has type hints that JSON has no words for: {reason}"
             ) from error

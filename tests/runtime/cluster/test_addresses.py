@@ -64,6 +64,22 @@ def test_a_run_may_keep_to_itself(noted: Path, tmp_path, monkeypatch) -> None:
         assert refusal(SimpleNamespace(), tmp_path).cause == "one of its own"
 
 
+def test_a_run_that_joins_what_it_has_found_here_says_so(noted: Path, tmp_path, monkeypatch) -> None:
+    def joined(*arguments: object) -> None:
+        raise RunError("another's")
+
+    monkeypatch.setattr("dagrl.runtime.cluster.ray_cluster._joined", joined)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    said: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        noted.write_text(f"{address}\n")
+        with pytest.raises(RunError, match="another's"), cluster(SimpleNamespace(), tmp_path, said.append):
+            pass
+    (told,) = said
+    assert address in told and "RAY_ADDRESS=local" in told
+
+
 def test_where_rays_client_is_served_nobody_can_take_part(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "ray://127.0.0.1:10001")
     error = refusal(SimpleNamespace(), tmp_path)
