@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+_LONG_ROW = 64
+"""Numbers in a row from which on rows are copied as slices: shorter ones are picked value by value more quickly."""
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -59,14 +62,7 @@ class Column:
 
     def take(self, indices: np.ndarray) -> Column:
         """The rows at `indices`, in that order."""
-        indices = _positions(indices)
-        if self.offsets is None:
-            return Column(self.values[indices])
-        lengths = self.lengths[indices]
-        offsets = _offsets(lengths)
-        # Position of each value in the source: its row's start there, plus its place within the row.
-        within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
-        return Column(self.values[np.repeat(self.offsets[:-1][indices], lengths) + within], offsets)
+        return Column.gather([self], indices)
 
     def strings(self) -> list[str]:
         """The rows of a text column."""
@@ -75,10 +71,18 @@ class Column:
     @staticmethod
     def concat(parts: Sequence[Column]) -> Column:
         """The rows of all parts, in order; all are ragged or none is, and there is at least one part."""
-        ragged = {part.offsets is not None for part in parts}
-        assert len(ragged) == 1, "concat: no parts, or ragged ones among others"
+        ragged = _are_ragged(parts)
         values = np.concatenate([part.values for part in parts])
-        return Column(values, _offsets(np.concatenate([part.lengths for part in parts])) if ragged == {True} else None)
+        return Column(values, _offsets(np.concatenate([part.lengths for part in parts])) if ragged else None)
+
+    @staticmethod
+    def gather(parts: Sequence[Column], indices: np.ndarray) -> Column:
+        """The rows that `concat` would have at `indices`, in that order."""
+        indices = _positions(indices)
+        size, rows = sum(part.values.size for part in parts), sum(map(len, parts))
+        if size <= _LONG_ROW * rows:
+            return _by_value(parts[0] if len(parts) == 1 else Column.concat(parts), indices)
+        return _in_slices(parts, indices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +126,7 @@ class Batch:
 
     def in_order(self, rows: np.ndarray) -> Batch:
         """The rows with these ids, in that order; every id must be here."""
-        missing = np.setdiff1d(rows, self.rows)
-        assert not missing.size, f"in_order: row {missing[0]} is not in the batch"
-        order = np.argsort(self.rows, kind="stable")
-        return self.take(order[np.searchsorted(self.rows[order], rows)])
+        return self.take(find_rows(rows, self.rows))
 
     @staticmethod
     def concat(parts: Sequence[Batch]) -> Batch:
@@ -138,6 +139,54 @@ class Batch:
         )
 
 
+def find_rows(rows: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """The place of each of `rows` in `ids`, the first where it is there more than once; every row must be there.
+
+    Row ids are small: this takes as long as the largest.
+    """
+    places = np.full(max(rows.max(initial=0), ids.max(initial=0)) + 1, -1)
+    # Backwards, for of several the last one written stays.
+    places[ids[::-1]] = np.arange(len(ids))[::-1]
+    found = places[rows]
+    missing = np.sort(rows[(found < 0) | (rows < 0)])
+    assert not missing.size, f"row {missing[0]} is not in the batch"
+    return found
+
+
+def _by_value(column: Column, indices: np.ndarray) -> Column:
+    """Rows of a column, value by value."""
+    if column.offsets is None:
+        return Column(column.values[indices])
+    begins, lengths = column.offsets[:-1][indices], column.lengths[indices]
+    offsets = _offsets(lengths)
+    # Position of each value in the source: its row's start there, plus its place within the row.
+    positions = np.repeat(begins - offsets[:-1], lengths)
+    positions += np.arange(offsets[-1])
+    return Column(column.values[positions], offsets)
+
+
+def _in_slices(parts: Sequence[Column], indices: np.ndarray) -> Column:
+    """Rows of several columns in slices, each of as many rows as follow one another in a column too."""
+    ragged = _are_ragged(parts)
+    offsets = np.concatenate([np.arange(len(part) + 1) if part.offsets is None else part.offsets for part in parts])
+    part = np.repeat(np.arange(len(parts)), [len(each) for each in parts])[indices]
+    # Each part has one offset more than rows.
+    begins, ends = offsets[indices + part], offsets[indices + part + 1]
+    is_first, is_last = np.ones((2, len(indices)), dtype=np.bool_)
+    is_first[1:] = is_last[:-1] = (part[1:] != part[:-1]) | (begins[1:] != ends[:-1])
+    slices = zip(part[is_first].tolist(), begins[is_first].tolist(), ends[is_last].tolist(), strict=True)
+    # One of no values before them: without any, the result has dtype and shape all the same.
+    values = [parts[0].values[:0], *(parts[index].values[begin:end] for index, begin, end in slices)]
+    return Column(np.concatenate(values), _offsets(ends - begins) if ragged else None)
+
+
+def _are_ragged(parts: Sequence[Column]) -> bool:
+    """Whether a column is ragged, of which these are parts."""
+    ragged = {part.offsets is not None for part in parts}
+    assert len(ragged) == 1, "no parts, or ragged ones among others"
+    return True in ragged
+
+
 def _offsets(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
     """Where rows of these lengths begin and the last one ends, int64 [rows + 1]."""
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
@@ -148,4 +197,5 @@ def _offsets(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
 def _positions(indices: np.ndarray) -> np.ndarray:
     """`indices` as int64: an empty array may come with any dtype, a mask must not be taken for positions."""
     assert indices.dtype != np.bool_, "positions are wanted, not a mask"
+    assert indices.min(initial=0) >= 0, "positions are not counted from the end"
     return indices.astype(np.int64, copy=False)

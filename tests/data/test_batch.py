@@ -7,11 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagrl.data.batch import Batch, Column
+from dagrl.data.batch import Batch, Column, find_rows
 
 EMPTY = np.zeros(0, dtype=np.int64)
 numbers_ = st.lists(st.integers(-1000, 1000), max_size=6)
 table_ = st.lists(numbers_, max_size=12)
+layouts_ = st.tuples(
+    st.booleans(), st.sampled_from([(), (2,), (5, 13)]), st.sampled_from(["int64", "float32", "uint8"])
+)
+"""Ragged or not, the shape of a value, the dtype."""
 texts_ = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), max_size=8)
 
 
@@ -75,6 +79,43 @@ def test_concat_joins_in_order_and_keeps_dtypes(tables: list[list[list[int]]]) -
     assert (joined["tokens"].values.dtype, joined["total"].values.dtype) == (np.int64, np.float32)
 
 
+@given(
+    layouts_,
+    st.lists(st.lists(st.sampled_from([0, 1, 3, 90]), max_size=6), min_size=1, max_size=4),
+    st.data(),
+)
+def test_gather_gives_the_rows_asked_for_out_of_all_parts(layout, tables: list[list[int]], data) -> None:
+    (ragged, shape, dtype), random = layout, np.random.default_rng(0)
+
+    def row_of(length: int) -> np.ndarray:
+        return random.integers(0, 200, (length, *shape) if ragged else shape).astype(dtype)
+
+    rows = [[row_of(length) for length in table] for table in tables]
+    if ragged:
+        nothing = np.zeros((0, *shape), dtype=dtype)
+        parts = [Column(np.concatenate([nothing, *table]), np.cumsum([0, *map(len, table)])) for table in rows]
+    else:
+        parts = [Column(np.array(table, dtype=dtype).reshape(-1, *shape)) for table in rows]
+    for part in parts:
+        part.values.flags.writeable = False
+    joined = [row for table in rows for row in table]
+    runs = [*data.draw(st.lists(positions_of(joined), max_size=2)), range(len(joined))]
+    wanted = [place for run in data.draw(st.permutations(runs)) for place in run]
+    found = Column.gather(parts, np.array(wanted, dtype=np.int64))
+    assert len(found) == len(wanted)
+    assert all(np.array_equal(found[row], joined[place]) for row, place in enumerate(wanted))
+    assert (found.values.dtype, found.values.shape[1:], found.offsets is not None) == (dtype, shape, ragged)
+    assert found.values.flags.writeable and not any(np.shares_memory(found.values, part.values) for part in parts)
+
+
+def test_long_rows_of_different_parts_are_no_neighbours_wherever_they_lie() -> None:
+    rows = [np.full(90, number) for number in range(4)]
+    parts = [Column.ragged(rows[:1], "int64"), Column.ragged(rows[1:], "int64")]
+    # The first row ends where, in its own part, the third begins.
+    assert listed(Column.gather(parts, np.array([0, 2, 3]))) == [rows[place].tolist() for place in (0, 2, 3)]
+    assert Column.gather(parts, EMPTY).values.dtype == np.int64
+
+
 @given(table_.flatmap(lambda rows: st.tuples(st.just(rows), st.permutations(range(len(rows))), st.integers(0, 12))))
 def test_in_order_finds_rows_by_id(case: tuple[list[list[int]], list[int], int]) -> None:
     rows, order, count = case
@@ -91,6 +132,10 @@ def test_in_order_refuses_ids_that_are_not_there(wanted: list[int]) -> None:
         batch_of([[1], [2], [3]]).in_order(np.array(wanted))
     with pytest.raises(AssertionError, match="not in the batch"):
         batch_of([]).in_order(np.array(wanted))
+
+
+def test_of_rows_with_the_same_id_the_first_is_found() -> None:
+    assert find_rows(np.array([7, 2, 7]), np.array([2, 7, 7, 2])).tolist() == [1, 0, 1]
 
 
 def test_an_empty_batch_is_a_batch() -> None:
@@ -133,6 +178,8 @@ def test_rows_and_columns_must_agree() -> None:
 def test_parts_that_do_not_match_are_not_joined() -> None:
     with pytest.raises(AssertionError, match="ragged ones among others"):
         Column.concat([Column(np.arange(2)), Column.ragged([[1]], "int64")])
+    with pytest.raises(AssertionError, match="ragged ones among others"):
+        Column.gather([Column(np.zeros((2, 500))), Column.ragged([[1]], "int64")], np.array([0]))
     with pytest.raises(AssertionError, match="different columns"):
         Batch.concat([batch_of([[1]]), batch_of([[1]]).select(["text"])])
 
@@ -140,3 +187,9 @@ def test_parts_that_do_not_match_are_not_joined() -> None:
 def test_a_mask_is_not_taken_for_positions() -> None:
     with pytest.raises(AssertionError, match="not a mask"):
         batch_of([[1], [2]]).take(np.array([True, False]))
+
+
+@pytest.mark.parametrize("length", [1, 100])
+def test_positions_are_not_counted_from_the_end(length: int) -> None:
+    with pytest.raises(AssertionError, match="from the end"):
+        batch_of([[1] * length, [2]]).take(np.array([0, -1]))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import ray
 
-from dagrl.data.batch import Batch, Column
+from dagrl.data.batch import Batch, Column, find_rows
 from dagrl.engines.base import Appetite, Slept
 from dagrl.imports import lean_imports
 from dagrl.nodes.base import Context, Op, Output, Part, Resources
@@ -312,15 +312,10 @@ def fetch(parts: Sequence[PartWork], timeout_s: float) -> list[Part]:
 def _assembled(part: PartWork, blocks: Mapping[ray.ObjectRef, Batch]) -> Batch:
     columns: dict[str, Column] = {}
     for source in part.sources:
-        pieces, begin = [], 0
-        for ref, count in zip(source.refs, source.counts.tolist(), strict=True):
-            block = blocks[ref]
-            piece = Batch(block.rows, {mine: block[theirs] for mine, theirs in source.columns.items()})
-            if count < len(piece):
-                piece = piece.take(source.places[begin : begin + count])
-                begin += count
-            pieces.append(piece)
-        columns.update(Batch.concat(pieces).in_order(part.rows).columns)
+        there = [blocks[ref] for ref in source.refs]
+        places = find_rows(part.rows, np.concatenate([block.rows for block in there]))
+        for mine, theirs in source.columns.items():
+            columns[mine] = Column.gather([block[theirs] for block in there], places)
     return Batch(part.rows, columns)
 
 
