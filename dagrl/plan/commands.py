@@ -71,6 +71,8 @@ class Commit:
 
 
 Command = Run | Sync | Sleep | Wake | Restart | Save | Commit
+OnEngine = Run | Sync | Restart | Save
+"""What needs room in the memory of a group's devices."""
 
 
 @dataclass(frozen=True, slots=True)

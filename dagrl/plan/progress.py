@@ -1,4 +1,4 @@
-"""How far the tasks of a step are: which shards have their inputs, which were started, which are done.
+"""How far a task of a step is: which shards have their inputs, which were started, which are done.
 
 Each note costs as much as the shards that it is about, however many there are beside them.
 """
@@ -6,13 +6,11 @@ Each note costs as much as the shards that it is about, however many there are b
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from heapq import heappop, heappush
 from typing import override
 
-from dagrl.plan.plan import Executor, Plan, PlannedTask
+from dagrl.plan.plan import PlannedTask
 from dagrl.spec.ops import Scope
 
 
@@ -181,97 +179,3 @@ class Cut:
         if self._pieces:
             return PieceByPiece(self._shards, self._needs, self._pieces, self._piece_of)
         return ShardByShard(self._shards, self._needs, together=self._together)
-
-
-@dataclass(slots=True)
-class OpenStep:
-    """What has happened in one step."""
-
-    tasks: dict[str, TaskProgress]
-    left: int
-    """Tasks that are not done."""
-    round: int = 0
-    """Of the tasks that run in rounds."""
-    saves_begun: set[str] = field(default_factory=set)
-    saved: set[str] = field(default_factory=set)
-    commit_issued: bool = False
-
-
-class Lane:
-    """One task's way through the open steps."""
-
-    def __init__(
-        self, task: PlannedTask, executor: Executor, place: int, cut: Cut, open_steps: Mapping[int, OpenStep]
-    ) -> None:
-        """`place` of the task in a step."""
-        self.task, self.executor, self.place, self.cut = task, executor, place, cut
-        self.is_source = not task.inputs
-        self.readers: list[Lane] = []
-        """Lanes of the tasks that wait for this one."""
-        self.waits_for_sources_alone = False
-        """Whether all that the task waits for are sources."""
-        self.ends: list[Lane] = [self] if self.is_source and not task.in_rounds else []
-        """Sources that are through with a step when this task is done."""
-        self._open = open_steps
-        self._undone: deque[int] = deque()
-        self._ready: list[int] = []
-        """Heap of steps; some may be ready no more."""
-        self._noted: set[int] = set()
-
-    def enter(self, step: int) -> None:
-        """A step that has the task is open; they open in order."""
-        if self.is_source:
-            self._undone.append(step)
-
-    def leave(self, step: int) -> None:
-        """The task is done in `step`: sources that wait for that may go on to the next."""
-        for source in self.ends:
-            first = source._undone.popleft()
-            assert first == step, f"{source.task.name} of {step} is done before that of {first}"
-
-    @property
-    def oldest_undone(self) -> int:
-        """The oldest step with which the task, which is a source, is not through."""
-        return self._undone[0]
-
-    def round_in(self, step: int) -> int:
-        """The round in which the task is in `step`; 0 where it does not run in rounds."""
-        return self._open[step].round if self.task.in_rounds else 0
-
-    def note(self, step: int) -> None:
-        """The task has become ready in `step`."""
-        if step not in self._noted:
-            self._noted.add(step)
-            heappush(self._ready, step)
-
-    def oldest(self) -> int | None:
-        """The oldest step in which the task is ready."""
-        while self._ready:
-            step = self._ready[0]
-            if step in self._open and self._open[step].tasks[self.task.name].ready:
-                return step
-            self._noted.discard(heappop(self._ready))
-        return None
-
-
-def lanes_of(plan: Plan, open_steps: Mapping[int, OpenStep]) -> dict[str, Lane]:
-    """The lane of each task by its name, connected with those of the tasks that wait for it."""
-    waits_for = {task.name: plan.waits_for(task) for task in plan.tasks}
-    lanes = {
-        task.name: Lane(
-            task,
-            plan.executors[task.executor],
-            place,
-            Cut(task, plan.shards, len(waits_for[task.name])),
-            open_steps,
-        )
-        for place, task in enumerate(plan.tasks)
-    }
-    for name, lane in lanes.items():
-        for need in waits_for[name]:
-            lanes[need].readers.append(lane)
-        lane.waits_for_sources_alone = all(lanes[need].is_source for need in waits_for[name])
-        if lane.task.selects:
-            # Only now it is known where in the data the next step begins.
-            lane.ends += [each for each in lanes.values() if each.is_source and each.task.in_rounds]
-    return lanes

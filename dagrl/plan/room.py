@@ -1,23 +1,24 @@
-"""Who is busy with what, and who shares devices, or weights, with whom."""
+"""Who is busy with what."""
 
 from __future__ import annotations
 
-import networkx as nx
-
 from dagrl.plan.commands import Command, Commit, Restart, Run, Save, Sleep, Sync, Wake
+from dagrl.plan.neighbourhoods import Neighbourhoods
 from dagrl.plan.plan import HOST, Plan
 
 
 class Room:
     """What is under way on each executor. A group is for one of its executors at a time."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, neighbourhoods: Neighbourhoods) -> None:
+        """`neighbourhoods` are told who is free again."""
         self._executor_of = {task.name: task.executor for task in plan.tasks}
         self._group_of = {name: executor.group for name, executor in plan.executors.items()}
         self._hands = {name: executor.ranks if name == HOST else 1 for name, executor in plan.executors.items()}
         self._under_way: dict[str, set[Command]] = {name: set() for name in plan.executors}
         self._busy_in: dict[str, int] = {group: 0 for group in self._group_of.values() if group is not None}
         """Group -> its executors that are busy."""
+        self._neighbourhoods = neighbourhoods
 
     def workers_of(self, command: Command) -> tuple[str, ...]:
         """The executors that `command` keeps busy."""
@@ -55,22 +56,11 @@ class Room:
 
     def release(self, command: Command) -> None:
         """`command` is over."""
-        for name in self.workers_of(command):
+        workers = self.workers_of(command)
+        for name in workers:
             group, under_way = self._group_of[name], self._under_way[name]
             assert command in under_way, f"{command} is over, but was not under way on {name}"
             under_way.remove(command)
             if group is not None and not under_way:
                 self._busy_in[group] -= 1
-
-
-def neighbourhoods(plan: Plan) -> list[tuple[str, ...]]:
-    """Executors in sets: what happens to one may let another of its set begin something, by its devices or weights."""
-    graph = nx.Graph()
-    graph.add_nodes_from(plan.executors)
-    for name, executor in plan.executors.items():
-        if executor.group is not None:
-            graph.add_edge(name, ("group", executor.group))
-        if executor.follows is not None:
-            graph.add_edge(name, executor.follows)
-    sets = nx.connected_components(graph)
-    return [tuple(name for name in plan.executors if name in members) for members in sets]
+        self._neighbourhoods.touch(*workers)

@@ -42,9 +42,13 @@ class Syncs:
         """Weights newer than what `follower` holds, though that would do, if nobody has to move for them."""
         source, held = self._source_of(follower), self.versions.held(follower)
         assert held is not None, f"{follower} lacks weights"
-        if held == self.versions.newest(source) or self.turns.before_sync(follower, source):
-            return None
-        return self._sync(step, follower, source)
+        sync = self._sync(step, follower, source) if held < self.versions.newest(source) else None
+        return None if sync is None or self.turns.before(sync) else sync
+
+    def is_between_groups(self, sync: Sync) -> bool:
+        """Whether follower and source have devices of their own each."""
+        follower, source = (self.plan.executors[name] for name in (sync.follower, sync.source))
+        return follower.group != source.group
 
     def _source_of(self, follower: str) -> str:
         source = self.plan.executors[follower].follows

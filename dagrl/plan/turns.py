@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dagrl.plan.commands import OnEngine, Restart, Run, Save, Sync
 from dagrl.plan.plan import Executor, Plan
 from dagrl.spec.residency import Residency
 
@@ -41,6 +42,7 @@ class Turns:
 
     def __init__(self, plan: Plan) -> None:
         self._executors = plan.executors
+        self._executor_of = {task.name: task.executor for task in plan.tasks}
         self._sleepers: dict[str | None, tuple[str, ...]] = {}
         for executor in plan.executors.values():
             if executor.sleeps:
@@ -62,20 +64,30 @@ class Turns:
         """A move of `executor` is over."""
         self._residency[executor] = residency
 
-    def before_work(self, executor: str) -> list[Move]:
-        """What has to move, all at once, before `executor` may work; nothing where it may. Ask again afterwards."""
+    def before(self, command: OnEngine) -> list[Move]:
+        """What has to move, all at once, before `command` may begin; nothing where it may. Ask again afterwards."""
+        match command:
+            case Run(_, task, _):
+                return self._before_work(self._executor_of[task])
+            case Save(_, executor):
+                return self._before_work(executor)
+            case Sync(_, follower, source, _):
+                return self._before_sync(follower, source)
+            case Restart(_, executor):
+                return self._before_restart(executor)
+
+    def _before_work(self, executor: str) -> list[Move]:
         sleepers = self._sleepers.get(self._executors[executor].group)
         if not sleepers:
             return []
         return self._moves({name: _WHOLE if name == executor else _GONE for name in sleepers})
 
-    def before_restart(self, executor: str) -> list[Move]:
-        """As `before_work`, before lost workers of `executor` may start: they take all that they need to work."""
+    def _before_restart(self, executor: str) -> list[Move]:
+        """Lost workers take all that they need to work when they start."""
         sleepers = self._sleepers.get(self._executors[executor].group, ())
         return self._moves({name: _GONE for name in sleepers if name != executor})
 
-    def before_sync(self, follower: str, source: str) -> list[Move]:
-        """As `before_work`, before the weights of `source` may come to `follower`."""
+    def _before_sync(self, follower: str, source: str) -> list[Move]:
         ends = [name for name in (follower, source) if self._executors[name].sleeps]
         if not ends:
             return []
