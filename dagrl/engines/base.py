@@ -20,12 +20,11 @@ if TYPE_CHECKING:
 
     from dagrl.data.tally import Tallies
     from dagrl.engines.weights.exporter import WeightExporter
+    from dagrl.engines.weights.manifest import Bucket
     from dagrl.engines.weights.taker import Route
 
 NO_WEIGHTS = -1
 """Policy version of an engine that waits for its first weights, or whose weights are gone."""
-type Bucket = list[tuple[str, torch.Tensor]]
-"""Some weights by their Hugging Face names, full (not split over ranks), on the CPU or the engine's device."""
 
 
 class EngineLostError(OSError):

@@ -14,12 +14,13 @@ import numpy as np
 import torch
 
 from dagrl.data.tokenizer import load_tokenizer
-from dagrl.engines.base import NO_WEIGHTS, Appetite, Bucket, Completion, GenerationRequest, RankContext, Slept
+from dagrl.engines.base import NO_WEIGHTS, Appetite, Completion, GenerationRequest, RankContext, Slept
 from dagrl.engines.device_memory import device_gib_used
 from dagrl.engines.hf.decoding import decode
 from dagrl.engines.hf.sleep import SleepingWeights
 from dagrl.engines.hf.weights import replace_weights
 from dagrl.engines.model_source import load_hf_config, model_imports, weight_source
+from dagrl.engines.weights.manifest import Bucket
 from dagrl.spec.residency import Residency
 from dagrl.spec.schema import HfEngineSpec, ModelSpec, SamplingSpec
 

@@ -14,7 +14,7 @@ import torch
 
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat, merge
-from dagrl.engines.base import Bucket, Objective, RankContext, Slept
+from dagrl.engines.base import Objective, RankContext, Slept
 from dagrl.engines.device_memory import device_gib_used
 from dagrl.engines.megatron import checkpoint, communicators, distributed
 from dagrl.engines.megatron.background_save import BackgroundWriter
@@ -40,6 +40,7 @@ from dagrl.engines.megatron.step import PackedModel
 from dagrl.engines.megatron.stored_weights import load_start_weights
 from dagrl.engines.model_source import load_hf_config, weight_source
 from dagrl.engines.weights.exporter import WeightExporter, exported
+from dagrl.engines.weights.manifest import Bucket
 from dagrl.spec.residency import Residency
 from dagrl.spec.schema import MegatronEngineSpec, ModelSpec
 

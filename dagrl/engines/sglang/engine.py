@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 
 from dagrl.data.tokenizer import load_tokenizer
-from dagrl.engines.base import NO_WEIGHTS, Appetite, Bucket, Completion, GenerationRequest, RankContext, Slept
+from dagrl.engines.base import NO_WEIGHTS, Appetite, Completion, GenerationRequest, RankContext, Slept
 from dagrl.engines.model_source import load_hf_config
 from dagrl.engines.sglang.client import Client
 from dagrl.engines.sglang.gpu_memory import gpu_memory
@@ -21,6 +21,7 @@ from dagrl.engines.sglang.share import ServerShare
 from dagrl.engines.sglang.start import start_server
 from dagrl.engines.weights.channel import PeerError
 from dagrl.engines.weights.exporter import BucketExporter
+from dagrl.engines.weights.manifest import Bucket
 from dagrl.engines.weights.sender import WeightSender
 from dagrl.engines.weights.taker import Route
 from dagrl.engines.weights.terms import refuse_unknown_names

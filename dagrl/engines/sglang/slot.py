@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from dagrl.engines.base import Appetite, Bucket, Completion, GenerationRequest, RankContext, Slept
+from dagrl.engines.base import Appetite, Completion, GenerationRequest, RankContext, Slept
 from dagrl.engines.sglang.share import ServerShare
 from dagrl.engines.sglang.start import start_server
+from dagrl.engines.weights.manifest import Bucket
 from dagrl.engines.weights.taker import Route
 from dagrl.spec.residency import Residency
 from dagrl.spec.schema import ModelSpec, SamplingSpec, SglangEngineSpec

@@ -9,8 +9,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from dagrl.engines.base import Bucket
-from dagrl.engines.weights.manifest import BucketLayout, Manifest
+from dagrl.engines.weights.manifest import Bucket, BucketLayout, Manifest
 
 
 class WeightExporter(Protocol):

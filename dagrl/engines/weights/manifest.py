@@ -15,12 +15,11 @@ from typing import Any
 
 import torch
 
-from dagrl.engines.base import Bucket
-
 _ALIGNMENT = 64
 """Bytes: a cache line, and a multiple of every dtype's size."""
 
-
+type Bucket = list[tuple[str, torch.Tensor]]
+"""Some weights by their Hugging Face names, full (not split over ranks), on the CPU or the engine's device."""
 Described = tuple[str, torch.dtype, tuple[int, ...]]
 """Name, dtype and shape of a tensor."""
 

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dagrl.engines.base import Bucket
 from dagrl.engines.weights.exporter import WeightExporter
-from dagrl.engines.weights.manifest import BucketLayout
+from dagrl.engines.weights.manifest import Bucket, BucketLayout
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import ray
 
-from dagrl.engines.base import Bucket
+from dagrl.engines.weights.manifest import Bucket
 from dagrl.engines.weights.object_store import PackedBucket, packed
 from dagrl.engines.weights.sender import WeightSender
 from dagrl.engines.weights.taker import Route

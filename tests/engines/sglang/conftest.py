@@ -12,12 +12,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from dagrl.engines.base import Bucket, GenerationRequest, RankContext
+from dagrl.engines.base import GenerationRequest, RankContext
 from dagrl.engines.hf.weights import replace_weights
 from dagrl.engines.model_source import load_hf_config, weight_source
 from dagrl.engines.sglang.engine import SglangEngine
 from dagrl.engines.sglang.share import ServerShare
 from dagrl.engines.weights.exporter import IteratedExporter
+from dagrl.engines.weights.manifest import Bucket
 from dagrl.engines.weights.sender import Reach, WeightSender
 from dagrl.spec.schema import ModelSpec, SglangEngineSpec, TokenizerSpec
 
