@@ -7,7 +7,6 @@ A consumer's layout never depends on the producer's; any two fit together by row
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -37,65 +36,38 @@ def assign(tokens: np.ndarray, groups: np.ndarray | None, ranks: int) -> list[np
 
 
 class RowIndex:
-    """Where rows lie: in which block, counted from 0, and at which place in it. To find some costs as much as they are.
+    """Which block holds each row, counted from 0. To find some rows costs as much as they are.
 
     Row ids are small: the index is as long as the largest.
     """
 
     def __init__(self) -> None:
-        self._lengths: list[int] = []
+        self._blocks = 0
         self._block_of_row = np.zeros(0, dtype=np.int32)
         """Of rows that are nowhere: -1."""
-        self._place_of_row = np.zeros(0, dtype=np.int32)
 
     def add(self, rows: np.ndarray) -> None:
         """Note a further block, which holds the rows of these ids. A row that is in an earlier one stays there."""
-        block, end = len(self._lengths), int(rows.max(initial=-1)) + 1
-        self._lengths.append(len(rows))
+        assert (np.diff(np.sort(rows)) > 0).all(), f"block {self._blocks} holds a row twice"
+        end = int(rows.max(initial=-1)) + 1
         if end > len(self._block_of_row):
             # Twice as long at least, so that block after block costs no more than all of them together.
             more = max(end, 2 * len(self._block_of_row)) - len(self._block_of_row)
             self._block_of_row = np.concatenate([self._block_of_row, np.full(more, -1, dtype=np.int32)])
-            self._place_of_row = np.concatenate([self._place_of_row, np.zeros(more, dtype=np.int32)])
-        new = np.flatnonzero(self._block_of_row[rows] < 0)
-        self._block_of_row[rows[new]] = block
-        self._place_of_row[rows[new]] = new
-        assert (self._place_of_row[rows[new]] == new).all(), f"block {block} holds a row twice"
+        self._block_of_row[rows[self._block_of_row[rows] < 0]] = self._blocks
+        self._blocks += 1
 
-    def find(self, rows: np.ndarray) -> Found:
-        """Where these rows lie, each wanted once. ValueError for a row that is in no block."""
+    def find(self, rows: np.ndarray) -> np.ndarray:
+        """The blocks that hold any of these rows, ascending. ValueError for a row that is in no block."""
         known = rows < len(self._block_of_row)
         blocks = np.full(len(rows), -1, dtype=np.int32)
         blocks[known] = self._block_of_row[rows[known]]
         missing = np.sort(rows[blocks < 0])
         if missing.size:
             raise ValueError(
-                f"row {missing[0]} is in none of the {len(self._lengths)} blocks ({len(missing)} rows are missing)"
+                f"row {missing[0]} is in none of the {self._blocks} blocks ({len(missing)} rows are missing)"
             )
-        places = self._place_of_row[rows]
-        order = np.lexsort((places, blocks))
-        needed, counts = np.unique(blocks, return_counts=True)
-        assert not _repeats(blocks[order], places[order]), "find: a row is wanted twice"
-        lengths = np.array([self._lengths[block] for block in needed.tolist()], dtype=np.int64)
-        return Found(needed, counts.astype(np.int32), places[order][np.repeat(counts < lengths, counts)])
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Where some rows lie."""
-
-    blocks: np.ndarray
-    """The blocks that hold any, ascending."""
-    counts: np.ndarray
-    """How many of them each holds, int32 [blocks]."""
-    places: np.ndarray
-    """Their places, ascending within each block, one block after the other, int32. Nothing of a block that holds no
-    other rows."""
-
-
-def _repeats(blocks: np.ndarray, places: np.ndarray) -> bool:
-    """Whether two neighbours are the same place of the same block."""
-    return bool(((np.diff(blocks) == 0) & (np.diff(places) == 0)).any())
+        return np.flatnonzero(np.bincount(blocks))
 
 
 def _items(rows: int, groups: np.ndarray | None) -> tuple[np.ndarray, int]:

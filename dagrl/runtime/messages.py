@@ -19,11 +19,7 @@ class Source:
     """Rows that one task has put into the object store, and the columns wanted of them."""
 
     refs: tuple[ray.ObjectRef, ...]
-    """The blocks that hold any of them."""
-    counts: np.ndarray
-    """Rows wanted of each block, int32 [refs]."""
-    places: np.ndarray
-    """Of each block of which not all is wanted: the places of the rows in it, ascending; one array for all, int32."""
+    """The blocks that hold any of them; a row that several hold is taken from the first."""
     columns: dict[str, str]
     """Column as the op calls it -> column as the blocks call it."""
 

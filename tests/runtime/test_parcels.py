@@ -18,12 +18,9 @@ BYTES_OF_AN_ID = len(ray.ObjectRef.from_random().binary())
 
 
 def work_on(rows: int, refs: list[ray.ObjectRef]) -> TaskWork:
-    """One rank's share: every other row of each of these blocks."""
+    """One rank's share: rows of these blocks."""
     columns = {"prompt_tokens": "prompt_tokens", "response_tokens": "response_tokens"}
-    each = rows // len(refs)
-    places = np.tile(np.arange(0, 2 * each, 2, dtype=np.int32), len(refs))
-    source = Source(tuple(refs), np.full(len(refs), each, dtype=np.int32), places, columns)
-    part = PartWork(0, np.arange(rows), (source,))
+    part = PartWork(0, np.arange(rows), (Source(tuple(refs), columns),))
     return TaskWork(1, "ref", "logprob", "ref", False, 0, 0, 2, (part,), {"logprob": "ref_logprob"}, True, True)
 
 
@@ -45,9 +42,8 @@ def test_a_message_comes_out_as_it_was_packed_and_each_ref_goes_along_once() -> 
     assert beside == refs
     out = unpack(data, beside)
     (mine,), (theirs,) = work.parts, out.parts
-    assert theirs.sources[0].refs == (*refs, refs[0])
+    assert theirs.sources == mine.sources
     assert theirs.rows.tolist() == mine.rows.tolist()
-    assert theirs.sources[0].places.tolist() == mine.sources[0].places.tolist()
     assert replace(out, parts=()) == replace(work, parts=())
     assert all(ref.binary() not in data for ref in refs), "Ray has to see the refs, or it would drop their objects"
 
@@ -63,11 +59,11 @@ def test_a_message_without_refs_counts_as_it_is_pickled() -> None:
     assert message_bytes(message) == pytest.approx(len(pickle.dumps(message, protocol=5)), abs=8)
 
 
-def test_work_grows_with_its_rows_by_their_ids_and_places() -> None:
+def test_work_grows_with_its_rows_by_their_ids() -> None:
     refs = [ray.ObjectRef.from_random() for _ in range(2)]
     small, large = message_bytes(work_on(100, refs)), message_bytes(work_on(1100, refs))
-    # An id of eight bytes for each row, and its place in one of the two blocks, of four.
-    assert large - small == pytest.approx(1000 * (8 + 4), rel=0.01)
+    # Eight bytes each.
+    assert large - small == pytest.approx(1000 * 8, rel=0.01)
     assert small < 100 * 12 + 2 * BYTES_OF_AN_ID + 2000
 
 

@@ -184,12 +184,10 @@ class Ledger:
         for producer in task.needs:
             columns = {mine: theirs for mine, (task_name, theirs) in task.inputs.items() if task_name == producer}
             if len(rows):
-                there = self._index[producer].find(rows)
-                refs = tuple(self._refs[producer][block] for block in there.blocks.tolist())
-                found.append(Source(refs, there.counts, there.places, columns))
+                blocks = self._index[producer].find(rows).tolist()
+                found.append(Source(tuple(self._refs[producer][block] for block in blocks), columns))
             elif producer in self._refs:
-                nothing = np.zeros(1, dtype=np.int32)
-                found.append(Source((self._refs[producer][0],), nothing, nothing[:0], columns))
+                found.append(Source((self._refs[producer][0],), columns))
         return tuple(found)
 
 

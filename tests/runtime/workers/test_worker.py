@@ -45,13 +45,6 @@ def fetched(store: dict[str, Batch], rows: list[int], *sources: Source) -> Batch
         return part.batch
 
 
-def source_of(columns: dict[str, str], **wanted: list[int] | None) -> Source:
-    """Places in the blocks of these names; None for all of a block (which has two rows)."""
-    counts = [2 if places is None else len(places) for places in wanted.values()]
-    places = [place for places in wanted.values() for place in places or ()]
-    return Source(tuple(wanted), np.array(counts, dtype=np.int32), np.array(places, dtype=np.int32), columns)
-
-
 def tokens_of(batch: Batch, name: str) -> list[list[int]]:
     return [batch[name][row].tolist() for row in range(len(batch))]
 
@@ -67,7 +60,7 @@ def test_rows_come_in_the_parts_order_however_they_lie(data, count: int, blocks:
     for piece in pieces:
         index.add(np.array(piece, dtype=np.int64))
     found = index.find(np.array(wanted))
-    source = Source(tuple(str(block) for block in found.blocks), found.counts, found.places, columns)
+    source = Source(tuple(map(str, found.tolist())), columns)
     store = {str(ref): block_of(piece) for ref, piece in enumerate(pieces)}
     batch = fetched(store, wanted, source)
     assert batch.rows.tolist() == wanted
@@ -81,11 +74,17 @@ def test_columns_of_several_producers_meet_by_row_under_the_ops_names() -> None:
     batch = fetched(
         store,
         [3, 5],
-        source_of({"mine": "response_tokens"}, a=None),
-        source_of({"score": "reward"}, b=[1], c=[1]),
+        Source(("a",), {"mine": "response_tokens"}),
+        Source(("b", "c"), {"score": "reward"}),
     )
     assert tokens_of(batch, "mine") == [[3, 3, 3], [5]]
     assert batch["score"].values.tolist() == [1.5, 2.5]
+
+
+def test_a_row_that_several_blocks_hold_comes_out_of_the_first() -> None:
+    again = Batch(np.array([2, 3]), {"reward": Column(np.array([20.0, 30.0]))})
+    batch = fetched({"a": block_of([1, 2]), "b": again}, [3, 2], Source(("a", "b"), {"reward": "reward"}))
+    assert batch["reward"].values.tolist() == [30.0, 1.0]
 
 
 def test_parts_with_the_same_blocks_fetch_them_once(monkeypatch) -> None:
@@ -96,22 +95,20 @@ def test_parts_with_the_same_blocks_fetch_them_once(monkeypatch) -> None:
         return [store[ref] for ref in refs]
 
     monkeypatch.setattr(ray, "get", get)
-    works = [
-        PartWork(index, np.array([row]), (source_of({"r": "reward"}, a=[index]),)) for index, row in ((0, 1), (1, 2))
-    ]
+    works = [PartWork(index, np.array([row]), (Source(("a",), {"r": "reward"}),)) for index, row in ((0, 1), (1, 2))]
     assert [(part.index, part.batch["r"].values.tolist()) for part in fetch(works, 1.0)] == [(0, [0.5]), (1, [1.0])]
     assert asked == ["a"]
 
 
 def test_a_rank_without_rows_gets_columns_of_the_right_types() -> None:
-    batch = fetched({"a": block_of([1, 2])}, [], source_of({"tokens": "response_tokens"}, a=[]))
+    batch = fetched({"a": block_of([1, 2])}, [], Source(("a",), {"tokens": "response_tokens"}))
     assert len(batch) == 0
     assert (batch["tokens"].values.dtype, batch["tokens"].offsets.tolist()) == (np.int64, [0])
 
 
 def test_a_row_that_no_source_brings_is_a_bug() -> None:
     with pytest.raises(AssertionError, match="row 9 is not in the batch"):
-        fetched({"a": block_of([1, 2])}, [1, 9], source_of({"reward": "reward"}, a=None))
+        fetched({"a": block_of([1, 2])}, [1, 9], Source(("a",), {"reward": "reward"}))
 
 
 # -- streaming
@@ -168,9 +165,7 @@ class Bench:
             "group_id": Column(rows // 2),
         }
         ref = self._put(Batch(rows, columns))
-        part = PartWork(
-            0, rows, (Source((ref,), np.array([len(rows)]), np.zeros(0, np.int32), {name: name for name in columns}),)
-        )
+        part = PartWork(0, rows, (Source((ref,), {name: name for name in columns}),))
         outputs = {name: "said" if name == "response_tokens" else name for name in ROLLOUT_WRITES}
         return TaskWork(
             *(2, "rollout", "rollout", "rollout", False, 0, 1, 1, (part,), outputs, False, True),
