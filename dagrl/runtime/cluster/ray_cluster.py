@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType
 
 import psutil
@@ -85,10 +86,13 @@ def _joined(ray: ModuleType, address: str) -> Iterator[None]:
             hint="use the versions and the token of the cluster; or, for a Ray of the run's own, unset RAY_ADDRESS "
             f"and end the one that {RUNNING_CLUSTER} names, if there is one",
         ) from error
-    try:
-        yield
-    finally:
-        ray.shutdown()
+    # Where the cluster's head dies, Ray ends this process a minute later, and Python is not asked.
+    epitaph = f"{reaper.EPITAPH}. Ray ends it, too, where the cluster at {address} is gone"
+    with TemporaryDirectory(prefix="dagrl-") as nothing, watched(Path(nothing), epitaph):
+        try:
+            yield
+        finally:
+            ray.shutdown()
 
 
 @contextmanager

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -78,6 +80,20 @@ def test_a_run_that_joins_what_it_has_found_here_says_so(noted: Path, tmp_path, 
             pass
     (told,) = said
     assert address in told and "RAY_ADDRESS=local" in told
+
+
+def test_a_driver_that_ray_ends_does_not_vanish_without_a_word(closed_port: int) -> None:
+    code = f"""
+import os
+from types import SimpleNamespace
+from dagrl.runtime.cluster import ray_cluster
+ray_cluster.knock = lambda address: None
+with ray_cluster._joined(SimpleNamespace(init=lambda **options: None), "127.0.0.1:{closed_port}"):
+    os._exit(1)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert f"the cluster at 127.0.0.1:{closed_port} is gone" in done.stderr and "last checkpoint" in done.stderr
 
 
 def test_where_rays_client_is_served_nobody_can_take_part(tmp_path, monkeypatch) -> None:
