@@ -26,9 +26,9 @@ from timed_steps import Shape
 
 from dagrl.data.prompt_file import PromptRow, write_prompts
 from dagrl.data.shards import shard_bounds
-from dagrl.plan.commands import Run
 from dagrl.plan.placement import make_plan
 from dagrl.plan.plan import Plan, PlannedTask
+from dagrl.plan.schedule.commands import Run
 from dagrl.runtime.messages import Block, Effort, Span
 from dagrl.runtime.parcels import pack, parcel_bytes, unpack
 from dagrl.runtime.steps.exchange import portion, share_out

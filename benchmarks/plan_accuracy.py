@@ -31,7 +31,7 @@ from dagrl.engines.sglang.gpu_memory import gpu_memory
 from dagrl.plan.cost.costs import PipelineCosts
 from dagrl.plan.cost.estimate import estimate_step
 from dagrl.plan.cost.lengths import Assumed
-from dagrl.plan.report import Report, report
+from dagrl.plan.showing.report import Report, report
 from dagrl.spec.models.gpus import DEFAULT_GPU, gpu_of_driver
 
 MEMORY_AIM = 0.10

@@ -1,4 +1,4 @@
-"""What it costs to simulate a step: CPU seconds of the scheduler and of `dagrl.plan.simulate` for 64 to 4,096 GPUs.
+"""What it costs to simulate a step: CPU seconds of scheduler and simulation for 64 to 4,096 GPUs.
 
     python benchmarks/simulate.py
     python benchmarks/simulate.py --profile     # where the time goes, at 4,096 GPUs
@@ -24,11 +24,11 @@ from typing import Any
 
 from reports import Verdict, tell
 
-from dagrl.plan.commands import Command, Run
 from dagrl.plan.coordinates import Coordinates
-from dagrl.plan.costs import CostTable
 from dagrl.plan.plan import HOST, Executor, Plan, PlannedTask, Rows
-from dagrl.plan.simulate import simulate
+from dagrl.plan.schedule.commands import Command, Run
+from dagrl.plan.simulation.costs import CostTable
+from dagrl.plan.simulation.simulate import simulate
 from dagrl.spec.ops import Scope
 
 SHARDS = {64: 156, 512: 1_250, 4_096: 10_000}

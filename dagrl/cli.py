@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def validate(pipeline: Path, overrides: list[str]) -> int:
     """Check a pipeline file and say what it declares."""
-    from dagrl.plan.living import decide_sleep
+    from dagrl.plan.fitting.living import decide_sleep
     from dagrl.spec.checks import check_file
     from dagrl.spec.drawing.summary import summarize
 
@@ -67,8 +67,8 @@ def plan(
     **cluster: int,
 ) -> int:
     """Say what a run will take of GPUs, hosts and time, before one is touched."""
-    from dagrl.plan import report, show, show_steps
     from dagrl.plan.cost.lengths import Assumed
+    from dagrl.plan.showing import report, show, show_steps
     from dagrl.spec.models.gpus import DEFAULT_GPU
 
     assumed = Assumed(prompt_tokens, response_tokens)
@@ -126,7 +126,7 @@ def graph(pipeline: Path, overrides: list[str], output: Path | None) -> int:
 
 def run(pipeline: Path, overrides: list[str], run_dir: Path | None) -> int:
     """Train as a pipeline file says."""
-    from dagrl.plan.living import decide_sleep
+    from dagrl.plan.fitting.living import decide_sleep
     from dagrl.spec.checks import check_file
 
     checked = decide_sleep(check_file(pipeline, overrides))

@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from dagrl.engines.base import Appetite
-from dagrl.plan.commands import (
+from dagrl.plan.plan import HOST, Executor, Plan, PlannedTask, Rows
+from dagrl.plan.schedule.commands import (
     Command,
     Commit,
     EngineReady,
@@ -34,8 +35,7 @@ from dagrl.plan.commands import (
     Wake,
     WeightsSynced,
 )
-from dagrl.plan.plan import HOST, Executor, Plan, PlannedTask, Rows
-from dagrl.plan.scheduler import Scheduler
+from dagrl.plan.schedule.scheduler import Scheduler
 from dagrl.runtime.errors import RunError, WorkerLostError
 from dagrl.runtime.fleet.crew import together
 from dagrl.runtime.fleet.fleet import Fleet, Member

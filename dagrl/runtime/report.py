@@ -11,15 +11,15 @@ from statistics import fmean
 
 from dagrl.plan.cost.costs import PipelineCosts
 from dagrl.plan.cost.lengths import Assumed
-from dagrl.plan.costs import Costs
+from dagrl.plan.fitting.living import with_sleep_decided
 from dagrl.plan.hardware import DEFAULT_GPU, gpu_named
 from dagrl.plan.intervals import busy_seconds
-from dagrl.plan.living import with_sleep_decided
-from dagrl.plan.measured import measured_costs
 from dagrl.plan.placement import make_plan
 from dagrl.plan.plan import Plan
-from dagrl.plan.report import Report
-from dagrl.plan.simulate import Activity, Simulated, simulate
+from dagrl.plan.showing.report import Report
+from dagrl.plan.simulation.costs import Costs
+from dagrl.plan.simulation.measured import measured_costs
+from dagrl.plan.simulation.simulate import Activity, Simulated, simulate
 from dagrl.runtime.folder.run_folder import modules_of
 from dagrl.spec.errors import PipelineError
 from dagrl.spec.graph import build_graph

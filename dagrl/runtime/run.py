@@ -11,7 +11,7 @@ from types import ModuleType
 
 from dagrl.plan.placement import make_plan
 from dagrl.plan.plan import Plan
-from dagrl.plan.scheduler import Scheduler
+from dagrl.plan.schedule.scheduler import Scheduler
 from dagrl.runtime.cluster.ray_cluster import cluster
 from dagrl.runtime.driver import Driver
 from dagrl.runtime.errors import InterruptedRunError, RunError, WorkerLostError

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from dagrl.engines.base import Appetite
-from dagrl.plan.commands import Run
 from dagrl.plan.plan import PlannedTask, Rows
+from dagrl.plan.schedule.commands import Run
 from dagrl.runtime.errors import RunError, WorkerLostError
 from dagrl.runtime.fleet.crew import Crew
 from dagrl.runtime.fleet.fleet import Fleet, Member

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dagrl.plan.commands import Save
 from dagrl.plan.plan import HOST, Plan
+from dagrl.plan.schedule.commands import Save
 from dagrl.runtime.errors import RunError
 from dagrl.runtime.fleet.apart import apart
 from dagrl.runtime.fleet.fleet import Fleet

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from dagrl.cli import main
-from dagrl.plan.commands import Commit, Restart, Run, Save, Sleep, Sync, Wake
 from dagrl.plan.cost.costs import PipelineCosts
 from dagrl.plan.placement import make_plan
 from dagrl.plan.plan import HOST
+from dagrl.plan.schedule.commands import Commit, Restart, Run, Save, Sleep, Sync, Wake
 from dagrl.spec.checks import check_file
 from dagrl.spec.models.shape import model_shape
 from dagrl.spec.reading.extends import read_with_parents

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dagrl.plan.commands import Command, Commit, Restart, Run, Save, ShardDone, Sleep, Sync, Wake
 from dagrl.plan.plan import HOST, Executor, Plan, PlannedTask, Rows
-from dagrl.plan.turns import residency_after_start, start_chains
+from dagrl.plan.schedule.commands import Command, Commit, Restart, Run, Save, ShardDone, Sleep, Sync, Wake
+from dagrl.plan.schedule.turns import residency_after_start, start_chains
 from dagrl.spec.ops import Scope
 from dagrl.spec.residency import Residency
 

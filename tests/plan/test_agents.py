@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from dagrl.plan.commands import Command, Run, RunDone, ShardDone, Sync, WeightsSynced
 from dagrl.plan.placement import make_plan
 from dagrl.plan.plan import Plan
-from dagrl.plan.scheduler import Scheduler
+from dagrl.plan.schedule.commands import Command, Run, RunDone, ShardDone, Sync, WeightsSynced
+from dagrl.plan.schedule.scheduler import Scheduler
 from dagrl.spec.graph import build_graph
 from dagrl.spec.reading.load import load_pipeline
 

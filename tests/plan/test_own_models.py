@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from dagrl.plan.commands import Run, Sleep
 from dagrl.plan.cost.costs import PipelineCosts
 from dagrl.plan.cost.estimate import estimate_step
-from dagrl.plan.fit import fit
+from dagrl.plan.fitting.fit import fit
 from dagrl.plan.memory.engines import engine_memory
 from dagrl.plan.placement import make_plan
+from dagrl.plan.schedule.commands import Run, Sleep
 from dagrl.plan.search.proposals import search
 from dagrl.plan.search.space import Cluster
 from dagrl.spec.checks import CheckedPipeline, check_file

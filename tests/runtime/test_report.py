@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from dagrl.cli import main
-from dagrl.plan.costs import CostTable
 from dagrl.plan.placement import make_plan
-from dagrl.plan.simulate import Simulated, simulate
+from dagrl.plan.simulation.costs import CostTable
+from dagrl.plan.simulation.simulate import Simulated, simulate
 from dagrl.runtime.report import report_run
 from dagrl.spec.errors import PipelineError
 from dagrl.spec.graph import build_graph

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from dagrl.data.shards import shard_bounds
 from dagrl.engines.base import Appetite
-from dagrl.plan.commands import Run
 from dagrl.plan.plan import PlannedTask, Rows
+from dagrl.plan.schedule.commands import Run
 from dagrl.runtime.errors import RunError, WorkerDiedError
 from dagrl.runtime.messages import Beat, Begun, Block, Effort, Span, TaskWork
 from dagrl.runtime.sampling import Books, Sampling

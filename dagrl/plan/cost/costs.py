@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from dagrl.plan.commands import Command, Commit, Restart, Run, Save, Sleep, Sync, Wake
 from dagrl.plan.cost import transfers
 from dagrl.plan.cost.decoding import Generation, shard_ends
 from dagrl.plan.cost.engines import WEIGHT_BYTES, PlannedEngine
@@ -21,6 +20,7 @@ from dagrl.plan.cost.passes import Batch
 from dagrl.plan.cost.turns import answered_ends
 from dagrl.plan.hardware import DEFAULT_GPU
 from dagrl.plan.plan import HOST, Plan, PlannedTask, Rows
+from dagrl.plan.schedule.commands import Command, Commit, Restart, Run, Save, Sleep, Sync, Wake
 from dagrl.plan.weight_route import weight_route
 from dagrl.spec.filtering import prompts_per_round
 from dagrl.spec.models.shape import ModelShape, engine_shape
@@ -45,7 +45,7 @@ _CALL_S = 5e-3
 
 @dataclass(frozen=True)
 class PipelineCosts:
-    """The costs of a checked pipeline's plan; see `dagrl.plan.costs.Costs`."""
+    """The costs of a checked pipeline's plan; see `dagrl.plan.simulation.costs.Costs`."""
 
     pipeline: Pipeline
     plan: Plan

@@ -14,7 +14,7 @@ from dagrl.plan.cost.costs import PipelineCosts
 from dagrl.plan.cost.edges import edge_bytes
 from dagrl.plan.intervals import Interval, busy_seconds
 from dagrl.plan.plan import Rows
-from dagrl.plan.simulate import simulate
+from dagrl.plan.simulation.simulate import simulate
 from dagrl.spec.offline import is_offline
 
 _WARM_UP = 2

@@ -13,16 +13,16 @@ from dataclasses import dataclass, replace
 from itertools import count, islice, product
 from pathlib import Path
 
-from dagrl.plan.commands import Run
 from dagrl.plan.cost.costs import PipelineCosts
 from dagrl.plan.cost.estimate import StepEstimate, estimate_step
 from dagrl.plan.cost.lengths import Assumed
-from dagrl.plan.fit import fit
+from dagrl.plan.fitting.fit import fit
+from dagrl.plan.fitting.living import ROOM, with_sleep_decided
 from dagrl.plan.hardware import DEFAULT_GPU, Gpu, gpu_of_group
-from dagrl.plan.living import ROOM, with_sleep_decided
 from dagrl.plan.memory.engines import engine_memory
 from dagrl.plan.placement import make_plan
 from dagrl.plan.plan import HOST, Plan, Rows
+from dagrl.plan.schedule.commands import Run
 from dagrl.plan.search.choices import RECOMPUTE, Placing, ServerChoice, TrainerChoice
 from dagrl.plan.search.space import Cluster, budgets, layouts, placings, servers
 from dagrl.spec.checks import CheckedPipeline, check_file

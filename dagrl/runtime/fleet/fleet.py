@@ -14,7 +14,7 @@ from typing import Any
 from dagrl.engines.base import EngineLostError
 from dagrl.engines.weights.channel import PeerError
 from dagrl.plan.plan import Executor, Plan
-from dagrl.plan.turns import residency_after_start, start_chains
+from dagrl.plan.schedule.turns import residency_after_start, start_chains
 from dagrl.runtime.errors import RunError, WorkerDiedError, WorkerHungError, WorkerLostError
 from dagrl.runtime.fleet.apart import apart
 from dagrl.runtime.fleet.crew import together

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-from dagrl.plan.commands import Command, Run, WorkerLost
+from dagrl.plan.schedule.commands import Command, Run, WorkerLost
 from dagrl.runtime.errors import WorkerHungError, WorkerLostError
 from dagrl.runtime.fleet.fleet import Fleet
 from dagrl.runtime.fleet.health import Restarts

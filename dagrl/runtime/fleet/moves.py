@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from dagrl.engines.base import Slept
-from dagrl.plan.commands import Sleep, Wake
 from dagrl.plan.plan import Plan
+from dagrl.plan.schedule.commands import Sleep, Wake
 from dagrl.runtime.fleet.fleet import Fleet
 from dagrl.spec.residency import Residency
 

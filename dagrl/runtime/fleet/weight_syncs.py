@@ -9,7 +9,7 @@ from typing import Any
 
 from dagrl.engines.weights.channel import Address, PeerError, knock
 from dagrl.engines.weights.terms import Offer, refuse_unknown_names
-from dagrl.plan.commands import Sync
+from dagrl.plan.schedule.commands import Sync
 from dagrl.plan.weight_route import WeightRoute, weight_route
 from dagrl.runtime.errors import RunError, WorkerHungError, WorkerLostError
 from dagrl.runtime.fleet.crew import together

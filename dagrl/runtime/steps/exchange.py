@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from dagrl.data.redistribute import assign
-from dagrl.plan.commands import Run
 from dagrl.plan.plan import Executor, PlannedTask, Rows
+from dagrl.plan.schedule.commands import Run
 from dagrl.runtime.messages import Begun, PartWork, TaskWork
 from dagrl.runtime.steps.ledger import Ledger
 from dagrl.spec.ops import Scope

@@ -6,9 +6,9 @@ import time
 from dataclasses import dataclass, field
 
 from dagrl.data.stats import Stat, merge
-from dagrl.plan.commands import Run
 from dagrl.plan.intervals import busy_seconds
 from dagrl.plan.plan import HOST, Executor, PlannedTask
+from dagrl.plan.schedule.commands import Run
 from dagrl.runtime.messages import Block, Span
 from dagrl.runtime.steps.efficiency import TaskUse
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dagrl.plan.commands import BatchShort, Event, Run, RunDone
 from dagrl.plan.plan import Plan
+from dagrl.plan.schedule.commands import BatchShort, Event, Run, RunDone
 from dagrl.runtime.messages import Block
 from dagrl.runtime.steps.ledger import Ledger
 from dagrl.runtime.steps.record import StepRecord

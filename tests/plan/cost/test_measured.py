@@ -15,7 +15,7 @@ from dagrl.plan.cost.estimate import estimate_step
 from dagrl.plan.cost.lengths import Assumed, Lengths
 from dagrl.plan.cost.optimizer import STATE_BYTES, OptimizerSteps
 from dagrl.plan.cost.passes import Batch, Passes
-from dagrl.plan.report import report
+from dagrl.plan.showing.report import report
 from dagrl.spec.models.gpus import gpu_named
 from dagrl.spec.models.shape import ModelShape, shape_of
 from dagrl.spec.schema import MegatronEngineSpec, ParallelSpec

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagrl.plan.commands import Run
 from dagrl.plan.cost.costs import PipelineCosts
 from dagrl.plan.cost.decoding import Generation, Server, shard_ends
 from dagrl.plan.cost.device import device_of
@@ -19,6 +18,7 @@ from dagrl.plan.cost.lengths import Assumed, Lengths, lengths_of, lengths_of_dem
 from dagrl.plan.cost.optimizer import OptimizerSteps
 from dagrl.plan.cost.passes import Batch, Passes
 from dagrl.plan.placement import make_plan
+from dagrl.plan.schedule.commands import Run
 from dagrl.spec.checks import check_file
 from dagrl.spec.models.gpus import GPUS, gpu_named
 from dagrl.spec.models.shape import ModelShape, model_shape, shape_of

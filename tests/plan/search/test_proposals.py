@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from dagrl.plan.cost.costs import PipelineCosts
 from dagrl.plan.cost.estimate import estimate_step
 from dagrl.plan.cost.lengths import Assumed
-from dagrl.plan.fit import fit
-from dagrl.plan.living import decide_sleep
-from dagrl.plan.report import report
+from dagrl.plan.fitting.fit import fit
+from dagrl.plan.fitting.living import decide_sleep
 from dagrl.plan.search.choices import RECOMPUTE, ServerChoice, TrainerChoice
 from dagrl.plan.search.proposals import Proposal, search
 from dagrl.plan.search.space import Cluster, cluster_of, layouts, placings, servers
+from dagrl.plan.showing.report import report
 from dagrl.spec.checks import check_file
 from dagrl.spec.models.shape import model_shape
 from dagrl.spec.reading.load import load_pipeline

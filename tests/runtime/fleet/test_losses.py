@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dagrl.plan.commands import Command, Run, Sync, WorkerLost
+from dagrl.plan.schedule.commands import Command, Run, Sync, WorkerLost
 from dagrl.runtime.errors import WorkerDiedError, WorkerHungError, WorkerLostError
 from dagrl.runtime.fleet.health import Restarts
 from dagrl.runtime.fleet.losses import Losses

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from dagrl.engines.base import Slept
-from dagrl.plan.commands import Sleep, Wake
 from dagrl.plan.coordinates import Coordinates
 from dagrl.plan.plan import Executor, Plan
+from dagrl.plan.schedule.commands import Sleep, Wake
 from dagrl.runtime.errors import RunError
 from dagrl.runtime.fleet.moves import Moves
 from dagrl.spec.residency import Residency

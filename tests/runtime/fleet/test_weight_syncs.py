@@ -10,7 +10,7 @@ import pytest
 
 from dagrl.engines.weights.channel import Address, PeerError
 from dagrl.engines.weights.terms import Offer, Sent
-from dagrl.plan.commands import Sync
+from dagrl.plan.schedule.commands import Sync
 from dagrl.runtime.errors import RunError, WorkerDiedError
 from dagrl.runtime.fleet import weight_syncs
 from dagrl.runtime.fleet.weight_syncs import WeightSyncs

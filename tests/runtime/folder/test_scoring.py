@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from dagrl.data.stats import Stat
-from dagrl.plan.commands import Run
 from dagrl.plan.plan import Plan
+from dagrl.plan.schedule.commands import Run
 from dagrl.runtime.folder.checkpoint import Score
 from dagrl.runtime.folder.scoring import Scoring
 from dagrl.runtime.messages import Block, Span

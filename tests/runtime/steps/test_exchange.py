@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagrl.data.shards import shard_bounds
-from dagrl.plan.commands import Run
 from dagrl.plan.coordinates import Coordinates, coordinates
 from dagrl.plan.plan import HOST, Executor, PlannedTask, Rows
+from dagrl.plan.schedule.commands import Run
 from dagrl.runtime.messages import Begun, Block, PartWork, Span, TaskWork
 from dagrl.runtime.steps.exchange import portion, share_out
 from dagrl.runtime.steps.ledger import Ledger

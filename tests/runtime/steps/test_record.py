@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from dagrl.data.stats import Stat
-from dagrl.plan.commands import Run
 from dagrl.plan.coordinates import Coordinates
 from dagrl.plan.plan import HOST, Executor, PlannedTask, Rows
+from dagrl.plan.schedule.commands import Run
 from dagrl.runtime.messages import Block, Effort, Span
 from dagrl.runtime.steps.record import Activity, StepRecord
 from dagrl.spec.ops import Scope

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from plan_parts import ONE_RANK, task
 
-from dagrl.plan.commands import BatchShort, Run, RunDone
 from dagrl.plan.plan import HOST, Executor, Plan, PlannedTask, Rows
+from dagrl.plan.schedule.commands import BatchShort, Run, RunDone
 from dagrl.runtime.errors import RunError
 from dagrl.runtime.messages import Block, Span
 from dagrl.runtime.steps.exchange import share_out

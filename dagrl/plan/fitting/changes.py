@@ -1,0 +1,272 @@
+"""The nearest change to a pipeline that makes it fit: found by trying, the ones that cost least first."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dagrl.plan.fitting.fit import Fit, fit
+from dagrl.spec.errors import Place, dotted
+from dagrl.spec.graph import Graph
+from dagrl.spec.models.shape import ModelShape, engine_shape
+from dagrl.spec.offline import longest_row
+from dagrl.spec.rollouts import leading_rollout, rollouts
+from dagrl.spec.schema import (
+    DpoNode,
+    GroupSpec,
+    MegatronEngineSpec,
+    NodeBase,
+    PackingNode,
+    Pipeline,
+    SglangEngineSpec,
+    UpdateNode,
+)
+
+_MOST_TOGETHER = 2
+"""Changes that are tried in all their combinations; more than that one after the other, the best first."""
+_MOST_IN_A_ROW = 10
+_MOST_CHECKED = 20
+"""Changes that fit and are held against all checks of a file, which takes longer."""
+_FRACTIONS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
+_WIDEST_SERVER = 32
+"""GPUs: beyond a machine's only where nothing less does."""
+_LARGEST_MACHINE = 8
+_MOST_MACHINES = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Values to set in a pipeline."""
+
+    values: Mapping[Place, Any]
+
+    def overrides(self) -> list[str]:
+        """As the command line takes them: ``engines.actor.offload.optimizer=true``."""
+        return [f"{dotted(place)}={_yaml(value)}" for place, value in self.values.items()]
+
+
+def nearest_change(
+    pipeline: Pipeline,
+    graph: Graph,
+    found: Fit,
+    *,
+    gpu: str,
+    is_valid: Callable[[Change], bool] = lambda change: True,
+) -> Change | None:
+    """What to change so that all fits, as little as can be; None where nothing that is tried does.
+
+    `is_valid` has the last word on a change: whether the file would still pass its checks.
+    """
+    if not found.problems:
+        return None
+    groups = {problem.group for problem in found.problems}
+    engines = [tenant.name for group in found.groups if group.name in groups for tenant in group.tenants]
+    here, anywhere = (
+        [ladder for name in engines for ladder in _ladders(pipeline, name, found.shape, room)]
+        for room in (_Room.of, _Room.at_most)
+    )
+
+    def over(change: Change) -> int | None:
+        return _over(pipeline, graph, change, gpu, found.shape)
+
+    def attempts() -> Iterator[Change]:
+        yield from (change for change in _together(here) if over(change) == 0)
+        yield from _in_a_row(Change({}), here, over)
+        for name in sorted(groups):
+            for more in _more_gpus(pipeline, name):
+                yield from _in_a_row(more, anywhere, over)
+
+    return next((change for change in itertools.islice(attempts(), _MOST_CHECKED) if is_valid(change)), None)
+
+
+def changed(pipeline: Pipeline, change: Change) -> Pipeline:
+    """The pipeline with the change in it. ValueError (pydantic's) where it takes no such value."""
+    tree = pipeline.model_dump(exclude_unset=True)
+    for place, value in change.values.items():
+        inner: dict[Any, Any] = tree
+        for key in place[:-1]:
+            inner = inner.setdefault(key, {})
+        inner[place[-1]] = value
+    return Pipeline.model_validate(tree)
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """How far a model can be split."""
+
+    in_machine: int
+    ranks: int
+
+    @staticmethod
+    def of(group: GroupSpec) -> _Room:
+        """Over the GPUs that a group has."""
+        return _Room(group.gpus_per_node, group.ranks)
+
+    @staticmethod
+    def at_most(group: GroupSpec) -> _Room:
+        """Over those that it could have."""
+        return _Room(max(group.gpus_per_node, _LARGEST_MACHINE), _LARGEST_MACHINE * _MOST_MACHINES)
+
+
+def _over(pipeline: Pipeline, graph: Graph, change: Change, gpu: str, shape: ModelShape) -> int | None:
+    """Bytes that are missing with the change; None where a layout does not divide ranks or layers."""
+    try:
+        return fit(changed(pipeline, change), graph, gpu=gpu, shape=shape).over
+    except (ValueError, AssertionError):
+        return None
+
+
+def _in_a_row(first: Change, ladders: list[list[Change]], over: Callable[[Change], int | None]) -> Iterator[Change]:
+    """Beside the `first`, the rung that helps most, and so on, until all fits; less what was not needed in the end."""
+    steps: list[tuple[int, Change]] = []
+
+    def with_all(chosen: list[tuple[int, Change]]) -> Change:
+        return _joined([first, *(rung for _, rung in chosen)])
+
+    missing = over(first)
+    while missing != 0 and len(steps) < _MOST_IN_A_ROW:
+        tried = [(over(with_all([*steps, (i, rung)])), i, rung) for i, ladder in enumerate(ladders) for rung in ladder]
+        better = [
+            (left, i, rung) for left, i, rung in tried if left is not None and (missing is None or left < missing)
+        ]
+        if not better:
+            return
+        # The first of the best: ladders stand in the order of what they cost.
+        missing, index, rung = min(better, key=lambda found: found[0])
+        steps.append((index, rung))
+    if missing == 0:
+        yield with_all(_less(steps, ladders, lambda fewer: over(with_all(fewer)) == 0))
+
+
+def _less(
+    steps: list[tuple[int, Change]], ladders: list[list[Change]], fits: Callable[[list[tuple[int, Change]]], bool]
+) -> list[tuple[int, Change]]:
+    """Without the steps that are not needed, and on the lowest rungs that do, the dearest ladders first."""
+    for step in sorted(steps, key=lambda step: -step[0]):
+        at = steps.index(step)
+        lower = ladders[step[0]][: ladders[step[0]].index(step[1])]
+        replaced = ([*steps[:at], (step[0], rung), *steps[at + 1 :]] for rung in lower)
+        steps = next(filter(fits, ([*steps[:at], *steps[at + 1 :]], *replaced)), steps)
+    return steps
+
+
+def _joined(changes: list[Change]) -> Change:
+    return Change({place: value for change in changes for place, value in change.values.items()})
+
+
+def _together(ladders: list[list[Change]]) -> Iterator[Change]:
+    """One change, then two, and so on; of one ladder at most one rung, lower ones first."""
+    for count in range(1, _MOST_TOGETHER + 1):
+        chosen = []
+        for some in itertools.combinations(range(len(ladders)), count):
+            for rungs in itertools.product(*(range(len(ladders[index])) for index in some)):
+                # As few steps up as possible, then the ladders in their order.
+                chosen.append((sum(rungs), some, rungs))
+        for _, some, rungs in sorted(chosen):
+            yield _joined([ladders[index][rung] for index, rung in zip(some, rungs, strict=True)])
+
+
+def _ladders(
+    pipeline: Pipeline, name: str, shape: ModelShape, room: Callable[[GroupSpec], _Room]
+) -> Iterator[list[Change]]:
+    """Ways to make an engine take less, each with its rungs; those that cost least time come first."""
+    match pipeline.engines[name]:
+        case MegatronEngineSpec() as engine:
+            space = room(pipeline.groups[engine.group or ""])
+            ladders = _trainer_ladders(pipeline, name, engine, engine_shape(pipeline, name, shape), space)
+        case SglangEngineSpec() as engine:
+            ladders = _server_ladders(name, engine, room(pipeline.groups[engine.group]))
+        case _:
+            return
+    yield from (ladder for ladder in ladders if ladder)
+
+
+def _trainer_ladders(
+    pipeline: Pipeline, name: str, engine: MegatronEngineSpec, shape: ModelShape, room: _Room
+) -> Iterator[list[Change]]:
+    own: Place = ("engines", name)
+    sizes = engine.parallel
+    if engine.sleep is False:
+        yield [Change({(*own, "sleep"): "auto"})]
+    yield _smaller_micro_batches(pipeline, name)
+    if engine.transformer.get("recompute_granularity") != "full":
+        full = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+        yield [Change({(*own, "transformer", field): value for field, value in full.items()})]
+    if not engine.fused_linear_cross_entropy and engine.head == "lm":
+        yield [Change({(*own, "fused_linear_cross_entropy"): True})]
+    tensor: list[Change] = []
+    for size in _doubled(sizes.tensor_model_parallel_size, room.in_machine):
+        parallel = (*own, "parallel")
+        split = {(*parallel, "tensor_model_parallel_size"): size, (*parallel, "sequence_parallel"): True}
+        tensor.append(Change(split))
+    yield tensor
+    if sizes.tensor_model_parallel_size > 1 and not sizes.sequence_parallel:
+        yield [Change({(*own, "parallel", "sequence_parallel"): True})]
+    stages = _doubled(sizes.pipeline_model_parallel_size, room.ranks)
+    yield [Change({(*own, "parallel", "pipeline_model_parallel_size"): size}) for size in stages]
+    if shape.experts is not None:
+        experts = _doubled(sizes.expert_model_parallel_size, min(room.ranks, shape.experts.count))
+        yield [Change({(*own, "parallel", "expert_model_parallel_size"): size}) for size in experts]
+    away = [Change({(*own, "offload", "optimizer"): True})] if not engine.offload.optimizer else []
+    if not engine.optimizer.get("optimizer_cpu_offload"):
+        away.append(Change({(*own, "optimizer", "optimizer_cpu_offload"): True}))
+    yield away
+
+
+def _server_ladders(name: str, engine: SglangEngineSpec, room: _Room) -> Iterator[list[Change]]:
+    own: Place = ("engines", name)
+    if engine.sleep is False:
+        yield [Change({(*own, "sleep"): "auto"})]
+    given = engine.server.get("mem_fraction_static")
+    near = sorted(_FRACTIONS, key=lambda fraction: abs(fraction - float(given or 0.9)))
+    yield [Change({(*own, "server", "mem_fraction_static"): each}) for each in near if each != given]
+    wider = _doubled(int(engine.server.get("tp_size", 1)), min(room.ranks, _WIDEST_SERVER))
+    yield [Change({(*own, "server", "tp_size"): size}) for size in wider]
+
+
+def _more_gpus(pipeline: Pipeline, name: str) -> list[Change]:
+    """Twice as many GPUs, and twice that: on the group's machines first, then on more of them."""
+    group = pipeline.groups[name]
+    rungs, each = [], group.gpus_per_node
+    for each in _doubled(group.gpus_per_node, _LARGEST_MACHINE):
+        rungs.append(Change({("groups", name, "gpus_per_node"): each}))
+    for nodes in _doubled(group.nodes, _MOST_MACHINES):
+        fuller: dict[Place, Any] = {("groups", name, "gpus_per_node"): each} if each > group.gpus_per_node else {}
+        rungs.append(Change({**fuller, ("groups", name, "nodes"): nodes}))
+    return rungs
+
+
+def _smaller_micro_batches(pipeline: Pipeline, name: str) -> list[Change]:
+    """Half of the tokens, and half of that, while the longest sample still goes in."""
+    rows = {node: _rows_together(pipeline, spec) for node, spec in pipeline.nodes.items()}
+    longest = longest_row(pipeline)
+    nodes = {
+        node: spec.tokens_per_micro_batch
+        for node, spec in pipeline.nodes.items()
+        if isinstance(spec, PackingNode) and spec.engine == name
+    }
+    rungs = []
+    for shift in range(1, 5):
+        halved = {node: tokens >> shift for node, tokens in nodes.items() if tokens >> shift >= rows[node] * longest}
+        if halved:
+            rungs.append(Change({("nodes", node, "tokens_per_micro_batch"): size for node, size in halved.items()}))
+    return rungs
+
+
+def _rows_together(pipeline: Pipeline, node: NodeBase) -> int:
+    """Rows that must go into one micro-batch: those of a pair, or of a prompt where a loss compares them."""
+    if isinstance(node, DpoNode):
+        return 2
+    compares = isinstance(node, UpdateNode) and node.loss.policy == "opmd_pairwise"
+    return rollouts(pipeline)[leading_rollout(pipeline)].n if compares else 1
+
+
+def _doubled(size: int, most: int) -> Iterator[int]:
+    while (size := 2 * size) <= most:
+        yield size
+
+
+def _yaml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,1 @@
+"""What may run when: the scheduler and all that it consists of. `scheduler` is the door, `commands` its words."""

@@ -1,0 +1,61 @@
+"""Which weights go to whom: what a generator cannot begin without, and what is worth the time."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass
+
+from dagrl.plan.plan import Plan, PlannedTask
+from dagrl.plan.schedule.commands import Restart, Sync
+from dagrl.plan.schedule.room import Room
+from dagrl.plan.schedule.turns import Turns
+from dagrl.plan.schedule.versions import Versions
+
+
+@dataclass(frozen=True, slots=True)
+class Syncs:
+    """Looks at what the scheduler knows, and changes nothing."""
+
+    plan: Plan
+    room: Room
+    turns: Turns
+    versions: Versions
+    lost: Set[str]
+    """Executors without workers."""
+
+    def lacks_weights(self, step: int, task: PlannedTask) -> bool:
+        """Whether a task may not begin on what its executor, which follows another one, holds."""
+        held = self.versions.held(task.executor)
+        return held is None or held < self.versions.wanted(step, task)
+
+    def needed(self, step: int, task: PlannedTask) -> Sync | Restart | None:
+        """What brings a task the weights that it lacks, or None where that must wait."""
+        follower, source = task.executor, self._source_of(task.executor)
+        if self.versions.newest(source) < self.versions.wanted(step, task):
+            return None
+        for name in (follower, source):
+            if name in self.lost:
+                return Restart(step, name) if self.room.free(name) else None
+        return self._sync(step, follower, source)
+
+    def worthwhile(self, step: int, follower: str) -> Sync | None:
+        """Weights newer than what `follower` holds, though that would do, if nobody has to move for them."""
+        source, held = self._source_of(follower), self.versions.held(follower)
+        assert held is not None, f"{follower} lacks weights"
+        sync = self._sync(step, follower, source) if held < self.versions.newest(source) else None
+        return None if sync is None or self.turns.before(sync) else sync
+
+    def is_between_groups(self, sync: Sync) -> bool:
+        """Whether follower and source have devices of their own each."""
+        follower, source = (self.plan.executors[name] for name in (sync.follower, sync.source))
+        return follower.group != source.group
+
+    def _source_of(self, follower: str) -> str:
+        source = self.plan.executors[follower].follows
+        assert source is not None, f"{follower} follows nobody"
+        return source
+
+    def _sync(self, step: int, follower: str, source: str) -> Sync | None:
+        if not self.room.free(source) or not self.versions.may_leave(source, step, follower):
+            return None
+        return Sync(step, follower, source, self.versions.newest(source))

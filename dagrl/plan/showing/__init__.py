@@ -1,0 +1,1 @@
+"""What `dagrl plan` tells: `report` finds it out, `show` and `show_steps` say it."""

@@ -1,0 +1,1 @@
+"""What a run will be like: the scheduler, driven by what its commands cost. `simulate` is the door."""
