@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -97,6 +98,10 @@ class Batch:
         wrong = {name: len(column) for name, column in self.columns.items() if len(column) != len(self.rows)}
         assert not wrong, f"a batch of {len(self.rows)} rows cannot hold columns of lengths {wrong}"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As tuples: what a step's many small blocks are read from more quickly than from objects of dataclasses."""
+        return _batch_of, (self.rows, {name: (column.values, column.offsets) for name, column in self.columns.items()})
+
     def __len__(self) -> int:
         return len(self.rows)
 
@@ -151,6 +156,11 @@ def find_rows(rows: np.ndarray, ids: np.ndarray) -> np.ndarray:
     missing = np.sort(rows[(found < 0) | (rows < 0)])
     assert not missing.size, f"row {missing[0]} is not in the batch"
     return found
+
+
+def _batch_of(rows: np.ndarray, columns: Mapping[str, tuple[np.ndarray, np.ndarray | None]]) -> Batch:
+    """A batch of each column's values and offsets."""
+    return Batch(rows, {name: Column(*column) for name, column in columns.items()})
 
 
 def _by_value(column: Column, indices: np.ndarray) -> Column:

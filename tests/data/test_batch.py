@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -166,6 +168,18 @@ def test_select_and_with_columns_keep_the_rows() -> None:
     assert "reward" in wider and "reward" not in batch
     assert wider.rows.tolist() == [7, 8]
     assert wider.nbytes == batch.nbytes + 8
+
+
+def test_a_batch_is_pickled_beside_its_arrays() -> None:
+    batch, arrays = batch_of([[1, 2], []] * 1000, start=7), []
+    data = pickle.dumps(batch, protocol=5, buffer_callback=arrays.append)
+    assert len(data) < 1000 and len(arrays) == 1 + 2 + 1 + 2
+    again = pickle.loads(data, buffers=arrays)
+    assert again.rows.tolist() == batch.rows.tolist()
+    assert {name: listed(column) for name, column in again.columns.items()} == {
+        name: listed(column) for name, column in batch.columns.items()
+    }
+    assert np.shares_memory(again["tokens"].values, batch["tokens"].values)
 
 
 def test_rows_and_columns_must_agree() -> None:
