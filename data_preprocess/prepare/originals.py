@@ -85,7 +85,10 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
             if not line.strip():
                 continue
             try:
-                yield f"{path}:{number}", json.loads(line)
+                yield f"{path}:{number}", json.loads(line.strip())
+            except json.JSONDecodeError as error:
+                what = f"{error.msg} at column {error.colno}"
+                raise ValueError(f"{path}:{number}: not a line of JSON: {what}") from error
             except ValueError as error:
                 raise ValueError(f"{path}:{number}: not a line of JSON: {error}") from error
 

@@ -65,7 +65,7 @@ def test_lines_become_prompts(gsm8k: ModuleType, source: Path, tmp_path: Path, c
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{bad", r"train\.jsonl:5: not a line of JSON"),
+        ("{bad", r"train\.jsonl:5: not a line of JSON: .* at column 2"),
         ("\\xff", r"train\.jsonl:5: not a line of JSON"),
         ('{"question": "q"}', r"train\.jsonl:5: no field 'answer'; a row of gsm8k has the fields question, answer"),
         ('{"question": 7, "answer": "#### 7"}', r"train\.jsonl:5: 'question' is a whole number, not text"),
