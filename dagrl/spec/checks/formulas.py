@@ -73,9 +73,7 @@ def _check_options(
         own = ":" in form
         foreign = not own if option == "args" else form not in known[option]
         if option in section.model_fields_set and foreign and getattr(section, option) is not None:
-            remedy = f"take it out, or `{option}: null` over a template's"
-            if own and option != "args":
-                remedy = f"{remedy}; give it in `args`, if your function takes it"
+            remedy = "give it in `args`, if your function takes it, or take it out" if own else "take it out"
             findings.error((*place, option), f"`{key}: {form}` has no use for it; {remedy}")
 
 

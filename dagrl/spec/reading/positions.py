@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,8 @@ from dagrl.spec.errors import PipelineError, Place, Problem, dotted
 
 COMMAND_LINE = "command line"
 """Stands for the file of what an override says; its line is the override's number."""
+
+_OUT = re.compile(r"take (?:it|`([^`]+)`) out$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,15 @@ class Positions:
         """A problem at a place."""
         position = self.at(place)
         shown = f"override {position.override}" if position.override else dotted(place)
-        return Problem(position.file, position.line, shown, message)
+        return Problem(position.file, position.line, shown, message + self._where_inherited(place, message))
+
+    def _where_inherited(self, place: Place, message: str) -> str:
+        """What else to do where something is to be taken out that stands in a template: that is others' file."""
+        out, written, own = _OUT.search(message), self.known.get(place), self.known.get(())
+        if not (out and written and own) or written.override or written.file == own.file:
+            return ""
+        key = place[-1]
+        return f", or write `{key}: null` in {Path(own.file).name}" if out[1] in (None, key) else ""
 
 
 class Findings:

@@ -41,7 +41,7 @@ def mine(tokens, power=1.0): ...
             UPDATE,
             "loss: {policy: 'own_checks:mine', clip_ratio: 0.1}} #!",
             "nodes.update.loss.clip_ratio",
-            "has no use for it; take it out, or `clip_ratio: null` over a template's; give it",
+            "has no use for it; give it in `args`, if your function takes it, or take it out",
         ),
         (
             UPDATE,

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from dagrl.spec.checks import check_file
 from dagrl.spec.errors import PipelineError
 from dagrl.spec.reading.extends import read_with_parents
 from dagrl.spec.reading.load import load_pipeline
@@ -165,3 +166,15 @@ def test_a_node_of_a_misspelt_name_is_told_the_right_one(project):
         ("nodes.rolout.op", "the key is missing; add `op:`, or say `rollout` if you mean that"),
         ("engines.judge.backend", "the key is missing; add `backend:`, or take `judge` out"),
     ]
+
+
+def test_what_a_template_has_too_much_of_is_taken_away_with_null(project):
+    inherited = project.pipeline(("estimator: grpo}", "estimator: grpo, baseline: mean} #!"))
+    child = project.write("child.yaml", f"extends: {inherited}\n")
+    (problem,) = project.problems(child)
+    assert problem.file == str(inherited)
+    assert problem.message.endswith("; take it out, or write `baseline: null` in child.yaml")
+    child.write_text(f"extends: {inherited}\nnodes: {{advantage: {{baseline: null}}}}\n")
+    check_file(child)  # nothing is left to be told
+    (problem,) = project.problems(inherited)
+    assert problem.message.endswith("; take it out")
