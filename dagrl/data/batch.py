@@ -99,7 +99,7 @@ class Batch:
         assert not wrong, f"a batch of {len(self.rows)} rows cannot hold columns of lengths {wrong}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """As tuples: what a step's many small blocks are read from more quickly than from objects of dataclasses."""
+        """As tuples: a step's many small blocks are read from them more quickly than from objects of dataclasses."""
         return _batch_of, (self.rows, {name: (column.values, column.offsets) for name, column in self.columns.items()})
 
     def __len__(self) -> int:
@@ -147,7 +147,7 @@ class Batch:
 def find_rows(rows: np.ndarray, ids: np.ndarray) -> np.ndarray:
     """The place of each of `rows` in `ids`, the first where it is there more than once; every row must be there.
 
-    Row ids are small: this takes as long as the largest.
+    Row ids are small: a table as long as the largest is looked into.
     """
     places = np.full(max(rows.max(initial=0), ids.max(initial=0)) + 1, -1)
     # Backwards, for of several the last one written stays.
@@ -176,7 +176,7 @@ def _by_value(column: Column, indices: np.ndarray) -> Column:
 
 
 def _in_slices(parts: Sequence[Column], indices: np.ndarray) -> Column:
-    """Rows of several columns in slices, each of as many rows as follow one another in a column too."""
+    """Rows of several columns in slices: one for all neighbours that are neighbours in a column, too."""
     ragged = _are_ragged(parts)
     offsets = np.concatenate([np.arange(len(part) + 1) if part.offsets is None else part.offsets for part in parts])
     part = np.repeat(np.arange(len(parts)), [len(each) for each in parts])[indices]
