@@ -1,1 +1,1 @@
-"""How a pipeline will run: placement and the scheduler. Pure: no torch, no ray, no clock."""
+"""How a pipeline will run: who works where and when, and what that takes. Pure: no torch, no ray, no clock."""

@@ -1,4 +1,4 @@
-"""Which GPUs a group has: those that the file says, else those that the caller does. `spec.gpus` holds the table."""
+"""Which GPUs a group has: those that the file says, else those that the caller does; `spec.models.gpus` has a table."""
 
 from __future__ import annotations
 
