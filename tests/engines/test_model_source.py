@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dagrl.engines.model_source import load_hf_config, published_shapes, published_tensors, weight_source
-from dagrl.spec.checks.model_fields import UNDECLARED, model_fields
+from dagrl.spec.checks.model_fields import model_fields
+from dagrl.spec.models.config_class import UNDECLARED
 from dagrl.spec.models.families import FAMILIES
 from dagrl.spec.schema import ModelSpec
 
