@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 
-KlEstimator = Literal["k1", "k2", "k3"]
+from dagrl.spec.schema.objective import KlEstimator
 
 
 def kl_estimate(logprob: torch.Tensor, reference: torch.Tensor, estimator: KlEstimator) -> torch.Tensor:
@@ -17,13 +15,22 @@ def kl_estimate(logprob: torch.Tensor, reference: torch.Tensor, estimator: KlEst
 
     - ``k1`` = d: unbiased, but often negative and of high variance;
     - ``k2`` = d**2 / 2: biased, never negative;
-    - ``k3`` = exp(-d) - 1 + d: unbiased and never negative (GRPO, arXiv 2402.03300, eq. 4).
+    - ``k3`` = exp(-d) - 1 + d: unbiased and never negative (GRPO, arXiv 2402.03300, eq. 4);
+    - ``abs`` = |d|: biased and never negative; it grows no faster than d (verl has it by this name).
 
     That holds for values. Gradients taken through them differ (Tang & Munos 2025, arXiv 2506.09477): over the policy's
     own tokens that of k1 is zero on average, so as a loss it does not pull; that of k2 is the gradient of the token's
-    KL(policy || reference), and that of k3 the gradient of KL(reference || policy).
+    KL(policy || reference), and that of k3 the gradient of KL(reference || policy). So ``k1+``, ``k3+`` and ``abs+``
+    have the value of one and the gradient of k2.
     """
     difference = logprob - reference
+    if estimator.endswith("+"):
+        pull = difference.square() / 2
+        return _value(difference, estimator[:-1]).detach() + (pull - pull.detach())
+    return _value(difference, estimator)
+
+
+def _value(difference: torch.Tensor, estimator: str) -> torch.Tensor:
     match estimator:
         case "k1":
             return difference
@@ -32,3 +39,6 @@ def kl_estimate(logprob: torch.Tensor, reference: torch.Tensor, estimator: KlEst
         case "k3":
             # expm1 keeps the small difference that exp() - 1 would round away in float32.
             return torch.expm1(-difference) + difference
+        case "abs":
+            return difference.abs()
+    raise AssertionError(f"no estimator {estimator}")

@@ -17,13 +17,19 @@ POLICY, REFERENCE = torch.tensor([0.5]).double().log(), torch.tensor([0.25]).dou
         ("k1", 0.6931471805599453),  # log 2
         ("k2", 0.2402265069591007),  # (log 2)^2 / 2 = 0.4804530139182014 / 2
         ("k3", 0.1931471805599453),  # 1/2 - 1 + log 2
+        ("abs", 0.6931471805599453),
+        ("k1+", 0.6931471805599453),
+        ("k3+", 0.1931471805599453),
+        ("abs+", 0.6931471805599453),
     ],
 )
 def test_estimates_of_one_token(estimator, expected):
     assert kl_estimate(POLICY, REFERENCE, estimator).item() == pytest.approx(expected, abs=1e-15)
 
 
-@pytest.mark.parametrize(("estimator", "expected"), [("k1", -0.6931471805599453), ("k3", 0.3068528194400547)])
+@pytest.mark.parametrize(
+    ("estimator", "expected"), [("k1", -0.6931471805599453), ("k3", 0.3068528194400547), ("abs", 0.6931471805599453)]
+)
 def test_a_token_that_the_reference_likes_better(estimator, expected):
     # d = -log 2: k1 = -log 2, k3 = 2 - 1 - log 2.
     assert kl_estimate(REFERENCE, POLICY, estimator).item() == pytest.approx(expected, abs=1e-15)
@@ -61,3 +67,13 @@ def test_gradients_are_those_that_the_docstring_states(estimator, expected):
     estimate = kl_estimate(logprob, torch.full((2,), 0.5, dtype=torch.float64).log(), estimator)
     (gradient,) = torch.autograd.grad((logprob.exp().detach() * estimate).sum(), logits)
     assert gradient[0].item() == pytest.approx(expected, abs=1e-15)
+
+
+@pytest.mark.parametrize("estimator", ["k1+", "k3+", "abs+"])
+def test_a_plus_takes_the_gradient_of_the_divergence(estimator):
+    # As above: d/dlogit of KL(p || q), p = (3/4, 1/4), q = (1/2, 1/2).
+    logits = torch.tensor([math.log(3.0), 0.0], dtype=torch.float64, requires_grad=True)
+    logprob = logits.log_softmax(0)
+    estimate = kl_estimate(logprob, torch.full((2,), 0.5, dtype=torch.float64).log(), estimator)
+    (gradient,) = torch.autograd.grad((logprob.exp().detach() * estimate).sum(), logits)
+    assert gradient[0].item() == pytest.approx(0.20598980412527057, abs=1e-15)

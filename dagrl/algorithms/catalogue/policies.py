@@ -200,6 +200,15 @@ DIVERGENCES = Chapter(
             "exact divergences and their gradients",
             "grpo",
         ),
+        Entry("abs", "|d|", kl.kl_estimate, "verl", "kl::estimates_of_one_token", HAND),
+        Entry(
+            "k1+, k3+, abs+",
+            "their values, with the gradient of k2",
+            kl.kl_estimate,
+            "Tang & Munos 2025, arXiv 2506.09477",
+            "kl::a_plus_takes_the_gradient_of_the_divergence",
+            "exact gradients",
+        ),
         Entry(
             "kl_in_reward",
             "r - coef d, token by token or summed up",

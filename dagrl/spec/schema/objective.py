@@ -8,14 +8,17 @@ from pydantic import Field, FiniteFloat
 
 from dagrl.spec.schema.section import Coefficient, OwnFunction, PositiveInt, Section, Threshold
 
+KlValue = Literal["k1", "k2", "k3", "abs"]
+KlEstimator = Literal[KlValue, "k1+", "k3+", "abs+"]
+
 
 class KlInRewardSpec(Section):
     """Charge the divergence from the reference to the reward, before advantages."""
 
     coef: Coefficient
     """Weight of the penalty."""
-    estimator: Literal["k1", "k2", "k3"] = "k1"
-    """Schulman's estimators of the divergence."""
+    estimator: KlValue = "k1"
+    """Schulman's estimators of the divergence, or the mere distance of the log-probs."""
     target_kl: Threshold | None = None
     """Divergence of a token to steer for: after each step the weight grows where there was more, and shrinks where
     there was less. Default: the weight stays as it is."""
@@ -114,8 +117,9 @@ class LossSpec(Section):
     """``opmd``, ``opmd_kimi`` and ``opmd_pairwise`` only: how strongly the policy is held back."""
     kl_coef: Coefficient = 0.0
     """Weight of the divergence from the reference."""
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Schulman's estimators of the divergence."""
+    kl_estimator: KlEstimator = "k3"
+    """Schulman's estimators of the divergence, or the mere distance of the log-probs. With ``+`` the value of one with
+    the gradient of ``k2``, which is that of the divergence."""
     entropy_coef: Coefficient = 0.0
     """Weight of the entropy bonus."""
     sft_coef: Annotated[float, Field(ge=0, le=1)] = 0.0
