@@ -65,3 +65,14 @@ def test_keys_that_others_are_translated_into_exist() -> None:
 def test_pipelines_of_pages_for_newcomers_have_a_graph(text: str, tmp_path: Path, capsys) -> None:
     (tmp_path / "shown.yaml").write_text(text)
     assert main(["graph", str(tmp_path / "shown.yaml")]) == 0, capsys.readouterr().err
+
+
+def test_the_update_reads_the_mask_that_newcomers_are_shown(tmp_path: Path, capsys) -> None:
+    page = (REPOSITORY / "docs" / "migration.md").read_text()
+    (code,) = re.findall(r"```python\n# my_masks.py\n(.*?)```", page, re.DOTALL)
+    nodes = re.findall(r"`((?:whole|update): \{.*\})`", page.replace("`, `", "`\n`"))
+    assert len(nodes) == 2
+    (tmp_path / "my_masks.py").write_text(code)
+    (tmp_path / "shown.yaml").write_text("\n  ".join(["extends: tiny_grpo\nname: shown\nnodes:", *nodes]))
+    assert main(["graph", str(tmp_path / "shown.yaml")]) == 0, capsys.readouterr().err
+    assert "whole -> trained_mask" in capsys.readouterr().out
