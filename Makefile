@@ -30,7 +30,7 @@ demo: setup
 ALONE := tests/engines/weights tests/engines/sglang
 
 # Whole runs, in two halves.
-MORE_RUNS := $(wildcard tests/runtime/test_[p-z]*.py)
+MORE_RUNS := $(wildcard tests/runtime/test_[q-z]*.py)
 
 # Whole runs wait for their processes much of the time: the other tests run beside them.
 test: setup lint
