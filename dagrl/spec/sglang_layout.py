@@ -12,6 +12,10 @@ PARALLEL_SIZES = ("tp_size", "pp_size", "dp_size", "ep_size", "attn_cp_size", "m
 CPU_CACHE_TOKENS = 16384
 """Tokens that the cache of a server on a CPU slot holds, unless ``max_total_tokens`` says otherwise."""
 
+KEPT_BACK = 8
+"""Tokens at the end of a context, and of a cache, that SGLang gives no request: it takes none that begins within six of
+the end, as a response does that goes on behind its last tokens but one, and ends those that come within two."""
+
 SLEEPER_FRACTION = 0.8
 """``mem_fraction_static`` of a server that sleeps, unless the file says otherwise: SGLang would take what is free when
 it starts, and neighbours keep some of it even while they sleep."""

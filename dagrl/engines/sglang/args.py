@@ -12,7 +12,7 @@ from typing import Any
 from dagrl.engines.sglang.share import ServerShare
 from dagrl.spec.clashes.sglang import clashes_of
 from dagrl.spec.schema import SglangEngineSpec
-from dagrl.spec.sglang_layout import CPU_CACHE_TOKENS, LARGEST_GRAPH, SLEEPER_FRACTION
+from dagrl.spec.sglang_layout import CPU_CACHE_TOKENS, KEPT_BACK, LARGEST_GRAPH, SLEEPER_FRACTION
 
 WEIGHT_LOADER = "dagrl.engines.sglang.intake.take_weights"
 """What an update has SGLang call in its processes."""
@@ -41,9 +41,12 @@ _CPU_DEFAULTS: dict[str, Any] = {
 
 
 def server_arguments(
-    spec: SglangEngineSpec, share: ServerShare, folder: Path, *, seed: int, sleeps: bool
+    spec: SglangEngineSpec, share: ServerShare, folder: Path, *, positions: int, seed: int, sleeps: bool
 ) -> dict[str, Any]:
-    """Keyword arguments of ServerArgs for one machine's share of a server. ValueError for a field that clashes."""
+    """Keyword arguments of ServerArgs for one machine's share of a server, whose model knows so many positions.
+
+    ValueError for a field that clashes.
+    """
     for field, reason in clashes_of(spec):
         raise ValueError(f"server.{field} {reason}")
     on_gpus = bool(share.gpus)
@@ -54,6 +57,8 @@ def server_arguments(
         given["cuda_graph_max_bs_decode"] = min(given.get("max_running_requests") or LARGEST_GRAPH, LARGEST_GRAPH)
     return given | {
         "model_path": str(folder),
+        # What the file says, or the model can, is for the responses to use.
+        "context_length": (given.get("context_length") or positions) + KEPT_BACK,
         "load_format": "dummy" if spec.follows else given.get("load_format", "auto"),
         "skip_tokenizer_init": True,
         "custom_weight_loader": [WEIGHT_LOADER],

@@ -27,7 +27,7 @@ from dagrl.engines.weights.taker import Route
 from dagrl.engines.weights.terms import refuse_unknown_names
 from dagrl.spec.residency import Residency
 from dagrl.spec.schema import ModelSpec, SamplingSpec, SglangEngineSpec
-from dagrl.spec.sglang_layout import gpus_per_server
+from dagrl.spec.sglang_layout import KEPT_BACK, gpus_per_server
 
 _POLL_S = 5.0
 _KINDS = {
@@ -127,10 +127,11 @@ class SglangEngine:
                         f"{tokens.max()}, and its vocabulary has {config.vocab_size}; is the tokenizer the model's?"
                     )
         longest = max((len(request.prompt) for request in requests), default=0)
-        if longest + sampling.max_new_tokens > config.context_len:
+        context = config.context_len - KEPT_BACK
+        if longest + sampling.max_new_tokens > context:
             raise ValueError(
                 f"a prompt of {longest} tokens and max_new_tokens {sampling.max_new_tokens} do not fit into the "
-                f"server's context of {config.context_len}; lower data.max_prompt_tokens or sampling.max_new_tokens"
+                f"server's context of {context}; lower data.max_prompt_tokens or sampling.max_new_tokens"
             )
 
     # -- weights

@@ -7,6 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 
+from dagrl.engines.model_source import load_hf_config
 from dagrl.engines.sglang.args import server_arguments
 from dagrl.engines.sglang.gpu_memory import gpu_memory
 from dagrl.engines.sglang.model_folder import model_folder
@@ -25,17 +26,25 @@ def start_server(model: ModelSpec, spec: SglangEngineSpec, share: ServerShare, *
     time.
     """
     _check_version()
-    # SGLang's own switches, which have no arguments: graphs whose memory can be given back, and the processes of a
-    # further machine without a server of their own.
+    # SGLang's own switches, which have no arguments: graphs whose memory can be given back, the processes of a further
+    # machine without a server of their own, and a context that ends behind the model's positions, which nobody uses.
     os.environ["SGLANG_MEMORY_SAVER_CUDA_GRAPH"] = str(int(sleeps))
     os.environ["SGLANG_BLOCK_NONZERO_RANK_CHILDREN"] = "0"
+    os.environ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"
     # SGLang reads the folder while it starts, and never again.
     with tempfile.TemporaryDirectory(prefix="dagrl-sglang-") as scratch:
         folder = model_folder(model, Path(scratch), seed=seed, with_weights=spec.follows is None)
-        arguments = server_arguments(spec, share, folder, seed=seed, sleeps=sleeps)
+        arguments = server_arguments(spec, share, folder, positions=_positions(model), seed=seed, sleeps=sleeps)
         return Server(
             share.name, arguments, share.log_prefix, share.start_timeout_s, circumstances=_memory(spec, share)
         )
+
+
+def _positions(model: ModelSpec) -> int:
+    """How long SGLang would let a context be."""
+    from sglang.srt.utils.hf_transformers import get_context_length
+
+    return get_context_length(load_hf_config(model).get_text_config())
 
 
 def _check_version() -> None:

@@ -12,7 +12,7 @@ from dagrl.spec.models.sizes import ModelSizes, is_size
 from dagrl.spec.reading.positions import Findings
 from dagrl.spec.rollouts import longest_by_key
 from dagrl.spec.schema import GroupSpec, JudgeNode, Pipeline, RolloutNode, SglangEngineSpec
-from dagrl.spec.sglang_layout import CPU_CACHE_TOKENS, PARALLEL_SIZES, gpus_per_server, nodes_per_server
+from dagrl.spec.sglang_layout import CPU_CACHE_TOKENS, KEPT_BACK, PARALLEL_SIZES, gpus_per_server, nodes_per_server
 
 _GPU_ONLY = ("enable_dp_attention", "enable_torch_compile", "enable_two_batch_overlap", "enable_symm_mem")
 
@@ -137,10 +137,13 @@ class _Server:
         if cache is None and self._group is not None and self._group.is_cpu:
             cache = CPU_CACHE_TOKENS
         for longest, what, depends in self._longest():
-            for field, room in (("context_length", context), ("max_total_tokens", cache)):
-                if is_size(room) and room < longest:
+            for field, room, wanted in (
+                ("context_length", context, longest),
+                ("max_total_tokens", cache, longest + KEPT_BACK),
+            ):
+                if is_size(room) and room < wanted:
                     message = f"{room} tokens cannot hold the longest sample, {longest} ({what})"
-                    self._error(field, f"{message}; set {field} to {longest} or more", *depends)
+                    self._error(field, f"{message}; set {field} to {wanted} or more", *depends)
         if is_size(context) and model.positions and context > model.positions.value:
             message = f"is more than the model's {model.positions.name}, {model.positions.value}"
             self._error("context_length", f"{message}; choose at most that", ("model",))

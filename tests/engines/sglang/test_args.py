@@ -9,12 +9,13 @@ import pytest
 from dagrl.engines.sglang.args import server_arguments
 from dagrl.engines.sglang.share import ServerShare
 from dagrl.spec.schema import SglangEngineSpec
+from dagrl.spec.sglang_layout import KEPT_BACK
 
 
 def told(*, server=None, gpus=("0",), seed=1, sleeps=False, node=0, nodes=1, index=0, follows="actor", **_):
     spec = SglangEngineSpec(backend="sglang", group="rollout", follows=follows, server=server or {})
     share = ServerShare(f"generator/{index}", index, node, nodes, tuple(gpus), "10.0.0.1", 4000, Path("logs"), 60)
-    return server_arguments(spec, share, Path("model"), seed=seed, sleeps=sleeps)
+    return server_arguments(spec, share, Path("model"), positions=64, seed=seed, sleeps=sleeps)
 
 
 def test_tokens_go_in_and_out_by_their_ids_and_weights_by_our_loader():
@@ -28,6 +29,11 @@ def test_weights_that_come_from_another_engine_are_not_read():
     assert told(server={"load_format": "auto"})["load_format"] == "dummy"
     assert told(follows=None)["load_format"] == "auto"
     assert told(follows=None, server={"load_format": "presharded"})["load_format"] == "presharded"
+
+
+def test_responses_may_use_all_of_a_context():
+    assert told()["context_length"] == 64 + KEPT_BACK
+    assert told(server={"context_length": 32})["context_length"] == 32 + KEPT_BACK
 
 
 def test_the_file_has_its_way_with_defaults():

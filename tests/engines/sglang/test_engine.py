@@ -28,6 +28,8 @@ pytestmark = pytest.mark.slow
 
 GREEDY = SamplingSpec(max_new_tokens=16, temperature=0)
 LONG = SamplingSpec(max_new_tokens=400, temperature=0, ignore_eos=True)
+POSITIONS = 512
+"""That the model knows."""
 OLD, NEW = 5, 6
 """Seeds of the weights that the server starts with, and of others."""
 ModelOf = Callable[[int], PreTrainedModel]
@@ -109,6 +111,17 @@ def test_the_token_that_stops_a_response_is_part_of_it(server, requests) -> None
         expected = whole.tokens[: ends[0] + 1] if ends else whole.tokens
         assert completion.tokens.tolist() == expected.tolist()
         assert completion.finish_reason == ("stop" if ends else "length")
+
+
+def test_a_response_may_use_all_of_the_models_positions_and_go_on_within_the_last(server, model_of: ModelOf) -> None:
+    prompt = np.random.default_rng(8).integers(3, 15, size=POSITIONS - 12)
+    (whole,) = complete(server, [GenerationRequest(prompt, 0)], LONG.model_copy(update={"max_new_tokens": 12}))
+    assert (len(whole.tokens), whole.finish_reason) == (12, "length")
+    assert deviation(model_of(OLD), GenerationRequest(prompt, 0), whole).max() <= 1e-5
+    for there in (6, 11):
+        begun = GenerationRequest(prompt, 0, whole.tokens[:there])
+        (rest,) = complete(server, [begun], LONG.model_copy(update={"max_new_tokens": 12}))
+        assert rest.tokens.tolist() == whole.tokens[there:].tolist()
 
 
 def test_a_response_goes_on_behind_its_beginning(server, requests) -> None:

@@ -22,8 +22,9 @@ SHARE = ServerShare("generator/0", 0, 0, 1, ("2", "3"), "127.0.0.1", 4000, Path(
 def start_with_sglang(version: str | None, monkeypatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: version)
     monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__=version))
-    for switch in ("SGLANG_MEMORY_SAVER_CUDA_GRAPH", "SGLANG_BLOCK_NONZERO_RANK_CHILDREN"):
-        monkeypatch.setenv(switch, "0")  # to be as it was afterwards
+    monkeypatch.setattr(start, "_positions", lambda model: 64)
+    for switch in ("MEMORY_SAVER_CUDA_GRAPH", "BLOCK_NONZERO_RANK_CHILDREN", "ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"):
+        monkeypatch.setenv(f"SGLANG_{switch}", "0")  # to be as it was afterwards
     spec = SglangEngineSpec(backend="sglang", group="rollout", server={"port": 1})
     model = ModelSpec(path=Path("no-such-model"))
     start.start_server(model, spec, SHARE, seed=0, sleeps=False)

@@ -219,7 +219,7 @@ def test_a_cpu_slots_cache_has_an_end(project, with_server):
     scores = ("op: logprob, engine: reference,", "op: logprob, engine: reference, tokens_per_micro_batch: 30000,")
     path = with_server("server: {} #!", "cpus_per_node: 1", longest, batches, scores)
     project.assert_problem(path, "engines.generator.server.max_total_tokens", "16384 tokens cannot hold the longest")
-    check_file(path, ["engines.generator.server.max_total_tokens=20016"])
+    check_file(path, ["engines.generator.server.max_total_tokens=20024"])
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_a_cpu_slots_cache_has_an_end(project, with_server):
             "{max_new_tokens: 8}",
             "engines.wise.server.max_total_tokens",
             "64 tokens cannot hold the longest sample, 72 (nodes.reward.max_prompt_tokens + "
-            "nodes.reward.sampling.max_new_tokens); set max_total_tokens to 72 or more",
+            "nodes.reward.sampling.max_new_tokens); set max_total_tokens to 80 or more",
         ),
         (
             "{}",
