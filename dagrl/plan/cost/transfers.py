@@ -22,7 +22,8 @@ _COMMUNICATORS_S = 0.38
 _RECONNECT_S = 0.3
 """NCCL, in the first task after that; not measured apart."""
 _SWAP_SHARE = 0.56
-"""Of the rates between host and GPU: tensor by tensor, each waited for."""
+"""Of the rates between host and GPU, as it was tensor by tensor, each waited for; both ways go at once since, which has
+not been measured."""
 _SERVER_SLEEP_S = 0.025
 _SERVER_WAKE_S = 0.01
 """SGLang's release and resume, and the calls: 21 to 38 ms, 9 to 14 ms."""

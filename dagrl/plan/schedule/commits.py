@@ -44,6 +44,9 @@ class Commits:
                 return
             yield Commit(self.next, saves)
             self.next += 1
+            # Nobody asks for those of older steps any more.
+            self._begun = {save for save in self._begun if save.step >= self.next}
+            self._saved = {save for save in self._saved if save.step >= self.next}
 
     def _is_saved(self, step: int) -> bool:
         return step > 0 and (self._plan.saves(step) or self._steps.stopping)
