@@ -5,6 +5,7 @@ Its arguments are those that dagrl gives its own servers.
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from pipelines import Load
 from dagrl.engines.sglang.args import server_arguments
 from dagrl.engines.sglang.share import ServerShare
 from dagrl.spec.schema import SglangEngineSpec
+from dagrl.spec.sglang_layout import KEPT_BACK
 
 
 class BareServer:
@@ -25,7 +27,10 @@ class BareServer:
         import sglang
 
         spec = SglangEngineSpec(backend="sglang", group="bare", server=server)
-        self._engine = sglang.Engine(**server_arguments(spec, _share(), model, seed=0, sleeps=False))
+        # The context that SGLang gives the model by itself.
+        positions = json.loads((model / "config.json").read_text())["max_position_embeddings"] - KEPT_BACK
+        arguments = server_arguments(spec, _share(), model, positions=positions, seed=0, sleeps=False)
+        self._engine = sglang.Engine(**arguments)
 
     def generate(self, prompts: list[str], load: Load, *, logprobs: bool = True) -> float:
         """Seconds to answer these prompts, a token for each letter. Log-probs are part of what training needs."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -65,7 +65,7 @@ def bare_stages(
             rank.join()
 
 
-def _wait_for(connection: Connection, ranks: list[BaseProcess], what: str) -> Any:
+def _wait_for(connection: Connection, ranks: Sequence[BaseProcess], what: str) -> Any:
     deadline = time.monotonic() + _START_S
     while not connection.poll(0.5):
         if ended := [rank for rank in ranks if not rank.is_alive()]:
@@ -92,8 +92,8 @@ def _rank(
     def copy_weights() -> None:
         torch._foreach_copy_(copies, [weights.detach() for weights in step.model.parameters()])
 
-    def times(count: int, stage: Callable[[], object]) -> Callable[[], None]:
-        return lambda: [stage() for _ in range(count)] and None
+    def times(count: int, stage: Callable[[], object]) -> Callable[[], object]:
+        return lambda: [stage() for _ in range(count)]
 
     if rank == 0:
         connection.send("ready")
@@ -112,7 +112,7 @@ def _rank(
         time.sleep(1)
 
 
-def _timed(stage: Callable[[], None]) -> float:
+def _timed(stage: Callable[[], object]) -> float:
     on_gpu = torch.cuda.is_available()
     if on_gpu:
         torch.cuda.synchronize()

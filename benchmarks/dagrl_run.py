@@ -72,7 +72,7 @@ class DagrlRun:
                 stdin=subprocess.DEVNULL,
                 env=os.environ
                 | {"PYTHONPATH": os.pathsep.join(entry for entry in path if entry)}
-                | (environment or {}),
+                | dict(environment or {}),
             )
 
     @property

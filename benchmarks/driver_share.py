@@ -117,7 +117,7 @@ def main() -> None:
             step, begun = Step(shape, pipeline, plan), time.process_time()
             step.play()
             times.append(time.process_time() - begun)
-        figures = {"workers": shape.workers, "shards": shape.shards, "samples": shape.samples}
+        figures: dict[str, float] = {"workers": shape.workers, "shards": shape.shards, "samples": shape.samples}
         figures |= {"bytes_per_sample": step.nbytes / shape.samples, "cpu_ms": 1000 * min(times)}
         found.append(figures)
         sizes = "".join(f"{figures[name]:{width}}" for name, width in (("workers", 8), ("shards", 8), ("samples", 9)))

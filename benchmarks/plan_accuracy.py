@@ -31,6 +31,7 @@ from dagrl.engines.sglang.gpu_memory import gpu_memory
 from dagrl.plan.cost.costs import PipelineCosts
 from dagrl.plan.cost.estimate import estimate_step
 from dagrl.plan.cost.lengths import Assumed
+from dagrl.plan.memory.estimate import Kind
 from dagrl.plan.showing.report import Report, report
 from dagrl.spec.models.gpus import DEFAULT_GPU, gpu_of_driver
 
@@ -41,7 +42,7 @@ _STEP_S = 90.0
 _GIB = 2**30
 _LOOK_S = 0.1
 _FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-_OF_TORCH = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")
+_OF_TORCH: tuple[Kind, ...] = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")
 """Kinds of a plan's memory that torch hands out."""
 _TOLD = ("rollout", "old", "update")
 """Nodes whose seconds are worth a line of the table."""

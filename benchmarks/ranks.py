@@ -46,15 +46,15 @@ class Meetings:
     def join(self, rank: int, ranks: int, timeout_s: float = 600.0) -> Iterator[RankContext]:
         """The ranks' places in one group after the other."""
         if rank == 0:
-            sockets = [socket.socket() for _ in self._ports]
+            sockets = [socket.socket() for _ in self._ports[:]]
             for held in sockets:
                 held.bind(("127.0.0.1", 0))
             self._ports[:] = [held.getsockname()[1] for held in sockets]
         deadline = time.monotonic() + timeout_s
-        while not all(self._ports):
+        while not all(self._ports[:]):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"rank 0 did not start within {timeout_s:.0f} s")
             time.sleep(0.05)
-        for number, port in enumerate(list(self._ports)):
+        for number, port in enumerate(self._ports[:]):
             listen_fd = sockets[number].detach() if rank == 0 else None
             yield RankContext(rank, ranks, "127.0.0.1", port, timeout_s, 1, listen_fd=listen_fd)

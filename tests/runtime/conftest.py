@@ -149,9 +149,9 @@ class Run:
             assert time.monotonic() < deadline, f"no step {step} within {RUN_TIMEOUT_S} s:\n{self.output}"
             time.sleep(0.02)
 
-    def wait(self) -> int:
+    def wait(self, limit_s: float = RUN_TIMEOUT_S) -> int:
         """Its exit code."""
-        return self.process.wait(timeout=RUN_TIMEOUT_S)
+        return self.process.wait(timeout=limit_s)
 
     def kill(self) -> None:
         """SIGKILL to the driver alone."""

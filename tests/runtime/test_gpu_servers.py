@@ -55,11 +55,9 @@ def test_a_server_of_that_kind_takes_weights_and_is_on_policy(
         pipeline["engines"]["actor"]["parallel"] = {}
         pipeline["groups"]["train"] = {"nodes": 2, "cpus_per_node": 0, "gpus_per_node": 1}
         with two_machines(tmp_path) as address:
-            monkeypatch.setenv("RAY_ADDRESS", address)
-            monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-            run = started(lab, pipeline, tmp_path)
+            run = ended(lab, pipeline, tmp_path, ray_address=address)
     else:
-        run = started(lab, pipeline, tmp_path)
+        run = ended(lab, pipeline, tmp_path)
     metrics = run.metrics()
     assert [line["policy_version"] for line in metrics] == list(range(1, STEPS + 1))
     for line in metrics:
@@ -67,11 +65,11 @@ def test_a_server_of_that_kind_takes_weights_and_is_on_policy(
         assert line["staleness/max"] == 0
 
 
-def started(lab: Any, pipeline: dict[str, Any], folder: Path) -> Any:
+def ended(lab: Any, pipeline: dict[str, Any], folder: Path, ray_address: str | None = None) -> Any:
     """The run, when it has ended well."""
     file = folder / "pipeline.yaml"
     file.write_text(yaml.safe_dump(pipeline, sort_keys=False))
-    run = lab.start(file, folder / "run")
+    run = lab.start(file, folder / "run", ray_address=ray_address)
     assert run.wait() == 0, run.output
     return run
 

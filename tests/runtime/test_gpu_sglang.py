@@ -14,6 +14,8 @@ import yaml
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEPS = 80
+_LIMIT_S = 500.0
+"""For all of its steps, about a second each, while other tests have the same GPUs."""
 CASES = (
     "one_gpu_colocated",
     "two_gpus_apart",
@@ -45,7 +47,7 @@ def learned(lab, learning, tmp_path_factory) -> Callable[[str], Any]:
             for variable, value in learning.ENVIRONMENT.items():
                 patch.setenv(variable, value)
             run = lab.start(file, folder / "run")
-        assert run.wait() == 0, run.output
+        assert run.wait(_LIMIT_S) == 0, run.output
         return run
 
     return run_case
