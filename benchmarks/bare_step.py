@@ -6,7 +6,7 @@ only the reading of the start weights and, without a GPU, the modules that stand
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,8 @@ from dagrl.spec.schema import ModelSpec
 class BareStep:
     """Model, optimizer and data of one rank. Megatron's parallel state must be initialised, without pipeline stages."""
 
-    def __init__(self, folder: Path, workload: Workload) -> None:
+    def __init__(self, folder: Path, workload: Workload, transformer: Mapping[str, Any] | None = None) -> None:
+        """`transformer`: fields of Megatron's config instead of those that stand below."""
         from megatron.core import parallel_state
         from megatron.core.distributed import (
             DistributedDataParallel,
@@ -34,8 +35,7 @@ class BareStep:
         from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
         hf_config = load_hf_config(ModelSpec(path=folder))
-        tensor_parallel = parallel_state.get_tensor_model_parallel_world_size()
-        config = _transformer_config(hf_config, tensor_parallel)
+        config = _transformer_config(hf_config, transformer or {})
         model = _model(config, hf_config)
         load_hf_weights([model], hf_config, weight_source(ModelSpec(path=folder), 0))
         ddp = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True)
@@ -85,41 +85,57 @@ class BareStep:
         return nll / tokens
 
 
-def _transformer_config(hf_config: Any, tensor_parallel: int) -> Any:
+def _transformer_config(hf_config: Any, chosen: Mapping[str, Any]) -> Any:
+    from megatron.core import parallel_state
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     on_gpu = torch.cuda.is_available()
     dtype = torch.bfloat16 if on_gpu else torch.float32
-    return TransformerConfig(
-        num_layers=hf_config.num_hidden_layers,
-        hidden_size=hf_config.hidden_size,
-        ffn_hidden_size=hf_config.intermediate_size,
-        num_attention_heads=hf_config.num_attention_heads,
-        num_query_groups=hf_config.num_key_value_heads,
-        kv_channels=hf_config.head_dim,
-        qk_layernorm=True,
-        normalization="RMSNorm",
-        layernorm_epsilon=hf_config.rms_norm_eps,
-        gated_linear_unit=True,
-        activation_func=silu,
-        add_bias_linear=False,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        bf16=on_gpu,
-        params_dtype=dtype,
-        pipeline_dtype=dtype,
-        tensor_model_parallel_size=tensor_parallel,
-        sequence_parallel=tensor_parallel > 1,
-        variable_seq_lengths=True,
-        moe_token_dispatcher_type="alltoall",
-        apply_rope_fusion=on_gpu,
-        bias_activation_fusion=on_gpu,
-        cross_entropy_loss_fusion=on_gpu,
-        cross_entropy_fusion_impl="native",
-        gradient_accumulation_fusion=False,
-        calculate_per_token_loss=True,
-        perform_initialization=False,
-    )
+    tensor_parallel = parallel_state.get_tensor_model_parallel_world_size()
+    fields: dict[str, Any] = {
+        "num_layers": hf_config.num_hidden_layers,
+        "hidden_size": hf_config.hidden_size,
+        "ffn_hidden_size": hf_config.intermediate_size,
+        "num_attention_heads": hf_config.num_attention_heads,
+        "num_query_groups": hf_config.num_key_value_heads,
+        "kv_channels": hf_config.head_dim,
+        "qk_layernorm": True,
+        "normalization": "RMSNorm",
+        "layernorm_epsilon": hf_config.rms_norm_eps,
+        "gated_linear_unit": True,
+        "activation_func": silu,
+        "add_bias_linear": False,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "bf16": on_gpu,
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "tensor_model_parallel_size": tensor_parallel,
+        "sequence_parallel": tensor_parallel > 1,
+        "variable_seq_lengths": True,
+        "moe_token_dispatcher_type": "alltoall",
+        "apply_rope_fusion": on_gpu,
+        "bias_activation_fusion": on_gpu,
+        "cross_entropy_loss_fusion": on_gpu,
+        "cross_entropy_fusion_impl": "native",
+        "gradient_accumulation_fusion": False,
+        "calculate_per_token_loss": True,
+        "perform_initialization": False,
+    }
+    if hasattr(hf_config, "num_experts"):
+        fields |= {
+            "num_moe_experts": hf_config.num_experts,
+            "moe_ffn_hidden_size": hf_config.moe_intermediate_size,
+            "moe_router_topk": hf_config.num_experts_per_tok,
+            "moe_router_load_balancing_type": "none",
+            "moe_aux_loss_coeff": 0.0,
+            "moe_router_dtype": "fp32",
+            "moe_grouped_gemm": True,
+            "moe_permute_fusion": on_gpu,
+            "expert_model_parallel_size": parallel_state.get_expert_model_parallel_world_size(),
+            "expert_tensor_parallel_size": 1,
+        }
+    return TransformerConfig(**{**fields, **chosen})
 
 
 def _model(config: Any, hf_config: Any) -> Any:

@@ -135,6 +135,7 @@ def trainer_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
     memory_command = (f"{MEGATRON}/gpu_memory.py", "--ranks", str(gpus), "--out", str(out))
     memory = Part("memory", memory_command, 300, tail=30, gpus=gpus)
     profile = ("--profile", str(out / "kernels"))
+    mixture = ("--model", "a3b_6_layers", "--rounds", "6")
     eight_billion = ("--model", "8b", "--rounds", "8", "--warmup", "2")
     by_gpus: dict[int, list[Part]] = {
         1: [
@@ -147,6 +148,7 @@ def trainer_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
         2: [
             layouts(420),
             speed("train_8b_tp2", 360, *eight_billion, "--ranks", "2", "--tensor-parallel", "2"),
+            speed("train_a3b_ep2", 300, *mixture, "--ranks", "2", "--expert-parallel", "2", *profile),
             memory,
             tests("pipeline", 300, "tests/runtime/test_gpu.py"),
         ],

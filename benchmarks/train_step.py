@@ -2,6 +2,7 @@
 
     python benchmarks/train_step.py --model 1.7b
     python benchmarks/train_step.py --model 8b --ranks 2 --tensor-parallel 2
+    python benchmarks/train_step.py --model a3b_6_layers --ranks 2 --expert-parallel 2 [--transformer KEY=VALUE ...]
 
 Both train the same weights on the same packed tokens, with the settings of `bare_step`. Their steps take turns, so that
 clocks and temperature are the same for both; where the model does not fit twice (or with ``--apart``), their rounds do.
@@ -22,9 +23,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+import yaml
 from ranks import Meetings, run_ranks
 from workload import MODELS, Workload, write_model
 
@@ -48,6 +51,8 @@ class Options:
     workload: Workload
     ranks: int
     tensor_parallel: int
+    expert_parallel: int
+    transformer: dict[str, Any]
     rounds: int
     warmup: int
     apart: bool
@@ -85,7 +90,7 @@ class Results:
 def main() -> None:
     """Write the model, start the ranks, print what they measured."""
     args = _arguments()
-    tiny = args.model == "tiny"
+    tiny = args.model.startswith("tiny")
     workload = Workload(
         row_tokens=args.row_tokens or (16 if tiny else 2048),
         rows_per_micro_batch=args.rows_per_micro_batch or (2 if tiny else 8),
@@ -100,6 +105,10 @@ def main() -> None:
             workload=workload,
             ranks=args.ranks,
             tensor_parallel=args.tensor_parallel,
+            expert_parallel=args.expert_parallel,
+            transformer={
+                key: yaml.safe_load(value) for key, _, value in (each.partition("=") for each in args.transformer)
+            },
             rounds=args.rounds,
             warmup=args.warmup,
             apart=args.apart,
@@ -114,6 +123,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", choices=sorted(MODELS), default="1.7b")
     parser.add_argument("--ranks", type=int, default=1, help="processes, one GPU each")
     parser.add_argument("--tensor-parallel", type=int, default=1, help="above 1, with sequence parallelism")
+    parser.add_argument("--expert-parallel", type=int, default=1, help="of the ranks, each with its share of experts")
+    parser.add_argument(
+        "--transformer", nargs="+", default=[], metavar="KEY=VALUE", help="of Megatron's, on both sides"
+    )
     parser.add_argument("--row-tokens", type=int, help="tokens of a row; 2048")
     parser.add_argument("--rows-per-micro-batch", type=int, help="rows packed into one forward pass; 8")
     parser.add_argument("--micro-batches", type=int, default=4, help="forward passes of a step")
@@ -156,7 +169,8 @@ def _fits_twice(options: Options) -> bool:
     """Whether the GPU has room for two models and the activations of one."""
     if not torch.cuda.is_available():
         return True
-    weights = sum(file.stat().st_size for file in options.folder.glob("*.safetensors")) / options.tensor_parallel
+    files = sum(file.stat().st_size for file in options.folder.glob("*.safetensors"))
+    weights = files / options.tensor_parallel / options.expert_parallel
     activations = 3 * 2**20 * options.workload.tokens_per_micro_batch / options.tensor_parallel
     _, total = torch.cuda.mem_get_info()
     return 2 * _BYTES_OF_TRAINING * weights / 2 + activations < 0.95 * total
@@ -182,7 +196,9 @@ def _start(
 
 def _parallel(options: Options) -> ParallelSpec:
     return ParallelSpec(
-        tensor_model_parallel_size=options.tensor_parallel, sequence_parallel=options.tensor_parallel > 1
+        tensor_model_parallel_size=options.tensor_parallel,
+        expert_model_parallel_size=options.expert_parallel,
+        sequence_parallel=options.tensor_parallel > 1,
     )
 
 
@@ -193,7 +209,7 @@ def _bare(options: Options, context: RankContext) -> Side:
 
     if not torch.distributed.is_initialized():
         distributed.start(context, _parallel(options))
-    return Side({"bare": BareStep(options.folder, options.workload)}, distributed.stop)
+    return Side({"bare": BareStep(options.folder, options.workload, options.transformer)}, distributed.stop)
 
 
 def _dagrl(options: Options, context: RankContext) -> Side:
@@ -205,6 +221,7 @@ def _dagrl(options: Options, context: RankContext) -> Side:
         backend="megatron",
         group="train",
         parallel=_parallel(options),
+        transformer=options.transformer,
         fused_linear_cross_entropy=options.fused_linear_cross_entropy,
     )
     engine = MegatronEngine(ModelSpec(path=options.folder), spec, context, train_steps=1000, trainable=True)
@@ -270,6 +287,8 @@ def _report(options: Options, results: Results, json_file: Path | None) -> None:
         "model": options.folder.name,
         "ranks": options.ranks,
         "tensor_parallel": options.tensor_parallel,
+        "expert_parallel": options.expert_parallel,
+        "transformer": options.transformer,
         "tokens_of_a_replica": workload.tokens,
         "tokens_per_micro_batch": workload.tokens_per_micro_batch,
         "apart": options.apart,

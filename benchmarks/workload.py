@@ -12,6 +12,8 @@ import numpy as np
 import torch
 
 from dagrl.data.batch import Batch, Column
+from dagrl.engines.model_source import weight_source
+from dagrl.spec.schema import ModelSpec
 
 QWEN3 = {
     "model_type": "qwen3",
@@ -22,6 +24,12 @@ QWEN3 = {
     "rms_norm_eps": 1e-6,
     "vocab_size": 151936,
     "initializer_range": 0.02,
+}
+_MIXTURE = QWEN3 | {
+    "model_type": "qwen3_moe",
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "norm_topk_prob": True,
+    "tie_word_embeddings": False,
 }
 MODELS: dict[str, dict[str, Any]] = {
     "tiny": QWEN3
@@ -36,8 +44,16 @@ MODELS: dict[str, dict[str, Any]] = {
     "8b": QWEN3
     | {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36}
     | {"num_attention_heads": 32, "num_key_value_heads": 8, "tie_word_embeddings": False},
+    "tiny_moe": _MIXTURE
+    | {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 512, "head_dim": 16}
+    | {"num_attention_heads": 4, "num_key_value_heads": 2, "num_experts": 8, "moe_intermediate_size": 32}
+    | {"num_experts_per_tok": 2},
+    "a3b_6_layers": _MIXTURE
+    | {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 6}
+    | {"num_attention_heads": 32, "num_key_value_heads": 4, "num_experts": 128, "moe_intermediate_size": 768}
+    | {"num_experts_per_tok": 8},
 }
-"""Hugging Face configs of Qwen3's sizes, and one that any machine can run."""
+"""Hugging Face configs of Qwen3's sizes, six of the 48 layers of Qwen3-30B-A3B, and two that any machine can run."""
 
 _FILE_BYTES = 2**31
 
@@ -136,8 +152,7 @@ def _cut(stream: torch.Tensor, shape: tuple[int, ...], taken: int) -> tuple[torc
 
 
 def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
-    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    """By the names of a checkpoint, which transformers' own modules have no more where there are experts."""
+    shape = {name: value for name, value in config.items() if name != "architectures"}
+    source = weight_source(ModelSpec.model_validate({"init": shape, "tokenizer": {"kind": "bytes"}}), 0)
+    return {name: tuple(source.shape(name)) for name in source.names()}
