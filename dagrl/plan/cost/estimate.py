@@ -56,8 +56,10 @@ def estimate_step(costs: PipelineCosts) -> StepEstimate:
         if first < each.step <= last:
             name = f"{each.name} {each.executor}" if each.category in _OF_ENGINES else each.name
             named[name].append(Interval(each.start, each.end))
+    # A step's work goes on beside the end of the one before.
+    for each in (*simulated.activities, *simulated.under_way):
         if each.end > begin:
-            by_group[each.group].append(Interval(max(each.start, begin), each.end))
+            by_group[each.group].append(Interval(max(each.start, begin), min(each.end, end)))
     seconds = {name: busy_seconds(spans) / _STEADY for name, spans in named.items()}
     tasks = {task.name for task in plan.tasks}
     return StepEstimate(

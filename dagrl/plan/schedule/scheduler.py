@@ -280,7 +280,7 @@ class Scheduler:
         """Syncs for generators in the midst of a run."""
         for name in executors if self.plan.in_flight else ():
             match self._room.under_way(name) if name in self._generating else ():
-                case [Run(step, task, _)] if self._steps.lanes[task].task.generates:
+                case [Run(step, task, _)] if step in self._steps and self._steps.lanes[task].task.generates:
                     if (sync := self._syncs.worthwhile(step, name)) is not None:
                         self._room.occupy(sync)
                         yield sync

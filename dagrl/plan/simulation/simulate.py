@@ -6,7 +6,7 @@ is told first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
@@ -20,7 +20,6 @@ from dagrl.plan.schedule.commands import (
     Event,
     Restart,
     Run,
-    RunDone,
     Save,
     ShardDone,
     Sleep,
@@ -57,10 +56,10 @@ class Simulated:
 
     activities: tuple[Activity, ...]
     """All that had ended when the last step was committed, in the order of their ends."""
+    under_way: tuple[Activity, ...]
+    """What had begun by then and had not ended, with the ends that it would have had."""
     step_seconds: dict[int, float]
     """Step -> what it adds to the run: from the commit of the step before it to its own."""
-    idle: dict[str, float]
-    """Group -> share of the time in which none of its executors was at work, 0 to 1; of the host, of its workers."""
     seconds: float
     """From the beginning of the first step to the commit of the last."""
 
@@ -73,21 +72,6 @@ def simulate(plan: Plan, costs: Costs, steps: int) -> Simulated:
     return simulation.seen()
 
 
-class _Busy:
-    """For how long a group is at work. Its commands are told in the order in which they begin."""
-
-    def __init__(self) -> None:
-        self._seconds = self._until = 0.0
-
-    def add(self, start: float, end: float) -> None:
-        self._seconds += max(0.0, end - max(start, self._until))
-        self._until = max(self._until, end)
-
-    def before(self, now: float) -> float:
-        """Seconds before `now`, by which all have begun."""
-        return self._seconds - max(0.0, self._until - now)
-
-
 class _Simulation:
     def __init__(self, plan: Plan, costs: Costs) -> None:
         self._plan, self._costs = plan, costs
@@ -98,8 +82,6 @@ class _Simulation:
         self._coming: list[tuple[float, int, float, Command, Event]] = []
         """Heap of what will have happened: when, in which order, since when, the command, its event."""
         self._order = count()
-        self._busy = {group: _Busy() for group in self._group_of.values() if group != HOST}
-        self._host_seconds = 0.0
         self._activities: list[Activity] = []
         self._commits: dict[int, float] = {}
 
@@ -116,16 +98,13 @@ class _Simulation:
         """What there was, up to now."""
         ends = sorted(self._commits.items(), key=lambda commit: commit[1])
         begins = [0.0, *(end for _, end in ends)]
-        idle = {group: self._idle_share(busy.before(self._now), 1) for group, busy in self._busy.items()}
-        too_much = sum(
-            end - self._now for end, _, _, command, event in self._coming if self._is_on_host(command, event)
-        )
-        idle[HOST] = self._idle_share(self._host_seconds - too_much, self._plan.executors[HOST].ranks)
         step_seconds = {step: end - begin for (step, end), begin in zip(ends, begins, strict=False)}
-        return Simulated(tuple(self._activities), step_seconds, idle, self._now)
+        return Simulated(tuple(self._activities), tuple(self._under_way()), step_seconds, self._now)
 
-    def _idle_share(self, busy_seconds: float, hands: int) -> float:
-        return 1 - busy_seconds / (self._now * hands) if self._now else 0.0
+    def _under_way(self) -> Iterator[Activity]:
+        for end, _, since, command, event in sorted(self._coming, key=lambda coming: coming[:2]):
+            if since < self._now:
+                yield from self._activity(since, end, command, event)
 
     def _begin(self, commands: Iterable[Command]) -> None:
         now = self._now
@@ -142,11 +121,6 @@ class _Simulation:
                     )
                     since = now + offset
             self._expect(since, now + seconds, command, self._outcome(command))
-            for name in self._scheduler.workers_of(command):
-                if name == HOST:
-                    self._host_seconds += seconds
-                else:
-                    self._busy[self._group_of[name]].add(now, now + seconds)
 
     def _outcome(self, command: Command) -> Event:
         """As it is likely to be: a filter's batch is full in the round that the plan counts with."""
@@ -159,26 +133,24 @@ class _Simulation:
         heappush(self._coming, (when, next(self._order), since, command, event))
 
     def _note(self, since: float, command: Command, event: Event) -> None:
-        match command, event:
-            case Run(step, name, shards, _), _:
+        if isinstance(command, Commit):
+            self._commits[command.step] = self._now
+        self._activities += self._activity(since, self._now, command, event)
+
+    def _activity(self, start: float, end: float, command: Command, event: Event) -> Iterator[Activity]:
+        """What ends with `event`; nothing of a commit."""
+        match command:
+            case Run(step, name, shards, _):
                 task = self._task_of[name]
                 last = shards[-1] if shards and (task.streams or len(shards) == 1) else None
                 shard = event.shard if isinstance(event, ShardDone) else last
-                self._add(name, task.op, since, step, shard, task.executor)
-            case Commit(step, _), _:
-                self._commits[step] = self._now
-            case Sync(step, executor, _, _) | Sleep(step, executor, _) | Wake(step, executor, _), _:
-                self._add_other(command, since, step, executor)
-            case Restart(step, executor) | Save(step, executor), _:
-                self._add_other(command, since, step, executor)
+                group = self._group_of[task.executor]
+                yield Activity(name, task.op, start, end, step, shard, task.executor, group)
+            case Sync(step, executor, _, _) | Sleep(step, executor, _) | Wake(step, executor, _):
+                yield self._other(command, start, end, step, executor)
+            case Restart(step, executor) | Save(step, executor):
+                yield self._other(command, start, end, step, executor)
 
-    def _add_other(self, command: Command, since: float, step: int, executor: str) -> None:
+    def _other(self, command: Command, start: float, end: float, step: int, executor: str) -> Activity:
         name = type(command).__name__.lower()
-        self._add(name, name, since, step, None, executor)
-
-    def _add(self, name: str, category: str, since: float, step: int, shard: int | None, executor: str) -> None:
-        group = self._group_of[executor]
-        self._activities.append(Activity(name, category, since, self._now, step, shard, executor, group))
-
-    def _is_on_host(self, command: Command, event: Event) -> bool:
-        return isinstance(event, RunDone | BatchShort) and HOST in self._scheduler.workers_of(command)
+        return Activity(name, name, start, end, step, None, executor, self._group_of[executor])

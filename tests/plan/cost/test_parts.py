@@ -256,20 +256,31 @@ def test_a_colocated_step_is_its_stages_one_after_the_other() -> None:
     assert estimate.idle["gpu"] < 0.02
 
 
+APART = (
+    "groups={train: {gpus_per_node: 4}, rollout: {gpus_per_node: 4}}",
+    "engines.actor.group=train",
+    "engines.actor.parallel.pipeline_model_parallel_size=2",
+    "engines.generator.group=rollout",
+)
+
+
 def test_apart_and_a_step_ahead_the_slower_side_is_the_step() -> None:
-    apart = (
-        "groups={train: {gpus_per_node: 4}, rollout: {gpus_per_node: 4}}",
-        "engines.actor.group=train",
-        "engines.actor.parallel.pipeline_model_parallel_size=2",
-        "engines.generator.group=rollout",
-    )
     in_turn, ahead = (
-        estimate_step(costs_of("qwen3_8b_megatron", (*apart, f"schedule.max_staleness={k}"))) for k in (0, 1)
+        estimate_step(costs_of("qwen3_8b_megatron", (*APART, f"schedule.max_staleness={k}"))) for k in (0, 1)
     )
     assert in_turn.step_s == pytest.approx(sides(in_turn)[0] + sides(in_turn)[1], rel=0.1)
     assert ahead.step_s == pytest.approx(max(sides(ahead)), rel=0.1)
     slower = "train" if sides(ahead)[0] > sides(ahead)[1] else "rollout"
     assert ahead.idle[slower] < 0.1
+
+
+def test_a_generator_that_is_always_at_work_is_not_idle() -> None:
+    """When the last step that is looked at is over, it is in the midst of a rollout of a later one."""
+    long = ("schedule.max_staleness=1", "schedule.shards_per_step=1", "nodes.rollout.sampling.max_new_tokens=8192")
+    estimate = estimate_step(costs_of("qwen3_8b_megatron", (*APART, *long)))
+    assert estimate.idle["rollout"] == pytest.approx(0, abs=0.01)
+    busy = estimate.node_s["ref"] + estimate.node_s["update"]
+    assert estimate.idle["train"] == pytest.approx(1 - busy / estimate.step_s, abs=0.01)
 
 
 def sides(estimate: StepEstimate) -> tuple[float, float]:

@@ -16,6 +16,7 @@ from dagrl.plan.schedule.commands import (
     Save,
     ShardDone,
     StepCommitted,
+    StopRequested,
     Sync,
     WeightsSynced,
     outcome_of,
@@ -122,7 +123,7 @@ def test_pieces_that_leave_a_shard_out_or_have_it_twice_are_no_plan(pieces):
         Scheduler(plan(pieces))
 
 
-def beside_a_run(scheduler: Scheduler) -> list[Command]:
+def beside_a_run(scheduler: Scheduler, *, stopped: bool = False) -> list[Command]:
     """What begins when update 1 ends while rollout 2 is under way, and after it."""
     at_rollout(scheduler, 1)
     pending = scheduler.handle(RunDone(run("rollout", *ALL)))
@@ -130,6 +131,8 @@ def beside_a_run(scheduler: Scheduler) -> list[Command]:
         others = [each for each in pending if each.task not in ("update", "rollout")]
         pending.remove(others[0])
         pending += scheduler.handle(outcome_of(others[0]))
+    if stopped:
+        assert scheduler.handle(StopRequested()) == []
     return scheduler.handle(RunDone(run("update", *ALL)))
 
 
@@ -152,3 +155,8 @@ def test_in_flight_weights_come_to_a_generator_at_work():
 def test_without_in_flight_weights_wait_for_the_end_of_the_run():
     begun = beside_a_run(Scheduler(plan(pieces=(), max_staleness=1, steps=4)))
     assert not any(isinstance(each, Sync) for each in begun)
+
+
+def test_a_run_that_a_stop_has_dropped_gets_no_weights_before_the_last_save():
+    scheduler = Scheduler(plan(pieces=(), max_staleness=1, steps=4, in_flight=True))
+    assert beside_a_run(scheduler, stopped=True) == [Save(1, "actor")]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from plan_parts import ONE_RANK, executor, task
 
+from dagrl.plan.intervals import busy_seconds
 from dagrl.plan.plan import HOST, Executor, Plan
 from dagrl.plan.simulation.costs import CostTable
 from dagrl.plan.simulation.simulate import Simulated, simulate
@@ -50,12 +50,6 @@ def test_a_synchronous_step_is_its_longest_way():
     }
 
 
-def test_idle_is_the_time_in_which_nobody_of_a_group_works():
-    simulated = simulate(grpo("train", "rollout"), SECONDS, 2)
-    # Of 12 s: a sync and an update; a sync and a rollout; two rewards on one of two workers each.
-    assert simulated.idle == pytest.approx({"train": 1 - 5 / 12, "rollout": 1 - 7 / 12, HOST: 1 - 2 / 24})
-
-
 def test_moves_of_a_group_in_turns_take_their_time():
     simulated = simulate(grpo("gpus", "gpus", sleeps=True), SECONDS, 1)
     moves = [(each.name, each.executor, each.start, each.end) for each in simulated.activities if each.shard is None]
@@ -71,18 +65,20 @@ def test_moves_of_a_group_in_turns_take_their_time():
         ("update", "actor", 10.25, 14.25),
     ]
     # Nobody moves before the last reward is there.
-    assert simulated.idle["gpus"] == pytest.approx(1 / 14.25)
+    assert busy_seconds(each for each in simulated.activities if each.group == "gpus") == 14.25 - 1
 
 
 def test_with_staleness_a_step_takes_as_long_as_its_slower_side():
     simulated = simulate(grpo("train", "rollout", max_staleness=1), SECONDS, 6)
     assert [simulated.step_seconds[step] for step in (4, 5, 6)] == [7.0] * 3
-    # What had begun and not ended when step 6 was committed is not told, and counts as far as it got.
+    # What had begun and not ended when step 6 was committed is told apart.
     assert not spans(simulated, "rollout", 8)
     assert max(each.end for each in simulated.activities) == simulated.seconds
-    assert simulated.idle["rollout"] == pytest.approx(0)
+    assert all(each.start < simulated.seconds < each.end for each in simulated.under_way)
+    rollouts = [each for each in (*simulated.activities, *simulated.under_way) if each.group == "rollout"]
+    assert busy_seconds(rollouts) >= simulated.seconds
     # Six updates; syncs for all steps up to 7 but the second, which goes on with the first weights.
-    assert simulated.idle["train"] == pytest.approx(1 - (6 * 4 + 6) / simulated.seconds)
+    assert [each.step for each in simulated.activities if each.name == "sync"] == [1, 3, 4, 5, 6, 7]
 
 
 def test_an_update_in_pieces_begins_while_the_rest_is_being_sampled():
