@@ -41,9 +41,14 @@ def response_text(value: Any) -> str:
         return value
     if not isinstance(value, list) or not value:
         raise ValueError("holds no response" if value is None or value == [] else f"holds {value!r:.80}, no response")
-    role, content = value[-1].get("role"), value[-1].get("content")
-    if role != ASSISTANT or not isinstance(content, str):
-        raise ValueError(f"ends with a message of the {role}, and the response is the assistant's")
+    # Parquet may hold null for a message, as for a field of one.
+    last = value[-1] or {}
+    role, content = last.get("role"), last.get("content")
+    if role != ASSISTANT:
+        whose = f"of the {role}" if role else "without a role"
+        raise ValueError(f"ends with a message {whose}, and the response is the assistant's")
+    if not isinstance(content, str):
+        raise ValueError("ends with a message of the assistant that has no text, such as a call of a tool")
     return content
 
 

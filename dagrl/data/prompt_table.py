@@ -128,7 +128,8 @@ class PromptTable:
                 f"instruction-tuned model, or write prompts as text"
             )
         for message in messages:
-            wrong = [key for key in ("role", "content") if not isinstance(message.get(key), str)]
+            # Parquet may hold null for a message, as for a field of one.
+            wrong = [key for key in ("role", "content") if not isinstance((message or {}).get(key), str)]
             if wrong:
                 raise ValueError(f"{place}: a message of the chat has no {wrong[0]}, which must be text; got {message}")
         if not any(message["content"] for message in messages):
@@ -138,7 +139,7 @@ class PromptTable:
             messages, tools=tools or None, tokenize=False, add_generation_prompt=True
         )
 
-    def _extra_info(self, row: int) -> dict[str, Any]:
+    def _extra_info(self, row: int) -> Any:
         return (self._table["extra_info"][row].as_py() if "extra_info" in self._table.column_names else None) or {}
 
     def _check_known(self, tokens: Sequence[int], text: str, place: str, what: str) -> None:
@@ -177,10 +178,8 @@ def _read(path: Path, responses: Sequence[str], with_answers: bool, limit: int |
 
 def _check_columns(path: Path, schema: Schema, responses: Sequence[str], with_answers: bool) -> None:
     """ValueError where a column that every row needs is not there."""
-    import pyarrow as pa
-
     needed = [*responses, *(("data_source", ANSWER) if with_answers else ())]
-    chats = bool(responses) and all(_has(schema, name) and pa.types.is_list(_type(schema, name)) for name in responses)
+    chats = bool(responses) and all(_has(schema, name) and _is_list(_type(schema, name)) for name in responses)
     if not chats:
         needed.insert(0, "prompt")
     missing = [name for name in needed if not _has(schema, name)]
@@ -199,6 +198,13 @@ def _has(schema: Schema, column: str) -> bool:
     except KeyError:
         return False
     return True
+
+
+def _is_list(kind: Any) -> bool:
+    """Whether a column holds lists; those of polars are large ones."""
+    import pyarrow as pa
+
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind)
 
 
 def _type(schema: Schema, column: str) -> Any:

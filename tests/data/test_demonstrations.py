@@ -72,6 +72,15 @@ def test_without_prompts_the_chat_before_the_response_is_the_prompt(loader):
     assert texts(piece) == ["4$", "5$"]
 
 
+def test_lists_may_be_large_as_polars_writes_them(tmp_path):
+    message = pa.struct({"role": pa.large_string(), "content": pa.large_string()})
+    path = tmp_path / "large.parquet"
+    pq.write_table(pa.table({"messages": pa.array([chat("1+1=", "2")], pa.large_list(message))}), path)
+    options = {"max_prompt_tokens": 100, "overlong": "drop", "shuffle": False, "seed": 1, "with_answers": False}
+    piece = PromptLoader(path, TOKENIZER, responses=Responses(("messages",), 9, "drop"), **options).take(0, 1)
+    assert (texts(piece, "prompt_tokens"), texts(piece)) == (["1+1="], ["2$"])
+
+
 def test_a_whole_chat_comes_before_a_bare_prompt(loader):
     rows = [{"prompt": "1+1=", "chosen": chat("Add. ", "Well: ", "1+1=", "2")}]
     assert texts(loader(rows, ("chosen",)).take(0, 1), "prompt_tokens") == ["Add. Well: 1+1="]
@@ -127,7 +136,9 @@ def test_a_file_in_which_nothing_fits_is_an_error(loader):
     [
         (None, "`a` holds no response"),
         ([], "`a` holds no response"),
-        (chat("only", "then", "asked"), "`a` ends with a message of the user"),
+        (chat("only", "then", "asked"), "`a` ends with a message of the user, and"),
+        ([*chat("q"), {"role": "assistant", "content": None}], "`a` ends with a message of the assistant that has no"),
+        ([*chat("q"), None], "`a` ends with a message without a role, and"),
     ],
 )
 def test_a_row_without_a_response_is_named(loader, value, told):

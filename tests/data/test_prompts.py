@@ -168,7 +168,8 @@ def test_the_chat_template_is_told_of_the_tools_that_a_row_may_use(loader: Calla
     ]
     told = texts(loader(rows, tokenizer=tokenizer, tools=tools).take(0, 3))
     assert told == ["<calculator><python>1+1", "<python>1+1", "1+1"]
-    assert texts(loader([row(chat)], tokenizer=tokenizer, tools=tools).take(0, 1)) == ["<calculator><python>1+1"]
+    for extra in ({}, {"extra_info": "of any kind"}):
+        assert texts(loader([row(chat, **extra)], tokenizer=tokenizer, tools=tools).take(0, 1)) == [told[0]]
     assert texts(loader([row(chat)], tokenizer=tokenizer).take(0, 1)) == ["1+1"]
 
 
@@ -233,8 +234,8 @@ def test_a_null_prompt_is_refused_with_its_place(loader: Callable[..., PromptLoa
         loader([row("ok"), row(None)]).take(0, 2)
 
 
-@pytest.mark.parametrize("message", [{"role": "user", "content": None}, {"role": None, "content": "x"}])
-def test_a_message_without_role_or_content_is_refused(loader: Callable[..., PromptLoader], message: dict) -> None:
+@pytest.mark.parametrize("message", [{"role": "user", "content": None}, {"role": None, "content": "x"}, None])
+def test_a_message_without_role_or_content_is_refused(loader: Callable[..., PromptLoader], message: Any) -> None:
     complete = {"role": "user", "content": "fine"}
     with pytest.raises(ValueError, match=r"row 0 .*a message of the chat has no (role|content)"):
         loader([row([complete, message])]).take(0, 1)

@@ -106,9 +106,10 @@ def load_tool(place: str, args: Mapping[str, Any], folder: Path | None = None) -
     return Tool(function, args)
 
 
-def offered[Item](tools: Mapping[str, Item], extra_info: Mapping[str, Any]) -> dict[str, Item]:
+def offered[Item](tools: Mapping[str, Item], extra_info: Any) -> dict[str, Item]:
     """Of a pipeline's tools, by name, those of a row: those that its ``extra_info.tools`` names, or all."""
-    named = extra_info.get("tools")
+    # A file may hold text there, or anything else.
+    named = extra_info.get("tools") if isinstance(extra_info, Mapping) else None
     return {name: item for name, item in tools.items() if not isinstance(named, list) or name in named}
 
 
