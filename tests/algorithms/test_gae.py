@@ -49,9 +49,9 @@ def n_step(rewards: np.ndarray, values: np.ndarray, at: int, steps: int, discoun
 
 
 def test_a_reward_stands_on_the_last_token_that_counts():
-    mask = column([1, 1, 0], [], [0, 0], [1])
-    found = token_rewards(np.array([2.0, 3.0, 4.0, -1.0]), mask)
-    assert found.values.tolist() == [0, 2, 0, 0, 0, -1]
+    mask = column([1], [1, 1, 0], [], [0, 0], [1])
+    found = token_rewards(np.array([5.0, 2.0, 3.0, 4.0, -1.0]), mask)
+    assert found.values.tolist() == [5, 0, 2, 0, 0, 0, -1]
     assert found.lengths.tolist() == mask.lengths.tolist()
 
 
