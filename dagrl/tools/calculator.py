@@ -14,6 +14,12 @@ _LONGEST = 1000
 _LARGEST_BITS = 4096
 """Of a whole number on the way: some 1200 digits."""
 
+
+def _rounded(number: float, *digits: int) -> float:
+    # Python would work out 10 to the power of however many digits a whole number is to lose.
+    return round(number, *(max(each, -_LARGEST_BITS) for each in digits))
+
+
 _BINARY: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -29,7 +35,7 @@ _FUNCTIONS: dict[str, Callable[..., float]] = {
     "floor": math.floor,
     "max": max,
     "min": min,
-    "round": round,
+    "round": _rounded,
     "sqrt": math.sqrt,
 }
 
