@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
+# Nothing of a line is tried twice: a policy that has got stuck writes very long ones.
 _BLOCK = re.compile(
-    r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)(?=^[ \t]*```|\Z)(?:^[ \t]*```[ \t]*$)?", re.MULTILINE | re.DOTALL
+    r"^[ \t]*+```[ \t]*+(\w*+)[^\n]*+\n(.*?)(?=^[ \t]*+```|\Z)(?:^[ \t]*+```[ \t]*+$)?", re.MULTILINE | re.DOTALL
 )
 _PYTHON = ("python", "python3", "py")
 

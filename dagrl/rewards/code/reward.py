@@ -168,7 +168,7 @@ def _holds(check: Check, reply: str | None) -> bool:
         return reply is not None
     try:
         return bool(decoded(json.loads(reply)) == check.expected)
-    except (ValueError, TypeError, AttributeError, RecursionError, OverflowError):
+    except (ValueError, TypeError, RecursionError, OverflowError):
         return False
 
 

@@ -17,13 +17,18 @@ def decoded(data: Any) -> Any:
     return _MADE_BY[data[0]](data[1:])
 
 
+def _bytes(parts: Sequence[Any]) -> bytes:
+    (text,) = parts
+    return bytes(text, "latin-1")
+
+
 def _dict(items: Sequence[Any]) -> dict[Any, Any]:
     return {decoded(key): decoded(value) for key, value in items}
 
 
 _MADE_BY: dict[str, Callable[[Sequence[Any]], Any]] = {
     "complex": lambda parts: complex(*parts),
-    "bytes": lambda parts: parts[0].encode("latin-1"),
+    "bytes": _bytes,
     "dict": _dict,
     "list": lambda items: [decoded(each) for each in items],
     "tuple": lambda items: tuple(decoded(each) for each in items),

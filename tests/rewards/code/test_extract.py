@@ -26,3 +26,9 @@ from dagrl.rewards.code.extract import program_in
 )
 def test_the_last_block_of_python_is_the_program(response: str, program: str | None) -> None:
     assert program_in(response) == program
+
+
+@pytest.mark.parametrize("stuck", ["a", " ", "\t`"])
+def test_a_line_without_end_is_read_once(stuck: str) -> None:
+    # Otherwise this takes an hour.
+    assert program_in("```python\na\n```\n```" + stuck * 1_000_000) == "a\n"
