@@ -50,7 +50,7 @@ def _column(name: str, values: Any, rows: int, where: str) -> Column:
     known = CORE_COLUMNS.get(name) or ColumnSpec(name, "float32", _shape_of(listed), "the user's own")
     try:
         return _as_declared(known, listed)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         what = "text" if known.shape is Shape.TEXT else f"{known.dtype} {known.shape.value}"
         raise ValueError(f"{where} returned values of {name!r} that are not {what}: {error}") from error
 
@@ -63,15 +63,25 @@ def _shape_of(values: list[Any]) -> Shape:
 
 
 def _as_declared(column: ColumnSpec, values: list[Any]) -> Column:
-    """TypeError or ValueError where the values do not have the column's shape."""
+    """TypeError, ValueError or OverflowError where the values do not have the column's type and shape."""
     if column.shape is Shape.TEXT:
         wrong = [value for value in values if not isinstance(value, str)]
         if wrong:
             raise TypeError(f"{wrong[0]!r} is no string")
         return Column.text(values)
     ndim = {Shape.SAMPLE: 0, Shape.ROUTES: 3}.get(column.shape, 1)
-    arrays = [np.asarray(value, dtype=column.dtype) for value in values]
+    arrays = [_numbers(value, column.dtype) for value in values]
     wrong = [value for value, array in zip(values, arrays, strict=True) if array.ndim != ndim]
     if wrong:
         raise ValueError(f"{wrong[0]!r} is {'no list' if ndim else 'no number'}")
     return Column.ragged(arrays, column.dtype) if ndim else Column(np.array(arrays, dtype=column.dtype))
+
+
+def _numbers(value: Any, dtype: str) -> np.ndarray:
+    given = np.asarray(value)
+    with np.errstate(invalid="ignore"):
+        numbers = given.astype(dtype)
+    # Half a token, or one that is none, would silently become another.
+    if numbers.dtype.kind == "i" and not np.array_equal(numbers, given):
+        raise ValueError(f"{value!r:.100} cannot be {dtype}")
+    return numbers

@@ -31,19 +31,20 @@ def own_advantages(node: AdvantageNode, batch: Batch, rewards: np.ndarray, conte
         raise ValueError(f"{node.estimator} {raised_by(function, error)}") from error
     mask = batch["response_mask"]
     where = located(function, node.estimator)
-    values = _per_token(result, mask, where)
+    with np.errstate(over="ignore"):
+        values = _per_token(result, mask, where).astype(np.float32)
     kept = mask.values > 0
     if not np.isfinite(values[kept]).all():
         wrong = values[kept][~np.isfinite(values[kept])][0]
         raise ValueError(f"{where} returned an advantage of {wrong}; advantages must be finite numbers")
-    return Column(np.where(kept, values, 0.0).astype(np.float32), mask.offsets)
+    return Column(np.where(kept, values, np.float32(0)), mask.offsets)
 
 
 def _per_token(result: Any, mask: Column, where: str) -> np.ndarray:
     """What was returned, as one number for each token, float64."""
     try:
         rows = [np.asarray(row, dtype=np.float64) for row in result]
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(
             f"{where} returned {result!r:.100} as advantages; return a number for each response"
         ) from error

@@ -142,3 +142,18 @@ def test_what_a_function_raises_is_told_with_its_line(run_op, part, error: str) 
 def test_a_column_of_tokens_wants_a_list_for_each_row(run_op, part, returned: str) -> None:
     with pytest.raises(ValueError, match="'advantage' that are not float32 per response token"):
         run_op([part], f"return {{'advantage': {returned}}}", reads=[], writes=["advantage"])
+
+
+@pytest.mark.parametrize(
+    ("name", "returned"),
+    [
+        ("policy_version", "[1, 0.5]"),
+        ("policy_version", "[1, float('nan')]"),
+        ("policy_version", "[1, 2 ** 70]"),
+        ("token_turn", "[[1], [70_000]]"),
+        ("response_tokens", "[[1], np.array([2.5])]"),
+    ],
+)
+def test_whole_numbers_are_not_cut_to_fit(run_op, part, name: str, returned: str) -> None:
+    with pytest.raises(ValueError, match=rf"returned values of '{name}' that are not int\d\d per "):
+        run_op([part], f"return {{{name!r}: {returned}}}", reads=[], writes=[name])

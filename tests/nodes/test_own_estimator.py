@@ -74,7 +74,9 @@ def test_it_sees_what_it_reads_and_the_mask(estimate) -> None:
         ("[1, 2, 3]", "returned 3 advantages for 4 responses"),
         ("[1, [1, 2, 3], 1, 1]", r"an advantage of shape \[3\] for a response of 2 tokens"),
         ("['a', 1, 1, 1]", "as advantages; return a number for each response"),
+        ("[1, 10**400, 1, 1]", "as advantages; return a number for each response"),
         ("[1, float('nan'), 1, 1]", "returned an advantage of nan; advantages must be finite numbers"),
+        ("[1, -1e39, 1, 1]", "returned an advantage of -inf; advantages must be finite numbers"),
         ("batch['value']", r"raised KeyError: 'value' \(.*estimators_of_\d+\.py:7\)"),
     ],
 )

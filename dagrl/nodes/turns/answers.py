@@ -147,11 +147,17 @@ def tool_answer(end: Done) -> str:
     """What the policy is told of a call. ToolUnavailableError where the run is to end."""
     failure = end.failure
     if failure is None:
-        if isinstance(end.result, str):
-            return end.result
-        return json.dumps(end.result, ensure_ascii=False, default=str)
+        return end.result if isinstance(end.result, str) else _as_json(end.result)
     if isinstance(failure, ToolUnavailableError):
         raise failure
     if type(failure) in (ValueError, ToolArgumentError, JobTimeoutError):
         return f"Error: {failure}"
     return f"Error: {type(failure).__name__}: {failure}"
+
+
+def _as_json(result: Any) -> str:
+    """In Python's own words where JSON has none: for keys that are tuples, for what holds itself."""
+    try:
+        return json.dumps(result, ensure_ascii=False, default=str)
+    except (TypeError, ValueError):
+        return str(result)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import dagrl
-from dagrl.nodes.turns.answers import Exchange, Others, Partner, Reply
+from dagrl.nodes.turns.answers import Exchange, Others, Partner, Reply, tool_answer
 from dagrl.nodes.turns.calls import hermes_calls
 from dagrl.nodes.turns.jobs import Done, JobTimeoutError
 from dagrl.nodes.turns.template import Answer
@@ -99,6 +100,24 @@ def test_calls_are_answered_in_their_order() -> None:
 
 def test_what_is_no_text_is_told_as_json_and_a_tool_may_know_its_row() -> None:
     assert hear(TOOLS, call(7)).answers == (Answer("tool", '{"double": 14, "row": 3}'),)
+
+
+HOLDS_ITSELF: list[Any] = []
+HOLDS_ITSELF.append(HOLDS_ITSELF)
+
+
+@pytest.mark.parametrize(
+    ("result", "told"),
+    [
+        ("as it is", "as it is"),
+        (None, "null"),
+        ({"größe": Path("a")}, '{"größe": "a"}'),
+        ({(0, 1): "x"}, "{(0, 1): 'x'}"),
+        (HOLDS_ITSELF, "[[...]]"),
+    ],
+)
+def test_whatever_a_tool_returns_can_be_told(result: Any, told: str) -> None:
+    assert tool_answer(Done(1, result)) == told
 
 
 @pytest.mark.parametrize(
