@@ -43,7 +43,8 @@ def expected_rounds(pipeline: Pipeline) -> int:
     if node is None or node.expected_kept_fraction is None:
         return 1
     kept = node.expected_kept_fraction * prompts_per_round(pipeline)
-    return min(node.max_rounds, math.ceil(pipeline.data.prompts_per_step / kept))
+    # Rounded: 0.15 of 48 is a little less than 7.2 in floats, and no round more is needed for that.
+    return min(node.max_rounds, math.ceil(round(pipeline.data.prompts_per_step / kept, 9)))
 
 
 def filter_contract(node: FilterNode, folder: Path | None) -> OpContract:

@@ -8,7 +8,9 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 HIDDEN = "***"
-_SECRET_WORDS = frozenset({"apikey", "credential", "credentials", "passphrase", "passwd", "password", "secret"})
+_SECRET_WORDS = frozenset(
+    {"apikey", "credential", "credentials", "passphrase", "passwd", "password", "passwords", "secret", "secrets"}
+)
 """Last words of the names of such values. ``api_key_env`` names an environment variable, and is none."""
 _KEYS_TO = frozenset({"access", "account", "api", "auth", "license", "private", "secret", "service"})
 """What comes before ``key`` where it opens something; ``prompt_key`` is a column's name."""
@@ -25,15 +27,19 @@ _KNOWN_FORMS = re.compile(r"\b(?:sk-[\w-]{16,}|hf_\w{16,}|gh[pousr]_\w{16,}|AKIA
 def without_secrets(config: Mapping[str, Any]) -> dict[str, Any]:
     """A pipeline's configuration with `HIDDEN` in place of what looks like a secret.
 
-    That is text under a key whose last word says so (``api_key``, ``dbPassword``), and in any text: the password and
-    such parameters of a URL, and keys of well-known forms.
+    That is text at or below a key whose last word says so (``api_key``, ``dbPassword``), and in any text: the password
+    and such parameters of a URL, and keys of well-known forms.
     """
-    return {key: _cleaned(value, secret=_is_secret(str(key))) for key, value in config.items()}
+    return _cleaned_mapping(config, secret=False)
+
+
+def _cleaned_mapping(config: Mapping[str, Any], *, secret: bool) -> dict[str, Any]:
+    return {key: _cleaned(value, secret=secret or _is_secret(str(key))) for key, value in config.items()}
 
 
 def _cleaned(value: Any, *, secret: bool) -> Any:
     if isinstance(value, Mapping):
-        return without_secrets(value)
+        return _cleaned_mapping(value, secret=secret)
     if isinstance(value, list | tuple):
         return [_cleaned(each, secret=secret) for each in value]
     if isinstance(value, str):
@@ -44,7 +50,7 @@ def _cleaned(value: Any, *, secret: bool) -> Any:
 def _is_secret(name: str) -> bool:
     *before, last = ["", *(word.lower() for word in _WORD.findall(name))]
     match last:
-        case "key":
+        case "key" | "keys":
             return before[-1] in _KEYS_TO
         case "token":
             return before[-1] not in _TOKENS_OF_TEXT

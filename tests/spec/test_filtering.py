@@ -7,7 +7,7 @@ import pytest
 from dagrl.spec.checks import check_file
 from dagrl.spec.drawing.draw import draw_mermaid, draw_svg, draw_text, stages_of
 from dagrl.spec.drawing.summary import summarize
-from dagrl.spec.filtering import over_sampled, prompts_begun, prompts_per_round
+from dagrl.spec.filtering import expected_rounds, over_sampled, prompts_begun, prompts_per_round
 from dagrl.spec.graph import build_graph
 from dagrl.spec.reading.load import load_pipeline
 
@@ -65,3 +65,10 @@ def test_how_many_prompts_a_round_begins(pipeline_of, overrides, begun, later):
     pipeline = pipeline_of(*overrides)
     assert (prompts_begun(pipeline), prompts_begun(pipeline, 3)) == (begun, later)
     assert begun - over_sampled(pipeline) == prompts_per_round(pipeline)
+
+
+@pytest.mark.parametrize(("prompts", "rounds"), [(36, 5), (37, 6)])
+def test_rounds_that_fill_a_step_exactly_are_not_followed_by_one_more(pipeline_of, prompts, rounds):
+    """48 * 0.15 = 7.2 prompts pass in each round, and 5 * 7.2 = 36; in floats, 0.15 * 48 is less than that."""
+    keep = "nodes.keep={op: filter, prompts_per_round: 48, expected_kept_fraction: 0.15}"
+    assert expected_rounds(pipeline_of(keep, f"data.prompts_per_step={prompts}")) == rounds

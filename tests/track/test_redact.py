@@ -22,6 +22,8 @@ from dagrl.track.redact import HIDDEN, without_secrets
         "dbPassword",
         "client_secret",
         "aws_secret_access_key",
+        "api_keys",
+        "secrets",
     ],
 )
 def test_values_under_such_names_are_hidden(name: str) -> None:
@@ -29,6 +31,7 @@ def test_values_under_such_names_are_hidden(name: str) -> None:
         "nodes": {"judge": {"args": {name: HIDDEN}}}
     }
     assert without_secrets({name: ["xyzzy"]}) == {name: [HIDDEN]}
+    assert without_secrets({name: {"judge": ["xyzzy"]}}) == {name: {"judge": [HIDDEN]}}
 
 
 @pytest.mark.parametrize(
