@@ -5,7 +5,10 @@ from __future__ import annotations
 from dagrl.spec.models.gpus import DEFAULT_GPU, Gpu, gpu_named
 from dagrl.spec.schema import Pipeline
 
-__all__ = ["DEFAULT_GPU", "Gpu", "gpu_named", "gpu_of_group"]
+__all__ = ["DEFAULT_GPU", "GPUS_OF_MACHINE", "Gpu", "gpu_named", "gpu_of_group"]
+
+GPUS_OF_MACHINE = 8
+"""Of a machine of which nobody says more."""
 
 
 def gpu_of_group(pipeline: Pipeline, group: str, otherwise: str = DEFAULT_GPU) -> Gpu | None:

@@ -18,7 +18,7 @@ from dagrl.plan.cost.host import node_seconds
 from dagrl.plan.cost.lengths import Assumed, Lengths, lengths_of, lengths_of_demonstrations, lengths_of_judgements
 from dagrl.plan.cost.passes import Batch
 from dagrl.plan.cost.turns import answered_ends
-from dagrl.plan.hardware import DEFAULT_GPU
+from dagrl.plan.hardware import DEFAULT_GPU, GPUS_OF_MACHINE
 from dagrl.plan.plan import HOST, Plan, PlannedTask, Rows
 from dagrl.plan.schedule.commands import Command, Commit, Restart, Run, Save, Sleep, Sync, Wake
 from dagrl.plan.weight_route import weight_route
@@ -194,15 +194,21 @@ class PipelineCosts:
     def _sync(self, follower: str, source: str) -> float:
         taker, sender = self.engines[follower], self.engines[source]
         route = weight_route(self.pipeline, follower)
-        neighbours = sender.group.nodes == taker.group.nodes == 1
         device = sender.device
         return transfers.sync_seconds(
             route.way,
             route.passes * sender.shape.parameters * WEIGHT_BYTES,
             device,
-            link=device.peers if neighbours else device.network,
+            link=device.peers if self._on_one_machine(sender, taker) else device.network,
             gathered=1 - 1 / sender.model_ranks,
         )
+
+    @staticmethod
+    def _on_one_machine(*engines: PlannedEngine) -> bool:
+        """Whether their groups find room on one."""
+        groups = {engine.executor.group: engine.group for engine in engines}.values()
+        machine = max(GPUS_OF_MACHINE, *(group.gpus_per_node for group in groups))
+        return all(group.nodes == 1 for group in groups) and sum(group.ranks for group in groups) <= machine
 
     def _move(self, executor: str, residency: Residency, *, down: bool) -> float:
         """Down to that residency, or up to it."""

@@ -95,8 +95,11 @@ def lengths_of_demonstrations(pipeline: Pipeline, assumed: Assumed) -> Lengths:
     """The lengths of the data set's responses, spread like those of a rollout. ValueError as in `lengths_of`."""
     data = pipeline.data
     longest = data.max_response_tokens or 1
-    response = assumed.response_tokens or longest * MEAN_RESPONSE
-    prompt = assumed.prompt_tokens or data.max_prompt_tokens * MEAN_PROMPT
+    response, prompt = assumed.response_tokens, assumed.prompt_tokens
+    if response is None:
+        response = longest * MEAN_RESPONSE
+    if prompt is None:
+        prompt = data.max_prompt_tokens * MEAN_PROMPT
     _check("responses", response, longest, "data.max_response_tokens")
     _check("prompts", prompt, data.max_prompt_tokens, "max_prompt_tokens")
     return Lengths(prompt, response, longest)

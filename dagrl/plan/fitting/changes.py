@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dagrl.plan.fitting.fit import Fit, fit
+from dagrl.plan.hardware import GPUS_OF_MACHINE
 from dagrl.spec.errors import Place, dotted
 from dagrl.spec.graph import Graph
 from dagrl.spec.models.shape import ModelShape, engine_shape
@@ -32,7 +33,6 @@ _MOST_CHECKED = 20
 _FRACTIONS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
 _WIDEST_SERVER = 32
 """GPUs: beyond a machine's only where nothing less does."""
-_LARGEST_MACHINE = 8
 _MOST_MACHINES = 128
 
 
@@ -107,7 +107,7 @@ class _Room:
     @staticmethod
     def at_most(group: GroupSpec) -> _Room:
         """Over those that it could have."""
-        return _Room(max(group.gpus_per_node, _LARGEST_MACHINE), _LARGEST_MACHINE * _MOST_MACHINES)
+        return _Room(max(group.gpus_per_node, GPUS_OF_MACHINE), GPUS_OF_MACHINE * _MOST_MACHINES)
 
 
 def _over(pipeline: Pipeline, graph: Graph, change: Change, gpu: str, shape: ModelShape) -> int | None:
@@ -230,7 +230,7 @@ def _more_gpus(pipeline: Pipeline, name: str) -> list[Change]:
     """Twice as many GPUs, and twice that: on the group's machines first, then on more of them."""
     group = pipeline.groups[name]
     rungs, each = [], group.gpus_per_node
-    for each in _doubled(group.gpus_per_node, _LARGEST_MACHINE):
+    for each in _doubled(group.gpus_per_node, GPUS_OF_MACHINE):
         rungs.append(Change({("groups", name, "gpus_per_node"): each}))
     for nodes in _doubled(group.nodes, _MOST_MACHINES):
         fuller: dict[Place, Any] = {("groups", name, "gpus_per_node"): each} if each > group.gpus_per_node else {}

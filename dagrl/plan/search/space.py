@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
+from dagrl.plan.hardware import GPUS_OF_MACHINE
 from dagrl.plan.search.choices import Placing, ServerChoice
 from dagrl.spec.models.shape import ModelShape
 from dagrl.spec.schema import GroupSpec, ParallelSpec, Pipeline
@@ -22,8 +23,6 @@ _FRACTIONS = (0.85, 0.7, 0.5, 0.3)
 """Of a GPU's memory, for weights and cache of a server: the smaller ones leave room for a trainer that stays."""
 _BUDGETS = (8192, 16384, 32768, 65536)
 """Tokens of a micro-batch."""
-_MACHINE = 8
-"""GPUs of a machine, where a call says only how many there are in all."""
 _MOST_GPUS = 16384
 """Plans name every rank."""
 _SPLITS = 8
@@ -73,21 +72,21 @@ def cluster_of(
 def _cluster_of(
     pipeline: Pipeline, gpus: int | None, nodes: int | None, gpus_per_node: int | None, gpu: str | None
 ) -> Cluster:
-    named = {group.gpu for group in pipeline.groups.values()}
+    groups = [group for group in pipeline.groups.values() if not group.is_cpu]
+    named = {group.gpu for group in groups}
     gpu = named.pop() if len(named) == 1 and None not in named else gpu
     if nodes is not None or gpus_per_node is not None:
         if gpus is not None:
             raise ValueError("--gpus and --nodes with --gpus-per-node say the same twice; give one of them")
-        return Cluster(nodes or 1, gpus_per_node or _MACHINE, gpu)
+        return Cluster(nodes or 1, gpus_per_node or GPUS_OF_MACHINE, gpu)
     if gpus is not None:
-        if gpus > _MACHINE and gpus % _MACHINE:
-            raise ValueError(f"{gpus} GPUs are no whole machines of {_MACHINE}; say --nodes and --gpus-per-node")
-        return Cluster(max(1, gpus // _MACHINE), min(gpus, _MACHINE), gpu)
-    groups = [group for group in pipeline.groups.values() if not group.is_cpu]
+        if gpus > GPUS_OF_MACHINE and gpus % GPUS_OF_MACHINE:
+            raise ValueError(f"{gpus} GPUs are no whole machines of {GPUS_OF_MACHINE}; say --nodes and --gpus-per-node")
+        return Cluster(max(1, gpus // GPUS_OF_MACHINE), min(gpus, GPUS_OF_MACHINE), gpu)
     if not groups:
         raise ValueError("the pipeline has no GPUs to lay out; say how many there are with --gpus")
     total = sum(group.ranks for group in groups)
-    if total <= _MACHINE and all(group.nodes == 1 for group in groups):
+    if total <= GPUS_OF_MACHINE and all(group.nodes == 1 for group in groups):
         return Cluster(1, total, gpu)
     # Parts of a machine are on one together, as far as they go.
     largest = max(group.gpus_per_node for group in groups)

@@ -17,8 +17,9 @@ from dagrl.plan.cost.estimate import StepEstimate, estimate_step
 from dagrl.plan.cost.lengths import Assumed, Lengths, lengths_of, lengths_of_demonstrations
 from dagrl.plan.cost.optimizer import OptimizerSteps
 from dagrl.plan.cost.passes import Batch, Passes
+from dagrl.plan.cost.transfers import sync_seconds
 from dagrl.plan.placement import make_plan
-from dagrl.plan.schedule.commands import Run
+from dagrl.plan.schedule.commands import Run, Sync
 from dagrl.spec.checks import check_file
 from dagrl.spec.models.gpus import GPUS, gpu_named
 from dagrl.spec.models.shape import ModelShape, model_shape, shape_of
@@ -88,10 +89,12 @@ def test_where_nothing_is_sampled_the_data_sets_responses_have_lengths() -> None
     checked = check_file(TEMPLATES / "tiny_dpo.yaml", with_files=False)
     pipeline = checked.loaded.pipeline
     assert lengths_of_demonstrations(pipeline, Assumed()) == Lengths(4, 1.5, 3)
-    with pytest.raises(
-        ValueError, match=r"responses of 4 tokens .* do not fit .* data\.max_response_tokens, 3; choose"
-    ):
-        lengths_of_demonstrations(pipeline, Assumed(response_tokens=4))
+    for tokens in (4, 0):
+        expected = rf"responses of {tokens} tokens .* do not fit .* data\.max_response_tokens, 3; choose"
+        with pytest.raises(ValueError, match=expected):
+            lengths_of_demonstrations(pipeline, Assumed(response_tokens=tokens))
+    with pytest.raises(ValueError, match="prompts of 0 tokens"):
+        lengths_of_demonstrations(pipeline, Assumed(prompt_tokens=0))
     costs = PipelineCosts(pipeline, make_plan(pipeline, checked.graph), model_shape(pipeline.model))
     estimate = estimate_step(costs)
     # 25 pairs.
@@ -281,6 +284,17 @@ def test_a_generator_that_is_always_at_work_is_not_idle() -> None:
     assert estimate.idle["rollout"] == pytest.approx(0, abs=0.01)
     busy = estimate.node_s["ref"] + estimate.node_s["update"]
     assert estimate.idle["train"] == pytest.approx(1 - busy / estimate.step_s, abs=0.01)
+
+
+@pytest.mark.parametrize(("nodes", "gpus", "link"), [(1, 4, "peers"), (1, 8, "network"), (2, 4, "network")])
+def test_weights_go_over_the_network_unless_both_groups_find_room_on_one_machine(nodes, gpus, link) -> None:
+    group = f"{{nodes: {nodes}, gpus_per_node: {gpus}}}"
+    costs = costs_of("qwen3_8b_megatron", (f"groups={{train: {group}, rollout: {group}}}", *APART[1:]))
+    actor = costs.engines["actor"]
+    sent = actor.shape.parameters * 2
+    rate, gathered = getattr(H200, link), 1 - 1 / actor.model_ranks
+    expected = sync_seconds("broadcast", sent, H200, link=rate, gathered=gathered)
+    assert costs.seconds(Sync(1, "generator", "actor", 0)) == pytest.approx(expected)
 
 
 def sides(estimate: StepEstimate) -> tuple[float, float]:

@@ -154,8 +154,9 @@ def test_the_cluster_of_a_call(call: dict[str, Any], cluster: tuple[int, int, st
         ("{a: {gpus_per_node: 8}, b: {gpus_per_node: 8}}", (2, 8)),
         ("{a: {nodes: 2, gpus_per_node: 8}, b: {nodes: 1, gpus_per_node: 8}}", (3, 8)),
         ("{a: {nodes: 2, gpus_per_node: 8}, b: {gpus_per_node: 2}, c: {gpus_per_node: 6}}", (3, 8)),
+        ("{a: {gpus_per_node: 4, gpu: L40S}, b: {cpus_per_node: 2}}", (1, 4, "L40S")),
     ],
 )
-def test_the_cluster_of_a_files_groups(groups: str, cluster: tuple[int, int]) -> None:
+def test_the_cluster_of_a_files_groups(groups: str, cluster: tuple[Any, ...]) -> None:
     pipeline = load_pipeline(DENSE, [f"groups={groups}"]).pipeline
     assert cluster_of(pipeline) == Cluster(*cluster)
