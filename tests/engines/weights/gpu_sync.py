@@ -239,30 +239,31 @@ def speed(fleet: Fleet, trainer_gpu: int, taker_gpu: int, size: str, limit_ms: f
 
 
 def a_death_is_noticed(fleet: Fleet, trainer_gpu: int, taker_gpu: int) -> str:
-    """A taker that dies in the middle ends the sync soon, and a new one is served."""
+    """A taker that dies before it has taken all ends the sync soon, and a new one is served."""
     with megatron_pair(fleet, [trainer_gpu], [taker_gpu]) as pair:
         pair.sync()
         taker = pair.takers[0]
-        os.kill(taker.process.pid or 0, signal.SIGSTOP)
         pair.fleet.number += 1
-        pair.trainers[0].begin("send", pair.fleet.number, [1], 1)
         taker.begin("take", pair.fleet.number, pair.senders[0])
-        os.kill(taker.process.pid or 0, signal.SIGCONT)
-        time.sleep(0.005)
+        # It has asked for the weights by then; stopped, it takes none of them.
+        time.sleep(0.5)
+        os.kill(taker.process.pid or 0, signal.SIGSTOP)
+        pair.trainers[0].begin("send", pair.fleet.number, [1], 1)
+        time.sleep(0.2)
         begun = time.monotonic()
         taker.kill()
-        ended = "the sync was over already"
-        with contextlib.suppress(RuntimeError):
-            try:
-                pair.trainers[0].end()
-            except RuntimeError as error:
-                ended = f"noticed in {time.monotonic() - begun:.1f} s: {str(error).strip().splitlines()[-1][:100]}"
-                assert time.monotonic() - begun < TIMEOUT_S / 2 and "PeerError" in str(error), str(error)
-        fleet.takers[taker_gpu] = pair.takers[0] = fleet_worker = Worker("taker", taker_gpu)
-        fleet_worker.call("start", "tiny", 0, 1)
+        try:
+            pair.trainers[0].end()
+        except RuntimeError as error:
+            seconds, said = time.monotonic() - begun, str(error)
+        else:
+            raise AssertionError("weights were sent to a process that took none")
+        assert seconds < TIMEOUT_S / 2 and "PeerError" in said, f"after {seconds:.1f} s: {said}"
+        fleet.takers[taker_gpu] = pair.takers[0] = successor = Worker("taker", taker_gpu)
+        successor.call("start", "tiny", 0, 1)
         pair.sync(2)
-        fleet_worker.call("check", 1.0)
-    return ended
+        successor.call("check", 1.0)
+    return f"noticed in {seconds:.1f} s: {said.strip().splitlines()[-1][:100]}"
 
 
 def segments_that_grow(fleet: Fleet) -> str:
