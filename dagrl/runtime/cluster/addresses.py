@@ -7,6 +7,8 @@ from pathlib import Path
 
 RUNNING_CLUSTER = Path("/tmp/ray/ray_current_cluster")
 """Where `ray start` writes the address of the cluster on this machine."""
+OWN = "local"
+"""What RAY_ADDRESS may say for a Ray of the run's own, though one runs on this machine."""
 _KNOCK_TIMEOUT_S = 10.0
 
 
@@ -24,7 +26,7 @@ def running_here() -> str | None:
 def knock(address: str) -> None:
     """OSError within seconds where nobody listens at ``host:port``; what is no such address is left to Ray."""
     host, _, port = address.rpartition(":")
-    if host and port.isdigit():
+    if host and port.isdecimal():
         socket.create_connection((host, int(port)), timeout=_KNOCK_TIMEOUT_S).close()
 
 

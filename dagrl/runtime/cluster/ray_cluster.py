@@ -14,7 +14,7 @@ import psutil
 
 from dagrl.plan.machines import MisfitError, assign_machines
 from dagrl.runtime.cluster import reaper
-from dagrl.runtime.cluster.addresses import RUNNING_CLUSTER, is_of_a_client, knock, running_here
+from dagrl.runtime.cluster.addresses import OWN, RUNNING_CLUSTER, is_of_a_client, knock, running_here
 from dagrl.runtime.cluster.machines import machines_of
 from dagrl.runtime.cluster.session import (
     fewer_processes,
@@ -31,8 +31,6 @@ from dagrl.spec.schema import Pipeline
 _PAUSE_S = 0.5
 _LEAST_GIB_OF_A_SLOT = 0.1
 """What the process on a slot takes before it has a model: 33 workers with their Ray hold 3.4 GiB."""
-_OWN = "local"
-"""What RAY_ADDRESS may say for a Ray of the run's own, though one runs on this machine."""
 
 
 @contextmanager
@@ -57,7 +55,7 @@ def cluster(
     address = told or running_here()
     if address and not told:
         note(f"joining the Ray that runs on this machine, at {address}; RAY_ADDRESS=local keeps a run to itself")
-    with _joined(ray, address) if address and address != _OWN else _started(ray, pipeline, logs, note):
+    with _joined(ray, address) if address and address != OWN else _started(ray, pipeline, logs, note):
         _check_resources(ray, pipeline, pipeline.run.start_timeout_s if patient else 0.0)
         yield ray
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dagrl.runtime.cluster.addresses import is_of_a_client
+from dagrl.runtime.cluster.addresses import OWN, is_of_a_client
 from dagrl.runtime.doctor.edges import Edges
 from dagrl.runtime.doctor.findings import Line, hint, missing, ok
 from dagrl.runtime.launch.place import WrongPlaceError, place_from
@@ -14,7 +14,9 @@ def network(edges: Edges, *, on_gpus: bool) -> list[Line]:
     named = ", ".join(f"{name} {' '.join(addresses)}".strip() for name, addresses in interfaces.items() if addresses)
     lines = [ok("interfaces", named) if named else hint("interfaces", "none but the loopback: one machine only")]
     for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
-        chosen = edges.variables.get(variable, "").lstrip("^=")
+        chosen = edges.variables.get(variable, "").lstrip("=")
+        if chosen.startswith("^"):
+            continue  # what is not to be used need not be there
         unknown = [name for name in chosen.split(",") if name and not any(each.startswith(name) for each in interfaces)]
         if unknown and "lo" not in unknown:
             lines.append(missing(variable, f"names {', '.join(unknown)}, which this machine has not"))
@@ -32,7 +34,9 @@ def network(edges: Edges, *, on_gpus: bool) -> list[Line]:
 def _ray(edges: Edges) -> list[Line]:
     lines = []
     address, running = edges.variables.get("RAY_ADDRESS"), edges.running_ray()
-    if address and is_of_a_client(address):
+    if address == OWN:
+        lines.append(ok("Ray", f"RAY_ADDRESS is {OWN}: a run starts its own and ends it"))
+    elif address and is_of_a_client(address):
         lines.append(missing("Ray", f"RAY_ADDRESS is {address}, where Ray's client is served; give its HOST:PORT"))
     elif address and (silence := edges.silence_at(address)):
         lines.append(missing("Ray", f"RAY_ADDRESS is {address}, where nobody answers ({silence}); unset it"))

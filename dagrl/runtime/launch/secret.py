@@ -43,7 +43,8 @@ def proof(secret: str, challenged: str) -> str:
 
 def proves(answer: object, secret: str, challenged: str) -> bool:
     """Whether `answer` is the proof."""
-    return isinstance(answer, str) and hmac.compare_digest(answer.encode(), proof(secret, challenged).encode())
+    # Half a surrogate pair, which JSON can hold, could not be compared.
+    return isinstance(answer, str) and answer.isascii() and hmac.compare_digest(answer, proof(secret, challenged))
 
 
 def write_secret(secret: str, folder: Path) -> Path:

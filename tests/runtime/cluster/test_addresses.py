@@ -47,6 +47,7 @@ def test_one_that_was_killed_is_no_longer_there_though_its_file_is(noted: Path, 
 def test_what_is_no_address_is_left_to_ray() -> None:
     knock("auto")
     knock("local:")
+    knock("head:²")
 
 
 def refusal(pipeline, tmp_path: Path) -> RunError:

@@ -113,6 +113,11 @@ BUSY = Gpu("0", "NVIDIA H200", 143771, 40960, "570.124")
         ({"running_ray": "10.0.0.1:6379"}, "hint", "one runs on this machine at 10.0.0.1:6379"),
         ({"variables": {"RAY_ADDRESS": "10.0.0.9:6379"}}, "hint", "RAY_ADDRESS is 10.0.0.9:6379"),
         (
+            {"variables": {"RAY_ADDRESS": "local"}, "running_ray": "10.0.0.1:6379"},
+            "ok",
+            "RAY_ADDRESS is local: a run starts its own",
+        ),
+        (
             {"variables": {"RAY_ADDRESS": "10.0.0.9:6379"}, "silence_at": lambda address: "Connection refused"},
             "missing",
             "RAY_ADDRESS is 10.0.0.9:6379, where nobody answers (Connection refused); unset it",
@@ -128,6 +133,11 @@ def test_each_thing_has_its_line(changed, verdict, fragment):
     said, code = examine(Machine(**changed))
     assert any(line.split()[0] == verdict and fragment in line for line in said.splitlines()), said
     assert code == ("  missing " in said) == (verdict == "missing")
+
+
+@pytest.mark.parametrize("chosen", ["eth", "=eth0", "eth0,lo", "^docker0", "^lo,docker"])
+def test_interfaces_that_are_chosen_must_be_there_and_others_need_not(chosen: str):
+    assert examine(Machine(variables={"NCCL_SOCKET_IFNAME": chosen}))[1] == 0
 
 
 def test_without_gpus_what_only_they_need_is_not_asked_for():

@@ -252,6 +252,7 @@ def test_a_secret_is_proved_without_being_told():
     assert not secret.proves(proof, "mine", secret.challenge())
     assert not secret.proves(secret.proof("other", challenged), "mine", challenged)
     assert not secret.proves(None, "mine", challenged)
+    assert not secret.proves("\ud800", "mine", challenged)
 
 
 def test_the_users_token_is_where_ray_looks_for_it(tmp_path: Path):
