@@ -99,7 +99,7 @@ def test_the_upper_clip_leaves_the_lower_alone():
         (0.5, -2.0, 1.6, 0.0, True),
         # Positive advantages know no dual clip.
         (4.0, 2.0, -2.4, 0.0, True),
-        (0.9, 2.0, -1.8, -1.8, False),
+        (0.9, 0.5, -0.45, -0.45, False),
     ],
 )
 def test_the_dual_clip_bounds_negative_advantages(ratio, advantage, loss, gradient, clipped):
