@@ -258,7 +258,7 @@ class Wiring:
                 doubled.setdefault(tuple(writers), []).append(column)
         for several, columns in doubled.items():
             read = [column for column in columns if column in bare]
-            place: Place = ("nodes", several[-1] if several[-1] in self._specs else several[-2])
+            place: Place = ("nodes", several[-1])
             names = f"column {listed(columns)} is" if len(columns) == 1 else f"columns {listed(read or columns)} are"
             remedy = "give one of them another name with `write:`, or say which is meant with "
             remedy += f"`read_from: [{several[0]}]`"

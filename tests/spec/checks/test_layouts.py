@@ -124,6 +124,9 @@ def test_heads_that_are_exchanged_for_context_divide_too(project, laid_out):
     problem = project.only_problem(path)
     assert problem.place == f"engines.actor.parallel.{CP}"
     assert "choose a divisor of 1, or another cp_comm_type" in problem.message
+    # Two heads of each rank, and one key head, which another rank has too.
+    path.write_text(path.read_text().replace("num_attention_heads: 8", "num_attention_heads: 16"))
+    assert "model's num_key_value_heads, 4; choose a divisor of 1, or" in project.only_problem(path).message
     path = laid_out(f"{TP}: 2, {CP}: 4", further=further)
     project.assert_problem(
         path, f"engines.actor.parallel.{CP}", "4 ranks that exchange heads (a2a) do not divide the model's num_key_valu"

@@ -113,6 +113,20 @@ def test_what_is_wrong_with_nodes_and_sizes_is_told(project, case):
     project.assert_problem(project.pipeline((old, new)), place, *fragments)
 
 
+@pytest.mark.parametrize(
+    "override",
+    [
+        "nodes.rollout.n=2",
+        "nodes.advantage.overlong_buffer={len: 8}",
+        "nodes.update.tokens_per_micro_batch=24",
+        "nodes.update.mini_batch=8",
+        "data.prompts_per_step=32",
+    ],
+)
+def test_what_just_suffices_passes(project, override):
+    assert check_file(project.folder / "p.yaml", [override]).warnings == ()
+
+
 OWN = """
 import dagrl
 def score(response, scale): return 1.0

@@ -124,6 +124,15 @@ CASES = {
         "data.train",
         "has no column `extra_info.anser` with responses (data.responses); did you mean `extra_info.answer`?",
     ),
+    "response field of a struct that is not there": (
+        (
+            *lines(SFT, ONE + LONGEST, ("[chosen]", "[extra.answer]")),
+            *NO_GENERATOR,
+            ("train: train.parquet", "train: train.parquet #!"),
+        ),
+        "data.train",
+        "has no column `extra.answer` with responses (data.responses); ",
+    ),
     "responses that are numbers": (
         (
             *lines(SFT, ONE + LONGEST, ("[chosen]", "[number]")),
