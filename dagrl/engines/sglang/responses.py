@@ -175,7 +175,9 @@ class Responses:
             response.version = version
         response.tokens = np.concatenate([response.tokens, answer.tokens])
         response.logprobs = np.concatenate([response.logprobs, answer.logprobs])
-        response.routed_experts = answer.routed_experts
+        if len(answer.tokens):
+            # One that was aborted in the queue knows of none, and those of what was sampled before still hold.
+            response.routed_experts = answer.routed_experts
         if answer.finish_reason != "abort" or self._aborts != born:
             response.finish_reason = answer.finish_reason
         elif self._retracts == retracts:

@@ -28,6 +28,7 @@ class FakeClient:
         self.remembered: list[tuple[list[int], str]] = []
         self.has_computed = asyncio.Event()
         """Set, what is to be remembered is there."""
+        self.routed_experts: np.ndarray | None = None
         self.asked: dict[str, tuple[list[int], dict[str, Any], str]] = {}
         self.calls: list[str] = []
         self._ends: dict[str, asyncio.Future[Answer]] = {}
@@ -45,7 +46,8 @@ class FakeClient:
         sampled = np.arange(100, 100 + tokens)
         for future in self._ends.values():
             if not future.done():
-                future.set_result(Answer(reason, "why it did", sampled, np.full(tokens, -0.5, np.float32), None))
+                logprobs = np.full(tokens, -0.5, np.float32)
+                future.set_result(Answer(reason, "why it did", sampled, logprobs, self.routed_experts))
 
     async def remember(self, rid: str, tokens: list[int], cache_key: str) -> None:
         self.remembered.append((tokens, cache_key))
@@ -183,6 +185,25 @@ def test_retracted_responses_go_on_behind_their_tokens_when_all_is_new(play) -> 
         [completion] = scene.done
         assert completion.tokens.tolist() == [100, 101, 100, 101, 102, 103]
         assert completion.policy_version == 3, "the oldest weights that sampled any of it"
+
+    play(act)
+
+
+def test_experts_of_what_was_sampled_are_known_though_a_later_request_ends_in_the_queue(play) -> None:
+    async def act(scene: Scene) -> None:
+        call = await scene.begin()
+        scene.client.routed_experts = np.zeros((3, 1, 2), np.int16)
+        await scene.responses.stand_still("retract")
+        await scene.responses.go_on("retract")
+        await settle()
+        scene.client.routed_experts = None
+        end = scene.client.end
+        scene.client.end = lambda reason, tokens: end(reason, 0)  # type: ignore[method-assign]
+        scene.responses.abort()
+        await call
+        [completion] = scene.done
+        assert completion.tokens.tolist() == [100, 101]
+        assert completion.routed_experts is not None and len(completion.routed_experts) == 3
 
     play(act)
 
