@@ -220,8 +220,8 @@ def test_where_the_generators_logprobs_are_the_old_ones_the_current_ones_are_com
 
 @pytest.mark.parametrize(
     ("level", "mean"),
-    # Tokens: (1 + 2 + 2 + 1) / 4. Responses: both cut to 2.
-    [("token", 1.5), ("sequence", 2.0)],
+    # Tokens: (1 + 2 + 2 + 1 + 0.5) / 5. Responses: 2, 4 cut to 2, and 0.5, over 3.
+    [("token", 1.3), ("sequence", 1.5)],
 )
 def test_normalized_weights_have_mean_one_over_all_ranks(level, mean):
     import numpy as np
@@ -229,18 +229,19 @@ def test_normalized_weights_have_mean_one_over_all_ranks(level, mean):
     from dagrl.data.batch import Batch, Column
 
     correction = {"rollout_is": level, "rollout_is_batch_normalize": True}
-    offsets = np.array([0, 2, 4])
+    # The second response has a token that does not count, the last one no other.
+    offsets = np.array([0, 2, 5, 6, 7])
     columns = {
-        "response_mask": np.ones(4, np.float32),
-        "old_logprob": np.full(4, math.log(0.5)),
-        "rollout_logprob": np.array(ROLLOUT),
+        "response_mask": np.array([1, 1, 1, 1, 0, 1, 0], np.float32),
+        "old_logprob": np.zeros(7),
+        "rollout_logprob": -np.log([1, 2, 4, 1, 100, 0.5, 8]),
     }
-    batch = Batch(np.arange(2), {name: Column(values, offsets) for name, values in columns.items()})
+    batch = Batch(np.arange(4), {name: Column(values, offsets) for name, values in columns.items()})
     objective = PolicyObjective(LossSpec(), 1.0, columns, correction=RolloutCorrectionSpec(**correction))
-    parts = [objective.token_weights(batch.take(np.array(rows, dtype=np.int64)))[1] for rows in ([0], [], [1])]
-    normalizer, total, count = totals = tuple(sum(each) for each in zip(*parts, strict=True))
-    assert (normalizer, total / count) == (4.0, pytest.approx(mean))
+    parts = [objective.token_weights(batch.take(np.array(rows, dtype=np.int64)))[1] for rows in ([0, 3], [], [1, 2])]
+    normalizer, total, count = (sum(each) for each in zip(*parts, strict=True))
+    assert (normalizer, total / count) == (5.0, pytest.approx(mean))
     old = [math.log(0.5)] * 4
-    normalized = loss_of(correction, totals=totals, old_logprob=old)[1]
+    normalized = loss_of(correction, totals=(4.0, total, count), old_logprob=old)[1]
     plain = loss_of({"rollout_is": level}, old_logprob=old)[1]
     assert normalized == pytest.approx([each / mean for each in plain])

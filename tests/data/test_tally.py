@@ -47,11 +47,12 @@ def test_parts_may_lack_some() -> None:
 
 
 def test_a_weighted_mean_is_that_of_all_parts() -> None:
-    # (1 * 2 + 4 * 1) / 3; the second part weighs nothing, whatever it holds.
-    parts = [(torch.tensor([1.0, 4.0]), torch.tensor([2.0, 1.0])), (torch.tensor([9.0]), torch.tensor([0.0]))]
+    # (1 * 0.5 + 4 * 0.25) / 0.75; the second part weighs nothing, whatever it holds.
+    parts = [(torch.tensor([1.0, 4.0]), torch.tensor([0.5, 0.25])), (torch.tensor([9.0]), torch.tensor([0.0]))]
     stat = read_tallies([{"x": tally_mean(*part)} for part in parts])["x"]
-    assert (stat.mean, stat.count, stat.low, stat.high) == (2.0, 3.0, 2.0, 2.0)
-    assert math.isnan(read_tallies([{"x": tally_mean(*parts[1])}])["x"].mean)
+    assert stat == Stat.weighted(1.5, 0.75)
+    assert (stat.mean, stat.low, stat.high) == (2.0, 2.0, 2.0)
+    assert read_tallies([{"x": tally_mean(*parts[1])}])["x"] == Stat.of(())
 
 
 def test_gradients_stay_out() -> None:
