@@ -63,7 +63,7 @@ def _kept_lines(path: Path, resumed_step: int | None) -> list[str]:
     for number, line in enumerate(lines, start=1):
         try:
             step = int(json.loads(line)["step"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             if number == len(lines):
                 break
             raise ValueError(f"{path}:{number}: not a step's metrics; remove the line to go on") from error

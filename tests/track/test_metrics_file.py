@@ -59,7 +59,7 @@ def test_a_resumed_run_goes_on_in_the_same_file(tmp_path):
     assert steps(tmp_path) == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("torn", ['{"step": 3, "rew', '{"step": 3}', '{"step": 3, "a": "\udcc3'])
+@pytest.mark.parametrize("torn", ['{"step": 3, "rew', '{"step": 3}', '{"step": 3, "a": "\udcc3', '{"step": 3e999}\n'])
 def test_a_torn_last_line_is_cut(tmp_path, torn):
     write_steps(tmp_path, 2)
     with (tmp_path / "metrics.jsonl").open("ab") as file:

@@ -66,6 +66,17 @@ def test_what_does_not_fit_is_refused(project, second: str, place: str, fragment
     project.assert_problem(with_second(project, second), f"nodes.{place}", *fragments)
 
 
+def test_the_leading_rollout_says_how_often_validation_prompts_are_answered(project) -> None:
+    path = with_second(project, SECOND + "n: 4, val_n: 2")
+    often = "max_new_tokens: 8}, val_n: 3, val_sampling: {max_new_tokens: 8}}"
+    text = path.read_text().replace("max_new_tokens: 8}}", often, 1)
+    path.write_text(text)
+    project.assert_problem(path, "nodes.second.val_n", "`rollout` says how many responses a validation prompt has, 3")
+    for right in ("val_n: 1", "val_n: 3"):
+        path.write_text(text.replace("val_n: 2", right))
+        check_file(path)
+
+
 def test_room_is_needed_for_the_responses_that_a_node_works_on(project) -> None:
     long = BEHIND.replace("max_prompt_tokens: 9", "max_prompt_tokens: 20000")
     check_file(with_second(project, long))
