@@ -67,7 +67,7 @@ def _executors(pipeline: Pipeline, graph: Graph) -> dict[str, Executor]:
             name,
             engine.group,
             tuple(_places(engine, group)),
-            (name, *_guests_of(name, pipeline)),
+            (name, *guests_of(name, pipeline)),
             follows=None if isinstance(engine, MegatronEngineSpec) else engine.follows,
             trained=name in trained,
             on_gpus=not group.is_cpu,
@@ -78,7 +78,7 @@ def _executors(pipeline: Pipeline, graph: Graph) -> dict[str, Executor]:
     return executors
 
 
-def _guests_of(name: str, pipeline: Pipeline) -> Iterable[str]:
+def guests_of(name: str, pipeline: Pipeline) -> Iterable[str]:
     """Engines that live on another one's ranks."""
     for guest, spec in pipeline.engines.items():
         if isinstance(spec, MegatronEngineSpec) and spec.shares == name:

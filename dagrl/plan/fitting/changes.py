@@ -9,6 +9,7 @@ from typing import Any
 
 from dagrl.plan.fitting.fit import Fit, fit
 from dagrl.plan.hardware import GPUS_OF_MACHINE
+from dagrl.plan.placement import guests_of
 from dagrl.spec.errors import Place, dotted
 from dagrl.spec.graph import Graph
 from dagrl.spec.models.shape import ModelShape, engine_shape
@@ -190,7 +191,8 @@ def _trainer_ladders(
     sizes = engine.parallel
     if engine.sleep is False:
         yield [Change({(*own, "sleep"): "auto"})]
-    yield _smaller_micro_batches(pipeline, name)
+    for each in (name, *guests_of(name, pipeline)):
+        yield _smaller_micro_batches(pipeline, each)
     if engine.transformer.get("recompute_granularity") != "full":
         full = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
         yield [Change({(*own, "transformer", field): value for field, value in full.items()})]
@@ -239,19 +241,20 @@ def _more_gpus(pipeline: Pipeline, name: str) -> list[Change]:
 
 
 def _smaller_micro_batches(pipeline: Pipeline, name: str) -> list[Change]:
-    """Half of the tokens, and half of that, while the longest sample still goes in."""
-    rows = {node: _rows_together(pipeline, spec) for node, spec in pipeline.nodes.items()}
-    longest = longest_row(pipeline)
+    """At most half of the tokens of the largest, and half of that, while the longest sample still goes in."""
     nodes = {
-        node: spec.tokens_per_micro_batch
-        for node, spec in pipeline.nodes.items()
-        if isinstance(spec, PackingNode) and spec.engine == name
+        node: spec for node, spec in pipeline.nodes.items() if isinstance(spec, PackingNode) and spec.engine == name
     }
-    rungs = []
-    for shift in range(1, 5):
-        halved = {node: tokens >> shift for node, tokens in nodes.items() if tokens >> shift >= rows[node] * longest}
-        if halved:
-            rungs.append(Change({("nodes", node, "tokens_per_micro_batch"): size for node, size in halved.items()}))
+    least = {node: _rows_together(pipeline, spec) * longest_row(pipeline) for node, spec in nodes.items()}
+    largest = max((spec.tokens_per_micro_batch for spec in nodes.values()), default=0)
+    rungs: list[Change] = []
+    smaller: dict[Place, int] = {}
+    for most in (largest >> shift for shift in range(1, 5)):
+        cut = [node for node, spec in nodes.items() if spec.tokens_per_micro_batch > most >= least[node]]
+        if cut:
+            # Those that go no lower stay as low as they are.
+            smaller |= {("nodes", node, "tokens_per_micro_batch"): most for node in cut}
+            rungs.append(Change(dict(smaller)))
     return rungs
 
 

@@ -104,15 +104,27 @@ def test_groups_say_their_gpus_themselves() -> None:
                 "engines.actor.transformer.recompute_num_layers=1",
             },
         ),
-        ("qwen3_30b_a3b_8gpu", "H100", (), {"engines.actor.sleep=auto"}),
+        ("qwen3_30b_a3b_8gpu", "H100", ("nodes.update.tokens_per_micro_batch=8192",), {"engines.actor.sleep=auto"}),
         (
             "qwen3_8b_megatron",
             "H100",
             ("engines.generator.server.mem_fraction_static=0.1",),
             {"engines.generator.server.mem_fraction_static=0.2"},
         ),
+        (
+            "qwen3_8b_megatron",
+            "H100",
+            ("nodes.ref.tokens_per_micro_batch=524288",),
+            {"nodes.ref.tokens_per_micro_batch=262144"},
+        ),
+        (
+            "qwen3_8b_megatron",
+            "H100",
+            ("nodes.old={op: logprob, engine: actor, write: old_logprob, tokens_per_micro_batch: 524288}",),
+            {"nodes.old.tokens_per_micro_batch=262144"},
+        ),
     ],
-    ids=["fewer tokens at once", "recompute", "sleep", "a larger share"],
+    ids=["fewer tokens at once", "recompute", "sleep", "a larger share", "of a guest", "of the largest"],
 )
 def test_the_nearest_change_is_found(name: str, gpu: str, overrides: tuple[str, ...], remedy: set[str]) -> None:
     pipeline, graph = loaded(name, *overrides)
