@@ -7,7 +7,8 @@ from typing import Any
 
 BOXED_INSTRUCTION = r"Think step by step, and put the final answer within \boxed{}."
 
-_BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{|[^\s{$])")
+_END_OF_FORMULA = r"\s*[.,;]?\s*(?:\$|\\[\])\\]|\\(?:end|boxed|fbox)\b|$)"
+_BOX = re.compile(rf"\\(?:boxed|fbox)\s*(\{{|[^\s{{$].*?(?={_END_OF_FORMULA}))", re.MULTILINE)
 
 
 def asked(question: str, instruction: str) -> str:
@@ -16,9 +17,10 @@ def asked(question: str, instruction: str) -> str:
 
 
 def last_boxed(solution: str) -> str | None:
-    r"""What the last ``\boxed{...}`` (or ``\fbox{...}``, ``\boxed 5``) of a solution holds.
+    r"""What the last ``\boxed{...}`` (or ``\fbox{...}``) of a solution holds.
 
-    None without one, or where its braces do not close.
+    Without braces, as in ``$\boxed 12$``, that is the rest of the formula, as in MATH's own evaluation. None without a
+    box, or where its braces do not close.
     """
     boxes = list(_BOX.finditer(solution))
     if not boxes:

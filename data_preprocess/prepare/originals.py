@@ -60,7 +60,7 @@ def _from_folder(original: Original, source: Path) -> Iterator[Row]:
 
 def _in_order(path: Path) -> list[tuple[int, str]]:
     """``2.json`` before ``10.json``."""
-    return [(int(piece), "") if piece.isdigit() else (0, piece) for piece in re.split(r"(\d+)", str(path))]
+    return [(int(piece), "") if piece.isdecimal() else (0, piece) for piece in re.split(r"(\d+)", str(path))]
 
 
 def _from_file(path: Path) -> Iterator[Row]:

@@ -48,6 +48,12 @@ def test_the_hubs_parquet_files_are_read(originals, prepared) -> None:
     [
         (r"\boxed{1} and then \boxed{2}", "2"),
         (r"\fbox{a} is $\boxed 7$.", "7"),
+        (r"$x=\boxed 12$, so $y=1$.", "12"),
+        (r"$\boxed\frac12$", r"\frac12"),
+        (r"$\boxed 1 \ne \boxed{2}$", "2"),
+        (r"\[\boxed 0.5. \]", "0.5"),
+        (r"\begin{align*}x&=\boxed\pi\end{align*}", r"\pi"),
+        ("It is \\boxed -3.\nIndeed.", "-3"),
         (r"\boxed{ \text{a}\{ b }", r"\text{a}\{ b"),
         (r"\boxed{\left\{ x \right.}", r"\left\{ x \right."),
         (r"\boxed{never closed", None),
