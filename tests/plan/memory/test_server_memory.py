@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from models import DEEPSEEK_V3, QWEN3_1B7, QWEN3_8B, QWEN3_30B
 
-from dagrl.plan.memory.estimate import GIB, EngineMemory
+from dagrl.plan.memory.estimate import CONTEXT, GIB, EngineMemory
 from dagrl.plan.memory.server import Serving, cache_bytes_per_token, cache_tokens, fraction_of, hf_memory, server_memory
 from dagrl.spec.models.gpus import gpu_named
 from dagrl.spec.models.shape import ModelShape
@@ -79,7 +79,7 @@ def test_the_share_that_a_server_may_fill(gpu: Any, server: dict[str, Any], slee
 
 def test_cache_fills_what_weights_leave_of_the_share() -> None:
     found = memory(mem_fraction_static=0.5)
-    free = H200.memory_bytes - found.awake["runtime"]
+    free = H200.memory_bytes - CONTEXT
     assert found.awake["weights"] + found.awake["cache"] == pytest.approx(free / 2, rel=1e-6)
     assert cache_tokens(QWEN3_8B, engine(mem_fraction_static=0.5), found) == found.awake["cache"] // 147456
     bounded = memory(max_total_tokens=100_000)
@@ -95,7 +95,7 @@ def test_a_model_that_does_not_fit_the_share_needs_more_than_there_is() -> None:
 
 def test_a_sleeper_leaves_all_but_its_process() -> None:
     asleep = memory(sleeps=True)
-    assert asleep.asleep == asleep.awake["runtime"] < 2 * GIB
+    assert asleep.asleep == asleep.awake["runtime"] < 4 * GIB
     assert asleep.asleep < asleep.weights_alone < asleep.peak
     assert asleep.host == 0, "its weights come anew"
     alone = SglangEngineSpec(backend="sglang", group="gpu", server={})
