@@ -156,7 +156,7 @@ def _follow(server: Server, lengths: list[float], each: float, prompt: float, *,
     """Steps at which bundles end, and which."""
     waiting, now, step, begun_at = 0, 0.0, 0.0, 0.0
     if server.in_process:
-        return _batch_after_batch(server, lengths, each, prompt, most)
+        return _batch_after_batch(server, lengths, each, prompt, most, prefill=prefill)
     while running or waiting < len(lengths):
         while len(running) < most and waiting < len(lengths):
             heapq.heappush(running, (step + lengths[waiting], waiting))
@@ -175,12 +175,15 @@ def _follow(server: Server, lengths: list[float], each: float, prompt: float, *,
     return ends
 
 
-def _batch_after_batch(server: Server, lengths: list[float], each: float, prompt: float, most: int) -> list[float]:
+def _batch_after_batch(
+    server: Server, lengths: list[float], each: float, prompt: float, most: int, *, prefill: float
+) -> list[float]:
     ends: list[float] = []
     now = 0.0
     for first in range(0, len(lengths), most):
         batch = lengths[first : first + most]
         longest = max(batch)
+        now += prefill * len(batch) / len(lengths)
         now += longest * server.step(len(batch) * each, prompt + longest / 2)
         ends += [now] * len(batch)
     return ends

@@ -105,7 +105,8 @@ class PlannedEngine:
             case SglangEngineSpec() as spec:
                 return self._sglang(spec)
             case HfEngineSpec() as spec:
-                return Server(self.shape, self.device, running=spec.max_batch_size, in_process=True)
+                size = spec.max_batch_size
+                return Server(self.shape, self.device, running=size, shares_prompts=False, in_process=True)
         raise AssertionError(f"{self.executor.name} does not generate")
 
     def _sglang(self, spec: SglangEngineSpec) -> Server:

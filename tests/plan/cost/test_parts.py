@@ -215,6 +215,13 @@ def test_more_gpus_and_less_work_take_less() -> None:
     assert shard_ends(SERVER, replace(WORK, enough=0.75))[-1] < whole, "the slowest are not waited for"
 
 
+def test_batch_after_batch_takes_its_prompts_in_and_then_waits_for_its_longest() -> None:
+    server = Server(DENSE, H200, running=16, shares_prompts=False, in_process=True)
+    ends = shard_ends(server, Generation(32, 2, Lengths(1000, 10, 10), shards=4))
+    first = server.prefill(16 * 1000, 1000) + 10 * server.step(16, 1005)
+    assert ends == pytest.approx([first, 2 * first, 3 * first, 4 * first])
+
+
 # -- whole pipelines
 
 
