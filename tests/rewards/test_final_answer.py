@@ -18,6 +18,8 @@ from dagrl.rewards.final_answer import final_answer
         (r"\boxed{1{,}000}", "1000"),
         (r"\boxed{−5}", "-5"),
         ("<answer>18</answer>, not <answer>17", "18"),
+        ("<answer> </answer> 18", "18"),
+        ("17 apples</answer> or 18", "18"),
         ("#### **18**", "18"),
         (r"\boxed{\left(2, 1\right)}", "(2,1)"),
         (r"\boxed{50\%}", "50%"),

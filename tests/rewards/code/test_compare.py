@@ -49,6 +49,8 @@ def test_outputs_are_compared_word_by_word(written: str, expected: str, same: bo
         (None, [], False),
         ({"a": [1.0]}, {"a": [1.0 + 1e-9]}, True),
         ({"a": 1}, {"b": 1}, False),
+        ({"a": 1}, ["a"], False),
+        (["a"], {"a": 1}, False),
         ("ab", "ab", True),
         ([], [[]], True),
     ],

@@ -66,6 +66,14 @@ def test_or_is_filled_up_with_the_first_that_did_not_pass(selection):
     }
 
 
+def test_a_step_that_is_full_is_not_filled_up(selection):
+    chosen = selection(2, when_short="fill")
+    chosen.note([0, 1, 2, 3], [1, 2, 3])
+    assert not chosen.is_short()
+    assert chosen.batch() == [1, 2]
+    assert (chosen.metrics()["filter/filled_prompts"], chosen.metrics()["filter/surplus_prompts"]) == (0, 1)
+
+
 @pytest.mark.parametrize(
     ("passed", "prompts"),
     [
