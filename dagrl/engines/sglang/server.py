@@ -87,7 +87,7 @@ class Server:
         if not done:
             future.cancel()
             raise ServerLostError(
-                f"waited {timeout_s:g} s for SGLang server {self._name} to {what}{self._last_words()}"
+                f"waited {timeout_s:g} s for SGLang server {self._name} to {what}{last_words(self._log_prefix)}"
             )
         return future.result()
 
@@ -148,7 +148,7 @@ class Server:
                 if not process.is_alive() and self._failure is None:
                     how = f"exit code {process.exitcode}"
                     self._failure = ServerLostError(
-                        f"a process of SGLang server {self._name} has died ({how}){self._last_words()}"
+                        f"a process of SGLang server {self._name} has died ({how}){last_words(self._log_prefix)}"
                     )
         for task in self._tasks:
             task.cancel()
@@ -158,7 +158,9 @@ class Server:
         waiting = asyncio.all_tasks() - {asyncio.current_task()}
         for task in waiting:
             task.cancel()
-        await asyncio.wait(waiting, timeout=_END_S)
+        # It refuses to wait for nothing, and a further machine of a server has no tasks of SGLang's.
+        if waiting:
+            await asyncio.wait(waiting, timeout=_END_S)
         self.engine.loop.stop()
 
     # -- beginning and end
@@ -169,7 +171,7 @@ class Server:
         if done and failure is None:
             return self._started.result()
         what = f"did not start: {_first_line(failure)}" if failure else f"was not ready after {timeout_s:g} s"
-        message = f"SGLang server {self._name} {what}{circumstances}{self._last_words()}"
+        message = f"SGLang server {self._name} {what}{circumstances}{last_words(self._log_prefix)}"
         self._end_processes()
         raise ServerError(message) from failure
 
@@ -189,15 +191,17 @@ class Server:
         for process in self._processes:
             process.join(timeout=_END_S)
 
-    def _last_words(self) -> str:
-        """What its processes printed last, and where the rest is: of the one whose log was written to last."""
-        logs = [path for path in self._log_prefix.parent.glob(f"{self._log_prefix.name}*.log") if path.stat().st_size]
-        logs = [path for path in logs if not path.name.endswith(_STACKS)]
-        if not logs:
-            return ""
-        newest = max(logs, key=lambda path: path.stat().st_mtime)
-        lines = telling_lines(newest.read_text(errors="replace"))
-        return f"; its last words: {' | '.join(lines[-_LAST_LINES:])}; all of them are in {newest}"
+
+def last_words(log_prefix: Path) -> str:
+    """What a server's processes printed last, and where the rest is: of the one whose log was written to last."""
+    # With what stands between a prefix and the rest: server 1 has no part in what server 10 says.
+    logs = [path for path in log_prefix.parent.glob(f"{log_prefix.name}-*.log") if path.stat().st_size]
+    logs = [path for path in logs if not path.name.endswith(_STACKS)]
+    if not logs:
+        return ""
+    newest = max(logs, key=lambda path: path.stat().st_mtime)
+    lines = telling_lines(newest.read_text(errors="replace"))
+    return f"; its last words: {' | '.join(lines[-_LAST_LINES:])}; all of them are in {newest}"
 
 
 def telling_lines(log: str) -> list[str]:

@@ -168,7 +168,8 @@ class Door:
         except (PeerError, ValueError):
             return None
         token = hello.pop("token", "") if isinstance(hello, dict) else ""
-        return hello if secrets.compare_digest(str(token), self.address.token) else None
+        # As bytes: of text, it compares ASCII only.
+        return hello if secrets.compare_digest(str(token).encode(), self.address.token.encode()) else None
 
 
 def knock(address: Address, timeout_s: float, whose: str, **hello: Any) -> Channel:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dagrl.engines.sglang.server import telling_lines
+import asyncio
+import os
+from types import SimpleNamespace
+
+from dagrl.engines.sglang.server import Server, last_words, telling_lines
 
 
 def test_progress_bars_and_marks_do_not_hide_how_a_process_ended():
@@ -14,3 +18,24 @@ def test_progress_bars_and_marks_do_not_hide_how_a_process_ended():
         "    ^^^^^^~~~~\n"
     )
     assert telling_lines(log) == ["[TP0] loading", "[saver] cudaError error: 2 (out of memory)"]
+
+
+def test_last_words_are_those_of_the_newest_log_of_a_server_itself(tmp_path):
+    prefix = tmp_path / "generator-1"
+    assert last_words(prefix) == ""
+    for age, name in enumerate(["generator-10-tp0", "generator-1-tp1", "generator-1-tp0", "generator-1-stacks"]):
+        log = tmp_path / f"{name}.log"
+        log.write_text(f"{name} has died\n")
+        os.utime(log, (1000 - age, 1000 - age))
+    assert last_words(prefix) == f"; its last words: generator-1-tp1 has died; all of them are in {prefix}-tp1.log"
+
+
+def test_a_loop_without_tasks_of_its_own_is_stopped():
+    loop = asyncio.new_event_loop()
+    server = object.__new__(Server)
+    server.engine = SimpleNamespace(loop=loop)
+    winding_up = loop.create_task(server._wind_up())
+    loop.call_later(5.0, loop.stop)
+    loop.run_forever()
+    loop.close()
+    assert winding_up.done() and winding_up.exception() is None

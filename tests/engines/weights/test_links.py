@@ -381,11 +381,11 @@ def test_a_generator_on_a_gpu_without_a_trainer_says_so(generators, sources):
 # -- doors
 
 
-@pytest.mark.parametrize("host", [None, "127.0.0.1"])
-def test_strangers_are_sent_away(host):
+@pytest.mark.parametrize(("host", "token"), [(None, "0" * 32), ("127.0.0.1", "0" * 32), (None, "\xe4")])
+def test_strangers_are_sent_away(host, token):
     door = Door(host)
     own = door.address
-    strange = Address(own.path, own.host, own.port, "0" * 32)
+    strange = Address(own.path, own.host, own.port, token)
     lines = [
         knock(strange, 5.0, "a door", sync=1),
         knock(own, 5.0, "a door", sync=2),
