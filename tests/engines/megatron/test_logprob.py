@@ -1,7 +1,9 @@
 import math
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dagrl.engines.megatron.logprob import linear_token_logprobs, token_logprobs
 
@@ -136,6 +138,25 @@ def test_logits_made_chunk_by_chunk_give_the_same_values_and_gradients(sample, c
         results.append([logprob.detach(), entropy.detach(), *(tensor.grad for tensor in inputs)])
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("chunk_elements", "rows"), [(30, 2), (12, 1), (1, 1), (10**6, 7)])
+def test_no_more_logits_are_made_at_once_than_asked_for(chunk_elements: int, rows: int) -> None:
+    class Products(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            if func is torch.ops.aten.mm.default:
+                made.append(tuple(result.shape))
+            return result
+
+    made: list[tuple[int, ...]] = []
+    hidden, weight = torch.randn(7, 3, requires_grad=True), torch.randn(12, 3)
+    with Products():
+        how = {"temperature": 1.0, "vocab_size": 12, "chunk_elements": chunk_elements}
+        logprob, _ = linear_token_logprobs(hidden, weight, torch.arange(7), **how)
+        logprob.sum().backward()
+    logits = [shape[0] for shape in made if shape[1] == 12]
+    assert max(logits) == rows and sum(logits) == 2 * 7, "all rows, forward and backward"
 
 
 def test_very_unlike_ranks_are_joined_without_overflow(run_ranks) -> None:
