@@ -127,6 +127,18 @@ def test_a_request_says_what_the_node_says(play) -> None:
     play(act)
 
 
+@pytest.mark.parametrize(("begun", "asked"), [(5, [1]), (6, []), (7, [])])
+def test_a_response_that_has_begun_gets_what_is_left_to_its_end(play, begun, asked) -> None:
+    async def act(scene: Scene) -> None:
+        call = await scene.begin(GenerationRequest(np.array([4]), 0, np.arange(begun)))
+        assert [sampling["max_new_tokens"] for _, sampling, _ in scene.client.asked.values()] == asked
+        scene.client.end("length", 1)
+        await call
+        assert [(each.finish_reason, len(each.tokens)) for each in scene.done] == [("length", len(asked))]
+
+    play(act)
+
+
 def test_each_response_has_a_name_of_its_own_and_comes_as_it_ends(play) -> None:
     async def act(scene: Scene) -> None:
         first = await scene.begin(REQUEST, REQUEST)
