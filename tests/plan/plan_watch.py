@@ -235,14 +235,9 @@ class Watch:
             begun = self.training.get(executor.name, run)
             assert (begun.step, begun.task) == (run.step, run.task), f"{run} in the midst of {begun}"
         if task.trains:
-            assert (
-                version == run.step - 1 or len([each for each in self.plan.tasks if self._trains_alike(each, task)]) > 1
-            )
+            assert version == run.step - 1
             assert run.step == self.first_step or run.step - 1 in self.committed, f"{run} before the commit before it"
             self.training[executor.name] = run
-
-    def _trains_alike(self, task: PlannedTask, other: PlannedTask) -> bool:
-        return task.trains and task.executor == other.executor and task.rows is other.rows
 
     def _arrive(self, row: _Row) -> None:
         assert row in self.running and row not in self.arrived, f"{row} comes out of nowhere"
@@ -253,6 +248,7 @@ class Watch:
 
     def _begin_sync(self, sync: Sync) -> None:
         follower, source = sync.follower, sync.source
+        assert sync.step <= self.last_step, f"{sync} after a stop"
         assert sync.version == self.version[source]
         assert not {follower, source} & self.lost
         held = self.version[follower]
