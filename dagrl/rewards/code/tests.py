@@ -45,7 +45,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class AssertTests:
-    """An assert each, with the other statements before it."""
+    """An assert each, with the other statements before it; the last with those behind it, too."""
 
     checks: tuple[Check, ...]
 
@@ -98,17 +98,19 @@ def _asserts(pieces: Any, answer: str) -> AssertTests:
 def _checks(piece: str) -> list[Check]:
     """The asserts of a piece of code, each for itself; all of it where it has none on its first level."""
     statements = ast.parse(piece).body
+    last = max((place for place, each in enumerate(statements) if isinstance(each, ast.Assert)), default=-1)
     before: list[ast.stmt] = []
     checks = []
-    for statement in statements:
+    for place, statement in enumerate(statements[: last + 1]):
         if isinstance(statement, ast.Assert):
-            checks.append(_check(before, statement))
+            # Nothing is left out that may test something: a loop over further cases, say.
+            checks.append(_check(before, statement, statements[last + 1 :] if place == last else ()))
         else:
             before.append(statement)
     return checks or [Check(piece)]
 
 
-def _check(before: Sequence[ast.stmt], statement: ast.Assert) -> Check:
+def _check(before: Sequence[ast.stmt], statement: ast.Assert, behind: Sequence[ast.stmt]) -> Check:
     """Of ``assert CODE == LITERAL`` only the code is run: who does not know the literal cannot say that it is equal."""
     match statement.test:
         case ast.Compare(left, [ast.Eq()], [right]):
@@ -118,8 +120,8 @@ def _check(before: Sequence[ast.stmt], statement: ast.Assert) -> Check:
                 except (ValueError, TypeError):
                     continue
                 shown = ast.Assign([ast.Name(VALUE, ast.Store())], code, lineno=0)
-                return Check(_source([*before, shown]), shows=True, expected=expected)
-    return Check(_source([*before, statement]))
+                return Check(_source([*before, shown, *behind]), shows=True, expected=expected)
+    return Check(_source([*before, statement, *behind]))
 
 
 def _literal(node: ast.expr) -> Any:

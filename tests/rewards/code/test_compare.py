@@ -35,6 +35,8 @@ def test_outputs_are_compared_word_by_word(written: str, expected: str, same: bo
     ("returned", "expected", "same"),
     [
         ([0, 1], [0, 1], True),
+        ([0, 2], [0, 1], False),
+        ([0], [0, 1], False),
         ([0, 1], [[0, 1]], True),
         ([[0, 1]], [0, 1], False),
         (3, [3], True),

@@ -32,6 +32,16 @@ from dagrl.rewards.code.tests import AssertTests, Check, FunctionTests, ProgramT
                 )
             ),
         ),
+        (
+            ["assert a\nassert f() == 1\nfor x in 2, 3:\n    check(x)"],
+            AssertTests(
+                (
+                    Check("assert a"),
+                    Check(f"{VALUE} = f()\nfor x in (2, 3):\n    check(x)", shows=True, expected=1),
+                )
+            ),
+        ),
+        (["assert a\ncheck(f)"], AssertTests((Check("assert a\ncheck(f)"),))),
         ({"functional": "assert -1 == f()"}, AssertTests((Check(f"{VALUE} = f()", shows=True, expected=-1),))),
         (
             {"functional": "assert set(f()) == set((4, 5))"},
@@ -58,6 +68,7 @@ def test_known_forms_are_read(answer: object, tests: object) -> None:
         ("42 is no test", "is not JSON"),
         ("42", "is neither an object nor a list"),
         ("{}", "has neither inputs and outputs nor asserts"),
+        ('{"inputs": ["1"], "outputs": "1"}', "has neither inputs and outputs nor asserts"),
         ('{"inputs": [], "outputs": []}', "has 0 inputs and 0 outputs"),
         ('{"inputs": ["1"], "outputs": []}', "has 1 inputs and 0 outputs"),
         ('{"functional": 3}', "has asserts that are not texts of code"),
