@@ -73,7 +73,9 @@ def test_a_rollout_that_nothing_is_trained_on_is_for_validation(checked) -> None
     assert list(validating) == ["prompts", "rollout", "reward", "sft", "samples"]
     assert (training["sft"].trains, validating["sft"].trains) == (True, False)
     assert {"reward", "response_tokens", "demonstration"} < set(validating["samples"].inputs)
-    plan = make_plan(found.loaded.pipeline, found.graph)
+    pipeline = found.loaded.pipeline
+    assert (needs_answers(pipeline), needs_answers(pipeline, validation=True)) == (False, True)
+    plan = make_plan(pipeline, found.graph)
     assert (plan.samples_per_prompt, plan.val_samples_per_prompt) == (1, 3)
     assert plan.executors["actor"].trained
     assert "rollout on generator, in validation" in draw_text(found.graph)
@@ -114,7 +116,7 @@ def test_experts_stand_between_the_rollout_and_all_others(checked) -> None:
     assert wires(graph, "update")["policy_version"] == "rollout"
     assert "is_expert" in wires(graph, "advantage") and "is_expert" in wires(graph, "update")
     assert not graph.validates_only
-    assert not is_offline(found.loaded.pipeline)
+    assert not is_offline(found.loaded.pipeline) and needs_answers(found.loaded.pipeline)
     assert graph.sampled_by("reward") == graph.sampled_by("update") == "rollout"
 
 

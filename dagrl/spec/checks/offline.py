@@ -130,9 +130,6 @@ def _check_room(
             f"{rollout.sampling.max_new_tokens}), and `{place[1]}` puts responses among samples; lower it"
         )
         findings.error(_LONGEST, message, depends_on=[("nodes", leading, "sampling", "max_new_tokens")])
-    if rollout.multi_turn:
-        message = f"an expert's response is one turn, and those of `{leading}` have several; take it out"
-        findings.error(place, message, depends_on=[("nodes", leading)])
 
 
 def _check_told(pipeline: Pipeline, findings: Findings) -> None:

@@ -60,7 +60,7 @@ def _check_several(pipeline: Pipeline, graph: Graph, findings: Findings) -> None
         place: Place = ("nodes", name)
         for option in _ONLY_ALONE:
             if getattr(node, option):
-                message = "works where there is one rollout, and there are " + f"{len(found)}; take it out"
+                message = f"works where there is one rollout, and there are {len(found)}; take it out"
                 findings.error((*place, option), message)
         behind = [other for other in found if other in graph.ancestors(name)]
         if behind and node.n > 1:

@@ -185,6 +185,13 @@ CASES = {
         "nodes.mix.per_prompt",
         "the data set has 1 for each prompt (data.responses); name more columns, or lower this",
     ),
+    "experts among conversations": (
+        lines(
+            MIX, ONE + LONGEST, ("n: 4, sampling", "n: 4, tools: [calculator], sampling"), ("op: mix}", "op: mix} #!")
+        ),
+        "nodes.mix",
+        "experts' responses have no turns; take `tools` and `environment` out of `rollout`, or this out",
+    ),
     "experts that say too much": (
         lines(MIX, ONE + "  max_response_tokens: 9 #!\n"),
         "data.max_response_tokens",
