@@ -15,6 +15,7 @@ import numpy as np
 
 from dagrl.data.batch import Column
 from dagrl.data.demonstrations import prompt_before, response_text, response_tokens, value_at
+from dagrl.data.tokenizer import chat_text
 from dagrl.spec.own.tool import offered
 
 if TYPE_CHECKING:
@@ -135,9 +136,10 @@ class PromptTable:
         if not any(message["content"] for message in messages):
             raise ValueError(f"{place}: the prompt is empty; remove the row")
         tools = [*offered(self._tools, self._extra_info(row)).values()] if self._tools else []
-        return self._tokenizer.apply_chat_template(
-            messages, tools=tools or None, tokenize=False, add_generation_prompt=True
-        )
+        try:
+            return chat_text(self._tokenizer, messages, tools)
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from error
 
     def _extra_info(self, row: int) -> Any:
         return (self._table["extra_info"][row].as_py() if "extra_info" in self._table.column_names else None) or {}

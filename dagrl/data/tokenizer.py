@@ -7,8 +7,9 @@ are imported when a tokenizer is loaded, not with this module.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dagrl.data.lean_transformers import tokenizers_alone
 from dagrl.spec.models.hf_config import EOS, PAD, UNKNOWN, token_ids
@@ -23,8 +24,8 @@ _CONCATENATE = "{% for message in messages %}{{ message['content'] }}{% endfor %
 def load_tokenizer(model: ModelSpec) -> PreTrainedTokenizerBase:
     """The tokenizer that `model` names: ``model.tokenizer``, or the one in the model's own folder.
 
-    It always has a padding token. Raises ValueError where no tokenizer is named, the folder holds none, or the
-    description of a made one does not make sense.
+    It has a padding token if it has one for the end. Raises ValueError where no tokenizer is named, the folder holds
+    none that can be read, or the description of a made one does not make sense.
     """
     source = model.tokenizer or model.path
     if source is None:
@@ -63,6 +64,29 @@ def make_tokenizer(spec: TokenizerSpec) -> PreTrainedTokenizerBase:
     )
 
 
+def chat_text(
+    tokenizer: PreTrainedTokenizerBase, chat: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+) -> str:
+    """A chat as a policy reads it, up to where it is to answer; special tokens are in it.
+
+    ValueError where the chat template does not take such messages: some know no system, or want turns to alternate.
+    """
+    from jinja2 import TemplateError
+
+    try:
+        return tokenizer.apply_chat_template(
+            [dict(message) for message in chat],
+            tools=[dict(tool) for tool in tools] or None,
+            tokenize=False,
+            add_generation_prompt=True,
+        )
+    except TemplateError as error:
+        roles = ", ".join(str(message.get("role")) for message in chat)
+        raise ValueError(
+            f"the tokenizer's chat template does not take a chat of {roles}: {error}; change the chat or the template"
+        ) from error
+
+
 def _byte_vocabulary(spec: TokenizerSpec) -> dict[str, int]:
     if spec.alphabet:
         raise ValueError("a tokenizer of kind 'bytes' has no alphabet; remove it, or set kind: characters")
@@ -88,9 +112,11 @@ def _from_folder(source: Path) -> PreTrainedTokenizerBase:
             from transformers import AutoTokenizer
 
             tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:
+        # Of a file that it does not understand, such as one of a newer version, the library raises no kind of its own.
         raise ValueError(
-            f"cannot load a tokenizer from {folder}: {error}; it needs tokenizer.json or its kin"
+            f"cannot load a tokenizer from {folder}: {error}; it needs tokenizer.json or its kin, in a form that the "
+            "installed transformers can read"
         ) from error
     if tokenizer.pad_token is None:
         # Padding is always masked, so any token will do; models without one are commonly padded with this.

@@ -6,13 +6,13 @@ import argparse
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from dagrl.data.prompt_file import PromptRow, write_prompts
+from dagrl.data.prompt_file import Message, PromptRow, write_prompts
 from prepare.dataset import DataSet, Drop, Record
 from prepare.originals import HUBS, records
 from prepare.output import all_or_nothing
@@ -165,7 +165,7 @@ def _measure(tokenizer: str | None) -> tuple[Length, str]:
     """How long a prompt is, and the unit of that. With a tokenizer, as the prompt loader counts: by chat template."""
     if tokenizer is None:
         return _characters, "characters"
-    from dagrl.data.tokenizer import load_tokenizer
+    from dagrl.data.tokenizer import chat_text, load_tokenizer
     from dagrl.spec.schema import ModelSpec, TokenizerSpec
 
     named: Any = TokenizerSpec(kind="bytes") if tokenizer == "bytes" else Path(tokenizer)
@@ -179,9 +179,7 @@ def _measure(tokenizer: str | None) -> tuple[Length, str]:
         )
 
     def tokens(row: PromptRow) -> int:
-        chat = [dict(message) for message in _chat(row)]
-        text = loaded.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        return len(loaded.encode(text, add_special_tokens=False))
+        return len(loaded.encode(chat_text(loaded, _chat(row)), add_special_tokens=False))
 
     return tokens, "tokens"
 
@@ -190,5 +188,5 @@ def _characters(row: PromptRow) -> int:
     return sum(len(message["content"]) for message in _chat(row))
 
 
-def _chat(row: PromptRow) -> Iterable[Any]:
+def _chat(row: PromptRow) -> Sequence[Message]:
     return [{"role": "user", "content": row.prompt}] if isinstance(row.prompt, str) else row.prompt

@@ -181,6 +181,17 @@ def test_a_chat_without_a_chat_template_is_refused(loader: Callable[..., PromptL
     assert texts(loader(["hi"], tokenizer=tokenizer).take(0, 1)) == ["hi"]
 
 
+def test_a_chat_that_the_template_does_not_take_is_named(loader: Callable[..., PromptLoader]) -> None:
+    tokenizer = make_tokenizer(TokenizerSpec(kind="bytes"))
+    tokenizer.chat_template = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}fine"
+    )
+    user, system = ({"role": role, "content": "hi"} for role in ("user", "system"))
+    told = r"row 1 .*chat template does not take a chat of system, user: System role not supported; change"
+    with pytest.raises(ValueError, match=told):
+        loader([row([user]), row([system, user])], tokenizer=tokenizer).take(0, 2)
+
+
 @pytest.mark.parametrize(
     ("truth", "text"),
     [("7", "7"), ("", ""), (7, "7"), (0.5, "0.5"), (True, "true"), (["a", "b"], '["a", "b"]'), ("é", "é")],

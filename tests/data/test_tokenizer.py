@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -104,4 +105,12 @@ def test_missing_and_empty_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no tokenizer folder"):
         load_tokenizer(ModelSpec(path=tmp_path / "nowhere"))
     with pytest.raises(ValueError, match="cannot load a tokenizer from"):
+        load_tokenizer(ModelSpec(path=tmp_path))
+
+
+def test_a_file_that_the_library_does_not_understand_is_refused(tmp_path: Path) -> None:
+    CHARACTERS.save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "model": {"type": "of a later version"}}))
+    with pytest.raises(ValueError, match=r"cannot load a tokenizer from .*; it needs tokenizer\.json .* can read"):
         load_tokenizer(ModelSpec(path=tmp_path))
