@@ -77,12 +77,11 @@ class _Rank:
         parameters = rank_parameters(self.shape, self.engine, self.stage)
         states = _States.of(parameters, self.engine, self.ranks, trains=self.work.trains, on_gpu=self.on_gpu)
         moment, awake = max(self._moments(parameters, states), key=lambda found: sum(found[1].values()))
-        stays = CONTEXT + _KERNELS + (_KERNELS_OF_SEVERAL if self.ranks > 1 else 0)
-        runtime = stays + self._nccl()
+        stays, runtime = self._runtime()
         if self.stage.stages > 1:
             moment = f"{moment}, stage {self.stage.index + 1} of {self.stage.stages}"
         return EngineMemory(
-            awake={**awake, "runtime": runtime if self.on_gpu else 0},
+            awake={**awake, "runtime": runtime},
             moment=moment,
             weights_alone=states.weights + self._buffers(states) + runtime,
             asleep=stays,
@@ -142,6 +141,13 @@ class _Rank:
         sizes = self.engine.parallel
         model = states.weights * sizes.tensor_model_parallel_size * sizes.pipeline_model_parallel_size
         return min(2 * self.work.bucket_bytes, model)
+
+    def _runtime(self) -> tuple[int, int]:
+        """Beside tensors: what stays while it sleeps, and all of it. Without devices it is the host's."""
+        if not self.on_gpu:
+            return 0, 0
+        stays = CONTEXT + _KERNELS + (_KERNELS_OF_SEVERAL if self.ranks > 1 else 0)
+        return stays, stays + self._nccl()
 
     def _nccl(self) -> int:
         sizes = self.engine.parallel

@@ -333,4 +333,5 @@ def test_on_cpu_slots_all_is_float32_and_the_hosts() -> None:
     on_cpu = trainer_memory(SIXTEEN_LAYERS, engine(), 1, Work(2048), on_gpu=False)
     on_gpu = trainer_memory(SIXTEEN_LAYERS, engine(), 1, Work(2048))
     assert on_cpu.awake["weights"] == 2 * on_gpu.awake["weights"]
-    assert on_cpu.awake["runtime"] == 0
+    assert on_cpu.awake["runtime"] == on_cpu.asleep == 0
+    assert on_cpu.weights_alone == on_cpu.awake["weights"]
