@@ -48,6 +48,8 @@ def test_tokens_between_the_bounds_are_drawn():
         (place,) = np.flatnonzero(chosen)
         seen.add(int(place))
     assert seen == {0, 2}
+    # A share of the four that count, not of all five.
+    assert drawn(parts, MASK, 0.4, lower=1, upper=5, random=np.random.default_rng(0)).sum() == 1
     everyone = drawn(parts, MASK, 1.0, lower=1, upper=5, random=np.random.default_rng(0))
     assert everyone.tolist() == [True, False, True, False, False]
     assert not drawn(parts, MASK, 1.0, lower=7, upper=9, random=np.random.default_rng(0)).any()

@@ -46,6 +46,7 @@ def test_of_a_group_the_shorter_responses_get_more():
     assert length_rewards(everyone, lengths, groups).tolist() == [0.5, 0.0, 0.25, -0.25, 0.0, -0.5]
     right = np.array([False, False, False, False, True, True])
     assert length_rewards(right, lengths, groups).tolist() == [0.0, 0.0, 0.0, -0.25, 0.0, -0.5]
+    assert length_rewards(everyone[:2], np.array([8, 7]), np.zeros(2)).tolist() == [-0.5, 0.5]
     assert length_rewards(everyone[:0], lengths[:0], groups[:0]).tolist() == []
 
 

@@ -165,3 +165,6 @@ def test_rows_of_a_group_take_the_responses_in_turn():
     assert [taken[row].tolist() for row in range(9)] == [[1], [10], [1], [2, 2], [20], [2, 2], [3], [30, 30], [3]]
     single = in_turn(columns[:1], np.array([0, 1, 2]))
     assert [single[row].tolist() for row in range(3)] == [[1], [2, 2], [3]]
+    third = Column.ragged([[7], [8], [9]], "int64")
+    pairs = in_turn([*columns, third], np.array([0, 0, 1, 1, 2, 2]))
+    assert [pairs[row].tolist() for row in range(6)] == [[1], [10], [2, 2], [20], [3], [30, 30]]
