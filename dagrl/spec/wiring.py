@@ -90,7 +90,7 @@ class Wiring:
                 elif (writer := self._meant(reader, source)) is not None:
                     found.append(Reading(reader, op_column, writer, source))
                     named.add(source)
-                elif source in self._writers:
+                elif source in self._writers and not self._replaces_its_own(reader, op_column, source):
                     bare.setdefault(source, []).append(reader)
                     found.append(Reading(reader, op_column, self._writers[source][0], source))
                 elif op_column in contract.reads or op_column in renames:
@@ -204,6 +204,10 @@ class Wiring:
         ]
         return found[0] if len(found) == 1 else None
 
+    def _replaces_its_own(self, reader: str, op_column: str, column: str) -> bool:
+        """Whether a node that takes a column from another one, to give it on, finds nobody else that writes it."""
+        return op_column in self._contracts[reader].replaces and self._writers[column] == [reader]
+
     def _check_read_from(self, reader: str) -> None:
         spec = self._specs.get(reader)
         for place, node in enumerate(spec.read_from if spec else ()):
@@ -224,9 +228,10 @@ class Wiring:
     def _report_missing(self, column: str, readers: list[tuple[str, str]]) -> None:
         samples = any(isinstance(spec, RolloutNode) for spec in self._specs.values())
         given = "demonstration" in self._writers
-        if _USUAL_WRITERS.get(column) == _ROLLOUT and not samples and not given:
-            return  # That there is no rollout is told once, by the graph.
         reader, op_column = readers[0]
+        replaced = op_column in self._contracts[reader].replaces
+        if _USUAL_WRITERS.get(column) == _ROLLOUT and not samples and (replaced or not given):
+            return  # That there is no rollout is told once, by the graph or `check_offline`.
         spec = self._specs.get(reader)
         renamed = spec is not None and op_column in spec.read
         place: Place = ("nodes", reader, "read", op_column) if renamed else ("nodes", reader)

@@ -175,6 +175,16 @@ CASES = {
         "nodes.mix",
         "nothing is trained on samples among which it could put the data set's",
     ),
+    "experts without a rollout": (
+        (*lines(DPO + "  mix: {op: mix} #!\n", TWO + LONGEST), *NO_GENERATOR),
+        "nodes.mix",
+        "nothing is trained on samples among which it could put the data set's",
+    ),
+    "experts that take nobody's place": (
+        lines(MIX, ONE + LONGEST, ("n: 4,", "n: 4, write: {response_tokens: mine},"), ("op: mix}", "op: mix} #!")),
+        "nodes.mix",
+        "column `response_tokens` is read by `mix`, but no node writes it; add a node `{op: rollout}`",
+    ),
     "too many experts": (
         lines(MIX, ONE + LONGEST, ("op: mix}", "op: mix, per_prompt: 3} #!"), ("[chosen]", "[chosen, rejected, said]")),
         "nodes.mix.per_prompt",
