@@ -170,7 +170,7 @@ class Driver:
                 return await actions[type(command)](command)
             except WorkerLostError as failure:
                 self.folder.keep_details(failure)
-                return await self._losses.settle(failure, command, self.trackers.note)
+                return await self._losses.settle(failure, self.trackers.note)
         except RunError as failure:
             failure.memory = self._moves.who_holds_what(self.scheduler.workers_of(command))
             raise

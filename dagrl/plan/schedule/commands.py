@@ -135,12 +135,11 @@ class StepCommitted:
 class WorkerLost:
     """Workers of `executor`, which is not trained, are gone: its weights with them, and all that it held in memory.
 
-    All that was under way on it is over and reports no more, a sync or a move included. Of `runs`, the runs among that,
-    the shards that were done stay done; the others are to be run again.
+    All that was under way on it is over and reports no more, a sync or a move included. Of its runs the shards that
+    were done stay done; the others are to be run again.
     """
 
     executor: str
-    runs: tuple[Run, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,7 +144,7 @@ class Scheduler:
                 self.committed = max(self.committed, commit.step)
                 self._steps.close(commit.step)
                 self._neighbourhoods.touch(*self._trained)
-            case WorkerLost(executor, _):
+            case WorkerLost(executor):
                 self._lose(executor)
             case StopRequested():
                 self._steps.stop_after(self._commits.next)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-from dagrl.plan.schedule.commands import Command, Run, WorkerLost
+from dagrl.plan.schedule.commands import Command, WorkerLost
 from dagrl.runtime.errors import WorkerHungError, WorkerLostError
 from dagrl.runtime.fleet.fleet import Fleet
 from dagrl.runtime.fleet.health import Restarts
@@ -29,13 +29,11 @@ class Losses:
         """`under_way`: the commands that are being carried out; `workers_of`: their executors."""
         self._fleet, self._restarts, self._bound_s = fleet, restarts, bound_s
         self._under_way, self._workers_of = under_way, workers_of
-        self._ended: dict[str, list[Command]] = {}
-        """Executor with a loss that the scheduler has not heard of -> commands that it has ended."""
+        self._untold: set[str] = set()
+        """Executors with a loss that the scheduler has not heard of."""
 
-    async def settle(
-        self, failure: WorkerLostError, command: Command, note: Callable[[str], None]
-    ) -> WorkerLost | None:
-        """What to tell the scheduler of a loss that has ended `command`; None where another command's end tells it.
+    async def settle(self, failure: WorkerLostError, note: Callable[[str], None]) -> WorkerLost | None:
+        """What to tell the scheduler of a loss that has ended a command; None where another command's end tells it.
 
         Raises the failure where the run cannot go on without those workers, or has been restarted often enough.
         """
@@ -44,13 +42,13 @@ class Losses:
             raise failure
         (executor,) = executors
         self._fleet.lose(failure.lost)
-        if executor in self._ended:
-            self._ended[executor].append(command)
+        if executor in self._untold:
             return None
         note(self._restarts.once_more(failure, f"{executor} goes on when {', '.join(failure.lost)} is started again"))
-        self._ended[executor] = [command]
+        self._untold.add(executor)
         await self._others_end(executor)
-        return WorkerLost(executor, tuple(each for each in self._ended.pop(executor) if isinstance(each, Run)))
+        self._untold.remove(executor)
+        return WorkerLost(executor)
 
     async def _others_end(self, executor: str) -> None:
         mine = asyncio.current_task()

@@ -75,7 +75,7 @@ class Play:
     def lose(self, name: str) -> list[Command]:
         gone = [each for each in self.pending if name in self.scheduler.workers_of(each)]
         self.pending = [each for each in self.pending if each not in gone]
-        return self.tell(WorkerLost(name, tuple(each for each in gone if isinstance(each, Run))))
+        return self.tell(WorkerLost(name))
 
 
 def test_shards_that_had_arrived_stay_and_the_others_are_run_again_on_weights_that_are_synced_anew():

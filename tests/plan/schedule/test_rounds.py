@@ -141,7 +141,7 @@ def test_a_round_that_loses_its_generator_is_gone_on_with_in_that_round():
     play.until(lost)
     play.pending.remove(lost)
     play.tell(ShardDone(1, "rollout", 1, 1))
-    play.tell(WorkerLost("generator", (lost,)))
+    play.tell(WorkerLost("generator"))
     play.until()
     again = play.begun[play.begun.index(lost) + 1 :]
     assert Restart(1, "generator") in again

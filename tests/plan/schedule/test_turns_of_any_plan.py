@@ -88,8 +88,7 @@ class Play:
         self.losses -= 1
         gone = self.watch.lose(name)
         self.pending = [each for each in self.pending if each not in gone]
-        runs = tuple(each for each in gone if isinstance(each, Run))
-        self._begin(self.scheduler.handle(WorkerLost(name, runs)))
+        self._begin(self.scheduler.handle(WorkerLost(name)))
 
 
 @settings(deadline=None, max_examples=150)

@@ -47,7 +47,7 @@ class Scene:
                 await action()
                 self.heard.append(command)
             except WorkerLostError as failure:
-                event = await self.losses.settle(failure, command, self.notes.append)
+                event = await self.losses.settle(failure, self.notes.append)
                 if event is not None:
                     self.heard.append(event)
 
@@ -81,17 +81,17 @@ def play(scene: Scene, **actions: Callable[[], Awaitable[None]]) -> list[Any]:
     return scene.heard
 
 
-def test_a_generator_that_is_lost_is_told_of_with_its_run() -> None:
+def test_a_generator_that_is_lost_is_told_of() -> None:
     scene = Scene()
-    assert play(scene, rollout=dies("generator/1")) == [WorkerLost("generator", (ROLLOUT,))]
+    assert play(scene, rollout=dies("generator/1")) == [WorkerLost("generator")]
     assert scene.fleet.given_up == ["generator/1"]
     assert scene.notes == [
         "generator/1 is lost: died; generator goes on when generator/1 is started again (restart 1 of 3)"
     ]
 
 
-def test_one_that_is_lost_in_a_sync_is_told_of_without_a_run() -> None:
-    assert play(Scene(), sync=dies("generator/0")) == [WorkerLost("generator", ())]
+def test_one_that_is_lost_in_a_sync_is_told_of_too() -> None:
+    assert play(Scene(), sync=dies("generator/0")) == [WorkerLost("generator")]
 
 
 @pytest.mark.parametrize("first", ["rollout", "sync"])
@@ -99,12 +99,12 @@ def test_a_loss_that_ends_two_commands_is_told_once_and_last(first) -> None:
     """A sync in flight, in the midst of a rollout."""
     scene = Scene()
     actions = {name: dies("generator/1", after_s=0.0 if name == first else 0.1) for name in ("rollout", "sync")}
-    assert play(scene, **actions, reward=ends(0.2)) == [WorkerLost("generator", (ROLLOUT,)), REWARD]
+    assert play(scene, **actions, reward=ends(0.2)) == [WorkerLost("generator"), REWARD]
     assert len(scene.notes) == 1
 
 
 def test_what_comes_to_its_end_all_the_same_is_told_before_the_loss() -> None:
-    assert play(Scene(), rollout=dies("generator/1"), sync=ends(0.1)) == [SYNC, WorkerLost("generator", (ROLLOUT,))]
+    assert play(Scene(), rollout=dies("generator/1"), sync=ends(0.1)) == [SYNC, WorkerLost("generator")]
 
 
 @pytest.mark.parametrize("names", [("actor/0",), ("generator/0", "actor/0"), ()])
