@@ -65,6 +65,19 @@ def test_a_response_is_found_and_ends_with_the_end_token(loader, row, column):
     assert texts(piece, "prompt_tokens") == ["2+2="]
 
 
+def test_a_token_that_begins_every_text_is_neither_put_before_a_response_nor_a_second_time_before_a_chat(loader):
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = make_tokenizer(TokenizerSpec(kind="bytes"))
+    begins = TemplateProcessing(single="<eos> $A", special_tokens=[("<eos>", END)])
+    tokenizer.backend_tokenizer.post_processor = begins
+    rows = [{"chosen": chat("1+1=", "2")}]
+    piece = loader(rows, ("chosen",), tokenizer=tokenizer).take(0, 1)
+    assert (texts(piece, "prompt_tokens"), texts(piece)) == (["1+1="], ["2$"])
+    piece = loader([{"prompt": "1+1=", "response": "2"}], ("response",), tokenizer=tokenizer).take(0, 1)
+    assert (texts(piece, "prompt_tokens"), texts(piece)) == (["$1+1="], ["2$"])
+
+
 def test_without_prompts_the_chat_before_the_response_is_the_prompt(loader):
     rows = [{"messages": chat("1+1=", "2", "and 2+2=", "4")}, {"messages": chat("5=", "5")}]
     piece = loader(rows, ("messages",)).take(0, 2)

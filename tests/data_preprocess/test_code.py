@@ -37,10 +37,11 @@ def test_mbpps_single_file_is_split_by_task(originals, prepared, capsys) -> None
 
 def test_mbpps_asserts_judge_a_solution(originals, prepared, capsys) -> None:
     tasks = [
-        mbpp(601, test_setup_code="import math", challenge_test_list=["assert add(-1, 1) == 0"]),
+        mbpp(601, test_setup_code="import math", challenge_test_list=["assert add(-math.inf, 1) < 0"]),
         mbpp(602, test_list=["assert add(1"]),
         mbpp(603, test_list=[]),
-        mbpp(604, text=" "),
+        mbpp(604, test_list=["assert add(1, 2) == 3", " "]),
+        mbpp(605, text=" "),
     ]
     (row,) = prepared("mbpp", originals(train_DOT_jsonl=tasks), "--splits", "train")["train"]
     assert row["ability"] == "code"
@@ -53,7 +54,7 @@ def test_mbpps_asserts_judge_a_solution(originals, prepared, capsys) -> None:
     block = f"```python\n{row['extra_info']['answer']}\n```"
     assert code_reward(block, row["reward_model"]["ground_truth"]) == 1.0
     assert code_reward(block.replace("return a", "return abs(a)"), row["reward_model"]["ground_truth"]) == 0.0
-    assert "dropped 1: tests that are not Python; dropped 1: no tests; dropped 1: no task" in capsys.readouterr().out
+    assert "dropped 1: tests that are not Python; dropped 2: no tests; dropped 1: no task" in capsys.readouterr().out
 
 
 def apps(tests: object, **more: object) -> dict:
@@ -66,13 +67,15 @@ def test_apps_asks_for_a_program_or_a_function(originals, prepared) -> None:
     rows = [
         apps(program, solutions=json.dumps(["print(3)", "other"]), difficulty="interview", url="https://x"),
         apps(function, starter_code="def add(a, b):\n", solutions=["def add"]),
+        apps(program, solutions="print(4)"),
+        apps(program, solutions=[]),
     ]
     written = prepared("apps", originals(train_DOT_jsonl=rows, test_DOT_jsonl=rows[:1]))["train"]
-    assert truths(written) == [program, function]
-    first, second = (row["prompt"][0]["content"] for row in written)
+    assert truths(written) == [program, function, program, program]
+    first, second = (row["prompt"][0]["content"] for row in written[:2])
     assert first.endswith("Read from standard input and write to standard output.")
     assert second.endswith("Write a function named add.\nBegin with this:\n```python\ndef add(a, b):\n```")
-    assert [row["extra_info"]["answer"] for row in written] == ["print(3)", "def add"]
+    assert [row["extra_info"]["answer"] for row in written] == ["print(3)", "def add", "print(4)", ""]
     assert written[0]["extra_info"]["difficulty"] == "interview"
 
 
