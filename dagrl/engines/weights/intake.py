@@ -117,7 +117,7 @@ class Intake:
                 f"the server's model has parameters that were not written wholly: {shortened(missed)}; the trainer's "
                 "model has no tensors for them, and both must be the same"
             )
-        replays = None if recorder.obstacle else tuple(self._recorded)
+        replays = None if recorder.obstacle or recorder.overwrites() else tuple(self._recorded)
         self._known = _Known(replays, tuple(recorder.constants()), frozenset(self._used))
 
     def begin_comparing(self) -> None:

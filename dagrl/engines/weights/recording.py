@@ -45,12 +45,38 @@ class _Seen:
 
     starts: dict[int, list[np.ndarray]] = field(default_factory=dict)
     lengths: dict[int, list[np.ndarray]] = field(default_factory=dict)
+    copied: dict[int, list[bool]] = field(default_factory=dict)
+    """Whether it was copied there, of each write."""
 
-    def add(self, target: Tensor) -> None:
+    def add(self, target: Tensor, *, copied: bool) -> None:
         starts, length = _runs(target)
         memory = storage_of(target)
         self.starts.setdefault(memory, []).append(starts)
         self.lengths.setdefault(memory, []).append(np.full(len(starts), length))
+        self.copied.setdefault(memory, []).append(copied)
+
+    def overwritten(self) -> bool:
+        """Whether anything was written where something had been copied to before."""
+        return any(map(self._is_overwritten, self.starts))
+
+    def _is_overwritten(self, memory: int) -> bool:
+        counts = [len(starts) for starts in self.starts[memory]]
+        begins, lengths = (np.concatenate(each[memory]) for each in (self.starts, self.lengths))
+        ends, turns = begins + lengths, np.repeat(np.arange(len(counts)), counts)
+        copied = np.repeat(self.copied[memory], counts)
+        order = np.argsort(begins[copied], kind="stable")
+        copy_begins, copy_ends, copy_turns = (each[copied][order] for each in (begins, ends, turns))
+        if (copy_begins[1:] < copy_ends[:-1]).any():
+            return True
+        # The copies that each filled stretch lies over are neighbours, and the first of them to be made tells.
+        first = np.searchsorted(copy_ends, begins[~copied], side="right")
+        beyond = np.searchsorted(copy_begins, ends[~copied], side="left")
+        covers = first < beyond
+        if not covers.any():
+            return False
+        spans = np.stack([first, beyond], axis=1)[covers].ravel()
+        earliest = np.minimum.reduceat(np.append(copy_turns, len(counts)), spans)[::2]
+        return bool((earliest < turns[~copied][covers]).any())
 
     def covered(self, parameter: Tensor) -> np.ndarray:
         """Elements that were written at least once, of each slice of a parameter along its first dimension."""
@@ -120,12 +146,12 @@ class _Watch(TorchDispatchMode):
         into = self._names.get(touched[0][1]) if touched else None
         if into is not None and func is _aten.copy_.default:
             target, source = args[:2]
-            self._seen.add(target)
+            self._seen.add(target, copied=True)
             if storage_of(source) != self._bucket:
                 self._note(f"{into} is no copy of what was sent, but computed from it")
             return self._copy(func, target, source, args, kwargs)
         if into is not None and func in _CONSTANTS:
-            self._seen.add(args[0])
+            self._seen.add(args[0], copied=False)
             return self._fill(func, args[0], args[1] if len(args) > 1 else 0.0, args, kwargs)
         if any(memory == self._bucket or memory in self._names for _, memory in touched):
             self._note(f"{func} works on weights")
@@ -158,6 +184,10 @@ class Recorder(_Watch):
             if (covered := self._seen.covered(tensor)).sum() < tensor.numel() and _are_padded(tensor, covered)
         ]
         return [*((tensor, 0.0) for tensor in padded), *self._filled]
+
+    def overwrites(self) -> bool:
+        """Whether what a copy has brought was written over: then their order matters, which `replay` does not keep."""
+        return self._seen.overwritten()
 
     def take_notes(self) -> tuple[list[Copied], set[int]]:
         """The copies since the last call, and the bytes of the bucket at which anything began that was read."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from dagrl.engines.weights.intake import Intake
 from dagrl.engines.weights.manifest import Manifest
+from dagrl.engines.weights.recording import _Seen
 
 
 def intake_of(model: nn.Module, load: Callable[..., object] | None = None) -> Intake:
@@ -148,6 +149,44 @@ def test_a_loader_that_joins_tensors_is_called_every_time():
         send(intake, weights(seed), 10**6)
         assert_loaded(model, weights(seed))
     assert not intake.replays and intake.used == set(weights())
+
+
+@pytest.mark.parametrize("how", ["fills", "copies", "fills first"])
+def test_a_loader_that_writes_over_its_copies_is_called_every_time(how):
+    class Overwriting(Model):
+        def load_weights(self, given):
+            for name, tensor in given:
+                if how == "fills first" and name == "layers.0.norm":
+                    self.layers[0].norm.data.fill_(7)
+                super().load_weights([(name, tensor)])
+                if how == "fills" and name == "layers.0.norm":
+                    self.layers[0].norm.data[2:4].fill_(7)
+                if how == "copies" and name == "layers.1.norm":
+                    self.layers[0].norm.data[3:4].copy_(tensor[:1])
+
+    model = Overwriting()
+    intake = intake_of(model)
+    for seed in (0, 1):
+        forget(model)
+        send(intake, weights(seed))
+        wanted = weights(seed)["layers.0.norm"].clone()
+        if how == "fills":
+            wanted[2:4] = 7
+        if how == "copies":
+            wanted[3] = weights(seed)["layers.1.norm"][0]
+        assert torch.equal(model.layers[0].norm, wanted)
+    assert intake.replays == (how == "fills first")
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 3), st.booleans()), max_size=6))
+def test_what_is_written_over_is_seen(writes):
+    memory, seen, holds_copy, expected = torch.zeros(6, 4), _Seen(), torch.zeros(6, 4, dtype=torch.bool), False
+    for first, last, column, copied in writes:
+        seen.add(memory[first:last, column:], copied=copied)
+        there = holds_copy[first:last, column:]
+        expected |= bool(there.any())
+        there |= copied
+    assert seen.overwritten() == expected
 
 
 def test_what_follows_from_weights_keeps_a_loader_from_being_replayed():
