@@ -47,6 +47,10 @@ def test_top_k_keeps_the_lower_ids_of_equal_tokens() -> None:
     assert kept.tolist() == list(range(20))
 
 
+def test_likely_enough_to_the_bit_is_likely_enough() -> None:
+    assert restrict(torch.tensor([[0.25, 0.5, 0.25]]), -1, 0.5).tolist() == [[0.0, 0.5, 0.0]]
+
+
 def test_each_row_is_restricted_by_its_own_probabilities() -> None:
     rows = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.2, 0.7], [0.3, 0.4, 0.3]])
     assert (restrict(rows, -1, 0.65) > 0).tolist() == [[True, False, False], [False, False, True], [True, True, False]]
