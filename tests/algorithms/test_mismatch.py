@@ -12,7 +12,7 @@ from dagrl.data.tally import read_tallies
 
 def test_metrics_by_hand():
     # Probabilities for trainer and generator; the last token of the first response does not count.
-    trainer = torch.tensor([0.5, 0.2, 1e-9, 0.4]).log()
+    trainer = torch.tensor([0.5, 0.2, 1e-9, 0.2]).log()
     rollout = torch.tensor([0.25, 0.2, 1.0, 0.8]).log()
     rows = Rows(torch.tensor([0, 0, 0, 1]), torch.tensor([1, 1, 0, 1]).bool())
     found = {
@@ -20,26 +20,26 @@ def test_metrics_by_hand():
         for name, s in read_tallies([mismatch_metrics(trainer, rollout, rows)]).items()
     }
     log2 = math.log(2)
-    # Ratios 2, 1 and 1/2; of the responses 2 and 1/2.
+    # Ratios 2, 1 and 1/4; of the responses 2 and 1/4.
     assert {name: stat.mean for name, stat in found.items()} == pytest.approx(
         {
-            "logprob_diff": 2 * log2 / 3,
-            "prob_diff": (0.25 + 0.4) / 3,
-            "kl": 0.0,
-            "kl_k3": ((2 - 1 - log2) + 0 + (0.5 - 1 + log2)) / 3,
-            "kl_reverse": ((2 * log2 - 1) + 0 + (-0.5 * log2 + 0.5)) / 3,
-            "ratio": 3.5 / 3,
-            "chi2_token": (3 + 0 - 0.75) / 3,
-            "chi2_sequence": (3 - 0.75) / 2,
+            "logprob_diff": log2,
+            "prob_diff": (0.25 + 0.6) / 3,
+            "kl": (-log2 + 0 + 2 * log2) / 3,
+            "kl_k3": ((2 - 1 - log2) + 0 + (0.25 - 1 + 2 * log2)) / 3,
+            "kl_reverse": ((2 * log2 - 1) + 0 + (-0.5 * log2 + 0.75)) / 3,
+            "ratio": 3.25 / 3,
+            "chi2_token": (3 + 0 - 15 / 16) / 3,
+            "chi2_sequence": (3 - 15 / 16) / 2,
             "rollout_ppl": (math.sqrt(1 / 0.05) + 1.25) / 2,
-            "trainer_ppl": (math.sqrt(1 / 0.1) + 2.5) / 2,
-            "ppl_ratio": (math.sqrt(0.5) + 2) / 2,
+            "trainer_ppl": (math.sqrt(1 / 0.1) + 5) / 2,
+            "ppl_ratio": (math.sqrt(0.5) + 4) / 2,
         },
         rel=1e-6,
         abs=1e-7,
     )
-    assert found["logprob_diff"].high == pytest.approx(log2, rel=1e-6)
-    assert found["prob_diff"].high == pytest.approx(0.4, rel=1e-6)
+    assert found["logprob_diff"].high == pytest.approx(2 * log2, rel=1e-6)
+    assert found["prob_diff"].high == pytest.approx(0.6, rel=1e-6)
     assert found["ratio"].high == pytest.approx(2.0, rel=1e-6)
     assert (found["kl"].count, found["trainer_ppl"].count) == (3, 2)
 
