@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 
 from dagrl.data.batch import Batch, Column
+from dagrl.data.end_tokens import end_tokens
 from dagrl.data.stats import Stat
 from dagrl.nodes.base import Context, Output, Part
 from dagrl.nodes.turns.reading import passages
 from dagrl.rewards.registry import load_reward
 from dagrl.rewards.score import Samples, score
+from dagrl.spec.rollouts import rollouts
 from dagrl.spec.schema import RewardNode
 
 
@@ -73,6 +75,16 @@ def response_text(tokens: np.ndarray, context: Context) -> str:
 
     Other special tokens stay: a policy must not pass by hiding them in an answer that would be right without them.
     """
-    tokenizer, sampling = context.resources.tokenizer, context.sampling
-    ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else (tokenizer.eos_token_id,))}
-    return tokenizer.decode(tokens[:-1] if len(tokens) and int(tokens[-1]) in ends else tokens)
+    ended = len(tokens) and int(tokens[-1]) in _ends(context)
+    return context.resources.tokenizer.decode(tokens[:-1] if ended else tokens)
+
+
+def _ends(context: Context) -> frozenset[int]:
+    """Tokens that end a response."""
+    sampling, resources, pipeline = context.sampling, context.resources, context.pipeline
+    named = frozenset(sampling.stop_token_ids)
+    if sampling.ignore_eos:
+        return named
+    model = pipeline.model_of(context.rollout.engine) if rollouts(pipeline) else pipeline.model
+    own = resources.once(f"ends of {context.sampled_by}", lambda: end_tokens(model, resources.tokenizer))
+    return named | own

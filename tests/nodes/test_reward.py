@@ -105,6 +105,13 @@ def test_the_token_that_ended_a_response_is_no_part_of_its_text(bench) -> None:
     assert text_of(bench, [EOS]) == text_of(bench, []) == ""
 
 
+def test_what_the_models_generation_config_names_ends_a_response_too(bench) -> None:
+    two, plus = bench.tokenizer.encode("2+")
+    (bench.folder / "generation_config.json").write_text(f'{{"eos_token_id": [{EOS}, {plus}]}}')
+    tokens = bench.batch([0], response_tokens=[[two, plus]])["response_tokens"][0]
+    assert response_text(tokens, bench.context(model={"init": None, "path": str(bench.folder)})) == "2"
+
+
 def test_other_special_tokens_stay_so_that_nothing_hides_in_a_right_answer(bench) -> None:
     (two,) = bench.tokenizer.encode("2")
     assert text_of(bench, [PAD, two, EOS]) == "<pad>2"
