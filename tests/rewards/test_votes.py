@@ -16,6 +16,7 @@ def test_the_exact_reward_votes_by_what_it_compares() -> None:
     vote = load_vote(Vote("exact", {"extract": "answer: (.*)", "ignore_case": True}))
     assert vote("Answer? answer: Paris ") == "paris"
     assert vote("no idea") is None
+    assert load_vote(Vote("exact"))(" Paris") == "Paris"
 
 
 def test_an_answer_is_a_text_or_none(tmp_path) -> None:

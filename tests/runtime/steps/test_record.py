@@ -100,7 +100,9 @@ def test_a_nodes_time_is_that_in_which_any_of_its_shards_runs() -> None:
     record.note(run, block(3, 5, 1), "host/0")
     record.note(run, block(4, 5.5, 1), "host/1")
     record.finish_run(run, ROLLOUT, ON_HOST)
-    record.add(Activity("val/rollout", "rollout", 0, 4, None, "rollout", "generator/0"))
+    validation = Activity("val/rollout", "rollout", 0, 4, None, "rollout", "generator/0")
+    record.add(validation)
+    assert record.activities[-1] == validation
     found = record.metrics(tokens=100, policy_version=2, slots=4)
     assert found["time/rollout_s"] == 3.5
     assert found["time/val/rollout_s"] == 4
