@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from dagrl.spec.schema import LogprobNode, MegatronEngineSpec, Pipeline, UpdateNode
+from dagrl.spec.schema import LogprobNode, Pipeline, UpdateNode
 
 if TYPE_CHECKING:
     from dagrl.spec.graph import GraphNode
@@ -23,9 +23,6 @@ def redundant_nodes(pipeline: Pipeline, nodes: Mapping[str, GraphNode]) -> dict[
     for name, node in nodes.items():
         spec = node.spec
         if not isinstance(spec, LogprobNode):
-            continue
-        engine = pipeline.engines.get(spec.engine)
-        if not isinstance(engine, MegatronEngineSpec) or engine.shares is not None:
             continue
         readers = {
             (other.name, column): other.spec

@@ -109,6 +109,7 @@ def test_servers_have_to_fit_their_machines(project, with_server, line, rollout,
 
 def test_servers_across_machines(with_server):
     check_file(with_server("server: {tp_size: 4, pp_size: 2}", "nodes: 4, gpus_per_node: 4"))
+    check_file(with_server("server: {tp_size: 4, pp_size: 2}", "nodes: 4, gpus_per_node: 2"))
     check_file(with_server("server: {pp_size: 4}", "nodes: 2, gpus_per_node: 2"))
 
 
