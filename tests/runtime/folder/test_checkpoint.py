@@ -216,9 +216,10 @@ def test_whatever_happens_to_a_file_of_the_newest_the_one_before_is_taken(which,
 
 def test_a_torn_one_is_put_aside_so_that_it_takes_no_whole_one_s_place(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=1)
-    save(checkpoints, 6)
-    (checkpoints.of_step(6) / "actor" / "weights").unlink()
-    checkpoints.set_aside(checkpoints.of_step(6))
+    for _ in "once", "and the next time that it comes to that step":
+        save(checkpoints, 6)
+        (checkpoints.of_step(6) / "actor" / "weights").unlink()
+        assert checkpoints.set_aside(checkpoints.of_step(6)).name == "step_6.torn"
     save(checkpoints, 3)
     assert checkpoints.find().folder == checkpoints.of_step(3)
     assert checkpoints.steps() == [3]
