@@ -228,7 +228,7 @@ def test_topr_forgets_bad_responses_that_have_become_unlikely():
     log_ratio = torch.tensor([math.log(4), -math.log(8), math.log(2), math.log(3), 900.0, 7.0], dtype=torch.float64)
     rows = Rows(torch.tensor([0, 0, 1, 1, 3, 3]), torch.tensor([True] * 5 + [False]))
     for advantage, weights, clipped in (
-        (2.0, [1, 1, 1, 1, 1], [False] * 5),
+        (0.5, [1, 1, 1, 1, 1], [False] * 5),
         (-2.0, [0.5, 0.5, 1, 1, 1], [False, False, True, True, True]),
     ):
         logprob = log_ratio.clone().requires_grad_()
