@@ -275,6 +275,25 @@ def test_padding_of_experts_is_zero():
         assert torch.equal(model.layers[1].w2[3, :, :FFN], weights(seed)["layers.1.experts.3.down"])
 
 
+def test_what_a_loader_fills_in_is_there_again_without_it():
+    class Scaled(Model):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.empty(2), requires_grad=False)
+
+        def load_weights(self, given):
+            super().load_weights(given)
+            self.scale.data.fill_(1)
+
+    model = Scaled()
+    intake = intake_of(model)
+    for seed in (0, 1):
+        forget(model)
+        send(intake, weights(seed))
+        assert model.scale.tolist() == [1, 1]
+    assert intake.replays
+
+
 # -- what is wrong
 
 
