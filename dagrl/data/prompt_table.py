@@ -168,13 +168,16 @@ def _read(path: Path, responses: Sequence[str], with_answers: bool, limit: int |
             _check_columns(path, schema, responses, with_answers)
             known = [name for name in ("prompt", "data_source", "extra_info") if name in schema.names]
             answer = [ANSWER] if _has(schema, ANSWER) else []
-            table = file.read(columns=[*known, *answer, *responses])
+            columns = [*known, *answer, *responses]
+            # Piece by piece: of structs, such as that of reference answers, Arrow reads no more than 2 GB at once.
+            pieces = [file.read_row_group(group, columns) for group in range(file.num_row_groups)]
     except FileNotFoundError as error:
         raise ValueError(f"there is no prompt file {path}; data_preprocess/ has scripts that make some") from error
-    except (OSError, pa.ArrowInvalid) as error:
+    except (OSError, pa.ArrowException) as error:
         raise ValueError(f"{path} cannot be read as parquet: {error}") from error
-    if table.num_rows == 0:
+    if not any(piece.num_rows for piece in pieces):
         raise ValueError(f"{path} has no rows")
+    table = pa.concat_tables(pieces)
     return table if limit is None else table.slice(0, limit)
 
 
