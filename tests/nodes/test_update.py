@@ -141,6 +141,9 @@ def test_a_sample_too_old_can_end_the_run(bench, aged) -> None:
     context = bench.context("update", engine=Trainer(), schedule={"max_staleness": 1, "stale_samples": "stop"})
     with pytest.raises(ValueError, match=r"sample 5 comes from policy version 5, 2 behind .*max_staleness is 1; "):
         list(update([aged(bench)], context))
+    engine, schedule = Trainer(), {"max_staleness": 2, "stale_samples": "stop"}
+    list(update([aged(bench)], bench.context("update", engine=engine, schedule=schedule)))
+    assert engine.trained_on == [[0, 3, 5]], "none is too old"
 
 
 def test_what_partial_rollouts_have_begun_has_a_bound_of_its_own(bench, aged) -> None:
