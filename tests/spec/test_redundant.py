@@ -45,8 +45,6 @@ def test_they_are_skipped_for_older_samples_too_as_they_are_of_the_weights_that_
         # Something else reads them too.
         [OLD, "nodes.advantage.kl_in_reward={coef: 0.1}"],
         [OLD, "nodes.mine={op: 'reads_old:mine'}"],
-        # They are needed before the first micro-batch.
-        [OLD, "nodes.update.rollout_correction={rollout_is: token, rollout_is_batch_normalize: true}"],
         # The update takes them for the reference's.
         ["nodes.old={op: logprob, engine: actor}", "nodes.update.read={ref_logprob: old.logprob}"],
     ],

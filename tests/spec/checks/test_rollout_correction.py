@@ -66,12 +66,12 @@ def test_options_that_go_together(project, options):
 
 
 def test_bounds_that_weigh_down_what_agrees_are_a_warning(project):
-    for options in (
-        "{rollout_is: token, rollout_is_threshold: 0.5}",
-        "{rollout_is: token, rollout_is_threshold: 5, rollout_is_threshold_lower: 2}",
+    for options, remedy in (
+        ("{rollout_is: token, rollout_is_threshold: 0.5}", "choose 1 or more"),
+        ("{rollout_is: token, rollout_is_threshold: 5, rollout_is_threshold_lower: 2}", "bounds on both sides of 1"),
     ):
         (warning,) = check_file(project.folder / "p.yaml", [f"nodes.update.rollout_correction={options}"]).warnings
-        assert "on which trainer and generator agree" in warning.message
+        assert "on which trainer and generator agree" in warning.message and warning.message.endswith(remedy)
 
 
 def test_normalized_weights_keep_the_old_log_probs(project):
@@ -103,3 +103,4 @@ def test_reinforce_follows_its_policy_by_weights(project):
     assert check_file(project.folder / "p.yaml", weighted).warnings == ()
     (warning,) = check_file(project.folder / "p.yaml", [*weighted, OLD]).warnings
     assert "from before the first optimizer step" in warning.message
+    assert check_file(project.folder / "p.yaml", [*weighted, OLD, "nodes.update.mini_batch=8"]).warnings == ()

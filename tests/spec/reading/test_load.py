@@ -53,7 +53,9 @@ class TestExtends:
         grown = project.write(
             "grown.yaml", "extends: p\nmodel: {init: {hidden_size: null, q_lora_rank: null, rope_scaling: null}}\n"
         )
-        loaded = load_pipeline(grown, ["model.init.rope_scaling=null", "model.init.head_dim=null"])
+        own = "engines.generator.model={init: {model_type: llama, q_lora_rank: null}}"
+        loaded = load_pipeline(grown, ["model.init.rope_scaling=null", "model.init.head_dim=null", own])
+        assert loaded.pipeline.engines["generator"].model.init == {"model_type": "llama", "q_lora_rank": None}
         init = loaded.pipeline.model.init
         assert init.keys() == {
             *("model_type", "num_attention_heads", "num_key_value_heads", "intermediate_size"),
