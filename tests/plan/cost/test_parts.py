@@ -19,6 +19,7 @@ from dagrl.plan.cost.optimizer import OptimizerSteps
 from dagrl.plan.cost.passes import Batch, Passes
 from dagrl.plan.cost.transfers import sync_seconds
 from dagrl.plan.placement import make_plan
+from dagrl.plan.plan import Rows
 from dagrl.plan.schedule.commands import Run, Sync
 from dagrl.spec.checks import check_file
 from dagrl.spec.models.gpus import GPUS, gpu_named
@@ -264,6 +265,13 @@ def test_a_colocated_step_is_its_stages_one_after_the_other() -> None:
     on_gpus = sum(estimate.node_s[name] for name in ("rollout", "ref", "update")) + sum(estimate.move_s.values())
     assert on_gpus == pytest.approx(estimate.step_s, rel=0.05)
     assert estimate.idle["gpu"] < 0.02
+
+
+def test_a_step_has_neither_validation_nor_checkpoint() -> None:
+    often = ("run.validate_first=true", "run.validate_every=1", "run.save_every=1")
+    plain, checked = costs_of("qwen3_8b_megatron"), costs_of("qwen3_8b_megatron", often)
+    assert any(task.rows is Rows.VALIDATION for task in checked.plan.tasks)
+    assert estimate_step(checked) == estimate_step(plain)
 
 
 APART = (
