@@ -365,12 +365,12 @@ def test_kimis_mirror_descent_pulls_as_the_squared_error_of_its_optimum_does():
     torch.testing.assert_close(gradient, weights.grad, atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("parts", [[[0, 1, 2, 3, 4, 5]], [[4, 0, 2], [5, 1, 3]]])
+@pytest.mark.parametrize("parts", [[[0, 1, 2, 3, 4, 5, 6]], [[4, 0, 2], [5, 6, 1, 3]]])
 def test_pairwise_mirror_descent_pulls_as_the_squares_of_all_differences_do(parts):
     """The sum over pairs of (a_i - a_j)^2, a = A - tau log(pi(y) / pi_old(y)), by autograd, however groups are cut."""
-    batch, logits = make_batch([[1, 1, 0], [1], [1, 1, 1, 1], [1], [0], [1, 1]], seed=9)
-    groups, of_rows, tau = np.array([7, 3, 7, 3, 7, 3]), np.array([1.5, -0.5, -2.0, 0.25, 9.0, 1.0]), 0.7
-    rows = np.repeat(np.arange(6), batch["response_mask"].lengths)
+    batch, logits = make_batch([[1, 1, 0], [1], [1, 1, 1, 1], [1], [0], [1, 1], [1]], seed=9)
+    groups, of_rows = np.array([7, 3, 7, 3, 7, 3, 5]), np.array([1.5, -0.5, -2.0, 0.25, 9.0, 1.0, 4.0])
+    tau, rows = 0.7, np.repeat(np.arange(7), batch["response_mask"].lengths)
     advantage = Column(of_rows[rows], batch["response_mask"].offsets)
     batch = batch.with_columns({"advantage": advantage, "group_id": Column(groups)})
     spec = LossSpec(policy="opmd_pairwise", tau=tau, aggregation="seq-mean-token-sum")
@@ -389,8 +389,8 @@ def test_pairwise_mirror_descent_pulls_as_the_squares_of_all_differences_do(part
             worth.append(of_rows[response] - tau * ratio.log())
         pairs = [(one - other) ** 2 for place, one in enumerate(worth) for other in worth[:place]]
         total = total + sum(pairs) / (2 * tau * len(group))
-    # The response without a token that counts is in no mean.
-    (total / 5).backward()
+    # The response without a token that counts is in no mean; the one without any other to its prompt is in no pair.
+    (total / 6).backward()
     torch.testing.assert_close(gradient, weights.grad, atol=1e-12, rtol=0)
 
 

@@ -27,6 +27,8 @@ def test_every_sum_is_right_and_in_one_file(arithmetic: ModuleType, tmp_path: Pa
     expected = {f"{left}+{right}=": str(left + right) for left in range(13) for right in range(13)}
     assert train | test == expected
     assert list(train | test) != list(expected)
+    further = pq.read_table(tmp_path / "test.parquet")["extra_info"].to_pylist()
+    assert all(int(each["wrong"]) == each["left"] + each["right"] + 1 for each in further)
 
 
 def test_with_nothing_held_out_both_files_hold_all_pairs(arithmetic: ModuleType, tmp_path: Path) -> None:
@@ -42,7 +44,9 @@ def test_the_seed_decides(arithmetic: ModuleType, tmp_path: Path) -> None:
     assert first == same != other
 
 
-@pytest.mark.parametrize("options", [["--held_out", "1"], ["--largest", "0"], ["--largest", "-5"]])
+@pytest.mark.parametrize(
+    "options", [["--held_out", "1"], ["--held_out", "0.001"], ["--largest", "0"], ["--largest", "-5"]]
+)
 def test_options_that_leave_a_file_empty_are_refused(
     arithmetic: ModuleType, tmp_path: Path, options: list[str]
 ) -> None:
