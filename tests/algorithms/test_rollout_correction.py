@@ -101,7 +101,7 @@ def test_ratios_too_large_for_a_float_stay_finite():
 def test_metrics_say_what_was_done():
     log_ratio, rows = packed()
     spec = RolloutCorrectionSpec(
-        rollout_is="token", rollout_rs="sequence", rollout_rs_threshold=2.0, rollout_token_veto_threshold=0.3
+        rollout_is="token", rollout_rs="token", rollout_rs_threshold=2.0, rollout_token_veto_threshold=0.3
     )
     found = read_tallies([correction_metrics(correct(spec, log_ratio, torch.zeros(8), rows), rows)])
     weight = found["correction/weight"]
@@ -110,7 +110,8 @@ def test_metrics_say_what_was_done():
     assert {name: stat.mean for name, stat in found.items() if name != "correction/weight"} == {
         "correction/truncated_fraction": pytest.approx(1 / 7),
         "correction/masked_fraction": 0.0,
-        "correction/rejected_fraction": pytest.approx(5 / 7),
+        # One token of the first response, all of the second.
+        "correction/rejected_fraction": pytest.approx(3 / 7),
         "correction/rejected_responses": pytest.approx(2 / 3),
         "correction/vetoed_responses": pytest.approx(1 / 3),
     }
