@@ -203,3 +203,16 @@ def test_the_rest_of_a_step_that_is_being_trained_is_sampled_by_the_weights_that
     play.pending.remove(Run(1, "update", (0,)))
     commands = play.to_the_end()
     assert [each for each in commands if isinstance(each, Run) and each.task == "update"][1] == Run(1, "update", (1,))
+
+
+def test_a_younger_step_waits_for_the_end_of_the_update_that_its_generator_was_lost_in():
+    play = Play(grpo(pieces=((0,), (1,), (2,)), max_staleness=1), slow=("rollout", "ref"))
+    play.until(lambda pending: {Run(1, "update", (0,)), Run(2, "rollout", ALL)} <= {*pending})
+    play.pending.remove(Run(1, "update", (0,)))
+    play.tell(RunDone(Run(1, "update", (0,))))
+    assert play.lose("generator") == [Restart(2, "generator")]
+    play.pending.remove(Restart(2, "generator"))
+    # The weights are those of no step.
+    assert play.tell(EngineReady("generator", AWAKE)) == []
+    syncs = [each for each in play.to_the_end() if isinstance(each, Sync)]
+    assert syncs == [Sync(1, "generator", "actor", 0), Sync(2, "generator", "actor", 1)]

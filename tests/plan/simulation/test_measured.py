@@ -11,7 +11,7 @@ from dagrl.plan.plan import HOST, Executor, Plan
 from dagrl.plan.schedule.commands import Restart, Run, Sleep, Sync
 from dagrl.plan.simulation.costs import CostTable
 from dagrl.plan.simulation.measured import measured_costs
-from dagrl.plan.simulation.simulate import simulate
+from dagrl.plan.simulation.simulate import Activity, simulate
 from dagrl.spec.ops import Scope
 from dagrl.spec.residency import Residency
 
@@ -68,3 +68,12 @@ def test_a_slow_first_step_is_no_measure_and_what_was_never_seen_takes_no_time()
     assert costs.seconds(Sleep(1, "actor", Residency.ASLEEP)) == pytest.approx(0.5)
     assert costs.seconds(Sync(1, "generator", "actor", 0)) == pytest.approx(1.0)
     assert costs.seconds(Restart(1, "generator")) == 0.0
+
+
+def test_servers_share_the_time_of_a_rollout_and_each_worker_of_the_host_has_its_own():
+    planned = plan()
+    began = [("rollout", 0.0, 4.0), ("rollout", 0.0, 6.0), ("reward", 6.0, 7.0), ("reward", 6.0, 8.0)]
+    activities = [Activity(name, name, start, end, 1, None, "", "") for name, start, end in began]
+    costs = measured_costs(planned, activities)
+    assert costs.seconds(Run(1, "rollout", (0, 1))) == pytest.approx(6.0)
+    assert costs.seconds(Run(1, "reward", (0, 1))) == pytest.approx(1.0 + 2.0)
