@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from dagrl.spec.errors import Place
@@ -90,11 +89,10 @@ def _check_classifier(pipeline: Pipeline, name: str, findings: Findings) -> None
     if model.path is None:
         return
     try:
-        config = json.loads((model.path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        classes = read_config(model).get("architectures")
+    except ValueError:
         return  # `model.py` says so.
-    classes = config.get("architectures") if isinstance(config, dict) else None
-    if classes and not any(str(each).endswith(_CLASSIFIER) for each in classes):
+    if isinstance(classes, list) and classes and not any(str(each).endswith(_CLASSIFIER) for each in classes):
         message = (
             f"{model.path} is a {classes[0]}, which has no score; give `{name}` the folder of a reward model under "
             f"`model: {{path: ...}}`: a sequence classifier with one label"

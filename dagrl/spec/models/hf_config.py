@@ -36,10 +36,20 @@ def token_ids(tokenizer: Path | TokenizerSpec | None) -> Mapping[str, int]:
     if tokenizer is None:
         raise ValueError("model: random weights bring no tokenizer; add `tokenizer:`, or vocab_size to `init:`")
     file = tokenizer.expanduser() / "tokenizer.json"
-    content = _read_object(file)
+    try:
+        ids = _listed_ids(_read_object(file))
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise ValueError(f"{file} is no tokenizer of Hugging Face's; copy the file again") from error
+    if not ids:
+        raise ValueError(f"{file} does not list its tokens; add vocab_size to model.init")
+    return ids
+
+
+def _listed_ids(content: Mapping[str, Any]) -> dict[str, int]:
+    """Token -> id, as far as the file lists its vocabulary; empty where it does not."""
     vocabulary = (content.get("model") or {}).get("vocab")
     if not vocabulary:
-        raise ValueError(f"{file} does not list its tokens; add vocab_size to model.init")
+        return {}
     # Unigram tokenizers list pairs of a token and its score.
     known = (
         vocabulary.items() if isinstance(vocabulary, dict) else ((pair[0], at) for at, pair in enumerate(vocabulary))

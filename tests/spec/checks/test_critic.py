@@ -156,6 +156,14 @@ def test_a_language_models_folder_has_no_score(project, judged):
     project.assert_problem(path, "engines.judge.model.path", "is a Qwen3ForCausalLM, which has no score; give `judge`")
 
 
+def test_a_folder_that_does_not_say_what_it_is_is_left_to_the_engine(judged):
+    path = judged()
+    config = path.parent / "judge" / "config.json"
+    for classes in (5, None, []):
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"architectures": classes}))
+        check_file(path)
+
+
 def test_a_classifier_follows_nobody(project, judged):
     problems = {problem.place: problem.message for problem in project.problems(judged(extra=", follows: actor"))}
     assert "takes nobody's weights" in problems["engines.judge.follows"]
