@@ -74,6 +74,16 @@ def test_a_weight_that_is_steered_is_the_steps_and_tells_what_it_is_steered_by(b
     assert weight.mean == 0.2
 
 
+def test_what_steers_the_weight_is_of_the_tokens_that_are_trained_on(bench, part) -> None:
+    # Of the second response the last token counts, of the third none.
+    mask = bench.batch([4, 5, 6, 7], response_mask=[[1], [0, 1], [0, 0], [1]])["response_mask"]
+    options = node(kl_in_reward={"coef": 0.1, "target_kl": 0.5})
+    masked = replace(part, batch=part.batch.with_columns({"response_mask": mask}))
+    (output,) = advantage([masked], bench.context("advantage", nodes=options))
+    divergence = output.stats["kl/reward_divergence"]
+    assert (divergence.count, divergence.total) == (3, pytest.approx(1 + 1 - 1))
+
+
 def test_a_rank_without_rows_has_no_advantages(bench) -> None:
     empty = bench.batch([], group_id=[], reward=[], response_mask=[], old_logprob=[], ref_logprob=[])
     (output,) = advantage([Part(0, empty)], bench.context("advantage", nodes=node(kl_in_reward={"coef": 0.1})))
