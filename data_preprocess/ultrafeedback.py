@@ -1,4 +1,4 @@
-"""UltraFeedback as pairs of answers (MIT licence): data_preprocess/ultrafeedback.py --local_dir data/ultrafeedback.
+"""UltraFeedback as pairs (MIT licence): python data_preprocess/ultrafeedback.py --local_dir data/ultrafeedback.
 
 From the hub, or with --source from a folder with train_prefs-*.parquet and test_prefs-*.parquet. Each row has the chat
 before the answers as its prompt, and two answers in the columns `chosen` and `rejected`, the better first, for

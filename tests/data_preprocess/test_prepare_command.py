@@ -235,7 +235,19 @@ def test_what_breaks_the_columns_is_told_without_a_traceback(originals, prepared
 
 @pytest.mark.parametrize(
     "name",
-    ["aime", "amc", "apps", "dapo_math", "deepscaler", "geo3k", "gsm8k", "gsm8k_tools", "math_dataset", "mbpp"],
+    [
+        "aime",
+        "amc",
+        "apps",
+        "dapo_math",
+        "deepscaler",
+        "geo3k",
+        "gsm8k",
+        "gsm8k_tools",
+        "math_dataset",
+        "mbpp",
+        "ultrafeedback",
+    ],
 )
 def test_every_script_explains_itself(load_script: Callable[[str], ModuleType], name: str, capsys) -> None:
     with pytest.raises(SystemExit) as stopped:
