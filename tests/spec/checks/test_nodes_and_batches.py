@@ -170,6 +170,13 @@ def test_mini_batches_that_do_not_divide_the_step(project):
     assert "3 prompts do not divide the step's 8 (data.prompts_per_step); choose a divisor, such as 2" in messages
 
 
+def test_of_a_size_whose_key_is_misspelt_nothing_else_is_said(project):
+    path = project.pipeline(
+        ("prompts_per_step: 8", "promts_per_step: 8 #!"), (UPDATE, "loss: {kl_coef: 0.01}, mini_batch: 8}")
+    )
+    project.assert_problem(path, "data.promts_per_step", "did you mean `prompts_per_step`?")
+
+
 def test_several_steps_with_old_logprobs_pass(project):
     check_file(
         project.folder / "p.yaml",

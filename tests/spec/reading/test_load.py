@@ -171,6 +171,7 @@ class TestOverrides:
                 "the brackets are not closed; put quotes around the whole override, for the shell parts it at spaces",
             ),
             ("extends=grpo", "what a file extends is said in it; write a file that begins with `extends: NAME`"),
+            ('data.train="a\\0b"', "a path cannot hold a NUL character; take it out"),
             ("run.steps.more=1", "`run.steps` has no keys of its own; override it as a whole"),
             ("data.shuffle=no", "a bare `no` can mean two things; write `false`, or quotes for the word"),
         ],

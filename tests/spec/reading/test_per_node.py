@@ -41,6 +41,7 @@ def test_sizes_are_multiplied_by_the_machines_that_train(load):
     assert sizes(load()) == (24, 6)
     assert sizes(load("groups.train.nodes=1")) == (8, 2)
     assert sizes(load("groups.train={gpus_per_node: 8}")) == (8, 2)
+    assert sizes(load("data.prompts_per_node=1", "nodes.update.mini_batch_per_node=1")) == (3, 3)
     assert sizes(load("data.prompts_per_node=4", "nodes.update.mini_batch_per_node=null")) == (12, None)
 
 
