@@ -216,6 +216,20 @@ def test_more_gpus_and_less_work_take_less() -> None:
     assert shard_ends(SERVER, replace(WORK, enough=0.75))[-1] < whole, "the slowest are not waited for"
 
 
+def test_a_single_response_waits_for_the_weights_that_it_reads() -> None:
+    to_read = 2 * (DENSE.parameters - DENSE.embedding) / H200.decode_memory
+    assert to_read < SERVER.step(1, 0) < to_read + 1e-3
+    # A token passes all stages before the next begins.
+    assert replace(SERVER, stages=2).step(64, 4096) == pytest.approx(SERVER.step(64, 4096), rel=0.05)
+
+
+def test_more_tokens_at_a_time_read_more_of_a_mixtures_experts() -> None:
+    server = replace(SERVER, shape=MIXTURE)
+    few, many = server.step(1, 0), server.step(64, 0)
+    assert few < 2 * 2 * MIXTURE.active_parameters / H200.decode_memory
+    assert many == pytest.approx(2 * MIXTURE.parameters / H200.decode_memory, rel=0.2)
+
+
 def test_batch_after_batch_takes_its_prompts_in_and_then_waits_for_its_longest() -> None:
     server = Server(DENSE, H200, running=16, shares_prompts=False, in_process=True)
     ends = shard_ends(server, Generation(32, 2, Lengths(1000, 10, 10), shards=4))
