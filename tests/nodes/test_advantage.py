@@ -98,6 +98,8 @@ def test_a_rank_without_rows_has_no_advantages(bench) -> None:
         ("rloo", [1, -1, -1]),
         # Baseline (1 * 1 + 2 * 0) / 3.
         ("opo", [2 / 3, -1 / 3, -1 / 3]),
+        # Half of the responses are of groups with a difference.
+        ("gpg", [1, -1, -1]),
         # Tokens 0.5, -0.5, -0.5, 0, 0, 0: mean -1/12, sample variance (3/4 - 6/144) / 5 = 0.1416667.
         ("reinforce_plus_plus_baseline", [1.5498256, -1.1070183, -1.1070183]),
         # Tokens 1, 0, 0, 5, 5, 5: mean 8/3, sample variance (76 - 6 * 64/9) / 5 = 6.6666667.
@@ -108,6 +110,20 @@ def test_each_estimator_can_be_named(bench, part, estimator, expected) -> None:
     (output,) = advantage([part], bench.context("advantage", nodes=node(estimator=estimator)))
     assert output.columns["advantage"].values.tolist()[:3] == pytest.approx(expected, abs=1e-6)
     assert output.columns["advantage"].lengths.tolist() == [1, 2, 2, 1]
+
+
+def test_mirror_descents_baseline_and_temperature_are_the_nodes(bench, part) -> None:
+    # log((e + 1) / 2) = 0.6201145.
+    options = node(estimator="opmd", baseline="logavgexp", tau=1.0)
+    (output,) = advantage([part], bench.context("advantage", nodes=options))
+    assert output.columns["advantage"].values.tolist()[:3] == pytest.approx([0.3798855, -0.6201145, -0.6201145])
+
+
+def test_remax_compares_with_the_likeliest_response(bench, part) -> None:
+    baseline = bench.batch([4, 5, 6, 7], reward=[0.25, 0.25, 6, 6])["reward"]
+    compared = replace(part, batch=part.batch.with_columns({"baseline_reward": baseline}))
+    (output,) = advantage([compared], bench.context("advantage", nodes=node(estimator="remax")))
+    assert output.columns["advantage"].values.tolist() == [0.75, -0.25, -0.25, -1, -1, -1]
 
 
 @pytest.mark.parametrize(

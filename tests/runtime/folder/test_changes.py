@@ -25,6 +25,10 @@ track: [console]
         (BEFORE + "api_key: abc\n", "api_key (default) -> ***"),
         (BEFORE.replace("first", "x" * 50), f"name first -> ...{'x' * 40}"),
         (
+            BEFORE + "".join(f"k{number}: 1\n" for number in range(8)),
+            ", ".join(f"k{number} (default) -> 1" for number in range(8)),
+        ),
+        (
             BEFORE + "".join(f"k{number}: 1\n" for number in range(10)),
             ", ".join(f"k{number} (default) -> 1" for number in range(8)) + " and 2 more",
         ),

@@ -29,6 +29,10 @@ def test_what_the_variables_say(variables, place):
     assert place_from(variables) == place
 
 
+def test_the_first_machine_leads():
+    assert [Place(rank, 2, "node0", 29500, None).leads for rank in range(2)] == [True, False]
+
+
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
