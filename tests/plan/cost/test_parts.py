@@ -342,6 +342,19 @@ def test_edges_are_the_columns_bytes() -> None:
     assert edges["reward", "advantage"] == rows * 4
 
 
+def test_an_update_that_replays_the_routes_of_a_mixture_takes_them_too() -> None:
+    plain, replayed = (
+        estimate_step(costs_of("qwen3_30b_a3b_8gpu", (f"engines.actor.router_replay={on}",)))
+        for on in ("false", "true")
+    )
+    costs = costs_of("qwen3_30b_a3b_8gpu")
+    task = costs.plan.task("rollout")
+    # int16 for each of the 8 experts of 48 layers, at all tokens of a row but its last; and an offset.
+    each = 2 * 8 * 48 * (costs.lengths(task).row - 1) + 8
+    more = replayed.edge_bytes["rollout", "update"] - plain.edge_bytes["rollout", "update"]
+    assert more == costs.rows(task) * each
+
+
 # -- what the pipeline says of tools, judges and rewards
 
 
