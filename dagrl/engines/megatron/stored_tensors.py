@@ -157,9 +157,11 @@ def _read_metadata(folder: Path) -> Metadata:
             "step, as iter_0000100 or checkpoints/step_10/ENGINE"
         )
     try:
-        backend = json.loads((folder / CONFIG).read_text()).get("sharded_backend")
-    except json.JSONDecodeError as error:
+        told = json.loads((folder / CONFIG).read_text())
+    except ValueError as error:
+        # No text, or none that is JSON.
         raise ValueError(f"cannot read {folder / CONFIG}: {error}; copy the folder again") from error
+    backend = told.get("sharded_backend") if isinstance(told, dict) else None
     if backend != BACKEND:
         raise ValueError(f"{folder} is in Megatron's format {backend!r}; save it as {BACKEND!r}")
     if not (folder / _METADATA).is_file():
@@ -170,7 +172,8 @@ def _read_metadata(folder: Path) -> Metadata:
         raise ValueError(f"{folder / _METADATA} would run code when read ({error}); do not use this folder") from error
     except (pickle.UnpicklingError, EOFError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"cannot read {folder / _METADATA}: {error}; copy the folder again") from error
-    assert isinstance(found, Metadata), f"{folder / _METADATA} holds a {type(found).__name__}"
+    if not isinstance(found, Metadata):
+        raise ValueError(f"cannot read {folder / _METADATA}: it holds a {type(found).__name__}; copy the folder again")
     return found
 
 

@@ -78,12 +78,17 @@ def test_a_folder_that_is_no_checkpoint_is_refused_in_a_sentence(folder: Path) -
     description = (folder / ".metadata").read_bytes()
     (folder / ".metadata").write_bytes(description[: len(description) // 2])
     assert f"cannot read {folder / '.metadata'}" in refusal()
+    (folder / ".metadata").write_bytes(pickle.dumps({}))
+    assert "it holds a dict; copy the folder again" in refusal()
     (folder / ".metadata").unlink()
     assert refusal() == f"{folder} is torn: it has no .metadata; take another checkpoint"
     (folder / "metadata.json").write_text(json.dumps({"sharded_backend": "zarr"}))
     assert refusal() == f"{folder} is in Megatron's format 'zarr'; save it as 'torch_dist'"
-    (folder / "metadata.json").write_text("{")
-    assert f"cannot read {folder / 'metadata.json'}" in refusal()
+    (folder / "metadata.json").write_text("[]")
+    assert "is in Megatron's format None" in refusal()
+    for torn in (b"{", b"\xff"):
+        (folder / "metadata.json").write_bytes(torn)
+        assert f"cannot read {folder / 'metadata.json'}" in refusal()
     (folder / "metadata.json").unlink()
     assert "it has no metadata.json; name the folder of one step, as iter_0000100" in refusal()
 
