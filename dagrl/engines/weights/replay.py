@@ -62,9 +62,6 @@ class Replay:
             ends[run.width] = place + length
         self._bound: tuple[Tensor, list[tuple[list[Tensor], list[Tensor]]]] | None = None
 
-    def __len__(self) -> int:
-        return len(self._views) + sum(len(pieces.targets) for pieces in self._pieces.values())
-
     def run(self, buffer: Tensor) -> None:
         """Copy from `buffer`, uint8, into the parameters. It costs least where the buffer is the last one's object."""
         if self._bound is None or self._bound[0] is not buffer:

@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tiny_models import tiny_scorer
 from transformers import AutoModelForSequenceClassification
 
 from dagrl.data.tokenizer import make_tokenizer
 from dagrl.engines.base import RankContext
 from dagrl.engines.device_memory import storages_of
-from dagrl.engines.hf.classifier import HfClassifier
+from dagrl.engines.hf.classifier import HfClassifier, _batches
 from dagrl.engines.model_source import SCORE, weight_source
 from dagrl.spec.residency import Residency
 from dagrl.spec.schema import HfEngineSpec, ModelSpec, TokenizerSpec
@@ -169,3 +171,12 @@ def test_a_model_that_is_read_at_its_first_token_keeps_it_and_is_filled_up_behin
         with torch.no_grad():
             alone = model(torch.tensor([[*TOKENIZER.encode(words), TOKENIZER.eos_token_id]])).logits
         assert score == pytest.approx(float(alone), abs=1e-5)
+
+
+@given(st.lists(st.integers(0, 30), max_size=12), st.integers(1, 5), st.integers(1, 60))
+def test_batches_hold_each_row_once_within_both_bounds(lengths, most_rows, most_tokens):
+    batches = list(_batches(lengths, most_rows, most_tokens))
+    assert sorted(index for batch in batches for index in batch.tolist()) == list(range(len(lengths)))
+    for batch in batches:
+        width = max(lengths[index] for index in batch)
+        assert len(batch) <= most_rows and (len(batch) == 1 or len(batch) * width <= most_tokens)
