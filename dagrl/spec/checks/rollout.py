@@ -20,8 +20,8 @@ def check_rollout(pipeline: Pipeline, graph: Graph | None, findings: Findings) -
         if isinstance(node, RolloutNode):
             place: Place = ("nodes", name)
             _check_over_sampling(pipeline, place, node, findings)
-            _check_partial(place, node, findings)
             alone = len(rollouts(pipeline)) == 1
+            _check_partial(place, node, findings, alone=alone)
             if graph is not None and alone and node.over_sampling_batch_size is not None:
                 _check_others_wait(name, graph, findings)
             if graph is not None:
@@ -87,8 +87,9 @@ def _check_over_sampling(pipeline: Pipeline, place: Place, node: RolloutNode, fi
         findings.error((*place, "over_sampling_batch_size"), message, depends_on=depends)
 
 
-def _check_partial(place: Place, node: RolloutNode, findings: Findings) -> None:
-    if node.partial_rollout and node.over_sampling_batch_size is None:
+def _check_partial(place: Place, node: RolloutNode, findings: Findings, *, alone: bool) -> None:
+    """`alone`: whether it is the only rollout; several can have neither of the two options."""
+    if node.partial_rollout and node.over_sampling_batch_size is None and alone:
         message = (
             "no response is ever left unfinished, for a step waits for all of its prompts; set "
             "`over_sampling_batch_size` to more prompts than a step needs, or take this out"

@@ -50,6 +50,11 @@ def test_a_second_rollout_has_the_rows_of_the_first(project, second: str) -> Non
             ("works where there is one rollout, and there are 2", "take it out"),
         ),
         (
+            SECOND + "n: 4, partial_rollout: true",
+            "second.partial_rollout",
+            ("works where there is one rollout, and there are 2", "take it out"),
+        ),
+        (
             SECOND + "n: 4, max_prompt_tokens: 9",
             "second.max_prompt_tokens",
             ("the prompts are those of the data set", "take it out"),
@@ -60,7 +65,7 @@ def test_a_second_rollout_has_the_rows_of_the_first(project, second: str) -> Non
             ("no other node `rolout`", "did you mean `rollout`?"),
         ),
     ],
-    ids=["often", "seldom", "over-sampling", "prompts of the data", "no such node"],
+    ids=["often", "seldom", "over-sampling", "partial", "prompts of the data", "no such node"],
 )
 def test_what_does_not_fit_is_refused(project, second: str, place: str, fragments: tuple[str, ...]) -> None:
     project.assert_problem(with_second(project, second), f"nodes.{place}", *fragments)

@@ -102,7 +102,7 @@ class TestValidation:
             "nothing is validated, so that `data.val`, `data.val_prompts` and `nodes.rollout.val_sampling` have no "
             "effect; set `run.validate_every`"
         )
-        assert warnings(project, data, rollout, (STEPS, "run: {steps: 10, validate_every: 5}")) == []
+        assert warnings(project, data, rollout, (STEPS, "run: {steps: 10, validate_every: 10}")) == []
 
     def test_one_after_the_end(self, project):
         data = ("  max_prompt_tokens: 16\n", "  max_prompt_tokens: 16\n  val: train.parquet\n")
