@@ -89,6 +89,12 @@ def test_sets_and_sources_are_told_apart(measured) -> None:
     assert lengths == {"aime/response_tokens": 1.5, "sums/response_tokens": 2.0}
 
 
+def test_lengths_of_a_set_are_of_all_responses_to_its_prompts(measured) -> None:
+    prompts = [("aime", "a", [("1", 1.0), ("12", 0.0)]), ("sums", "s", [("123", 1.0), ("123+", 0.0)])]
+    found = measured(prompts, {"aime": "a.parquet", "sums": "s.parquet"}, 2)
+    assert (found["aime/response_tokens"], found["sums/response_tokens"]) == (1.5, 3.5)
+
+
 def test_one_set_without_a_name_has_none_in_its_metrics(measured) -> None:
     prompts = [("val", "a", [("1", 1.0)]), ("val", "b", [("1", 0.0)])]
     found = measured(prompts, "v.parquet")
