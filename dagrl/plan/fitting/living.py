@@ -55,5 +55,5 @@ def _has_room(pipeline: Pipeline, graph: Graph, group: str) -> bool:
 
 def _is_roomy(group: GroupFit) -> bool:
     full = group.fullest
-    assert group.gpu is not None
-    return not list(group.problems()) and (full is None or full.total <= ROOM * group.gpu.memory_bytes)
+    assert group.gpu is not None and full is not None, f"the engines of {group.name} live on GPUs that are known"
+    return not list(group.problems()) and full.total <= ROOM * group.gpu.memory_bytes

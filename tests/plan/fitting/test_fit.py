@@ -171,8 +171,9 @@ SMALL = ("engines.generator.server.mem_fraction_static=0.2", "engines.actor.tran
         (("groups.gpu.gpu=H200",), False),
         (SMALL, False),
         (("groups.gpu.gpu=A100-40GB", *SMALL), False),
+        (("groups.gpu.gpu=H200", *SMALL, "engines.generator.server.mem_fraction_static=0.05"), False),
     ],
-    ids=["there is room", "no room", "nobody says what GPUs", "a small GPU"],
+    ids=["there is room", "no room", "nobody says what GPUs", "a small GPU", "a server without room for itself"],
 )
 def test_engines_live_together_where_the_plan_finds_room(overrides: tuple[str, ...], together: bool) -> None:
     pipeline, graph = loaded("qwen3_8b_megatron", *overrides)
