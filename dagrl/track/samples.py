@@ -24,13 +24,14 @@ def read_samples(path: Path, limit: int) -> SampleTable | None:
     by_set: dict[str, list[tuple]] = {}
     for row in rows:
         by_set.setdefault(row[0], []).append(row)
-    chosen: list[tuple] = []
-    for left, of_set in zip(range(len(by_set), 0, -1), by_set.values(), strict=True):
-        chosen += _spread(of_set, -(-(limit - len(chosen)) // left))
+    counts: dict[str, int] = {}
+    # The smallest sets first: what they do not need is the others'.
+    for left, name in zip(range(len(by_set), 0, -1), sorted(by_set, key=lambda each: len(by_set[each])), strict=True):
+        counts[name] = min(len(by_set[name]), (limit - sum(counts.values())) // left)
+    chosen = [row for name, of_set in by_set.items() for row in _spread(of_set, counts[name])]
     return SampleTable(tuple(columns), tuple(chosen))
 
 
 def _spread(rows: list[tuple], count: int) -> list[tuple]:
-    """So many rows, evenly."""
-    count = min(count, len(rows))
+    """So many of the rows, evenly."""
     return [rows[place * len(rows) // count] for place in range(count)]

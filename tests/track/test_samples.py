@@ -47,6 +47,7 @@ def test_rows_are_spread_over_sets_and_prompts(written) -> None:
 
 def test_a_small_set_leaves_room_for_the_others(written) -> None:
     assert prompts(written(sums=1, doubles=9), 4) == ["sums 0", "doubles 0", "doubles 3", "doubles 6"]
+    assert prompts(written(doubles=9, sums=1), 4) == ["doubles 0", "doubles 3", "doubles 6", "sums 0"]
 
 
 def test_more_than_there_are_are_all(written) -> None:
