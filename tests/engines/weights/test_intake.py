@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from fused_model import EXPERTS, FFN, HEAD_DIM, HIDDEN, VOCABULARY, Model, weights
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -178,12 +178,13 @@ def test_a_loader_that_writes_over_its_copies_is_called_every_time(how):
     assert intake.replays == (how == "fills first")
 
 
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 3), st.booleans()), max_size=6))
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2), st.integers(0, 3), st.booleans()), max_size=6))
+@example([(3, 1, 0, True), (0, 1, 0, False)])
 def test_what_is_written_over_is_seen(writes):
     memory, seen, holds_copy, expected = torch.zeros(6, 4), _Seen(), torch.zeros(6, 4, dtype=torch.bool), False
-    for first, last, column, copied in writes:
-        seen.add(memory[first:last, column:], copied=copied)
-        there = holds_copy[first:last, column:]
+    for row, rows, column, copied in writes:
+        seen.add(memory[row : row + rows, column:], copied=copied)
+        there = holds_copy[row : row + rows, column:]
         expected |= bool(there.any())
         there |= copied
     assert seen.overwritten() == expected
