@@ -57,7 +57,9 @@ def test_each_epoch_is_a_new_permutation_given_by_the_seed(loader: Callable[...,
     epochs = [texts(loader(NAMES, shuffle=True).take(10 * epoch, 10)) for epoch in range(3)]
     assert all(sorted(epoch) == NAMES for epoch in epochs)
     assert len({tuple(epoch) for epoch in [*epochs, NAMES]}) == 4
-    assert texts(loader(NAMES, shuffle=True).take(0, 10)) == epochs[0]
+    one = loader(NAMES, shuffle=True)
+    assert texts(one.take(0, 30)) == [*epochs[0], *epochs[1], *epochs[2]]
+    assert texts(one.take(0, 10)) == epochs[0]
     assert texts(loader(NAMES, shuffle=True, seed=-2).take(0, 10)) not in (epochs[0], NAMES)
 
 
@@ -151,7 +153,11 @@ def test_chats_go_through_the_chat_template(loader: Callable[..., PromptLoader])
     tokenizer = make_tokenizer(TokenizerSpec(kind="bytes"))
     tokenizer.chat_template = template
     chat = [{"role": "system", "content": "add"}, {"role": "user", "content": "1+1"}]
-    assert texts(loader([row(chat)], tokenizer=tokenizer).take(0, 1)) == ["[system]add[user]1+1[assistant]"]
+    piece = loader([row(chat)], tokenizer=tokenizer).take(0, 1)
+    assert texts(piece) == ["[system]add[user]1+1[assistant]"]
+    assert json.loads(piece.columns["messages"].strings()[0]) == chat
+    (plain,) = loader(["1+1"]).take(0, 1).columns["messages"].strings()
+    assert json.loads(plain) == chat[1:]
 
 
 def test_the_chat_template_is_told_of_the_tools_that_a_row_may_use(loader: Callable[..., PromptLoader]) -> None:
