@@ -180,6 +180,7 @@ def test_a_loader_that_writes_over_its_copies_is_called_every_time(how):
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2), st.integers(0, 3), st.booleans()), max_size=6))
 @example([(3, 1, 0, True), (0, 1, 0, False)])
+@example([(0, 1, 0, True), (2, 2, 0, True), (3, 1, 0, True)])
 def test_what_is_written_over_is_seen(writes):
     memory, seen, holds_copy, expected = torch.zeros(6, 4), _Seen(), torch.zeros(6, 4, dtype=torch.bool), False
     for row, rows, column, copied in writes:
