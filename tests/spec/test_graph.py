@@ -66,6 +66,13 @@ class TestInference:
         assert inputs["ref_logprob"] == Wire("ref", "logprob")
         assert inputs["old_logprob"] == Wire("old", "logprob")
 
+    def test_one_of_two_writers_of_a_single_column_is_named_by_its_node(self, project):
+        again = "{op: logprob, engine: actor, write: old_logprob}"
+        path = project.pipeline(
+            ("  update: {op: update,", f"  a: {again}\n  b: {again}\n  update: {{op: update, read_from: [b],")
+        )
+        assert graph_of(path).nodes["update"].inputs["old_logprob"] == Wire("b", "old_logprob")
+
     def test_validation_stops_at_the_reward(self, project):
         validation = graph_of(project.folder / "p.yaml").validation
         assert validation.order == ("prompts", "rollout", "reward", "samples")
