@@ -9,6 +9,8 @@ from dagrl.rewards.in_latex import in_latex
 BOXED = r"\boxed{"
 ANSWER, ANSWER_END = "<answer>", "</answer>"
 GSM8K_MARK = "####"
+# An escaped brace is printed and closes nothing.
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _DIGIT = re.compile(r"\d")
 _NUMBER = re.compile(r"(?:(?<![\w)])-)?\d+(?:,\d{3})*(?:\.\d+)?(?:/\d+)?")
 _SPACING = re.compile(r"\\[,;:! ]|\\(?:left|right|displaystyle)(?![a-z])|[\s$~]")
@@ -19,10 +21,10 @@ def last_boxed(text: str) -> str | None:
     r"""The last ``\boxed{...}`` with its braces; None without one, or where it does not close."""
     start = text.rfind(BOXED)
     depth = 0
-    for end in range(start + len(BOXED) - 1, len(text)) if start >= 0 else ():
-        depth += (text[end] == "{") - (text[end] == "}")
+    for brace in _BRACE.finditer(text, start + len(BOXED) - 1) if start >= 0 else ():
+        depth += (brace[0] == "{") - (brace[0] == "}")
         if depth == 0:
-            return text[start : end + 1]
+            return text[start : brace.end()]
     return None
 
 

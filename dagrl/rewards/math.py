@@ -6,6 +6,7 @@ Comparisons run in helper processes (`dagrl.rewards.math_checker`) that bound th
 from __future__ import annotations
 
 import json
+import select
 import signal
 import subprocess
 import sys
@@ -15,6 +16,9 @@ from contextlib import ExitStack, contextmanager
 from typing import IO, Any
 
 from dagrl.rewards.math_checker import READY
+
+_SILENCE_S = 600.0
+"""Longest wait for a helper's line: it bounds its own CPU time, and a busy machine may give it little of that."""
 
 
 def math_reward(response: str, answer: str, *, timeout_s: float = 2.0) -> float:
@@ -41,20 +45,28 @@ class _Checker:
     def __init__(self) -> None:
         command = [sys.executable, "-m", "dagrl.rewards.math_checker"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        if self._replies.readline().strip() != READY:
+        if self._line("to start").strip() != READY:
             self.close()
             raise RuntimeError(f"{' '.join(command)} did not start; its error output says why")
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """The reply; no match where the time ran out. RuntimeError where the process died of anything else."""
         print(json.dumps(request), file=self._requests, flush=True)
-        reply = self._replies.readline()
+        reply = self._line("to compare two answers")
         if reply:
             return json.loads(reply)
         status = self._process.wait()
         if status == -signal.SIGPROF:
             return {"matches": False}
         raise RuntimeError(f"the process that compares formulas died with status {status}")
+
+    def _line(self, what: str) -> str:
+        """The next one that it writes; empty where it has ended. RuntimeError where it does neither for long."""
+        # A reply is a line, and the one before was read: nothing waits in our own buffer.
+        if not select.select([self._replies], [], [], _SILENCE_S)[0]:
+            self.close()
+            raise RuntimeError(f"waited {_SILENCE_S:.0f} s for the process that compares formulas {what}")
+        return self._replies.readline()
 
     @property
     def alive(self) -> bool:

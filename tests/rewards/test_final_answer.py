@@ -24,6 +24,7 @@ from dagrl.rewards.final_answer import final_answer
         (r"\boxed{\left(2, 1\right)}", "(2,1)"),
         (r"\boxed{50\%}", "50%"),
         (r"\boxed{\leftarrow}", r"\leftarrow"),
+        (r"\boxed{\left\{ 7 \right.}", r"\{7"),
         ("3 + 4 = 7, so\n#### 1,234", "1234"),
         ("#### 18.00", "18"),
         ("#### $18", "18"),

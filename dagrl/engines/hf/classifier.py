@@ -104,7 +104,8 @@ class HfClassifier:
     @torch.no_grad()
     def _score(self, rows: Sequence[Sequence[int]]) -> np.ndarray:
         longest = max(len(row) for row in rows)
-        ids = torch.full((len(rows), longest), self._tokenizer.pad_token_id)
+        # Masked, so any token will do; some tokenizers have none for padding.
+        ids = torch.full((len(rows), longest), self._tokenizer.pad_token_id or 0)
         known = torch.zeros_like(ids)
         for index, row in enumerate(rows):
             place = slice(longest - len(row), longest) if self._fills_left else slice(len(row))

@@ -22,8 +22,8 @@ _GRAPH_MIB = 2
 _PREFILL_MIB = 1.5
 """For each token of a prefill; SGLang's reserve for activations."""
 _LIBRARIES = int(3.0 * GIB)
-"""Kernels, workspaces, samplers and CUDA's own part of graphs: they stay, even asleep. Measured on H200s: 3.0 and 3.1 GiB
-for 1.7B on one GPU and on two; of 30B on four 1.8 before its first rollout."""
+"""Kernels, workspaces, samplers and CUDA's own part of graphs: they stay, even asleep. Measured on H200s: 3.0 and 3.1
+GiB for 1.7B on one GPU and on two; of 30B on four 1.8 before its first rollout."""
 _NCCL = int(0.8 * GIB)
 """Buffers of the ranks of one server, those of its own reductions among them. A guess."""
 _LEAST_CACHE_TOKENS = 16384

@@ -85,7 +85,7 @@ def _warn_of_no_validation(pipeline: Pipeline, findings: Findings) -> None:
     run = pipeline.run
     if run.validate_every is not None and run.validate_every > run.steps:
         only = "only the one before the first step is" if run.validate_first else "none is"
-        message = f"the run has {run.steps} steps (run.steps), so that of all validations {only} made; lower it"
+        message = f"run.steps is {run.steps}, so that of all validations {only} made; lower it"
         findings.warning(("run", "validate_every"), message, depends_on=[("run", "steps")])
     if run.validates:
         if "log_val_generations" in run.model_fields_set and run.log_val_generations > run.samples_per_step:

@@ -108,7 +108,7 @@ class TestValidation:
         data = ("  max_prompt_tokens: 16\n", "  max_prompt_tokens: 16\n  val: train.parquet\n")
         ((place, message),) = warnings(project, data, (STEPS, "run: {steps: 10, validate_every: 11}"))
         assert place == "run.validate_every"
-        assert message == "the run has 10 steps (run.steps), so that of all validations none is made; lower it"
+        assert message == "run.steps is 10, so that of all validations none is made; lower it"
 
     def test_more_samples_shown_than_there_are(self, project):
         data = ("  max_prompt_tokens: 16\n", "  max_prompt_tokens: 16\n  val: train.parquet\n")
