@@ -7,7 +7,8 @@
 Both train the same weights on the same packed tokens, with the settings of `bare_step`. Their steps take turns, so that
 clocks and temperature are the same for both; where the model does not fit twice (or with ``--apart``), their rounds do.
 The bare step's loss is the cross-entropy of its own output layer; dagrl's is the policy objective on each response
-token. The last line of the output is JSON.
+token. Of a mixture, the bare step fuses the permutation of tokens on GPUs; dagrl's does with ``--transformer
+moe_permute_fusion=true``. The last line of the output is JSON.
 """
 
 from __future__ import annotations
