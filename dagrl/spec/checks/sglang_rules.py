@@ -184,6 +184,7 @@ class _Server:
             return
         route, shared = engine.weight_sync.route, trainer.group == engine.group
         depends: list[Place] = [("groups",), ("engines", engine.follows, "group"), ("engines", self._name, "group")]
+        depends += [(*self._place, size) for size in PARALLEL_SIZES]
         message = ""
         if route == "cuda_ipc" and not shared:
             message = f"is from GPU to the same GPU, and `{engine.follows}` is on group `{trainer.group}`"

@@ -45,7 +45,12 @@ class Positions:
     def problem(self, place: Place, message: str) -> Problem:
         """A problem at a place."""
         position = self.at(place)
-        shown = f"override {position.override}" if position.override else dotted(place)
+        shown = dotted(place)
+        if position.override:
+            key = position.override.partition("=")[0]
+            # Of an override with a whole section, which key of it.
+            within = f": {shown}" if shown.startswith(f"{key}.") else ""
+            shown = f"override {position.override}{within}"
         return Problem(position.file, position.line, shown, message + self._where_inherited(place, message))
 
     def _where_inherited(self, place: Place, message: str) -> str:

@@ -107,6 +107,12 @@ def test_servers_have_to_fit_their_machines(project, with_server, line, rollout,
     project.assert_problem(path, f"engines.generator.server.{place}", fragment)
 
 
+def test_a_server_too_large_for_a_cpu_is_not_also_told_to_span_machines(project, with_server):
+    edit = ("train: {gpus_per_node: 2}", "train: {cpus_per_node: 2}")
+    (problem,) = project.problems(with_server("server: {tp_size: 2}", "cpus_per_node: 2", edit))
+    assert problem.place == "engines.generator.server.tp_size"
+
+
 def test_servers_across_machines(with_server):
     check_file(with_server("server: {tp_size: 4, pp_size: 2}", "nodes: 4, gpus_per_node: 4"))
     check_file(with_server("server: {tp_size: 4, pp_size: 2}", "nodes: 4, gpus_per_node: 2"))

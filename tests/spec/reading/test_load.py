@@ -180,6 +180,11 @@ class TestOverrides:
         lines = problems(project.folder / "p.yaml", "run.seed=2", override)
         assert lines == [f"command line:2: override {override}: {message}"]
 
+    def test_a_mistake_within_a_section_that_is_overridden_names_its_key(self, project):
+        override = "run={steps: 3, seeed: 1}"
+        message = "run.seeed: unknown key `seeed`; did you mean `seed`?"
+        assert problems(project.folder / "p.yaml", override) == [f"command line:1: override {override}: {message}"]
+
     def test_a_node_that_was_taken_away_is_not_proposed(self, project):
         child = project.write("child.yaml", "extends: p\nnodes: {ref: null}\n")
         (told,) = [line for line in problems(child, "nodes.ref.engine=actor") if "override" in line]
