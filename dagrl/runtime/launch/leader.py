@@ -87,7 +87,7 @@ class _Leader:
             event = await self.events.next(min(_PROGRESS_S, left))
             match event:
                 case None:
-                    self._job.note(f"waiting for {self._absent(missing)}; {left:.0f} s left")
+                    self._job.note(f"waiting for {self._absent(missing)}; {deadline - time.monotonic():.0f} s left")
                 case Came(member):
                     self._job.note(f"{member.where} is here")
                 case Gone(member, why):
@@ -130,6 +130,7 @@ class _Leader:
             event = await self.events.next(min(_PROGRESS_S, left))
             match event:
                 case None:
+                    left = deadline - time.monotonic()
                     self._job.note(
                         f"starting Ray, on {alive} of {self._job.place.nodes} machines so far; {left:.0f} s left"
                     )

@@ -8,6 +8,7 @@ import re
 import socket
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -198,6 +199,24 @@ def test_where_there_will_be_no_run_whoever_calls_is_told(make_job, monkeypatch)
 
 async def _loopback(place: Place) -> str:
     return LOOPBACK
+
+
+def test_whoever_is_missing_is_named_with_the_time_that_is_left_then(make_job, monkeypatch):
+    clock = 0.0
+
+    async def nothing(_: Events, timeout_s: float) -> None:
+        nonlocal clock
+        clock += timeout_s
+
+    monkeypatch.setattr(leader, "listening_address", _loopback)
+    monkeypatch.setattr(leader, "_PROGRESS_S", 2.0)
+    monkeypatch.setattr(leader, "time", SimpleNamespace(monotonic=lambda: clock))
+    monkeypatch.setattr(Events, "next", nothing)
+    job, said = make_job(0)
+    assert asyncio.run(leader.lead(job)) == 1
+    assert [note.rpartition("; ")[2] for note in said[:-1]] == ["3 s left", "1 s left", "0 s left"]
+    assert all("waiting for ranks 1, 2 of 3 machines" in note for note in said[:-1])
+    assert said[-1].startswith("waited 5 s for ranks 1, 2 of 3 machines")
 
 
 @pytest.mark.parametrize(

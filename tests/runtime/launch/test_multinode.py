@@ -27,19 +27,19 @@ def pipeline(lab):
     return tiny
 
 
-def test_a_run_across_two_hosts(make_job, pipeline):
-    pipeline["run"]["host_workers"] = 2
-    job = make_job(2, pipeline)
+@pytest.mark.parametrize("hosts", [2, 3])
+def test_a_run_across_several_hosts(make_job, pipeline, hosts):
+    pipeline["groups"]["both"]["nodes"] = pipeline["run"]["host_workers"] = hosts
+    job = make_job(hosts, pipeline)
     job.start_all()
-    assert job.codes() == [0, 0], job.everything()
+    assert job.codes() == [0] * hosts, job.everything()
     steps = [json.loads(line)["step"] for line in (job.run_dir / "metrics.jsonl").read_text().splitlines()]
     assert steps == [1, 2, 3]
     workers = json.loads((job.run_dir / "workers.json").read_text())
-    hosts = {name: worker["host"] for name, worker in workers.items()}
-    assert hosts == {
-        **{f"{executor}/{rank}": f"node{rank}" for executor in ("host", "actor", "generator") for rank in (0, 1)}
+    assert {name: worker["host"] for name, worker in workers.items()} == {
+        f"{executor}/{rank}": f"node{rank}" for executor in ("host", "actor", "generator") for rank in range(hosts)
     }
-    assert [host.left_behind() for host in job.hosts] == [[], []]
+    assert [host.left_behind() for host in job.hosts] == [[]] * hosts
 
 
 def test_a_host_that_is_missing_is_named_to_all_within_the_bound(make_job, pipeline):
