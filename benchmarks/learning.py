@@ -16,7 +16,7 @@ import json
 import statistics
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ LARGEST_DIFFERENCE = 0.02
 SAME = 1e-3
 """Relative difference of metrics of the first step that rounding may make."""
 _HIGH_FOR = 5
+_EVERY = 5
+"""Steps between two figures of a curve that is shown."""
 _START_S, _RUN_S = 240.0, 300.0
 _COMPARED = ("reward/mean", "reward/std", "response_tokens/mean", "entropy", "grad_norm")
 _DENSE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 128}
@@ -55,6 +57,8 @@ class Case:
     parallel: dict[str, Any] = field(default_factory=dict)
     server: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=lambda: _DENSE)
+    router_replay: bool = False
+    """Whether the trainer routes tokens as the generator did."""
 
     @property
     def gpus(self) -> int:
@@ -67,6 +71,13 @@ ENVIRONMENT = {"SGLANG_BATCH_INVARIANT_OPS_ENABLE_MM_DEEPGEMM": "0"}
 """For the runs: matrices as small as these are none for DeepGEMM, which compiles for each shape besides."""
 _SEEDED = {"enable_deterministic_inference": True}
 """SGLang then draws by a seed of each request, whatever else is in the batch: first steps have the same samples."""
+_EXPERTS = Case(
+    2,
+    parallel={"expert_model_parallel_size": 2},
+    # That kernel is compiled when a server first starts on a machine, which takes minutes.
+    server={"tp_size": 2, "ep_size": 2, "enforce_disable_flashinfer_allreduce_fusion": True},
+    model=_MIXTURE,
+)
 CASES = {
     "one_gpu_colocated": Case(1, server=_SEEDED),
     "two_gpus_apart": Case(1, 1, server=_SEEDED),
@@ -74,13 +85,10 @@ CASES = {
     "two_gpus_colocated_tp2_to_tp2": Case(2, parallel=_TP2, server={"tp_size": 2}),
     "four_gpus_apart_tp2_to_tp1": Case(2, 2, parallel=_TP2),
     "four_gpus_apart_tp2_to_tp2": Case(2, 2, parallel=_TP2, server={"tp_size": 2}),
-    "two_gpus_colocated_experts_ep2_to_ep2": Case(
-        2,
-        parallel={"expert_model_parallel_size": 2},
-        # That kernel is compiled when a server first starts on a machine, which takes minutes.
-        server={"tp_size": 2, "ep_size": 2, "enforce_disable_flashinfer_allreduce_fusion": True},
-        model=_MIXTURE,
-    ),
+    "four_gpus_colocated_tp2_to_tp1": Case(4, parallel=_TP2),
+    "four_gpus_colocated_tp2_to_tp2": Case(4, parallel=_TP2, server={"tp_size": 2}),
+    "two_gpus_colocated_experts_ep2_to_ep2": _EXPERTS,
+    "two_gpus_colocated_experts_ep2_to_ep2_replayed": replace(_EXPERTS, router_replay=True),
 }
 ALIKE = ("one_gpu_colocated", "two_gpus_apart")
 """Cases whose first steps must be the same."""
@@ -106,7 +114,7 @@ def pipeline(name: str, steps: int) -> dict[str, Any]:
         "model": {"init": case.model},
         "groups": groups,
         "engines": {
-            "actor": {"parallel": case.parallel, "optimizer": {"lr": 1e-3}},
+            "actor": {"parallel": case.parallel, "optimizer": {"lr": 1e-3}, "router_replay": case.router_replay},
             "generator": generator,
         },
         "run": {"steps": steps, "save_every": None, "validate_every": None, "validate_first": False},
@@ -133,7 +141,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder for the run, its curve and its results")
     args = parser.parse_args()
     if args.list:
-        print("\n".join(f"{name:40}{case.gpus} GPUs" for name, case in CASES.items()))
+        print("\n".join(f"{name:48}{case.gpus} GPUs" for name, case in CASES.items()))
     elif args.summarize:
         summarize(args.summarize)
     elif args.out is None:
@@ -199,6 +207,16 @@ def largest_difference(one: dict[str, Any], other: dict[str, Any]) -> tuple[str,
     return max(found.items(), key=lambda each: each[1])
 
 
+def curves(rewards: dict[str, list[float]]) -> str:
+    """Rewards of every fifth step of each case, as a table for RESULTS.md."""
+    steps = [1, *range(_EVERY, max(map(len, rewards.values()), default=0) + 1, _EVERY)]
+    rows = [["step", *map(str, steps)], ["---"] * (1 + len(steps))]
+    for name, by_step in rewards.items():
+        shown = [f"{by_step[step - 1]:.2f}" if step <= len(by_step) else "" for step in steps]
+        rows.append([name.replace("_", " "), *shown])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
 def summarize(folder: Path) -> None:
     """Tell of all cases in a folder; exits with 1 where one that is there is not as it should be."""
     results = {}
@@ -206,14 +224,15 @@ def summarize(folder: Path) -> None:
         file = folder / f"learning_{name}.json"
         if file.is_file():
             results[name] = json.loads(file.read_text())
-    print(f"{'':40}{'GPUs':>5}{'first':>8}{'last':>8}{'steps':>7}{'s a step':>10}{'|diff|':>10}")
+    print(f"{'':48}{'GPUs':>5}{'first':>8}{'last':>8}{'steps':>7}{'s a step':>10}{'|diff|':>10}{'largest':>10}")
     for name, result in results.items():
-        difference = result["verdicts"][-1]["value"]
+        difference, first = result["verdicts"][-1]["value"], result["first"]
         rewards = result["reward"]
         print(
-            f"{name:40}{result['gpus']:5}{rewards[0]:8.3f}{rewards[-1]:8.3f}{result['steps']:7}"
-            f"{result['median_step_s']:10.3f}{difference:10.5f}"
+            f"{name:48}{result['gpus']:5}{rewards[0]:8.3f}{rewards[-1]:8.3f}{result['steps']:7}"
+            f"{result['median_step_s']:10.3f}{difference:10.5f}{first['mismatch/logprob_diff/max']:10.5f}"
         )
+    print(curves({name: result["reward"] for name, result in results.items()}))
     missing = [name for name in CASES if name not in results]
     if missing:
         print(f"not there: {', '.join(missing)}")

@@ -22,6 +22,9 @@ CASES = (
     "two_gpus_colocated_tp2_to_tp1",
     "two_gpus_colocated_tp2_to_tp2",
     "two_gpus_colocated_experts_ep2_to_ep2",
+    "two_gpus_colocated_experts_ep2_to_ep2_replayed",
+    "four_gpus_colocated_tp2_to_tp1",
+    "four_gpus_colocated_tp2_to_tp2",
     "four_gpus_apart_tp2_to_tp1",
     "four_gpus_apart_tp2_to_tp2",
 )
