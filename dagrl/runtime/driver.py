@@ -311,6 +311,8 @@ class Driver:
         return StateSaved(save)
 
     async def _commit(self, commit: Commit) -> Event:
+        # Calls that came with it go out first: workers wait for those, and nobody for what is told of a step.
+        await asyncio.sleep(0)
         record = self._record(commit.step)
         if commit.save:
             assert record.position is not None, "a step that trained has had prompts"
