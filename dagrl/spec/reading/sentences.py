@@ -125,6 +125,8 @@ def _fault(place: Place, several: list[ErrorDetails], tree: dict[str, Any]) -> F
         known = fields_at(place[:-1], tree)
         near = nearest(str(place[-1]), known)
         message = f"unknown key `{place[-1]}`; {suggest(str(place[-1]), known)}"
+        if place[-1] in keys_anywhere(place[:-1]):
+            message = f"is for other kinds of {place[0]}; take it out"
         return Fault(place, message, meant=(*place[:-1], near) if near else None)
     if kind == "union_tag_invalid":
         return Fault(place, _unknown_tag(details, place, tree))

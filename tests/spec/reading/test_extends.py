@@ -178,3 +178,11 @@ def test_what_a_template_has_too_much_of_is_taken_away_with_null(project):
     check_file(child)  # nothing is left to be told
     (problem,) = project.problems(inherited)
     assert problem.message.endswith("; take it out")
+
+
+def test_keys_of_a_templates_other_backend_are_taken_away_with_null(project):
+    inherited = project.pipeline(("backend: hf,", "backend: hf, max_batch_size: 8,"))
+    child = project.write("child.yaml", f"extends: {inherited}\nengines: {{generator: {{backend: sglang}}}}\n")
+    (problem,) = project.problems(child)
+    message = "is for other kinds of engines; take it out, or write `max_batch_size: null` in child.yaml"
+    assert (problem.place, problem.message) == ("engines.generator.max_batch_size", message)
