@@ -61,8 +61,15 @@ def test_keys_that_others_are_translated_into_exist() -> None:
     assert {key for key in keys if key.split(".")[-1] not in known and not theirs.fullmatch(key)} == set()
 
 
-@pytest.mark.parametrize("text", [*blocks("migration.md"), *blocks("scaling.md")], ids=lambda text: text.split()[1])
-def test_pipelines_of_pages_for_newcomers_have_a_graph(text: str, tmp_path: Path, capsys) -> None:
+WHOLE = [
+    *blocks("migration.md"),
+    *blocks("scaling.md"),
+    *(text for text in blocks("sglang.md") if text.startswith("extends:")),
+]
+
+
+@pytest.mark.parametrize("text", WHOLE, ids=lambda text: text.split()[1])
+def test_pipelines_that_pages_show_have_a_graph(text: str, tmp_path: Path, capsys) -> None:
     (tmp_path / "shown.yaml").write_text(text)
     assert main(["graph", str(tmp_path / "shown.yaml")]) == 0, capsys.readouterr().err
 
