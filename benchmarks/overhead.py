@@ -5,8 +5,9 @@
 
 Half of the workers generate, half train. Real are Ray, driver, scheduler, exchange, ledger, the batches and their way
 through the object store, and the ops without engines. Times are medians over steps; what a step takes beyond the
-critical path is told by the workers' own clocks, from the end of one update to the end of the next. The driver's CPU
-time says the same on a busy machine, where wall times do not.
+critical path is told by the workers' own clocks, from the end of one update to the end of the next, and beside it what
+it is without an orchestrator (`bare_ray`). The driver's CPU time says the same on a busy machine, where wall times do
+not.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 import psutil
 import pyarrow as pa
+from bare_ray import bare_ray_ms
 from dagrl_run import DagrlRun
 from reports import Verdict, tell
 from timed_steps import Shape, critical_s, overheads
@@ -102,6 +104,7 @@ def _measured(shape: Shape, args: argparse.Namespace) -> dict[str, Any]:
         "samples": shape.samples,
         "critical_ms": 1000 * critical_s(shape, timings),
         **overheads(run.events(), shape, timings, range(first, last + 1)),
+        "the same by a plain loop over Ray's actors": bare_ray_ms(shape, timings, warmup=args.warmup, steps=args.steps),
         "cpu_ms": {who: 1000 * (after[who] - before[who]) / args.steps for who in before},
         "bytes_per_sample": statistics.median(line["driver/bytes"] for line in metrics) / shape.samples,
         "started_s": started_s,
@@ -143,9 +146,9 @@ def _print_table(found: list[dict[str, Any]]) -> None:
     lines = ["name", "critical_ms", "step", *stretches]
     for name in dict.fromkeys(lines):
         values = (each[name] for each in found)
-        print(f"{name:28}" + "".join(f"{each:>16}" if isinstance(each, str) else f"{each:16.1f}" for each in values))
+        print(f"{name:44}" + "".join(f"{each:>16}" if isinstance(each, str) else f"{each:16.1f}" for each in values))
     for who in found[0]["cpu_ms"]:
-        print(f"{'CPU ms a step: ' + who:28}" + "".join(f"{each['cpu_ms'][who]:16.1f}" for each in found))
+        print(f"{'CPU ms a step: ' + who:44}" + "".join(f"{each['cpu_ms'][who]:16.1f}" for each in found))
 
 
 if __name__ == "__main__":
