@@ -32,4 +32,6 @@ class Restarts:
             raise failure
         self.count += 1
         who = failure.worker or "a worker"
-        return f"{who} is lost: {failure.cause}; {what} (restart {self.count} of {self._most})"
+        # Who only misses somebody is well itself.
+        state = "cannot go on" if failure.worker and not failure.lost else "is lost"
+        return f"{who} {state}: {failure.cause}; {what} (restart {self.count} of {self._most})"

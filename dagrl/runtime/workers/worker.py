@@ -240,7 +240,9 @@ class Worker:
                 self._held.setdefault(work.step, []).append(ref)
             return ref
         kept = self._keeper.keep.remote(work.step, work.committed, batch)
-        ((ref,),) = get_within([kept], self._timeout_s, f"a block of {work.task} to be kept on this machine")
+        ((ref,),) = get_within(
+            [kept], self._timeout_s, f"a block of {work.task} to be kept by this machine's ray::Keeper"
+        )
         return ref
 
     def offer_weights(self, follower: str, route: WeightRoute) -> Offer | None:

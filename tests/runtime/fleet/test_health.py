@@ -9,7 +9,9 @@ from dagrl.runtime.fleet.health import Restarts
 
 
 def died() -> WorkerLostError:
-    return WorkerDiedError("the worker's process died", worker="actor/0 (host a, pid 1)", hint="out of memory?")
+    failure = WorkerDiedError("the worker's process died", worker="actor/0 (host a, pid 1)", hint="out of memory?")
+    failure.lost = ("actor/0",)
+    return failure
 
 
 def test_restarts_are_counted_and_told_until_there_were_enough() -> None:
@@ -28,6 +30,16 @@ def test_restarts_are_counted_and_told_until_there_were_enough() -> None:
     assert caught.value.cause == "the worker's process died"
     assert caught.value.hint == "this was after 2 restarts, as many as run.max_restarts allows; out of memory?"
     assert restarts.count == 2
+
+
+@pytest.mark.parametrize(
+    ("witness", "told"), [("actor/0 (host a, pid 1)", "actor/0 (host a, pid 1) cannot go on"), ("", "a worker is lost")]
+)
+def test_who_only_misses_somebody_is_not_said_to_be_lost(witness, told) -> None:
+    restarts = Restarts(1)
+    restarts.has_run = True
+    failure = WorkerLostError("waited 5 s for 2 blocks", worker=witness)
+    assert restarts.once_more(failure, "all go on") == f"{told}: waited 5 s for 2 blocks; all go on (restart 1 of 1)"
 
 
 def test_what_has_never_run_is_not_tried_again() -> None:
