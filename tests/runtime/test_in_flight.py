@@ -1,4 +1,4 @@
-"""A real SGLang server on the CPU that gets new weights in the midst of its responses, which go on."""
+"""A real SGLang server, on the CPU or a GPU, that gets new weights in the midst of its responses, which go on."""
 
 from __future__ import annotations
 
@@ -7,17 +7,31 @@ from collections import Counter
 
 import pyarrow.parquet as pq
 import pytest
-
-pytestmark = pytest.mark.soak
+import torch
 
 STEPS, TOKENS = 6, 24
+ON_GPUS = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(400)]
+CASES = [
+    pytest.param((pause, on_gpus), id=f"{pause}{'-gpus' if on_gpus else ''}", marks=marks)
+    for on_gpus, marks in ((False, pytest.mark.soak), (True, ON_GPUS))
+    for pause in ("retract", "in_place")
+]
 
 
-@pytest.fixture(scope="module")
-def run(lab, tmp_path_factory):
+@pytest.fixture(scope="module", params=CASES)
+def run(request, lab, benchmark_module, tmp_path_factory):
     """Fewer responses at a time than a step has, so that some begin before new weights come and some after."""
+    pause, on_gpus = request.param
     folder = tmp_path_factory.mktemp("in_flight")
     pipeline = lab.tiny_pipeline()
+    server = {"max_running_requests": 4}
+    if on_gpus:
+        if torch.cuda.device_count() < 2:
+            pytest.skip("needs two GPUs")
+        pipeline["groups"] = {name: {"gpus_per_node": 1} for name in ("train", "rollout")}
+        # Sizes that kernels are made for.
+        pipeline["model"]["init"] |= benchmark_module("learning").CASES["two_gpus_apart"].model
+        server |= {"max_running_requests": 2, "mem_fraction_static": 0.3, "max_total_tokens": 65536}
     del pipeline["nodes"]["old"], pipeline["nodes"]["ref"], pipeline["nodes"]["update"]["mini_batch"]
     del pipeline["engines"]["reference"], pipeline["nodes"]["update"]["loss"]
     pipeline["nodes"]["update"]["rollout_correction"] = {"rollout_is": "token"}
@@ -27,8 +41,8 @@ def run(lab, tmp_path_factory):
         "backend": "sglang",
         "group": "rollout",
         "follows": "actor",
-        "server": {"max_running_requests": 4},
-        "weight_sync": {"pause": "retract", "checksum": True},
+        "server": server,
+        "weight_sync": {"pause": pause, "checksum": True},
     }
     pipeline["schedule"] = {"shards_per_step": 2, "max_staleness": 1, "in_flight_weight_update": True}
     pipeline["run"] |= {"steps": STEPS, "save_every": None, "validate_every": None, "samples_per_step": 32}
