@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,13 +30,22 @@ def samples(parts: Sequence[Part], context: Context) -> Iterator[Output]:
     batch = part.batch
     limit = context.pipeline.run.samples_per_step
     if limit:
-        folder = context.resources.run_dir / "samples"
-        folder.mkdir(parents=True, exist_ok=True)
         name = f"step_{context.step}{'_val' if context.validation else ''}.parquet"
-        aside = folder / f".{name}"
-        pq.write_table(_table(_first_of_each_set(batch, limit), context), aside)
-        aside.replace(folder / name)
+        _write(_table(_first_of_each_set(batch, limit), context), context.resources.run_dir / "samples" / name)
     yield Output((), batch.rows, stats=_stats(own_rows(batch), context))
+
+
+def _write(table: pa.Table, path: Path) -> None:
+    """Put the file in place at once. OSError where that cannot be, such as on a full disk."""
+    aside = path.with_name(f".{path.name}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, aside)
+        aside.replace(path)
+    except OSError as error:
+        # pyarrow has words of its own for what the system says.
+        why = os.strerror(error.errno) if error.errno else str(error)
+        raise OSError(f"cannot write {path}: {why}") from error
 
 
 def _stats(batch: Batch, context: Context) -> dict[str, Stat]:

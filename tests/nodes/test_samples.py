@@ -117,6 +117,14 @@ def test_a_step_done_again_replaces_its_file_in_one_go(bench, monkeypatch) -> No
     assert "policy_version" in written(bench)["step_1.parquet"][0]
 
 
+def test_a_full_disk_is_an_error_that_names_the_file(bench) -> None:
+    folder = bench.folder / "run" / "samples"
+    folder.mkdir(parents=True)
+    (folder / ".step_12.parquet").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"cannot write .*/step_12\.parquet: No space left on device$"):
+        list(samples([part_of(bench)], bench.context(step=12)))
+
+
 def test_several_turns_are_written_as_a_conversation(bench) -> None:
     part = part_of(bench, token_turn=[[1], [1], [1, 2]], token_reward=[[0.5], [0.0], [0.25, 1.0]])
     list(samples([part], bench.context()))
