@@ -13,8 +13,19 @@ pytestmark = pytest.mark.slow
 NEEDED, BEGUN, STEPS, TOKENS = 8, 16, 5, 20
 
 
-@pytest.fixture(scope="module")
-def lives(lab, tmp_path_factory):
+GENERATORS = [
+    pytest.param({"max_batch_size": 16}, id="hf"),
+    # Fewer at a time than a server gets: it has some in hand when there are enough.
+    pytest.param(
+        {"backend": "sglang", "max_batch_size": None, "server": {"max_running_requests": 8}},
+        id="sglang",
+        marks=pytest.mark.soak,
+    ),
+]
+
+
+@pytest.fixture(scope="module", params=GENERATORS)
+def lives(request, lab, tmp_path_factory):
     """A run that is taken up again after its third step; both lives of it."""
     pipeline = lab.tiny_pipeline()
     del pipeline["nodes"]["ref"], pipeline["engines"]["reference"], pipeline["nodes"]["update"]["loss"]
@@ -24,7 +35,7 @@ def lives(lab, tmp_path_factory):
         # All are as long, so that a step's last prompts are being sampled when there are enough.
         "sampling": {"max_new_tokens": TOKENS, "ignore_eos": True},
     }
-    pipeline["engines"]["generator"]["max_batch_size"] = 16
+    pipeline["engines"]["generator"] |= request.param
     pipeline["groups"]["rollout"] = {"cpus_per_node": 2}
     pipeline["run"] = {"steps": 3, "seed": 3}
     folder = tmp_path_factory.mktemp("partial")
