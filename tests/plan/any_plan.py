@@ -1,4 +1,4 @@
-"""Random plans: policies with their generators and updates, frozen engines, filters, and what else reads whom."""
+"""Random plans: policies with their generators, critics and updates, frozen engines, filters; and who reads whom."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dagrl.spec.ops import Scope
 
 @st.composite
 def plans(draw) -> Plan:
-    """Up to two policies with their generators, and up to two frozen engines, on up to four groups."""
+    """Up to two policies with their generators and critics, and up to two frozen engines, on up to four groups."""
     groups = st.sampled_from(draw(st.sampled_from([["a"], ["a", "b"], ["a", "b", "c"], ["a", "b", "c", "d"]])))
     pairs, frozen = draw(st.integers(1, 2)), draw(st.integers(0, 2))
     executors = [Executor(HOST, None, ONE_RANK * draw(st.integers(1, 2)))]
@@ -41,7 +41,15 @@ def plans(draw) -> Plan:
             tasks.append(task(f"ref{pair}", reference, draw(st.sampled_from(told))))
             needs.append(f"ref{pair}")
         needs += draw(_others(tasks, executors, pair))
+        has_critic = draw(st.booleans())
+        if has_critic:
+            critic = f"critic{pair}"
+            executors.append(executor(critic, draw(groups), trained=True, sleeps=draw(st.booleans())))
+            tasks.append(task(f"values{pair}", critic, rollout))
+            needs.append(f"values{pair}")
         tasks.append(task(f"advantage{pair}", HOST, *needs, scope=Scope.GROUP))
+        if has_critic:
+            tasks.append(task(f"critic_update{pair}", critic, f"advantage{pair}", scope=Scope.BATCH, trains=True))
         tasks.append(task(f"update{pair}", actor, f"advantage{pair}", scope=Scope.BATCH, trains=True))
     validation = for_validation(
         tasks, "prompts", *told, *(f"{name}{pair}" for name in ("reward", "old") for pair in range(pairs))
