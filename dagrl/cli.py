@@ -48,10 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def validate(pipeline: Path, overrides: list[str]) -> int:
     """Check a pipeline file and say what it declares."""
     from dagrl.plan.fitting.living import decide_sleep
+    from dagrl.plan.fitting.warning import warn_of_memory
     from dagrl.spec.checks import check_file
     from dagrl.spec.drawing.summary import summarize
 
-    print(summarize(decide_sleep(check_file(pipeline, overrides))), end="")
+    print(summarize(warn_of_memory(decide_sleep(check_file(pipeline, overrides)))), end="")
     return 0
 
 

@@ -10,7 +10,9 @@ import pytest
 from dagrl.plan.fitting.changes import Change, changed, nearest_change
 from dagrl.plan.fitting.fit import Fit, fit
 from dagrl.plan.fitting.living import with_sleep_decided
+from dagrl.plan.fitting.warning import warn_of_memory
 from dagrl.plan.memory.estimate import GIB
+from dagrl.spec.checks import check_file
 from dagrl.spec.graph import Graph, build_graph
 from dagrl.spec.reading.load import load_pipeline
 from dagrl.spec.schema import Pipeline
@@ -187,3 +189,25 @@ def test_who_says_that_it_sleeps_sleeps() -> None:
     decided = with_sleep_decided(pipeline, graph)
     assert decided.engines["actor"].sleep is True
     assert decided.engines["generator"].sleep is False
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("gpu: null", ""),
+        ("gpu: H200", ""),
+        ("gpu: A100-40GB", "by the plan's reckoning actor needs 63.2 GiB of each A100-40GB (update, stage 1 of 4)"),
+    ],
+)
+def test_a_check_warns_of_what_does_not_fit_the_gpus_that_the_file_names(tmp_path: Path, said: str, told: str) -> None:
+    prompts = TEMPLATES / "data" / "addition" / "train.parquet"
+    file = tmp_path / "p.yaml"
+    file.write_text(
+        f"extends: qwen3_8b_megatron\nname: p\ndata: {{train: {prompts}, val: null, prompts_per_step: 16}}\n"
+        f"run: {{validate_every: null}}\ngroups: {{gpu: {{\n  {said}}}}}\n"
+    )
+    found = [str(each) for each in warn_of_memory(check_file(file)).warnings]
+    assert len(found) == bool(told), found
+    if told:
+        assert found[0].startswith(f"{file}:6: groups.gpu.gpu: {told}")
+        assert found[0].endswith("GiB more than its 39.5; `dagrl plan` says what would fit")
