@@ -93,12 +93,13 @@ class _Server:
         time.sleep(self._timings.receive_s)
 
     def rollout(self) -> Iterator[dict[str, np.ndarray]]:
-        """Its portions, one after the other."""
-        began, portions = time.monotonic(), -(-self._timings.responses // self._timings.portion)
-        for portion in range(portions):
-            due = began + self._timings.rollout_s * (portion + 1) / portions
+        """Its portions, once the last response of each is there."""
+        began = time.monotonic()
+        for response in range(1, self._timings.responses + 1):
+            due = began + self._timings.rollout_s * response / self._timings.responses
             time.sleep(max(0.0, due - time.monotonic()))
-            yield {"tokens": np.zeros(self._size, np.int64), "logprobs": np.zeros(self._size, np.float32)}
+            if response % self._timings.portion == 0 or response == self._timings.responses:
+                yield {"tokens": np.zeros(self._size, np.int64), "logprobs": np.zeros(self._size, np.float32)}
 
 
 class _Trainer:

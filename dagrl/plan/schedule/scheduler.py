@@ -77,9 +77,9 @@ class Scheduler:
 
     def __init__(self, plan: Plan, first_step: int = 1) -> None:
         self.plan = plan
-        self.committed = first_step - 1
-        """The newest committed step."""
         first = 0 if first_step == 1 and plan.validates(0) else first_step
+        self.committed = first - 1
+        """The newest committed step; -1 where the start itself has to be validated first."""
         self._trained = [name for name, executor in plan.executors.items() if executor.trained]
         self._lost: set[str] = set()
         self._neighbourhoods = Neighbourhoods(plan)

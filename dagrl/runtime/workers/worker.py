@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,18 +18,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import ray
 
-from dagrl.data.batch import Batch, Column, find_rows
+from dagrl.data.batch import Batch
 from dagrl.engines.base import Appetite, Slept
 from dagrl.imports import lean_imports
-from dagrl.nodes.base import Context, Op, Output, Part, Resources
+from dagrl.nodes.base import Context, Op, Output, Resources
 from dagrl.nodes.registry import load_op
 from dagrl.runtime.messages import (
     Beat,
-    Begun,
     Block,
     Effort,
     Handed,
-    PartWork,
     Span,
     StartEngine,
     Take,
@@ -38,6 +36,7 @@ from dagrl.runtime.messages import (
 )
 from dagrl.runtime.objects import get_within
 from dagrl.runtime.parcels import Parcel, pack, unpack
+from dagrl.runtime.workers.blocks import Blocks
 from dagrl.runtime.workers.pulse import INTERVAL_S, Pulse
 from dagrl.runtime.workers.pump import Pump
 from dagrl.spec.residency import Residency
@@ -58,6 +57,7 @@ class Worker:
         self._meter: Meter | None = None
         self._profiler: Profiler | None = None
         self._resources: Resources | None = None
+        self._blocks: Blocks | None = None
         self._replica = 0
         self._listener: socket.socket | None = None
         self._rank, self._timeout_s = 0, 0.0
@@ -90,6 +90,7 @@ class Worker:
         self._rank, self._replica, self._keeper = setup.rank, setup.replica, setup.keeper
         # These waits are over before the driver's, who knows less of what it waits for.
         self._timeout_s = 0.95 * setup.pipeline.run.node_timeout_s
+        self._blocks = Blocks(self._timeout_s, keep=setup.engine is not None)
         if setup.engine is not None:
             with lean_imports():
                 # The driver and the host's worker do without torch.
@@ -113,8 +114,9 @@ class Worker:
 
     def run(self, work: TaskWork) -> Iterator[Block | Beat]:
         """Run one task on this rank's rows; yields a block whenever the op has an output."""
-        resources = self._resources
-        assert resources is not None, "run before start"
+        resources, blocks = self._resources, self._blocks
+        assert resources is not None and blocks is not None, "run before start"
+        blocks.forget(work.committed)
         with self._lock:
             self._held = {step: refs for step, refs in self._held.items() if step > work.committed}
         context = Context(
@@ -134,14 +136,14 @@ class Worker:
             ends=work.ends,
             sampled_by=work.sampled_by,
             kl_weight=work.kl_weight,
-            begun={group: fetch_begun(begun, work.outputs, self._timeout_s) for group, begun in work.begun.items()},
+            begun={group: blocks.begun(begun, work.outputs) for group, begun in work.begun.items()},
         )
         op = load_op(work.op, resources.folder)
         if work.streams:
-            yield from self._streamed(op, work, context)
+            yield from self._streamed(op, work, context, blocks)
             return
         with self._profiler.around(work) if self._profiler else nullcontext():
-            yield from self._outputs(op, work, context)
+            yield from self._outputs(op, work, context, blocks)
 
     def run_streamed(self, data: bytes, refs: list[ray.ObjectRef]) -> Iterator[Parcel]:
         """`run`, its work and its messages as parcels."""
@@ -152,9 +154,9 @@ class Worker:
         """`run`, all of its messages in one parcel."""
         return pack(list(self.run(unpack(data, refs))))
 
-    def _outputs(self, op: Op, work: TaskWork, context: Context) -> Iterator[Block]:
+    def _outputs(self, op: Op, work: TaskWork, context: Context, blocks: Blocks) -> Iterator[Block]:
         begin = time.time()
-        parts = fetch(work.parts, self._timeout_s)
+        parts = blocks.parts(work.step, work.parts)
         account = self._meter.begin(work, parts) if self._meter else None
         for output in op(parts, context):
             if self._meter:
@@ -164,7 +166,7 @@ class Worker:
             yield self._publish(work, output, span, effort)
             begin = time.time()
 
-    def _streamed(self, op: Op, work: TaskWork, context: Context) -> Iterator[Block | Beat]:
+    def _streamed(self, op: Op, work: TaskWork, context: Context, blocks: Blocks) -> Iterator[Block | Beat]:
         """Hand on what the op has made whenever there is something, together, and signs of life between."""
         run = (work.step, work.task, work.round, work.attempt)
         if self._aborted == run:
@@ -173,7 +175,7 @@ class Worker:
             first, self._streaming = self._streaming != run, run
         assert self._meter is not None, "only engines stream"
         begin = time.time()
-        parts = fetch(work.parts, self._timeout_s)
+        parts = blocks.parts(work.step, work.parts)
         account = self._meter.begin(work, parts, first=first)
         # One trace of a rank at a time: that of its first share.
         watched = self._profiler.around(work) if self._profiler and first else nullcontext()
@@ -297,35 +299,6 @@ class Worker:
             self._profiler.close()
         if self._engine is not None:
             self._engine.close()
-
-
-def fetch(parts: Sequence[PartWork], timeout_s: float) -> list[Part]:
-    """Bring the columns of all parts here and put the rows of each in order.
-
-    ObjectsLateError where they do not come in time.
-    """
-    refs = list(dict.fromkeys(ref for part in parts for source in part.sources for ref in source.refs))
-    columns = ", ".join(sorted({name for part in parts for source in part.sources for name in source.columns.values()}))
-    found = get_within(refs, timeout_s, f"{len(refs)} blocks of {columns}")
-    blocks: dict[ray.ObjectRef, Batch] = dict(zip(refs, found, strict=True))
-    return [Part(part.index, _assembled(part, blocks)) for part in parts]
-
-
-def _assembled(part: PartWork, blocks: Mapping[ray.ObjectRef, Batch]) -> Batch:
-    columns: dict[str, Column] = {}
-    for source in part.sources:
-        there = [blocks[ref] for ref in source.refs]
-        places = find_rows(part.rows, np.concatenate([block.rows for block in there]))
-        for mine, theirs in source.columns.items():
-            columns[mine] = Column.gather([block[theirs] for block in there], places)
-    return Batch(part.rows, columns)
-
-
-def fetch_begun(begun: Begun, outputs: Mapping[str, str], timeout_s: float) -> Batch:
-    """Bring what an earlier step has sampled for a group here, by the op's names of its columns (`outputs`)."""
-    block: Batch = get_within([begun.ref], timeout_s, "what an earlier step has sampled of a prompt")[0]
-    mine = {name: block[theirs] for name, theirs in outputs.items() if theirs in block}
-    return Batch(block.rows, mine).in_order(begun.rows)
 
 
 def _tokens(output: Output, published: Mapping[str, str]) -> np.ndarray | None:

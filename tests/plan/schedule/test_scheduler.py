@@ -257,6 +257,7 @@ def test_a_stop_during_an_unsaved_commit_saves_the_step_after_it():
 def test_a_step_is_not_trained_before_the_validation_of_the_start_is_committed():
     """Two commits under way at once could end in either order."""
     scheduler = Scheduler(diamond(max_staleness=2, validate_first=True))
+    assert scheduler.committed == -1, "what the start's validation makes is still needed"
     pending, seen = scheduler.start(), []
     while pending and pending != [Commit(0, save=False)]:
         command = next(each for each in pending if each != Commit(0, save=False))
