@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from dagrl.plan.cost import transfers
+from dagrl.plan.cost.communicators import connecting_seconds, gathering_seconds
 from dagrl.plan.cost.decoding import Generation, shard_ends
 from dagrl.plan.cost.engines import WEIGHT_BYTES, PlannedEngine
 from dagrl.plan.cost.host import node_seconds
@@ -25,6 +26,7 @@ from dagrl.plan.weight_route import weight_route
 from dagrl.spec.filtering import prompts_per_round
 from dagrl.spec.models.shape import ModelShape, engine_shape
 from dagrl.spec.offline import is_offline
+from dagrl.spec.ops import Scope
 from dagrl.spec.residency import Residency
 from dagrl.spec.rollouts import leading_rollout, rollouts
 from dagrl.spec.schema import (
@@ -149,13 +151,17 @@ class PipelineCosts:
         return self._known[name, shards]
 
     def _pass(self, task: PlannedTask, tokens_per_micro_batch: int, share: float) -> float:
-        """Without gradients."""
+        """Without gradients; row by row, of each shard by itself: its results go out together."""
         engine = self.engines[task.executor]
-        batch = Batch(self.rows(task) * share, self.lengths(task), tokens_per_micro_batch)
-        seconds = engine.passes.forward(batch) + engine.brought_in_s
+        cuts = 1 if task.scope is Scope.BATCH else min(self.plan.shards, self.prompts(task))
+        shards = max(1, round(cuts * share))
+        batch = Batch(self.rows(task) * share / shards, self.lengths(task), tokens_per_micro_batch)
+        seconds = shards * engine.passes.forward(batch) + self._connecting(task) * share
         if task.frozen and engine.executor.trained:
-            seconds += transfers.swap_seconds(engine.weight_bytes, engine.device)
-        return seconds
+            # The weights are there for all shards.
+            swap = transfers.swap_seconds(engine.weight_bytes, engine.device)
+            return seconds + swap + engine.brought_in_s
+        return seconds + shards * engine.brought_in_s
 
     def _scores(self, task: PlannedTask, share: float) -> float:
         """Of a classifier inside its worker: matrix products, with rows as long in its tokens as in the policy's."""
@@ -173,7 +179,26 @@ class PipelineCosts:
         steps = node.optimizer_steps(self.pipeline.data.prompts_per_step)
         batch = Batch(self.rows(task) * node.epochs / steps, self.lengths(task), node.tokens_per_micro_batch)
         each = engine.passes.train(batch) + engine.optimizer.seconds()
-        return steps * share * each + engine.brought_in_s
+        return share * (steps * each + self._connecting(task)) + engine.brought_in_s
+
+    def _connecting(self, task: PlannedTask) -> float:
+        """What a task takes longer because its ranks have slept: the first on them in a step, and the first update."""
+        engine = self.engines[task.executor]
+        if not self._takes_turns(task.executor) or not engine.device.is_gpu or task.rows is not Rows.TRAIN:
+            return 0.0
+        tasks = [each for each in self.plan.tasks if each.executor == task.executor and each.rows is Rows.TRAIN]
+        first_update = next((each for each in tasks if each.trains), None)
+        return sum(
+            connecting_seconds(engine.shape, engine.megatron.parallel, engine.group.ranks, updates=updates)
+            for updates, first in ((False, tasks[0]), (True, first_update))
+            if task is first
+        )
+
+    def _takes_turns(self, executor: str) -> bool:
+        """Whether it sleeps in each step, as others of its group have something to do then."""
+        own = self.plan.executors[executor]
+        working = {task.executor for task in self.plan.tasks if task.rows is Rows.TRAIN} - {executor}
+        return own.sleeps and any(self.plan.executors[name].group == own.group for name in working)
 
     def _rollout(self, task: PlannedTask, node: RolloutNode, shards: int) -> Sequence[float]:
         engine = self.engines[task.executor]
@@ -195,13 +220,16 @@ class PipelineCosts:
         taker, sender = self.engines[follower], self.engines[source]
         route = weight_route(self.pipeline, follower)
         device = sender.device
-        return transfers.sync_seconds(
+        seconds = transfers.sync_seconds(
             route.way,
             route.passes * sender.shape.parameters * WEIGHT_BYTES,
             device,
             link=device.peers if self._on_one_machine(sender, taker) else device.network,
             gathered=1 - 1 / sender.model_ranks,
         )
+        if self._takes_turns(source) and device.is_gpu:
+            seconds += gathering_seconds(sender.model_ranks)
+        return seconds + sender.brought_in_s
 
     @staticmethod
     def _on_one_machine(*engines: PlannedEngine) -> bool:
@@ -213,20 +241,24 @@ class PipelineCosts:
     def _move(self, executor: str, residency: Residency, *, down: bool) -> float:
         """Down to that residency, or up to it."""
         engine = self.engines[executor]
+        ranks = engine.group.ranks
         if not isinstance(engine.spec, MegatronEngineSpec):
-            move = transfers.server_sleep_seconds if down else transfers.server_wake_seconds
-            return move(engine.backed_up_bytes, engine.device)
+            if down:
+                return transfers.server_sleep_seconds(engine.backed_up_bytes, engine.device, ranks=ranks)
+            # Whoever follows has its weights back before the rest.
+            weights = engine.served_bytes if residency is Residency.WEIGHTS or not engine.spec.follows else 0.0
+            return transfers.server_wake_seconds(weights, engine.backed_up_bytes, engine.device)
         offload = engine.spec.offload
         weights = 0.0 if offload.param else engine.weight_bytes
         state = 0.0 if offload.optimizer else engine.state_bytes
         if not down:
             moved = weights + (state if residency is Residency.AWAKE else 0.0)
-            return transfers.trainer_wake_seconds(moved, engine.device, model_ranks=engine.model_ranks)
+            return transfers.trainer_wake_seconds(moved, engine.device, ranks=ranks)
         if residency is Residency.WEIGHTS:
             return transfers.trainer_down_seconds(state, engine.device)
         # Whoever is followed on its own GPUs has left all but its weights before, for the sync.
         moved = weights + (0.0 if self._is_followed_at_home(executor) else state)
-        return transfers.trainer_sleep_seconds(moved, engine.device, model_ranks=engine.model_ranks)
+        return transfers.trainer_sleep_seconds(moved, engine.device, ranks=ranks)
 
     def _is_followed_at_home(self, name: str) -> bool:
         group = self.plan.executors[name].group

@@ -8,6 +8,7 @@ followed from end to end of a response, not token by token.
 from __future__ import annotations
 
 import heapq
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -19,10 +20,14 @@ from dagrl.spec.models.shape import ModelShape
 _BYTES = 2
 _SAMPLING_PASSES = 6
 """Times that float32 logits are read or written to draw tokens and tell their log-probs."""
-_STEP_S = 0.5e-3
-"""Of the host between two steps, that it does not hide."""
-_REQUEST_S = 10e-6
-"""Of the host for each response in a step: 512 at a time, 1.7B, 28k tokens/s; much less would not show with 64."""
+_STEP_S = 1.1e-3
+"""Of the host between two steps, that it does not hide. This and the next two: the rollouts that
+tests/plan/cost/test_measured.py holds, of 64 to 512 responses at a time."""
+_REQUEST_S = 7e-6
+"""Of the host for each response in a step."""
+_SHARED_PROMPT_SHARE = 0.75
+"""Of the prompt's keys and values, where several responses are decoded to each: they are read together, partly from the
+GPU's own cache."""
 _REDUCTION_S = 10e-6
 """Start of SGLang's all-reduce within a step; two in each layer."""
 _WITHOUT_GRAPH_S = 0.4e-3
@@ -68,7 +73,8 @@ class Server:
         parts = 1 if shape.latent else min(self.tensor, shape.key_value_heads)
         cached = running * context * shape.cache_values_per_token * shape.layers * _BYTES / (parts * self.stages)
         drawn = running * shape.vocabulary * 4 * _SAMPLING_PASSES / device.decode_memory
-        seconds = max(read, multiplied) + cached / device.decode_memory + drawn
+        # Where a product takes about as long as its weights are read, neither hides the other: 8B with 128 responses.
+        seconds = math.hypot(read, multiplied) + cached / device.decode_memory + drawn
         seconds *= self.stages  # A token passes all stages before the next begins.
         if self.tensor > 1:
             link = device.link(self.tensor, self.per_node)
@@ -134,7 +140,9 @@ def shard_ends(server: Server, work: Generation) -> tuple[float, ...]:
         lengths[longest] = work.lengths.quantile(1 - 0.5 / max(1.0, responses))
     prefix = work.lengths.prompt
     unique = work.prompts if server.shares_prompts else responses
-    ends = _follow(server, lengths, each, prefix, prefill=server.prefill(unique * prefix, prefix))
+    shared = server.shares_prompts and work.per_prompt > 1
+    read = prefix * (_SHARED_PROMPT_SHARE if shared else 1.0)
+    ends = _follow(server, lengths, each, prefix, read, prefill=server.prefill(unique * prefix, prefix))
     needed = sorted(ends)[: max(1, round(work.enough * bundles))][-1]
     shards = [0.0] * work.shards
     for index, end in enumerate(ends):
@@ -143,8 +151,10 @@ def shard_ends(server: Server, work: Generation) -> tuple[float, ...]:
     return tuple(sorted(end or needed for end in shards))
 
 
-def _follow(server: Server, lengths: list[float], each: float, prompt: float, *, prefill: float) -> list[float]:
-    """When each bundle of `each` responses of these lengths is over, seconds.
+def _follow(
+    server: Server, lengths: list[float], each: float, prompt: float, read: float, *, prefill: float
+) -> list[float]:
+    """When each bundle of `each` responses of these lengths is over, seconds; of a prompt, `read` tokens in each step.
 
     They begin in order, as places in the batch and in the cache come free; prefill is spread over their begins.
     """
@@ -165,7 +175,7 @@ def _follow(server: Server, lengths: list[float], each: float, prompt: float, *,
             waiting += 1
         until, _ = running[0]
         count = len(running)
-        context = prompt + (step + until) / 2 - begun_at / count
+        context = read + (step + until) / 2 - begun_at / count
         now += (until - step) * server.step(count * each, context)
         step = until
         while running and running[0][0] <= step:

@@ -142,10 +142,16 @@ class PlannedEngine:
     # -- what both have
 
     @property
-    def backed_up_bytes(self) -> float:
-        """Of the weights on a GPU, where they wait on the host while it sleeps: nobody sends them again."""
+    def served_bytes(self) -> float:
+        """Of the weights on a GPU of one that generates or judges."""
         if isinstance(self.spec, HfEngineSpec) and self.spec.head == "reward":
             return self.classifier_parameters * WEIGHT_BYTES
-        if not isinstance(self.spec, SglangEngineSpec) or self.spec.follows:
-            return 0.0
-        return self.shape.parameters * WEIGHT_BYTES / gpus_per_server(self.spec)
+        gpus = gpus_per_server(self.spec) if isinstance(self.spec, SglangEngineSpec) else 1
+        return self.shape.parameters * WEIGHT_BYTES / gpus
+
+    @property
+    def backed_up_bytes(self) -> float:
+        """Of the weights on a GPU, where they wait on the host while it sleeps: nobody sends them again."""
+        classifies = isinstance(self.spec, HfEngineSpec) and self.spec.head == "reward"
+        served = isinstance(self.spec, SglangEngineSpec) and not self.spec.follows
+        return self.served_bytes if classifies or served else 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dagrl.plan.cost.communicators import closing_seconds
 from dagrl.plan.cost.device import Device
 from dagrl.plan.weight_route import Way
 
@@ -15,18 +16,22 @@ _OBJECT_STORE_BYTES_PER_S = 0.5e9
 _OBJECT_STORE_S = 0.01
 _GATHER_SHARE = 1.0
 """Of the link, where shards of a bucket are gathered before it is sent."""
-_SLEEP_S = 0.005
-"""Of a trainer that gives its memory back, whatever it keeps."""
-_COMMUNICATORS_S = 0.38
-"""To close those between the ranks of a model; with data parallelism alone there are none."""
-_RECONNECT_S = 0.3
-"""NCCL, in the first task after that; not measured apart."""
+_DOWN_S = 0.06
+"""Of a trainer that goes down to its weights, whatever it keeps: its passes' memory is given back (0.06 to 0.16 s)."""
+_SLEEP_S = 0.01
+"""The same from there to asleep."""
+_OPEN_S = 0.02
+"""Of several ranks that wake: groups are made anew, communicators follow with the first task."""
 _SWAP_SHARE = 0.56
 """Of the rates between host and GPU, as it was tensor by tensor, each waited for; both ways go at once since, which has
 not been measured."""
-_SERVER_SLEEP_S = 0.025
-_SERVER_WAKE_S = 0.01
-"""SGLang's release and resume, and the calls: 21 to 38 ms, 9 to 14 ms."""
+_SERVER_SLEEP_S = 0.05
+_SERVERS_SLEEP_S = 0.1
+"""SGLang's release, and the calls: 0.02 to 0.06 s on one GPU; on two, the slower, 0.05 to 0.19 s."""
+_SERVER_WAKE_S = 0.025
+"""SGLang's resume, and the calls."""
+_RETURN_BYTES_PER_S = 120e9
+"""Room for weights, that others have just left: 0.03 to 0.08 s for 3.4 GB, 0.12 to 0.14 s for 16.4."""
 _DISK_BYTES_PER_S = 1e9
 """Of a machine's share in where checkpoints are written; an order of magnitude."""
 _SAVE_S = 1.0
@@ -48,29 +53,31 @@ def sync_seconds(way: Way, weights: float, device: Device, *, link: float, gathe
 
 def trainer_down_seconds(kept: float, device: Device) -> float:
     """A trainer leaves all but its weights; `kept` bytes of each of its GPUs go to the host."""
-    return (_SLEEP_S if device.is_gpu else 0.0) + kept / device.to_host
+    return (_DOWN_S if device.is_gpu else 0.0) + kept / device.to_host
 
 
-def trainer_sleep_seconds(kept: float, device: Device, *, model_ranks: int) -> float:
-    """A trainer leaves its GPUs; `kept` bytes of each go to the host."""
+def trainer_sleep_seconds(kept: float, device: Device, *, ranks: int) -> float:
+    """A trainer on so many GPUs leaves them; `kept` bytes of each go to the host."""
     if not device.is_gpu:
         return kept / device.to_host
-    return _SLEEP_S + kept / device.to_host + (_COMMUNICATORS_S if model_ranks > 1 else 0.0)
+    return _SLEEP_S + kept / device.to_host + closing_seconds(ranks)
 
 
-def trainer_wake_seconds(kept: float, device: Device, *, model_ranks: int) -> float:
-    """And comes back."""
-    return kept / device.from_host + (_RECONNECT_S if device.is_gpu and model_ranks > 1 else 0.0)
+def trainer_wake_seconds(kept: float, device: Device, *, ranks: int) -> float:
+    """And comes back, but for its communicators."""
+    return kept / device.from_host + (_OPEN_S if device.is_gpu and ranks > 1 else 0.0)
 
 
-def server_sleep_seconds(kept: float, device: Device) -> float:
-    """A server gives its memory back; `kept` bytes of each GPU, the weights that nobody sends again, go to the host."""
-    return _SERVER_SLEEP_S + kept / device.to_host
+def server_sleep_seconds(kept: float, device: Device, *, ranks: int) -> float:
+    """Servers on so many GPUs give their memory back; `kept` bytes of each, the weights that nobody sends again, go to
+    the host.
+    """
+    return (_SERVER_SLEEP_S if ranks == 1 else _SERVERS_SLEEP_S) + kept / device.to_host
 
 
-def server_wake_seconds(kept: float, device: Device) -> float:
-    """And takes it again."""
-    return _SERVER_WAKE_S + kept / device.from_host
+def server_wake_seconds(weights: float, kept: float, device: Device) -> float:
+    """And take it again: room for `weights` bytes on each GPU, `kept` of which come from the host."""
+    return _SERVER_WAKE_S + weights / _RETURN_BYTES_PER_S + kept / device.from_host
 
 
 def swap_seconds(weights: float, device: Device) -> float:

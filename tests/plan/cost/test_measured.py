@@ -69,6 +69,13 @@ def rollout(shape: ModelShape, tensor: int, prompts: int, n: int, lengths: Lengt
         # "SGLang": the node of a pipeline on one GPU, and a whole server's share of four GPUs.
         pytest.param(lambda: rollout(BILLIONS_1_7, 1, 512, 1, Lengths(256, 512, 512)), 9.30, id="rollout of 1.7B"),
         pytest.param(lambda: rollout(BILLIONS_8, 2, 8, 8, Lengths(1024, 2048, 2048)), 13.7, id="rollout of 8B, TP2"),
+        # 2026-11-22: several responses to each prompt, and 128 to 512 at a time.
+        pytest.param(lambda: rollout(BILLIONS_1_7, 1, 64, 8, Lengths(1024, 512, 512)), 12.3, id="1.7B, 8 to a prompt"),
+        pytest.param(lambda: rollout(BILLIONS_1_7, 1, 128, 4, Lengths(256, 512, 512)), 7.53, id="1.7B, 4 to a prompt"),
+        pytest.param(lambda: rollout(BILLIONS_1_7, 1, 64, 4, Lengths(256, 512, 512)), 4.2, id="1.7B, 256 at a time"),
+        pytest.param(lambda: rollout(BILLIONS_1_7, 1, 32, 4, Lengths(256, 768, 768)), 4.25, id="1.7B, 128 at a time"),
+        pytest.param(lambda: rollout(BILLIONS_1_7, 2, 64, 4, Lengths(256, 768, 768)), 5.27, id="1.7B, TP2"),
+        pytest.param(lambda: rollout(BILLIONS_8, 1, 32, 4, Lengths(256, 768, 768)), 7.87, id="8B, 128 at a time"),
     ],
 )
 def test_work(estimate: Any, measured: float) -> None:
@@ -112,17 +119,26 @@ PARAMETERS = 1.72e9
 """Of the model of "Plans beside runs", in bfloat16, with float32 weights and moments."""
 
 
-def test_a_trainer_and_a_server_take_turns_on_a_gpu() -> None:
-    """In the steps after the second: the first two take the host's memory."""
+@pytest.mark.parametrize("down", [0.45, 0.52])
+def test_a_trainer_takes_turns_on_a_gpu(down: float) -> None:
+    """In the steps after the second: the first two take the host's memory. `down`: two runs of a day."""
     weights, state = PARAMETERS * 2, PARAMETERS * STATE_BYTES
     # Before a sync all but the weights goes, after it the rest.
-    assert transfers.trainer_down_seconds(state, H200) == pytest.approx(0.45, rel=0.2)
-    assert transfers.trainer_sleep_seconds(weights, H200, model_ranks=1) == pytest.approx(0.076, rel=0.2)
-    assert transfers.trainer_wake_seconds(weights + state, H200, model_ranks=1) == pytest.approx(0.488, rel=0.2)
-    assert transfers.server_sleep_seconds(0.0, H200) == pytest.approx(0.026, rel=0.2)
-    assert transfers.server_wake_seconds(0.0, H200) == pytest.approx(0.011, rel=0.2)
+    assert transfers.trainer_down_seconds(state, H200) == pytest.approx(down, rel=0.2)
+    assert transfers.trainer_sleep_seconds(weights, H200, ranks=1) == pytest.approx(0.076, rel=0.2)
+    assert transfers.trainer_wake_seconds(weights + state, H200, ranks=1) == pytest.approx(0.488, rel=0.2)
 
 
-def test_ranks_of_a_model_close_their_communicators_when_they_sleep() -> None:
-    """The arithmetic task with TP2, whose weights are next to nothing."""
-    assert transfers.trainer_sleep_seconds(0.0, H200, model_ranks=2) == pytest.approx(0.40, rel=0.2)
+def test_a_server_takes_turns_on_a_gpu() -> None:
+    """Its room for weights comes back before that of its cache, in two moves."""
+    assert transfers.server_sleep_seconds(0.0, H200, ranks=1) == pytest.approx(0.047, rel=0.2)
+    assert transfers.server_wake_seconds(PARAMETERS * 2, 0.0, H200) == pytest.approx(0.06, rel=0.2)
+    assert transfers.server_wake_seconds(0.0, 0.0, H200) == pytest.approx(0.021, rel=0.2)
+    # 8B, all of it on one GPU.
+    assert transfers.server_wake_seconds(2 * BILLIONS_8.parameters, 0.0, H200) == pytest.approx(0.13, rel=0.25)
+
+
+def test_ranks_close_their_communicators_when_they_sleep() -> None:
+    """The arithmetic task with TP2, whose weights are next to nothing; 1.7B, replicas with their weights."""
+    assert transfers.trainer_sleep_seconds(0.0, H200, ranks=2) == pytest.approx(0.40, rel=0.2)
+    assert transfers.trainer_sleep_seconds(PARAMETERS * 2, H200, ranks=2) == pytest.approx(0.53, rel=0.2)
