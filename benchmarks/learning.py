@@ -92,6 +92,9 @@ CASES = {
 }
 ALIKE = ("one_gpu_colocated", "two_gpus_apart")
 """Cases whose first steps must be the same."""
+REPLAYED = ("two_gpus_colocated_experts_ep2_to_ep2_replayed", "two_gpus_colocated_experts_ep2_to_ep2")
+"""A mixture with its routes replayed and without: no token goes through other weights in the former."""
+_LARGEST = "mismatch/logprob_diff/max"
 
 
 def pipeline(name: str, steps: int) -> dict[str, Any]:
@@ -230,7 +233,7 @@ def summarize(folder: Path) -> None:
         rewards = result["reward"]
         print(
             f"{name:48}{result['gpus']:5}{rewards[0]:8.3f}{rewards[-1]:8.3f}{result['steps']:7}"
-            f"{result['median_step_s']:10.3f}{difference:10.5f}{first['mismatch/logprob_diff/max']:10.5f}"
+            f"{result['median_step_s']:10.3f}{difference:10.5f}{first[_LARGEST]:10.5f}"
         )
     print(curves({name: result["reward"] for name, result in results.items()}))
     missing = [name for name in CASES if name not in results]
@@ -242,6 +245,10 @@ def summarize(folder: Path) -> None:
         found.append(
             Verdict(f"{' and '.join(ALIKE)}: first steps differ most in {metric}", difference, "at most", SAME)
         )
+    if all(name in results for name in REPLAYED):
+        replayed, by_itself = (results[name]["first"][_LARGEST] for name in REPLAYED)
+        what = "largest |rollout - trainer| log-prob of a mixture with its routes replayed / without"
+        found.append(Verdict(what, replayed / by_itself, "at most", 1.0))
     all_met = all(verdict["met"] for result in results.values() for verdict in result["verdicts"])
     tell({"cases": sorted(results), "missing": missing, "all_met": all_met}, found, folder / "learning.json")
     sys.exit(not all_met or not all(verdict.met for verdict in found))

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from dagrl.engines.base import Completion, GenerationRequest
 from dagrl.engines.sglang.engine import SglangEngine
-from dagrl.engines.sglang.server import ServerError
+from dagrl.engines.sglang.server import ServerError, ServerLostError
 from dagrl.engines.weights.sender import WeightSender
 from dagrl.engines.weights.taker import Route
 from dagrl.engines.weights.terms import Sent, refuse_unknown_names
@@ -155,6 +155,19 @@ def test_the_server_is_there_for_others_when_somebody_stops_listening(server, re
     responses = server.generate([short, *requests], LONG)
     assert next(responses).index == 0
     responses.close()
+    assert complete(server, requests, GREEDY)[0].finish_reason != "abort"
+
+
+def test_a_server_that_says_nothing_is_not_waited_for_without_a_bound(server, requests, monkeypatch) -> None:
+    monkeypatch.setattr("dagrl.engines.sglang.engine._POLL_S", 0.1)
+    monkeypatch.setattr(server, "_timeout_s", 1.0)
+    [scheduler] = schedulers()
+    scheduler.suspend()
+    try:
+        with pytest.raises(ServerLostError, match="SGLang has not said anything for 1 s"):
+            complete(server, requests, GREEDY)
+    finally:
+        scheduler.resume()
     assert complete(server, requests, GREEDY)[0].finish_reason != "abort"
 
 
