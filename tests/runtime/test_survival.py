@@ -5,6 +5,7 @@ The moments are drawn from a seed, which a failure names.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -67,9 +68,15 @@ class Killer:
 
     def _pid(self, worker: str) -> int:
         if worker == KEEPER:
-            processes = psutil.Process(self.run.process.pid).children(recursive=True)
-            return next(each.pid for each in processes if each.name().startswith(KEEPER))
+            return self._keeper()
         return json.loads((self.run.folder / "workers.json").read_text())[worker]["pid"]
+
+    def _keeper(self) -> int:
+        for process in psutil.Process(self.run.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.name().startswith(KEEPER):
+                    return process.pid
+        raise AssertionError(f"no {KEEPER} is there:\n{self.run.output}")
 
 
 def survive(lab: Any, folder: Path, victims: Sequence[str], seed: int, *overrides: str) -> Any:
