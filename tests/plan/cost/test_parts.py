@@ -160,7 +160,9 @@ def test_what_crosses_machines_is_slower(shape: ModelShape, sizes: dict[str, int
 def test_a_mixture_costs_by_the_experts_that_are_chosen() -> None:
     assert MIXTURE.experts is not None
     more = replace(MIXTURE, experts=replace(MIXTURE.experts, chosen=16))
-    assert passes(engine(), more).forward(BATCH) > 1.2 * passes(engine(), MIXTURE).forward(BATCH)
+    # With fewer tokens a micro-batch the host is waited for, which handles all experts in any case.
+    large = replace(BATCH, budget=2**18)
+    assert passes(engine(), more).forward(large) > 1.2 * passes(engine(), MIXTURE).forward(large)
 
 
 def test_little_work_waits_for_the_host() -> None:
