@@ -6,7 +6,8 @@
 A case is a GRPO pipeline of exact lengths in one layout: it is planned, as the command would, then run for a few steps.
 Memory is compared twice: what torch has handed out on the fullest rank (`memory/NODE_peak_gib`), and what the driver
 says that the fullest GPU holds, sleepers and contexts included. ``--summarize`` makes the table of docs/plan.md of all
-cases in a folder. The last line of the output is JSON.
+cases in a folder: what was measured beside what the same pipelines are estimated at now, wherever it is asked. The last
+line of the output is JSON.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import os
 import statistics
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -138,8 +140,7 @@ def compare(args: argparse.Namespace, case: Case) -> None:
     prompts = write_prompt_file(args.out / f"plan_{args.case}_prompts.parquet", case.load, steps + 1)
     pipeline = pipeline_of(args.case, case, model, prompts)
     begun = time.monotonic()
-    # Without a dot: what comes after it would be taken for the name's ending.
-    with DagrlRun(pipeline, args.out / f"plan_{args.case.replace('.', '_')}_run") as run:
+    with DagrlRun(pipeline, _run_folder(args.out, args.case)) as run:
         planned = report(run.folder.with_suffix(".yaml"), (), gpu=_gpu() or DEFAULT_GPU)
         told = planned_figures(planned, case.load)
         run.wait_for_step(args.warmup, _START_S + args.warmup * _STEP_S)
@@ -159,6 +160,11 @@ def compare(args: argparse.Namespace, case: Case) -> None:
         "metrics": metrics,
     }
     tell(result, verdicts(compared), args.out / f"plan_{args.case}.json")
+
+
+def _run_folder(out: Path, case: str) -> Path:
+    # Without a dot: what comes after it would be taken for the name's ending.
+    return out / f"plan_{case.replace('.', '_')}_run"
 
 
 def pipeline_of(name: str, case: Case, model: Path, prompts: Path) -> dict[str, Any]:
@@ -287,7 +293,7 @@ def summarize(folder: Path) -> None:
     for name in CASES:
         file = folder / f"plan_{name}.json"
         if file.is_file():
-            results[name] = json.loads(file.read_text())
+            results[name] = planned_again(json.loads(file.read_text()), folder, name)
     for line in table(results):
         print(line)
     missing = [name for name in CASES if name not in results]
@@ -297,6 +303,21 @@ def summarize(folder: Path) -> None:
     found = [Verdict("cases whose aims are all met", sum(map(_is_met, results.values())), "at least", len(results))]
     tell({"cases": sorted(results), "missing": missing, "of": device_name()}, found, folder / "plan.json")
     sys.exit(not all_met or not results)
+
+
+def planned_again(result: dict[str, Any], folder: Path, name: str) -> dict[str, Any]:
+    """A case's result with the plan of its pipeline as it is made now; what was measured stays."""
+    with tempfile.TemporaryDirectory() as model:
+        (Path(model) / "config.json").write_text(json.dumps(MODELS[CASES[name].model]))
+        # It names the GPUs of the machine that it ran on.
+        planned = report(_run_folder(folder, name).with_suffix(".yaml"), (f"model.path={model}",), gpu=DEFAULT_GPU)
+    told = planned_figures(planned, CASES[name].load)
+    compared = figures(told, {what: measured for what, _, _, measured in result["compared"]})
+    return result | {
+        "compared": [[each.what, each.unit, each.planned, each.measured] for each in compared],
+        "planned": told,
+        "verdicts": [{"met": verdict.met} for verdict in verdicts(compared)],
+    }
 
 
 def _is_met(result: dict[str, Any]) -> bool:

@@ -78,3 +78,17 @@ def test_the_table_has_both_and_how_far_they_are_apart(accuracy) -> None:
     told = {"gpus": 2, "compared": [[each.what, each.unit, each.planned, each.measured] for each in compared]}
     *_, line = accuracy.table({"case": told})
     assert line == "| case | 2 |  | 110 / 100 (+10%) |  |  |  | 9 / 10 (-10%) | 20 / 25 (-20%) |"
+
+
+def test_a_summary_plans_anew_what_ran_elsewhere(accuracy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA H200")
+    name = "1.7b_tp2"
+    pipeline = accuracy.pipeline_of(name, accuracy.CASES[name], Path("/gone/with/its/machine"), tmp_path / "gone")
+    (tmp_path / "plan_1_7b_tp2_run.yaml").write_text(json.dumps(pipeline))
+    old = {"gpus": 2, "compared": [["time/step_s", "s", 1.0, 12.21]], "verdicts": [{"met": False}]}
+    again = accuracy.planned_again(old, tmp_path, name)
+    [[what, unit, planned, measured]] = again["compared"]
+    assert (what, unit, measured) == ("time/step_s", "s", 12.21)
+    assert planned == again["planned"]["time/step_s"] > 1.0
+    assert again["verdicts"] == [{"met": True}]
