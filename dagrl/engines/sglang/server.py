@@ -31,6 +31,9 @@ _WATCH_S = 0.5
 _LAST_LINES = 4
 _PROGRESS_BAR = re.compile(r"\d+%\|")
 """As tqdm draws it, over and over."""
+_FRAME = re.compile(r' *File ".+", line \d+')
+_CODE = " " * 4
+"""How the lines below a frame of a traceback begin."""
 _STACKS = "-stacks.log"
 """Ends the name of the file with what the worker's threads were doing when a process failed."""
 _END_S = 10.0
@@ -205,8 +208,13 @@ def last_words(log_prefix: Path) -> str:
 
 
 def telling_lines(log: str) -> list[str]:
-    """The lines of a log that may say how a process ended: no marks under a traceback, no progress bars."""
-    return [line.strip() for line in log.splitlines() if line.strip(" ^~") and not _PROGRESS_BAR.search(line)]
+    """The lines of a log that may say how a process ended: of tracebacks what was raised, no progress bars."""
+    told, in_frame = [], False
+    for line in log.splitlines():
+        in_frame = bool(_FRAME.match(line)) or (in_frame and line.startswith(_CODE))
+        if line.strip(" ^~") and not in_frame and not _PROGRESS_BAR.search(line):
+            told.append(line.strip())
+    return told
 
 
 def _engine_class(log_prefix: Path, note_processes: Callable[[Sequence[Any]], None]) -> Any:

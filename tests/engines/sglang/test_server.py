@@ -20,6 +20,25 @@ def test_progress_bars_and_marks_do_not_hide_how_a_process_ended():
     assert telling_lines(log) == ["[TP0] loading", "[saver] cudaError error: 2 (out of memory)"]
 
 
+def test_of_a_traceback_it_is_told_what_was_raised():
+    log = (
+        "Scheduler hit an exception: Traceback (most recent call last):\n"
+        '  File "/sglang/scheduler.py", line 493, in run_scheduler_process\n'
+        "    scheduler = Scheduler(\n"
+        "                ^^^^^^^^^^\n"
+        '  File "/sglang/runner.py", line 8, in start\n'
+        "    raise RuntimeError(\n"
+        "        what)\n"
+        "RuntimeError: Not enough memory.\n"
+        "    Please try to increase --mem-fraction-static.\n"
+    )
+    assert telling_lines(log) == [
+        "Scheduler hit an exception: Traceback (most recent call last):",
+        "RuntimeError: Not enough memory.",
+        "Please try to increase --mem-fraction-static.",
+    ]
+
+
 def test_last_words_are_those_of_the_newest_log_of_a_server_itself(tmp_path):
     prefix = tmp_path / "generator-1"
     assert last_words(prefix) == ""
