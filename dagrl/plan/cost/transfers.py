@@ -30,7 +30,7 @@ _SERVERS_SLEEP_S = 0.1
 """SGLang's release, and the calls: 0.02 to 0.06 s on one GPU; on two, the slower, 0.05 to 0.19 s."""
 _SERVER_WAKE_S = 0.025
 """SGLang's resume, and the calls."""
-_RETURN_BYTES_PER_S = 120e9
+_RETURN_BYTES_PER_S = 135e9
 """Room for weights, that others have just left: 0.03 to 0.08 s for 3.4 GB, 0.12 to 0.14 s for 16.4."""
 _DISK_BYTES_PER_S = 1e9
 """Of a machine's share in where checkpoints are written; an order of magnitude."""

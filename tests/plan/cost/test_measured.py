@@ -173,7 +173,7 @@ def test_a_server_takes_turns_on_a_gpu() -> None:
     assert transfers.server_wake_seconds(PARAMETERS * 2, 0.0, H200) == pytest.approx(0.06, rel=0.2)
     assert transfers.server_wake_seconds(0.0, 0.0, H200) == pytest.approx(0.021, rel=0.2)
     # 8B, all of it on one GPU.
-    assert transfers.server_wake_seconds(2 * BILLIONS_8.parameters, 0.0, H200) == pytest.approx(0.13, rel=0.25)
+    assert transfers.server_wake_seconds(2 * BILLIONS_8.parameters, 0.0, H200) == pytest.approx(0.13, rel=0.2)
 
 
 def test_ranks_close_their_communicators_when_they_sleep() -> None:
