@@ -117,28 +117,28 @@ class _Leader:
     async def _start_ray(self, node: RayNode) -> str:
         """Ray's address, once all machines have joined it."""
         bound = self._job.pipeline.run.start_timeout_s
-        deadline, head, alive = time.monotonic() + bound, "", 0
+        deadline, head = time.monotonic() + bound, ""
+        alive: list[str] = []
         if told := small_shared_memory():
             self._job.note(told)
         await node.start_head()
-        while alive < self._job.place.nodes:
+        while len(alive) < self._job.place.nodes:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise LaunchError(
-                    f"waited {bound:g} s for Ray on all machines; {alive} of {self._job.place.nodes} have it"
+                    f"waited {bound:g} s for Ray on {self._without_ray(alive)}; "
+                    "may all machines reach all ports of each other?"
                 )
             event = await self.events.next(min(_PROGRESS_S, left))
             match event:
                 case None:
                     left = deadline - time.monotonic()
-                    self._job.note(
-                        f"starting Ray, on {alive} of {self._job.place.nodes} machines so far; {left:.0f} s left"
-                    )
+                    self._job.note(f"waiting for Ray on {self._without_ray(alive)}; {left:.0f} s left")
                 case Printed(line) if line.startswith('{"address"'):
                     head = json.loads(line)["address"]
                     self._ask_to_join(head)
                 case Printed(line) if line.startswith('{"alive"'):
-                    alive = len(json.loads(line)["alive"])
+                    alive = json.loads(line)["alive"]
                 case Gone(member, why):
                     raise LaunchError(f"{member.where} is gone: {why}")
                 case Ended(name, code):
@@ -147,6 +147,13 @@ class _Leader:
                     self._common(event)
         self._job.note(f"Ray is up on {self._job.place.nodes} machines")
         return head
+
+    def _without_ray(self, alive: list[str]) -> str:
+        """The machines whose addresses are not among these."""
+        machines = {self._roll_call.met_at: f"rank 0 ({self._job.machine.name})"}
+        machines |= {each.address: each.where for _, each in sorted(self._roll_call.members.items())}
+        late = [where for address, where in machines.items() if address not in alive]
+        return ", ".join(late[:_MOST_NAMED]) + (", ..." if len(late) > _MOST_NAMED else "")
 
     def _ask_to_join(self, head: str, *, only: int | None = None) -> None:
         self._roll_call.tell("join", only=only, head=head, token=self._roll_call.told_secret)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import re
 import socket
 from dataclasses import replace
@@ -16,15 +17,16 @@ from dagrl.plan.machines import Machine
 from dagrl.runtime.launch import addresses, leader, secret, wire
 from dagrl.runtime.launch.command import offered
 from dagrl.runtime.launch.errors import LaunchError
-from dagrl.runtime.launch.events import Came, Events, Gone, Wrong
+from dagrl.runtime.launch.events import Came, Events, Gone, Printed, Wrong
 from dagrl.runtime.launch.follower import follow
 from dagrl.runtime.launch.job import Job
 from dagrl.runtime.launch.place import Place
-from dagrl.runtime.launch.ray_node import ray_environment
+from dagrl.runtime.launch.ray_node import RayNode, ray_environment
 from dagrl.runtime.launch.roll_call import RollCall
 from dagrl.runtime.launch.versions import difference, versions
 from dagrl.runtime.launch.wire import LostError, Wire, listen
 from dagrl.spec.reading.load import load_pipeline
+from dagrl.spec.schema import Pipeline
 
 LOOPBACK = "127.0.0.1"
 
@@ -217,6 +219,37 @@ def test_whoever_is_missing_is_named_with_the_time_that_is_left_then(make_job, m
     assert [note.rpartition("; ")[2] for note in said[:-1]] == ["3 s left", "1 s left", "0 s left"]
     assert all("waiting for ranks 1, 2 of 3 machines" in note for note in said[:-1])
     assert said[-1].startswith("waited 5 s for ranks 1, 2 of 3 machines")
+
+
+def test_a_machine_that_ray_does_not_come_to_is_named(make_job, monkeypatch):
+    """A process that says what Ray's head would, in a cluster that nobody joins, stands in for it."""
+    monkeypatch.setattr(leader, "listening_address", _loopback)
+    monkeypatch.setattr(leader, "_PROGRESS_S", 0.5)
+
+    async def start_head(node: RayNode) -> None:
+        node._events.put(Printed('{"address": "here:1"}'))
+        node._events.put(Printed(json.dumps({"alive": ["192.0.2.1"]})))
+
+    async def start_member(_node: RayNode, _head: str) -> None:
+        pass
+
+    monkeypatch.setattr(RayNode, "start_head", start_head)
+    monkeypatch.setattr(RayNode, "start_member", start_member)
+
+    async def meeting():
+        (first, said), (second, _) = (make_job(rank, nodes=2) for rank in (0, 1))
+        first = replace(first, pipeline=_with_start_timeout(first.pipeline, 1.2))
+        monkeypatch.setattr(RollCall, "met_at", "192.0.2.1")
+        assert await asyncio.gather(leader.lead(first), follow(second)) == [1, 1]
+        named = rf"Ray on rank 1 \(.*, {LOOPBACK}\); "
+        assert any(re.match(rf"waiting for {named}\d s left", note) for note in said)
+        assert re.match(f"waited 1.2 s for {named}may all machines", said[-1])
+
+    run(meeting())
+
+
+def _with_start_timeout(pipeline: Pipeline, seconds: float) -> Pipeline:
+    return pipeline.model_copy(update={"run": pipeline.run.model_copy(update={"start_timeout_s": seconds})})
 
 
 @pytest.mark.parametrize(
