@@ -25,7 +25,7 @@ def closing_seconds(ranks: int) -> float:
 
 def connecting_seconds(shape: ModelShape, parallel: ParallelSpec, ranks: int, *, updates: bool) -> float:
     """What the first pass after a wake takes longer; or, with `updates`, what an update takes beside that."""
-    return _CONNECT_S * (_of_update if updates else _of_pass)(shape, parallel, ranks)
+    return _CONNECT_S * (groups_of_update if updates else groups_of_pass)(shape, parallel, ranks)
 
 
 def gathering_seconds(model_ranks: int) -> float:
@@ -33,8 +33,8 @@ def gathering_seconds(model_ranks: int) -> float:
     return _CONNECT_PAIRS_S if model_ranks > 1 else 0.0
 
 
-def _of_pass(shape: ModelShape, parallel: ParallelSpec, ranks: int) -> int:
-    """Groups in which ranks meet during a pass."""
+def groups_of_pass(shape: ModelShape, parallel: ParallelSpec, ranks: int) -> int:
+    """How many groups of several ranks meet during a pass; tests/engines/megatron/test_plan_communicators.py looks on."""
     sizes = [
         parallel.tensor_model_parallel_size,
         parallel.pipeline_model_parallel_size,
@@ -47,8 +47,8 @@ def _of_pass(shape: ModelShape, parallel: ParallelSpec, ranks: int) -> int:
     return _shared(sizes)
 
 
-def _of_update(shape: ModelShape, parallel: ParallelSpec, ranks: int) -> int:
-    """Further ones during an update."""
+def groups_of_update(shape: ModelShape, parallel: ParallelSpec, ranks: int) -> int:
+    """And how many further ones during an update."""
     replicas, stages = parallel.data_parallel_size(ranks), parallel.pipeline_model_parallel_size
     sizes = [
         ranks,  # The gradient's norm.

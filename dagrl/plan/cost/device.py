@@ -1,8 +1,8 @@
 """What one rank reaches in practice, of what the maker's data sheet promises for its GPU.
 
 Every share is named with its source. "Measured" is benchmarks/RESULTS.md and ``train_step.py``, ``rollout.py`` and
-``weight_sync.py`` beside it, on H200s with 1.7B and 8B parameters; tests/plan/test_cost.py holds the estimate against
-all of those figures. Shares of other GPUs are those of H200s unless said otherwise.
+``weight_sync.py`` beside it, on H200s with 1.7B and 8B parameters; tests/plan/cost/test_measured.py holds the estimate
+against all of those figures. Shares of other GPUs are those of H200s unless said otherwise.
 """
 
 from __future__ import annotations
