@@ -128,9 +128,12 @@ def graph(pipeline: Path, overrides: list[str], output: Path | None) -> int:
 def run(pipeline: Path, overrides: list[str], run_dir: Path | None) -> int:
     """Train as a pipeline file says."""
     from dagrl.plan.fitting.living import decide_sleep
+    from dagrl.plan.fitting.warning import warn_of_memory
     from dagrl.spec.checks import check_file
 
-    checked = decide_sleep(check_file(pipeline, overrides))
+    checked = warn_of_memory(decide_sleep(check_file(pipeline, overrides)))
+    for warning in checked.warnings:
+        print(f"dagrl run: warning: {warning}", file=sys.stderr)
     folder = run_dir or Path("runs") / checked.loaded.pipeline.name
     from dagrl.runtime.errors import InterruptedRunError, RunError
     from dagrl.runtime.run import run_pipeline

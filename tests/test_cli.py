@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dagrl.cli import main
+from dagrl.runtime.run import Outcome
 
 ROW = {"prompt": "1+1=", "data_source": "sums", "reward_model": {"ground_truth": "2"}}
 
@@ -136,6 +137,13 @@ class TestGraph:
         err = capsys.readouterr().err
         assert fragment in err
         assert err.count("\n") == 1
+
+
+def test_a_run_begins_with_what_the_check_warns_of(pipeline, capsys, monkeypatch):
+    monkeypatch.setattr("dagrl.runtime.run.run_pipeline", lambda checked, folder: Outcome(10, stopped=False))
+    assert main(["run", str(pipeline), "nodes.ref={op: logprob, engine: actor, write: ref_logprob}"]) == 0
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert warning.startswith("dagrl run: warning: ") and "nodes.ref.engine" in warning
 
 
 class TestLaunch:

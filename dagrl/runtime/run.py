@@ -122,7 +122,8 @@ async def _train(
         try:
             began = time.time()
             trackers.note(f"starting {', '.join(plan.executors)}")
-            await fleet.launch(_common_setup(loaded, folder), folder.resumed_from and folder.resumed_from.resolve())
+            resumed_from = folder.resumed_from and folder.resumed_from.resolve()
+            await fleet.launch(_common_setup(loaded, folder), resumed_from, trackers.note)
             write_workers(fleet, plan, folder.path)
             trackers.note(f"{len(plan.executors)} executors started in {time.time() - began:.0f} s")
             interrupts.training = restarts.has_run = True

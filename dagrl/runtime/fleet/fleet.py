@@ -13,7 +13,7 @@ from typing import Any
 
 from dagrl.engines.base import EngineLostError
 from dagrl.engines.weights.channel import PeerError
-from dagrl.plan.plan import Executor, Plan
+from dagrl.plan.plan import HOST, Executor, Plan
 from dagrl.plan.schedule.turns import residency_after_start, start_chains
 from dagrl.runtime.errors import RunError, WorkerDiedError, WorkerHungError, WorkerLostError
 from dagrl.runtime.fleet.apart import apart
@@ -88,17 +88,17 @@ class Fleet:
 
     # -- beginning and end
 
-    async def launch(self, setup: StartEngine, resumed_from: Path | None) -> None:
+    async def launch(self, setup: StartEngine, resumed_from: Path | None, note: Callable[[str], None]) -> None:
         """Place all workers and make each the rank that it is to be; `setup` holds what they have in common.
 
-        What is trained loads its state from the checkpoint `resumed_from`.
+        What is trained loads its state from the checkpoint `resumed_from`. `note` hears of each engine that is there.
         """
         self._setup = setup
         for name, executor in self._plan.executors.items():
             self._members[name] = await self._place(executor, range(executor.ranks))
         for name, members in self._members.items():
             self._members[name] = await self._find(members, f"the workers of {name} to start")
-        await together([self._start_chain(chain, setup, resumed_from) for chain in start_chains(self._plan)])
+        await together([self._start_chain(chain, setup, resumed_from, note) for chain in start_chains(self._plan)])
 
     def may_lose(self, name: str) -> bool:
         """Whether the workers of an executor can be started again while others live: they only generate."""
@@ -156,11 +156,14 @@ class Fleet:
         bound = self._start_bound
         return await together([find(member) for member in members])
 
-    async def _start_chain(self, chain: tuple[str, ...], setup: StartEngine, resumed_from: Path | None) -> None:
+    async def _start_chain(
+        self, chain: tuple[str, ...], setup: StartEngine, resumed_from: Path | None, note: Callable[[str], None]
+    ) -> None:
         """Start executors one after the other; those that sleep make room for the next."""
         there: list[str] = []
+        clock = asyncio.get_running_loop().time
         for name in chain:
-            executor = self._plan.executors[name]
+            executor, began = self._plan.executors[name], clock()
             residency = residency_after_start(executor, chain)
             try:
                 await self._start(executor, setup)
@@ -173,6 +176,8 @@ class Fleet:
                 failure.memory = f"group {executor.group}: {', '.join([*there, name])} starting" if there else ""
                 raise
             there.append(f"{name} {residency.name.lower()}")
+            if name != HOST:
+                note(f"{name} is there, after {clock() - began:.0f} s")
 
     async def _start(self, executor: Executor, setup: StartEngine, ranks: Iterable[int] | None = None) -> None:
         """Make the workers of an executor its ranks: all of them, or these."""
