@@ -34,7 +34,7 @@ def gathering_seconds(model_ranks: int) -> float:
 
 
 def groups_of_pass(shape: ModelShape, parallel: ParallelSpec, ranks: int) -> int:
-    """How many groups of several ranks meet during a pass; tests/engines/megatron/test_plan_communicators.py looks on."""
+    """How many groups of several ranks meet in a pass; tests/engines/megatron/test_plan_communicators.py looks on."""
     sizes = [
         parallel.tensor_model_parallel_size,
         parallel.pipeline_model_parallel_size,
