@@ -19,6 +19,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Backend, PrefixStore, ProcessGroup, Store
 
+from dagrl.engines.megatron.alone import Alone
+
 Opened = tuple[str, ProcessGroup.BackendType, Any]
 """Device that a backend serves, its type, and the backend itself."""
 
@@ -47,7 +49,7 @@ def reopenable(backend: str) -> str:
     name = _PREFIX + backend
     if name not in Backend.backend_list:
         device, make = {"nccl": ("cuda", _nccl), "gloo": ("cpu", _gloo)}[backend]
-        Backend.register_backend(name, functools.partial(ReopenableGroup, make), extended_api=True, devices=[device])
+        Backend.register_backend(name, functools.partial(_group, make), extended_api=True, devices=[device])
         _batch_point_to_point_through_shells()
     return name
 
@@ -126,6 +128,16 @@ class ReopenableGroup(ProcessGroup):
         getattr(self.inner, setter)(label)
 
 
+# The stubs of torch have each collective in a second form too, for tensors that are not in lists.
+class LoneGroup(Alone, ReopenableGroup):  # type: ignore[misc]
+    """Of one rank, which needs no communicator."""
+
+
+def _group(make: Callable[[Any, Store, Any], Opened], options: Any, backend_options: Any) -> ReopenableGroup:
+    kind = LoneGroup if options.group_size == 1 else ReopenableGroup
+    return kind(make, options, backend_options)
+
+
 def _delegate(name: str) -> Callable[..., Any]:
     def method(self: ReopenableGroup, *args: Any, **kwargs: Any) -> Any:
         return getattr(self.inner, name)(*args, **kwargs)
@@ -179,7 +191,7 @@ def open_all() -> None:
 
 
 def _shared_groups() -> list[ReopenableGroup]:
-    """Those of more than one rank: alone, NCCL holds next to nothing and would have to be made ready anew."""
+    """Those of more than one rank: the others connect to nobody."""
     return [group for group in _groups if group.size() > 1]
 
 

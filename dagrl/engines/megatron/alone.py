@@ -1,0 +1,92 @@
+"""Collectives of a group that has one rank: what comes out is what went in, and nobody has to be reached for it.
+
+Megatron makes a group for each kind of parallelism and calls collectives on those of one rank, too. NCCL would keep a
+communicator on the device for each, and launch kernels that copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
+
+Tensors = Sequence[torch.Tensor]
+
+
+class Alone:
+    """Comes before a kind of ProcessGroup, which is left with points that send to themselves and with what is rare."""
+
+    def allreduce(self, tensors: Tensors, opts: Any) -> dist.Work:
+        """Nothing to add; only a factor that comes with the sum is the other kind's."""
+        if opts.reduceOp == dist.ReduceOp.PREMUL_SUM:
+            return super().allreduce(tensors, opts)  # type: ignore[misc]
+        return _done()
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> dist.Work:
+        """See `allreduce`."""
+        if opts.reduceOp == dist.ReduceOp.PREMUL_SUM:
+            return super().allreduce_coalesced(tensors, opts)  # type: ignore[misc]
+        return _done()
+
+    def broadcast(self, tensors: Tensors, opts: Any) -> dist.Work:
+        """All have it."""
+        return _done()
+
+    reduce = broadcast
+
+    def barrier(self, opts: Any = None) -> dist.Work:
+        """All are there."""
+        return _done()
+
+    def _allgather_base(self, output: torch.Tensor, mine: torch.Tensor, opts: Any = None) -> dist.Work:
+        return _copied([output], [mine])
+
+    _reduce_scatter_base = _allgather_base
+
+    def allgather_into_tensor_coalesced(self, outputs: Tensors, mine: Tensors, opts: Any = None) -> dist.Work:
+        """Copies."""
+        return _copied(outputs, mine)
+
+    reduce_scatter_tensor_coalesced = alltoall = allgather_into_tensor_coalesced
+
+    def alltoall_base(
+        self, output: torch.Tensor, mine: torch.Tensor, output_sizes: Any, sizes: Any, opts: Any = None
+    ) -> dist.Work:
+        """A copy."""
+        return _copied([output], [mine])
+
+    def allgather(self, outputs: Sequence[Tensors], mine: Tensors, opts: Any = None) -> dist.Work:
+        """Copies, each into a list of one."""
+        return _copied([output for (output,) in outputs], mine)
+
+    gather = allgather
+
+    def reduce_scatter(self, outputs: Tensors, mine: Sequence[Tensors], opts: Any = None) -> dist.Work:
+        """Copies, each out of a list of one."""
+        return _copied(outputs, [tensor for (tensor,) in mine])
+
+    scatter = reduce_scatter
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        """What comes is done at once."""
+
+    def _end_coalescing(self, device: torch.device) -> dist.Work:
+        return _done()
+
+
+def _copied(outputs: Tensors, inputs: Tensors) -> dist.Work:
+    for output, tensor in zip(outputs, inputs, strict=True):
+        # Often a share of a buffer that is gathered in its place.
+        if output.data_ptr() != tensor.data_ptr():
+            output.view(-1).copy_(tensor.reshape(-1))
+    return _done()
+
+
+def _done() -> dist.Work:
+    """On a GPU: queued on the current stream, which is where it is waited for."""
+    over: torch.futures.Future[None] = torch.futures.Future()
+    over.set_result(None)
+    return _create_work_from_future(over)
