@@ -30,8 +30,7 @@ def start(ranks: RankContext, parallel: ParallelSpec) -> None:
     on_gpu = torch.cuda.is_available()
     if on_gpu:
         torch.cuda.set_device(ranks.rank % torch.cuda.device_count())
-    # The groups of NCCL give their memory back while the engine sleeps.
-    _rendezvous(ranks, reopenable("nccl") if on_gpu else "gloo")
+    _rendezvous(ranks, reopenable("nccl" if on_gpu else "gloo"))
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=parallel.tensor_model_parallel_size,
         pipeline_model_parallel_size=parallel.pipeline_model_parallel_size,

@@ -77,7 +77,7 @@ class MegatronEngine:
         self._converter = choose_converter(self._hf_config, spec)
         distributed.start(ranks, spec.parallel)
         self._timeout_s, self._gib_used_by_others = ranks.timeout_s, device_gib_used()
-        self._keeps_no_cache = keeps_no_cache
+        self._keeps_no_cache, self._keeps_communicators = keeps_no_cache, spec.keep_communicators
         chunks = build_model(self._hf_config, spec)
         if spec.dist_checkpointing_path is not None:
             load_start_weights(chunks, self._hf_config, spec.dist_checkpointing_path, spec.head)
@@ -171,16 +171,19 @@ class MegatronEngine:
         before = device_gib_used()
         self._memory.sleep(residency)
         # Until then, exporting the weights takes them.
-        if residency is Residency.ASLEEP:
+        if residency is Residency.ASLEEP and not self._keeps_communicators:
             communicators.close_all(self._timeout_s)
         release_caches()
         return Slept(freed_gib=before - device_gib_used(), held_gib=before - self._gib_used_by_others)
 
     def wake(self, residency: Residency = Residency.AWAKE) -> None:
-        """See `TrainEngine.wake`. RuntimeError where it is as awake already. NCCL connects again in the first task."""
+        """See `TrainEngine.wake`. RuntimeError where it is as awake already.
+
+        Where NCCL's communicators were closed they connect again in the first task.
+        """
         was_asleep = self._memory.residency is Residency.ASLEEP
         self._memory.wake(residency)
-        if was_asleep:
+        if was_asleep and not self._keeps_communicators:
             communicators.open_all()
 
     @contextmanager

@@ -184,7 +184,7 @@ class PipelineCosts:
     def _connecting(self, task: PlannedTask) -> float:
         """What a task takes longer because its ranks have slept: the first on them in a step, and the first update."""
         engine = self.engines[task.executor]
-        if not self._takes_turns(task.executor) or not engine.device.is_gpu or task.rows is not Rows.TRAIN:
+        if not self._closes_communicators(task.executor) or task.rows is not Rows.TRAIN:
             return 0.0
         tasks = [each for each in self.plan.tasks if each.executor == task.executor and each.rows is Rows.TRAIN]
         first_update = next((each for each in tasks if each.trains), None)
@@ -193,6 +193,11 @@ class PipelineCosts:
             for updates, first in ((False, tasks[0]), (True, first_update))
             if task is first
         )
+
+    def _closes_communicators(self, executor: str) -> bool:
+        """Whether it is a trainer on GPUs that does so in each step."""
+        engine = self.engines[executor]
+        return self._takes_turns(executor) and engine.device.is_gpu and not engine.megatron.keep_communicators
 
     def _takes_turns(self, executor: str) -> bool:
         """Whether it sleeps in each step, as others of its group have something to do then."""
@@ -227,7 +232,7 @@ class PipelineCosts:
             link=device.peers if self._on_one_machine(sender, taker) else device.network,
             gathered=1 - 1 / sender.model_ranks,
         )
-        if self._takes_turns(source) and device.is_gpu:
+        if self._closes_communicators(source):
             seconds += gathering_seconds(sender.model_ranks)
         return seconds + sender.brought_in_s
 
@@ -248,17 +253,17 @@ class PipelineCosts:
             # Whoever follows has its weights back before the rest.
             weights = engine.served_bytes if residency is Residency.WEIGHTS or not engine.spec.follows else 0.0
             return transfers.server_wake_seconds(weights, engine.backed_up_bytes, engine.device)
-        offload = engine.spec.offload
+        offload, closing = engine.spec.offload, 0 if engine.spec.keep_communicators else ranks
         weights = 0.0 if offload.param else engine.weight_bytes
         state = 0.0 if offload.optimizer else engine.state_bytes
         if not down:
             moved = weights + (state if residency is Residency.AWAKE else 0.0)
-            return transfers.trainer_wake_seconds(moved, engine.device, ranks=ranks)
+            return transfers.trainer_wake_seconds(moved, engine.device, closed=closing)
         if residency is Residency.WEIGHTS:
             return transfers.trainer_down_seconds(state, engine.device)
         # Whoever is followed on its own GPUs has left all but its weights before, for the sync.
         moved = weights + (0.0 if self._is_followed_at_home(executor) else state)
-        return transfers.trainer_sleep_seconds(moved, engine.device, ranks=ranks)
+        return transfers.trainer_sleep_seconds(moved, engine.device, closing=closing)
 
     def _is_followed_at_home(self, name: str) -> bool:
         group = self.plan.executors[name].group

@@ -56,16 +56,16 @@ def trainer_down_seconds(kept: float, device: Device) -> float:
     return (_DOWN_S if device.is_gpu else 0.0) + kept / device.to_host
 
 
-def trainer_sleep_seconds(kept: float, device: Device, *, ranks: int) -> float:
-    """A trainer on so many GPUs leaves them; `kept` bytes of each go to the host."""
+def trainer_sleep_seconds(kept: float, device: Device, *, closing: int) -> float:
+    """A trainer leaves its GPUs; `kept` bytes of each go to the host. `closing` ranks close what joins them, if any."""
     if not device.is_gpu:
         return kept / device.to_host
-    return _SLEEP_S + kept / device.to_host + closing_seconds(ranks)
+    return _SLEEP_S + kept / device.to_host + closing_seconds(closing)
 
 
-def trainer_wake_seconds(kept: float, device: Device, *, ranks: int) -> float:
-    """And comes back, but for its communicators."""
-    return kept / device.from_host + (_OPEN_S if device.is_gpu and ranks > 1 else 0.0)
+def trainer_wake_seconds(kept: float, device: Device, *, closed: int) -> float:
+    """And comes back, but for communicators that `closed` ranks have given up."""
+    return kept / device.from_host + (_OPEN_S if device.is_gpu and closed > 1 else 0.0)
 
 
 def server_sleep_seconds(kept: float, device: Device, *, ranks: int) -> float:

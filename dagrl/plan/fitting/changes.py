@@ -191,6 +191,8 @@ def _trainer_ladders(
     sizes = engine.parallel
     if engine.sleep is False:
         yield [Change({(*own, "sleep"): "auto"})]
+    elif engine.keep_communicators:
+        yield [Change({(*own, "keep_communicators"): False})]
     for each in (name, *guests_of(name, pipeline)):
         yield _smaller_micro_batches(pipeline, each)
     if engine.transformer.get("recompute_granularity") != "full":

@@ -146,8 +146,9 @@ class _Rank:
         """Beside tensors: what stays while it sleeps, and all of it. Without devices it is the host's."""
         if not self.on_gpu:
             return 0, 0
-        stays = CONTEXT + _KERNELS + (_KERNELS_OF_SEVERAL if self.ranks > 1 else 0)
-        return stays, stays + self._nccl()
+        bare = CONTEXT + _KERNELS + (_KERNELS_OF_SEVERAL if self.ranks > 1 else 0)
+        whole = bare + self._nccl()
+        return whole if self.engine.keep_communicators else bare, whole
 
     def _nccl(self) -> int:
         sizes = self.engine.parallel

@@ -107,6 +107,9 @@ class MegatronEngineSpec(Section):
     """Leave the GPUs' memory while another engine of the group works (slime's ``--offload-train``); what matters waits
     on the host. ``auto``: on GPUs that it shares with another engine,
     unless the plan finds room for both."""
+    keep_communicators: bool = True
+    """Leave NCCL's communicators on the GPUs while the engine sleeps, half a GiB or more for each kind of parallelism.
+    Closed, each has to connect again: half a second a step, and more."""
 
 
 class HfEngineSpec(Section):

@@ -47,6 +47,7 @@ SHAPE = {
 }
 """0.94 billion parameters: 16 GiB with gradients and optimizer on one GPU, beside which kernels weigh little."""
 ALL = {"param": True, "grad": True, "optimizer": True}
+TP2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 OVERLAP = {"overlap_grad_reduce": True, "overlap_param_gather": True}
 
 
@@ -71,7 +72,8 @@ CASES = [
     Case("hybrid", 1, {"optimizer": {"optimizer_cpu_offload": True}}, saves=True),
     Case("hybrid-half", 1, {"optimizer": {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 0.5}}),
     Case("frozen", 1, {"offload": {"param": True}}, trainable=False),
-    Case("tp2", 2, {"parallel": {"tensor_model_parallel_size": 2, "sequence_parallel": True}}),
+    Case("tp2", 2, {"parallel": TP2}),
+    Case("tp2-kept", 2, {"parallel": TP2, "keep_communicators": True}),
     Case("pp2", 2, {"parallel": {"pipeline_model_parallel_size": 2}}),
     Case("cp2", 2, {"parallel": {"context_parallel_size": 2}}),
     Case("dp2", 2, {"ddp": OVERLAP}),
@@ -171,7 +173,7 @@ class _Measured:
 
         tokenizer = {"kind": "characters", "alphabet": "ab"}
         model = ModelSpec.model_validate({"init": SHAPE, "tokenizer": tokenizer})
-        fields = {"backend": "megatron", "group": "train", **case.spec}
+        fields = {"backend": "megatron", "group": "train", "keep_communicators": False, **case.spec}
         fields["optimizer"] = {"lr": 1e-5, **case.spec.get("optimizer", {})}
         ranks = RankContext(rank, case.ranks, "127.0.0.1", port, RENDEZVOUS_S, 3)
         spec = MegatronEngineSpec.model_validate(fields)

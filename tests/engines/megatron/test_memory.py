@@ -10,7 +10,7 @@ import torch
 
 from dagrl.data.batch import Batch
 from dagrl.engines.base import Slept
-from dagrl.engines.megatron import communicators, distributed
+from dagrl.engines.megatron import communicators
 from dagrl.engines.megatron.memory import gradient_storages, optimizer_storages, weight_storages
 from dagrl.spec.residency import Residency
 
@@ -84,13 +84,6 @@ def exported(engine: Any) -> dict[str, np.ndarray]:
     return {name: exact(tensor) for bucket in engine.export_weights(1 << 20) for name, tensor in bucket}
 
 
-@pytest.fixture
-def closable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine's gloo groups can be closed, as its NCCL groups are on a GPU."""
-    meet = distributed._rendezvous
-    monkeypatch.setattr(distributed, "_rendezvous", lambda ranks, name: meet(ranks, communicators.reopenable(name)))
-
-
 @pytest.fixture(scope="module")
 def run(run_engine, samples: Batch, objective: Any) -> Callable[..., list[Any]]:
     """``run(layout, sleeping, **spec)``: what `train` gives on each rank, and what lay on the device in between."""
@@ -122,8 +115,8 @@ def plain(run: Callable[..., list[Any]]) -> Callable[[str], list[Any]]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_offload_and_sleep_change_nothing_but_where_memory_is(run, plain, closable, layout: str) -> None:
-    slept, both = run(layout, sleeping=True), run(layout, sleeping=True, offload=ALL)
+def test_offload_and_sleep_change_nothing_but_where_memory_is(run, plain, layout: str) -> None:
+    slept, both = run(layout, sleeping=True, keep_communicators=False), run(layout, sleeping=True, offload=ALL)
     for rank, untouched in enumerate(plain(layout)):
         for other in (slept, both):
             assert_identical(other[rank], untouched)
@@ -140,7 +133,7 @@ def test_offload_and_sleep_change_nothing_but_where_memory_is(run, plain, closab
     [("tp2", {}), ("pp2", {}), ("dp2, overlap", {"param": True, "optimizer": True}), ("bfloat16", {})],
 )
 def test_an_engine_goes_down_to_its_weights_and_gives_them_out_before_it_sleeps(
-    run_engine, samples: Batch, objective: Any, plain, closable, layout: str, offload: dict[str, bool]
+    run_engine, samples: Batch, objective: Any, plain, layout: str, offload: dict[str, bool]
 ) -> None:
     """As at a sync within a group, from either residency back up."""
     world_size, own = LAYOUTS[layout]
@@ -166,7 +159,7 @@ def test_an_engine_goes_down_to_its_weights_and_gives_them_out_before_it_sleeps(
         )
         return train(engine, samples, objective, lambda: stop_at(*next(ways))) | {"sent": sent, "held": held}
 
-    fields = {"optimizer": ADAM, "keep_start_weights": True, **own}
+    fields = {"optimizer": ADAM, "keep_start_weights": True, "keep_communicators": False, **own}
     slept = run_engine(world_size, on_rank, **fields, offload=offload)
     for rank, (left, right) in enumerate(zip(plain(layout), slept, strict=True)):
         assert_identical(left, right)
@@ -179,6 +172,19 @@ def test_an_engine_goes_down_to_its_weights_and_gives_them_out_before_it_sleeps(
         assert bool(after) == (rank == 0)
         assert all(np.array_equal(after[name], left["weights"][name]) for name in after)
         assert all(np.array_equal(end[name], left["weights"][name]) for name in end)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_communicators_of_several_ranks_stay_where_they_are_kept(run_engine, keep: bool) -> None:
+    def on_rank(engine: Any) -> list[bool]:
+        shared = [group for group in communicators._groups if group.size() == 2]
+        engine.sleep()
+        there = [group._inner is not None for group in shared]
+        engine.wake()
+        return there
+
+    for there in run_engine(2, on_rank, **LAYOUTS["tp2"][1], keep_communicators=keep):
+        assert there and all(each is keep for each in there)
 
 
 @pytest.mark.parametrize("chosen", [choice for choice in product([False, True], repeat=3) if any(choice)])

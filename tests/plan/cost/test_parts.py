@@ -276,13 +276,15 @@ def test_what_rests_on_the_host_comes_for_each_shard_of_log_probs() -> None:
     assert few < many < 1.5 * few
 
 
-def test_ranks_that_take_turns_connect_again_in_their_first_task_and_in_the_update() -> None:
-    first, update = (
-        whole_seconds(node) - whole_seconds(node, "engines.actor.sleep=false") for node in ("ref", "update")
-    )
+def test_ranks_that_close_their_communicators_connect_again_in_their_first_task_and_in_the_update() -> None:
+    closing, awake = "engines.actor.keep_communicators=false", "engines.actor.sleep=false"
+    first, update = (whole_seconds(node, closing) - whole_seconds(node) for node in ("ref", "update"))
     # Tensor and pipeline parallelism; then the norm's ranks.
     assert first == pytest.approx(2 * update)
     assert update > 0
+    assert whole_seconds("ref", closing, awake) == whole_seconds("ref", awake) == whole_seconds("ref")
+    moves = [sum(estimate_step(costs_of("qwen3_8b_megatron", also)).move_s.values()) for also in ((closing,), ())]
+    assert moves[0] > moves[1] + 0.4
 
 
 def test_what_is_before_a_filter_costs_its_rounds_and_what_is_behind_it_once() -> None:

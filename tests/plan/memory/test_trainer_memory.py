@@ -155,9 +155,19 @@ def test_a_precise_optimizer_saves_what_was_measured() -> None:
     ids=["1 GPU", "TP2", "PP2", "DP2"],
 )
 def test_a_sleeper_leaves_what_was_measured(parallel: Any, ranks: int, gib: float) -> None:
-    asleep = trainer_memory(SIXTEEN_LAYERS, engine(parallel), ranks, Work(2048), sleeps=True).asleep
+    closing = engine(parallel, keep_communicators=False)
+    asleep = trainer_memory(SIXTEEN_LAYERS, closing, ranks, Work(2048), sleeps=True).asleep
     bare_context = 0.5
     assert asleep / GIB - bare_context == pytest.approx(gib, abs=0.1)
+
+
+def test_communicators_that_stay_are_counted_of_a_sleeper_too() -> None:
+    keeps, closes = (
+        trainer_memory(SIXTEEN_LAYERS, engine(SPLIT, keep_communicators=keep), 2, Work(2048), sleeps=True)
+        for keep in (True, False)
+    )
+    assert keeps.asleep - closes.asleep == pytest.approx(0.47 * GIB, rel=0.01)
+    assert keeps.awake == closes.awake
 
 
 def test_states_of_a_mixture_are_those_its_template_tells() -> None:
