@@ -112,7 +112,7 @@ class Client:
         return answer
 
     def abort(self, rid: str) -> None:
-        """End one request where it is."""
+        """End one request where it is, and all others whose names begin with its name."""
         self._manager.abort_request(rid=rid)
 
     def abort_all(self) -> None:

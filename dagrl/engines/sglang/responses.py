@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
 from dagrl.engines.base import Completion, GenerationRequest
-from dagrl.engines.sglang.client import NO_LOGPROBS, NO_TOKENS, Answer, Client
+from dagrl.engines.sglang.client import NO_LOGPROBS, NO_TOKENS, Client
 from dagrl.engines.sglang.server import ServerError
 from dagrl.spec.schema import SamplingSpec
 
@@ -36,8 +36,6 @@ class _Response:
     finish_reason: str = ""
     version: int | None = None
     routed_experts: np.ndarray | None = None
-    rid: str = ""
-    """Of the request that is under way."""
     prompt_is_there: asyncio.Event | None = None
     """To be waited for, where another request computes the prompt."""
 
@@ -56,8 +54,8 @@ class Responses:
         self._version = version
         self._stops = tuple(stops)
         self._names = itertools.count()
-        self._under_way: set[_Response] = set()
-        """Those with a request in the server."""
+        self._under_way: set[str] = set()
+        """Names of the requests in the server."""
         self._nothing_under_way = asyncio.Event()
         self._nothing_under_way.set()
         self._gate = asyncio.Event()
@@ -74,7 +72,7 @@ class Responses:
     @property
     def sampled(self) -> int:
         """Tokens sampled so far, in all calls."""
-        return self._sampled + sum(self._client.tokens_of(each.rid) for each in tuple(self._under_way))
+        return self._sampled + sum(map(self._client.tokens_of, tuple(self._under_way)))
 
     async def sample(
         self,
@@ -129,13 +127,10 @@ class Responses:
     async def _compute_once(self, tokens: list[int], there: asyncio.Event, born: int) -> None:
         """Have the server hold what several responses go on behind: asked together, each would compute it itself."""
         await self._gate.wait()
-        rid = f"dagrl-{next(self._names)}"
         try:
             if self._aborts == born:
-                await self._client.remember(rid, tokens, cache_key=str(self._version()))
-        except asyncio.CancelledError:
-            self._client.abort(rid)
-            raise
+                with self._request() as rid:
+                    await self._client.remember(rid, tokens, cache_key=str(self._version()))
         finally:
             there.set()
 
@@ -168,8 +163,9 @@ class Responses:
         """One request of a response: to its end, or until somebody aborts or retracts it."""
         version, retracts = self._version(), self._retracts
         prompt = response.context.tolist()
-        response.rid = f"dagrl-{next(self._names)}"
-        answer = await self._ask(response, prompt, parameters, version)
+        with self._request() as rid:
+            # What is cached under other weights is not theirs.
+            answer = await self._client.generate(rid, prompt, parameters, cache_key=str(version))
         self._sampled += len(answer.tokens)
         if len(answer.tokens) and response.version is None:
             response.version = version
@@ -183,17 +179,20 @@ class Responses:
         elif self._retracts == retracts:
             raise ServerError(f"SGLang ended a response by itself: {answer.message}")
 
-    async def _ask(self, response: _Response, prompt: list[int], parameters: dict[str, object], version: int) -> Answer:
-        self._under_way.add(response)
+    @contextlib.contextmanager
+    def _request(self) -> Iterator[str]:
+        """The name of a request that is in the server within the context; a call that is given up takes it along."""
+        # SGLang ends all whose names begin with the one that it is told: none may begin another.
+        rid = f"dagrl-{next(self._names)}."
+        self._under_way.add(rid)
         self._nothing_under_way.clear()
         try:
-            # What is cached under other weights is not theirs.
-            return await self._client.generate(response.rid, prompt, parameters, cache_key=str(version))
+            yield rid
         except asyncio.CancelledError:
-            self._client.abort(response.rid)
+            self._client.abort(rid)
             raise
         finally:
-            self._under_way.discard(response)
+            self._under_way.discard(rid)
             if not self._under_way:
                 self._nothing_under_way.set()
 

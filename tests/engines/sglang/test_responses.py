@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -301,6 +302,17 @@ def test_a_call_that_is_given_up_is_ended_in_the_server(play) -> None:
     play(act)
 
 
+def test_no_requests_name_begins_anothers_which_would_be_aborted_with_it(play) -> None:
+    async def act(scene: Scene) -> None:
+        call = await scene.begin(*[REQUEST] * 12)
+        names = sorted(scene.client.asked)
+        assert not any(longer.startswith(name) for name, longer in pairwise(names))
+        scene.client.end("stop", 1)
+        await call
+
+    play(act)
+
+
 LONG = [GenerationRequest(np.arange(10, 10 + length), seed) for seed, length in enumerate((70, 70, 80, 70))]
 
 
@@ -364,6 +376,20 @@ def test_a_call_that_is_given_up_takes_its_prompt_along(play) -> None:
         call = await scene.begin(LONG[0], LONG[1])
         call.cancel()
         await asyncio.wait([call])
-        assert scene.client.calls == ["abort dagrl-0"]
+        assert scene.client.calls == ["abort dagrl-0."]
+
+    play(act)
+
+
+def test_standing_still_ends_prompts_too_and_their_group_goes_on_afterwards(play) -> None:
+    async def act(scene: Scene) -> None:
+        call = await scene.begin(LONG[0], LONG[1])
+        await scene.responses.stand_still("retract")
+        assert scene.client.calls == ["abort all"] and not scene.client.asked
+        await scene.responses.go_on("retract")
+        await settle()
+        scene.client.end("stop", 3)
+        await call
+        assert sorted(each.index for each in scene.done) == [0, 1]
 
     play(act)
