@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -36,6 +37,16 @@ def test_items_come_in_order_and_what_has_come_comes_together() -> None:
     gate.set()
     done.wait(LONG_S)
     assert [item for each in taken(pump) for item in each] == [2, 3]
+    assert pump.take(LONG_S) is None
+
+
+def test_what_comes_within_a_while_behind_the_first_comes_with_it() -> None:
+    def items() -> Iterator[int]:
+        time.sleep(0.02)
+        yield from (1, 2, 3)
+
+    pump = Pump(items())
+    assert pump.take(LONG_S, LONG_S) == [1, 2, 3], "waited for the first, and not beyond the last"
     assert pump.take(LONG_S) is None
 
 
