@@ -11,7 +11,6 @@ import threading
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import ray
 
 from dagrl.data.batch import Batch, Column, find_rows
 from dagrl.nodes.base import Part
@@ -25,8 +24,8 @@ class Blocks:
     def __init__(self, timeout_s: float, *, keep: bool) -> None:
         """Each wait is bounded by `timeout_s`."""
         self._timeout_s, self._keep = timeout_s, keep
-        self._opened: dict[int, dict[ray.ObjectRef, Batch]] = {}
-        """Step -> what was read in it."""
+        self._opened: dict[int, dict[bytes, Batch]] = {}
+        """Step -> what was read in it, by the ids of refs: a ref that outlives a call has Ray ask each owner about it."""
         self._lock = threading.Lock()
 
     def forget(self, committed: int) -> None:
@@ -42,10 +41,10 @@ class Blocks:
         with self._lock:
             opened = self._opened.setdefault(step, {}) if self._keep else {}
         refs = list(dict.fromkeys(ref for part in parts for source in part.sources for ref in source.refs))
-        unread = [ref for ref in refs if ref not in opened]
+        unread = [ref for ref in refs if ref.binary() not in opened]
         names = {name for part in parts for source in part.sources for name in source.columns.values()}
         found = get_within(unread, self._timeout_s, f"{len(unread)} blocks of {', '.join(sorted(names))}")
-        opened.update(zip(unread, found, strict=True))
+        opened.update(zip((ref.binary() for ref in unread), found, strict=True))
         return [Part(part.index, _assembled(part, opened)) for part in parts]
 
     def begun(self, begun: Begun, outputs: Mapping[str, str]) -> Batch:
@@ -55,10 +54,10 @@ class Blocks:
         return Batch(block.rows, mine).in_order(begun.rows)
 
 
-def _assembled(part: PartWork, blocks: Mapping[ray.ObjectRef, Batch]) -> Batch:
+def _assembled(part: PartWork, blocks: Mapping[bytes, Batch]) -> Batch:
     columns: dict[str, Column] = {}
     for source in part.sources:
-        there = [blocks[ref] for ref in source.refs]
+        there = [blocks[ref.binary()] for ref in source.refs]
         places = find_rows(part.rows, np.concatenate([block.rows for block in there]))
         for mine, theirs in source.columns.items():
             columns[mine] = Column.gather([block[theirs] for block in there], places)

@@ -14,6 +14,13 @@ from dagrl.runtime.messages import PartWork, Source
 from dagrl.runtime.workers.blocks import Blocks
 
 
+class Ref(str):
+    """Stands for an object's ref."""
+
+    def binary(self) -> bytes:
+        return self.encode()
+
+
 def block_of(rows: list[int]) -> Batch:
     """Row r has the tokens [r] * (r % 4) and the reward r / 2."""
     return Batch(
@@ -47,7 +54,7 @@ def test_rows_come_in_the_parts_order_however_they_lie(data, count: int, blocks:
     for piece in pieces:
         index.add(np.array(piece, dtype=np.int64))
     found = index.find(np.array(wanted))
-    source = Source(tuple(map(str, found.tolist())), columns)
+    source = Source(tuple(Ref(ref) for ref in found.tolist()), columns)
     store = {str(ref): block_of(piece) for ref, piece in enumerate(pieces)}
     batch = fetched(store, wanted, source)
     assert batch.rows.tolist() == wanted
@@ -61,8 +68,8 @@ def test_columns_of_several_producers_meet_by_row_under_the_ops_names() -> None:
     batch = fetched(
         store,
         [3, 5],
-        Source(("a",), {"mine": "response_tokens"}),
-        Source(("b", "c"), {"score": "reward"}),
+        Source((Ref("a"),), {"mine": "response_tokens"}),
+        Source((Ref("b"), Ref("c")), {"score": "reward"}),
     )
     assert tokens_of(batch, "mine") == [[3, 3, 3], [5]]
     assert batch["score"].values.tolist() == [1.5, 2.5]
@@ -70,7 +77,7 @@ def test_columns_of_several_producers_meet_by_row_under_the_ops_names() -> None:
 
 def test_a_row_that_several_blocks_hold_comes_out_of_the_first() -> None:
     again = Batch(np.array([2, 3]), {"reward": Column(np.array([20.0, 30.0]))})
-    batch = fetched({"a": block_of([1, 2]), "b": again}, [3, 2], Source(("a", "b"), {"reward": "reward"}))
+    batch = fetched({"a": block_of([1, 2]), "b": again}, [3, 2], Source((Ref("a"), Ref("b")), {"reward": "reward"}))
     assert batch["reward"].values.tolist() == [30.0, 1.0]
 
 
@@ -88,7 +95,7 @@ def asked(monkeypatch) -> list[str]:
 
 
 def reward_of(rows: list[int], *refs: str, index: int = 0) -> PartWork:
-    return PartWork(index, np.array(rows), (Source(refs, {"r": "reward"}),))
+    return PartWork(index, np.array(rows), (Source(tuple(map(Ref, refs)), {"r": "reward"}),))
 
 
 def test_parts_with_the_same_blocks_read_them_once(asked) -> None:
@@ -119,11 +126,11 @@ def test_the_hosts_blocks_are_nobodys_between_two_calls(asked) -> None:
 
 
 def test_a_rank_without_rows_gets_columns_of_the_right_types() -> None:
-    batch = fetched({"a": block_of([1, 2])}, [], Source(("a",), {"tokens": "response_tokens"}))
+    batch = fetched({"a": block_of([1, 2])}, [], Source((Ref("a"),), {"tokens": "response_tokens"}))
     assert len(batch) == 0
     assert (batch["tokens"].values.dtype, batch["tokens"].offsets.tolist()) == (np.int64, [0])
 
 
 def test_a_row_that_no_source_brings_is_a_bug() -> None:
     with pytest.raises(AssertionError, match="row 9 is not in the batch"):
-        fetched({"a": block_of([1, 2])}, [1, 9], Source(("a",), {"reward": "reward"}))
+        fetched({"a": block_of([1, 2])}, [1, 9], Source((Ref("a"),), {"reward": "reward"}))

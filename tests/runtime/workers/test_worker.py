@@ -25,6 +25,13 @@ from dagrl.spec.ops import ROLLOUT_WRITES
 from dagrl.spec.schema import Pipeline, SamplingSpec
 
 
+class Ref(str):
+    """Stands for an object's ref."""
+
+    def binary(self) -> bytes:
+        return self.encode()
+
+
 class Generator:
     """Answers each prompt with 7s, as many as the prompt's first token says, when `gate` lets it."""
 
@@ -77,7 +84,7 @@ class Bench:
             "group_id": Column(rows // 2),
         }
         ref = self._put(Batch(rows, columns))
-        part = PartWork(0, rows, (Source((ref,), {name: name for name in columns}),))
+        part = PartWork(0, rows, (Source((Ref(ref),), {name: name for name in columns}),))
         outputs = {name: "said" if name == "response_tokens" else name for name in ROLLOUT_WRITES}
         return TaskWork(
             *(2, "rollout", "rollout", "rollout", False, 0, 1, 1, (part,), outputs, False, True),
