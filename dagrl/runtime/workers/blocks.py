@@ -25,7 +25,7 @@ class Blocks:
         """Each wait is bounded by `timeout_s`."""
         self._timeout_s, self._keep = timeout_s, keep
         self._opened: dict[int, dict[bytes, Batch]] = {}
-        """Step -> what was read in it, by the ids of refs: a ref that outlives a call has Ray ask each owner about it."""
+        """Step -> what was read in it, by the refs' ids: of a ref that outlives a call, Ray asks the owner about it."""
         self._lock = threading.Lock()
 
     def forget(self, committed: int) -> None:
