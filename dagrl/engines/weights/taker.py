@@ -68,9 +68,6 @@ class Taker:
             # What still reads the old weights.
             torch.cuda.synchronize()
         try:
-            for room in self._rooms:
-                # Most likely the same ones are wanted again, and the sender may not be ready yet.
-                room.take()
             self._take_part(route)
         finally:
             if not route.keeps_room:
@@ -80,6 +77,9 @@ class Taker:
     def _take_part(self, route: Route) -> None:
         channel = self._knock(route)
         try:
+            for room in self._rooms:
+                # Most likely the same ones are wanted again, and the sender may not be ready yet.
+                room.take()
             told = channel.receive(route.timeout_s, "an answer to a process that is there to take weights")
             passes = _Passes(self._intake, _manifest(told, self._intake), told["passes"])
             self._take(told, channel, passes, route.timeout_s)

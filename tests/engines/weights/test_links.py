@@ -23,6 +23,7 @@ from dagrl.engines.weights import taker as taker_module
 from dagrl.engines.weights.channel import Address, Door, PeerError, knock
 from dagrl.engines.weights.exporter import IteratedExporter
 from dagrl.engines.weights.intake import Intake
+from dagrl.engines.weights.room import Room
 from dagrl.engines.weights.sender import Reach, WeightSender
 from dagrl.engines.weights.taker import Route, Taker
 from dagrl.engines.weights.terms import Sent, refuse_unknown_names
@@ -368,6 +369,16 @@ def test_a_generator_without_room_leaves_the_others(generators, sources, reach):
     assert [generator.answer()["failure"] is None for generator in (well, poor)] == [False, True]
     poor.end()
     serve(source, well, generators(1, 2))
+
+
+def test_room_that_cannot_be_had_again_is_told_too(sources, monkeypatch):
+    source = sources("near", weights(), timeout_s=10.0)
+    taker = Taker(Intake(dict, len), torch.device("cpu"), "part 0")
+    taker._rooms = [Room(64, "cpu")]
+    monkeypatch.setattr(taker._rooms[0], "take", without_memory)
+    route = source.route()
+    with in_background(lambda: taker.take(route)), pytest.raises(ValueError, match="part 0: no memory is left"):
+        source.sender.send(route.number, [1])
 
 
 def test_a_generator_on_a_gpu_without_a_trainer_says_so(generators, sources):
