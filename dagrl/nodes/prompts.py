@@ -11,6 +11,7 @@ import numpy as np
 from dagrl.data.batch import Batch, Column
 from dagrl.data.demonstrations import Responses, in_turn
 from dagrl.data.prompts import PromptLoader, PromptSlice
+from dagrl.data.read_ahead import ReadAhead
 from dagrl.data.shards import shard_bounds
 from dagrl.data.stats import Stat
 from dagrl.nodes.base import Context, Output, Part
@@ -45,7 +46,9 @@ def prompts(parts: Sequence[Part], context: Context) -> Iterator[Output]:
 
 def _training_prompts(context: Context) -> PromptSlice:
     count = context.prompts or prompts_begun(context.pipeline)
-    return _loader("train", context.pipeline.data.train, context).take(context.position, count, first=context.carried)
+    loader = _loader("train", context.pipeline.data.train, context)
+    reader = context.resources.once("prompts read ahead", lambda: ReadAhead(loader))
+    return reader.take(context.position, count, first=context.carried)
 
 
 def _validation_sets(context: Context) -> dict[str, PromptSlice]:
