@@ -275,6 +275,10 @@ def test_what_some_part_of_a_generator_has_a_place_for_is_known():
     names = ("a", "b", "c")
     refuse_unknown_names([Sent(1, 0b011, names), Sent(1, None, ()), Sent(1, 0b100, names)])
     refuse_unknown_names([Sent(1, None, ())])
+    with pytest.raises(ValueError, match="no place for b: the trainer's"):
+        refuse_unknown_names([Sent(1, None, ()), Sent(1, 0b001, names), Sent(1, 0b100, names)])
+    with pytest.raises(ValueError, match="no place for a, b, d, e, f and 2 more: the trainer's"):
+        refuse_unknown_names([Sent(1, 0b100, tuple("abcdefgh"))])
 
 
 @pytest.mark.parametrize("reach", REACHES)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dagrl.data.batch import Batch, Column
 from dagrl.data.redistribute import RowIndex
-from dagrl.runtime.messages import PartWork, Source
+from dagrl.runtime.messages import Begun, PartWork, Source
 from dagrl.runtime.workers.blocks import Blocks
 
 
@@ -123,6 +123,13 @@ def test_the_hosts_blocks_are_nobodys_between_two_calls(asked) -> None:
     for _ in range(2):
         blocks.parts(4, [reward_of([1], "1")])
     assert asked == ["1", "1"]
+
+
+def test_what_an_earlier_step_has_begun_comes_in_the_groups_order_under_the_ops_names(asked) -> None:
+    names = {"tokens": "response_tokens", "logprobs": "response_logprobs"}
+    batch = Blocks(1.0, keep=True).begun(Begun(Ref("5"), np.array([6, 5])), names)
+    assert (batch.rows.tolist(), set(batch.columns)) == ([6, 5], {"tokens"}), "what it has not is left out"
+    assert tokens_of(batch, "tokens") == [[6, 6], [5]]
 
 
 def test_a_rank_without_rows_gets_columns_of_the_right_types() -> None:
