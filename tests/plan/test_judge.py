@@ -40,12 +40,16 @@ def planned(tmp_path: Path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(QWEN3))
 
-    def make(backend: str = "sglang", **judge: Any) -> PipelineCosts:
+    def make(backend: str = "sglang", gpus: int = 2, **judge: Any) -> PipelineCosts:
         pipeline: dict[str, Any] = {
             "name": "judged",
             "model": {"path": "policy"},
             "data": {"train": "train.parquet", "prompts_per_step": 128, "max_prompt_tokens": 1024},
-            "groups": {"train": {"gpus_per_node": 4}, "rollout": {"gpus_per_node": 2}, "judges": {"gpus_per_node": 2}},
+            "groups": {
+                "train": {"gpus_per_node": 4},
+                "rollout": {"gpus_per_node": 2},
+                "judges": {"gpus_per_node": gpus},
+            },
             "engines": {
                 "actor": {"backend": "megatron", "group": "train", "optimizer": {"lr": 1e-6}},
                 "generator": {"backend": "sglang", "group": "rollout", "follows": "actor"},
@@ -75,6 +79,10 @@ def reward_seconds(costs: PipelineCosts) -> float:
 def test_longer_replies_take_a_judge_longer(planned) -> None:
     short, long = (reward_seconds(planned(engine="wise", sampling={"max_new_tokens": tokens})) for tokens in (64, 2048))
     assert long > 8 * short > 0
+
+
+def test_more_servers_take_a_judge_less(planned) -> None:
+    assert reward_seconds(planned(engine="wise", gpus=8)) < 0.7 * reward_seconds(planned(engine="wise"))
 
 
 def test_more_questions_at_once_take_an_endpoint_less(planned) -> None:

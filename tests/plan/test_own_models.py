@@ -66,6 +66,13 @@ def test_a_critic_has_no_logits_and_an_optimizer_of_its_own(same) -> None:
     assert critic.awake["weights"] == pytest.approx((8.19e9 - 0.62e9), rel=0.01)
 
 
+def test_a_critic_that_sleeps_takes_its_states_along_as_it_waits_for_no_sync(same) -> None:
+    costs = costs_of(same)
+    critic = costs.engines["critic"]
+    asleep = costs.seconds(Sleep(1, "critic", Residency.ASLEEP))
+    assert asleep > (critic.weight_bytes + critic.state_bytes) / critic.device.to_host > 0
+
+
 def test_a_critic_of_its_own_model_is_counted_by_that(same, small) -> None:
     assert memory(small, "critic").awake["weights"] < 0.12 * memory(same, "critic").awake["weights"]
     assert memory(small, "actor") == memory(same, "actor")
@@ -128,3 +135,13 @@ def test_a_classifier_is_counted_by_its_shape_or_its_files(tmp_path, family, not
     whole = tuple(range(costs.plan.shards))
     assert costs.seconds(Run(1, "reward", whole)) > 0
     assert costs.seconds(Sleep(1, "judge", Residency.ASLEEP)) >= 0
+
+
+def test_a_classifier_takes_each_token_through_its_parameters_once(tmp_path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "deberta-v2", "vocab_size": 1000}))
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(16 * 10**9)
+    costs = costs_of(planned(tmp_path, JUDGE.format(folder=tmp_path), REWARD))
+    # 1024 rows of 1536 tokens, shared by the 8 workers.
+    expected = 2 * 8e9 * 1024 * 1536 / 8 / costs.engines["judge"].device.matmul
+    assert costs.seconds(Run(1, "reward", tuple(range(costs.plan.shards)))) == pytest.approx(expected, rel=0.01)

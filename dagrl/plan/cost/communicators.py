@@ -28,9 +28,9 @@ def connecting_seconds(shape: ModelShape, parallel: ParallelSpec, ranks: int, *,
     return _CONNECT_S * (groups_of_update if updates else groups_of_pass)(shape, parallel, ranks)
 
 
-def gathering_seconds(model_ranks: int) -> float:
-    """What the first sync after a wake takes longer, of a model shared by so many ranks."""
-    return _CONNECT_PAIRS_S if model_ranks > 1 else 0.0
+def gathering_seconds(ranks: int) -> float:
+    """What the first sync after a wake takes longer, of weights shared by so many ranks."""
+    return _CONNECT_PAIRS_S if ranks > 1 else 0.0
 
 
 def groups_of_pass(shape: ModelShape, parallel: ParallelSpec, ranks: int) -> int:
@@ -41,9 +41,9 @@ def groups_of_pass(shape: ModelShape, parallel: ParallelSpec, ranks: int) -> int
         parallel.context_parallel_size,
     ]
     if shape.experts is not None:
-        experts = parallel.expert_model_parallel_size
-        # Tokens, how many there are of them, and how many micro-batches a replica has.
-        sizes += [experts, experts * parallel.expert_tensor_parallel_size, parallel.data_parallel_size(ranks)]
+        experts, whole = parallel.expert_model_parallel_size, parallel.expert_tensor_parallel_size
+        # Ranks of different experts, of parts of one, of either; and replicas, which compare their micro-batches.
+        sizes += [experts, whole, experts * whole, parallel.data_parallel_size(ranks)]
     return _shared(sizes)
 
 
@@ -58,10 +58,16 @@ def groups_of_update(shape: ModelShape, parallel: ParallelSpec, ranks: int) -> i
         sizes.append(stages)  # The gradient of an embedding that is the output layer too.
     if shape.experts is None:
         sizes.append(replicas)  # What the loss is divided by. A mixture's replicas have met in the pass.
-    elif parallel.expert_model_parallel_size > 1:
+    elif _experts_lie_apart(parallel):
         experts = parallel.expert_model_parallel_size * parallel.expert_tensor_parallel_size
         sizes.append(ranks // stages // experts)
     return _shared(sizes)
+
+
+def _experts_lie_apart(parallel: ParallelSpec) -> bool:
+    """Whether other ranks hold the same of experts than of the rest, so that Megatron joins them by themselves."""
+    split = parallel.expert_tensor_parallel_size != parallel.tensor_model_parallel_size
+    return split or parallel.expert_model_parallel_size > 1
 
 
 def _shared(sizes: list[int]) -> int:

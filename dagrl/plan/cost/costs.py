@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from dagrl.plan.cost import transfers
@@ -70,9 +70,13 @@ class PipelineCosts:
                 return transfers.RESTART_S
             case Save(_, executor):
                 engine = self.engines[executor]
-                state = engine.weight_bytes + engine.state_bytes
-                in_background = self.pipeline.run.async_save
-                return transfers.save_seconds(state, engine.device, per_node=engine.per_node, background=in_background)
+                return transfers.save_seconds(
+                    engine.weight_bytes + engine.state_bytes,
+                    engine.device,
+                    on_host=engine.state_bytes_on_host,
+                    per_node=engine.per_node,
+                    background=self.pipeline.run.async_save,
+                )
             case Commit():
                 return transfers.COMMIT_S
         raise AssertionError(f"no cost of {command!r}")
@@ -112,7 +116,10 @@ class PipelineCosts:
         if task.sampled_by is None and is_offline(self.pipeline):
             return lengths_of_demonstrations(self.pipeline, self.assumed)
         name = task.node if task.generates else task.sampled_by or leading_rollout(self.pipeline)
-        return lengths_of(self.pipeline, rollouts(self.pipeline)[name], self.assumed)
+        # Where steps learn from the data set's responses, nothing is known of those that are sampled in validation.
+        known = replace(self.assumed, response_tokens=None) if is_offline(self.pipeline) else self.assumed
+        validation = task.rows is Rows.VALIDATION
+        return lengths_of(self.pipeline, rollouts(self.pipeline)[name], known, validation=validation)
 
     # -- runs
 
@@ -230,10 +237,11 @@ class PipelineCosts:
             route.passes * sender.shape.parameters * WEIGHT_BYTES,
             device,
             link=device.peers if self._on_one_machine(sender, taker) else device.network,
-            gathered=1 - 1 / sender.model_ranks,
+            gathered=sender.lacking,
+            neighbours=sender.neighbours_link,
         )
         if self._closes_communicators(source):
-            seconds += gathering_seconds(sender.model_ranks)
+            seconds += gathering_seconds(sender.weight_ranks)
         return seconds + sender.brought_in_s
 
     @staticmethod

@@ -74,8 +74,8 @@ class Server:
         cached = running * context * shape.cache_values_per_token * shape.layers * _BYTES / (parts * self.stages)
         drawn = running * shape.vocabulary * 4 * _SAMPLING_PASSES / device.decode_memory
         # Where a product takes about as long as its weights are read, neither hides the other: 8B with 128 responses.
-        seconds = math.hypot(read, multiplied) + cached / device.decode_memory + drawn
-        seconds *= self.stages  # A token passes all stages before the next begins.
+        seconds = math.hypot(read, multiplied) + cached / device.decode_memory
+        seconds = self.stages * seconds + drawn  # A token passes all stages before the next begins.
         if self.tensor > 1:
             link = device.link(self.tensor, self.per_node)
             size = running * shape.hidden * _BYTES

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from dagrl.plan.cost.decoding import Server
 from dagrl.plan.cost.device import Device, device_of
-from dagrl.plan.cost.optimizer import STATE_BYTES, OptimizerSteps
+from dagrl.plan.cost.optimizer import OptimizerSteps
 from dagrl.plan.cost.passes import Passes
 from dagrl.plan.hardware import DEFAULT_GPU, gpu_of_group
 from dagrl.plan.memory.classifier import classifier_parameters
@@ -71,9 +71,23 @@ class PlannedEngine:
         return OptimizerSteps(self.passes.held, self.megatron, self.group.ranks, self.per_node, self.device)
 
     @property
-    def model_ranks(self) -> int:
-        """Ranks that share one copy of the model."""
-        return self.group.ranks // self.passes.replicas
+    def weight_ranks(self) -> int:
+        """Ranks that one copy of the weights lies on: experts go beyond replicas, and context does not count."""
+        sizes = self.megatron.parallel
+        experts = sizes.expert_model_parallel_size * sizes.expert_tensor_parallel_size
+        split = max(sizes.tensor_model_parallel_size, 1 if self.shape.experts is None else experts)
+        return sizes.pipeline_model_parallel_size * split
+
+    @property
+    def lacking(self) -> float:
+        """Share of the weights that a rank has to be sent by the others."""
+        return max(0.0, 1 - self.passes.held.total / self.shape.parameters)
+
+    @property
+    def neighbours_link(self) -> float:
+        """The rate to it from there: pipeline stages lie as far from each other as the group reaches."""
+        staged = self.megatron.parallel.pipeline_model_parallel_size > 1
+        return self.device.link(self.group.ranks if staged else self.weight_ranks, self.per_node)
 
     @property
     def weight_bytes(self) -> float:
@@ -83,11 +97,12 @@ class PlannedEngine:
     @property
     def state_bytes(self) -> float:
         """Of the optimizer on a rank's GPU between its steps."""
-        if not self.executor.trained:
-            return 0.0
-        fields = self.megatron.optimizer
-        on_host = fields.get("optimizer_offload_fraction", 1.0) if fields.get("optimizer_cpu_offload") else 0.0
-        return self.optimizer.own_share * STATE_BYTES * (1 - on_host)
+        return self.optimizer.state_bytes if self.executor.trained else 0.0
+
+    @property
+    def state_bytes_on_host(self) -> float:
+        """And of what it works on there."""
+        return self.optimizer.state_bytes_on_host if self.executor.trained else 0.0
 
     @property
     def brought_in_s(self) -> float:

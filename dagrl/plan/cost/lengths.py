@@ -74,20 +74,24 @@ class Lengths:
         return self._shape / (self._shape + 2) * self.longest**2
 
 
-def lengths_of(pipeline: Pipeline, rollout: RolloutNode, assumed: Assumed) -> Lengths:
-    """The lengths of a rollout's rows; of several rollouts, those with shorter limits keep to them.
+def lengths_of(pipeline: Pipeline, rollout: RolloutNode, assumed: Assumed, *, validation: bool = False) -> Lengths:
+    """The lengths of a rollout's rows; of several rollouts, those with shorter limits keep to them. What is assumed is
+    of training: `validation` may have a limit of its own.
 
     ValueError where the caller knows of lengths that the file does not allow.
     """
     every = rollouts(pipeline).values()
-    longest, longest_prompt = rollout.sampling.max_new_tokens, _longest_prompt(pipeline, rollout)
+    sampling = (rollout.val_sampling if validation else None) or rollout.sampling
+    longest, longest_prompt = sampling.max_new_tokens, _longest_prompt(pipeline, rollout)
     response, prompt = assumed.response_tokens, assumed.prompt_tokens
     if response is None:
-        response = longest * (1.0 if rollout.sampling.ignore_eos else MEAN_RESPONSE)
+        response = longest * (1.0 if sampling.ignore_eos else MEAN_RESPONSE)
+    else:
+        _check("responses", response, max(node.sampling.max_new_tokens for node in every), "sampling.max_new_tokens")
     if prompt is None:
         prompt = longest_prompt * MEAN_PROMPT
-    _check("responses", response, max(node.sampling.max_new_tokens for node in every), "sampling.max_new_tokens")
-    _check("prompts", prompt, max(_longest_prompt(pipeline, node) for node in every), "max_prompt_tokens")
+    else:
+        _check("prompts", prompt, max(_longest_prompt(pipeline, node) for node in every), "max_prompt_tokens")
     return Lengths(min(prompt, longest_prompt), min(response, longest), longest)
 
 

@@ -10,14 +10,15 @@ from dataclasses import dataclass
 
 from dagrl.plan.cost.device import Device
 from dagrl.plan.memory.parameters import RankParameters
+from dagrl.plan.memory.trainer import state_bytes
 from dagrl.spec.schema import MegatronEngineSpec
 
 _WEIGHT_BYTES = 2
-_ADAM_BYTES = 34
-"""Read and written for a parameter: gradient (4) and its norm (4), float32 weight and two moments (24), weight (2)."""
+_ADAM_BYTES = 10
+"""Read and written for a parameter: gradient (4) and its norm (4), weight (2), beside the states, both ways."""
 _ZERO_BYTES = 4
 STATE_BYTES = 12
-"""Float32 weight and two moments."""
+"""Float32 weight and two moments, unless the optimizer says otherwise."""
 _EXPOSED = 0.15
 """Of a reduction or gathering that overlaps with the passes: the last bucket."""
 _BEGIN_S = 3e-3
@@ -57,6 +58,25 @@ class OptimizerSteps:
         dense, experts = self.copies
         return self.held.dense / dense + self.held.experts / experts
 
+    @property
+    def state_bytes(self) -> float:
+        """Of the states on a rank's GPU, but for those whose step is taken on the host."""
+        fields = self.spec.optimizer
+        # Beside a step on the host nothing is kept in fewer bits.
+        each = STATE_BYTES if fields.get("optimizer_cpu_offload") else state_bytes(fields, _WEIGHT_BYTES)
+        return self.own_share * each * (1 - self._on_host)
+
+    @property
+    def state_bytes_on_host(self) -> float:
+        """And of those."""
+        return self.own_share * STATE_BYTES * self._on_host
+
+    @property
+    def _on_host(self) -> float:
+        """Share of the parameters whose step is taken on the host."""
+        fields = self.spec.optimizer
+        return fields.get("optimizer_offload_fraction", 1.0) if fields.get("optimizer_cpu_offload") else 0.0
+
     def _reduce(self) -> float:
         each = 4 if self.spec.ddp.get("grad_reduce_in_fp32", True) else 2
         sharded = self.spec.optimizer.get("use_distributed_optimizer", True)
@@ -77,13 +97,11 @@ class OptimizerSteps:
 
     def _adam(self) -> float:
         zero = _ZERO_BYTES * self.held.total / self.device.memory
-        fields = self.spec.optimizer
-        on_host = fields.get("optimizer_offload_fraction", 1.0) if fields.get("optimizer_cpu_offload") else 0.0
-        own = self.own_share
-        seconds = zero + (1 - on_host) * own * _ADAM_BYTES / self.device.memory
+        own, on_host, states = self.own_share, self._on_host, self.state_bytes
+        seconds = zero + ((1 - on_host) * own * _ADAM_BYTES + 2 * states) / self.device.memory
         if on_host:
             moved = own * on_host * (4 / self.device.to_host + _WEIGHT_BYTES / self.device.from_host)
             seconds += moved + own * on_host * _HOST_ADAM_BYTES / _HOST_ADAM_BYTES_PER_S
         if self.spec.offload.optimizer:
-            seconds += own * STATE_BYTES * (1 / self.device.to_host + 1 / self.device.from_host)
+            seconds += states * (1 / self.device.to_host + 1 / self.device.from_host)
         return seconds

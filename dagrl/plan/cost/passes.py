@@ -66,7 +66,7 @@ class Passes:
         count, pack = self.micro_batches(batch)
         told = self._told(pack)
         stages = [stage.forward + told for stage in self._of_stages(pack)]
-        return _BEGIN_S + count * max(stages) + sum(stages) - max(stages)
+        return _BEGIN_S + count * max(stages) + (sum(stages) - max(stages)) / self._chunks
 
     def train(self, batch: Batch) -> float:
         """Seconds of a forward and a backward pass, without what comes after: see `optimizer`."""
@@ -75,8 +75,7 @@ class Passes:
         added = self.held.total * _ADDED_BYTES / self.device.memory
         told = 2 * self._told(pack)
         stages = [stage.forward + stage.backward + told for stage in self._of_stages(pack)]
-        chunks = self.spec.parallel.virtual_pipeline_model_parallel_size or 1
-        return _BEGIN_S + count * (max(stages) + added) + (sum(stages) - max(stages)) / chunks
+        return _BEGIN_S + count * (max(stages) + added) + (sum(stages) - max(stages)) / self._chunks
 
     def micro_batches(self, batch: Batch) -> tuple[int, Pack]:
         """How many a replica has, and their mean."""
@@ -87,15 +86,20 @@ class Passes:
             count = math.ceil(rows * row / batch.budget)
         else:
             count = math.ceil(math.ceil(rows) / max(1, batch.budget // row))
-        if chunks := self.spec.parallel.virtual_pipeline_model_parallel_size:
+        if self._chunks > 1:
             stages = self.spec.transformer.get("microbatch_group_size_per_vp_stage")
             stages = stages if isinstance(stages, int) else self.spec.parallel.pipeline_model_parallel_size
             # The interleaved schedule takes them in rounds.
-            count = math.ceil(count / stages) * stages if chunks > 1 else count
+            count = math.ceil(count / stages) * stages
         each = rows / count
         return count, Pack(each * row, each * batch.lengths.mean_square, each * batch.lengths.response)
 
     # -- parts
+
+    @property
+    def _chunks(self) -> int:
+        """Of each stage."""
+        return self.spec.parallel.virtual_pipeline_model_parallel_size or 1
 
     @cached_property
     def _seconds(self) -> LayerSeconds:
@@ -124,12 +128,13 @@ class Passes:
         return self._seconds.head(pack, outputs=outputs, fused=self.spec.fused_linear_cross_entropy)
 
     def _told(self, pack: Pack) -> float:
-        """From one stage to the next, for one micro-batch in one direction."""
+        """From one stage to the next, for one micro-batch in one direction: once for each chunk."""
         sizes = self.spec.parallel
         if sizes.pipeline_model_parallel_size == 1:
             return 0.0
         parts = sizes.context_parallel_size * (sizes.tensor_model_parallel_size if sizes.sequence_parallel else 1)
-        return pack.tokens * self.shape.hidden * _BYTES / parts / self.device.link(self.ranks, self.per_node) + _STAGE_S
+        size = pack.tokens * self.shape.hidden * _BYTES / parts
+        return self._chunks * (size / self.device.link(self.ranks, self.per_node) + _STAGE_S)
 
 
 def recompute_of(spec: MegatronEngineSpec, shape: ModelShape) -> Recompute:

@@ -41,14 +41,14 @@ RESTART_S = 60.0
 """Worker, libraries and a server without prefill graphs; 1.7B takes about 30 s."""
 
 
-def sync_seconds(way: Way, weights: float, device: Device, *, link: float, gathered: float) -> float:
+def sync_seconds(way: Way, weights: float, device: Device, *, link: float, gathered: float, neighbours: float) -> float:
     """New weights from trainer to generators. `weights` in bytes; `link` between their GPUs, bytes a second; `gathered`
-    is the share of the weights that the sender's neighbours hold.
+    is the share of the weights that the sender's neighbours hold, and `neighbours` the rate from there.
     """
     if way == "object_store":
         return _OBJECT_STORE_S + weights / _OBJECT_STORE_BYTES_PER_S
     rate = device.memory * _SAME_GPU_SHARE if way == "cuda_ipc" else link * _BROADCAST_SHARE
-    return _SYNC_S + weights / rate + gathered * weights / (device.peers * _GATHER_SHARE)
+    return _SYNC_S + weights / rate + gathered * weights / (neighbours * _GATHER_SHARE)
 
 
 def trainer_down_seconds(kept: float, device: Device) -> float:
@@ -85,8 +85,8 @@ def swap_seconds(weights: float, device: Device) -> float:
     return 2 * weights * (1 / device.to_host + 1 / device.from_host) / _SWAP_SHARE
 
 
-def save_seconds(state: float, device: Device, *, per_node: int, background: bool) -> float:
-    """A rank's state of so many bytes goes into a checkpoint, beside those of its machine; to the host alone where it
-    is written in the `background`.
+def save_seconds(state: float, device: Device, *, on_host: float, per_node: int, background: bool) -> float:
+    """A rank's state of so many bytes, and what it has `on_host` beside that, goes into a checkpoint, with those of its
+    machine; to the host alone where it is written in the `background`.
     """
-    return _SAVE_S + (state / device.to_host if background else state * per_node / _DISK_BYTES_PER_S)
+    return _SAVE_S + (state / device.to_host if background else (state + on_host) * per_node / _DISK_BYTES_PER_S)

@@ -199,7 +199,7 @@ class _States:
         else:
             dense, experts = _copies(engine, ranks)
             optimized = math.ceil(parameters.dense / dense) + math.ceil(parameters.experts / experts)
-        state = _state_bytes(fields, value)
+        state = state_bytes(fields, value)
         if not fields.get("optimizer_cpu_offload"):
             return _States(weights, gradients, optimized * state)
         # Float32 weights, moments, and a gradient in the precision of the float32 weights, wherever a parameter's
@@ -216,7 +216,7 @@ def _copies(engine: MegatronEngineSpec, ranks: int) -> tuple[int, int]:
     return stage // sizes.tensor_model_parallel_size, stage // experts
 
 
-def _state_bytes(fields: dict[str, Any], value: int) -> int:
+def state_bytes(fields: dict[str, Any], value: int) -> int:
     """Of one parameter: its float32 weight, where the model has it in fewer bits, and what the optimizer remembers."""
     precise = bool(fields.get("use_precision_aware_optimizer"))
 

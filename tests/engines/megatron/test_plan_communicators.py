@@ -33,6 +33,8 @@ EP = {"expert_model_parallel_size": 2}
         ("dense", 4, TP),
         ("dense", 4, TP | PP),
         ("mixture", 2, {}),
+        ("mixture", 2, TP),
+        ("mixture", 2, TP | {"expert_tensor_parallel_size": 2}),
         ("mixture", 2, EP),
         ("mixture", 2, TP | EP),
         ("mixture", 4, TP | EP),

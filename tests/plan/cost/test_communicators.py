@@ -27,18 +27,20 @@ ONE = connecting_seconds(QWEN3_8B, ParallelSpec(tensor_model_parallel_size=2), 2
         (QWEN3_8B, 4, {"tensor": 2, "pipeline": 2}, 2, 1),
         (QWEN3_8B, 4, {"tensor": 2}, 1, 3),
         (QWEN3_30B, 2, {}, 1, 2),
+        (QWEN3_30B, 2, {"tensor": 2}, 1, 2),
+        (QWEN3_30B, 2, {"tensor": 2, "expert_tensor": 2}, 3, 1),
         (QWEN3_30B, 2, {"expert": 2}, 3, 2),
+        (QWEN3_30B, 4, {"pipeline": 2, "expert": 2}, 4, 2),
         (QWEN3_30B, 2, {"tensor": 2, "expert": 2}, 3, 1),
         (QWEN3_30B, 4, {"tensor": 2, "expert": 2}, 4, 3),
+        (QWEN3_30B, 4, {"tensor": 2, "expert": 2, "expert_tensor": 2}, 5, 2),
     ],
 )
 def test_each_group_that_ranks_meet_in_is_connected(
     shape: ModelShape, ranks: int, sizes: dict[str, int], of_a_pass: int, of_an_update: int
 ) -> None:
-    names = {"tensor", "pipeline", "context"} & sizes.keys()
-    fields = {f"{name}_{'model_' if name != 'context' else ''}parallel_size": sizes[name] for name in names}
-    if "expert" in sizes:
-        fields |= {"expert_model_parallel_size": sizes["expert"], "expert_tensor_parallel_size": 1}
+    model = ("tensor", "pipeline", "expert")
+    fields = {f"{name}{'_model' if name in model else ''}_parallel_size": size for name, size in sizes.items()}
     parallel = ParallelSpec(sequence_parallel=sizes.get("tensor", 1) > 1, **fields)
     assert connecting_seconds(shape, parallel, ranks, updates=False) == pytest.approx(of_a_pass * ONE)
     assert connecting_seconds(shape, parallel, ranks, updates=True) == pytest.approx(of_an_update * ONE)
