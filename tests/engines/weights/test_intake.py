@@ -320,6 +320,20 @@ def test_a_tensor_of_the_wrong_shape_is_named():
         send(intake_of(Model()), tensors)
 
 
+def test_what_a_loader_complains_of_is_told_in_one_line():
+    def load(given):
+        raise KeyError("norm")
+
+    def load_one(given):
+        next(given)
+        raise RuntimeError("no room\nas a library tells at length")
+
+    with pytest.raises(ValueError, match=r"could not take anything: KeyError: 'norm'$"):
+        send(intake_of(Model(), load), weights())
+    with pytest.raises(ValueError, match=r"could not take embed\.weight \[\d+, 8\]: RuntimeError: no room$"):
+        send(intake_of(Model(), load_one), weights())
+
+
 def test_after_a_failure_everything_is_learned_anew():
     model = Model()
     intake = send(intake_of(model), weights())
