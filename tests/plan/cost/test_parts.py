@@ -15,9 +15,10 @@ from dagrl.plan.cost.costs import PipelineCosts
 from dagrl.plan.cost.decoding import Generation, Server, shard_ends
 from dagrl.plan.cost.device import device_of
 from dagrl.plan.cost.estimate import StepEstimate, estimate_step
+from dagrl.plan.cost.layers import Pack
 from dagrl.plan.cost.lengths import Assumed, Lengths, lengths_of, lengths_of_demonstrations
 from dagrl.plan.cost.optimizer import OptimizerSteps
-from dagrl.plan.cost.passes import Batch, Passes
+from dagrl.plan.cost.passes import Batch, Passes, recompute_of
 from dagrl.plan.cost.transfers import sync_seconds
 from dagrl.plan.placement import make_plan
 from dagrl.plan.plan import Rows
@@ -120,6 +121,8 @@ def test_micro_batches_fill_the_budget_and_rounds_of_chunks() -> None:
     count, pack = passes(engine(tensor_model_parallel_size=2)).micro_batches(BATCH)
     assert count * pack.tokens * 4 == 512 * 2048
     assert count * pack.predictions * 4 == 512 * 1536
+    # Fewer rows than replicas: some have one, and the others wait for them.
+    assert passes(engine()).micro_batches(replace(BATCH, rows=1)) == (1, Pack(2048, BATCH.lengths.mean_square, 1536))
 
 
 def test_a_pipeline_costs_its_filling_once() -> None:
@@ -151,6 +154,13 @@ def test_recomputation_adds_a_forward_pass_and_less_of_it_less() -> None:
     forward = passes(engine(), ranks=1).forward(replace(BATCH, rows=64))
     assert 0.7 * forward < whole - none < forward
     assert part - none == pytest.approx((whole - none) / 2)
+    # Megatron counts the layers of a stage's chunk.
+    for sizes, layers in ((1, None), 18), ((2, None), 9), ((2, 3), 3):
+        stages, chunks = sizes
+        split = {"pipeline_model_parallel_size": stages, "virtual_pipeline_model_parallel_size": chunks}
+        assert (
+            recompute_of(engine({"transformer": half | {"recompute_num_layers": layers}}, **split), DENSE).whole == 0.5
+        )
 
 
 @pytest.mark.parametrize(
@@ -158,6 +168,7 @@ def test_recomputation_adds_a_forward_pass_and_less_of_it_less() -> None:
     [
         (DENSE, {"tensor_model_parallel_size": 8}),
         (DENSE, {"context_parallel_size": 4}),
+        (DENSE, {"pipeline_model_parallel_size": 4}),
         (MIXTURE, {"expert_model_parallel_size": 8}),
     ],
 )
@@ -172,6 +183,13 @@ def test_a_mixture_costs_by_the_experts_that_are_chosen() -> None:
     # With fewer tokens a micro-batch the host is waited for, which handles all experts in any case.
     large = replace(BATCH, budget=2**18)
     assert passes(engine(), more).forward(large) > 1.2 * passes(engine(), MIXTURE).forward(large)
+
+
+def test_ranks_that_split_the_sequence_read_and_write_less_of_it() -> None:
+    large = replace(BATCH, budget=2**18)
+    split = engine(tensor_model_parallel_size=2)
+    whole = split.model_copy(update={"parallel": split.parallel.model_copy(update={"sequence_parallel": False})})
+    assert passes(split).forward(large) < passes(whole).forward(large)
 
 
 def test_little_work_waits_for_the_host() -> None:
