@@ -16,6 +16,7 @@ from dagrl.spec.schema import ModelSpec, SamplingSpec, SglangEngineSpec
 class HeldSlot:
     """Does nothing of what it is asked: the server's first slot does it for all. See `GenerateEngine`."""
 
+    takes_turns = False
     policy_version = 0
     sampled_tokens = 0
 
