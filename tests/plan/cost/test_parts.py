@@ -207,11 +207,33 @@ def test_overlapping_and_more_replicas_save_time_and_offloading_costs_it() -> No
     assert optimizer_seconds(engine({"offload": {"optimizer": True}})) > plain
     assert optimizer_seconds(engine({"optimizer": {"optimizer_cpu_offload": True}})) > plain
     assert optimizer_seconds(engine(), per_node=2) > plain
-    on_host = {"optimizer": {"optimizer_cpu_offload": True}}
-    assert optimizer_seconds(engine(on_host | {"offload": {"optimizer": True}})) == optimizer_seconds(engine(on_host))
-    few_bits = {"use_precision_aware_optimizer": True, "exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}
-    assert optimizer_seconds(engine({"optimizer": few_bits})) < plain
+    assert optimizer_seconds(engine({"ddp": {"overlap_param_gather": True}})) < plain
+    assert optimizer_seconds(engine({"optimizer": FEW_BITS})) < plain
+    assert optimizer_seconds(engine({"optimizer": {"use_distributed_optimizer": False}})) > plain
     assert optimizer_seconds(engine(), ranks=1) < plain, "a single replica has nobody to tell"
+
+
+FEW_BITS = {"use_precision_aware_optimizer": True, "exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "each"),
+    [
+        ({}, 12 / 8),
+        ({"use_distributed_optimizer": False}, 12),
+        # Moments of two bytes, and the two that the weight lacks of its float32 one.
+        (FEW_BITS, 6 / 8),
+        ({"optimizer_cpu_offload": True}, 0),
+        ({"optimizer_cpu_offload": True, "optimizer_offload_fraction": 0.75}, 3 / 8),
+    ],
+)
+def test_states_on_a_gpu_are_its_share_of_them_and_leave_it_at_the_links_rates(fields, each) -> None:
+    spec, offloaded = (engine({"optimizer": fields, "offload": {"optimizer": away}}) for away in (False, True))
+    held = passes(spec).held
+    nbytes = OptimizerSteps(held, spec, 8, 8, H200).state_bytes
+    assert nbytes == pytest.approx(each * DENSE.parameters, rel=1e-3)
+    moved = optimizer_seconds(offloaded) - optimizer_seconds(spec)
+    assert moved == pytest.approx(nbytes / H200.to_host + nbytes / H200.from_host)
 
 
 # -- generation
