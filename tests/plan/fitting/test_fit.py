@@ -125,8 +125,23 @@ def test_groups_say_their_gpus_themselves() -> None:
             ("nodes.old={op: logprob, engine: actor, write: old_logprob, tokens_per_micro_batch: 524288}",),
             {"nodes.old.tokens_per_micro_batch=262144"},
         ),
+        (
+            "qwen3_8b_megatron",
+            "H100",
+            ("engines.generator.server.mem_fraction_static=0.92",),
+            {"engines.actor.keep_communicators=false"},
+        ),
+        (
+            "qwen3_30b_a3b_8gpu",
+            "L40S",
+            (),
+            {"engines.actor.sleep=auto", "engines.actor.optimizer.optimizer_cpu_offload=true"},
+        ),
     ],
-    ids=["fewer tokens at once", "recompute", "sleep", "a larger share", "of a guest", "of the largest"],
+    ids=[
+        *("fewer tokens at once", "recompute", "sleep", "a larger share", "of a guest", "of the largest"),
+        *("communicators", "a step on the host"),
+    ],
 )
 def test_the_nearest_change_is_found(name: str, gpu: str, overrides: tuple[str, ...], remedy: set[str]) -> None:
     pipeline, graph = loaded(name, *overrides)
