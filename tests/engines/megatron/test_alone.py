@@ -92,6 +92,14 @@ def test_what_gloo_has_not_and_nccl_has(groups: Any) -> None:
     assert (stacked.tolist(), listed[0].tolist()) == ([[0.0, 1.0, 2.0]], [1.0, 1.0])
 
 
+@pytest.mark.parametrize("collective", [dist.all_reduce, dist.reduce_scatter_tensor, dist.reduce])
+def test_a_sum_with_a_factor_is_refused_and_not_passed_over(groups: Any, collective: Callable[..., Any]) -> None:
+    more = (torch.ones(1),) if collective is dist.reduce_scatter_tensor else ()
+    where = {"group_dst": 0} if collective is dist.reduce else {}
+    with pytest.raises(NotImplementedError, match="a sum with a factor"):
+        collective(torch.ones(1), *more, op=dist._make_nccl_premul_sum(2.0), group=groups[0], **where)
+
+
 def test_it_sleeps_and_wakes_with_the_others(groups: Any) -> None:
     communicators.close_all(5.0)
     assert all_reduces(groups[0])[1].tolist() == [1.0, 2.0]

@@ -7,18 +7,12 @@ import pytest
 import ray
 from hypothesis import given
 from hypothesis import strategies as st
+from refs import Ref
 
 from dagrl.data.batch import Batch, Column
 from dagrl.data.redistribute import RowIndex
 from dagrl.runtime.messages import Begun, PartWork, Source
 from dagrl.runtime.workers.blocks import Blocks
-
-
-class Ref(str):
-    """Stands for an object's ref."""
-
-    def binary(self) -> bytes:
-        return self.encode()
 
 
 def block_of(rows: list[int]) -> Batch:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
+from refs import Ref
 
 from dagrl.data.batch import Batch, Column
 from dagrl.engines.base import Completion, GenerationRequest
@@ -23,13 +24,6 @@ from dagrl.runtime.workers.meter import Meter
 from dagrl.runtime.workers.worker import Worker
 from dagrl.spec.ops import ROLLOUT_WRITES
 from dagrl.spec.schema import Pipeline, SamplingSpec
-
-
-class Ref(str):
-    """Stands for an object's ref."""
-
-    def binary(self) -> bytes:
-        return self.encode()
 
 
 class Generator:
