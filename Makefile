@@ -29,8 +29,8 @@ demo: setup
 # Tests that start SGLang, or end processes in the middle of a broadcast, have a process of their own, as workers have.
 ALONE := tests/engines/weights tests/engines/sglang
 
-# Whole runs, in two halves.
-MORE_RUNS := $(wildcard tests/runtime/test_[q-z]*.py)
+# Whole runs, in two halves that take about as long.
+MORE_RUNS := $(wildcard tests/runtime/test_recipes.py tests/runtime/test_[s-z]*.py)
 
 # Whole runs wait for their processes much of the time: the other tests run beside them.
 test: setup lint

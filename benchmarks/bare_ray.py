@@ -1,7 +1,8 @@
 """The step that `overhead` times, as a plain loop over Ray's actors: what is left of it where nothing orchestrates.
 
 The same engines' times, rows and calls, written for this one pipeline: who samples and who computes what is known from
-the beginning. There are no metrics, checks, files, clocks of stages or failures.
+the beginning. There are no metrics, checks, files, clocks of stages or failures. As with dagrl, columns go through the
+object store: a driver that hands them on itself is quicker with a few workers, and in the way of many.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from timed_engines import Timings
 from timed_steps import Shape, critical_s
 
 _OBJECT_STORE_BYTES = 2**30
+_MOST_THROUGH_DRIVER = 4096
+"""Bytes of a result that is no column: Ray would hand on up to 100 KiB by way of whoever has asked for it."""
 
 
 def bare_ray_ms(shape: Shape, timings: Timings, *, warmup: int, steps: int) -> float:
@@ -29,6 +32,7 @@ def bare_ray_ms(shape: Shape, timings: Timings, *, warmup: int, steps: int) -> f
         include_dashboard=False,
         log_to_driver=False,
         logging_level="ERROR",
+        _system_config={"max_direct_call_object_size": _MOST_THROUGH_DRIVER},
     )
     try:
         loop = _Loop(shape, timings)

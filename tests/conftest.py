@@ -4,6 +4,7 @@ import contextlib
 import gc
 import importlib
 import json
+import signal
 import sys
 import threading
 import time
@@ -24,6 +25,11 @@ settings.load_profile("untimed")
 
 # Thousands of modules come in while tests are collected, and stay: nothing to be looked through again and again.
 gc.disable()
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Whoever starts all of it in the background has SIGINT ignored, by every process that tests start and tell to end.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:

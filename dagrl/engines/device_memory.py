@@ -7,15 +7,19 @@ that give memory back while others work.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 
+from dagrl.engines.pinned_memory import add_pinned, unpin
+
 _GIB = 2**30
 _CHUNK_BYTES = 64 << 20
-"""A power of two: torch rounds pinned memory up to one."""
+"""Whole huge pages, enough of them to be worth a call of the driver, and little to have too much."""
 _ALIGNMENT = 256
+"""A chunk is a multiple of it."""
 
 Storages = dict[int, torch.UntypedStorage]
 """Storages by their address as objects, which stays while their memory comes and goes."""
@@ -77,22 +81,31 @@ class HostMemory:
 
     def pieces(self, contents: Iterable[torch.Tensor]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Pieces of `contents`, uint8 [bytes] each, with their places here: they lie end to end, over the chunks."""
+        contents = list(contents)
+        self._make_room(contents)
         position = 0
         for content in contents:
             done = 0
             while done < len(content):
                 chunk, start = divmod(position, self._chunk_bytes)
                 length = min(len(content) - done, self._chunk_bytes - start)
-                yield content[done : done + length], self._chunk(chunk, content.device)[start : start + length]
+                yield content[done : done + length], self._chunks[chunk][start : start + length]
                 done += length
                 position += length
             position += -position % _ALIGNMENT
 
-    def _chunk(self, index: int, device: torch.device) -> torch.Tensor:
-        if index == len(self._chunks):
-            pinned = device.type == "cuda"
-            self._chunks.append(torch.empty(self._chunk_bytes, dtype=torch.uint8, pin_memory=pinned))
-        return self._chunks[index]
+    def _make_room(self, contents: Sequence[torch.Tensor]) -> None:
+        needed = sum(len(content) + -len(content) % _ALIGNMENT for content in contents)
+        missing = -(-needed // self._chunk_bytes) - len(self._chunks)
+        if missing <= 0:
+            return
+        if not any(content.is_cuda for content in contents):
+            self._chunks += [torch.empty(self._chunk_bytes, dtype=torch.uint8) for _ in range(missing)]
+            return
+        if not self._chunks:
+            # At the end of the process the driver does it.
+            weakref.finalize(self, unpin, self._chunks).atexit = False
+        add_pinned(self._chunks, missing, self._chunk_bytes)
 
 
 class Part:

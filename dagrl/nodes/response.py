@@ -70,7 +70,8 @@ class Response:
             logprobs=np.concatenate([self.logprobs, completion.logprobs]),
             mask=np.concatenate([self.mask, np.ones(len(completion.tokens), dtype=np.float32)]),
             finish_reason=completion.finish_reason,
-            routed_experts=completion.routed_experts,
+            # Of a request that was ended before its first token nobody tells.
+            routed_experts=completion.routed_experts if len(completion.tokens) else self.routed_experts,
         )
 
     def spoken(self, completion: Completion) -> Response:
@@ -86,6 +87,8 @@ class Response:
             logprobs=np.concatenate([self.logprobs, np.zeros(len(tokens), dtype=np.float32)]),
             mask=np.concatenate([self.mask, np.zeros(len(tokens), dtype=np.float32)]),
             finish_reason=ABORTED,
+            # They do not reach that far; whoever goes on behind it tells of all.
+            routed_experts=None,
         )
 
     def settled(self, *, reward: float, calls: int = 0, failed_calls: int = 0) -> Response:

@@ -101,6 +101,7 @@ class Endpoint:
             # Servers of open models know these, others might refuse them.
             **({"top_p": sampling.top_p} if sampling.top_p < 1 else {}),
             **({"top_k": sampling.top_k} if sampling.top_k > 0 else {}),
+            **({"min_p": sampling.min_p} if sampling.min_p > 0 else {}),
             **({"stop_token_ids": list(sampling.stop_token_ids)} if sampling.stop_token_ids else {}),
             **({"ignore_eos": True} if sampling.ignore_eos else {}),
             **extra_body,

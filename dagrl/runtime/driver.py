@@ -40,6 +40,7 @@ from dagrl.runtime.errors import RunError, WorkerLostError
 from dagrl.runtime.fleet.crew import together
 from dagrl.runtime.fleet.fleet import Fleet, Member
 from dagrl.runtime.fleet.health import Restarts
+from dagrl.runtime.fleet.hosts import IdleHosts
 from dagrl.runtime.fleet.losses import Losses
 from dagrl.runtime.fleet.moves import Moves
 from dagrl.runtime.fleet.weight_syncs import WeightSyncs
@@ -107,7 +108,7 @@ class Driver:
         self._ledgers: dict[tuple[int, Rows], Ledger] = {}
         self._last_commit: float | None = None
         self._records: dict[int, StepRecord] = {}
-        self._idle_hosts: list[Member] = []
+        self._idle_hosts = IdleHosts(())
         self._moves = Moves(fleet, plan, scheduler.residency)
         self._syncs = WeightSyncs(fleet, pipeline)
         self._rounds = Rounds(pipeline, plan)
@@ -124,7 +125,7 @@ class Driver:
 
     async def train(self) -> None:
         """Run until the scheduler has nothing left to do; raises the first failure of a command."""
-        self._idle_hosts = list(self.fleet.members(HOST))
+        self._idle_hosts = IdleHosts(self.fleet.members(HOST))
         try:
             commands = self.scheduler.start()
             while not self.scheduler.finished:
@@ -211,7 +212,7 @@ class Driver:
             kl_weight=self._kl.weight(task.node, run.step),
         )
         if task.engine is None:
-            member = self._idle_hosts.pop()
+            member = self._idle_hosts.take(reads=prompts is not None)
             members = [member]
         else:
             members = self.fleet.members(task.executor)
@@ -224,7 +225,7 @@ class Driver:
             for block in blocks:
                 self._take_note(run, task, block, member, ledger, record)
         if task.engine is None:
-            self._idle_hosts.append(member)
+            self._idle_hosts.give_back(member)
 
     def _take_note(
         self, run: Run, task: PlannedTask, block: Block, member: Member, ledger: Ledger, record: StepRecord
@@ -314,14 +315,6 @@ class Driver:
         # Calls that came with it go out first: workers wait for those, and nobody for what is told of a step.
         await asyncio.sleep(0)
         record = self._record(commit.step)
-        if commit.save:
-            assert record.position is not None, "a step that trained has had prompts"
-            identity, carried = model_identity(self.pipeline), self._carried.after(commit.step)
-            score = self._scoring.score(record)
-            weights = self._kl.after(commit.step)
-            await self._saving.finish(RunState(commit.step, record.position, identity, carried, score, weights))
-        self._carried.commit(commit.step)
-        self._kl.commit(commit.step)
         tokens = sum(ledger.total_tokens for (step, _), ledger in self._ledgers.items() if step == commit.step)
         slots = sum(group.ranks for group in self.pipeline.groups.values())
         record.count("run/restarts", self._restarts.count)
@@ -331,6 +324,15 @@ class Driver:
             self.overlong[what] += int(metrics.get(f"data/{what}_prompts", 0))
         self.trackers.log(commit.step, metrics)
         self._draw(commit.step, *record.activities)
+        if commit.save:
+            # Behind its metrics, whatever ends the run in between: those that no checkpoint holds are cut off again.
+            assert record.position is not None, "a step that trained has had prompts"
+            identity, carried = model_identity(self.pipeline), self._carried.after(commit.step)
+            score = self._scoring.score(record)
+            weights = self._kl.after(commit.step)
+            await self._saving.finish(RunState(commit.step, record.position, identity, carried, score, weights))
+        self._carried.commit(commit.step)
+        self._kl.commit(commit.step)
         self._records.pop(commit.step)
         self._rounds.forget(commit.step)
         for rows in Rows:

@@ -144,6 +144,15 @@ class Beat:
 
 
 @dataclass(frozen=True, slots=True)
+class Told:
+    """What a worker that generates has to say at one time."""
+
+    messages: tuple[Block | Beat, ...]
+    last: bool = False
+    """Whether it says nothing more of this share."""
+
+
+@dataclass(frozen=True, slots=True)
 class Whereabouts:
     """Where a worker is."""
 

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 
 from dagrl.spec.schema import GroupSpec, SglangEngineSpec
 
-PARALLEL_SIZES = ("tp_size", "pp_size", "dp_size", "ep_size", "attn_cp_size", "moe_dp_size")
-"""Fields of ServerArgs that share a server out over its GPUs; the last three are taken out of tp_size."""
+TAKEN_OUT_OF_TP = ("ep_size", "attn_cp_size", "moe_dp_size", "dcp_size")
+"""Fields of ServerArgs that share out what a server's ``tp_size`` GPUs do; each divides it."""
+
+PARALLEL_SIZES = ("tp_size", "pp_size", "dp_size", *TAKEN_OUT_OF_TP)
+"""Fields of ServerArgs that share a server out over its GPUs."""
 
 CPU_CACHE_TOKENS = 16384
 """Tokens that the cache of a server on a CPU slot holds, unless ``max_total_tokens`` says otherwise."""
@@ -42,6 +45,11 @@ class ServerSlot:
     def leads(self) -> bool:
         """Whether its worker speaks for the server."""
         return self.place == 0
+
+
+def kept_of_cache(page_size: int) -> int:
+    """Tokens of a cache that no sample can have: SGLang rounds a prompt up to whole pages, and keeps one free."""
+    return max(KEPT_BACK, 2 * page_size)
 
 
 def gpus_per_server(engine: SglangEngineSpec) -> int:

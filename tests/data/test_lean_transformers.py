@@ -1,7 +1,10 @@
 """What a process imports that needs a tokenizer alone, and that nothing is missing from it afterwards."""
 
+import importlib.metadata
 import subprocess
 import sys
+
+from dagrl.data.lean_transformers import who_brings
 
 PROGRAM = """
 import importlib.metadata, importlib.util, sys
@@ -35,3 +38,9 @@ assert "torch" in sys.modules
 def test_a_tokenizer_needs_no_torch_and_leaves_everything_where_it_was():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_who_brings_a_module_is_known_without_a_look_at_files():
+    whole = importlib.metadata.packages_distributions()
+    for module in ("torch", "yaml", "PIL", "six", "google", "flash_attn", "_pytest", "no_such_module"):
+        assert who_brings(module) == whole.get(module, []), module

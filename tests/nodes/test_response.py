@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,6 +57,13 @@ def test_one_turn_is_what_it_was_without_turns() -> None:
     response = Response(3).gone_on(said([4, 5]))
     assert (response.sampled, response.turns, response.version) == (2, (), 5)
     assert response.mask.tolist() == [1, 1]
+
+
+def test_routes_outlive_a_request_that_sampled_nothing_but_not_what_others_say() -> None:
+    routes = np.zeros((4, 2, 2), dtype=np.int16)
+    response = Response(3).gone_on(replace(said([4, 5], reason="abort"), routed_experts=routes))
+    assert response.gone_on(said([], reason="length")).routed_experts is routes
+    assert response.answered(np.array([7])).spoken(said([], reason="length")).routed_experts is None
 
 
 def test_rewards_of_turns_have_a_column_where_there_are_any() -> None:

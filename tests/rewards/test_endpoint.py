@@ -44,7 +44,9 @@ def test_a_question_is_asked_in_openais_words(chat_server) -> None:
 
 
 def test_what_is_asked_for_beyond_that_is_sent_and_what_is_null_is_left_out(chat_server) -> None:
-    sampling = SamplingSpec(temperature=0.5, top_p=0.9, top_k=5, max_new_tokens=8, stop_token_ids=(3,), ignore_eos=True)
+    sampling = SamplingSpec(
+        temperature=0.5, top_p=0.9, top_k=5, min_p=0.1, max_new_tokens=8, stop_token_ids=(3,), ignore_eos=True
+    )
     extra = {"max_tokens": None, "max_completion_tokens": 9, "chat_template_kwargs": {"enable_thinking": False}}
     ask(chat_server.url, sampling, extra)
     (request,) = chat_server.requests
@@ -54,6 +56,7 @@ def test_what_is_asked_for_beyond_that_is_sent_and_what_is_null_is_left_out(chat
         "temperature": 0.5,
         "top_p": 0.9,
         "top_k": 5,
+        "min_p": 0.1,
         "stop_token_ids": [3],
         "ignore_eos": True,
         "max_completion_tokens": 9,

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import operator
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ import torch
 
 from dagrl.engines.sglang.args import WEIGHT_LOADER
 from dagrl.engines.sglang.server import ServerError
+from dagrl.spec.sglang_layout import kept_of_cache
 
 NO_TOKENS, NO_LOGPROBS = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
 _FIRST = operator.itemgetter(0)
@@ -45,6 +46,29 @@ class Answer:
     """Float32 [tokens]."""
     routed_experts: np.ndarray | None
     """Int16 [tokens of the request and the answer - 1, layers, experts per token]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What a server has room for."""
+
+    requests: int
+    """That run at once."""
+    tokens: int
+    """That its cache holds, or its caches together: with attention by data each copy has one."""
+    longest: int
+    """Tokens of a prompt and its response. SGLang would cut the response of a longer one without a word."""
+
+    @classmethod
+    def of(cls, states: Sequence[Mapping[str, Any]]) -> Capacity:
+        """As the schedulers tell of it, one for each cache."""
+        caches = [state["memory_usage"]["token_capacity"] for state in states]
+        # A decode context is spread over several caches.
+        rooms = [
+            cache * state["dcp_size"] - kept_of_cache(state["page_size"])
+            for cache, state in zip(caches, states, strict=True)
+        ]
+        return cls(sum(state["effective_max_running_requests_per_dp"] for state in states), sum(caches), min(rooms))
 
 
 class Client:
@@ -202,13 +226,9 @@ class Client:
 
         await self._manager.resume_memory_occupation(ResumeMemoryOccupationReqInput(tags=list(tags)))
 
-    async def capacity(self) -> tuple[int, int]:
-        """Requests that it runs at once, and tokens that its cache holds; told between two steps of generation."""
-        states = await self._manager.get_internal_state()
-        return (
-            sum(state["effective_max_running_requests_per_dp"] for state in states),
-            sum(state["memory_usage"]["token_capacity"] for state in states),
-        )
+    async def capacity(self) -> Capacity:
+        """What it has room for; told between two steps of generation."""
+        return Capacity.of(await self._manager.get_internal_state())
 
 
 class _Bytes:

@@ -133,6 +133,16 @@ class SglangEngine:
                 f"a prompt of {longest} tokens and max_new_tokens {sampling.max_new_tokens} do not fit into the "
                 f"server's context of {context}; lower data.max_prompt_tokens or sampling.max_new_tokens"
             )
+        self._check_room(longest + sampling.max_new_tokens)
+
+    def _check_room(self, longest: int) -> None:
+        if longest > self._capacity.longest:
+            raise ValueError(
+                f"a sample of up to {longest} tokens does not fit into the server's cache, which holds "
+                f"{self._capacity.tokens} and takes one of {self._capacity.longest}; raise mem_fraction_static or "
+                "max_total_tokens, share the server out over more GPUs (tp_size), or lower data.max_prompt_tokens or "
+                "sampling.max_new_tokens"
+            )
 
     # -- weights
 
@@ -176,9 +186,12 @@ class SglangEngine:
     # -- the rest
 
     def appetite(self, longest: int) -> Appetite:
-        """See `GenerateEngine.appetite`: what fits into the cache where responses are half as long as they may be."""
-        most, tokens = self._capacity
-        running = max(1, min(most, tokens // max(1, longest // 2)))
+        """See `GenerateEngine.appetite`: what fits into the cache where responses are half as long as they may be.
+
+        ValueError where not even one is sure to fit.
+        """
+        self._check_room(longest)
+        running = max(1, min(self._capacity.requests, self._capacity.tokens // max(1, longest // 2)))
         return Appetite(portion=max(1, running // 4), at_once=running + -(-running // 4))
 
     def sleep(self, residency: Residency) -> Slept:

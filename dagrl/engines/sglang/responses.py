@@ -201,6 +201,7 @@ class Responses:
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
             "max_new_tokens": left,
             "stop_token_ids": [*sampling.stop_token_ids, *self._stops],
             "ignore_eos": sampling.ignore_eos,

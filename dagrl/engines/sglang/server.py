@@ -29,8 +29,8 @@ from dagrl.imports import lean_imports
 
 _WATCH_S = 0.5
 _LAST_LINES = 4
-_PROGRESS_BAR = re.compile(r"\d+%\|")
-"""As tqdm draws it, over and over."""
+_PROGRESS_BAR = re.compile(r"\d+%(?: Completed )?\|")
+"""As tqdm and SGLang's loader draw it, over and over."""
 _FRAME = re.compile(r' *File ".+", line \d+')
 _CODE = " " * 4
 """How the lines below a frame of a traceback begin."""

@@ -1,12 +1,12 @@
 """Seconds for the communicators of a trainer whose ranks sleep: closed all at once, opened one by one in its tasks.
 
 NCCL connects each when it is first used after a wake: those of the model's own parallelism in the first pass, those
-between replicas in the first update. What is counted is what the engine was seen to use in a pass and in an update of
-each layout; see `dagrl.engines.megatron.communicators`.
+between replicas in the first update. How many that are, `dagrl.plan.memory.communicators` counts.
 """
 
 from __future__ import annotations
 
+from dagrl.plan.memory.communicators import groups_of_pass, groups_of_update
 from dagrl.spec.models.shape import ModelShape
 from dagrl.spec.schema import ParallelSpec
 
@@ -31,44 +31,3 @@ def connecting_seconds(shape: ModelShape, parallel: ParallelSpec, ranks: int, *,
 def gathering_seconds(ranks: int) -> float:
     """What the first sync after a wake takes longer, of weights shared by so many ranks."""
     return _CONNECT_PAIRS_S if ranks > 1 else 0.0
-
-
-def groups_of_pass(shape: ModelShape, parallel: ParallelSpec, ranks: int) -> int:
-    """How many groups of several ranks meet in a pass; tests/engines/megatron/test_plan_communicators.py looks on."""
-    sizes = [
-        parallel.tensor_model_parallel_size,
-        parallel.pipeline_model_parallel_size,
-        parallel.context_parallel_size,
-    ]
-    if shape.experts is not None:
-        experts, whole = parallel.expert_model_parallel_size, parallel.expert_tensor_parallel_size
-        # Ranks of different experts, of parts of one, of either; and replicas, which compare their micro-batches.
-        sizes += [experts, whole, experts * whole, parallel.data_parallel_size(ranks)]
-    return _shared(sizes)
-
-
-def groups_of_update(shape: ModelShape, parallel: ParallelSpec, ranks: int) -> int:
-    """And how many further ones during an update."""
-    replicas, stages = parallel.data_parallel_size(ranks), parallel.pipeline_model_parallel_size
-    sizes = [
-        ranks,  # The gradient's norm.
-        replicas * parallel.context_parallel_size,  # Gradients, and the weights after the step.
-    ]
-    if shape.tied:
-        sizes.append(stages)  # The gradient of an embedding that is the output layer too.
-    if shape.experts is None:
-        sizes.append(replicas)  # What the loss is divided by. A mixture's replicas have met in the pass.
-    elif _experts_lie_apart(parallel):
-        experts = parallel.expert_model_parallel_size * parallel.expert_tensor_parallel_size
-        sizes.append(ranks // stages // experts)
-    return _shared(sizes)
-
-
-def _experts_lie_apart(parallel: ParallelSpec) -> bool:
-    """Whether other ranks hold the same of experts than of the rest, so that Megatron joins them by themselves."""
-    split = parallel.expert_tensor_parallel_size != parallel.tensor_model_parallel_size
-    return split or parallel.expert_model_parallel_size > 1
-
-
-def _shared(sizes: list[int]) -> int:
-    return sum(size > 1 for size in sizes)

@@ -268,7 +268,7 @@ class PipelineCosts:
             moved = weights + (state if residency is Residency.AWAKE else 0.0)
             return transfers.trainer_wake_seconds(moved, engine.device, closed=closing)
         if residency is Residency.WEIGHTS:
-            return transfers.trainer_down_seconds(state, engine.device)
+            return transfers.trainer_down_seconds(state, engine.device, ranks=ranks)
         # Whoever is followed on its own GPUs has left all but its weights before, for the sync.
         moved = weights + (0.0 if self._is_followed_at_home(executor) else state)
         return transfers.trainer_sleep_seconds(moved, engine.device, closing=closing)

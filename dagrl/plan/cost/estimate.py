@@ -7,8 +7,9 @@ follow each other evenly.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isclose
 
 from dagrl.plan.cost.costs import PipelineCosts
 from dagrl.plan.cost.edges import edge_bytes
@@ -20,6 +21,9 @@ from dagrl.spec.offline import is_offline
 _WARM_UP = 2
 """Simulated steps before those that are looked at, beside the staleness of the plan: engines start awake or asleep."""
 _STEADY = 3
+_TURNS = 6
+"""Turns that are simulated where whoever is awake works on as many steps as it may: with several engines it takes some
+until one turn is as the one before."""
 _OF_ENGINES = ("sleep", "wake")
 
 
@@ -44,13 +48,17 @@ class StepEstimate:
 def estimate_step(costs: PipelineCosts) -> StepEstimate:
     """The estimate of the costs' plan."""
     plan = costs.plan
-    first = _WARM_UP + plan.max_staleness
-    last = first + _STEADY
-    # The run's last step is saved, and none of those that are looked at.
-    steady = replace(plan, steps=last + 1, save_every=None, validate_every=None, validate_first=False)
+    together = plan.max_staleness + 1
+    in_turns = together > 1 and any(executor.sleeps for executor in plan.executors.values())
+    last = _WARM_UP + (_TURNS * together if in_turns else plan.max_staleness + _STEADY)
+    # The run's last step is saved, and the last ones have none behind them to begin early: none of those is looked at.
+    steady = replace(plan, steps=last + together, save_every=None, validate_every=None, validate_first=False)
     simulated = simulate(steady, costs, last)
-    step_s = sum(simulated.step_seconds[step] for step in range(first + 1, last + 1)) / _STEADY
-    begin, end = simulated.seconds - step_s * _STEADY, simulated.seconds
+    added = [simulated.step_seconds[step] for step in range(1, last + 1)]
+    steady_steps = _alike(added, together) if in_turns else _STEADY
+    first = last - steady_steps
+    step_s = sum(added[first:]) / steady_steps
+    begin, end = simulated.seconds - step_s * steady_steps, simulated.seconds
     named, by_group = defaultdict(list), defaultdict(list)
     for each in simulated.activities:
         if first < each.step <= last:
@@ -60,7 +68,7 @@ def estimate_step(costs: PipelineCosts) -> StepEstimate:
     for each in (*simulated.activities, *simulated.under_way):
         if each.end > begin:
             by_group[each.group].append(Interval(max(each.start, begin), min(each.end, end)))
-    seconds = {name: busy_seconds(spans) / _STEADY for name, spans in named.items()}
+    seconds = {name: busy_seconds(spans) / steady_steps for name, spans in named.items()}
     tasks = {task.name for task in plan.tasks}
     return StepEstimate(
         step_s=step_s,
@@ -74,6 +82,16 @@ def estimate_step(costs: PipelineCosts) -> StepEstimate:
             if task.rows is Rows.TRAIN and (task.trains if is_offline(costs.pipeline) else task.generates)
         ),
     )
+
+
+def _alike(seconds: Sequence[float], least: int) -> int:
+    """Steps after which all repeats itself, `least` or more: the last so many are as those before them."""
+    for count in range(least, len(seconds) // 2 + 1):
+        if all(
+            isclose(*pair, rel_tol=1e-3) for pair in zip(seconds[-count:], seconds[-2 * count : -count], strict=True)
+        ):
+            return count
+    return len(seconds) // 2
 
 
 def _edges(costs: PipelineCosts) -> dict[tuple[str, str], float]:

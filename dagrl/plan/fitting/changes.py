@@ -25,6 +25,7 @@ from dagrl.spec.schema import (
     SglangEngineSpec,
     UpdateNode,
 )
+from dagrl.spec.sglang_layout import gpus_per_server
 
 _MOST_TOGETHER = 2
 """Changes that are tried in all their combinations; more than that one after the other, the best first."""
@@ -62,24 +63,35 @@ def nearest_change(
     """
     if not found.problems:
         return None
-    groups = {problem.group for problem in found.problems}
-    engines = [tenant.name for group in found.groups if group.name in groups for tenant in group.tenants]
-    here, anywhere = (
-        [ladder for name in engines for ladder in _ladders(pipeline, name, found.shape, room)]
-        for room in (_Room.of, _Room.at_most)
-    )
+    nearest = Change({})
+    # Groups have no GPU in common, so that each is helped by itself.
+    for group in sorted({problem.group for problem in found.problems}):
+        attempts = itertools.islice(_attempts(pipeline, graph, found, group, gpu), _MOST_CHECKED)
+        valid = (both for change in attempts if is_valid(both := _joined([nearest, change])))
+        if (helped := next(valid, None)) is None:
+            return None
+        nearest = helped
+    return nearest
+
+
+def _attempts(pipeline: Pipeline, graph: Graph, found: Fit, group: str, gpu: str) -> Iterator[Change]:
+    """Changes with which all fits that is on a group, the nearest first."""
+    (engines,) = ([tenant.name for tenant in each.tenants] for each in found.groups if each.name == group)
+
+    def ladders(room: Callable[[GroupSpec], _Room]) -> list[list[Change]]:
+        return [ladder for name in engines for ladder in _ladders(pipeline, name, found.shape, room)]
+
+    def resized(room: Callable[[GroupSpec], _Room]) -> list[list[Change]]:
+        return [ladder for name in engines for ladder in _resized_servers(pipeline, name, room)]
 
     def over(change: Change) -> int | None:
-        return _over(pipeline, graph, change, gpu, found.shape)
+        return _over(pipeline, graph, change, group, gpu, found.shape)
 
-    def attempts() -> Iterator[Change]:
-        yield from (change for change in _together(here) if over(change) == 0)
-        yield from _in_a_row(Change({}), here, over)
-        for name in sorted(groups):
-            for more in _more_gpus(pipeline, name):
-                yield from _in_a_row(more, anywhere, over)
-
-    return next((change for change in itertools.islice(attempts(), _MOST_CHECKED) if is_valid(change)), None)
+    here, anywhere = _Room.of, _Room.at_most
+    yield from (change for change in _together(ladders(here)) if over(change) == 0)
+    yield from _in_a_row(Change({}), [*ladders(here), *resized(here)], over)
+    for more in _more_gpus(pipeline, group):
+        yield from _in_a_row(more, [*ladders(anywhere), *resized(anywhere)], over)
 
 
 def changed(pipeline: Pipeline, change: Change) -> Pipeline:
@@ -111,12 +123,33 @@ class _Room:
         return _Room(max(group.gpus_per_node, GPUS_OF_MACHINE), GPUS_OF_MACHINE * _MOST_MACHINES)
 
 
-def _over(pipeline: Pipeline, graph: Graph, change: Change, gpu: str, shape: ModelShape) -> int | None:
-    """Bytes that are missing with the change; None where a layout does not divide ranks or layers."""
+def _over(pipeline: Pipeline, graph: Graph, change: Change, group: str, gpu: str, shape: ModelShape) -> int | None:
+    """Bytes that a group lacks with the change; None where a layout does not divide ranks, machines or layers."""
     try:
-        return fit(changed(pipeline, change), graph, gpu=gpu, shape=shape).over
+        wanted = changed(pipeline, change)
+        if _breaks_machines(wanted):
+            return None
+        (found,) = (each for each in fit(wanted, graph, gpu=gpu, shape=shape).groups if each.name == group)
+        return found.over
     except (ValueError, AssertionError):
         return None
+
+
+def _breaks_machines(pipeline: Pipeline) -> bool:
+    """Whether what has to be on one machine would be on parts of several; `dagrl.spec.checks` says it in words.
+
+    Asked here too, as all that is tried after such a layout would be in vain.
+    """
+    for engine in pipeline.engines.values():
+        group = pipeline.groups.get(engine.group or "")
+        if group is None or group.nodes == 1:
+            continue
+        each = group.gpus_per_node or group.cpus_per_node
+        if isinstance(engine, MegatronEngineSpec) and each % engine.parallel.tensor_model_parallel_size:
+            return True
+        if isinstance(engine, SglangEngineSpec) and each % (size := gpus_per_server(engine)) and size % each:
+            return True
+    return False
 
 
 def _in_a_row(first: Change, ladders: list[list[Change]], over: Callable[[Change], int | None]) -> Iterator[Change]:
@@ -230,16 +263,23 @@ def _server_ladders(name: str, engine: SglangEngineSpec, room: _Room) -> Iterato
     yield [Change({(*own, "server", "tp_size"): size}) for size in wider]
 
 
+def _resized_servers(pipeline: Pipeline, name: str, room: Callable[[GroupSpec], _Room]) -> Iterator[list[Change]]:
+    """A server of more GPUs that takes another share of each: where its weights fill one, either alone is no help."""
+    engine = pipeline.engines[name]
+    if isinstance(engine, SglangEngineSpec):
+        *_, fractions, sizes = _server_ladders(name, engine, room(pipeline.groups[engine.group]))
+        if sizes:
+            yield [_joined([size, fraction]) for size, fraction in itertools.product(sizes, fractions)]
+
+
 def _more_gpus(pipeline: Pipeline, name: str) -> list[Change]:
-    """Twice as many GPUs, and twice that: on the group's machines first, then on more of them."""
+    """Twice as many GPUs, and twice that: on the group's machines first, up to a whole one, then on more of them."""
     group = pipeline.groups[name]
-    rungs, each = [], group.gpus_per_node
-    for each in _doubled(group.gpus_per_node, GPUS_OF_MACHINE):
-        rungs.append(Change({("groups", name, "gpus_per_node"): each}))
-    for nodes in _doubled(group.nodes, _MOST_MACHINES):
-        fuller: dict[Place, Any] = {("groups", name, "gpus_per_node"): each} if each > group.gpus_per_node else {}
-        rungs.append(Change({**fuller, ("groups", name, "nodes"): nodes}))
-    return rungs
+    own: Place = ("groups", name, "gpus_per_node")
+    per_node = sorted({*_doubled(group.gpus_per_node, GPUS_OF_MACHINE), GPUS_OF_MACHINE})
+    fuller = [Change({own: each}) for each in per_node if each > group.gpus_per_node]
+    more = (Change({("groups", name, "nodes"): nodes}) for nodes in _doubled(group.nodes, _MOST_MACHINES))
+    return [*fuller, *(_joined([*fuller[-1:], each]) for each in more)]
 
 
 def _smaller_micro_batches(pipeline: Pipeline, name: str) -> list[Change]:

@@ -113,6 +113,17 @@ class GroupFit:
                 )
                 yield Problem(self.name, tenant.name, over, text)
 
+    @property
+    def over(self) -> int:
+        """Bytes that are missing, summed over all moments and servers: less is nearer to what fits, also where several
+        moments are equally full. 0 where all fits.
+        """
+        if self.gpu is None:
+            return 0
+        missing = [moment.total - self.gpu.memory_bytes for moment in self.moments]
+        needs = [(tenant.memory.needs or 0) - tenant.memory.peak for tenant in self.tenants]
+        return sum(each for each in (*missing, *needs) if each > 0)
+
     def _moments(self) -> Iterator[Moment]:
         rest = {tenant.name: tenant.at_rest for tenant in self.tenants}
         for tenant in self.tenants:
@@ -140,11 +151,6 @@ class Fit:
         """What does not fit, the worst first."""
         found = (problem for group in self.groups for problem in group.problems())
         return tuple(sorted(found, key=lambda problem: -problem.over))
-
-    @property
-    def over(self) -> int:
-        """Bytes that are missing, over all problems: 0 where all fits."""
-        return sum(problem.over for problem in self.problems)
 
 
 def fit(pipeline: Pipeline, graph: Graph, *, gpu: str = DEFAULT_GPU, shape: ModelShape | None = None) -> Fit:

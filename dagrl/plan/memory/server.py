@@ -21,9 +21,12 @@ _GRAPH_MIB = 2
 """For each request of the largest graph; SGLang's ``reserve_for_graph_mb``."""
 _PREFILL_MIB = 1.5
 """For each token of a prefill; SGLang's reserve for activations."""
-_LIBRARIES = int(3.0 * GIB)
-"""Kernels, workspaces, samplers and CUDA's own part of graphs: they stay, even asleep. Measured on H200s: 3.0 and 3.1
-GiB for 1.7B on one GPU and on two; of 30B on four 1.8 before its first rollout."""
+_LIBRARIES = int(1.0 * GIB)
+"""Kernels, workspaces and samplers: they stay, even asleep. Measured on H200s, context included: 1.1 to 1.5 GiB for
+1.7B on one GPU, 2.2 on two. It was 3.0 while communicators that trainers left behind were taken for SGLang's."""
+_WORKING = int(2.0 * GIB)
+"""What passes and CUDA's own part of graphs take beside what is counted, given back in a sleep. With all of the above
+H200s had 1.8 GiB for 1.7B on one GPU, 3.6 for 1.7B and 8B on two, 5.5 for 8B on one."""
 _NCCL = int(0.8 * GIB)
 """Buffers of the ranks of one server, those of its own reductions among them. A guess."""
 _LEAST_CACHE_TOKENS = 16384
@@ -53,7 +56,8 @@ def server_memory(shape: ModelShape, engine: SglangEngineSpec, gpu: Gpu | None, 
     if gpu is None:
         return EngineMemory({"weights": weights, "cache": int(bound or 0) * per_token}, "rollout", weights, 0)
     begins = CONTEXT + (_NCCL if split.gpus > 1 else 0)
-    runtime = begins + _LIBRARIES
+    stays = begins + _LIBRARIES
+    runtime = stays + _WORKING
     fraction = fraction_of(engine, gpu, sleeps=serving.sleeps)
     # What SGLang finds before it loads anything: of that, the fraction is for weights and cache.
     free = gpu.memory_bytes - begins
@@ -74,8 +78,8 @@ def server_memory(shape: ModelShape, engine: SglangEngineSpec, gpu: Gpu | None, 
             "runtime": runtime,
         },
         moment="rollout",
-        weights_alone=weights + 2 * serving.bucket_bytes + runtime,
-        asleep=runtime,
+        weights_alone=weights + 2 * serving.bucket_bytes + stays,
+        asleep=stays,
         # Weights that nobody sends again wait on the host.
         host=weights if serving.sleeps and engine.follows is None else 0,
         needs=needed,

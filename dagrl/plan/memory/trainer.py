@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dagrl.plan.memory.activations import StageActivations, stage_activations, value_bytes
+from dagrl.plan.memory.communicators import communicator_bytes
 from dagrl.plan.memory.estimate import CONTEXT, GIB, EngineMemory, Kind
 from dagrl.plan.memory.parameters import RankParameters, rank_parameters
 from dagrl.plan.memory.stages import Stage, stages_of
@@ -16,13 +17,10 @@ from dagrl.spec.models.shape import ModelShape
 from dagrl.spec.models.vocabulary import padded_vocab_size
 from dagrl.spec.schema import MegatronEngineSpec
 
-_KERNELS = int(0.34 * GIB)
+_KERNELS = int(0.24 * GIB)
 """Code and workspaces that stay, even asleep, beside the bare context; measured on H200s."""
-_KERNELS_OF_SEVERAL = int(0.2 * GIB)
-"""More of that where ranks talk to each other; measured on H200s: 0.17 to 0.28 GiB."""
-_NCCL = {"tp": int(0.47 * GIB), "pp": int(0.79 * GIB), "cp": int(0.85 * GIB), "dp": int(0.47 * GIB)}
-"""Buffers of communicators by the ranks that they join; measured on H200s, those of data parallelism taken as those of
-tensor parallelism. Experts' ranks have communicators of their own, counted alike."""
+_KERNELS_OF_SEVERAL = int(0.3 * GIB)
+"""More of that where ranks talk to each other, NCCL's code among it; measured on H200s: 0.27 to 0.38 GiB."""
 _UNUSABLE = 0.05
 """Of activations: blocks of torch's allocator that no later tensor fits into. A guess."""
 _LOGIT_CHUNK = 2**27
@@ -147,19 +145,16 @@ class _Rank:
         if not self.on_gpu:
             return 0, 0
         bare = CONTEXT + _KERNELS + (_KERNELS_OF_SEVERAL if self.ranks > 1 else 0)
-        whole = bare + self._nccl()
-        return whole if self.engine.keep_communicators else bare, whole
-
-    def _nccl(self) -> int:
-        sizes = self.engine.parallel
-        joined = {
-            "tp": sizes.tensor_model_parallel_size,
-            "pp": sizes.pipeline_model_parallel_size,
-            "cp": sizes.context_parallel_size,
-            "dp": sizes.data_parallel_size(self.ranks) if self.work.trains else 1,
-        }
-        experts = sizes.expert_model_parallel_size * sizes.expert_tensor_parallel_size
-        return sum(_NCCL[kind] for kind, size in joined.items() if size > 1) + (_NCCL["tp"] if experts > 1 else 0)
+        closes = self.sleeps and not self.engine.keep_communicators
+        whole = bare + communicator_bytes(
+            self.shape,
+            self.engine.parallel,
+            self.ranks,
+            trains=self.work.trains,
+            sends=self.work.bucket_bytes > 0,
+            closes=closes,
+        )
+        return bare if closes else whole, whole
 
     def _host(self, states: _States) -> int:
         """Pinned memory that is taken once: gradients are not kept anywhere."""

@@ -39,7 +39,9 @@ class Crew:
                 task.cancel()
 
     async def _explanation(self, first: asyncio.Task[Any]) -> BaseException:
-        late, _ = await asyncio.wait(self._tasks, timeout=_SECOND_FAILURE_S) if self._tasks else (set(), set())
+        # Nothing that comes behind a death explains it.
+        waits = self._tasks and not isinstance(first.exception(), WorkerDiedError)
+        late, _ = await asyncio.wait(self._tasks, timeout=_SECOND_FAILURE_S) if waits else (set(), set())
         failures = [failure for task in (first, *late) if (failure := task.exception()) is not None]
         return min(failures, key=_distance_from_the_cause)
 

@@ -20,7 +20,7 @@ from dagrl.runtime.fleet.apart import apart
 from dagrl.runtime.fleet.crew import together
 from dagrl.runtime.fleet.setups import live_together, setups
 from dagrl.runtime.fleet.slots import Slots
-from dagrl.runtime.messages import Beat, Block, StartEngine, TaskWork, Whereabouts
+from dagrl.runtime.messages import Beat, Block, StartEngine, TaskWork, Told, Whereabouts
 from dagrl.runtime.objects import ObjectsLateError
 from dagrl.runtime.parcels import Parcel, pack, parcel_bytes, unpack
 from dagrl.runtime.steps.dealing import MOST_PORTIONS
@@ -245,20 +245,25 @@ class Fleet:
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     async def stream(self, member: Member, work: TaskWork, tally: Tally) -> AsyncIterator[Block | Beat]:
-        """Run a task that streams on one worker, block by block; `tally` hears what each message weighs, in bytes."""
+        """Run a task that streams on one worker, block by block; `tally` hears what each parcel weighs, in bytes."""
         bound = self._node_bound
         node = f"{work.task} (step {work.step})"
-        blocks = member.actor.run_streamed.options(num_returns="streaming").remote(*_packed(work, tally))
+        parcels = member.actor.run_streamed.options(num_returns="streaming").remote(*_packed(work, tally))
         try:
             while True:
                 what = f"a sign of life of {node} from {member.where}"
                 try:
-                    ref = await self._bounded(lambda: anext(blocks), bound, what, node, member)
+                    ref = await self._bounded(lambda: anext(parcels), bound, what, node, member)
                 except StopAsyncIteration:
                     return
                 self._heard[member.name] = asyncio.get_running_loop().time()
-                told = f"what {member.where} has told of {node}"
-                yield _unpacked(await self._bounded(partial(_awaited, ref), bound, told, node, member), tally)
+                what = f"what {member.where} has told of {node}"
+                told: Told = _unpacked(await self._bounded(partial(_awaited, ref), bound, what, node, member), tally)
+                for message in told.messages:
+                    yield message
+                if told.last:
+                    # That its stream has ended too would be a message more, on which a step waits.
+                    return
         except self._ray.exceptions.RayError as error:
             raise self._translated(error, member, node) from error
 

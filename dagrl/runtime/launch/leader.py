@@ -87,7 +87,8 @@ class _Leader:
             event = await self.events.next(min(_PROGRESS_S, left))
             match event:
                 case None:
-                    self._job.note(f"waiting for {self._absent(missing)}; {deadline - time.monotonic():.0f} s left")
+                    left = max(0.0, deadline - time.monotonic())
+                    self._job.note(f"waiting for {self._absent(missing)}; {left:.0f} s left")
                 case Came(member):
                     self._job.note(f"{member.where} is here")
                 case Gone(member, why):
@@ -132,7 +133,7 @@ class _Leader:
             event = await self.events.next(min(_PROGRESS_S, left))
             match event:
                 case None:
-                    left = deadline - time.monotonic()
+                    left = max(0.0, deadline - time.monotonic())
                     self._job.note(f"waiting for Ray on {self._without_ray(alive)}; {left:.0f} s left")
                 case Printed(line) if line.startswith('{"address"'):
                     head = json.loads(line)["address"]

@@ -17,6 +17,11 @@ class Pump[Item]:
         # A daemon: whoever no longer wants the items, because the run is over, does not wait for their end.
         threading.Thread(target=self._pump, args=(items,), daemon=True).start()
 
+    @property
+    def ended(self) -> bool:
+        """Whether the last item was taken, and nothing is to be raised."""
+        return self._end is not None and self._end.failure is None
+
     def take(self, timeout_s: float, gather_s: float = 0.0) -> list[Item] | None:
         """What comes next, with all that comes within `gather_s` behind it; None after the last item.
 

@@ -21,7 +21,7 @@ import ray
 from dagrl.data.batch import Batch
 from dagrl.engines.base import Appetite, Slept
 from dagrl.imports import lean_imports
-from dagrl.nodes.base import Context, Op, Output, Resources
+from dagrl.nodes.base import Context, Op, Output, Part, Resources
 from dagrl.nodes.registry import load_op
 from dagrl.runtime.messages import (
     Beat,
@@ -32,6 +32,7 @@ from dagrl.runtime.messages import (
     StartEngine,
     Take,
     TaskWork,
+    Told,
     Whereabouts,
 )
 from dagrl.runtime.objects import get_within
@@ -112,8 +113,23 @@ class Worker:
             return None
         return self._listener.detach()
 
-    def run(self, work: TaskWork) -> Iterator[Block | Beat]:
+    def run(self, work: TaskWork) -> Iterator[Block]:
         """Run one task on this rank's rows; yields a block whenever the op has an output."""
+        op, context = self._prepare(work)
+        with self._profiler.around(work) if self._profiler else nullcontext():
+            yield from self._outputs(op, work, context)
+
+    def run_whole(self, data: bytes, refs: list[ray.ObjectRef]) -> Parcel:
+        """`run`, all of its blocks in one parcel."""
+        return pack(list(self.run(unpack(data, refs))))
+
+    def run_streamed(self, data: bytes, refs: list[ray.ObjectRef]) -> Iterator[Parcel]:
+        """`stream`, its work and what it tells as parcels."""
+        for told in self.stream(unpack(data, refs)):
+            yield pack(told)
+
+    def _prepare(self, work: TaskWork) -> tuple[Op, Context]:
+        """The op and what it is told; lets go of what belongs to steps that are over."""
         resources, blocks = self._resources, self._blocks
         assert resources is not None and blocks is not None, "run before start"
         blocks.forget(work.committed)
@@ -138,25 +154,15 @@ class Worker:
             kl_weight=work.kl_weight,
             begun={group: blocks.begun(begun, work.outputs) for group, begun in work.begun.items()},
         )
-        op = load_op(work.op, resources.folder)
-        if work.streams:
-            yield from self._streamed(op, work, context, blocks)
-            return
-        with self._profiler.around(work) if self._profiler else nullcontext():
-            yield from self._outputs(op, work, context, blocks)
+        return load_op(work.op, resources.folder), context
 
-    def run_streamed(self, data: bytes, refs: list[ray.ObjectRef]) -> Iterator[Parcel]:
-        """`run`, its work and its messages as parcels."""
-        for message in self.run(unpack(data, refs)):
-            yield pack(message)
+    def _parts(self, work: TaskWork) -> list[Part]:
+        assert self._blocks is not None, "run before start"
+        return self._blocks.parts(work.step, work.parts)
 
-    def run_whole(self, data: bytes, refs: list[ray.ObjectRef]) -> Parcel:
-        """`run`, all of its messages in one parcel."""
-        return pack(list(self.run(unpack(data, refs))))
-
-    def _outputs(self, op: Op, work: TaskWork, context: Context, blocks: Blocks) -> Iterator[Block]:
+    def _outputs(self, op: Op, work: TaskWork, context: Context) -> Iterator[Block]:
         begin = time.time()
-        parts = blocks.parts(work.step, work.parts)
+        parts = self._parts(work)
         account = self._meter.begin(work, parts) if self._meter else None
         for output in op(parts, context):
             if self._meter:
@@ -166,8 +172,9 @@ class Worker:
             yield self._publish(work, output, span, effort)
             begin = time.time()
 
-    def _streamed(self, op: Op, work: TaskWork, context: Context, blocks: Blocks) -> Iterator[Block | Beat]:
-        """Hand on what the op has made whenever there is something, together, and signs of life between."""
+    def stream(self, work: TaskWork) -> Iterator[Told]:
+        """Run one task that streams: what the op has made whenever there is something, and signs of life between."""
+        op, context = self._prepare(work)
         run = (work.step, work.task, work.round, work.attempt)
         if self._aborted == run:
             return
@@ -175,7 +182,7 @@ class Worker:
             first, self._streaming = self._streaming != run, run
         assert self._meter is not None, "only engines stream"
         begin = time.time()
-        parts = blocks.parts(work.step, work.parts)
+        parts = self._parts(work)
         account = self._meter.begin(work, parts, first=first)
         # One trace of a rank at a time: that of its first share.
         watched = self._profiler.around(work) if self._profiler and first else nullcontext()
@@ -191,20 +198,25 @@ class Worker:
 
         pump = Pump(outputs())
         # The next share may come: this one is before it.
-        yield Beat(sampled_tokens())
+        yield Told((Beat(sampled_tokens()),))
         while (made := pump.take(INTERVAL_S, work.gather_s)) is not None:
             if self._aborted == run:
                 # Again: what the op had not asked for yet when the abort came has begun since then.
                 self._engine.abort()
+            told: list[Block | Beat] = []
             for unfinished in (False, True):
                 if alike := [output for output in made if output.unfinished == unfinished]:
                     output = Output.together(alike)
                     effort = self._meter.effort(account, output)
-                    yield self._publish(work, output, Span(begin, time.time()), effort)
-            if beat := self._pulse.beat(sampled_tokens):
-                yield beat
+                    told.append(self._publish(work, output, Span(begin, time.time()), effort))
+            if beat := self._pulse.beat(sampled_tokens, last=pump.ended):
+                told.append(beat)
+            if told:
+                yield Told(tuple(told), last=pump.ended)
+                if pump.ended:
+                    return
         if beat := self._pulse.beat(sampled_tokens, last=True):
-            yield beat
+            yield Told((beat,), last=True)
 
     def abort(self, step: int, task: str, round_: int, attempt: int) -> None:
         """End a run that streams: its shares come out as they are, and further ones at once and empty."""

@@ -11,10 +11,24 @@ from dagrl.spec.errors import Place
 from dagrl.spec.models.sizes import ModelSizes, is_size
 from dagrl.spec.reading.positions import Findings
 from dagrl.spec.rollouts import longest_by_key
+from dagrl.spec.router_replay import SERVER_FIELD, tells_routes
 from dagrl.spec.schema import GroupSpec, JudgeNode, Pipeline, RolloutNode, SglangEngineSpec
-from dagrl.spec.sglang_layout import CPU_CACHE_TOKENS, KEPT_BACK, PARALLEL_SIZES, gpus_per_server, nodes_per_server
+from dagrl.spec.sglang_layout import (
+    CPU_CACHE_TOKENS,
+    PARALLEL_SIZES,
+    TAKEN_OUT_OF_TP,
+    gpus_per_server,
+    kept_of_cache,
+    nodes_per_server,
+)
 
 _GPU_ONLY = ("enable_dp_attention", "enable_torch_compile", "enable_two_batch_overlap", "enable_symm_mem")
+_COUNTS = (
+    *("max_running_requests", "max_total_tokens", "context_length", "page_size", "max_prefill_tokens"),
+    "decode_log_interval",
+)
+_REPEATABLE = ("enable_deterministic_inference", "rl_on_policy_target")
+"""Fields that have SGLang draw by the seeds of samples."""
 
 
 def check_sglang_rules(pipeline: Pipeline, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:
@@ -27,7 +41,7 @@ def check_sglang_rules(pipeline: Pipeline, sizes: Mapping[str, ModelSizes], find
                 server.check_split(sizes[name])
             server.check_numbers()
             server.check_lengths(sizes[name])
-            server.check_stops()
+            server.check_sampling()
             server.check_experts(sizes[name])
             server.check_sync()
 
@@ -97,11 +111,20 @@ class _Server:
             return
         if self._given.get("enable_dp_attention") and copies == 1:
             self._error("enable_dp_attention", "has no copies to spread; set dp_size above 1, or take it out")
-        for field in ("ep_size", "moe_dp_size", "attn_cp_size"):
+        for field in TAKEN_OUT_OF_TP:
             if tensor % self._given.get(field, 1):
                 message = f"is taken out of tp_size = {tensor}, which it does not divide; choose a divisor of {tensor}"
                 self._error(field, message, (*self._place, "tp_size"))
-        attention = tensor // copies
+                return
+        context = self._given.get("attn_cp_size", 1)
+        if (tensor // copies) % context:
+            message = (
+                f"{copies} copies of attention leave {tensor // copies} GPUs each, which {context} does not divide"
+            )
+            self._error("attn_cp_size", f"{message}; choose a divisor", (*self._place, "dp_size"))
+            return
+        self._check_expert_split(tensor, context)
+        attention = tensor // copies // context
         if model.heads and model.heads.value % attention:
             message = f"{attention} GPUs do not share the model's {model.heads.name}, {model.heads.value}, evenly"
             self._error("tp_size", f"{message}; choose a divisor of it", ("model",))
@@ -116,13 +139,32 @@ class _Server:
             message = f"the model has only {model.layers.value} layers; choose at most so many stages"
             self._error("pp_size", message, ("model",))
 
+    def _check_expert_split(self, tensor: int, context: int) -> None:
+        """SGLang's rules for copies of all experts, each shared out over a part of a server's GPUs."""
+        copies, experts = self._given.get("moe_dp_size", 1), self._given.get("ep_size", 1)
+        if copies == 1:
+            return
+        message = ""
+        if self._given.get("pp_size", 1) > 1:
+            message = "does not go with pipeline stages; take one of the two out"
+        elif experts > 1 and experts * copies != tensor:
+            message = f"{copies} copies of experts over {experts} GPUs each (ep_size) are not tp_size = {tensor}"
+            message += f"; choose sizes whose product is {tensor}, or take one of the two out"
+        elif context != copies:
+            message = (
+                f"SGLang makes {copies} copies of experts only where attn_cp_size is {copies} too; set it, or take "
+            )
+            message += "this out"
+        if message:
+            self._error("moe_dp_size", message, *((*self._place, field) for field in PARALLEL_SIZES))
+
     def check_numbers(self) -> None:
         """Whether numbers are in the range that SGLang can use."""
         fraction = self._given.get("mem_fraction_static")
         if isinstance(fraction, int | float) and not isinstance(fraction, bool) and not 0 < fraction < 1:
             message = f"is the part of a GPU's memory for weights and cache, and {fraction:g} is none"
             self._error("mem_fraction_static", f"{message}; choose a number between 0 and 1, such as 0.8")
-        for field in ("max_running_requests", "max_total_tokens", "context_length", "page_size", "max_prefill_tokens"):
+        for field in _COUNTS:
             if isinstance(self._given.get(field), int) and not is_size(self._given[field]):
                 self._error(field, "must be a whole number of 1 or more; choose such a number, or take it out")
         if self._group is not None and self._group.is_cpu and self._group.ranks:
@@ -136,10 +178,12 @@ class _Server:
         context, cache = self._given.get("context_length"), self._given.get("max_total_tokens")
         if cache is None and self._group is not None and self._group.is_cpu:
             cache = CPU_CACHE_TOKENS
+        given = self._given.get("page_size")
+        page = given if is_size(given) else 1
         for longest, what, depends in self._longest():
             for field, room, wanted in (
                 ("context_length", context, longest),
-                ("max_total_tokens", cache, longest + KEPT_BACK),
+                ("max_total_tokens", cache, -(-(longest + kept_of_cache(page)) // page) * page),
             ):
                 if is_size(room) and room < wanted:
                     message = f"{room} tokens cannot hold the longest sample, {longest} ({what})"
@@ -148,14 +192,21 @@ class _Server:
             message = f"is more than the model's {model.positions.name}, {model.positions.value}"
             self._error("context_length", f"{message}; choose at most that", ("model",))
 
-    def check_stops(self) -> None:
-        """Whether SGLang can stop responses where the file says."""
+    def check_sampling(self) -> None:
+        """Whether SGLang can draw tokens, and stop responses, as the file says."""
+        repeatable = next((field for field in _REPEATABLE if self._given.get(field)), None)
         for name, node in self._nodes():
             for key, sampling in (("sampling", node.sampling), ("val_sampling", getattr(node, "val_sampling", None))):
                 if sampling is not None and sampling.ignore_eos and sampling.stop_token_ids:
                     message = "SGLang stops at no token at all where it ignores the end of a sequence, and "
                     message += "stop_token_ids names some; take one of the two out"
                     self._findings.error(("nodes", name, key, "ignore_eos"), message)
+                if sampling is not None and sampling.min_p and repeatable:
+                    message = (
+                        f"SGLang dies of it with `{repeatable}`, which `{self._name}` has; take one of the two out"
+                    )
+                    depends: list[Place] = [(*self._place, repeatable)]
+                    self._findings.error(("nodes", name, key, "min_p"), message, depends_on=depends)
 
     def check_experts(self, model: ModelSizes) -> None:
         """Whether there are experts where an option is about them, and in all layers where SGLang takes them for it."""
@@ -169,6 +220,15 @@ class _Server:
             for field in ("enable_return_routed_experts", "moe_a2a_backend", "enable_eplb"):
                 if self._given.get(field) not in (None, False, "none"):
                     self._error(field, "is about experts, and the model has none; take it out", ("model",))
+        chunk = self._given.get("chunked_prefill_size")
+        if isinstance(chunk, int) and chunk <= 0 and self._tells_routes():
+            message = (
+                "SGLang has no room to tell how a long prompt was routed that is computed in one go, and would die"
+            )
+            self._error("chunked_prefill_size", f"{message}; take it out")
+
+    def _tells_routes(self) -> bool:
+        return bool(self._given.get(SERVER_FIELD)) or tells_routes(self._pipeline, self._name)
 
     def check_sync(self) -> None:
         """Whether new weights can take the way that is asked for."""

@@ -43,9 +43,21 @@ def _warn_of_no_effect(pipeline: Pipeline, findings: Findings) -> None:
     if schedule.in_flight_weight_update and schedule.max_staleness > 0 and (offline or not _followers(pipeline)):
         message = "has no effect, as no samples of trained weights are trained on; take it out"
         findings.warning(_IN_FLIGHT, message, depends_on=depends)
+    if not schedule.in_flight_weight_update:
+        _warn_of_pauses(pipeline, findings)
     if schedule.stream_update and not any(isinstance(node, UpdateNode) for node in pipeline.nodes.values()):
         message = "has no effect, as it is for `op: update`, and no node is one; take it out"
         findings.warning(_STREAM, message, depends_on=depends)
+
+
+def _warn_of_pauses(pipeline: Pipeline, findings: Findings) -> None:
+    for name, follower in _followers(pipeline).items():
+        if isinstance(follower, SglangEngineSpec) and follower.weight_sync.pause != "abort":
+            message = (
+                "has no effect, as new weights come when no response is under way; add `schedule: {max_staleness: 1, "
+                "in_flight_weight_update: true}`, or take it out"
+            )
+            findings.warning(("engines", name, "weight_sync", "pause"), message, depends_on=[("schedule",)])
 
 
 def _warn_of_turns(pipeline: Pipeline, findings: Findings, place: Place, told: str) -> None:

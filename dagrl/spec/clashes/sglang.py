@@ -81,6 +81,12 @@ CLASHES: tuple[Clash, ...] = (
         "makes a part of a larger server, which dagrl does not know of; take it out",
         harmless=("null",),
     ),
+    Clash(("dwdp_size",), "is for servers that only compute prompts; take it out", harmless=(1,)),
+    Clash(
+        ("enable_lora", "lora_paths"),
+        "is of adapters, which dagrl neither trains nor asks for; take it out",
+        harmless=(False,),
+    ),
     # -- weights
     Clash(("weight_version",), "is counted by dagrl; take it out"),
     Clash(("custom_weight_loader",), "is how dagrl hands over weights; take it out"),

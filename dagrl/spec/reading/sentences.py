@@ -127,6 +127,8 @@ def _fault(place: Place, several: list[ErrorDetails], tree: dict[str, Any]) -> F
         message = f"unknown key `{place[-1]}`; {suggest(str(place[-1]), known)}"
         if place[-1] in keys_anywhere(place[:-1]):
             message = f"is for other kinds of {place[0]}; take it out"
+        elif reason := _refusal(place, tree):
+            return Fault(place, reason)
         return Fault(place, message, meant=(*place[:-1], near) if near else None)
     if kind == "union_tag_invalid":
         return Fault(place, _unknown_tag(details, place, tree))
@@ -152,6 +154,12 @@ def _fault(place: Place, several: list[ErrorDetails], tree: dict[str, Any]) -> F
     if kind == "too_short":
         return Fault(place, "is empty; it needs at least one entry")
     return Fault(place, f"{shown(details['input'])} cannot stand here; {details['msg'].lower()}")
+
+
+def _refusal(place: Place, tree: dict[str, Any]) -> str | None:
+    """Why a key is not there that many would look for, where its section knows it."""
+    section = _section_at(place[:-1], tree)
+    return section.refused.get(str(place[-1])) if section else None
 
 
 def _number(value: float) -> str:
@@ -206,13 +214,18 @@ def _value_at(tree: Any, place: Place) -> Any:
 
 def fields_at(place: Place, tree: dict[str, Any]) -> dict[str, FieldInfo]:
     """The fields of the section at `place`; none where no section of fixed keys stands there."""
+    section = _section_at(place, tree)
+    return section.model_fields if section else {}
+
+
+def _section_at(place: Place, tree: dict[str, Any]) -> type[Section] | None:
     kinds: list[Any] = [Pipeline]
     value: Any = tree
     for key in place:
         value = value.get(key) if isinstance(value, dict) else None
         kinds = _chosen(_below(kinds, key), value)
     sections = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)]
-    return sections[0].model_fields if len(sections) == 1 else {}
+    return sections[0] if len(sections) == 1 else None
 
 
 def keys_anywhere(place: Place) -> list[str]:

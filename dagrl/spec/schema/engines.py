@@ -108,8 +108,8 @@ class MegatronEngineSpec(Section):
     on the host. ``auto``: on GPUs that it shares with another engine,
     unless the plan finds room for both."""
     keep_communicators: bool = True
-    """Leave NCCL's communicators on the GPUs while the engine sleeps, half a GiB or more for each kind of parallelism.
-    Closed, each has to connect again: half a second a step, and more."""
+    """Leave NCCL's communicators on the GPUs while the engine sleeps, half a GiB or more for each group that ranks meet
+    in, some 2 GiB in all. Closed, each has to connect again: half a second a step, and more."""
 
 
 class HfEngineSpec(Section):

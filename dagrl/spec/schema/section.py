@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -31,3 +31,6 @@ class Section(BaseModel):
     """A mapping of the pipeline file: immutable, and strict about its keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    refused: ClassVar[dict[str, str]] = {}
+    """Keys that are looked for here by those who know them from elsewhere, and why they are not here."""

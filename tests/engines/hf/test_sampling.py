@@ -13,6 +13,10 @@ from dagrl.spec.schema import SamplingSpec
 PROBABILITIES = torch.tensor([[0.1, 0.4, 0.2, 0.05, 0.25]])
 
 
+def restricted_to(probabilities: torch.Tensor, top_k: int, top_p: float, min_p: float = 0.0) -> torch.Tensor:
+    return restrict(probabilities, SamplingSpec(top_k=top_k, top_p=top_p, min_p=min_p, max_new_tokens=1))
+
+
 @pytest.mark.parametrize(
     ("top_k", "top_p", "kept"),
     [
@@ -35,25 +39,52 @@ PROBABILITIES = torch.tensor([[0.1, 0.4, 0.2, 0.05, 0.25]])
     ],
 )
 def test_top_k_then_top_p_keep_the_likeliest_tokens(top_k: int, top_p: float, kept: list[int]) -> None:
-    restricted = restrict(PROBABILITIES, top_k, top_p)[0]
+    restricted = restricted_to(PROBABILITIES, top_k, top_p)[0]
     expected = torch.zeros(5)
     expected[kept] = PROBABILITIES[0, kept]
     assert torch.equal(restricted, expected)
 
 
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "min_p", "kept"),
+    [
+        (-1, 1.0, 0.1, [0, 1, 2, 3, 4]),
+        (-1, 1.0, 0.2, [0, 1, 2, 4]),
+        (-1, 1.0, 0.49, [1, 2, 4]),
+        (-1, 1.0, 0.51, [1, 4]),
+        (-1, 1.0, 1.0, [1]),
+        (2, 1.0, 0.1, [1, 4]),
+        (-1, 0.41, 0.7, [1]),
+    ],
+)
+def test_min_p_keeps_tokens_that_are_near_the_likeliest(top_k, top_p, min_p, kept) -> None:
+    restricted = restricted_to(PROBABILITIES, top_k, top_p, min_p)[0]
+    assert restricted.nonzero()[:, 0].tolist() == kept
+    assert torch.equal(restricted[kept], PROBABILITIES[0, kept])
+
+
+def test_each_row_has_a_likeliest_token_of_its_own() -> None:
+    rows = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.5, 0.4]])
+    assert (restricted_to(rows, -1, 1.0, 0.5) > 0).tolist() == [[True, False, False], [False, True, True]]
+
+
 def test_top_k_keeps_the_lower_ids_of_equal_tokens() -> None:
     # Many, for small arrays are sorted stably by chance.
-    kept = restrict(torch.full((1, 5000), 1 / 5000), 20, 1.0)[0].nonzero()[:, 0]
+    kept = restricted_to(torch.full((1, 5000), 1 / 5000), 20, 1.0)[0].nonzero()[:, 0]
     assert kept.tolist() == list(range(20))
 
 
 def test_likely_enough_to_the_bit_is_likely_enough() -> None:
-    assert restrict(torch.tensor([[0.25, 0.5, 0.25]]), -1, 0.5).tolist() == [[0.0, 0.5, 0.0]]
+    assert restricted_to(torch.tensor([[0.25, 0.5, 0.25]]), -1, 0.5).tolist() == [[0.0, 0.5, 0.0]]
 
 
 def test_each_row_is_restricted_by_its_own_probabilities() -> None:
     rows = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.2, 0.7], [0.3, 0.4, 0.3]])
-    assert (restrict(rows, -1, 0.65) > 0).tolist() == [[True, False, False], [False, False, True], [True, True, False]]
+    assert (restricted_to(rows, -1, 0.65) > 0).tolist() == [
+        [True, False, False],
+        [False, False, True],
+        [True, True, False],
+    ]
 
 
 @settings(max_examples=60, deadline=None)
@@ -64,7 +95,7 @@ def test_each_row_is_restricted_by_its_own_probabilities() -> None:
 )
 def test_what_is_kept_is_the_smallest_set_that_is_likely_enough(weights: np.ndarray, top_k: int, top_p: float) -> None:
     probabilities = torch.from_numpy(weights / weights.sum(axis=1, keepdims=True))
-    for row, kept_row in zip(probabilities.tolist(), restrict(probabilities, top_k, top_p).tolist(), strict=True):
+    for row, kept_row in zip(probabilities.tolist(), restricted_to(probabilities, top_k, top_p).tolist(), strict=True):
         kept = [value for value in kept_row if value > 0]
         dropped = [value for value, after in zip(row, kept_row, strict=True) if after == 0]
         best_k = sum(sorted(row, reverse=True)[:top_k])

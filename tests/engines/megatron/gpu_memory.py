@@ -1,10 +1,13 @@
 """Measure what sleeping and offloading free on GPUs, and that everything comes back to the bit.
 
-    python tests/engines/megatron/gpu_memory.py --ranks 2 --out FOLDER [--only tp2 pp2]
+    python tests/engines/megatron/gpu_memory.py --ranks 2 --out FOLDER [--only tp2 pp2] [--first-sleeps]
 
 Each case has processes of its own, so that what the driver counts is the engine's: used memory is the driver's, less
 that of a bare CUDA context. A line of JSON for each case goes to FOLDER/memory_RANKS.jsonl, with the largest figure of
 all ranks for what should be small and the smallest for what should be large; seconds are the slowest rank's.
+
+With `--first-sleeps` the line says, in a minute, how long first sleeps take with the host's memory pinned as dagrl does
+it and as the driver does (`first_sleeps`).
 """
 
 import argparse
@@ -26,7 +29,7 @@ import numpy as np
 
 CASE_TIMEOUT_S = 240.0
 RENDEZVOUS_S = 120.0
-VOCABULARY = 32768
+VOCABULARY, LAYERS = 32768, 16
 ROWS, PROMPT, RESPONSE = 16, 128, 896
 BUDGET = 2048
 """Small, for the deterministic attention's room on the device grows with its square."""
@@ -37,7 +40,7 @@ SHAPE = {
     "vocab_size": VOCABULARY,
     "hidden_size": 2048,
     "intermediate_size": 6144,
-    "num_hidden_layers": 16,
+    "num_hidden_layers": LAYERS,
     "head_dim": 128,
     "num_attention_heads": 16,
     "num_key_value_heads": 8,
@@ -47,6 +50,8 @@ SHAPE = {
 }
 """0.94 billion parameters: 16 GiB with gradients and optimizer on one GPU, beside which kernels weigh little."""
 ALL = {"param": True, "grad": True, "optimizer": True}
+LARGE = ("freed_share", "gib_s")
+"""How the names end of what should be large."""
 TP2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 OVERLAP = {"overlap_grad_reduce": True, "overlap_param_gather": True}
 
@@ -61,6 +66,8 @@ class Case:
     trainable: bool = True
     saves: bool = False
     """Whether it also saves, goes on, loads, and goes on again."""
+    layers: int = LAYERS
+    only_first_sleeps: bool = False
 
 
 CASES = [
@@ -79,6 +86,10 @@ CASES = [
     Case("dp2", 2, {"ddp": OVERLAP}),
     Case("dp2-offload", 2, {"ddp": OVERLAP, "offload": ALL}),
 ]
+FIRST_SLEEPS = [
+    Case("first-sleeps", 1, layers=8, only_first_sleeps=True),
+    Case("first-sleeps-tp2", 2, {"parallel": TP2}, only_first_sleeps=True),
+]
 
 
 def main() -> None:
@@ -87,12 +98,14 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, required=True, choices=sorted({case.ranks for case in CASES}))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", nargs="*", help="names of cases")
+    parser.add_argument("--first-sleeps", action="store_true", help="nothing but how long first sleeps take")
     args = parser.parse_args()
+    cases = FIRST_SLEEPS if args.first_sleeps else CASES
     args.out.mkdir(parents=True, exist_ok=True)
     results = args.out / f"memory_{args.ranks}.jsonl"
     failed = 0
     with results.open("w") as file:
-        for case in (case for case in CASES if case.ranks == args.ranks and (not args.only or case.name in args.only)):
+        for case in (case for case in cases if case.ranks == args.ranks and (not args.only or case.name in args.only)):
             line = {"case": case.name, **_run(case)}
             failed += line.get("problem") is not None
             file.write(json.dumps(line) + "\n")
@@ -111,19 +124,24 @@ def _run(case: Case) -> dict[str, Any]:
         ranks = [context.Process(target=_rank, args=(r, case, port, scratch, answers)) for r in range(case.ranks)]
         for rank in ranks:
             rank.start()
+        found: dict[str, Any] = {}
+        begun = time.monotonic()
         try:
-            begun = time.monotonic()
             received = [answers.get(timeout=CASE_TIMEOUT_S) for _ in ranks]
             problems = [answer["problem"] for answer in received if "problem" in answer]
-            if problems:
-                return {"problem": "\n".join(problems)}
-            return _joined(received) | {"whole_case_s": round(time.monotonic() - begun, 1)}
+            found |= {"problem": "\n".join(problems)} if problems else _joined(received)
         except queue.Empty:
-            return {"problem": f"no answer from some rank within {CASE_TIMEOUT_S:.0f} s"}
+            found["problem"] = f"no answer from some rank within {CASE_TIMEOUT_S:.0f} s"
         finally:
+            answered = time.monotonic()
             for rank in ranks:
                 rank.kill()
                 rank.join()
+        return found | {
+            "whole_case_s": round(answered - begun, 1),
+            # The kernel takes what the rank had pinned, too.
+            "killed_in_s": round(time.monotonic() - answered, 2),
+        }
 
 
 def _joined(ranks: list[dict[str, Any]]) -> dict[str, Any]:
@@ -134,7 +152,7 @@ def _joined(ranks: list[dict[str, Any]]) -> dict[str, Any]:
         if isinstance(first, bool):
             joined[name] = all(values)
         elif isinstance(first, float):
-            joined[name] = round(min(values) if name == "freed_share" else max(values), 4)
+            joined[name] = round(min(values) if name.endswith(LARGE) else max(values), 4)
         else:
             joined[name] = first
     return joined
@@ -172,7 +190,8 @@ class _Measured:
         from dagrl.spec.schema import MegatronEngineSpec, ModelSpec
 
         tokenizer = {"kind": "characters", "alphabet": "ab"}
-        model = ModelSpec.model_validate({"init": SHAPE, "tokenizer": tokenizer})
+        shape = SHAPE | {"num_hidden_layers": case.layers}
+        model = ModelSpec.model_validate({"init": shape, "tokenizer": tokenizer})
         fields = {"backend": "megatron", "group": "train", "keep_communicators": False, **case.spec}
         fields["optimizer"] = {"lr": 1e-5, **case.spec.get("optimizer", {})}
         ranks = RankContext(rank, case.ranks, "127.0.0.1", port, RENDEZVOUS_S, 3)
@@ -203,6 +222,12 @@ class _Measured:
 
         found: dict[str, Any] = {"gpu": torch.cuda.get_device_name()}
         norms = [self.update() for _ in range(UPDATES)] if self.case.trainable else []
+        if self.case.only_first_sleeps:
+            from first_sleeps import first_sleeps, pinning_alone
+
+            found |= first_sleeps(self.engine, self.logprobs) | pinning_alone()
+            self.engine.close()
+            return found
         self.logprobs()
         torch.cuda.empty_cache()
         found["between_tasks_gib"] = self.used()

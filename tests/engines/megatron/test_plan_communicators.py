@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dagrl.plan.cost.communicators import groups_of_pass, groups_of_update
+from dagrl.plan.memory.communicators import groups_of_pass, groups_of_update
 from dagrl.spec.models.shape import model_shape
 from dagrl.spec.schema import ModelSpec, ParallelSpec
 

@@ -102,6 +102,15 @@ def test_log_probs_are_of_logits_over_temperature_before_top_p_and_top_k(server,
         assert int(likelier.max()) < 4
 
 
+def test_min_p_leaves_tokens_that_are_near_the_likeliest(server, requests, model_of: ModelOf) -> None:
+    sampling = SamplingSpec(max_new_tokens=12, min_p=0.4)
+    for request, completion in zip(requests, complete(server, requests, sampling), strict=True):
+        assert deviation(model_of(OLD), request, completion).max() <= 1e-5
+        ranks = log_probs(model_of(OLD), [*request.prompt, *completion.tokens][:-1])[-len(completion.tokens) :]
+        drawn = ranks.gather(1, torch.from_numpy(completion.tokens).unsqueeze(1)).squeeze(1)
+        assert (drawn >= ranks.amax(1) + np.log(0.4) - 1e-5).all()
+
+
 def test_the_token_that_stops_a_response_is_part_of_it(server, requests) -> None:
     free = complete(server, requests, SamplingSpec(max_new_tokens=12, temperature=0, ignore_eos=True))
     stop = int(free[4].tokens[3])
@@ -311,7 +320,9 @@ def test_no_prompts_give_no_responses(server) -> None:
 
 def test_the_server_says_what_it_can_take(server) -> None:
     assert (server.appetite(64).portion, server.appetite(64).at_once) == (2, 10)
-    assert server.appetite(16384).at_once == 3, "the cache holds two that are half as long as they may be"
+    assert server.appetite(16376).at_once == 3, "the cache holds two that are half as long as they may be"
+    with pytest.raises(ValueError, match=r"up to 16377 tokens does not fit into .* holds 16384 and takes one of 16376"):
+        server.appetite(16377)
 
 
 def test_a_sleeper_wakes_up_to_what_it_was(server, requests) -> None:

@@ -16,7 +16,7 @@ from dagrl.engines.sglang.responses import Responses
 from dagrl.engines.sglang.server import ServerError
 from dagrl.spec.schema import SamplingSpec
 
-SAMPLING = SamplingSpec(max_new_tokens=6, temperature=0.5, top_p=0.9, top_k=3, stop_token_ids=(9,))
+SAMPLING = SamplingSpec(max_new_tokens=6, temperature=0.5, top_p=0.9, top_k=3, min_p=0.1, stop_token_ids=(9,))
 REQUEST = GenerationRequest(np.array([4, 5]), 0)
 
 
@@ -111,6 +111,7 @@ def test_a_request_says_what_the_node_says(play) -> None:
             "temperature": 0.5,
             "top_p": 0.9,
             "top_k": 3,
+            "min_p": 0.1,
             "max_new_tokens": 5,
             "stop_token_ids": [9, 7],
             "ignore_eos": False,

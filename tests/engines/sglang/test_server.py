@@ -12,6 +12,7 @@ from dagrl.engines.sglang.server import Server, last_words, telling_lines
 def test_progress_bars_and_marks_do_not_hide_how_a_process_ended():
     log = (
         "[TP0] loading\n"
+        "Multi-thread loading shards: 100% Completed | 1/1 [00:00<00:00, 300.32it/s]\n"
         "Capturing batches (bs=1):  50%|█████     | 1/2 [00:01<00:01]\r"
         "Capturing batches (bs=1): 100%|██████████| 2/2 [00:02<00:00]\n"
         "[saver] cudaError error: 2 (out of memory)\n"

@@ -127,6 +127,8 @@ def test_a_step_of_8b() -> None:
         "groups.gpu.gpus_per_node=4",
         "engines.actor.parallel.pipeline_model_parallel_size=2",
         "data.prompts_per_step=16",
+        # As it was then.
+        "engines.actor.keep_communicators=false",
     ]
     found = report(template, overrides, gpu="H200")
     costs = PipelineCosts(found.pipeline, found.fit.plan, found.fit.shape, found.gpu, Assumed(1024, 2048))
@@ -162,9 +164,16 @@ def test_a_trainer_takes_turns_on_a_gpu(down: float) -> None:
     """In the steps after the second: the first two take the host's memory. `down`: two runs of a day."""
     weights, state = PARAMETERS * 2, PARAMETERS * STATE_BYTES
     # Before a sync all but the weights goes, after it the rest.
-    assert transfers.trainer_down_seconds(state, H200) == pytest.approx(down, rel=0.2)
+    assert transfers.trainer_down_seconds(state, H200, ranks=1) == pytest.approx(down, rel=0.2)
     assert transfers.trainer_sleep_seconds(weights, H200, closing=1) == pytest.approx(0.076, rel=0.2)
     assert transfers.trainer_wake_seconds(weights + state, H200, closed=1) == pytest.approx(0.488, rel=0.2)
+
+
+def test_two_replicas_go_down_to_their_weights() -> None:
+    """Each with half of the optimizer: means of the measured steps of three runs, the slower rank."""
+    for measured in (0.347, 0.391, 0.353):
+        down = transfers.trainer_down_seconds(PARAMETERS * STATE_BYTES / 2, H200, ranks=2)
+        assert down == pytest.approx(measured, rel=0.2)
 
 
 def test_a_server_takes_turns_on_a_gpu() -> None:

@@ -404,6 +404,28 @@ def test_apart_and_a_step_ahead_the_slower_side_is_the_step() -> None:
     assert ahead.idle[slower] < 0.1
 
 
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_in_turns_a_step_takes_what_its_parts_take_however_many_are_sampled_ahead(ahead: int) -> None:
+    at_once, some = (estimate_step(costs_of("qwen3_8b_megatron", (f"schedule.max_staleness={k}",))) for k in (0, ahead))
+    assert sum(sides(some)) < some.step_s < at_once.step_s
+    # What is saved are moves, of which there are fewer.
+    assert some.step_s == pytest.approx(at_once.step_s - sum(at_once.move_s.values()), rel=0.05)
+
+
+def test_turns_need_not_repeat_themselves_with_the_staleness() -> None:
+    """A judge and a trainer take turns on the steps that a generator has sampled ahead of them elsewhere."""
+    judged = (
+        "groups.rollout={gpus_per_node: 4}",
+        "engines.generator.group=rollout",
+        "engines.judge={backend: sglang, group: gpu, server: {tp_size: 2}}",
+        'nodes.reward={op: judge, engine: judge, fn: null, prompt: "{response}"}',
+    )
+    estimate = estimate_step(costs_of("qwen3_8b_megatron", (*judged, "schedule.max_staleness=4")))
+    at_work = sum(estimate.node_s[node] for node in ("reward", "ref", "update"))
+    assert estimate.step_s == pytest.approx(at_work + sum(estimate.move_s.values()), rel=0.02)
+    assert estimate.idle["gpu"] == pytest.approx(0, abs=0.02)
+
+
 def test_a_generator_that_is_always_at_work_is_not_idle() -> None:
     """When the last step that is looked at is over, it is in the midst of a rollout of a later one."""
     long = ("schedule.max_staleness=1", "schedule.shards_per_step=1", "nodes.rollout.sampling.max_new_tokens=8192")

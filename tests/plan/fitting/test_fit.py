@@ -68,7 +68,7 @@ def test_what_is_over_is_said_with_engine_and_size() -> None:
     full = found.groups[0].fullest
     assert full is not None and found.groups[0].gpu is not None
     assert problem.engine == "actor"
-    assert problem.over == found.over == full.total - found.groups[0].gpu.memory_bytes > 0
+    assert problem.over == found.groups[0].over == full.total - found.groups[0].gpu.memory_bytes > 0
     assert problem.text == (
         f"group gpu: actor needs {full.parts['actor'] / GIB:.1f} GiB of each H100 (update, stage 1 of 2), beside "
         f"generator {full.parts['generator'] / GIB:.1f}: {problem.over / GIB:.1f} GiB more than its 79.1"
@@ -101,6 +101,7 @@ def test_groups_say_their_gpus_themselves() -> None:
             "A100-40GB",
             (),
             {
+                "engines.actor.keep_communicators=false",
                 "engines.actor.transformer.recompute_granularity=full",
                 "engines.actor.transformer.recompute_method=uniform",
                 "engines.actor.transformer.recompute_num_layers=1",
@@ -139,7 +140,7 @@ def test_groups_say_their_gpus_themselves() -> None:
         ),
     ],
     ids=[
-        *("fewer tokens at once", "recompute", "sleep", "a larger share", "of a guest", "of the largest"),
+        *("fewer tokens at once", "two at once", "sleep", "a larger share", "of a guest", "of the largest"),
         *("communicators", "a step on the host"),
     ],
 )
@@ -156,6 +157,32 @@ def test_where_a_group_is_too_small_the_change_makes_it_larger() -> None:
     assert change is not None
     assert ("groups", "gpu", "gpus_per_node") in change.values
     assert fit(changed(pipeline, change), graph, gpu="L40S").problems == ()
+
+
+def judged_by(fraction: float) -> str:
+    """An override: a server like the generator's on the same GPUs, which nobody updates."""
+    return f"engines.judge={{backend: sglang, group: gpu, server: {{tp_size: 2, mem_fraction_static: {fraction}}}}}"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        # Two engines are equally full: one alone that takes less leaves the worst moment as it is.
+        (judged_by(0.8), "nodes.update.tokens_per_micro_batch=4096"),
+        # Weights fill a GPU: a smaller share leaves no cache, and a larger server with the old share takes as much.
+        # Machines of six: what takes four GPUs on one of them breaks it.
+        ("groups.gpu={nodes: 2, gpus_per_node: 6}", "engines.actor.parallel=null"),
+        # Both of two groups are too small.
+        (*ONE_GPU, "groups.other={gpus_per_node: 1}", "engines.generator.group=other"),
+    ],
+    ids=["two as full", "a server on two GPUs, machines of six", "two groups"],
+)
+def test_a_change_is_found_where_one_step_alone_helps_nothing(overrides: tuple[str, ...]) -> None:
+    pipeline, graph = loaded("qwen3_8b_megatron", *overrides)
+    change = nearest_change(pipeline, graph, fit(pipeline, graph, gpu="A30"), gpu="A30")
+    assert change is not None
+    checked = check_file(TEMPLATES / "qwen3_8b_megatron.yaml", [*overrides, *change.overrides()], with_files=False)
+    assert fit(checked.loaded.pipeline, checked.graph, gpu="A30").problems == ()
 
 
 def test_a_change_that_the_checks_refuse_is_not_proposed() -> None:

@@ -95,7 +95,10 @@ def test_a_model_that_does_not_fit_the_share_needs_more_than_there_is() -> None:
 
 def test_a_sleeper_leaves_all_but_its_process() -> None:
     asleep = memory(sleeps=True)
-    assert asleep.asleep == asleep.awake["runtime"] < 4 * GIB
+    # 1.7B on one GPU of an H200 kept 1.1 to 1.5 GiB, on two 2.2; at work they have more.
+    assert asleep.asleep == pytest.approx(1.5 * GIB, rel=0.01)
+    assert memory(sleeps=True, tp_size=2).asleep == pytest.approx(2.2 * GIB, rel=0.1)
+    assert asleep.asleep < asleep.awake["runtime"] < 4 * GIB
     assert asleep.asleep < asleep.weights_alone < asleep.peak
     assert asleep.host == 0, "its weights come anew"
     alone = SglangEngineSpec(backend="sglang", group="gpu", server={})

@@ -51,10 +51,13 @@ def test_a_table_has_each_engine_and_each_kind_of_memory() -> None:
 def test_what_does_not_fit_is_marked_and_told_with_a_remedy() -> None:
     found = report(EIGHT_B, [], gpu="A100-40GB")
     text = said(found)
-    assert [line.split()[:2] for line in text.splitlines() if line.endswith("|  over")] == [["actor:", "update,"]]
+    over = [line.split()[:2] for line in text.splitlines() if line.endswith("|  over")]
+    assert over == [["actor:", "update,"], ["generator:", "rollout"]]
     problem, remedy = problems_in_words(found)
     assert problem == f"dagrl plan: {found.fit.problems[0].text}"
-    assert remedy.startswith("dagrl plan: it fits with engines.actor.transformer.recompute_granularity=full ")
+    assert remedy.startswith(
+        "dagrl plan: it fits with engines.actor.keep_communicators=false engines.actor.transformer."
+    )
     again = report(EIGHT_B, remedy.partition("it fits with ")[2].split(), gpu="A100-40GB")
     assert again.fits
 

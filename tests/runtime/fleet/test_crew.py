@@ -56,6 +56,17 @@ def test_a_loss_that_says_who_it_is_of_is_raised_before_one_that_only_misses_som
         asyncio.run(together([failure(WorkerLostError("a peer has ended")), failure(named), value(1)]))
 
 
+def test_a_death_is_told_of_at_once(monkeypatch) -> None:
+    monkeypatch.setattr("dagrl.runtime.fleet.crew._SECOND_FAILURE_S", 3600)
+
+    async def run() -> None:
+        async with asyncio.timeout(60):
+            await together([asyncio.sleep(3600), failure(WorkerDiedError("gone"))])
+
+    with pytest.raises(WorkerDiedError, match="gone"):
+        asyncio.run(run())
+
+
 def test_a_failure_ends_the_others(caplog, monkeypatch) -> None:
     monkeypatch.setattr("dagrl.runtime.fleet.crew._SECOND_FAILURE_S", 0.01)
     ended = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -15,8 +16,9 @@ from dagrl.engines.weights.channel import PeerError
 from dagrl.plan.plan import Plan
 from dagrl.runtime.errors import RunError, WorkerDiedError, WorkerHungError, WorkerLostError
 from dagrl.runtime.fleet.fleet import Fleet, Member
-from dagrl.runtime.messages import Whereabouts
+from dagrl.runtime.messages import Beat, Block, TaskWork, Told, Whereabouts
 from dagrl.runtime.objects import ObjectsLateError
+from dagrl.runtime.parcels import pack
 from dagrl.spec.schema import Pipeline
 
 HERE = Whereabouts("node7", "10.0.0.7", 1, 4711, ())
@@ -117,6 +119,44 @@ def test_equal_bounds_are_not_mistaken_for_each_other(answer) -> None:
 
 def test_one_that_answers_in_time_is_heard(answer) -> None:
     assert answer(0.0) == "answered"
+
+
+class Streaming:
+    """A worker that tells these parcels of a task; a stream that nobody waits for ends when the test does."""
+
+    def __init__(self, told: list[Told]) -> None:
+        self._told = told
+
+    @property
+    def run_streamed(self) -> Streaming:
+        return self
+
+    def options(self, **options: Any) -> Streaming:
+        return self
+
+    async def remote(self, *parcel: Any) -> AsyncIterator[Any]:
+        for told in self._told:
+            yield answered(pack(told))
+        if self._told[-1].last:
+            raise AssertionError("asked for more behind the last word")
+
+
+async def answered(thing: Any) -> Any:
+    return thing
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_of_a_stream_nobody_waits_for_more_than_the_last_word(lab, last) -> None:
+    fleet = Fleet(ray, Plan({}, (), shards=1, steps=1), Pipeline.model_validate(lab.tiny_pipeline()))
+    worker = Streaming([Told((Beat(0),)), Told((Beat(1), Beat(2)), last=last)])
+    work = TaskWork(1, "rollout", "rollout", "rollout", False, 0, 0, 1, (), {}, False, True, streams=True)
+
+    async def follow() -> list[Block | Beat]:
+        return [each async for each in fleet.stream(Member("generator/0", worker, HERE), work, tally.append)]
+
+    tally: list[int] = []
+    assert asyncio.run(follow()) == [Beat(0), Beat(1), Beat(2)]
+    assert len(tally) == 3, "a parcel there, two back"
 
 
 @pytest.mark.parametrize("answer", [OSError("the device is gone"), 60.0, 0.0])

@@ -86,6 +86,14 @@ class Bench:
             begun=begun or {},
         )
 
+    def told(self, work: TaskWork) -> Iterator[Block | Beat]:
+        """Its messages, one by one; what is called the last of them is."""
+        last = False
+        for told in self.worker.stream(work):
+            assert not last, f"{told} comes behind the last"
+            last = told.last
+            yield from told.messages
+
     def said(self, block: Block) -> dict[int, list[int]]:
         """Row -> response."""
         batch = self.store[block.ref]
@@ -100,7 +108,7 @@ def bench(lab, monkeypatch, tmp_path) -> Bench:
 
 
 def test_a_share_comes_out_group_by_group_or_together_with_signs_of_life(bench) -> None:
-    messages = bench.worker.run(bench.work([0, 1, 2]))
+    messages = bench.told(bench.work([0, 1, 2]))
     assert next(messages) == Beat(0), "that it has begun"
     bench.engine.gate.release(2)
     first = next(messages)
@@ -115,7 +123,7 @@ def test_a_share_comes_out_group_by_group_or_together_with_signs_of_life(bench) 
 
 
 def test_shares_of_a_run_are_sampled_at_once(bench) -> None:
-    first, second = (bench.worker.run(bench.work([group])) for group in (0, 1))
+    first, second = (bench.told(bench.work([group])) for group in (0, 1))
     assert [type(next(messages)) for messages in (first, second)] == [Beat, Beat]
     bench.engine.gate.release(4)
     (later,) = [each for each in second if isinstance(each, Block)]
@@ -125,7 +133,7 @@ def test_shares_of_a_run_are_sampled_at_once(bench) -> None:
 
 
 def test_an_abort_ends_a_share_and_those_that_come_after_it_and_what_there_is_goes_on_later(bench) -> None:
-    messages = bench.worker.run(bench.work([4, 5]))
+    messages = bench.told(bench.work([4, 5]))
     next(messages)
     bench.engine.gate.release(3)
     done = next(each for each in messages if isinstance(each, Block))
@@ -133,7 +141,7 @@ def test_an_abort_ends_a_share_and_those_that_come_after_it_and_what_there_is_go
     bench.worker.abort(2, "rollout", 0, 0)
     (left,) = [each for each in messages if isinstance(each, Block)]
     assert (left.unfinished, left.rows.tolist(), left.tokens) == (True, [10, 11], None)
-    assert list(bench.worker.run(bench.work([6]))) == []
+    assert list(bench.told(bench.work([6]))) == []
     # The same prompt in the next step, where its rows have other numbers.
     said = bench.said(left)
     assert said[11] == [7]
@@ -141,17 +149,17 @@ def test_an_abort_ends_a_share_and_those_that_come_after_it_and_what_there_is_go
     bench.engine.gate.release(10)
     begun = {5: Begun(left.ref, np.array([11, 10]))}
     again = replace(bench.work([5], begun), step=3)
-    (block,) = [each for each in bench.worker.run(again) if isinstance(each, Block)]
+    (block,) = [each for each in bench.told(again) if isinstance(each, Block)]
     assert bench.said(block) == {10: [7] * 7, 11: [7] * 7}
     assert block.effort.tokens == 14 - len(said[10]) - len(said[11])
 
 
 def test_the_abort_of_a_round_does_not_end_the_next(bench) -> None:
     bench.worker.abort(2, "rollout", 0, 0)
-    assert list(bench.worker.run(bench.work([0]))) == []
+    assert list(bench.told(bench.work([0]))) == []
     bench.engine.aborts = 0
     bench.engine.gate.release(10)
-    messages = list(bench.worker.run(replace(bench.work([0]), round=1)))
+    messages = list(bench.told(replace(bench.work([0]), round=1)))
     assert [each.rows.tolist() for each in messages if isinstance(each, Block)] == [[0, 1]]
 
 
@@ -162,7 +170,7 @@ def test_what_the_engine_raises_ends_the_share(bench) -> None:
 
     bench.engine.generate = broken
     with pytest.raises(ValueError, match="prompt 0 is empty"):
-        list(bench.worker.run(bench.work([0])))
+        list(bench.told(bench.work([0])))
 
 
 def test_the_driver_and_the_hosts_ops_do_without_torch() -> None:

@@ -30,7 +30,7 @@ def with_server(project):
         "server: {tp_size: 4, dp_size: 2, enable_dp_attention: true}",
         "server: {pp_size: 2, log_level: warning, context_length: 24}",
         "server: {skip_tokenizer_init: true, load_format: dummy}",
-        "weight_sync: {route: broadcast, bucket_mib: 512, checksum: true, pause: retract}",
+        "weight_sync: {route: broadcast, bucket_mib: 512, checksum: true, pause: abort}",
         "weight_sync: {route: object_store}",
     ],
 )
@@ -81,6 +81,26 @@ def test_servers_that_can_be(with_server, line):
         ("server: {enable_return_routed_experts: true}", "server.enable_return_routed_experts", "the model has none"),
         ("server: {enable_dp_attention: true}", "server.enable_dp_attention", "set dp_size above 1"),
         ("server: {tp_size: 4, ep_size: 3}", "server.ep_size", "taken out of tp_size = 4"),
+        ("server: {tp_size: 4, dcp_size: 3}", "server.dcp_size", "taken out of tp_size = 4"),
+        (
+            "server: {tp_size: 4, dp_size: 2, enable_dp_attention: true, attn_cp_size: 4}",
+            "server.attn_cp_size",
+            "2 copies of attention leave 2 GPUs each, which 4 does not divide",
+        ),
+        (
+            "server: {tp_size: 2, pp_size: 2, attn_cp_size: 2, moe_dp_size: 2}",
+            "server.moe_dp_size",
+            "not go with pipeline",
+        ),
+        (
+            "server: {tp_size: 4, attn_cp_size: 2, moe_dp_size: 2, ep_size: 4}",
+            "server.moe_dp_size",
+            "2 copies of experts over 4 GPUs each (ep_size) are not tp_size = 4; choose sizes whose product is 4",
+        ),
+        ("server: {tp_size: 4, moe_dp_size: 2}", "server.moe_dp_size", "only where attn_cp_size is 2 too; set it"),
+        ("server: {tp_size: 4, dwdp_size: 4}", "server.dwdp_size", "is for servers that only compute prompts"),
+        ("server: {enable_lora: true}", "server.enable_lora", "is of adapters, which dagrl neither trains nor"),
+        ("server: {decode_log_interval: 0}", "server.decode_log_interval", "a whole number of 1 or more"),
         ("weight_sync: {route: cuda_ipc}", "weight_sync.route", "`actor` is on group `train`; choose broadcast"),
     ],
 )
@@ -156,6 +176,13 @@ def test_more_gpus_than_key_heads_are_a_matter_of_multiples(project, with_server
     project.assert_problem(path, "engines.generator.server.tp_size", "the model's num_key_value_heads, 4, evenly")
 
 
+def test_a_context_that_is_shared_out_leaves_each_head_fewer_gpus(project, with_server):
+    """Eight GPUs would not share four heads; two of a context's parts with four each do."""
+    check_file(with_server("server: {tp_size: 8, attn_cp_size: 2}", "gpus_per_node: 8"))
+    path = with_server("server: {tp_size: 6, attn_cp_size: 2} #!", "gpus_per_node: 6")
+    project.assert_problem(path, "engines.generator.server.tp_size", "3 GPUs do not share the model's num_attention")
+
+
 def test_experts_may_be_told_of_where_there_are_some(with_server):
     line = "server: {tp_size: 4, ep_size: 4, enable_return_routed_experts: true}"
     check_file(with_server(line, "gpus_per_node: 4", ("model_type: qwen3", MIXTURE)))
@@ -227,6 +254,10 @@ def test_a_cpu_slots_cache_has_an_end(project, with_server):
     path = with_server("server: {} #!", "cpus_per_node: 1", longest, batches, scores)
     project.assert_problem(path, "engines.generator.server.max_total_tokens", "16384 tokens cannot hold the longest")
     check_file(path, ["engines.generator.server.max_total_tokens=20024"])
+    # Whole pages count, of which two may be lost.
+    paged = "engines.generator.server={page_size: 256, max_total_tokens: %d}"
+    assert "set max_total_tokens to 20736 or more" in project.only_problem(path, paged % 20735).message
+    check_file(path, [paged % 20736])
 
 
 @pytest.mark.parametrize(
@@ -263,6 +294,14 @@ def test_stops_that_sglang_would_not_see(project, with_server, key):
     project.assert_problem(
         path, f"nodes.rollout.{key}.ignore_eos", "stop_token_ids names some; take one of the two out"
     )
+
+
+@pytest.mark.parametrize("field", ["enable_deterministic_inference: true", "rl_on_policy_target: fsdp"])
+def test_min_p_without_which_sglang_draws_by_seeds(project, with_server, field):
+    nodes = ("sampling: {max_new_tokens: 8}}", "sampling: {max_new_tokens: 8, min_p: 0.1}} #!")
+    path = with_server(f"server: {{{field}}}", "gpus_per_node: 4", nodes)
+    project.assert_problem(path, "nodes.rollout.sampling.min_p", f"SGLang dies of it with `{field.split(':')[0]}`")
+    check_file(path, ["nodes.rollout.sampling.min_p=0"])
 
 
 def test_without_sglang_its_fields_are_not_looked_at(with_server, monkeypatch):

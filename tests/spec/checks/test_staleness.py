@@ -53,6 +53,13 @@ def test_weights_in_flight_are_allowed_where_responses_go_on(project, pause):
     assert warnings(project, *overrides, SGLANG % f", weight_sync: {{pause: {pause}}}") == []
 
 
+@pytest.mark.parametrize("pause", ["retract", "in_place"])
+def test_a_way_to_pause_wants_weights_in_flight(project, pause):
+    (told,) = warnings(project, SGLANG % f", weight_sync: {{pause: {pause}}}")
+    assert told.startswith("has no effect, as new weights come when no response is under way; add `schedule: {")
+    assert warnings(project, SGLANG % ", weight_sync: {pause: abort}") == []
+
+
 def test_weights_in_flight_are_refused_where_the_engine_cannot_take_them(project):
     path = project.pipeline((RUN, f"{RUN}\nschedule: {{max_staleness: 1, in_flight_weight_update: true}} #!"))
     place = "schedule.in_flight_weight_update"
