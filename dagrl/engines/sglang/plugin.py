@@ -4,15 +4,18 @@ from __future__ import annotations
 
 
 def prepare_cpu() -> None:
-    """Without a GPU, do without what only GPUs have: a kernel of vllm's, and host memory that is pinned for them."""
+    """Without a GPU, do without a kernel of vllm's, pinned host memory, and widths for kernels that are not there."""
     import torch
 
     if torch.cuda.is_available():
         return
+    from sglang.srt.configs import update_config
     from sglang.srt.layers.rotary_embedding import base as rotary_embedding
     from sglang.srt.state_capturer import base as state_capturer
 
     rotary_embedding._is_cpu = True
+    # It would widen MLPs and experts for its own build's kernels, and nobody would write what comes to them.
+    update_config.update_intermediate_size = lambda model_config, *_: model_config
 
     class PageableHostCache(state_capturer.BaseHostCache):
         def __init__(self, num_tokens: int, num_layers: int, topk_size: int, name: str) -> None:
