@@ -116,11 +116,12 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What a rank has put into the object store, or finished without columns."""
+    """What a rank has made of some rows, or finished without columns."""
 
     rows: np.ndarray
     """Row ids, int64; empty from ranks that do not hand in."""
-    ref: ray.ObjectRef | None
+    ref: Any
+    """The object that holds the columns, if there are any; in the worker that has made them, the batch itself."""
     tokens: np.ndarray | None
     """Tokens that the block adds to each row, int64: what rows cost to process; None where it adds none."""
     span: Span
@@ -148,6 +149,7 @@ class Told:
     """What a worker that generates has to say at one time."""
 
     messages: tuple[Block | Beat, ...]
+    """One block with columns at most."""
     last: bool = False
     """Whether it says nothing more of this share."""
 
@@ -187,8 +189,6 @@ class StartEngine:
     master_port: int = 0
     gpus: tuple[str, ...] = ()
     """GPUs of the processes that the worker starts, where it starts some."""
-    keeper: Any = None
-    """The actor that keeps what the worker makes, where that has to outlive it; see `dagrl.runtime.workers.keeper`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
-"""Messages on their way between driver and workers: pickled once, with the object refs beside them.
+"""Messages on their way between driver and workers: pickled once, with objects beside them.
 
 Ray takes bytes and refs as they are. Left to itself it would look into every message in Python, and know its size
-alone.
+alone. Columns become objects of their own wherever a message leaves their worker: they stand beside it, and whoever
+gets it has refs in their places.
 """
 
 from __future__ import annotations
@@ -13,17 +14,19 @@ from typing import Any
 
 import ray
 
+from dagrl.data.batch import Batch
+
 type Parcel = tuple[bytes, list[ray.ObjectRef]]
 """A message, and the refs that it names by their places in the list."""
 
 
-def pack(message: Any) -> Parcel:
-    """Make a parcel of a message; a ref that is in it several times goes along once."""
-    buffer, refs = io.BytesIO(), _Refs()
+def pack(message: Any) -> tuple[bytes, list[Any]]:
+    """A message, and the refs and batches that it names by their places in the list, each of them once."""
+    buffer, beside = io.BytesIO(), _Beside()
     pickler = _Packer(buffer, protocol=5)
-    pickler.refs = refs
+    pickler.beside = beside
     pickler.dump(message)
-    return buffer.getvalue(), list(refs)
+    return buffer.getvalue(), beside.things
 
 
 def unpack(data: bytes, refs: Sequence[ray.ObjectRef]) -> Any:
@@ -38,19 +41,27 @@ def parcel_bytes(data: bytes, refs: Sequence[ray.ObjectRef]) -> int:
     return len(data) + sum(len(ref.binary()) for ref in refs)
 
 
-class _Refs(dict[ray.ObjectRef, int]):
-    """Ref -> its place."""
+class _Beside:
+    """What stands beside a message."""
 
-    def __missing__(self, ref: ray.ObjectRef) -> int:
-        self[ref] = len(self)
-        return self[ref]
+    def __init__(self) -> None:
+        self.things: list[Any] = []
+        self._places: dict[Any, int] = {}
+        """By ref, or by a batch's id."""
+
+    def place(self, thing: Any) -> int:
+        key = id(thing) if isinstance(thing, Batch) else thing
+        if key not in self._places:
+            self._places[key] = len(self.things)
+            self.things.append(thing)
+        return self._places[key]
 
 
 class _Packer(pickle.Pickler):
-    refs: _Refs
+    beside: _Beside
 
     def persistent_id(self, thing: Any) -> int | None:
-        return self.refs[thing] if isinstance(thing, ray.ObjectRef) else None
+        return self.beside.place(thing) if isinstance(thing, ray.ObjectRef | Batch) else None
 
 
 class _Unpacker(pickle.Unpickler):

@@ -93,7 +93,7 @@ class Sampling:
         self._run, self._servers = run, servers
         self._attempt += 1
         self._crew, self._stopped, self._losses = Crew(), False, []
-        # Blocks of unfinished responses are gone with whoever was lost; a response begins anew with the same draws.
+        # Blocks of unfinished responses may be gone with a machine; a response begins anew with the same draws.
         self._begun = {}
 
     async def finish(self) -> None:

@@ -5,7 +5,6 @@ The moments are drawn from a seed, another one each time, which a failure names.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
@@ -16,15 +15,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import psutil
 import pyarrow.parquet as pq
 import pytest
 
 WAIT_S = 400
-KEEPER = "ray::Keeper"
-"""Of what generators have handed in; no file tells where it is."""
 GENERATORS = ["generator/0", "generator/1"] * 7
-OTHERS = ["actor/0", "host/0", KEEPER] * 2
+OTHERS = ["actor/0", "host/0"] * 3
 """All of the run goes on from its last checkpoint without one of them."""
 STEPS = 24
 LONGEST_PEACE = 2.5
@@ -80,16 +76,7 @@ class Killer:
         return under_way and back
 
     def _pid(self, worker: str) -> int:
-        if worker == KEEPER:
-            return self._keeper()
         return json.loads((self.run.folder / "workers.json").read_text())[worker]["pid"]
-
-    def _keeper(self) -> int:
-        for process in psutil.Process(self.run.process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if process.name().startswith(KEEPER):
-                    return process.pid
-        raise AssertionError(f"no {KEEPER} is there, {self.told}")
 
 
 def comparable_samples(run: Any, step: int) -> list[dict[str, Any]]:

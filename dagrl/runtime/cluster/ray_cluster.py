@@ -29,6 +29,7 @@ from dagrl.runtime.interrupts import ray_starts, undisturbed
 from dagrl.spec.schema import Pipeline
 
 _PAUSE_S = 0.5
+_MOST_THROUGH_DRIVER = 32 * 1024
 _LEAST_GIB_OF_A_SLOT = 0.1
 """What the process on a slot takes before it has a model: 33 workers with their Ray hold 3.4 GiB."""
 
@@ -49,6 +50,8 @@ def cluster(
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Workers on CPU slots, and the host, must not see the GPUs of their machine.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
+    # Of what workers return, as much goes through the driver's memory; larger columns go into the object store.
+    os.environ.setdefault("RAY_max_direct_call_object_size", str(_MOST_THROUGH_DRIVER))
     import ray
 
     told = os.environ.get("RAY_ADDRESS")

@@ -24,7 +24,7 @@ from dagrl.runtime.messages import Beat, Block, StartEngine, TaskWork, Told, Whe
 from dagrl.runtime.objects import ObjectsLateError
 from dagrl.runtime.parcels import Parcel, pack, parcel_bytes, unpack
 from dagrl.runtime.steps.dealing import MOST_PORTIONS
-from dagrl.runtime.workers.keeper import Keepers
+from dagrl.runtime.streams import next_pair
 from dagrl.spec.residency import Residency
 from dagrl.spec.schema import Pipeline
 
@@ -73,7 +73,6 @@ class Fleet:
         self._pipeline = pipeline
         self._members: dict[str, list[Member]] = {}
         self._slots = Slots(ray, plan, pipeline)
-        self._keepers = Keepers(ray)
         self._start_bound = _Bound(pipeline.run.start_timeout_s, "start_timeout_s")
         self._node_bound = _Bound(pipeline.run.node_timeout_s, "node_timeout_s")
         self._setup: StartEngine | None = None
@@ -186,10 +185,7 @@ class Fleet:
         what = f"engine {executor.name} to start"
         starts = []
         for rank in range(executor.ranks) if ranks is None else ranks:
-            mine = told[rank]
-            if self.may_lose(executor.name):
-                mine = replace(mine, keeper=self._keepers.on(members[rank].at.machine))
-            starts.append(self._call(members[rank], "start", (mine,), bound, what))
+            starts.append(self._call(members[rank], "start", (told[rank],), bound, what))
         await together(starts)
 
     async def close(self) -> None:
@@ -206,7 +202,6 @@ class Fleet:
         for members in self._members.values():
             for member in members:
                 self._ray.kill(member.actor)
-        self._keepers.kill()
         self._slots.release()
         self._members = {}
 
@@ -245,22 +240,25 @@ class Fleet:
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     async def stream(self, member: Member, work: TaskWork, tally: Tally) -> AsyncIterator[Block | Beat]:
-        """Run a task that streams on one worker, block by block; `tally` hears what each parcel weighs, in bytes."""
+        """Run a task on one worker, block by block; `tally` hears what each parcel weighs, in bytes.
+
+        The columns are the driver's: they outlive the worker. See `Worker.run_streamed`.
+        """
         bound = self._node_bound
         node = f"{work.task} (step {work.step})"
-        parcels = member.actor.run_streamed.options(num_returns="streaming").remote(*_packed(work, tally))
+        yielded = member.actor.run_streamed.options(num_returns="streaming").remote(*_packed(work, tally))
+
+        async def read(ref: Any) -> Any:
+            what = f"a sign of life of {node} from {member.where}"
+            return await self._bounded(partial(_awaited, ref), bound, what, node, member)
+
         try:
-            while True:
-                what = f"a sign of life of {node} from {member.where}"
-                try:
-                    ref = await self._bounded(lambda: anext(parcels), bound, what, node, member)
-                except StopAsyncIteration:
-                    return
+            while (pair := await next_pair(yielded, read)) is not None:
                 self._heard[member.name] = asyncio.get_running_loop().time()
-                what = f"what {member.where} has told of {node}"
-                told: Told = _unpacked(await self._bounded(partial(_awaited, ref), bound, what, node, member), tally)
-                for message in told.messages:
-                    yield message
+                columns, message = pair
+                told: Told = _unpacked((message, [columns]), tally)
+                for each in told.messages:
+                    yield each
                 if told.last:
                     # That its stream has ended too would be a message more, on which a step waits.
                     return
@@ -270,8 +268,12 @@ class Fleet:
     async def run(self, member: Member, work: TaskWork, tally: Tally) -> list[Block]:
         """Run a task on one worker that does not stream; all that it has made. `tally` as in `stream`.
 
-        One message there and one back: a stream takes two for each block, and one more to end.
+        One message there and one back: a stream takes two for each block, and one more to end. Where the worker may be
+        lost alone, its blocks have to outlive it, and are streamed.
         """
+        if self.may_lose(member.name.rpartition("/")[0]):
+            blocks = [each async for each in self.stream(member, work, tally)]
+            return [each for each in blocks if isinstance(each, Block)]
         bound, node = self._node_bound, f"{work.task} (step {work.step})"
         what, parcel = f"a sign of life of {node}", _packed(work, tally)
         return _unpacked(await self._call(member, "run_whole", parcel, bound, what, node), tally)

@@ -35,7 +35,6 @@ from dagrl.runtime.messages import (
     Told,
     Whereabouts,
 )
-from dagrl.runtime.objects import get_within
 from dagrl.runtime.parcels import Parcel, pack, unpack
 from dagrl.runtime.workers.blocks import Blocks
 from dagrl.runtime.workers.pulse import INTERVAL_S, Pulse
@@ -62,12 +61,10 @@ class Worker:
         self._replica = 0
         self._listener: socket.socket | None = None
         self._rank, self._timeout_s = 0, 0.0
-        self._keeper: Any = None
         self._handing_out: dict[str, HandingOut] = {}
         """Where the engine is followed: its half of weight syncs, by follower."""
-        # Refs that travel inside a streamed block are not counted reliably until the driver has them: the producer
-        # keeps its own until the step is committed.
         self._held: dict[int, list[ray.ObjectRef]] = {}
+        """Step -> the objects that it has put: they stay until the step is committed."""
         self._lock = threading.Lock()
         """For what several shares of a run use: `_held`, `_streaming`."""
         self._streaming: tuple[int, str, int, int] | None = None
@@ -88,7 +85,7 @@ class Worker:
     def start(self, setup: StartEngine) -> None:
         """Become the rank that `setup` describes. Collective over the executor's ranks."""
         self._resources = Resources(setup.pipeline, setup.folder, setup.run_dir)
-        self._rank, self._replica, self._keeper = setup.rank, setup.replica, setup.keeper
+        self._rank, self._replica = setup.rank, setup.replica
         # These waits are over before the driver's, who knows less of what it waits for.
         self._timeout_s = 0.95 * setup.pipeline.run.node_timeout_s
         self._blocks = Blocks(self._timeout_s, keep=setup.engine is not None)
@@ -120,13 +117,23 @@ class Worker:
             yield from self._outputs(op, work, context)
 
     def run_whole(self, data: bytes, refs: list[ray.ObjectRef]) -> Parcel:
-        """`run`, all of its blocks in one parcel."""
-        return pack(list(self.run(unpack(data, refs))))
+        """`run`, all of its blocks in one parcel. Their columns are objects of this worker's, and end with it."""
+        work: TaskWork = unpack(data, refs)
+        told, batches = pack(list(self.run(work)))
+        return told, [self._put(work.step, batch) for batch in batches]
 
-    def run_streamed(self, data: bytes, refs: list[ray.ObjectRef]) -> Iterator[Parcel]:
-        """`stream`, its work and what it tells as parcels."""
-        for told in self.stream(unpack(data, refs)):
-            yield pack(told)
+    def run_streamed(self, data: bytes, refs: list[ray.ObjectRef]) -> Iterator[Any]:
+        """What a worker tells that may be lost alone: before each message the columns that are in it, or None.
+
+        What it yields belongs to whoever reads it, the driver, and outlives this worker. Columns whose message does not
+        come any more were never told of.
+        """
+        work: TaskWork = unpack(data, refs)
+        for told in self.stream(work) if work.streams else (Told((block,)) for block in self.run(work)):
+            message, batches = pack(told)
+            (columns,) = batches or (None,)
+            yield columns
+            yield message
 
     def _prepare(self, work: TaskWork) -> tuple[Op, Context]:
         """The op and what it is told; lets go of what belongs to steps that are over."""
@@ -206,9 +213,11 @@ class Worker:
             told: list[Block | Beat] = []
             for unfinished in (False, True):
                 if alike := [output for output in made if output.unfinished == unfinished]:
+                    if told:
+                        yield Told(tuple(told))
                     output = Output.together(alike)
                     effort = self._meter.effort(account, output)
-                    told.append(self._publish(work, output, Span(begin, time.time()), effort))
+                    told = [self._publish(work, output, Span(begin, time.time()), effort)]
             if beat := self._pulse.beat(sampled_tokens, last=pump.ended):
                 told.append(beat)
             if told:
@@ -231,11 +240,10 @@ class Worker:
         if not work.hands_in:
             return Block(np.zeros(0, dtype=np.int64), None, None, span, output.shards, effort=effort)
         columns = {work.outputs[name]: column for name, column in output.columns.items() if name in work.outputs}
-        ref = self._put(work, Batch(output.rows, columns)) if columns else None
         prefix = ("val/" if work.validation else "") + work.told_as
         return Block(
             output.rows,
-            ref,
+            Batch(output.rows, columns) if columns else None,
             None if output.unfinished else _tokens(output, work.outputs),
             span,
             output.shards,
@@ -246,17 +254,11 @@ class Worker:
             output.unfinished,
         )
 
-    def _put(self, work: TaskWork, batch: Batch) -> ray.ObjectRef:
+    def _put(self, step: int, batch: Batch) -> ray.ObjectRef:
         """Into the object store, until the step is committed at least."""
-        if self._keeper is None:
-            ref = ray.put(batch)
-            with self._lock:
-                self._held.setdefault(work.step, []).append(ref)
-            return ref
-        kept = self._keeper.keep.remote(work.step, work.committed, batch)
-        ((ref,),) = get_within(
-            [kept], self._timeout_s, f"a block of {work.task} to be kept by this machine's ray::Keeper"
-        )
+        ref = ray.put(batch)
+        with self._lock:
+            self._held.setdefault(step, []).append(ref)
         return ref
 
     def offer_weights(self, follower: str, route: WeightRoute) -> Offer | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -134,15 +134,33 @@ class Streaming:
     def options(self, **options: Any) -> Streaming:
         return self
 
-    async def remote(self, *parcel: Any) -> AsyncIterator[Any]:
-        for told in self._told:
-            yield answered(pack(told))
-        if self._told[-1].last:
-            raise AssertionError("asked for more behind the last word")
+    def remote(self, *parcel: Any) -> Streaming:
+        return self
+
+    def _get_next_ref_n(self, count: int) -> list[Any]:
+        if self._told:
+            return [Ready(None), Ready(pack(self._told[0])[0])]
+        assert not self._had_last, "asked for more behind the last word"
+        return [Ready(exceptions.ObjectRefStreamEndOfStreamError()) for _ in range(count)]
+
+    def _consume_next_ref_n(self, count: int) -> None:
+        self._had_last = self._told.pop(0).last
 
 
-async def answered(thing: Any) -> Any:
-    return thing
+class Ready:
+    """A ref of something that is there, or has failed."""
+
+    def __init__(self, thing: Any) -> None:
+        self._thing = thing
+
+    def binary(self) -> bytes:
+        return b"id"
+
+    def __await__(self) -> Iterator[Any]:
+        yield from ()
+        if isinstance(self._thing, Exception):
+            raise self._thing
+        return self._thing
 
 
 @pytest.mark.parametrize("last", [True, False])

@@ -50,7 +50,7 @@ class Generator:
 
 
 class Bench:
-    """A worker with a generator, and the objects that it has published."""
+    """A worker with a generator, and the objects that it reads."""
 
     def __init__(self, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         self.store: dict[str, Any] = {}
@@ -96,7 +96,7 @@ class Bench:
 
     def said(self, block: Block) -> dict[int, list[int]]:
         """Row -> response."""
-        batch = self.store[block.ref]
+        batch = block.ref
         return {int(row): batch["said"][place].tolist() for place, row in enumerate(batch.rows)}
 
 
@@ -147,7 +147,7 @@ def test_an_abort_ends_a_share_and_those_that_come_after_it_and_what_there_is_go
     assert said[11] == [7]
     bench.engine.aborts = 0
     bench.engine.gate.release(10)
-    begun = {5: Begun(left.ref, np.array([11, 10]))}
+    begun = {5: Begun(bench._put(left.ref), np.array([11, 10]))}
     again = replace(bench.work([5], begun), step=3)
     (block,) = [each for each in bench.told(again) if isinstance(each, Block)]
     assert bench.said(block) == {10: [7] * 7, 11: [7] * 7}
