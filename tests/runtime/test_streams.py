@@ -10,12 +10,18 @@ from pathlib import Path
 import pytest
 
 PROGRAM = """
-import asyncio, os, sys
+import asyncio, os, sys, time
 import numpy as np
 import ray
 
 from dagrl.data.batch import Batch, Column
 from dagrl.runtime.streams import next_pair
+
+told_in = sys.argv[1]
+
+
+def gate(ending):
+    return f"{told_in} {ending}"
 
 
 class Teller:
@@ -23,6 +29,8 @@ class Teller:
         for number in range(3):
             yield Batch(np.arange(9000), {"number": Column(np.full(9000, number))})
             yield number
+        while not os.path.exists(gate(ending)):
+            time.sleep(0.01)
         if ending == "a failure":
             raise ValueError("out of numbers")
         if ending == "a death between the two":
@@ -44,11 +52,13 @@ async def follow(ending):
     try:
         while (pair := await next_pair(stream, read)) is not None:
             pairs.append(pair)
+            if len(pairs) == 3:
+                open(gate(ending), "w").close()
     except ray.exceptions.RayError as error:
         failure = type(getattr(error, "cause", None) or error).__name__
     reader = ray.remote(Teller).remote()
     assert ray.get(reader.first_numbers.remote([columns for columns, _ in pairs]), timeout=30) == [0, 1, 2]
-    with open(sys.argv[1], "a") as told:
+    with open(told_in, "a") as told:
         print(f"{ending}: {[number for _, number in pairs]} {failure}", file=told)
 
 
