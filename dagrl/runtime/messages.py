@@ -121,7 +121,8 @@ class Block:
     rows: np.ndarray
     """Row ids, int64; empty from ranks that do not hand in."""
     ref: Any
-    """The object that holds the columns, if there are any; in the worker that has made them, the batch itself."""
+    """The object that holds the columns, if there are any, and perhaps those of other blocks; in the worker that has
+    made them, the batch itself."""
     tokens: np.ndarray | None
     """Tokens that the block adds to each row, int64: what rows cost to process; None where it adds none."""
     span: Span

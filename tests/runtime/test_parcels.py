@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import ray
 
+from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
 from dagrl.runtime.messages import Block, PartWork, Source, Span, TaskWork
 from dagrl.runtime.parcels import pack, parcel_bytes, unpack
@@ -46,6 +47,14 @@ def test_a_message_comes_out_as_it_was_packed_and_each_ref_goes_along_once() -> 
     assert theirs.rows.tolist() == mine.rows.tolist()
     assert replace(out, parts=()) == replace(work, parts=())
     assert all(ref.binary() not in data for ref in refs), "Ray has to see the refs, or it would drop their objects"
+
+
+def test_columns_stand_beside_a_message_and_their_object_is_named_in_their_place() -> None:
+    batch = Batch(np.arange(3), {"reward": Column(np.ones(3))})
+    first, second = (replace(block_of([5, 7, 6]), ref=batch) for _ in range(2))
+    data, beside = pack([first, second])
+    assert len(beside) == 1 and beside[0] is batch
+    assert [block.ref for block in unpack(data, ["the object"])] == ["the object"] * 2
 
 
 def test_a_ref_counts_as_its_id() -> None:

@@ -17,6 +17,7 @@ from dagrl.runtime.cluster import reaper
 from dagrl.runtime.cluster.addresses import OWN, RUNNING_CLUSTER, is_of_a_client, knock, running_here
 from dagrl.runtime.cluster.machines import machines_of
 from dagrl.runtime.cluster.session import (
+    RAY_VARIABLES,
     fewer_processes,
     keep_worker_logs,
     object_store_bytes,
@@ -29,7 +30,6 @@ from dagrl.runtime.interrupts import ray_starts, undisturbed
 from dagrl.spec.schema import Pipeline
 
 _PAUSE_S = 0.5
-_MOST_THROUGH_DRIVER = 32 * 1024
 _LEAST_GIB_OF_A_SLOT = 0.1
 """What the process on a slot takes before it has a model: 33 workers with their Ray hold 3.4 GiB."""
 
@@ -47,11 +47,8 @@ def cluster(
     that is started here. The last is ended with the context, its processes and files with it; what its workers have
     printed is kept in `logs`.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Workers on CPU slots, and the host, must not see the GPUs of their machine.
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
-    # Of what workers return, as much goes through the driver's memory; larger columns go into the object store.
-    os.environ.setdefault("RAY_max_direct_call_object_size", str(_MOST_THROUGH_DRIVER))
+    for name, value in RAY_VARIABLES.items():
+        os.environ.setdefault(name, value)
     import ray
 
     told = os.environ.get("RAY_ADDRESS")

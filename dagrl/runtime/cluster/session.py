@@ -15,6 +15,15 @@ from pathlib import Path
 
 from dagrl.runtime.cluster import reaper
 
+RAY_VARIABLES = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Workers on CPU slots, and the host, must not see the GPUs of their machine.
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
+    # What workers return of more bytes goes into the object store, and not through the driver's memory to whoever wants
+    # it: Ray's own bound lets most columns through.
+    "RAY_max_direct_call_object_size": "8192",
+}
+"""What Ray's processes find in their environment, if nothing else is said there."""
 _OBJECT_STORE_BYTES = 2 * 2**30
 _LONGEST_TEMPORARY_FOLDER = 25
 _SHARED_MEMORY = Path("/dev/shm")

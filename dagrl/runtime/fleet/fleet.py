@@ -246,7 +246,7 @@ class Fleet:
         """
         bound = self._node_bound
         node = f"{work.task} (step {work.step})"
-        yielded = member.actor.run_streamed.options(num_returns="streaming").remote(*_packed(work, tally))
+        yielded = member.actor.run_streamed.remote(*_packed(work, tally))
 
         async def read(ref: Any) -> Any:
             what = f"a sign of life of {node} from {member.where}"
@@ -268,22 +268,18 @@ class Fleet:
     async def run(self, member: Member, work: TaskWork, tally: Tally) -> list[Block]:
         """Run a task on one worker that does not stream; all that it has made. `tally` as in `stream`.
 
-        One message there and one back: a stream takes two for each block, and one more to end. Where the worker may be
-        lost alone, its blocks have to outlive it, and are streamed.
+        One message there and one back: a stream takes more for each block, and one to end.
         """
-        if self.may_lose(member.name.rpartition("/")[0]):
-            blocks = [each async for each in self.stream(member, work, tally)]
-            return [each for each in blocks if isinstance(each, Block)]
-        bound, node = self._node_bound, f"{work.task} (step {work.step})"
-        what, parcel = f"a sign of life of {node}", _packed(work, tally)
-        return _unpacked(await self._call(member, "run_whole", parcel, bound, what, node), tally)
+        node = f"{work.task} (step {work.step})"
+        message, columns = member.actor.run_whole.remote(*_packed(work, tally))
+        told = await self._answer(message, member, self._node_bound, f"a sign of life of {node}", node)
+        return _unpacked((told, [columns]), tally)
 
-    async def _call(
-        self, member: Member, method: str, args: tuple, bound: _Bound, waits_for: str, node: str | None = None
-    ) -> Any:
-        node = waits_for if node is None else node
+    async def _call(self, member: Member, method: str, args: tuple, bound: _Bound, waits_for: str) -> Any:
+        return await self._answer(getattr(member.actor, method).remote(*args), member, bound, waits_for, waits_for)
+
+    async def _answer(self, ref: Any, member: Member, bound: _Bound, waits_for: str, node: str) -> Any:
         try:
-            ref = getattr(member.actor, method).remote(*args)
             what = f"{waits_for}, from {member.where}"
             return await self._bounded(partial(_awaited, ref), bound, what, node, member)
         except self._ray.exceptions.RayError as error:

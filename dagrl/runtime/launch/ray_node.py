@@ -14,7 +14,13 @@ from pathlib import Path
 import psutil
 
 from dagrl.plan.machines import Machine
-from dagrl.runtime.cluster.session import keep_worker_logs, object_store_bytes, session_folder, watched
+from dagrl.runtime.cluster.session import (
+    RAY_VARIABLES,
+    keep_worker_logs,
+    object_store_bytes,
+    session_folder,
+    watched,
+)
 from dagrl.runtime.launch.events import Events
 from dagrl.runtime.launch.secret import write_secret
 
@@ -132,9 +138,7 @@ def ray_environment(variables: Mapping[str, str], address: str, secret: Path) ->
     } | {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(secret),
-        "RAY_USAGE_STATS_ENABLED": "0",
-        # Workers on CPU slots must not see the GPUs of their machine.
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
+        **RAY_VARIABLES,
     }
     # Gloo would look its address up by the host's name, which often means the loopback interface.
     if interface := interface_of(address):

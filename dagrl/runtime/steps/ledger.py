@@ -185,7 +185,8 @@ class Ledger:
             columns = {mine: theirs for mine, (task_name, theirs) in task.inputs.items() if task_name == producer}
             if len(rows):
                 blocks = self._index[producer].find(rows).tolist()
-                found.append(Source(tuple(self._refs[producer][block] for block in blocks), columns))
+                refs = dict.fromkeys(self._refs[producer][block] for block in blocks)
+                found.append(Source(tuple(refs), columns))
             elif producer in self._refs:
                 found.append(Source((self._refs[producer][0],), columns))
         return tuple(found)

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ from dagrl.runtime.messages import (
     Told,
     Whereabouts,
 )
-from dagrl.runtime.parcels import Parcel, pack, unpack
+from dagrl.runtime.parcels import pack, unpack
 from dagrl.runtime.workers.blocks import Blocks
 from dagrl.runtime.workers.pulse import INTERVAL_S, Pulse
 from dagrl.runtime.workers.pump import Pump
@@ -63,10 +64,8 @@ class Worker:
         self._rank, self._timeout_s = 0, 0.0
         self._handing_out: dict[str, HandingOut] = {}
         """Where the engine is followed: its half of weight syncs, by follower."""
-        self._held: dict[int, list[ray.ObjectRef]] = {}
-        """Step -> the objects that it has put: they stay until the step is committed."""
         self._lock = threading.Lock()
-        """For what several shares of a run use: `_held`, `_streaming`."""
+        """For what several shares of a run use: `_streaming`."""
         self._streaming: tuple[int, str, int, int] | None = None
         """Step, task, round and attempt of the newest run that streams."""
         self._aborted: tuple[int, str, int, int] | None = None
@@ -116,32 +115,34 @@ class Worker:
         with self._profiler.around(work) if self._profiler else nullcontext():
             yield from self._outputs(op, work, context)
 
-    def run_whole(self, data: bytes, refs: list[ray.ObjectRef]) -> Parcel:
-        """`run`, all of its blocks in one parcel. Their columns are objects of this worker's, and end with it."""
-        work: TaskWork = unpack(data, refs)
-        told, batches = pack(list(self.run(work)))
-        return told, [self._put(work.step, batch) for batch in batches]
+    # What these two hand back, and Ray keeps in its store, is the driver's, which has asked, and outlives the worker.
 
-    def run_streamed(self, data: bytes, refs: list[ray.ObjectRef]) -> Iterator[Any]:
-        """What a worker tells that may be lost alone: before each message the columns that are in it, or None.
+    @ray.method(num_returns=2)
+    def run_whole(self, data: bytes, refs: list[ray.ObjectRef]) -> tuple[bytes, Batch | None]:
+        """`run`: a message with all of its blocks, and their columns as one batch, if there are any."""
+        blocks = list(self.run(unpack(data, refs)))
+        batches = [block.ref for block in blocks if block.ref is not None]
+        columns = Batch.concat(batches) if len(batches) > 1 else batches[0] if batches else None
+        message, _ = pack([block if block.ref is None else replace(block, ref=columns) for block in blocks])
+        return message, columns
 
-        What it yields belongs to whoever reads it, the driver, and outlives this worker. Columns whose message does not
-        come any more were never told of.
+    @ray.method(num_returns="streaming")
+    def run_streamed(self, data: bytes, refs: list[ray.ObjectRef]) -> Iterator[Batch | bytes | None]:
+        """`stream`: before each message the columns that are in it, or None.
+
+        Columns whose message does not come any more were never told of.
         """
-        work: TaskWork = unpack(data, refs)
-        for told in self.stream(work) if work.streams else (Told((block,)) for block in self.run(work)):
+        for told in self.stream(unpack(data, refs)):
             message, batches = pack(told)
             (columns,) = batches or (None,)
             yield columns
             yield message
 
     def _prepare(self, work: TaskWork) -> tuple[Op, Context]:
-        """The op and what it is told; lets go of what belongs to steps that are over."""
+        """The op and what it is told; lets go of blocks of steps that are over."""
         resources, blocks = self._resources, self._blocks
         assert resources is not None and blocks is not None, "run before start"
         blocks.forget(work.committed)
-        with self._lock:
-            self._held = {step: refs for step, refs in self._held.items() if step > work.committed}
         context = Context(
             node=resources.pipeline.nodes[work.node] if work.node else None,
             step=work.step,
@@ -253,13 +254,6 @@ class Worker:
             output.positions,
             output.unfinished,
         )
-
-    def _put(self, step: int, batch: Batch) -> ray.ObjectRef:
-        """Into the object store, until the step is committed at least."""
-        ref = ray.put(batch)
-        with self._lock:
-            self._held.setdefault(step, []).append(ref)
-        return ref
 
     def offer_weights(self, follower: str, route: WeightRoute) -> Offer | None:
         """Where a follower's processes find this rank, if they need it; the same at every sync."""

@@ -115,6 +115,14 @@ def test_sources_name_each_producers_blocks_once_with_the_columns_wanted_of_it()
     assert rollout == Source(("r0", "r1"), {"tokens": "response_tokens"})
 
 
+def test_an_object_that_several_blocks_share_is_named_once():
+    ledger = Ledger(2, 2)
+    ledger.add_source("prompts", block([0, 1], "both", shards=(0,)))
+    ledger.add_source("prompts", block([2, 3], "both", shards=(1,)))
+    (source,) = ledger.sources(reads_prompts(), np.array([3, 0]))
+    assert source.refs == ("both",)
+
+
 def test_a_rank_without_rows_still_gets_the_columns():
     ledger = ledger_of_two_shards()
     (source,) = ledger.sources(reads_prompts(), np.zeros(0, dtype=np.int64))

@@ -18,7 +18,8 @@ from refs import Ref
 from dagrl.data.batch import Batch, Column
 from dagrl.engines.base import Completion, GenerationRequest
 from dagrl.nodes.base import Resources
-from dagrl.runtime.messages import Beat, Begun, Block, PartWork, Source, TaskWork
+from dagrl.runtime.messages import Beat, Begun, Block, PartWork, Source, Span, TaskWork
+from dagrl.runtime.parcels import pack, unpack
 from dagrl.runtime.workers.blocks import Blocks
 from dagrl.runtime.workers.meter import Meter
 from dagrl.runtime.workers.worker import Worker
@@ -171,6 +172,21 @@ def test_what_the_engine_raises_ends_the_share(bench) -> None:
     bench.engine.generate = broken
     with pytest.raises(ValueError, match="prompt 0 is empty"):
         list(bench.told(bench.work([0])))
+
+
+def test_the_blocks_of_a_run_have_their_columns_in_one_object(bench, monkeypatch) -> None:
+    def block(rows: list[int]) -> Block:
+        columns = Batch(np.array(rows), {"reward": Column(10 * np.array(rows))})
+        return Block(columns.rows, columns if rows else None, None, Span(0, 1))
+
+    for several, object_of in (([[7, 3], [5], []], [7, 3, 5]), ([[4]], [4]), ([[]], None)):
+        monkeypatch.setattr(bench.worker, "run", lambda work, blocks=several: map(block, blocks))
+        message, columns = bench.worker.run_whole(*pack("work"))
+        assert (columns and columns.rows.tolist()) == object_of
+        assert object_of is None or columns["reward"].values.tolist() == [10 * row for row in object_of]
+        told = unpack(message, ["the object"])
+        assert [each.rows.tolist() for each in told] == several
+        assert [each.ref for each in told] == ["the object" if rows else None for rows in several]
 
 
 def test_the_driver_and_the_hosts_ops_do_without_torch() -> None:
