@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -244,15 +245,14 @@ class Fleet:
 
         The columns are the driver's: they outlive the worker. See `Worker.run_streamed`.
         """
-        bound = self._node_bound
-        node = f"{work.task} (step {work.step})"
-        yielded = member.actor.run_streamed.remote(*_packed(work, tally))
+        bound, node = self._node_bound, f"{work.task} (step {work.step})"
 
         async def read(ref: Any) -> Any:
             what = f"a sign of life of {node} from {member.where}"
             return await self._bounded(partial(_awaited, ref), bound, what, node, member)
 
-        try:
+        with self._failures_of(member, node):
+            yielded = member.actor.run_streamed.remote(*_packed(work, tally))
             while (pair := await next_pair(yielded, read)) is not None:
                 self._heard[member.name] = asyncio.get_running_loop().time()
                 columns, message = pair
@@ -262,26 +262,30 @@ class Fleet:
                 if told.last:
                     # That its stream has ended too would be a message more, on which a step waits.
                     return
-        except self._ray.exceptions.RayError as error:
-            raise self._translated(error, member, node) from error
 
     async def run(self, member: Member, work: TaskWork, tally: Tally) -> list[Block]:
         """Run a task on one worker that does not stream; all that it has made. `tally` as in `stream`.
 
         One message there and one back: a stream takes more for each block, and one to end.
         """
-        node = f"{work.task} (step {work.step})"
-        message, columns = member.actor.run_whole.remote(*_packed(work, tally))
-        told = await self._answer(message, member, self._node_bound, f"a sign of life of {node}", node)
+        bound, node = self._node_bound, f"{work.task} (step {work.step})"
+        with self._failures_of(member, node):
+            message, columns = member.actor.run_whole.remote(*_packed(work, tally))
+            what = f"a sign of life of {node}, from {member.where}"
+            told = await self._bounded(partial(_awaited, message), bound, what, node, member)
         return _unpacked((told, [columns]), tally)
 
     async def _call(self, member: Member, method: str, args: tuple, bound: _Bound, waits_for: str) -> Any:
-        return await self._answer(getattr(member.actor, method).remote(*args), member, bound, waits_for, waits_for)
-
-    async def _answer(self, ref: Any, member: Member, bound: _Bound, waits_for: str, node: str) -> Any:
-        try:
+        with self._failures_of(member, waits_for):
+            ref = getattr(member.actor, method).remote(*args)
             what = f"{waits_for}, from {member.where}"
-            return await self._bounded(partial(_awaited, ref), bound, what, node, member)
+            return await self._bounded(partial(_awaited, ref), bound, what, waits_for, member)
+
+    @contextmanager
+    def _failures_of(self, member: Member, node: str) -> Iterator[None]:
+        """Within the context Ray's errors become the run's."""
+        try:
+            yield
         except self._ray.exceptions.RayError as error:
             raise self._translated(error, member, node) from error
 
