@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from dagrl.runtime.cluster.session import RAY_VARIABLES
+
 PROGRAM = """
 import asyncio, os, sys, time
 import numpy as np
@@ -75,7 +77,7 @@ asyncio.run(main())
 @pytest.mark.slow
 def test_columns_outlive_their_worker_and_the_end_of_a_stream_is_told_from_a_failure(tmp_path: Path) -> None:
     told = tmp_path / "told"
-    environment = os.environ | {"RAY_max_direct_call_object_size": "32768"}
+    environment = os.environ | RAY_VARIABLES
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, told], env=environment, capture_output=True, text=True, timeout=120, check=False
     )

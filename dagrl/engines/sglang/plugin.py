@@ -14,7 +14,7 @@ def prepare_cpu() -> None:
     from sglang.srt.state_capturer import base as state_capturer
 
     rotary_embedding._is_cpu = True
-    # It would widen MLPs and experts for its own build's kernels, and nobody would write what comes to them.
+    # It would widen MLPs and experts for its own build's kernels, and leave what comes to experts as memory had it.
     update_config.update_intermediate_size = lambda model_config, *_: model_config
 
     class PageableHostCache(state_capturer.BaseHostCache):

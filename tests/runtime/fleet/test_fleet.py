@@ -125,13 +125,10 @@ class Streaming:
     """A worker that tells these parcels of a task; a stream that nobody waits for ends when the test does."""
 
     def __init__(self, told: list[Told]) -> None:
-        self._told = told
+        self._told, self._had_last = told, False
 
     @property
     def run_streamed(self) -> Streaming:
-        return self
-
-    def options(self, **options: Any) -> Streaming:
         return self
 
     def remote(self, *parcel: Any) -> Streaming:
