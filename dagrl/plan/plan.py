@@ -139,6 +139,26 @@ class Plan:
         """How often `task` is likely to run in a step; for estimates alone."""
         return self.expected_rounds if task.in_rounds else 1
 
+    def queues(self, executor: str) -> bool:
+        """Whether a run may be sent to an executor's workers while they are at another, to be taken up behind it.
+
+        Not on the host, whose workers are taken singly; nor where prompts are dealt out, or weights come, meanwhile;
+        nor where others of the group could have their turn between the two.
+        """
+        mine = self.executors[executor]
+        if executor == HOST or mine.follows or any(task.generates for task in self.tasks if task.executor == executor):
+            return False
+        others = (other for other in self.executors.values() if other.group == mine.group and other is not mine)
+        return all(other.sleeps for other in others)
+
+    def promises(self, task: PlannedTask) -> bool:
+        """Whether what `task` will have written is as good as there for runs behind it on the same workers.
+
+        It is known which rank will have which rows, and those workers cannot be lost without the whole run.
+        """
+        own = self.executors[task.executor].trained and self.queues(task.executor)
+        return own and task.scope is Scope.ROW and not task.in_rounds
+
     def validates(self, step: int) -> bool:
         """Whether `step` ends with a validation; step 0 is the one before training."""
         if step == 0:

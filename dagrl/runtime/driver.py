@@ -37,6 +37,7 @@ from dagrl.plan.schedule.commands import (
 )
 from dagrl.plan.schedule.scheduler import Scheduler
 from dagrl.runtime.errors import RunError, WorkerLostError
+from dagrl.runtime.fleet.ahead import raise_failure_ahead
 from dagrl.runtime.fleet.crew import together
 from dagrl.runtime.fleet.fleet import Fleet, Member
 from dagrl.runtime.fleet.health import Restarts
@@ -189,14 +190,21 @@ class Driver:
     async def _run(self, run: Run) -> Event:
         task = self.plan.task(run.task)
         executor = self.plan.executors[task.executor]
-        await (self._sample if task.generates else self._compute)(run, task, executor)
+        try:
+            await (self._sample if task.generates else self._compute)(run, task, executor)
+        except RunError:
+            await raise_failure_ahead(run, self.plan, self._running)
+            raise
         self._record(run.step).finish_run(run, task, executor)
         if task.selects:
             return self._rounds.end(run, self._ledger(run.step, task.rows), self._record(run.step))
         return RunDone(run)
 
     async def _compute(self, run: Run, task: PlannedTask, executor: Executor) -> None:
-        """Share the rows out to all ranks at once."""
+        """Share the rows out to all ranks at once.
+
+        Until all have their shares nobody else comes in between: what is behind this finds what it promises.
+        """
         ledger, record = self._ledger(run.step, task.rows), self._record(run.step)
         prompts, carried = self._prompts(run) if not task.inputs and task.rows is Rows.TRAIN else (None, ())
         work = share_out(
@@ -217,23 +225,28 @@ class Driver:
         else:
             members = self.fleet.members(task.executor)
 
-        shares = [
-            self.fleet.run(member, share, record.went_through) for member, share in zip(members, work, strict=True)
-        ]
+        sent = [self.fleet.send(*each, record.went_through) for each in zip(members, work, strict=True)]
+        if promised := self.plan.promises(task):
+            for share, on_its_way in zip(work, sent, strict=True):
+                ledger.promise(task.name, share.rows, on_its_way.columns)
         # Of all ranks or of none: where one is lost that can be started again, all of it is done again.
-        for member, blocks in zip(members, await together(shares), strict=True):
+        answers = await together([self.fleet.answer(each, record.went_through) for each in sent])
+        for member, blocks in zip(members, answers, strict=True):
             for block in blocks:
-                self._take_note(run, task, block, member, ledger, record)
+                self._take_note(run, task, block, member, record)
+                if not promised:
+                    self._put_down(run, task, block, ledger)
         if task.engine is None:
             self._idle_hosts.give_back(member)
 
-    def _take_note(
-        self, run: Run, task: PlannedTask, block: Block, member: Member, ledger: Ledger, record: StepRecord
-    ) -> None:
+    def _take_note(self, run: Run, task: PlannedTask, block: Block, member: Member, record: StepRecord) -> None:
         record.note(run, block, member.name)
         self._kl.note(task.node, run.step, block)
         if "next_position" in block.facts:
             record.position = self.position = block.facts["next_position"]
+
+    def _put_down(self, run: Run, task: PlannedTask, block: Block, ledger: Ledger) -> None:
+        """Say where the rows of a block are."""
         if task.selects:
             self._rounds.note(run, ledger, block)
         elif task.inputs:

@@ -91,6 +91,12 @@ class TaskWork:
     kl_weight: float | None = None
     """Of advantages: the weight of the divergence in this step. Default: as the node says."""
 
+    @property
+    def rows(self) -> np.ndarray:
+        """Ids of the rows that the rank hands in, of an op that makes a row of each, int64."""
+        parts = [part.rows for part in self.parts] if self.hands_in else []
+        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+
 
 @dataclass(frozen=True, slots=True)
 class Span:

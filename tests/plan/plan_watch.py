@@ -165,10 +165,28 @@ class Watch:
             found |= self._rows(step, [each for each in self.plan.tasks if each.selects])
         return found
 
+    def is_behind(self, command: Command) -> bool:
+        """Whether `command` waits until its workers are through with another run."""
+        return isinstance(command, Run) and self._ahead_of(command) not in (None, command)
+
+    def _ahead_of(self, run: Run) -> Command | None:
+        """What the executor of a run is at, where it takes one run after the other."""
+        name = self.task_of[run.task].executor
+        in_a_row = name != HOST and not self.plan.executors[name].follows
+        return self.busy[name][0] if in_a_row and self.busy[name] else None
+
+    def _promised_to(self, run: Run) -> set[_Row]:
+        """What a trained executor will have made when it comes to this run, which is being sent there."""
+        ahead = self._ahead_of(run)
+        if not isinstance(ahead, Run) or ahead == run or self.task_of[ahead.task].in_rounds:
+            return set()
+        task = self.task_of[ahead.task]
+        return self._rows(ahead.step, [task], ahead.shards) if self.plan.executors[task.executor].trained else set()
+
     def _is_its_own_master(self, name: str) -> bool:
         """Whether an executor has hands free, and neither group nor weights to share."""
         executor = self.plan.executors[name]
-        if executor.trained or executor.follows or name in self.lost or len(self.busy[name]) == executor.ranks:
+        if executor.trained or executor.follows or name in self.lost or len(self.busy[name]) >= executor.ranks:
             return False
         return name == HOST or all(
             other.group != executor.group or other.name == name for other in self.plan.executors.values()
@@ -205,7 +223,7 @@ class Watch:
         elif not task.streams:
             assert len(run.shards) == 1
         needed = range(self.plan.shards) if task.streams else run.shards
-        assert self._inputs(run.step, task, needed) <= self.arrived, f"{run}: inputs"
+        assert self._inputs(run.step, task, needed) <= self.arrived | self._promised_to(run), f"{run}: inputs"
         if not task.needs and task.in_rounds:
             filters = [each for each in self.plan.tasks if each.selects]
             for step in range(max(1, self.run_until), run.step):
@@ -289,13 +307,20 @@ class Watch:
         if name == HOST:
             assert len(self.busy[name]) < self.plan.executors[name].ranks
             return
+        beside = [each for each in self._under_way(name) if not self._may_be_behind(name, command, each)]
         if not self._is_in_flight(name, command):
-            assert not self.busy[name], f"{command} while {self.busy[name]}"
-        for other in self._under_way(name):
+            assert not any(each in beside for each in self.busy[name]), f"{command} while {self.busy[name]}"
+        for other in beside:
             together = (isinstance(command, Sleep) and isinstance(other, Sleep)) or (
                 isinstance(command, Wake) and isinstance(other, Wake)
             )
             assert other is command or together or self._is_in_flight(name, command), f"{command} beside {other}"
+
+    def _may_be_behind(self, name: str, command: Command, other: Command) -> bool:
+        """Whether `command` may be sent to workers that are at `other`: runs of a step, two of them at most."""
+        if not (isinstance(command, Run) and isinstance(other, Run)):
+            return False
+        return self._ahead_of(command) == other and len(self.busy[name]) == 1 and command.step == other.step
 
     def _is_in_flight(self, name: str, command: Command) -> bool:
         """Whether `command` is a sync for `name` in the midst of one run, which may go on."""

@@ -32,7 +32,9 @@ class Lane:
         self.task, self.executor, self.place, self.cut = task, executor, place, cut
         self.is_source = not task.inputs
         self.readers: list[Lane] = []
-        """Lanes of the tasks that wait for this one."""
+        """Lanes of the tasks that wait until this one is done."""
+        self.readers_behind: list[Lane] = []
+        """Lanes of those that may be sent behind it."""
         self._waits_for_sources_alone = False
         """Whether all that the task waits for are sources."""
         self.ends: list[Lane] = [self] if self.is_source and not task.in_rounds else []
@@ -110,7 +112,8 @@ def lanes_of(plan: Plan, open_steps: Mapping[int, OpenStep]) -> dict[str, Lane]:
     }
     for name, lane in lanes.items():
         for need in waits_for[name]:
-            lanes[need].readers.append(lane)
+            behind = plan.promises(lanes[need].task) and lanes[need].executor is lane.executor
+            (lanes[need].readers_behind if behind else lanes[need].readers).append(lane)
         lane._waits_for_sources_alone = all(lanes[need].is_source for need in waits_for[name])
         if lane.task.selects:
             # Only now it is known where in the data the next step begins.

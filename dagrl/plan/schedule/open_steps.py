@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from dagrl.plan.plan import Plan
 from dagrl.plan.schedule.commands import Run
 from dagrl.plan.schedule.lanes import Lane, OpenStep, lanes_of
@@ -68,6 +70,11 @@ class OpenSteps:
         for younger in [each for each in self._open if each > step]:
             del self._open[younger]
 
+    def promise(self, run: Run) -> None:
+        """What `run` is for is being done, on workers that take up what is behind it when it is."""
+        lane = self.lanes[run.task]
+        self._supply(lane.readers_behind, run.step, run.shards)
+
     def finish(self, run: Run) -> None:
         """What `run` is for is done: some of it, or the last of it."""
         if not self._counts(run):
@@ -80,9 +87,7 @@ class OpenSteps:
             state.left -= 1
             lane.leave(run.step)
         self._note_ready(lane, run.step)
-        for reader in lane.readers:
-            state.tasks[reader.task.name].supply(new)
-            self._note_ready(reader, run.step)
+        self._supply(lane.readers, run.step, new)
 
     def give_back(self, run: Run) -> None:
         """What `run` has not done yet is to be run again."""
@@ -109,6 +114,11 @@ class OpenSteps:
         for lane in lanes:
             lane.enter(step)
             self._note_ready(lane, step)
+
+    def _supply(self, readers: Iterable[Lane], step: int, shards: Sequence[int]) -> None:
+        for reader in readers:
+            reader.progress(step).supply(shards)
+            self._note_ready(reader, step)
 
     def _has_left(self, step: int) -> bool:
         return step in self._open and self._open[step].left > 0

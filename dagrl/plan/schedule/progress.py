@@ -34,6 +34,11 @@ class TaskProgress(ABC):
     def next(self) -> tuple[int, ...]:
         """The shards to be started next, together, of a task that is ready."""
 
+    @property
+    @abstractmethod
+    def takes_rest(self) -> bool:
+        """Whether nothing is left behind the `next` shards, or nothing that could be run together with them."""
+
     @abstractmethod
     def start(self) -> None:
         """The `next` shards are being run."""
@@ -59,12 +64,13 @@ class TaskProgress(ABC):
 class ShardByShard(TaskProgress):
     """Shards are run as they come: each by itself, those that come first in the batch first, or all that are there."""
 
-    __slots__ = ("_lacking", "_together", "_waiting")
+    __slots__ = ("_lacking", "_to_start", "_together", "_waiting")
 
     def __init__(self, shards: int, needs: int, *, together: bool = False) -> None:
         """`together`: a run takes all that may be started."""
         super().__init__(shards)
         self._lacking = [needs] * shards
+        self._to_start = shards
         self._together = together
         self._waiting: list[int] = [] if needs else list(range(shards))
         """Heap of the shards that have their inputs and were not started."""
@@ -79,8 +85,14 @@ class ShardByShard(TaskProgress):
     def next(self) -> tuple[int, ...]:
         return tuple(sorted(self._waiting)) if self._together else (self._waiting[0],)
 
+    @property
+    @override
+    def takes_rest(self) -> bool:
+        return (len(self._waiting) if self._together else 1) == self._to_start
+
     @override
     def start(self) -> None:
+        self._to_start -= len(self._waiting) if self._together else 1
         if self._together:
             self._waiting.clear()
         else:
@@ -98,6 +110,7 @@ class ShardByShard(TaskProgress):
     def give_back(self, shards: Iterable[int]) -> None:
         for shard in shards:
             if not self._done[shard]:
+                self._to_start += 1
                 heappush(self._waiting, shard)
 
 
@@ -127,6 +140,11 @@ class PieceByPiece(TaskProgress):
         if self._left_of_piece == len(piece):
             return piece
         return tuple(shard for shard in piece if not self._done[shard])
+
+    @property
+    @override
+    def takes_rest(self) -> bool:
+        return True
 
     @override
     def start(self) -> None:

@@ -16,6 +16,7 @@ class Room:
         self._group_of = {name: executor.group for name, executor in plan.executors.items()}
         self._hands = {name: executor.ranks if name == HOST else 1 for name, executor in plan.executors.items()}
         self._under_way: dict[str, set[Command]] = {name: set() for name in plan.executors}
+        self._queues = {name for name in plan.executors if plan.queues(name)}
         self._busy_in: dict[str, int] = {group: 0 for group in self._group_of.values() if group is not None}
         """Group -> its executors that are busy."""
         self._neighbourhoods = neighbourhoods
@@ -45,6 +46,13 @@ class Room:
             if group is not None and self._busy_in[group]:
                 return False
         return True
+
+    def ahead(self, executor: str) -> Run | None:
+        """The run that `executor` is busy with, where one more may be sent to its workers behind it."""
+        if executor in self._queues and len(self._under_way[executor]) == 1:
+            (command,) = self._under_way[executor]
+            return command if isinstance(command, Run) else None
+        return None
 
     def occupy(self, command: Command) -> None:
         """`command` begins."""

@@ -204,7 +204,7 @@ class Scheduler:
         """
         queue: list[tuple[bool, int, int, Lane | Save]] = []
         for name in executors:
-            if not self._room.free(name):
+            if not self._room.free(name) and self._room.ahead(name) is None:
                 continue
             for lane in self._steps.lanes_on[name]:
                 if (step := lane.oldest()) is not None:
@@ -219,6 +219,9 @@ class Scheduler:
                     yield lane_or_save
                 continue
             yield from self._runs(step, lane_or_save, without_room)
+            for reader in lane_or_save.readers_behind:
+                if reader.oldest() == step:
+                    heappush(queue, (True, step, reader.place, reader))
             younger = lane_or_save.oldest()
             if younger is not None and younger > step:
                 heappush(queue, (rank, younger, place, lane_or_save))
@@ -235,7 +238,7 @@ class Scheduler:
     def _due(self, step: int, lane: Lane) -> Run | Sync | Restart | None:
         """What brings a task on if there is room: its run, what must come before it, or None where it must wait."""
         task, executor = lane.task, lane.executor
-        if not self._room.free(executor.name) or not self._in_turn(step, lane):
+        if not self._has_room(step, lane) or not self._in_turn(step, lane):
             return None
         if executor.follows:
             if self._syncs.lacks_weights(step, task):
@@ -245,6 +248,19 @@ class Scheduler:
         if executor.name in self._lost:
             return Restart(step, executor.name)
         return Run(step, task.name, lane.progress(step).next, lane.round_in(step))
+
+    def _has_room(self, step: int, lane: Lane) -> bool:
+        """Whether the executor of a task has hands free, or the task may be sent behind what those are at.
+
+        That is of the same step then, and nobody waits for weights from there: who knows what else comes up until they
+        are through.
+        """
+        name = lane.executor.name
+        if self._room.free(name):
+            return True
+        ahead = self._room.ahead(name)
+        follows_it = ahead is not None and ahead.step == step and lane.progress(step).takes_rest
+        return follows_it and not self._syncs.is_wanted_of(name)
 
     def _in_turn(self, step: int, lane: Lane) -> bool:
         """Whether the order of the steps allows a task: on weights that move, and on a source that is read in order."""
@@ -295,6 +311,7 @@ class Scheduler:
             case Run(step, name):
                 lane = self._steps.lanes[name]
                 lane.progress(step).start()
+                self._steps.promise(command)
                 if lane.task.trains:
                     self._versions.begin_training(step, lane.task)
             case Save():

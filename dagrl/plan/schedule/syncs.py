@@ -45,6 +45,16 @@ class Syncs:
         sync = self._sync(step, follower, source) if held < self.versions.newest(source) else None
         return None if sync is None or self.turns.before(sync) else sync
 
+    def is_wanted_of(self, source: str) -> bool:
+        """Whether somebody who follows `source` lacks its newest weights, and nobody has to move for them."""
+        newest = self.versions.held(source)
+        return newest is not None and any(
+            executor.follows == source
+            and self.versions.held(name) != newest
+            and not self.turns.before(Sync(0, name, source, newest))
+            for name, executor in self.plan.executors.items()
+        )
+
     def is_between_groups(self, sync: Sync) -> bool:
         """Whether follower and source have devices of their own each."""
         follower, source = (self.plan.executors[name] for name in (sync.follower, sync.source))

@@ -79,6 +79,8 @@ class _Simulation:
         self._now = 0.0
         self._task_of = {task.name: task for task in plan.tasks}
         self._group_of = {name: executor.group or HOST for name, executor in plan.executors.items()}
+        self._through = dict.fromkeys(plan.executors, 0.0)
+        """When each executor is through with the runs that it has been sent; on the host several run at a time."""
         self._coming: list[tuple[float, int, float, Command, Event]] = []
         """Heap of what will have happened: when, in which order, since when, the command, its event."""
         self._order = count()
@@ -107,11 +109,10 @@ class _Simulation:
                 yield from self._activity(since, end, command, event)
 
     def _begin(self, commands: Iterable[Command]) -> None:
-        now = self._now
         for command in commands:
             seconds = self._costs.seconds(command)
             assert seconds >= 0, f"{command} takes {seconds} s"
-            since = now
+            since = now = self._beginning(command, seconds)
             if isinstance(command, Run) and self._task_of[command.task].streams:
                 offsets = list(self._costs.shard_offsets(command))
                 # The last shard is the end of the run.
@@ -121,6 +122,14 @@ class _Simulation:
                     )
                     since = now + offset
             self._expect(since, now + seconds, command, self._outcome(command))
+
+    def _beginning(self, command: Command, seconds: float) -> float:
+        """Now, or when what a run was sent behind is over."""
+        if not isinstance(command, Run) or (executor := self._task_of[command.task].executor) == HOST:
+            return self._now
+        begins = max(self._now, self._through[executor])
+        self._through[executor] = begins + seconds
+        return begins
 
     def _outcome(self, command: Command) -> Event:
         """As it is likely to be: a filter's batch is full in the round that the plan counts with."""

@@ -65,6 +65,19 @@ class Member:
         return f"{self.name} (host {self.at.host}, pid {self.at.pid})"
 
 
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A worker's share of a run, on its way or under way."""
+
+    member: Member
+    node: str
+    """What it is, for messages."""
+    message: Any
+    """Ref of what is told of it."""
+    columns: Any
+    """Ref of the object that will hold its columns, if there are any."""
+
+
 class Fleet:
     """All workers of a run."""
 
@@ -80,7 +93,7 @@ class Fleet:
         self._lost: dict[str, set[int]] = {}
         """Executor -> ranks that have been given up and not been started again."""
         self._heard: dict[str, float] = {}
-        """When a worker's running task last gave a sign of life, by the loop's clock."""
+        """When a worker's running task last gave a sign of life, or was over, by the loop's clock."""
 
     def members(self, executor: str) -> list[Member]:
         """The workers of an executor, by rank."""
@@ -263,17 +276,25 @@ class Fleet:
                     # That its stream has ended too would be a message more, on which a step waits.
                     return
 
-    async def run(self, member: Member, work: TaskWork, tally: Tally) -> list[Block]:
-        """Run a task on one worker that does not stream; all that it has made. `tally` as in `stream`.
+    def send(self, member: Member, work: TaskWork, tally: Tally) -> Sent:
+        """Have one worker run a task that does not stream, behind what it is at. `tally` as in `stream`; see `answer`.
 
         One message there and one back: a stream takes more for each block, and one to end.
         """
-        bound, node = self._node_bound, f"{work.task} (step {work.step})"
+        node = f"{work.task} (step {work.step})"
         with self._failures_of(member, node):
             message, columns = member.actor.run_whole.remote(*_packed(work, tally))
+        return Sent(member, node, message, columns)
+
+    async def answer(self, sent: Sent, tally: Tally) -> list[Block]:
+        """All that a worker has made of what it was sent."""
+        bound, node, member = self._node_bound, sent.node, sent.member
+        with self._failures_of(member, node):
             what = f"a sign of life of {node}, from {member.where}"
-            told = await self._bounded(partial(_awaited, message), bound, what, node, member)
-        return _unpacked((told, [columns]), tally)
+            told = await self._bounded(partial(_awaited, sent.message), bound, what, node, member)
+        # What was sent behind it begins now.
+        self._heard[member.name] = asyncio.get_running_loop().time()
+        return _unpacked((told, [sent.columns]), tally)
 
     async def _call(self, member: Member, method: str, args: tuple, bound: _Bound, waits_for: str) -> Any:
         with self._failures_of(member, waits_for):

@@ -89,9 +89,14 @@ class Ledger:
         """Note what a task has put into the object store."""
         if block.tokens is not None:
             self._tokens[block.rows] += block.tokens
-        if block.ref is not None and len(block.rows):
-            self._refs.setdefault(task, []).append(block.ref)
-            self._index.setdefault(task, RowIndex()).add(block.rows)
+        if block.ref is not None:
+            self.promise(task, block.rows, block.ref)
+
+    def promise(self, task: str, rows: np.ndarray, ref: ray.ObjectRef) -> None:
+        """Note where a task that adds no tokens will have put what it makes of these rows."""
+        if len(rows):
+            self._refs.setdefault(task, []).append(ref)
+            self._index.setdefault(task, RowIndex()).add(rows)
 
     def begin_round(self) -> None:
         """The source brings further groups, which are the batch from now on; see `select`."""

@@ -53,6 +53,8 @@ class Play:
 
     def _haste(self, command: Command) -> float:
         """How likely a command is to end next, against others."""
+        if self.watch.is_behind(command):
+            return 0.0
         return min((self.hastes[name] for name in self.watch.workers(command)), default=1.0)
 
     def _begin(self, commands: list[Command]) -> None:

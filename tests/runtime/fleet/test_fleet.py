@@ -174,6 +174,51 @@ def test_of_a_stream_nobody_waits_for_more_than_the_last_word(lab, last) -> None
     assert len(tally) == 3, "a parcel there, two back"
 
 
+class InARow:
+    """A worker that takes up one thing after the other, each for so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._through = seconds, 0.0
+
+    @property
+    def run_whole(self) -> InARow:
+        return self
+
+    def remote(self, *parcel: Any) -> tuple[DueAt, Ready]:
+        self._through = max(asyncio.get_running_loop().time(), self._through) + self._seconds
+        return DueAt(self._through, pack([])[0]), Ready(None)
+
+
+class DueAt:
+    """A ref of what is there in time; as with those of Ray, who gives up may wait again."""
+
+    def __init__(self, when: float, thing: Any) -> None:
+        self._when, self._thing = when, thing
+
+    def __await__(self) -> Iterator[Any]:
+        yield from asyncio.sleep(self._when - asyncio.get_running_loop().time()).__await__()
+        return self._thing
+
+
+@pytest.mark.parametrize(("seconds", "in_time"), [(0.3, True), (0.6, False)])
+def test_what_was_sent_behind_another_has_its_time_from_the_end_of_that(lab, seconds, in_time) -> None:
+    declared = lab.tiny_pipeline()
+    declared["run"] |= {"node_timeout_s": 0.4}
+    fleet = Fleet(ray, Plan({}, (), shards=1, steps=1), Pipeline.model_validate(declared))
+    member = Member("actor/0", InARow(seconds), HERE)
+    works = [TaskWork(1, name, name, name, False, 0, 0, 1, (), {}, False, True) for name in ("ref", "update")]
+
+    async def both() -> list[Any]:
+        sent = [fleet.send(member, work, lambda _: None) for work in works]
+        return await asyncio.gather(*(fleet.answer(each, lambda _: None) for each in sent), return_exceptions=True)
+
+    if in_time:
+        assert asyncio.run(both()) == [[], []]
+    else:
+        told = asyncio.run(both())
+        assert "a sign of life of ref (step 1)" in str(told[0])
+
+
 @pytest.mark.parametrize("answer", [OSError("the device is gone"), 60.0, 0.0])
 def test_at_the_end_nobody_is_told_of_one_that_cannot_free_what_it_holds(lab, monkeypatch, caplog, answer) -> None:
     monkeypatch.setattr("dagrl.runtime.fleet.fleet._CLOSE_TIMEOUT_S", 0.05)

@@ -41,6 +41,23 @@ def test_tokens_of_a_row_add_up_over_the_blocks_that_bring_some():
     assert ledger.total_tokens == 24
 
 
+def test_what_is_promised_is_found_as_what_is_there():
+    update = PlannedTask(
+        "update", "update", "update", "actor", Scope.BATCH, Rows.TRAIN, inputs={"ref_logprob": ("ref", "ref_logprob")}
+    )
+    promising, told = ledger_of_two_shards(), ledger_of_two_shards()
+    promising.promise("ref", np.array([0, 3]), "r0")
+    promising.promise("ref", np.array([2, 1]), "r1")
+    # A rank without rows promises nothing.
+    promising.promise("ref", np.zeros(0, dtype=np.int64), "r2")
+    told.add("ref", block([0, 3], "r0"))
+    told.add("ref", block([2, 1], "r1"))
+    for rows in (np.arange(4), np.array([3]), np.array([1, 2])):
+        assert promising.sources(update, rows) == told.sources(update, rows)
+    assert promising.total_tokens == told.total_tokens == 16
+    assert promising.sources(update, np.array([3]))[0].refs == ("r0",)
+
+
 def test_a_shard_is_complete_when_all_its_groups_are_there():
     ledger = Ledger(group_size=2, shards=2)
     ledger.add_source("prompts", block(range(4), "p0", shards=(0,)))
