@@ -37,7 +37,7 @@ from dagrl.plan.schedule.commands import (
 )
 from dagrl.plan.schedule.scheduler import Scheduler
 from dagrl.runtime.errors import RunError, WorkerLostError
-from dagrl.runtime.fleet.ahead import raise_failure_ahead
+from dagrl.runtime.fleet.ahead import runs_ahead_end
 from dagrl.runtime.fleet.crew import together
 from dagrl.runtime.fleet.fleet import Fleet, Member
 from dagrl.runtime.fleet.health import Restarts
@@ -106,6 +106,8 @@ class Driver:
         self._losses = Losses(fleet, restarts, bound, self._running, scheduler.workers_of)
         self._samplings: dict[tuple[int, str], Sampling] = {}
         """Runs that have lost servers, by step and task: to be gone on with."""
+        self._sampling_on: dict[str, Sampling] = {}
+        """Executor -> the rollout that it is at, or that stands behind a sync there."""
         self._ledgers: dict[tuple[int, Rows], Ledger] = {}
         self._last_commit: float | None = None
         self._records: dict[int, StepRecord] = {}
@@ -193,7 +195,7 @@ class Driver:
         try:
             await (self._sample if task.generates else self._compute)(run, task, executor)
         except RunError:
-            await raise_failure_ahead(run, self.plan, self._running)
+            await runs_ahead_end(task.executor, self.plan, self._running)
             raise
         self._record(run.step).finish_run(run, task, executor)
         if task.selects:
@@ -264,8 +266,9 @@ class Driver:
         members = zip(self.fleet.members(task.executor), executor.places, strict=True)
         servers = [member for member, place in members if place.primary]
         ledger, record = self._ledger(run.step, task.rows), self._record(run.step)
+        sync = self._syncs.under_way(task.executor)
         if sampling := self._samplings.pop((run.step, task.name), None):
-            sampling.again(run, servers)
+            sampling.again(run, servers, sync)
         else:
             sampling = Sampling(
                 run,
@@ -276,12 +279,16 @@ class Driver:
                 Books(ledger, record, shard_done, self.trackers.progress, self._sampled, self._appetites),
                 committed=self.scheduler.committed,
                 begun=self._carried.begun(run.step) if training else {},
+                sync=sync,
             )
+        self._sampling_on[task.executor] = sampling
         try:
             await sampling.finish()
         except WorkerLostError:
             self._samplings[run.step, task.name] = sampling
             raise
+        finally:
+            del self._sampling_on[task.executor]
         if training and self._is_partial:
             self._carried.leave(run.step, sampling.left())
 
@@ -294,8 +301,21 @@ class Driver:
         return begun, carried
 
     async def _sync(self, sync: Sync) -> Event:
-        with self._timed(sync.step, "sync", sync.follower):
-            figures = await self._syncs.carry_out(sync)
+        begun = time.time()
+
+        async def ahead() -> None:
+            """An update whose weights these are may still be under way."""
+            nonlocal begun
+            await runs_ahead_end(sync.source, self.plan, self._running)
+            begun = time.time()
+
+        try:
+            figures = await self._syncs.carry_out(sync, ahead)
+        except WorkerLostError as loss:
+            if behind := self._sampling_on.get(sync.follower):
+                behind.lose(loss)
+            raise
+        self._note_time(sync.step, "sync", sync.follower, begun)
         for name, figure in figures.items():
             self._record(sync.step).count(name, figure)
         return WeightsSynced(sync)
@@ -374,6 +394,9 @@ class Driver:
         """Put what happens within the context into the step's record."""
         start = time.time()
         yield
+        self._note_time(step, name, executor, start)
+
+    def _note_time(self, step: int, name: str, executor: str, start: float) -> None:
         group = self.plan.executors[executor].group or HOST
         self._record(step).add(Activity(name, name, start, time.time(), None, group, f"{executor}/0"))
 

@@ -70,6 +70,8 @@ class TaskWork:
     """Of a task that runs in rounds: which one, counted from 0."""
     attempt: int = 0
     """Of a run that streams: how often it was begun before, and lost a worker."""
+    sync: int = 0
+    """Of a run that streams: the weight sync, by its number, behind which it begins; 0: none."""
     gather_s: float = 0.0
     """Of a run that streams: how long what is finished waits for more, in seconds."""
     first_group: int = 0

@@ -62,8 +62,12 @@ class Sampling:
         *,
         committed: int,
         begun: Mapping[int, Begun],
+        sync: int = 0,
     ) -> None:
-        """`begun`: of some prompts, by their places in the data set, what earlier steps have sampled."""
+        """`begun`: of some prompts, by their places in the data set, what earlier steps have sampled.
+
+        `sync`: the number of the weight sync behind which the servers begin; 0: none.
+        """
         node = pipeline.nodes[task.node]
         assert isinstance(node, RolloutNode)
         self._run, self._task, self._node, self._pipeline = run, task, node, pipeline
@@ -82,17 +86,19 @@ class Sampling:
             places = {group: ledger.position(group) for group in self._groups}
             self._begun = {group: begun[place] for group, place in places.items() if place in begun}
         self._crew = Crew()
+        self._dealer: Dealer | None = None
         self._stopped = False
-        self._attempt = 0
+        self._attempt, self._sync = 0, sync
         self._losses: list[WorkerLostError] = []
         self._tokens = self._aborted_tokens = 0
-        self._start = time.time()
+        self._start: float | None = None
+        """When the first server has begun: until then they may wait for weights."""
 
-    def again(self, run: Run, servers: Sequence[Member]) -> None:
+    def again(self, run: Run, servers: Sequence[Member], sync: int = 0) -> None:
         """Get ready for a further attempt: `run` is what the shards that are not complete are sampled by."""
-        self._run, self._servers = run, servers
+        self._run, self._servers, self._sync = run, servers, sync
         self._attempt += 1
-        self._crew, self._stopped, self._losses = Crew(), False, []
+        self._crew, self._dealer, self._stopped, self._losses = Crew(), None, False, []
         # Blocks of unfinished responses may be gone with a machine; a response begins anew with the same draws.
         self._begun = {}
 
@@ -103,8 +109,9 @@ class Sampling:
         """
         ledger, groups = self._books.ledger, list(self._left)
         size = helping(await self._appetite(), len(groups), ledger.group_size, len(self._servers))
-        self._dealer = Dealer(groups, len(self._servers), size)
-        self._deal()
+        if not self._stopped:
+            self._dealer = Dealer(groups, len(self._servers), size)
+            self._deal(self._dealer)
         await self._crew.finish()
         if not ledger.complete(self._task.name):
             if self._losses:
@@ -119,6 +126,12 @@ class Sampling:
         if self._needed < len(self._groups):
             self._books.record.count("rollout/aborted_prompts", len(self._left))
             self._books.record.count("rollout/aborted_tokens", self._aborted_tokens)
+
+    def lose(self, loss: WorkerLostError) -> None:
+        """A server was lost in the sync behind which this run stands: it ends as if its share had failed."""
+        self._losses.append(loss)
+        if not self._stopped:
+            self._stop()
 
     def left(self) -> list[tuple[int, Begun | None]]:
         """Prompts that did not become part of the batch: their places in the data set, and what there is of each."""
@@ -139,14 +152,15 @@ class Sampling:
 
     # -- out
 
-    def _deal(self) -> None:
-        for server, groups in self._dealer.deal():
-            self._crew.start(self._outlived(self._follow(server, groups)))
+    def _deal(self, dealer: Dealer) -> None:
+        for server, groups in dealer.deal():
+            self._crew.start(self._outlived(self._follow(dealer, server, groups)))
 
     def _stop(self) -> None:
         """There is enough: end what is still being sampled."""
         self._stopped = True
-        self._dealer.stop()
+        if self._dealer is not None:
+            self._dealer.stop()
         for member in self._servers:
             self._crew.start(self._outlived(self._abort(member)))
 
@@ -162,36 +176,35 @@ class Sampling:
         except WorkerLostError as loss:
             if not loss.lost:
                 raise
-            self._losses.append(loss)
-            if not self._stopped:
-                self._stop()
+            self.lose(loss)
 
-    async def _follow(self, server: int, groups: Sequence[int]) -> None:
+    async def _follow(self, dealer: Dealer, server: int, groups: Sequence[int]) -> None:
         """Have a server sample these groups."""
         member, books = self._servers[server], self._books
         work = portion(
             self._run, self._task, books.ledger, self._pipeline, groups, committed=self._committed, begun=self._begun
         )
-        work = replace(work, attempt=self._attempt, gather_s=gathering_s(len(self._servers)))
+        work = replace(work, attempt=self._attempt, sync=self._sync, gather_s=gathering_s(len(self._servers)))
         in_hand, begun = len(groups), False
         async for message in self._fleet.stream(member, work, books.record.went_through):
+            self._start = self._start or time.time()
             if isinstance(message, Beat):
                 self._tokens += message.sampled_tokens - books.sampled.get(member.name, 0)
                 books.sampled[member.name] = message.sampled_tokens
                 if not begun:
                     begun = True
-                    self._dealer.begun(server)
-                    self._deal()
+                    dealer.begun(server)
+                    self._deal(dealer)
             elif message.unfinished:
                 self._note_unfinished(message, member)
             else:
                 finished = self._note_finished(message, member)
                 in_hand -= finished
-                self._dealer.finished(server, finished)
-                self._deal()
+                dealer.finished(server, finished)
+                self._deal(dealer)
             self._tell()
-        self._dealer.over(server, in_hand)
-        self._deal()
+        dealer.over(server, in_hand)
+        self._deal(dealer)
 
     # -- in
 
@@ -229,5 +242,5 @@ class Sampling:
             self._begun |= {group: Begun(block.ref, self._books.ledger.rows_of((group,))) for group in groups}
 
     def _tell(self) -> None:
-        done, seconds = len(self._groups) - len(self._left), time.time() - self._start
+        done, seconds = len(self._groups) - len(self._left), time.time() - (self._start or time.time())
         self._books.progress(Progress(self._task.name, self._run.step, done, self._needed, self._tokens, seconds))

@@ -34,8 +34,6 @@ class Watch:
         self.newest_step, self.last_step = self.first_step, plan.steps
         self.running: set[_Row] = set()
         self.arrived: set[_Row] = set()
-        self.rollout_version: dict[tuple[int, str], int] = {}
-        """Step and rollout -> version of the weights that its run began on."""
         self.round: dict[int, int] = {}
         """Step -> the round in which it is, where that is not the first."""
         self.saves: set[tuple[int, str]] = set()
@@ -166,8 +164,17 @@ class Watch:
         return found
 
     def is_behind(self, command: Command) -> bool:
-        """Whether `command` waits until its workers are through with another run."""
+        """Whether `command` waits until its workers are through with something else."""
+        if isinstance(command, Sync):
+            return self.busy[command.source][0] is not command
+        if isinstance(command, Run) and self.task_of[command.task].generates:
+            return self._coming_to(self.task_of[command.task].executor) is not None
         return isinstance(command, Run) and self._ahead_of(command) not in (None, command)
+
+    def _coming_to(self, follower: str) -> Sync | None:
+        """The sync that an executor is at, and not in the midst of a run."""
+        first = self.busy[follower][0] if self.busy[follower] else None
+        return first if isinstance(first, Sync) and first.follower == follower else None
 
     def _ahead_of(self, run: Run) -> Command | None:
         """What the executor of a run is at, where it takes one run after the other."""
@@ -234,15 +241,18 @@ class Watch:
         self._has_weights(run, task, self.plan.executors[task.executor])
 
     def _is_run(self, step: int) -> bool:
-        """Whether nothing of a step is left."""
+        """Whether nothing of a step is left, but what updates are at."""
         while self.run_until < step + 1 and (
             self._rows(self.run_until, self.plan.tasks_of(self.run_until)) <= self.arrived
         ):
             self.run_until += 1
-        return step < self.run_until
+        left = self._rows(step, self.plan.tasks_of(step)) - self.arrived
+        return step < self.run_until or all(row in self.running and self.task_of[row[1]].trains for row in left)
 
     def _has_weights(self, run: Run, task: PlannedTask, executor: Executor) -> None:
         version = self.version[executor.name]
+        if task.generates and (coming := self._coming_to(executor.name)):
+            version = coming.version
         if executor.follows:
             assert version is not None, f"{run} without weights"
             oldest = run.step if task.rows is Rows.VALIDATION else max(0, run.step - 1 - self.plan.max_staleness)
@@ -267,10 +277,13 @@ class Watch:
     def _begin_sync(self, sync: Sync) -> None:
         follower, source = sync.follower, sync.source
         assert sync.step <= self.last_step, f"{sync} after a stop"
-        assert sync.version == self.version[source]
+        promised = self._promised_by(source)
+        assert sync.version == (self.version[source] if promised is None else promised)
         assert not {follower, source} & self.lost
         held = self.version[follower]
-        if source in self.training:
+        if promised is not None:
+            assert len(self.busy[source]) == 2 and self.busy[follower] == [sync], f"{sync} behind {self.busy[source]}"
+        elif source in self.training:
             assert held is None and sync.step <= self.training[source].step, f"{sync} in the midst of training"
         assert held is None or held < sync.version
         if len(self.busy[follower]) > 1:
@@ -282,6 +295,15 @@ class Watch:
                 assert all(
                     self.residency[other] is ASLEEP for other in {*self._other_sleepers(end)} - {follower, source}
                 )
+
+    def _promised_by(self, source: str) -> int | None:
+        """The version that an update ends with that its executor is at, and at nothing else but a sync behind it."""
+        update = self.busy[source][0] if self.busy[source] else None
+        if not isinstance(update, Run) or not self.task_of[update.task].trains:
+            return None
+        task = self.task_of[update.task]
+        others = self._rows(update.step, [task]) - self._rows(update.step, [task], update.shards)
+        return update.step if others <= self.arrived else None
 
     def _may_work(self, name: str) -> None:
         assert name not in self.lost
@@ -317,7 +339,15 @@ class Watch:
             assert other is command or together or self._is_in_flight(name, command), f"{command} beside {other}"
 
     def _may_be_behind(self, name: str, command: Command, other: Command) -> bool:
-        """Whether `command` may be sent to workers that are at `other`: runs of a step, two of them at most."""
+        """Whether `command` may be sent to workers that are at `other`.
+
+        Runs of a step, two of them at most; a sync of weights that an update will have made; a rollout on those that
+        come.
+        """
+        if isinstance(command, Sync) and command.source == name:
+            return self._promised_by(name) == command.version and other is self.busy[name][0]
+        if isinstance(command, Run) and self.task_of[command.task].generates:
+            return self.busy[name] == [other] and other is self._coming_to(name)
         if not (isinstance(command, Run) and isinstance(other, Run)):
             return False
         return self._ahead_of(command) == other and len(self.busy[name]) == 1 and command.step == other.step

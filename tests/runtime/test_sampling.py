@@ -295,6 +295,47 @@ def test_servers_say_how_much_they_take_at_a_time_once(ran) -> None:
     assert (over.deaths, fleet.asked) == (1, 1)
 
 
+def lost_with_a_sync(lab, *, dealt: bool) -> tuple[Servers, WorkerDiedError]:
+    """What becomes of a rollout that stands behind a sync in which a server dies that has no share of it."""
+    declared = lab.tiny_pipeline()
+    declared["data"]["prompts_per_step"] = 1
+    declared["nodes"]["rollout"] |= {"n": N}
+    fleet, ledger = Servers(Appetite(1, 1), [1000]), WatchedLedger(N, 1)
+    ledger.add_source("prompts", Block(np.arange(N), "p", None, Span(0, 1), (0,), positions=np.array([100])))
+    sampling = Sampling(
+        Run(4, "rollout", (0,)),
+        ROLLOUT,
+        Pipeline.model_validate(declared),
+        fleet,  # type: ignore[arg-type]
+        [server(number) for number in range(2)],  # type: ignore[misc]
+        Books(ledger, StepRecord(4), lambda _: None, lambda _: None, {}),
+        committed=3,
+        begun={},
+        sync=7,
+    )
+    loss = WorkerDiedError("generator/1 died")
+    loss.lost = ("generator/1",)
+
+    async def act() -> WorkerDiedError:
+        finishing = asyncio.ensure_future(sampling.finish())
+        while dealt and not fleet.works:
+            await asyncio.sleep(0)
+        sampling.lose(loss)
+        with pytest.raises(WorkerDiedError) as caught:
+            await finishing
+        return caught.value
+
+    return fleet, asyncio.run(act())
+
+
+@pytest.mark.parametrize("dealt", [True, False])
+def test_a_rollout_behind_a_sync_ends_with_the_loss_of_that(lab, dealt) -> None:
+    fleet, loss = lost_with_a_sync(lab, dealt=dealt)
+    assert loss.lost == ("generator/1",)
+    assert fleet.aborts == {"generator/0", "generator/1"}, "somebody waits for weights that do not come"
+    assert [work.sync for _, work in fleet.works] == [7] * dealt
+
+
 @settings(deadline=None)
 @given(appetite=appetites, layout=layouts, patience=patience, needed=st.integers(1, 8), more=st.integers(0, 8))
 def test_a_round_is_told_to_be_complete_when_nothing_of_it_can_come(ran, appetite, layout, patience, needed, more):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from dagrl.plan.plan import Executor, Plan, PlannedTask
+from dagrl.plan.schedule.commands import Run
 from dagrl.plan.schedule.progress import Cut, TaskProgress
 
 
@@ -18,6 +19,8 @@ class OpenStep:
     tasks: dict[str, TaskProgress]
     left: int
     """Tasks that are not done."""
+    sure: int = 0
+    """Those of them that will be without anything else: updates whose last piece is under way."""
     round: int = 0
     """Of the tasks that run in rounds."""
 
@@ -60,6 +63,10 @@ class Lane:
     def oldest_undone(self) -> int:
         """The oldest step with which the task, which is a source, is not through."""
         return self._undone[0]
+
+    def ends_training(self, run: Run) -> bool:
+        """Whether `run`, of this task, is an update's last."""
+        return self.task.trains and run.shards == self.cut.last_piece
 
     def round_in(self, step: int) -> int:
         """The round in which the task is in `step`; 0 where it does not run in rounds."""

@@ -11,7 +11,7 @@ from dagrl.plan.schedule.neighbourhoods import Neighbourhoods
 
 
 class OpenSteps:
-    """A step opens once the step ``max_staleness + 1`` before it has nothing left to run."""
+    """A step opens once the step ``max_staleness + 1`` before it has nothing left to be begun."""
 
     def __init__(self, plan: Plan, first: int, neighbourhoods: Neighbourhoods) -> None:
         """`neighbourhoods` are told who has work."""
@@ -19,7 +19,7 @@ class OpenSteps:
         """Whether no further step is opened."""
         self._plan, self._neighbourhoods = plan, neighbourhoods
         self._next = self._unfinished = first
-        """The step to be opened, and the oldest that has something left to be run."""
+        """The step to be opened, and the oldest that has something left to be begun."""
         self._open: dict[int, OpenStep] = {}
         self.lanes = lanes_of(plan, self._open)
         self.lanes_on = {
@@ -43,6 +43,14 @@ class OpenSteps:
         """Whether `step` is open, and nothing of it is left to be run."""
         state = self._open.get(step)
         return state is not None and not state.left
+
+    def is_all_for(self, executor: str, lane: Lane, step: int) -> bool:
+        """Whether nothing is left for an executor, as far as steps are open, but this task of this step."""
+        return not any(
+            each.has_left(other) and (each, other) != (lane, step)
+            for each in self.lanes_on[executor]
+            for other in self._open
+        )
 
     def next_for(self, executor: str) -> int | None:
         """The oldest step that has something left for `executor`, or else the one to be opened."""
@@ -74,6 +82,7 @@ class OpenSteps:
         """What `run` is for is being done, on workers that take up what is behind it when it is."""
         lane = self.lanes[run.task]
         self._supply(lane.readers_behind, run.step, run.shards)
+        self._open[run.step].sure += lane.ends_training(run)
 
     def finish(self, run: Run) -> None:
         """What `run` is for is done: some of it, or the last of it."""
@@ -85,6 +94,7 @@ class OpenSteps:
             return
         if not state.tasks[run.task].left:
             state.left -= 1
+            state.sure -= lane.ends_training(run)
             lane.leave(run.step)
         self._note_ready(lane, run.step)
         self._supply(lane.readers, run.step, new)
@@ -121,7 +131,7 @@ class OpenSteps:
             self._note_ready(reader, step)
 
     def _has_left(self, step: int) -> bool:
-        return step in self._open and self._open[step].left > 0
+        return step in self._open and self._open[step].left > self._open[step].sure
 
     def _counts(self, run: Run) -> bool:
         """Whether the step of `run` was not dropped by a stop, and it is not of an earlier round."""

@@ -54,6 +54,18 @@ class Room:
             return command if isinstance(command, Run) else None
         return None
 
+    def weights_coming(self, executor: str) -> Sync | None:
+        """The sync that alone `executor` is busy with, where a rollout may be sent to its workers behind it."""
+        match self.under_way(executor):
+            case [Sync(_, follower, _, _) as sync] if follower == executor and self._is_alone(executor):
+                return sync
+        return None
+
+    def _is_alone(self, executor: str) -> bool:
+        """Whether no other executor of its group is busy, where it is."""
+        group = self._group_of[executor]
+        return group is None or self._busy_in[group] == 1
+
     def occupy(self, command: Command) -> None:
         """`command` begins."""
         for name in self.workers_of(command):

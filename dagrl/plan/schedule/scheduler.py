@@ -4,9 +4,13 @@ A *step* is one pass through the DAG. Its batch is split into *shards* of whole 
 shard as soon as its inputs are there, a batch task when all are. Synchronous, colocated and asynchronous training
 differ only in `Plan.max_staleness` and in who shares a group:
 
-- A step opens once step ``s - 1 - max_staleness`` has nothing left to run.
+- A step opens once all that is left of step ``s - 1 - max_staleness`` are updates at their last piece.
 - A task runs when its inputs are done (a source: when the earlier steps have theirs), its executor has a free worker,
   and no other executor of its group is busy.
+- What is sure to come next is sent to workers that are still at something else, so that they need not wait for the
+  driver in between: a run behind one of the same step, and that may be the one that makes its inputs; the weights that
+  an update makes behind it; a rollout behind its weights. Never where others could want the devices, or older weights,
+  in the meantime.
 - Tasks in rounds run again, on new prompts, as long as the filter that they end in says that the batch is short. What
   is behind it begins when it is full, and so does the source of the next step: only then it is known where the data go
   on.
@@ -21,7 +25,8 @@ differ only in `Plan.max_staleness` and in who shares a group:
   task uses them, and no sync does, unless a generator has lost its own and this very step waits for it.
 - A generator about to begin gets its weights before a source of another group goes on, be it with an older step: a sync
   is short, and the generator would stand still for all that the older step has left.
-- Sources come before what older steps have for the host: they are short, and a generator may wait for them.
+- Sources come before what older steps have for the host: they are short, and a generator may wait for them. Then what
+  a step has for its engines, and what it has for the host.
 - With `Plan.in_flight` a generator that is at work gets newer weights as soon as its source has a moment for that.
 - What has lost its workers is restarted: at once where nobody of its group sleeps, or when a step waits for it and the
   others are asleep. What the workers had not brought yet is run again, after a sync.
@@ -157,7 +162,7 @@ class Scheduler:
         self._room.release(run)
         self._steps.finish(run)
         lane = self._steps.lanes[run.task]
-        if lane.task.trains and run.shards == lane.cut.last_piece:
+        if lane.ends_training(run):
             self._versions.finish_training(run.step, lane.task)
 
     def _settle(self, executor: str, residency: Residency) -> None:
@@ -184,6 +189,13 @@ class Scheduler:
     # -- what may start now
 
     def _decide(self) -> list[Command]:
+        commands: list[Command] = []
+        # What begins may let something else begin: a run behind it, or a step.
+        while begun := self._what_begins():
+            commands += begun
+        return commands
+
+    def _what_begins(self) -> list[Command]:
         self._steps.open()
         touched = self._neighbourhoods.take_touched()
         without_room: list[OnEngine] = []
@@ -198,33 +210,27 @@ class Scheduler:
         ]
 
     def _work(self, executors: list[str], without_room: list[OnEngine]) -> Iterator[Command]:
-        """What brings the tasks of `executors` on, and their saves: sources, then the oldest step first.
-
-        Sources are short, and a generator may wait for them while the host has older steps to go on with.
-        """
-        queue: list[tuple[bool, int, int, Lane | Save]] = []
+        """What brings the tasks of `executors` on, and their saves: sources, then the oldest step first."""
+        queue: list[tuple[bool, int, bool, int, Lane | Save]] = []
         for name in executors:
-            if not self._room.free(name) and self._room.ahead(name) is None:
+            if not self._room.free(name) and not self._room.ahead(name) and not self._room.weights_coming(name):
                 continue
             for lane in self._steps.lanes_on[name]:
                 if (step := lane.oldest()) is not None:
-                    queue.append((not lane.is_source, step, lane.place, lane))
+                    queue.append((not lane.is_source, step, name == HOST, lane.place, lane))
             if (save := self._commits.due_save(name)) is not None:
-                queue.append((True, save.step, len(self._steps.lanes) + self._trained.index(name), save))
+                queue.append((True, save.step, False, len(self._steps.lanes) + self._trained.index(name), save))
         heapify(queue)
         while queue:
-            rank, step, place, lane_or_save = heappop(queue)
+            rank, step, on_host, place, lane_or_save = heappop(queue)
             if isinstance(lane_or_save, Save):
                 if self._room.free(lane_or_save.executor) and self._begin(lane_or_save, without_room):
                     yield lane_or_save
                 continue
             yield from self._runs(step, lane_or_save, without_room)
-            for reader in lane_or_save.readers_behind:
-                if reader.oldest() == step:
-                    heappush(queue, (True, step, reader.place, reader))
             younger = lane_or_save.oldest()
             if younger is not None and younger > step:
-                heappush(queue, (rank, younger, place, lane_or_save))
+                heappush(queue, (rank, younger, on_host, place, lane_or_save))
 
     def _runs(self, step: int, lane: Lane, without_room: list[OnEngine]) -> Iterator[Command]:
         """What brings a task on; what waits for nothing but room goes to `without_room`."""
@@ -238,29 +244,38 @@ class Scheduler:
     def _due(self, step: int, lane: Lane) -> Run | Sync | Restart | None:
         """What brings a task on if there is room: its run, what must come before it, or None where it must wait."""
         task, executor = lane.task, lane.executor
-        if not self._has_room(step, lane) or not self._in_turn(step, lane):
+        if not self._in_turn(step, lane):
             return None
+        run = Run(step, task.name, lane.progress(step).next, lane.round_in(step))
+        if not self._room.free(executor.name):
+            return run if self._may_be_sent_behind(step, lane) else None
         if executor.follows:
             if self._syncs.lacks_weights(step, task):
-                return self._syncs.needed(step, task)
+                return self._syncs.needed(step, task) or self._sync_behind_update(step, lane)
             if (sync := self._syncs.worthwhile(step, executor.name)) is not None:
                 return sync
         if executor.name in self._lost:
             return Restart(step, executor.name)
-        return Run(step, task.name, lane.progress(step).next, lane.round_in(step))
+        return run
 
-    def _has_room(self, step: int, lane: Lane) -> bool:
-        """Whether the executor of a task has hands free, or the task may be sent behind what those are at.
+    def _may_be_sent_behind(self, step: int, lane: Lane) -> bool:
+        """Whether a task may be sent to workers that are at something else.
 
-        That is of the same step then, and nobody waits for weights from there: who knows what else comes up until they
-        are through.
+        A rollout behind its weights; else behind a run of the same step, if nobody waits for weights from there: who
+        knows what else comes up until they are through.
         """
         name = lane.executor.name
-        if self._room.free(name):
-            return True
+        if lane.task.generates:
+            coming = self._room.weights_coming(name)
+            return coming is not None and coming.version >= self._versions.wanted(step, lane.task)
         ahead = self._room.ahead(name)
         follows_it = ahead is not None and ahead.step == step and lane.progress(step).takes_rest
         return follows_it and not self._syncs.is_wanted_of(name)
+
+    def _sync_behind_update(self, step: int, lane: Lane) -> Sync | None:
+        """What brings a task its weights when they are there, where its executor has nothing to do until then."""
+        idle = self._steps.is_all_for(lane.executor.name, lane, step)
+        return self._syncs.behind_update(step, lane.task) if idle else None
 
     def _in_turn(self, step: int, lane: Lane) -> bool:
         """Whether the order of the steps allows a task: on weights that move, and on a source that is read in order."""
@@ -313,7 +328,7 @@ class Scheduler:
                 lane.progress(step).start()
                 self._steps.promise(command)
                 if lane.task.trains:
-                    self._versions.begin_training(step, lane.task)
+                    self._versions.begin_training(step, lane.task, ends=lane.ends_training(command))
             case Save():
                 self._commits.begin(command)
         return True

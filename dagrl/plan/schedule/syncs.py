@@ -38,6 +38,19 @@ class Syncs:
                 return Restart(step, name) if self.room.free(name) else None
         return self._sync(step, follower, source)
 
+    def behind_update(self, step: int, task: PlannedTask) -> Sync | None:
+        """What brings a task the weights that an update, which is under way, will have made, as soon as that is over.
+
+        Only where nobody has to move for it.
+        """
+        follower, source = task.executor, self._source_of(task.executor)
+        version = self.versions.promised(source)
+        if version < self.versions.wanted(step, task) or version == self.versions.newest(source):
+            return None
+        sync = Sync(step, follower, source, version)
+        alone = self.room.ahead(source) is not None and not {follower, source} & self.lost
+        return sync if alone and not self.turns.before(sync) else None
+
     def worthwhile(self, step: int, follower: str) -> Sync | None:
         """Weights newer than what `follower` holds, though that would do, if nobody has to move for them."""
         source, held = self._source_of(follower), self.versions.held(follower)

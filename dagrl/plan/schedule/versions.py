@@ -18,6 +18,8 @@ class Versions:
         }
         self._training: dict[str, tuple[int, str]] = {}
         """Executor -> step and task of an update that has begun and is not over."""
+        self._promised: dict[str, int] = {}
+        """Executor -> the version that it will hold when the last piece of an update, which has begun, is over."""
 
     def held(self, executor: str) -> int | None:
         """Version of the weights that `executor` holds; None before its first sync, and where they are gone."""
@@ -33,14 +35,20 @@ class Versions:
         """`follower` has got other weights, or lost them."""
         self._held[follower] = version
 
-    def begin_training(self, step: int, task: PlannedTask) -> None:
-        """A piece of an update begins."""
+    def promised(self, source: str) -> int:
+        """The version that an executor that is followed holds when it is through with what it has begun."""
+        return self._promised.get(source, self.newest(source))
+
+    def begin_training(self, step: int, task: PlannedTask, *, ends: bool) -> None:
+        """A piece of an update begins, which `ends` with it or goes on."""
         self._training[task.executor] = (step, task.name)
+        if ends:
+            self._promised[task.executor] = step
 
     def finish_training(self, step: int, task: PlannedTask) -> None:
         """The last piece of an update is over."""
         self._held[task.executor] = step
-        del self._training[task.executor]
+        del self._training[task.executor], self._promised[task.executor]
 
     def wanted(self, step: int, task: PlannedTask) -> int:
         """The oldest version that a task may begin on whose executor follows another."""

@@ -80,7 +80,8 @@ class _Simulation:
         self._task_of = {task.name: task for task in plan.tasks}
         self._group_of = {name: executor.group or HOST for name, executor in plan.executors.items()}
         self._through = dict.fromkeys(plan.executors, 0.0)
-        """When each executor is through with the runs that it has been sent; on the host several run at a time."""
+        """When each executor is through with the runs and syncs that it has been sent; nothing of the host, where runs
+        are beside each other."""
         self._coming: list[tuple[float, int, float, Command, Event]] = []
         """Heap of what will have happened: when, in which order, since when, the command, its event."""
         self._order = count()
@@ -124,11 +125,18 @@ class _Simulation:
             self._expect(since, now + seconds, command, self._outcome(command))
 
     def _beginning(self, command: Command, seconds: float) -> float:
-        """Now, or when what a run was sent behind is over."""
-        if not isinstance(command, Run) or (executor := self._task_of[command.task].executor) == HOST:
-            return self._now
-        begins = max(self._now, self._through[executor])
-        self._through[executor] = begins + seconds
+        """Now, or when what a run, or weights, were sent behind is over."""
+        match command:
+            case Run(_, task):
+                waits_for, busy = self._task_of[task].executor, {self._task_of[task].executor}
+            case Sync(_, follower, source, _):
+                waits_for, busy = source, {follower, source}
+            case _:
+                return self._now
+        begins = max(self._now, self._through[waits_for])
+        for name in busy - {HOST}:
+            # What is in flight comes in the midst of a run.
+            self._through[name] = max(self._through[name], begins + seconds)
         return begins
 
     def _outcome(self, command: Command) -> Event:

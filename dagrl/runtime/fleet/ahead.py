@@ -1,4 +1,4 @@
-"""Runs that were sent to workers which are at another: where that one fails, so do they, and it says why."""
+"""What was sent to workers that are still at a run: where that one fails, so does all behind it, and it says why."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from dagrl.plan.plan import HOST, Plan
 from dagrl.plan.schedule.commands import Command, Run
 
 
-async def raise_failure_ahead(run: Run, plan: Plan, under_way: Mapping[asyncio.Task[object], Command]) -> None:
-    """Wait for what `run`, which this task has begun, was sent behind, and raise what that has failed of, if it has.
+async def runs_ahead_end(executor: str, plan: Plan, under_way: Mapping[asyncio.Task[object], Command]) -> None:
+    """Wait for the runs on an executor that were begun before what this task carries out; raises what one failed of.
 
     `under_way`: the commands that are being carried out, in the order in which they were begun; each has its bound.
     """
-    executor = plan.task(run.task).executor
     if executor == HOST:  # where runs are beside each other
         return
     mine = asyncio.current_task()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from dagrl.engines.weights.channel import Address, PeerError, knock
@@ -23,6 +23,10 @@ _LEAVE_S = 120.0
 of the buckets."""
 
 
+async def _nothing() -> None:
+    """Nobody is ahead."""
+
+
 class WeightSyncs:
     """All syncs of a run."""
 
@@ -31,18 +35,35 @@ class WeightSyncs:
         self._routes: dict[str, WeightRoute] = {}
         self._offers: dict[str, tuple[Offer | None, ...]] = {}
         self._number = 0
+        self._under_way: dict[str, int] = {}
 
-    async def carry_out(self, sync: Sync) -> dict[str, float]:
-        """Have the follower hold the source's weights; figures of it, for metrics. RunError where it does not."""
+    def under_way(self, follower: str) -> int:
+        """The number of the sync that `follower` is in; 0 where it is in none."""
+        return self._under_way.get(follower, 0)
+
+    async def carry_out(self, sync: Sync, ahead: Callable[[], Awaitable[None]] = _nothing) -> dict[str, float]:
+        """Have the follower hold the source's weights; figures of it, for metrics. RunError where it does not.
+
+        `ahead` waits for what the source is at, and raises what becomes of it: weights that may lie about are handed
+        out behind that, without a message in between.
+        """
         self._number += 1
+        self._under_way[sync.follower] = self._number
+        try:
+            return await self._carry_out(sync, ahead)
+        finally:
+            del self._under_way[sync.follower]
+
+    async def _carry_out(self, sync: Sync, ahead: Callable[[], Awaitable[None]]) -> dict[str, float]:
         route = self._routes.setdefault(sync.follower, weight_route(self._pipeline, sync.follower))
         what = f"the weights of {sync.source} to reach {sync.follower}"
         if route.way == "object_store":
-            handed = await together(self._send(sync, route, what))
+            handed = await _behind(ahead, together(self._send(sync, route, what)))
             took = await self._left_in_order(
                 sync, self._receive(sync, Take(self._number, sync.version, refs=handed[0].refs), what)
             )
         else:
+            await ahead()
             offers = await self._offers_to(sync, route, what)
             take = Take(self._number, sync.version, offers, keeps_room=route.keeps_room)
             # Those who receive have the longer way to go.
@@ -116,6 +137,18 @@ def _excuse(senders: Sequence[Address], number: int, who: str) -> None:
     for address in senders:
         with contextlib.suppress(PeerError):
             knock(address, _KNOCK_S, "the sender of weights", who=who, sync=number, error="is lost").close()
+
+
+async def _behind(ahead: Callable[[], Awaitable[None]], calls: Coroutine[Any, Any, list[Any]]) -> list[Any]:
+    """What calls come to that are made at once, though their workers are busy until `ahead` is over."""
+    made = asyncio.ensure_future(calls)
+    try:
+        await ahead()
+        return await made
+    finally:
+        made.cancel()
+        # Nobody asks for what else has failed.
+        await asyncio.gather(made, return_exceptions=True)
 
 
 async def _of(task: asyncio.Task[Any]) -> Any:

@@ -37,6 +37,7 @@ from dagrl.runtime.messages import (
     Whereabouts,
 )
 from dagrl.runtime.parcels import pack, unpack
+from dagrl.runtime.workers.arrivals import Arrivals
 from dagrl.runtime.workers.blocks import Blocks
 from dagrl.runtime.workers.pulse import INTERVAL_S, Pulse
 from dagrl.runtime.workers.pump import Pump
@@ -66,6 +67,7 @@ class Worker:
         """Where the engine is followed: its half of weight syncs, by follower."""
         self._lock = threading.Lock()
         """For what several shares of a run use: `_streaming`."""
+        self._weights = Arrivals()
         self._streaming: tuple[int, str, int, int] | None = None
         """Step, task, round and attempt of the newest run that streams."""
         self._aborted: tuple[int, str, int, int] | None = None
@@ -189,8 +191,13 @@ class Worker:
         with self._lock:
             first, self._streaming = self._streaming != run, run
         assert self._meter is not None, "only engines stream"
-        begin = time.time()
         parts = self._parts(work)
+        while not self._weights.wait_for(work.sync, INTERVAL_S, unless=lambda: self._aborted == run):
+            # How long that may take is for those to say who bring them.
+            yield Told(())
+        if self._aborted == run:
+            return
+        begin = time.time()
         account = self._meter.begin(work, parts, first=first)
         # One trace of a rank at a time: that of its first share.
         watched = self._profiler.around(work) if self._profiler and first else nullcontext()
@@ -231,6 +238,7 @@ class Worker:
     def abort(self, step: int, task: str, round_: int, attempt: int) -> None:
         """End a run that streams: its shares come out as they are, and further ones at once and empty."""
         self._aborted = (step, task, round_, attempt)
+        self._weights.look_again()
         self._engine.abort()
 
     def appetite(self, longest: int) -> Appetite:
@@ -265,6 +273,11 @@ class Worker:
 
     def receive_weights(self, take: Take) -> float:
         """Take the weights that `send_weights` hands out, meanwhile or before; how many seconds that took."""
+        seconds = self._take_in(take)
+        self._weights.arrived(take.number)
+        return seconds
+
+    def _take_in(self, take: Take) -> float:
         from dagrl.runtime.workers.weight_hands import take_in
 
         return take_in(self._engine, self._rank, take, self._timeout_s)

@@ -9,7 +9,18 @@ import pytest
 from plan_parts import ONE_RANK, executor, task
 
 from dagrl.plan.plan import HOST, Executor, Plan
-from dagrl.plan.schedule.commands import Command, Run, RunDone, ShardDone, Sync, WeightsSynced, outcome_of
+from dagrl.plan.schedule.commands import (
+    Command,
+    Commit,
+    Run,
+    RunDone,
+    Save,
+    ShardDone,
+    StopRequested,
+    Sync,
+    WeightsSynced,
+    outcome_of,
+)
 from dagrl.plan.schedule.scheduler import Scheduler
 from dagrl.plan.simulation.costs import CostTable
 from dagrl.plan.simulation.simulate import simulate
@@ -54,18 +65,55 @@ class Play:
 
 def test_an_update_is_sent_behind_the_log_probs_that_it_needs():
     play = Play(plan())
-    assert play.comes(0) == [Run(1, "reward", (0,)), Run(1, "ref", (0,))]
+    assert play.comes(0) == [Run(1, "ref", (0,)), Run(1, "reward", (0,))]
     # More is to come, which could be computed together with this.
     assert play.comes(1) == [Run(1, "reward", (1,))]
     assert play.ends("ref", 0) == [Run(1, "ref", (1,))]
     # Nothing else is: it can as well be sent at once.
-    assert play.comes(2) == [Run(1, "reward", (2,)), Run(1, "ref", (2,))]
+    assert play.comes(2) == [Run(1, "ref", (2,)), Run(1, "reward", (2,))]
     assert play.ends("rollout", *ALL) == play.ends("reward", 0) == play.ends("reward", 1) == []
     # There is room for one.
     assert play.ends("reward", 2) == []
     assert play.ends("ref", 1) == [Run(1, "update", ALL)]
-    assert play.ends("ref", 2) == []
-    assert play.ends("update", *ALL)[:2] == [Sync(2, "generator", "actor", 1), Run(2, "prompts", ALL)]
+
+
+def test_behind_an_update_come_its_weights_and_behind_those_a_rollout():
+    play = Play(plan())
+    play.ends("rollout", *ALL)
+    assert [play.ends("reward", shard) for shard in ALL] == [[], [], [Run(1, "update", ALL)]]
+    # All that is left of the step will be done without anything else.
+    sync, rollout = Sync(2, "generator", "actor", 1), Run(2, "rollout", ALL)
+    assert play.ends("ref", *ALL) == [sync, Run(2, "prompts", ALL)]
+    assert play.ends("prompts", *ALL, step=2) == [rollout]
+    assert play.ends("update", *ALL) == [Commit(1, save=False)]
+    assert play.scheduler.version("generator") == 0
+    assert play.scheduler.handle(WeightsSynced(sync)) == []
+    assert play.scheduler.version("generator") == 1
+
+
+def test_a_generator_with_anything_else_to_do_does_not_wait_for_weights_of_an_update():
+    told = plan()
+    tasks = (*told.tasks, task("judge", "generator", "reward"))
+    play = Play(replace(told, tasks=tasks))
+    play.ends("rollout", *ALL)
+    play.ends("reward", 0), play.ends("reward", 1)
+    assert Run(1, "update", ALL) in play.ends("reward", 2)
+    # The step is not through: the generator has replies to give.
+    assert play.ends("ref", *ALL) == []
+
+
+def test_a_stop_drops_what_was_sent_behind_an_update():
+    play = Play(plan())
+    play.ends("rollout", *ALL)
+    assert [play.ends("reward", shard) for shard in ALL][-1] == [Run(1, "update", ALL)]
+    sync, prompts = play.ends("ref", *ALL)
+    assert play.scheduler.handle(StopRequested()) == play.scheduler.handle(outcome_of(prompts)) == []
+    assert play.ends("update", *ALL) == []
+    # The trainer hands its weights out first.
+    assert play.scheduler.handle(outcome_of(sync)) == [Save(1, "actor")]
+    assert play.scheduler.handle(outcome_of(Save(1, "actor"))) == [Commit(1, save=True)]
+    play.scheduler.handle(outcome_of(Commit(1, save=True)))
+    assert play.scheduler.finished
 
 
 def test_it_is_sent_at_once_where_it_waits_for_nothing_else():
@@ -95,7 +143,7 @@ def test_a_generator_that_waits_for_weights_gets_them_between_the_two():
     scheduler = play.scheduler
     assert [play.ends("reward", shard) for shard in ALL] == [[], [], [Run(1, "update", ALL)]]
     assert scheduler.version("generator") == scheduler.version("actor") == 0
-    assert play.ends("ref", *ALL) == []
+    assert play.ends("ref", *ALL) == [Run(3, "prompts", ALL)], "a generator at work gets its weights later"
     play.ends("update", *ALL)
     assert scheduler.version("actor") == 1
     begun = play.comes(0, step=2)

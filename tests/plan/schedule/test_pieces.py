@@ -65,7 +65,8 @@ def test_a_piece_runs_as_soon_as_its_shards_are_there_and_the_piece_before_is_ov
         (ShardDone(1, "rollout", 1), [run("reward", 1)]),
         (RunDone(run("reward", 1)), [run("update", 0, 1)]),
         (RunDone(run("rollout", *ALL)), []),
-        (RunDone(run("update", 0, 1)), [run("update", 2)]),
+        # The last one: nothing else has to be done for the next step to begin.
+        (RunDone(run("update", 0, 1)), [run("update", 2), run("prompts", *ALL, step=2)]),
     ]
     for event, expected in table:
         assert scheduler.handle(event) == expected, event

@@ -65,8 +65,8 @@ def test_a_step_in_two_rounds():
     sync = Sync(1, "generator", "actor", 0)
     assert scheduler.start() == [sync, run("prompts")]
     table: list[tuple[Event, list[Command]]] = [
-        (RunDone(run("prompts")), []),
-        (WeightsSynced(sync), [run("rollout")]),
+        (RunDone(run("prompts")), [run("rollout")]),
+        (WeightsSynced(sync), []),
         (ShardDone(1, "rollout", 0), [run("reward", 0)]),
         (RunDone(run("rollout")), [run("reward", 1)]),
         (RunDone(run("reward", 0)), []),

@@ -111,12 +111,12 @@ def test_a_synchronous_step_from_its_prompts_to_its_commit():
     sync = Sync(1, "generator", "actor", 0)
     assert scheduler.start() == [sync, Run(1, "prompts", ALL)]
     table: list[tuple[Event, list[Command]]] = [
-        (done(1, "prompts"), []),
-        (WeightsSynced(sync), [Run(1, "rollout", ALL)]),
-        (ShardDone(1, "rollout", 0), [Run(1, "reward", (0,)), Run(1, "ref", (0,))]),
+        (done(1, "prompts"), [Run(1, "rollout", ALL)]),
+        (WeightsSynced(sync), []),
+        (ShardDone(1, "rollout", 0), [Run(1, "ref", (0,)), Run(1, "reward", (0,))]),
         (done(1, "reward", (0,)), []),
         (done(1, "ref", (0,)), [Run(1, "advantage", (0,))]),
-        (ShardDone(1, "rollout", 1), [Run(1, "reward", (1,)), Run(1, "ref", (1,))]),
+        (ShardDone(1, "rollout", 1), [Run(1, "ref", (1,)), Run(1, "reward", (1,))]),
         (done(1, "rollout"), []),
         (done(1, "advantage", (0,)), []),
         (done(1, "ref", (1,)), []),
@@ -162,7 +162,7 @@ def test_samples_are_never_staler_than_the_bound(staleness):
     scheduler = Scheduler(diamond(steps=6, max_staleness=staleness))
     versions = {}
     for command, event in play(scheduler):
-        if isinstance(command, Run) and command.task == "rollout" and event is None:
+        if isinstance(command, Run) and command.task == "rollout" and event is not None:
             versions[command.step] = scheduler.version("generator")
         if isinstance(command, Run) and command.task == "update" and event is None:
             assert scheduler.version("actor") == command.step - 1
@@ -181,7 +181,7 @@ def test_validation_runs_on_the_weights_of_its_step_and_belongs_to_its_commit():
     scheduler = Scheduler(diamond(steps=2, validate_every=2, validate_first=True))
     seen, commits = [], []
     for command, event in play(scheduler):
-        if isinstance(command, Run) and command.task == "val/rollout" and event is None:
+        if isinstance(command, Run) and command.task == "val/rollout" and event is not None:
             seen.append((command.step, scheduler.version("generator")))
         if isinstance(command, Commit) and event is not None:
             commits.append(command.step)
@@ -206,19 +206,20 @@ def test_a_save_keeps_the_trainer_and_holds_the_next_update_up():
 def test_the_next_step_is_being_sampled_while_one_is_being_saved():
     scheduler = Scheduler(diamond(steps=2, save_every=1))
     pending = run_until(scheduler, lambda commands: Run(1, "update", ALL) in commands)
-    assert pending == [Run(1, "update", ALL)]
+    assert pending == [Run(1, "update", ALL), Run(2, "prompts", ALL)]
     sync = Sync(2, "generator", "actor", 1)
-    assert scheduler.handle(done(1, "update")) == [sync, Run(2, "prompts", ALL)]
-    assert scheduler.handle(done(2, "prompts")) == []
-    assert scheduler.handle(WeightsSynced(sync)) == [Save(1, "actor"), Run(2, "rollout", ALL)]
+    assert scheduler.handle(done(2, "prompts")) == [sync, Run(2, "rollout", ALL)]
+    assert scheduler.handle(done(1, "update")) == []
+    assert scheduler.handle(WeightsSynced(sync)) == [Save(1, "actor")]
 
 
 def test_in_one_group_a_save_comes_before_the_next_step_and_that_makes_room_while_its_prompts_are_read():
     plan = diamond(groups=("shared", "shared"), steps=2, save_every=1)
     sleepers = {name: replace(each, sleeps=each.group == "shared") for name, each in plan.executors.items()}
     scheduler = Scheduler(replace(plan, executors=sleepers))
-    run_until(scheduler, lambda commands: Run(1, "update", ALL) in commands)
-    assert scheduler.handle(done(1, "update")) == [Run(2, "prompts", ALL), Save(1, "actor")]
+    pending = run_until(scheduler, lambda commands: Run(1, "update", ALL) in commands)
+    assert pending == [Run(1, "update", ALL), Run(2, "prompts", ALL)]
+    assert scheduler.handle(done(1, "update")) == [Save(1, "actor")]
     assert scheduler.handle(StateSaved(Save(1, "actor"))) == [
         Commit(1, save=True),
         Sleep(2, "actor", Residency.WEIGHTS),

@@ -62,8 +62,10 @@ def test_moves_of_a_group_in_turns_take_their_time():
         ("wake", "generator", 2.25, 2.5),
         ("sleep", "generator", 9.5, 10.0),
         ("wake", "actor", 10.0, 10.25),
-        ("update", "actor", 10.25, 14.25),
+        # The next step's, while nothing but the update is left of this one.
+        ("prompts", HOST, 10.25, 10.25),
     ]
+    assert moves[9:10] == [("update", "actor", 10.25, 14.25)]
     # Nobody moves before the last reward is there.
     assert busy_seconds(each for each in simulated.activities if each.group == "gpus") == 14.25 - 1
 

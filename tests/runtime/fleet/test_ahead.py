@@ -10,7 +10,7 @@ from dagrl.plan.coordinates import Coordinates
 from dagrl.plan.plan import HOST, Executor, Plan, PlannedTask, Rows
 from dagrl.plan.schedule.commands import Command, Run
 from dagrl.runtime.errors import RunError
-from dagrl.runtime.fleet.ahead import raise_failure_ahead
+from dagrl.runtime.fleet.ahead import runs_ahead_end
 from dagrl.spec.ops import Scope
 
 RANK = (Coordinates(0, 0, 0, 0, primary=True),)
@@ -39,7 +39,7 @@ def told_of(second: str, *, first: str = "ref", fails: bool = True) -> str:
         try:
             raise RunError("blocks that never came")
         except RunError:
-            await raise_failure_ahead(Run(1, second, (0,)), PLAN, under_way)
+            await runs_ahead_end(PLAN.task(second).executor, PLAN, under_way)
             raise
 
     async def both() -> str:

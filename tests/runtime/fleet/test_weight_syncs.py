@@ -110,6 +110,34 @@ def test_weights_lie_in_the_object_store_before_anybody_takes_them():
     assert workers.log[1][2] == (Take(1, 2, refs=("ref",)),)
 
 
+@pytest.mark.parametrize("backend", ["hf", "sglang"])
+def test_behind_an_update_weights_that_may_lie_about_are_asked_for_at_once(backend):
+    """Those that both sides hand over must wait for it: servers that are in a sync do nothing else."""
+    workers, seen = Workers(meet=backend == "sglang"), []
+    syncs = WeightSyncs(workers, pipeline(backend=backend))  # type: ignore[arg-type]
+
+    async def ahead() -> None:
+        await asyncio.sleep(0.02)
+        seen.append(([method for _, method, _ in workers.log], syncs.under_way("generator")))
+
+    assert syncs.under_way("generator") == 0
+    asyncio.run(syncs.carry_out(SYNC, ahead))
+    assert seen == [(["send_weights"] if backend == "hf" else [], 1)]
+    assert syncs.under_way("generator") == 0
+
+
+def test_where_the_update_fails_its_weights_go_nowhere_and_it_says_why():
+    workers = Workers(meet=False, lost="actor/1")
+
+    async def ahead() -> None:
+        await asyncio.sleep(0.02)
+        raise RunError("the loss is not a number")
+
+    with pytest.raises(RunError, match="the loss is not a number"):
+        asyncio.run(WeightSyncs(workers, pipeline(backend="hf")).carry_out(SYNC, ahead))  # type: ignore[arg-type]
+    assert "receive_weights" not in [method for _, method, _ in workers.log]
+
+
 def test_what_no_rank_of_the_generator_has_a_place_for_ends_the_run():
     with pytest.raises(RunError, match=r"the generator has no place for b: the trainer's model and its own") as caught:
         carry_out(Workers(used=(0b01, None)), pipeline(backend="sglang"))

@@ -18,7 +18,7 @@ from refs import Ref
 from dagrl.data.batch import Batch, Column
 from dagrl.engines.base import Completion, GenerationRequest
 from dagrl.nodes.base import Resources
-from dagrl.runtime.messages import Beat, Begun, Block, PartWork, Source, Span, TaskWork
+from dagrl.runtime.messages import Beat, Begun, Block, PartWork, Source, Span, Take, TaskWork, Told
 from dagrl.runtime.parcels import pack, unpack
 from dagrl.runtime.workers.blocks import Blocks
 from dagrl.runtime.workers.meter import Meter
@@ -106,6 +106,24 @@ def bench(lab, monkeypatch, tmp_path) -> Bench:
     declared = lab.tiny_pipeline()
     declared["nodes"]["rollout"] |= {"n": 2, "over_sampling_batch_size": 10, "partial_rollout": True}
     return Bench(Pipeline.model_validate(declared), monkeypatch, tmp_path)
+
+
+@pytest.mark.parametrize("aborted", [False, True])
+def test_a_share_that_is_behind_a_sync_shows_life_until_the_weights_are_there(bench, monkeypatch, aborted) -> None:
+    monkeypatch.setattr("dagrl.runtime.workers.worker.INTERVAL_S", 0.05)
+    monkeypatch.setattr(bench.worker, "_take_in", lambda take: 0.5)
+    told = bench.worker.stream(replace(bench.work([0]), sync=5))
+    bench.worker.receive_weights(Take(4, 3))
+    assert [next(told), next(told)] == [Told(()), Told(())]
+    if aborted:
+        bench.worker.abort(2, "rollout", 0, 0)
+        assert list(told) == []
+    else:
+        assert bench.worker.receive_weights(Take(5, 3)) == 0.5
+        assert next(told) == Told((Beat(0),))
+        bench.engine.gate.release(2)
+        (block, _), *_ = [each.messages for each in told if each.messages]
+        assert bench.said(block) == {0: [7, 7], 1: [7, 7]}
 
 
 def test_a_share_comes_out_group_by_group_or_together_with_signs_of_life(bench) -> None:
