@@ -129,6 +129,8 @@ class Context:
     """Whether it is the last."""
     kl_weight: float | None = None
     """Of advantages: the weight of the divergence in this step. Default: as the node says."""
+    version: int | None = None
+    """Of a rollout: the version of the weights that it begins on. Default: that of those that are there."""
     begun: Mapping[int, Batch] = field(default_factory=dict)
     """Group -> what an earlier step has sampled for it: the columns of a rollout, rows in the order of the group's."""
 

@@ -120,7 +120,8 @@ def sample_seed(context: Context, row: int) -> int:
 
 def _beginnings(groups: np.ndarray, context: Context) -> list[Response]:
     """What earlier steps have sampled for each row; nothing where it is too old, or there is none."""
-    node, version = context.rollout, context.engine.policy_version
+    node = context.rollout
+    version = context.engine.policy_version if context.version is None else context.version
     responses = [Response(version)] * len(groups)
     for group, begun in context.begun.items():
         for place, row in enumerate(np.flatnonzero(groups == group)):

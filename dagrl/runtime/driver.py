@@ -266,9 +266,9 @@ class Driver:
         members = zip(self.fleet.members(task.executor), executor.places, strict=True)
         servers = [member for member, place in members if place.primary]
         ledger, record = self._ledger(run.step, task.rows), self._record(run.step)
-        sync = self._syncs.under_way(task.executor)
+        weights = self._syncs.coming(task.executor)
         if sampling := self._samplings.pop((run.step, task.name), None):
-            sampling.again(run, servers, sync)
+            sampling.again(run, servers, weights)
         else:
             sampling = Sampling(
                 run,
@@ -279,7 +279,7 @@ class Driver:
                 Books(ledger, record, shard_done, self.trackers.progress, self._sampled, self._appetites),
                 committed=self.scheduler.committed,
                 begun=self._carried.begun(run.step) if training else {},
-                sync=sync,
+                weights=weights,
             )
         self._sampling_on[task.executor] = sampling
         try:

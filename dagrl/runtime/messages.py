@@ -44,6 +44,15 @@ class PartWork:
 
 
 @dataclass(frozen=True, slots=True)
+class Coming:
+    """Weights on their way to a generator."""
+
+    sync: int
+    """Number of their sync."""
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
 class TaskWork:
     """One rank's share of a run."""
 
@@ -70,8 +79,8 @@ class TaskWork:
     """Of a task that runs in rounds: which one, counted from 0."""
     attempt: int = 0
     """Of a run that streams: how often it was begun before, and lost a worker."""
-    sync: int = 0
-    """Of a run that streams: the weight sync, by its number, behind which it begins; 0: none."""
+    weights: Coming | None = None
+    """Of a run that streams: those on which it begins, though they may not be there yet. Default: what there is."""
     gather_s: float = 0.0
     """Of a run that streams: how long what is finished waits for more, in seconds."""
     first_group: int = 0

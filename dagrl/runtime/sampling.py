@@ -22,7 +22,7 @@ from dagrl.plan.schedule.commands import Run
 from dagrl.runtime.errors import RunError, WorkerLostError
 from dagrl.runtime.fleet.crew import Crew
 from dagrl.runtime.fleet.fleet import Fleet, Member
-from dagrl.runtime.messages import Beat, Begun, Block
+from dagrl.runtime.messages import Beat, Begun, Block, Coming
 from dagrl.runtime.steps.dealing import Dealer, gathering_s, helping
 from dagrl.runtime.steps.exchange import portion
 from dagrl.runtime.steps.ledger import Ledger
@@ -62,11 +62,11 @@ class Sampling:
         *,
         committed: int,
         begun: Mapping[int, Begun],
-        sync: int = 0,
+        weights: Coming | None = None,
     ) -> None:
         """`begun`: of some prompts, by their places in the data set, what earlier steps have sampled.
 
-        `sync`: the number of the weight sync behind which the servers begin; 0: none.
+        `weights`: those behind which the servers begin, where some are on their way.
         """
         node = pipeline.nodes[task.node]
         assert isinstance(node, RolloutNode)
@@ -88,15 +88,15 @@ class Sampling:
         self._crew = Crew()
         self._dealer: Dealer | None = None
         self._stopped = False
-        self._attempt, self._sync = 0, sync
+        self._attempt, self._weights = 0, weights
         self._losses: list[WorkerLostError] = []
         self._tokens = self._aborted_tokens = 0
         self._start: float | None = None
         """When the first server has begun: until then they may wait for weights."""
 
-    def again(self, run: Run, servers: Sequence[Member], sync: int = 0) -> None:
+    def again(self, run: Run, servers: Sequence[Member], weights: Coming | None = None) -> None:
         """Get ready for a further attempt: `run` is what the shards that are not complete are sampled by."""
-        self._run, self._servers, self._sync = run, servers, sync
+        self._run, self._servers, self._weights = run, servers, weights
         self._attempt += 1
         self._crew, self._dealer, self._stopped, self._losses = Crew(), None, False, []
         # Blocks of unfinished responses may be gone with a machine; a response begins anew with the same draws.
@@ -184,7 +184,7 @@ class Sampling:
         work = portion(
             self._run, self._task, books.ledger, self._pipeline, groups, committed=self._committed, begun=self._begun
         )
-        work = replace(work, attempt=self._attempt, sync=self._sync, gather_s=gathering_s(len(self._servers)))
+        work = replace(work, attempt=self._attempt, weights=self._weights, gather_s=gathering_s(len(self._servers)))
         in_hand, begun = len(groups), False
         async for message in self._fleet.stream(member, work, books.record.went_through):
             self._start = self._start or time.time()

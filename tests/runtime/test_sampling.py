@@ -18,7 +18,7 @@ from dagrl.engines.base import Appetite
 from dagrl.plan.plan import PlannedTask, Rows
 from dagrl.plan.schedule.commands import Run
 from dagrl.runtime.errors import RunError, WorkerDiedError
-from dagrl.runtime.messages import Beat, Begun, Block, Effort, Span, TaskWork
+from dagrl.runtime.messages import Beat, Begun, Block, Coming, Effort, Span, TaskWork
 from dagrl.runtime.sampling import Books, Sampling
 from dagrl.runtime.steps.ledger import Ledger
 from dagrl.runtime.steps.record import StepRecord
@@ -27,6 +27,7 @@ from dagrl.spec.schema import Pipeline
 from dagrl.track.base import Progress
 
 N = 2
+COMING = Coming(7, 3)
 ROLLOUT = PlannedTask(
     *("rollout", "rollout", "rollout", "generator", Scope.ROW, Rows.TRAIN, "generator"),
     {"prompt_tokens": ("prompts", "prompt_tokens")},
@@ -311,7 +312,7 @@ def lost_with_a_sync(lab, *, dealt: bool) -> tuple[Servers, WorkerDiedError]:
         Books(ledger, StepRecord(4), lambda _: None, lambda _: None, {}),
         committed=3,
         begun={},
-        sync=7,
+        weights=COMING,
     )
     loss = WorkerDiedError("generator/1 died")
     loss.lost = ("generator/1",)
@@ -333,7 +334,7 @@ def test_a_rollout_behind_a_sync_ends_with_the_loss_of_that(lab, dealt) -> None:
     fleet, loss = lost_with_a_sync(lab, dealt=dealt)
     assert loss.lost == ("generator/1",)
     assert fleet.aborts == {"generator/0", "generator/1"}, "somebody waits for weights that do not come"
-    assert [work.sync for _, work in fleet.works] == [7] * dealt
+    assert [work.weights for _, work in fleet.works] == [COMING] * dealt
 
 
 @settings(deadline=None)

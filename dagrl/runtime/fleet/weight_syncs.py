@@ -14,7 +14,7 @@ from dagrl.plan.weight_route import WeightRoute, weight_route
 from dagrl.runtime.errors import RunError, WorkerHungError, WorkerLostError
 from dagrl.runtime.fleet.crew import together
 from dagrl.runtime.fleet.fleet import Fleet
-from dagrl.runtime.messages import Handed, Take
+from dagrl.runtime.messages import Coming, Handed, Take
 from dagrl.spec.schema import Pipeline
 
 _KNOCK_S = 2.0
@@ -35,11 +35,11 @@ class WeightSyncs:
         self._routes: dict[str, WeightRoute] = {}
         self._offers: dict[str, tuple[Offer | None, ...]] = {}
         self._number = 0
-        self._under_way: dict[str, int] = {}
+        self._coming: dict[str, Coming] = {}
 
-    def under_way(self, follower: str) -> int:
-        """The number of the sync that `follower` is in; 0 where it is in none."""
-        return self._under_way.get(follower, 0)
+    def coming(self, follower: str) -> Coming | None:
+        """The weights that are on their way to a follower, if there are any."""
+        return self._coming.get(follower)
 
     async def carry_out(self, sync: Sync, ahead: Callable[[], Awaitable[None]] = _nothing) -> dict[str, float]:
         """Have the follower hold the source's weights; figures of it, for metrics. RunError where it does not.
@@ -48,11 +48,11 @@ class WeightSyncs:
         out behind that, without a message in between.
         """
         self._number += 1
-        self._under_way[sync.follower] = self._number
+        self._coming[sync.follower] = Coming(self._number, sync.version)
         try:
             return await self._carry_out(sync, ahead)
         finally:
-            del self._under_way[sync.follower]
+            del self._coming[sync.follower]
 
     async def _carry_out(self, sync: Sync, ahead: Callable[[], Awaitable[None]]) -> dict[str, float]:
         route = self._routes.setdefault(sync.follower, weight_route(self._pipeline, sync.follower))

@@ -162,6 +162,7 @@ class Worker:
             ends=work.ends,
             sampled_by=work.sampled_by,
             kl_weight=work.kl_weight,
+            version=work.weights.version if work.weights else None,
             begun={group: blocks.begun(begun, work.outputs) for group, begun in work.begun.items()},
         )
         return load_op(work.op, resources.folder), context
@@ -192,7 +193,9 @@ class Worker:
             first, self._streaming = self._streaming != run, run
         assert self._meter is not None, "only engines stream"
         parts = self._parts(work)
-        while not self._weights.wait_for(work.sync, INTERVAL_S, unless=lambda: self._aborted == run):
+        made_of = op(parts, context)
+        sync = work.weights.sync if work.weights else 0
+        while not self._weights.wait_for(sync, INTERVAL_S, unless=lambda: self._aborted == run):
             # How long that may take is for those to say who bring them.
             yield Told(())
         if self._aborted == run:
@@ -201,8 +204,6 @@ class Worker:
         account = self._meter.begin(work, parts, first=first)
         # One trace of a rank at a time: that of its first share.
         watched = self._profiler.around(work) if self._profiler and first else nullcontext()
-
-        made_of = op(parts, context)
 
         def outputs() -> Iterator[Output]:
             with watched:

@@ -14,7 +14,7 @@ from dagrl.plan.schedule.commands import Sync
 from dagrl.runtime.errors import RunError, WorkerDiedError
 from dagrl.runtime.fleet import weight_syncs
 from dagrl.runtime.fleet.weight_syncs import WeightSyncs
-from dagrl.runtime.messages import Handed, Take
+from dagrl.runtime.messages import Coming, Handed, Take
 from dagrl.spec.schema import Pipeline
 
 SYNC = Sync(3, "generator", "actor", 2)
@@ -118,12 +118,12 @@ def test_behind_an_update_weights_that_may_lie_about_are_asked_for_at_once(backe
 
     async def ahead() -> None:
         await asyncio.sleep(0.02)
-        seen.append(([method for _, method, _ in workers.log], syncs.under_way("generator")))
+        seen.append(([method for _, method, _ in workers.log], syncs.coming("generator")))
 
-    assert syncs.under_way("generator") == 0
+    assert syncs.coming("generator") is None
     asyncio.run(syncs.carry_out(SYNC, ahead))
-    assert seen == [(["send_weights"] if backend == "hf" else [], 1)]
-    assert syncs.under_way("generator") == 0
+    assert seen == [(["send_weights"] if backend == "hf" else [], Coming(1, 2))]
+    assert syncs.coming("generator") is None
 
 
 def test_where_the_update_fails_its_weights_go_nowhere_and_it_says_why():

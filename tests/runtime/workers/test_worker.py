@@ -18,7 +18,7 @@ from refs import Ref
 from dagrl.data.batch import Batch, Column
 from dagrl.engines.base import Completion, GenerationRequest
 from dagrl.nodes.base import Resources
-from dagrl.runtime.messages import Beat, Begun, Block, PartWork, Source, Span, Take, TaskWork, Told
+from dagrl.runtime.messages import Beat, Begun, Block, Coming, PartWork, Source, Span, Take, TaskWork, Told
 from dagrl.runtime.parcels import pack, unpack
 from dagrl.runtime.workers.blocks import Blocks
 from dagrl.runtime.workers.meter import Meter
@@ -112,7 +112,7 @@ def bench(lab, monkeypatch, tmp_path) -> Bench:
 def test_a_share_that_is_behind_a_sync_shows_life_until_the_weights_are_there(bench, monkeypatch, aborted) -> None:
     monkeypatch.setattr("dagrl.runtime.workers.worker.INTERVAL_S", 0.05)
     monkeypatch.setattr(bench.worker, "_take_in", lambda take: 0.5)
-    told = bench.worker.stream(replace(bench.work([0]), sync=5))
+    told = bench.worker.stream(replace(bench.work([0]), weights=Coming(5, 3)))
     bench.worker.receive_weights(Take(4, 3))
     assert [next(told), next(told)] == [Told(()), Told(())]
     if aborted:
