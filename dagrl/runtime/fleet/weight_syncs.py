@@ -58,10 +58,7 @@ class WeightSyncs:
         route = self._routes.setdefault(sync.follower, weight_route(self._pipeline, sync.follower))
         what = f"the weights of {sync.source} to reach {sync.follower}"
         if route.way == "object_store":
-            handed = await _behind(ahead, together(self._send(sync, route, what)))
-            took = await self._left_in_order(
-                sync, self._receive(sync, Take(self._number, sync.version, refs=handed[0].refs), what)
-            )
+            took, handed = await self._through_store(sync, route, what, ahead)
         else:
             await ahead()
             offers = await self._offers_to(sync, route, what)
@@ -79,6 +76,27 @@ class WeightSyncs:
             "sync/send_s": max(each.seconds for each in handed),
             "sync/receive_s": max(took),
         }
+
+    async def _through_store(
+        self, sync: Sync, route: WeightRoute, what: str, ahead: Callable[[], Awaitable[None]]
+    ) -> tuple[list[float], list[Handed]]:
+        """What those who receive have to say, and those who send."""
+        sending = [asyncio.ensure_future(call) for call in self._send(sync, route, what)]
+        first = sending[0]
+        sent = asyncio.ensure_future(together([_of(task) for task in sending]))
+        try:
+            await ahead()
+            # All buckets are the first rank's: when it is through they can be taken.
+            await asyncio.wait({first, sent}, return_when=asyncio.FIRST_COMPLETED)
+            handed = first.result() if first.done() and not first.exception() else (await sent)[0]
+            receiving = self._receive(sync, Take(self._number, sync.version, refs=handed.refs), what)
+            told = await self._left_in_order(sync, [*receiving, _of(sent)])
+        finally:
+            for task in (sent, *sending):
+                task.cancel()
+            # Nobody asks for what else has failed.
+            await asyncio.gather(sent, *sending, return_exceptions=True)
+        return told[:-1], told[-1]
 
     async def _offers_to(self, sync: Sync, route: WeightRoute, what: str) -> tuple[Offer | None, ...]:
         """Where the follower finds the source's ranks, which stays."""
@@ -137,18 +155,6 @@ def _excuse(senders: Sequence[Address], number: int, who: str) -> None:
     for address in senders:
         with contextlib.suppress(PeerError):
             knock(address, _KNOCK_S, "the sender of weights", who=who, sync=number, error="is lost").close()
-
-
-async def _behind(ahead: Callable[[], Awaitable[None]], calls: Coroutine[Any, Any, list[Any]]) -> list[Any]:
-    """What calls come to that are made at once, though their workers are busy until `ahead` is over."""
-    made = asyncio.ensure_future(calls)
-    try:
-        await ahead()
-        return await made
-    finally:
-        made.cancel()
-        # Nobody asks for what else has failed.
-        await asyncio.gather(made, return_exceptions=True)
 
 
 async def _of(task: asyncio.Task[Any]) -> Any:

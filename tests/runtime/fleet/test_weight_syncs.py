@@ -138,6 +138,20 @@ def test_where_the_update_fails_its_weights_go_nowhere_and_it_says_why():
     assert "receive_weights" not in [method for _, method, _ in workers.log]
 
 
+class SlowSecond(Workers):
+    """Two workers on each side, of which the second sender is through only when somebody takes weights."""
+
+    async def _send(self, rank: int) -> Handed:
+        if rank == 1:
+            await asyncio.wait_for(self._inside.wait(), 5)
+        return Handed(0.5 + rank, 8_000_000, None, ("ref",) if rank == 0 else ())
+
+
+def test_what_lies_in_the_object_store_is_taken_when_the_first_rank_which_has_put_it_there_is_through():
+    (figures,) = carry_out(SlowSecond(), pipeline(backend="hf"))
+    assert figures == {"sync/gb": 0.008, "sync/send_s": 1.5, "sync/receive_s": 0.75}
+
+
 def test_what_no_rank_of_the_generator_has_a_place_for_ends_the_run():
     with pytest.raises(RunError, match=r"the generator has no place for b: the trainer's model and its own") as caught:
         carry_out(Workers(used=(0b01, None)), pipeline(backend="sglang"))
