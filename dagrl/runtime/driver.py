@@ -134,7 +134,7 @@ class Driver:
             while not self.scheduler.finished:
                 for command in commands:
                     self._begin(command)
-                commands = self.scheduler.handle(await self._next_event())
+                commands = self.scheduler.handle(*await self._next_events())
             await self._saving.last()
         finally:
             for task in self._running:
@@ -145,13 +145,19 @@ class Driver:
         """End at the next step boundary, with a checkpoint."""
         self._events.put_nowait(StopRequested())
 
-    async def _next_event(self) -> Event:
+    async def _next_events(self) -> list[Event]:
+        """All that have happened; at least one: what two of them allow together may be one call, and not two."""
         # Every command has a bound, so this has one too.
         assert self._running or not self._events.empty(), "nothing is under way, and the run is not over"
-        event = await self._events.get()
-        if isinstance(event, BaseException):
-            raise event
-        return event
+        happened = [await self._events.get()]
+        while not self._events.empty():
+            happened.append(self._events.get_nowait())
+        events: list[Event] = []
+        for each in happened:
+            if isinstance(each, BaseException):
+                raise each
+            events.append(each)
+        return events
 
     def _begin(self, command: Command) -> None:
         task = asyncio.get_running_loop().create_task(self._carry_out(command))

@@ -9,6 +9,7 @@ Where a server is lost the others are stopped too, and what has not arrived is s
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -222,14 +223,20 @@ class Sampling:
             self._aborted_tokens += int(block.tokens[np.isin(ledger.groups(block.rows), arrival.surplus)].sum())
         self._keep(block, arrival.surplus)
         complete = ledger.complete(self._task.name)
-        # With nothing left the run is over at once. Told before, the trainer would begin with the last shard, and the
-        # servers wait for it, though all that they need are weights. A round is over when nothing of it can come.
-        tells = not complete or (self._left and not self._task.in_rounds)
-        for shard in arrival.complete if tells else ():
-            self._books.shard_done(shard)
+        if arrival.complete:
+            # After what else has come with it, which may be the rest.
+            asyncio.get_running_loop().call_soon(self._tell_of, arrival.complete)
         if complete and self._left and not self._stopped:
             self._stop()
         return len(groups)
+
+    def _tell_of(self, shards: Sequence[int]) -> None:
+        """Tell of shards that are complete, where the end of the run does not do so in a moment."""
+        # Told before that, the trainer would begin with the last shard, and the servers wait for it, though all that
+        # they need are weights. A round is over when nothing of it can come.
+        ends = self._books.ledger.complete(self._task.name) and (not self._left or self._task.in_rounds)
+        for shard in () if ends else shards:
+            self._books.shard_done(shard)
 
     def _note_unfinished(self, block: Block, member: Member) -> None:
         self._books.record.note(self._run, replace(block, shards=()), member.name)

@@ -296,6 +296,12 @@ def test_servers_say_how_much_they_take_at_a_time_once(ran) -> None:
     assert (over.deaths, fleet.asked) == (1, 1)
 
 
+@pytest.mark.parametrize(("patience", "told"), [([0], []), ([0, 50], [0])], ids=["together", "one after the other"])
+def test_shards_that_are_there_when_the_run_ends_are_told_of_with_its_end(ran, patience, told) -> None:
+    """So that they are taken together."""
+    assert ran(Servers(Appetite(1, 1), patience), 2, 2, 2, 2, partial=False).shards == told
+
+
 def lost_with_a_sync(lab, *, dealt: bool) -> tuple[Servers, WorkerDiedError]:
     """What becomes of a rollout that stands behind a sync in which a server dies that has no share of it."""
     declared = lab.tiny_pipeline()

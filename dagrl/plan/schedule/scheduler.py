@@ -127,8 +127,13 @@ class Scheduler:
         """The first commands."""
         return self._decide()
 
-    def handle(self, event: Event) -> list[Command]:
-        """Take note of `event`; what may start now."""
+    def handle(self, *events: Event) -> list[Command]:
+        """Take note of `events`, in the order in which they have happened; what may start now."""
+        for event in events:
+            self._note(event)
+        return self._decide()
+
+    def _note(self, event: Event) -> None:
         match event:
             case ShardDone(step, task, shard, round_):
                 self._steps.finish(Run(step, task, (shard,), round_))
@@ -154,7 +159,6 @@ class Scheduler:
             case StopRequested():
                 self._steps.stop_after(self._commits.next)
                 self._neighbourhoods.touch(*self.plan.executors)
-        return self._decide()
 
     # -- what has happened
 

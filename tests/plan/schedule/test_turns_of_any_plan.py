@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from random import Random
 
 from any_plan import plans
@@ -49,7 +50,16 @@ class Play:
             elif self.losses and self.mortal and self.chance.random() < 0.05:
                 self._lose(self.chance.choice(self.mortal))
             else:
-                self._go_on(self.chance.choices(self.pending, [self._haste(each) for each in self.pending])[0])
+                self._begin(self.scheduler.handle(*self._happens()))
+
+    def _happens(self) -> Iterator[Event]:
+        """Something, and perhaps more at the same time."""
+        yield self._go_on(self._next())
+        while self.pending and self.chance.random() < 0.3:
+            yield self._go_on(self._next())
+
+    def _next(self) -> Command:
+        return self.chance.choices(self.pending, [self._haste(each) for each in self.pending])[0]
 
     def _haste(self, command: Command) -> float:
         """How likely a command is to end next, against others."""
@@ -65,7 +75,7 @@ class Play:
                 self.streamed[command] = list(command.shards)
         assert self.scheduler.stopping or not self.watch.overlooked()
 
-    def _go_on(self, command: Command) -> None:
+    def _go_on(self, command: Command) -> Event:
         if self.streamed.get(command) and self.chance.random() < 0.7:
             shard = self.streamed[command].pop(self.chance.randrange(len(self.streamed[command])))
             ended: Event = ShardDone(command.step, command.task, shard, command.round)
@@ -78,7 +88,7 @@ class Play:
             self.pending.remove(command)
             self.watch.end(command)
             ended = outcome_of(command)
-        self._begin(self.scheduler.handle(ended))
+        return ended
 
     def _is_short(self, command: Command) -> bool:
         """Whether chance wants a further round."""
