@@ -13,6 +13,7 @@ import numpy as np
 
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat, merge
+from dagrl.engines.base import NO_WEIGHTS
 from dagrl.spec.offline import is_offline, rows_per_prompt
 from dagrl.spec.rollouts import leading_rollout, rollouts
 from dagrl.spec.schema import NodeBase, Pipeline, RolloutNode, SamplingSpec
@@ -129,8 +130,8 @@ class Context:
     """Whether it is the last."""
     kl_weight: float | None = None
     """Of advantages: the weight of the divergence in this step. Default: as the node says."""
-    version: int | None = None
-    """Of a rollout: the version of the weights that it begins on. Default: that of those that are there."""
+    version: int = NO_WEIGHTS
+    """Of a rollout: the version of weights that may still be on their way, on which it begins."""
     begun: Mapping[int, Batch] = field(default_factory=dict)
     """Group -> what an earlier step has sampled for it: the columns of a rollout, rows in the order of the group's."""
 

@@ -121,7 +121,8 @@ def sample_seed(context: Context, row: int) -> int:
 def _beginnings(groups: np.ndarray, context: Context) -> list[Response]:
     """What earlier steps have sampled for each row; nothing where it is too old, or there is none."""
     node = context.rollout
-    version = context.engine.policy_version if context.version is None else context.version
+    # In the midst of a run newer ones may have come than it was begun on.
+    version = max(context.engine.policy_version, context.version)
     responses = [Response(version)] * len(groups)
     for group, begun in context.begun.items():
         for place, row in enumerate(np.flatnonzero(groups == group)):

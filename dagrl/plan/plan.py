@@ -139,6 +139,10 @@ class Plan:
         """How often `task` is likely to run in a step; for estimates alone."""
         return self.expected_rounds if task.in_rounds else 1
 
+    def generates(self, executor: str) -> bool:
+        """Whether some task has an executor sample responses."""
+        return any(task.generates for task in self.tasks if task.executor == executor)
+
     def queues(self, executor: str) -> bool:
         """Whether a run may be sent to an executor's workers while they are at another, to be taken up behind it.
 
@@ -146,7 +150,7 @@ class Plan:
         nor where others of the group could have their turn between the two.
         """
         mine = self.executors[executor]
-        if executor == HOST or mine.follows or any(task.generates for task in self.tasks if task.executor == executor):
+        if executor == HOST or mine.follows or self.generates(executor):
             return False
         others = (other for other in self.executors.values() if other.group == mine.group and other is not mine)
         return all(other.sleeps for other in others)

@@ -203,6 +203,16 @@ def test_a_response_that_is_too_old_begins_anew(bench, partial) -> None:
         assert output.stats["rollout/outdated_fraction"].mean == float(anew)
 
 
+@pytest.mark.parametrize(("held", "coming", "anew"), [(3, 4, False), (4, 5, True), (5, 4, True)])
+def test_its_age_is_told_by_the_newest_of_weights_there_and_on_their_way(bench, partial, held, coming, anew) -> None:
+    """In the midst of a run newer ones may have come than those that it was begun on."""
+    part = part_of(bench, [0, 1])
+    begun = begun_of(list(rollout([part], partial(Generator(answers=1, version=2)))))
+    context = replace(partial(Generator(version=held), begun, partial_rollout_max_age=2), version=coming)
+    (output,) = rollout([part], context)
+    assert output.stats["rollout/outdated_fraction"].mean == float(anew)
+
+
 def test_a_response_can_be_carried_more_than_once(bench, partial) -> None:
     part = part_of(bench, [0, 2], group_size=8)
     begun = begun_of(list(rollout([part], partial(Generator(answers=0, version=2)))), group_size=8)

@@ -116,7 +116,7 @@ class Fleet:
     def may_lose(self, name: str) -> bool:
         """Whether the workers of an executor can be started again while others live: they only generate."""
         executor = self._plan.executors[name]
-        return not executor.trained and self._generates(name)
+        return not executor.trained and self._plan.generates(name)
 
     def lose(self, lost: Iterable[str]) -> None:
         """Give workers up, by name, and those that cannot live without them: a server's. They are ended."""
@@ -149,13 +149,10 @@ class Fleet:
         del self._lost[name]
         return names
 
-    def _generates(self, name: str) -> bool:
-        return any(task.generates for task in self._plan.tasks if task.executor == name)
-
     async def _place(self, executor: Executor, ranks: Iterable[int]) -> list[Member]:
         """New workers for these ranks; they may not have started yet."""
         assert self._setup is not None
-        threads = _THREADS if self._generates(executor.name) else 1
+        threads = _THREADS if self._plan.generates(executor.name) else 1
         actors = await self._slots.place(executor, self._setup.run_dir, threads, ranks)
         return [Member(f"{executor.name}/{rank}", actor, _NOWHERE) for rank, actor in zip(ranks, actors, strict=True)]
 

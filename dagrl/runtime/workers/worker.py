@@ -20,7 +20,7 @@ import numpy as np
 import ray
 
 from dagrl.data.batch import Batch
-from dagrl.engines.base import Appetite, Slept
+from dagrl.engines.base import NO_WEIGHTS, Appetite, Slept
 from dagrl.imports import lean_imports
 from dagrl.nodes.base import Context, Op, Output, Part, Resources
 from dagrl.nodes.registry import load_op
@@ -162,7 +162,7 @@ class Worker:
             ends=work.ends,
             sampled_by=work.sampled_by,
             kl_weight=work.kl_weight,
-            version=work.weights.version if work.weights else None,
+            version=work.weights.version if work.weights else NO_WEIGHTS,
             begun={group: blocks.begun(begun, work.outputs) for group, begun in work.begun.items()},
         )
         return load_op(work.op, resources.folder), context
