@@ -13,12 +13,15 @@ from dagrl.data.stats import Stat
 from dagrl.engines.weights.terms import Offer, Sent
 from dagrl.spec.schema import Pipeline
 
+type Held = bytes
+"""An object that a worker has already, by the name under which it keeps it: see `dagrl.runtime.fleet.holdings`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """Rows that one task has put into the object store, and the columns wanted of them."""
 
-    refs: tuple[ray.ObjectRef, ...]
+    refs: tuple[ray.ObjectRef | Held, ...]
     """The blocks that hold any of them; a row that several hold is taken from the first."""
     columns: dict[str, str]
     """Column as the op calls it -> column as the blocks call it."""
@@ -101,6 +104,8 @@ class TaskWork:
     """What comes before the names of its metrics."""
     kl_weight: float | None = None
     """Of advantages: the weight of the divergence in this step. Default: as the node says."""
+    keeps_as: Held = b""
+    """Under which name the worker keeps the columns that it makes, until the step is committed. Default: not at all."""
 
     @property
     def rows(self) -> np.ndarray:

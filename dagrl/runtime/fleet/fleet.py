@@ -19,6 +19,7 @@ from dagrl.plan.schedule.turns import residency_after_start, start_chains
 from dagrl.runtime.errors import RunError, WorkerDiedError, WorkerHungError, WorkerLostError
 from dagrl.runtime.fleet.apart import apart
 from dagrl.runtime.fleet.crew import together
+from dagrl.runtime.fleet.holdings import Holdings
 from dagrl.runtime.fleet.setups import live_together, setups
 from dagrl.runtime.fleet.slots import Slots
 from dagrl.runtime.messages import Beat, Block, StartEngine, TaskWork, Told, Whereabouts
@@ -58,6 +59,8 @@ class Member:
     """``executor/rank``."""
     actor: Any
     at: Whereabouts
+    holdings: Holdings | None = None
+    """What it has of the driver's; None where it keeps nothing, or takes up several calls at once."""
 
     @property
     def where(self) -> str:
@@ -152,16 +155,19 @@ class Fleet:
     async def _place(self, executor: Executor, ranks: Iterable[int]) -> list[Member]:
         """New workers for these ranks; they may not have started yet."""
         assert self._setup is not None
-        threads = _THREADS if self._plan.generates(executor.name) else 1
-        actors = await self._slots.place(executor, self._setup.run_dir, threads, ranks)
-        return [Member(f"{executor.name}/{rank}", actor, _NOWHERE) for rank, actor in zip(ranks, actors, strict=True)]
+        name, generates = executor.name, self._plan.generates(executor.name)
+        actors = await self._slots.place(executor, self._setup.run_dir, _THREADS if generates else 1, ranks)
+        return [
+            Member(f"{name}/{rank}", actor, _NOWHERE, None if generates or name == HOST else Holdings())
+            for rank, actor in zip(ranks, actors, strict=True)
+        ]
 
     async def _find(self, members: Iterable[Member], waits_for: str) -> list[Member]:
         """The same, once they have started and said where they are."""
 
         async def find(member: Member) -> Member:
             what = f"{waits_for}; are there enough free CPUs and GPUs?"
-            return replace(member, at=await self._call(member, "describe", (), bound, what))
+            return replace(member, at=await self._call(member, pack(("describe", ())), bound, what))
 
         bound = self._start_bound
         return await together([find(member) for member in members])
@@ -196,7 +202,7 @@ class Fleet:
         what = f"engine {executor.name} to start"
         starts = []
         for rank in range(executor.ranks) if ranks is None else ranks:
-            starts.append(self._call(members[rank], "start", (told[rank],), bound, what))
+            starts.append(self._call(members[rank], pack(("start", (told[rank],))), bound, what))
         await together(starts)
 
     async def close(self) -> None:
@@ -225,7 +231,7 @@ class Fleet:
 
     async def call(self, member: Member, method: str, *args: Any, waits_for: str) -> Any:
         """Call a method on one worker."""
-        return await self._call(member, method, args, self._node_bound, waits_for)
+        return await self._call(member, pack((method, args)), self._node_bound, waits_for)
 
     async def call_all(self, executor: str, method: str, *args: Any, waits_for: str) -> list[Any]:
         """Call a method on all ranks of an executor; their results by rank."""
@@ -233,8 +239,8 @@ class Fleet:
 
     def calls(self, executor: str, method: str, *args: Any, waits_for: str) -> list[Coroutine[Any, Any, Any]]:
         """As `call_all`, each rank's by itself, yet to be begun."""
-        bound = self._node_bound
-        return [self._call(member, method, args, bound, waits_for) for member in self._members[executor]]
+        parcel, bound = pack((method, args)), self._node_bound
+        return [self._call(member, parcel, bound, waits_for) for member in self._members[executor]]
 
     async def call_until_true(self, executor: str, method: str, *, waits_for: str) -> None:
         """Call a method on all ranks of an executor, again and again, until all of them return True.
@@ -279,8 +285,12 @@ class Fleet:
         One message there and one back: a stream takes more for each block, and one to end.
         """
         node = f"{work.task} (step {work.step})"
+        if member.holdings:
+            work = member.holdings.abridge(work)
         with self._failures_of(member, node):
             message, columns = member.actor.run_whole.remote(*_packed(work, tally))
+        if member.holdings:
+            member.holdings.will_have(columns, work)
         return Sent(member, node, message, columns)
 
     async def answer(self, sent: Sent, tally: Tally) -> list[Block]:
@@ -293,9 +303,9 @@ class Fleet:
         self._heard[member.name] = asyncio.get_running_loop().time()
         return _unpacked((told, [sent.columns]), tally)
 
-    async def _call(self, member: Member, method: str, args: tuple, bound: _Bound, waits_for: str) -> Any:
+    async def _call(self, member: Member, parcel: Parcel, bound: _Bound, waits_for: str) -> Any:
         with self._failures_of(member, waits_for):
-            ref = getattr(member.actor, method).remote(*args)
+            ref = member.actor.call.remote(*parcel)
             what = f"{waits_for}, from {member.where}"
             return await self._bounded(partial(_awaited, ref), bound, what, waits_for, member)
 

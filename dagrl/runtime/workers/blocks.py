@@ -1,8 +1,8 @@
 """The rows of a worker's share, out of the blocks that hold them, wherever those lie.
 
-An engine's worker keeps the blocks that it has opened until their step is committed, for an update reads again what
-the log-probs of its rows were computed from, and to open a block takes longer than to take rows out of it. Blocks are
-views of Ray's object store, and where they were made they stay as long in any case.
+An engine's worker keeps the blocks that it has opened, and what it has made itself, until their step is committed, for
+an update reads again what the log-probs of its rows were computed from, and to open a block takes longer than to take
+rows out of it. Opened ones are views of Ray's object store, where they stay as long in any case.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from dagrl.data.batch import Batch, Column, find_rows
 from dagrl.nodes.base import Part
-from dagrl.runtime.messages import Begun, PartWork
+from dagrl.runtime.messages import Begun, Held, PartWork
 from dagrl.runtime.objects import get_within
 
 
@@ -24,14 +24,20 @@ class Blocks:
     def __init__(self, timeout_s: float, *, keep: bool) -> None:
         """Each wait is bounded by `timeout_s`."""
         self._timeout_s, self._keep = timeout_s, keep
-        self._opened: dict[int, dict[bytes, Batch]] = {}
-        """Step -> what was read in it, by the refs' ids: of a ref that outlives a call, Ray asks the owner about it."""
+        self._opened: dict[int, dict[Held, Batch]] = {}
+        """Step -> what was read or made in it. Read blocks have the refs' ids for names: of a ref that outlives a call,
+        Ray asks the owner about it."""
         self._lock = threading.Lock()
 
     def forget(self, committed: int) -> None:
         """Steps up to `committed` are over."""
         with self._lock:
             self._opened = {step: opened for step, opened in self._opened.items() if step > committed}
+
+    def keep(self, step: int, name: Held, block: Batch) -> None:
+        """Keep what was made in a step."""
+        with self._lock:
+            self._opened.setdefault(step, {})[name] = block
 
     def parts(self, step: int, parts: Sequence[PartWork]) -> list[Part]:
         """Bring the columns of all parts here and put the rows of each in order.
@@ -40,8 +46,8 @@ class Blocks:
         """
         with self._lock:
             opened = self._opened.setdefault(step, {}) if self._keep else {}
-        refs = list(dict.fromkeys(ref for part in parts for source in part.sources for ref in source.refs))
-        unread = [ref for ref in refs if ref.binary() not in opened]
+        refs = dict.fromkeys(ref for part in parts for source in part.sources for ref in source.refs)
+        unread = [ref for ref in refs if not isinstance(ref, bytes) and ref.binary() not in opened]
         names = {name for part in parts for source in part.sources for name in source.columns.values()}
         found = get_within(unread, self._timeout_s, f"{len(unread)} blocks of {', '.join(sorted(names))}")
         opened.update(zip((ref.binary() for ref in unread), found, strict=True))
@@ -54,10 +60,10 @@ class Blocks:
         return Batch(block.rows, mine).in_order(begun.rows)
 
 
-def _assembled(part: PartWork, blocks: Mapping[bytes, Batch]) -> Batch:
+def _assembled(part: PartWork, blocks: Mapping[Held, Batch]) -> Batch:
     columns: dict[str, Column] = {}
     for source in part.sources:
-        there = [blocks[ref.binary()] for ref in source.refs]
+        there = [blocks[ref if isinstance(ref, bytes) else ref.binary()] for ref in source.refs]
         places = find_rows(part.rows, np.concatenate([block.rows for block in there]))
         for mine, theirs in source.columns.items():
             columns[mine] = Column.gather([block[theirs] for block in there], places)

@@ -73,6 +73,11 @@ class Worker:
         self._aborted: tuple[int, str, int, int] | None = None
         self._pulse = Pulse()
 
+    def call(self, data: bytes, refs: list[ray.ObjectRef]) -> Any:
+        """Call the method that a parcel names, with the arguments in it: they are pickled once for all ranks."""
+        method, args = unpack(data, refs)
+        return getattr(self, method)(*args)
+
     def describe(self) -> Whereabouts:
         """Where this worker is, with a port that it listens on from now on."""
         address = ray.util.get_node_ip_address()
@@ -122,10 +127,14 @@ class Worker:
     @ray.method(num_returns=2)
     def run_whole(self, data: bytes, refs: list[ray.ObjectRef]) -> tuple[bytes, Batch | None]:
         """`run`: a message with all of its blocks, and their columns as one batch, if there are any."""
-        blocks = list(self.run(unpack(data, refs)))
+        work: TaskWork = unpack(data, refs)
+        blocks = list(self.run(work))
         batches = [block.ref for block in blocks if block.ref is not None]
         columns = Batch.concat(batches) if len(batches) > 1 else batches[0] if batches else None
         message, _ = pack([block if block.ref is None else replace(block, ref=columns) for block in blocks])
+        if work.keeps_as and columns is not None:
+            assert self._blocks is not None, "run before start"
+            self._blocks.keep(work.step, work.keeps_as, columns)
         return message, columns
 
     @ray.method(num_returns="streaming")

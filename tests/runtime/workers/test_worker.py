@@ -199,12 +199,31 @@ def test_the_blocks_of_a_run_have_their_columns_in_one_object(bench, monkeypatch
 
     for several, object_of in (([[7, 3], [5], []], [7, 3, 5]), ([[4]], [4]), ([[]], None)):
         monkeypatch.setattr(bench.worker, "run", lambda work, blocks=several: map(block, blocks))
-        message, columns = bench.worker.run_whole(*pack("work"))
+        message, columns = bench.worker.run_whole(*pack(bench.work([0])))
         assert (columns and columns.rows.tolist()) == object_of
         assert object_of is None or columns["reward"].values.tolist() == [10 * row for row in object_of]
         told = unpack(message, ["the object"])
         assert [each.rows.tolist() for each in told] == several
         assert [each.ref for each in told] == ["the object" if rows else None for rows in several]
+
+
+def test_what_a_worker_has_made_it_keeps_under_the_name_that_it_was_told(bench, monkeypatch) -> None:
+    made = Batch(np.array([0, 1]), {"reward": Column(np.array([5, 7]))})
+    work = replace(bench.work([0]), keeps_as=b"mine")
+    monkeypatch.setattr(bench.worker, "run", lambda work: iter([Block(made.rows, made, None, Span(0, 1))]))
+    bench.worker.run_whole(*pack(work))
+    (part,) = bench.worker._parts(
+        replace(work, parts=(PartWork(0, made.rows[::-1], (Source((b"mine",), {"r": "reward"}),)),))
+    )
+    assert part.batch["r"].values.tolist() == [7, 5]
+
+
+def test_a_method_is_called_by_its_name_with_what_is_in_the_parcel(bench, monkeypatch) -> None:
+    monkeypatch.setattr(bench.worker, "_take_in", lambda take: take.version / 4)
+    assert bench.worker.call(*pack(("receive_weights", (Take(5, 3),)))) == 0.75
+    ref = ray.ObjectRef.from_random()
+    monkeypatch.setattr(bench.worker, "_take_in", lambda take: take.refs)
+    assert bench.worker.call(*pack(("receive_weights", (Take(5, 3, refs=(ref,)),)))) == (ref,)
 
 
 def test_the_driver_and_the_hosts_ops_do_without_torch() -> None:
