@@ -237,7 +237,7 @@ class Take:
     version: int
     offers: tuple[Offer | None, ...] = ()
     """Of the trainer's ranks, in order."""
-    refs: tuple[ray.ObjectRef, ...] = ()
-    """Or else the buckets, in the object store."""
+    handed: ray.ObjectRef | None = None
+    """Or else what the first rank will have `Handed` out, through the object store."""
     keeps_room: bool = False
     """See `WeightRoute.keeps_room`."""

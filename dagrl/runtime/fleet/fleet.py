@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -66,6 +66,17 @@ class Member:
     def where(self) -> str:
         """The worker, for messages."""
         return f"{self.name} (host {self.at.host}, pid {self.at.pid})"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A call of a worker's method, on its way or under way."""
+
+    member: Member
+    waits_for: str
+    """What is waited for with it."""
+    answer: Any
+    """Ref of what the method will have returned, for other workers too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +178,7 @@ class Fleet:
 
         async def find(member: Member) -> Member:
             what = f"{waits_for}; are there enough free CPUs and GPUs?"
-            return replace(member, at=await self._call(member, pack(("describe", ())), bound, what))
+            return replace(member, at=await self._call(member, "describe", (), bound, what))
 
         bound = self._start_bound
         return await together([find(member) for member in members])
@@ -202,7 +213,7 @@ class Fleet:
         what = f"engine {executor.name} to start"
         starts = []
         for rank in range(executor.ranks) if ranks is None else ranks:
-            starts.append(self._call(members[rank], pack(("start", (told[rank],))), bound, what))
+            starts.append(self._call(members[rank], "start", (told[rank],), bound, what))
         await together(starts)
 
     async def close(self) -> None:
@@ -231,16 +242,21 @@ class Fleet:
 
     async def call(self, member: Member, method: str, *args: Any, waits_for: str) -> Any:
         """Call a method on one worker."""
-        return await self._call(member, pack((method, args)), self._node_bound, waits_for)
+        return await self._call(member, method, args, self._node_bound, waits_for)
 
     async def call_all(self, executor: str, method: str, *args: Any, waits_for: str) -> list[Any]:
         """Call a method on all ranks of an executor; their results by rank."""
-        return await together(self.calls(executor, method, *args, waits_for=waits_for))
+        asked = self.ask_all(executor, method, *args, waits_for=waits_for)
+        return await together([self.hear(each) for each in asked])
 
-    def calls(self, executor: str, method: str, *args: Any, waits_for: str) -> list[Coroutine[Any, Any, Any]]:
-        """As `call_all`, each rank's by itself, yet to be begun."""
-        parcel, bound = pack((method, args)), self._node_bound
-        return [self._call(member, parcel, bound, waits_for) for member in self._members[executor]]
+    def ask_all(self, executor: str, method: str, *args: Any, waits_for: str) -> list[Asked]:
+        """Call a method on all ranks of an executor, behind what they are at; see `hear`."""
+        parcel = pack((method, args))
+        return [self._ask(member, parcel, waits_for) for member in self._members[executor]]
+
+    async def hear(self, asked: Asked) -> Any:
+        """What a method has returned."""
+        return await self._heard_within(self._node_bound, asked)
 
     async def call_until_true(self, executor: str, method: str, *, waits_for: str) -> None:
         """Call a method on all ranks of an executor, again and again, until all of them return True.
@@ -303,11 +319,18 @@ class Fleet:
         self._heard[member.name] = asyncio.get_running_loop().time()
         return _unpacked((told, [sent.columns]), tally)
 
-    async def _call(self, member: Member, parcel: Parcel, bound: _Bound, waits_for: str) -> Any:
+    async def _call(self, member: Member, method: str, args: tuple, bound: _Bound, waits_for: str) -> Any:
+        return await self._heard_within(bound, self._ask(member, pack((method, args)), waits_for))
+
+    def _ask(self, member: Member, parcel: Parcel, waits_for: str) -> Asked:
         with self._failures_of(member, waits_for):
-            ref = member.actor.call.remote(*parcel)
-            what = f"{waits_for}, from {member.where}"
-            return await self._bounded(partial(_awaited, ref), bound, what, waits_for, member)
+            return Asked(member, waits_for, member.actor.call.remote(*parcel))
+
+    async def _heard_within(self, bound: _Bound, asked: Asked) -> Any:
+        member = asked.member
+        with self._failures_of(member, asked.waits_for):
+            what = f"{asked.waits_for}, from {member.where}"
+            return await self._bounded(partial(_awaited, asked.answer), bound, what, asked.waits_for, member)
 
     @contextmanager
     def _failures_of(self, member: Member, node: str) -> Iterator[None]:

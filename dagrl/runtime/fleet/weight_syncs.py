@@ -13,7 +13,7 @@ from dagrl.plan.schedule.commands import Sync
 from dagrl.plan.weight_route import WeightRoute, weight_route
 from dagrl.runtime.errors import RunError, WorkerHungError, WorkerLostError
 from dagrl.runtime.fleet.crew import together
-from dagrl.runtime.fleet.fleet import Fleet
+from dagrl.runtime.fleet.fleet import Asked, Fleet
 from dagrl.runtime.messages import Coming, Handed, Take
 from dagrl.spec.schema import Pipeline
 
@@ -56,21 +56,21 @@ class WeightSyncs:
 
     async def _carry_out(self, sync: Sync, ahead: Callable[[], Awaitable[None]]) -> dict[str, float]:
         route = self._routes.setdefault(sync.follower, weight_route(self._pipeline, sync.follower))
-        what = f"the weights of {sync.source} to reach {sync.follower}"
         if route.way == "object_store":
-            took, handed = await self._through_store(sync, route, what, ahead)
+            took, handed = await self._through_store(sync, route, ahead)
         else:
             await ahead()
-            offers = await self._offers_to(sync, route, what)
+            offers = await self._offers_to(sync, route)
             take = Take(self._number, sync.version, offers, keeps_room=route.keeps_room)
             # Those who receive have the longer way to go.
-            receiving, sending = self._receive(sync, take, what), self._send(sync, route, what)
+            receiving = self._receive(sync, take)
+            sending = [self._fleet.hear(each) for each in self._send(sync, route)]
             results = await self._left_in_order(sync, [*receiving, *sending], offers, len(route.waves[0]))
             took, handed = results[: len(receiving)], results[len(receiving) :]
             try:
                 refuse_unknown_names([each.sent for each in handed if each.sent is not None])
             except ValueError as error:
-                raise RunError(str(error), node=what) from error
+                raise RunError(str(error), node=_what(sync)) from error
         return {
             "sync/gb": handed[0].nbytes / 1e9,
             "sync/send_s": max(each.seconds for each in handed),
@@ -78,39 +78,44 @@ class WeightSyncs:
         }
 
     async def _through_store(
-        self, sync: Sync, route: WeightRoute, what: str, ahead: Callable[[], Awaitable[None]]
+        self, sync: Sync, route: WeightRoute, ahead: Callable[[], Awaitable[None]]
     ) -> tuple[list[float], list[Handed]]:
         """What those who receive have to say, and those who send."""
-        sending = [asyncio.ensure_future(call) for call in self._send(sync, route, what)]
-        first = sending[0]
-        sent = asyncio.ensure_future(together([_of(task) for task in sending]))
+        sending = self._send(sync, route)
+        sent = asyncio.ensure_future(together([self._fleet.hear(each) for each in sending]))
         try:
             await ahead()
-            # All buckets are the first rank's: when it is through they can be taken.
-            await asyncio.wait({first, sent}, return_when=asyncio.FIRST_COMPLETED)
-            handed = first.result() if first.done() and not first.exception() else (await sent)[0]
-            receiving = self._receive(sync, Take(self._number, sync.version, refs=handed.refs), what)
-            told = await self._left_in_order(sync, [*receiving, _of(sent)])
+            # All buckets are the first rank's. They are waited for where they are taken: nobody has to be told here.
+            receiving = self._receive(sync, Take(self._number, sync.version, handed=sending[0].answer))
+            try:
+                told = await self._left_in_order(sync, [*receiving, _of(sent)])
+            except RunError:
+                if sent.done() and (failure := sent.exception()):
+                    # Of which those who receive tell as well.
+                    raise failure from None
+                raise
         finally:
-            for task in (sent, *sending):
-                task.cancel()
+            sent.cancel()
             # Nobody asks for what else has failed.
-            await asyncio.gather(sent, *sending, return_exceptions=True)
+            await asyncio.gather(sent, return_exceptions=True)
         return told[:-1], told[-1]
 
-    async def _offers_to(self, sync: Sync, route: WeightRoute, what: str) -> tuple[Offer | None, ...]:
+    async def _offers_to(self, sync: Sync, route: WeightRoute) -> tuple[Offer | None, ...]:
         """Where the follower finds the source's ranks, which stays."""
         if sync.follower not in self._offers:
-            offers = await self._fleet.call_all(sync.source, "offer_weights", sync.follower, route, waits_for=what)
-            self._offers[sync.follower] = tuple(offers)
+            asked = sync.source, "offer_weights", sync.follower, route
+            self._offers[sync.follower] = tuple(await self._fleet.call_all(*asked, waits_for=_what(sync)))
         return self._offers[sync.follower]
 
-    def _send(self, sync: Sync, route: WeightRoute, what: str) -> list[Coroutine[Any, Any, Handed]]:
+    def _send(self, sync: Sync, route: WeightRoute) -> list[Asked]:
+        """Have the weights handed out; what is heard of each is `Handed`."""
         source, follower = sync.source, sync.follower
-        return self._fleet.calls(source, "send_weights", follower, route, self._number, waits_for=what)
+        return self._fleet.ask_all(source, "send_weights", follower, route, self._number, waits_for=_what(sync))
 
-    def _receive(self, sync: Sync, take: Take, what: str) -> list[Coroutine[Any, Any, float]]:
-        return self._fleet.calls(sync.follower, "receive_weights", take, waits_for=what)
+    def _receive(self, sync: Sync, take: Take) -> list[Coroutine[Any, Any, float]]:
+        """Have them taken; what is heard, in seconds."""
+        asked = self._fleet.ask_all(sync.follower, "receive_weights", take, waits_for=_what(sync))
+        return [self._fleet.hear(each) for each in asked]
 
     async def _left_in_order(
         self,
@@ -144,6 +149,11 @@ class WeightSyncs:
                 task.cancel()
             # Nobody asks for what else has failed.
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _what(sync: Sync) -> str:
+    """What is waited for."""
+    return f"the weights of {sync.source} to reach {sync.follower}"
 
 
 def _excuse(senders: Sequence[Address], number: int, who: str) -> None:

@@ -70,11 +70,14 @@ class HandingOut:
         return [len(wave) if self._rank == 0 else 0 for wave in self._route.waves]
 
 
-def take_in(engine: Any, rank: int, take: Take, timeout_s: float) -> float:
-    """Have a generator's rank take new weights; returns how long it took, in seconds."""
+def take_in(engine: Any, rank: int, take: Take, handed: Handed | None, timeout_s: float) -> float:
+    """Have a generator's rank take new weights; returns how long it took, in seconds.
+
+    `handed`: what a trainer has handed out through the object store, if they come that way.
+    """
     begun = time.perf_counter()
-    if take.refs:
-        engine.load_weights(_fetched(take.refs, timeout_s), take.version)
+    if handed is not None:
+        engine.load_weights(_fetched(handed.refs, timeout_s), take.version)
     else:
         engine.take_weights(_route(take, rank, timeout_s), take.version)
     return time.perf_counter() - begun

@@ -36,6 +36,7 @@ from dagrl.runtime.messages import (
     Told,
     Whereabouts,
 )
+from dagrl.runtime.objects import get_within
 from dagrl.runtime.parcels import pack, unpack
 from dagrl.runtime.workers.arrivals import Arrivals
 from dagrl.runtime.workers.blocks import Blocks
@@ -283,14 +284,17 @@ class Worker:
 
     def receive_weights(self, take: Take) -> float:
         """Take the weights that `send_weights` hands out, meanwhile or before; how many seconds that took."""
-        seconds = self._take_in(take)
+        handed: list[Handed] = []
+        if take.handed is not None:
+            handed = get_within([take.handed], self._timeout_s, "the trainer to hand its weights out")
+        seconds = self._take_in(take, *handed)
         self._weights.arrived(take.number)
         return seconds
 
-    def _take_in(self, take: Take) -> float:
+    def _take_in(self, take: Take, handed: Handed | None = None) -> float:
         from dagrl.runtime.workers.weight_hands import take_in
 
-        return take_in(self._engine, self._rank, take, self._timeout_s)
+        return take_in(self._engine, self._rank, take, handed, self._timeout_s)
 
     def _hand_out_to(self, follower: str, route: WeightRoute) -> HandingOut:
         from dagrl.runtime.workers.weight_hands import HandingOut

@@ -13,8 +13,9 @@ from dagrl.engines.weights.terms import Offer, Sent
 from dagrl.plan.schedule.commands import Sync
 from dagrl.runtime.errors import RunError, WorkerDiedError
 from dagrl.runtime.fleet import weight_syncs
+from dagrl.runtime.fleet.fleet import Asked, Member
 from dagrl.runtime.fleet.weight_syncs import WeightSyncs
-from dagrl.runtime.messages import Coming, Handed, Take
+from dagrl.runtime.messages import Coming, Handed, Take, Whereabouts
 from dagrl.spec.schema import Pipeline
 
 SYNC = Sync(3, "generator", "actor", 2)
@@ -38,6 +39,13 @@ def pipeline(**generator: Any) -> Pipeline:
     )
 
 
+class Answer:
+    """A ref of what is being worked on; whoever has it may wait for it."""
+
+    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
+        self.there = asyncio.ensure_future(work)
+
+
 class Workers:
     """Stands in for two workers on each side. A sync ends only when both sides are in it."""
 
@@ -50,10 +58,21 @@ class Workers:
         self.log.append((executor, method, args))
         return [OFFER, None]
 
-    def calls(self, executor: str, method: str, *args: Any, waits_for: str) -> list[Coroutine[Any, Any, Any]]:
+    def ask_all(self, executor: str, method: str, *args: Any, waits_for: str) -> list[Asked]:
         assert waits_for == "the weights of actor to reach generator"
         self.log.append((executor, method, args))
-        return [(self._send if method == "send_weights" else self._receive)(rank) for rank in (0, 1)]
+        act = self._send if method == "send_weights" else self._receive
+        members = [Member(f"{executor}/{rank}", None, Whereabouts("", "", 0, 0, ())) for rank in (0, 1)]
+        return [Asked(each, waits_for, Answer(act(rank))) for rank, each in enumerate(members)]
+
+    async def hear(self, asked: Asked) -> Any:
+        return await asked.answer.there
+
+    async def _handed(self) -> None:
+        """As those wait who take what lies in the object store."""
+        if not self._meet:
+            ((_, _, (take,)),) = [each for each in self.log if each[1] == "receive_weights"]
+            await take.handed.there
 
     async def _send(self, rank: int) -> Handed:
         if self._lost == f"actor/{rank}":
@@ -72,6 +91,7 @@ class Workers:
 
     async def _receive(self, rank: int) -> float:
         self._inside.set()
+        await self._handed()
         if self._lost == f"generator/{rank}":
             raise lost(self._lost)
         return 0.25 + rank / 2
@@ -107,7 +127,8 @@ def test_weights_lie_in_the_object_store_before_anybody_takes_them():
     carry_out(workers, pipeline(backend="hf"))
     methods = [(executor, method) for executor, method, _ in workers.log]
     assert methods == [("actor", "send_weights"), ("generator", "receive_weights")]
-    assert workers.log[1][2] == (Take(1, 2, refs=("ref",)),)
+    ((take,),) = [args for _, method, args in workers.log if method == "receive_weights"]
+    assert (take.number, take.version, take.handed.there.result().refs) == (1, 2, ("ref",))
 
 
 @pytest.mark.parametrize("backend", ["hf", "sglang"])
@@ -150,6 +171,30 @@ class SlowSecond(Workers):
 def test_what_lies_in_the_object_store_is_taken_when_the_first_rank_which_has_put_it_there_is_through():
     (figures,) = carry_out(SlowSecond(), pipeline(backend="hf"))
     assert figures == {"sync/gb": 0.008, "sync/send_s": 1.5, "sync/receive_s": 0.75}
+
+
+class FullStore(Workers):
+    """Two workers on each side, of which the first sender cannot put its weights down; the takers tell of it first."""
+
+    async def _send(self, rank: int) -> Handed:
+        if rank == 0:
+            await asyncio.sleep(0.02)
+            raise RunError("the object store is full", worker="actor/0")
+        return await super()._send(rank)
+
+    async def hear(self, asked: Asked) -> Any:
+        if asked.member.name == "actor/0":
+            await asyncio.sleep(0.1)
+        try:
+            return await super().hear(asked)
+        except RunError as error:
+            raise RunError(error.cause, worker=asked.member.name) from error
+
+
+def test_where_weights_cannot_be_handed_out_the_failure_is_the_senders():
+    with pytest.raises(RunError, match="the object store is full") as caught:
+        carry_out(FullStore(meet=False), pipeline(backend="hf"))
+    assert caught.value.worker == "actor/0"
 
 
 def test_what_no_rank_of_the_generator_has_a_place_for_ends_the_run():

@@ -18,7 +18,7 @@ from refs import Ref
 from dagrl.data.batch import Batch, Column
 from dagrl.engines.base import Completion, GenerationRequest
 from dagrl.nodes.base import Resources
-from dagrl.runtime.messages import Beat, Begun, Block, Coming, PartWork, Source, Span, Take, TaskWork, Told
+from dagrl.runtime.messages import Beat, Begun, Block, Coming, Handed, PartWork, Source, Span, Take, TaskWork, Told
 from dagrl.runtime.parcels import pack, unpack
 from dagrl.runtime.workers.blocks import Blocks
 from dagrl.runtime.workers.meter import Meter
@@ -221,9 +221,13 @@ def test_what_a_worker_has_made_it_keeps_under_the_name_that_it_was_told(bench, 
 def test_a_method_is_called_by_its_name_with_what_is_in_the_parcel(bench, monkeypatch) -> None:
     monkeypatch.setattr(bench.worker, "_take_in", lambda take: take.version / 4)
     assert bench.worker.call(*pack(("receive_weights", (Take(5, 3),)))) == 0.75
-    ref = ray.ObjectRef.from_random()
-    monkeypatch.setattr(bench.worker, "_take_in", lambda take: take.refs)
-    assert bench.worker.call(*pack(("receive_weights", (Take(5, 3, refs=(ref,)),)))) == (ref,)
+
+
+def test_weights_in_the_object_store_are_taken_when_they_are_all_there(bench, monkeypatch) -> None:
+    handed, ref = Handed(0.5, 8, refs=("bucket",)), ray.ObjectRef.from_random()
+    bench.store[ref] = handed
+    monkeypatch.setattr(bench.worker, "_take_in", lambda take, handed: (take.version, handed))
+    assert bench.worker.call(*pack(("receive_weights", (Take(5, 3, handed=ref),)))) == (3, handed)
 
 
 def test_the_driver_and_the_hosts_ops_do_without_torch() -> None:
