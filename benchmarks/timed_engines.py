@@ -83,7 +83,7 @@ class TimedWorker(Worker):
         time.sleep(self._timings.send_s)
         return Handed(self._timings.send_s, 0)
 
-    def _take_in(self, take: Take, handed: Handed | None = None) -> float:
+    def _take_in(self, take: Take, handed: Handed | None) -> float:
         """Take the time that it would."""
         time.sleep(self._timings.receive_s)
         self._engine.begin_step(take.version)

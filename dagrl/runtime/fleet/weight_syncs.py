@@ -92,7 +92,7 @@ class WeightSyncs:
             except RunError:
                 if sent.done() and (failure := sent.exception()):
                     # Of which those who receive tell as well.
-                    raise failure from None
+                    raise failure from failure.__cause__
                 raise
         finally:
             sent.cancel()

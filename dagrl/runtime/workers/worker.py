@@ -284,14 +284,14 @@ class Worker:
 
     def receive_weights(self, take: Take) -> float:
         """Take the weights that `send_weights` hands out, meanwhile or before; how many seconds that took."""
-        handed: list[Handed] = []
+        handed = None
         if take.handed is not None:
-            handed = get_within([take.handed], self._timeout_s, "the trainer to hand its weights out")
-        seconds = self._take_in(take, *handed)
+            (handed,) = get_within([take.handed], self._timeout_s, "the trainer's weights")
+        seconds = self._take_in(take, handed)
         self._weights.arrived(take.number)
         return seconds
 
-    def _take_in(self, take: Take, handed: Handed | None = None) -> float:
+    def _take_in(self, take: Take, handed: Handed | None) -> float:
         from dagrl.runtime.workers.weight_hands import take_in
 
         return take_in(self._engine, self._rank, take, handed, self._timeout_s)

@@ -68,16 +68,9 @@ class Worker:
 
 def test_what_was_sent_before_is_named_and_what_was_made_there_never_sent(store) -> None:
     worker, tokens = Worker(), store.put([1, 2, 3], 10)
-    logprobs = ray.ObjectRef.from_random()
     read = Source((tokens,), {"tokens": "x"})
-    assert worker.does(
-        work_on(read),
-        Batch(
-            np.array([1, 2]),
-            {"x": Column(np.array([-1, -2]))},
-        ),
-        logprobs,
-    ) == {"tokens": [20, 10]}
+    made, logprobs = Batch(np.array([1, 2]), {"x": Column(np.array([-1, -2]))}), ray.ObjectRef.from_random()
+    assert worker.does(work_on(read), made, logprobs) == {"tokens": [20, 10]}
     advantages = store.put([2, 1], 100)
     update = work_on(read, Source((logprobs,), {"old": "x"}), Source((advantages,), {"advantage": "x"}))
     assert worker.does(update) == {"tokens": [20, 10], "old": [-2, -1], "advantage": [200, 100]}

@@ -195,6 +195,7 @@ def test_where_weights_cannot_be_handed_out_the_failure_is_the_senders():
     with pytest.raises(RunError, match="the object store is full") as caught:
         carry_out(FullStore(meet=False), pipeline(backend="hf"))
     assert caught.value.worker == "actor/0"
+    assert isinstance(caught.value.__cause__, RunError), "what has become of it is still known"
 
 
 def test_what_no_rank_of_the_generator_has_a_place_for_ends_the_run():

@@ -111,7 +111,7 @@ def bench(lab, monkeypatch, tmp_path) -> Bench:
 @pytest.mark.parametrize("aborted", [False, True])
 def test_a_share_that_is_behind_a_sync_shows_life_until_the_weights_are_there(bench, monkeypatch, aborted) -> None:
     monkeypatch.setattr("dagrl.runtime.workers.worker.INTERVAL_S", 0.05)
-    monkeypatch.setattr(bench.worker, "_take_in", lambda take: 0.5)
+    monkeypatch.setattr(bench.worker, "_take_in", lambda take, handed: 0.5)
     told = bench.worker.stream(replace(bench.work([0]), weights=Coming(5, 3)))
     bench.worker.receive_weights(Take(4, 3))
     assert [next(told), next(told)] == [Told(()), Told(())]
@@ -219,7 +219,7 @@ def test_what_a_worker_has_made_it_keeps_under_the_name_that_it_was_told(bench, 
 
 
 def test_a_method_is_called_by_its_name_with_what_is_in_the_parcel(bench, monkeypatch) -> None:
-    monkeypatch.setattr(bench.worker, "_take_in", lambda take: take.version / 4)
+    monkeypatch.setattr(bench.worker, "_take_in", lambda take, handed: take.version / 4)
     assert bench.worker.call(*pack(("receive_weights", (Take(5, 3),)))) == 0.75
 
 
