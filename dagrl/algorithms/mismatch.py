@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from dagrl.algorithms.kl import kl_estimate
+from dagrl.algorithms.kl import k3
 from dagrl.algorithms.rows import Rows
 from dagrl.data.tally import tally
 
@@ -37,7 +37,7 @@ def mismatch_metrics(trainer: torch.Tensor, rollout: torch.Tensor, rows: Rows) -
         "mismatch/logprob_diff": difference.abs(),
         "mismatch/prob_diff": (trainer.exp() - rollout.exp()).abs(),
         "mismatch/kl": -difference,
-        "mismatch/kl_k3": kl_estimate(-log_ratio, torch.zeros_like(log_ratio), "k3"),
+        "mismatch/kl_k3": k3(-log_ratio),
         "mismatch/kl_reverse": ratio * log_ratio - torch.expm1(log_ratio),
         "mismatch/ratio": ratio,
         "mismatch/chi2_token": ratio.square() - 1,

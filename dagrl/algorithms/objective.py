@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from dagrl.algorithms.aggregation import token_weights
-from dagrl.algorithms.kl import kl_estimate
+from dagrl.algorithms.kl import kl_clipped, kl_estimate
 from dagrl.algorithms.losses import (
     PolicyLoss,
     cispo,
@@ -109,8 +109,9 @@ class PolicyObjective:
         """The micro-batch's share of the loss, and metrics as tallies.
 
         ``loss/policy`` is averaged with the loss's own weights; the others are plain means over the tokens with a
-        weight above 0. ``kl/ref`` is KL(policy || reference) by the loss's estimator; ``kl/old`` is KL(old || policy)
-        by k3, for the tokens come from the old policy. ``ratio/mean`` and ``ratio/clip_fraction`` are of the loss's own
+        weight above 0. ``kl/ref`` is KL(policy || reference) by the loss's estimator, ``kl/clip_fraction`` the part of
+        the tokens that its bound cuts (with ``k3`` and ``k3+``); ``kl/old`` is KL(old || policy) by k3, for the tokens
+        come from the old policy. ``ratio/mean`` and ``ratio/clip_fraction`` are of the loss's own
         ratios and clips: see `PolicyLoss`. For ``mismatch/...`` see `mismatch_metrics`, for ``correction/...``
         `correction_metrics`.
         """
@@ -141,6 +142,8 @@ class PolicyObjective:
         if "ref_logprob" in given:
             divergence = kl_estimate(tokens.logprob, given["ref_logprob"], self.loss.kl_estimator)
             told["kl/ref"] = divergence
+            if self.loss.kl_estimator in ("k3", "k3+"):
+                told["kl/clip_fraction"] = kl_clipped(current, given["ref_logprob"])
             if self.loss.kl_coef:
                 per_token = per_token + self.loss.kl_coef * correction.of_all(divergence)
         if tokens.entropy is not None:

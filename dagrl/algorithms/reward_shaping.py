@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 def kl_charges(
     policy_logprob: Column, ref_logprob: Column, mask: Column, *, coef: float, estimator: KlEstimator
-) -> Column:
+) -> tuple[Column, np.ndarray]:
     """What each token is charged for its divergence from the reference: coef * log(policy / ref).
 
     That is eq. 2 of Ziegler et al. 2019 (arXiv 1909.08593) with `estimator` in place of the log-ratio, which is k1.
-    PPO and REINFORCE++ charge each token its own term; estimators with one reward for a whole response charge it the
-    sum, before groups are compared.
+    PPO, REINFORCE++ and ReMax charge each token its own term; estimators with one reward for a whole response charge it
+    the sum, before groups are compared.
 
     Args:
         policy_logprob: ragged, log-probs of the response tokens under the policy that is trained, before the update.
@@ -29,18 +29,30 @@ def kl_charges(
         estimator: see `kl_estimate`.
 
     Returns:
-        float64, ragged as `mask`.
+        The charges, float64, ragged as `mask`, and the tokens whose estimate its bound cuts, bool [tokens]. Only ``k3``
+        has a bound, see `kl_estimate`.
+
+    Raises:
+        ValueError: the estimate of a token that is charged is not finite.
 
     """
     # The host's worker does without torch where nothing is charged.
     import torch
 
-    from dagrl.algorithms.kl import kl_estimate
+    from dagrl.algorithms.kl import kl_clipped, kl_estimate
 
     policy = torch.from_numpy(policy_logprob.values.astype(np.float64))
     reference = torch.from_numpy(ref_logprob.values.astype(np.float64))
-    divergence = kl_estimate(policy, reference, estimator).numpy()
-    return Column(np.where(mask.values > 0, coef * divergence, 0.0), mask.offsets)
+    charged = mask.values > 0
+    divergence = np.where(charged, kl_estimate(policy, reference, estimator).numpy(), 0.0)
+    if not np.isfinite(divergence).all():
+        wrong = np.flatnonzero(~np.isfinite(divergence))[0]
+        raise ValueError(
+            f"a token's divergence from the reference is {divergence[wrong]}: its log-prob is {policy[wrong]:g} under "
+            f"the policy and {reference[wrong]:g} under the reference; look for weights or logits that are not finite"
+        )
+    clipped = charged & kl_clipped(policy, reference).numpy() if estimator == "k3" else np.zeros_like(charged)
+    return Column(coef * divergence, mask.offsets), clipped
 
 
 def overlong_penalty(lengths: np.ndarray, *, longest: int, buffer: int, factor: float) -> np.ndarray:

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import cast
 
 import numpy as np
 import torch
 
-from dagrl.algorithms.kl import KlEstimator, kl_estimate
+from dagrl.algorithms.kl import k3
 from dagrl.algorithms.rows import Rows
 from dagrl.data.batch import Batch
 from dagrl.data.tally import tally
 from dagrl.spec.schema import ImportanceLevel, RejectionCriterion, RolloutCorrectionSpec
 
 _LARGEST_LOG = 20.0
-"""Logs of ratios of responses are kept within this before exp(), as in verl: beyond, nothing can be said anyway."""
+"""Logs of ratios are kept within this before exp(), as in verl: beyond, nothing can be said anyway."""
 _RATIOS = {"token": "token", "sequence": "seq_sum", "geometric": "seq_mean"}
 """Criteria that look at ratios -> what the logs are taken over."""
 
@@ -100,13 +99,15 @@ def rejected(
     Stability" (see `importance_weights`), part 3, and trust region masking, Li et al. 2025, arXiv 2512.23075. The names
     are verl's: `docs/mismatch.md` has the table.
     """
-    trainer, rollout = trainer.double(), rollout.double()
+    # An infinite difference would make k3 NaN, and what is compared with NaN stays.
+    log_ratio = (trainer.double() - rollout.double()).clamp(-_LARGEST_LOG, _LARGEST_LOG)
     if criterion in _RATIOS:
-        statistic = _over(_RATIOS[criterion], trainer - rollout, rows)
+        statistic = _over(_RATIOS[criterion], log_ratio, rows)
         outside = (statistic > math.log(upper)) | _below(statistic, 1 / upper if lower is None else lower)
     else:
         scope, _, estimator = criterion.rpartition("_")
-        outside = _over(scope, kl_estimate(rollout, trainer, cast(KlEstimator, estimator)), rows) > upper
+        divergence = log_ratio.square() / 2 if estimator == "k2" else k3(-log_ratio)
+        outside = _over(scope, divergence, rows) > upper
     return outside & rows.active
 
 

@@ -41,8 +41,10 @@ def advantage(parts: Sequence[Part], context: Context) -> Iterator[Output]:
         if (charge := node.kl_in_reward) is not None:
             logprobs = batch["old_logprob"], batch["ref_logprob"]
             weight = charge.coef if context.kl_weight is None else context.kl_weight
-            charges = kl_charges(*logprobs, batch["response_mask"], coef=weight, estimator=charge.estimator)
+            charges, clipped = kl_charges(*logprobs, batch["response_mask"], coef=weight, estimator=charge.estimator)
             stats["kl/in_reward"] = Stat.of(row_sums(charges))
+            if charge.estimator == "k3":
+                stats["kl/in_reward_clip_fraction"] = Stat.of(clipped[batch["response_mask"].values > 0])
             if charge.target_kl is not None:
                 stats |= _steered(charges, batch["response_mask"], weight)
         if node.estimator == "gae":

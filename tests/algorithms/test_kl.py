@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from dagrl.algorithms.kl import kl_estimate
+from dagrl.algorithms.kl import k3, kl_clipped, kl_estimate
 
 # The policy gives the token probability 1/2, the reference 1/4: d = log 2.
 POLICY, REFERENCE = torch.tensor([0.5]).double().log(), torch.tensor([0.25]).double().log()
@@ -77,3 +77,67 @@ def test_a_plus_takes_the_gradient_of_the_divergence(estimator):
     estimate = kl_estimate(logprob, torch.full((2,), 0.5, dtype=torch.float64).log(), estimator)
     (gradient,) = torch.autograd.grad((logprob.exp().detach() * estimate).sum(), logits)
     assert gradient[0].item() == pytest.approx(0.20598980412527057, abs=1e-15)
+
+
+def of_verl(now: float, reference: float) -> tuple[float, float]:
+    """``low_var_kl`` of one token and its gradient in log-prob `now`, as verl defines it.
+
+    The gap of the log-probs is kept within 20, the estimate within 10; what is kept by force has no gradient.
+    """
+    gap = min(max(reference - now, -20.0), 20.0)
+    estimate = math.exp(gap) - 1 - gap
+    return min(estimate, 10.0), 1 - math.exp(gap) if estimate <= 10 else 0.0
+
+
+GAPS = [
+    -800.0,
+    -88.0,
+    -50.0,
+    -20.5,
+    -11.1,
+    -10.9,
+    -3.0,
+    -0.5,
+    -1e-3,
+    0.0,
+    1e-3,
+    0.5,
+    2.6,
+    2.62,
+    12.0,
+    50.0,
+    88.0,
+    800.0,
+]
+
+
+@pytest.mark.parametrize("gap", GAPS)
+def test_k3_is_verls_in_value_and_gradient(gap):
+    now = torch.tensor([-801.0], dtype=torch.float64, requires_grad=True)
+    reference = now.detach() + gap
+    estimate = kl_estimate(now, reference, "k3")
+    estimate.backward()
+    assert (estimate.item(), now.grad.item()) == pytest.approx(of_verl(-801.0, -801.0 + gap), rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("gap", GAPS)
+@pytest.mark.parametrize("estimator", ["k1", "k3", "abs"])
+def test_a_plus_keeps_the_gradient_where_the_value_has_reached_its_bound(estimator, gap):
+    # The value of the estimator without the plus, the gradient of gap^2 / 2.
+    now = torch.tensor([-801.0], dtype=torch.float64, requires_grad=True)
+    reference = now.detach() + gap
+    estimate = kl_estimate(now, reference, f"{estimator}+")
+    estimate.backward()
+    value = {"k1": -gap, "k3": of_verl(-801.0, -801.0 + gap)[0], "abs": abs(gap)}[estimator]
+    assert (estimate.item(), now.grad.item()) == pytest.approx((value, -gap), rel=1e-9, abs=1e-12)
+
+
+def test_tokens_at_the_bound_are_told():
+    # exp(2.61) - 3.61 = 9.989 and exp(2.62) - 3.62 = 10.116; exp(-10.9) + 9.9 = 9.90002 and exp(-11.1) + 10.1.
+    policy = torch.tensor([-2.61, -2.62, 10.9, 11.1, 0.0, -90.0])
+    assert kl_clipped(policy, torch.zeros(6)).tolist() == [False, True, False, True, False, True]
+
+
+def test_k3_without_a_bound_is_what_criteria_and_metrics_look_at():
+    # exp(5) - 1 - 5
+    assert k3(torch.tensor([-5.0], dtype=torch.float64)).item() == pytest.approx(142.4131591025766)

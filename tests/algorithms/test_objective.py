@@ -246,6 +246,30 @@ def test_the_divergence_is_reported_but_not_charged_at_coefficient_0():
     assert tokens.logprob.grad.tolist() == [0.0, 0.0, 0.0]
 
 
+@pytest.mark.parametrize("estimator", ["k3", "k3+"])
+def test_a_token_far_from_the_reference_adds_ten_and_is_counted(estimator):
+    # Log-probs 88 and log 2 apart: k3 would be e^88 of the first, infinite in float32, and is 10; 2 - 1 - log 2 of the
+    # second. Weights 1/2 each; the third token has none.
+    reference = [math.log(0.5) + 88, math.log(0.5), 900.0]
+    tokens = two_tokens(advantage=[0.0, 0.0, 0.0], ref_logprob=reference)
+    objective = PolicyObjective(LossSpec(kl_coef=0.1, kl_estimator=estimator), 1.0, ("ref_logprob",))
+    loss, metrics = objective(tokens)
+    loss.backward()
+    assert loss.item() == pytest.approx(0.05 * (10 + 1 - math.log(2)), abs=1e-12)
+    # 1 - exp(log 2) and, at the bound, 0; with the plus d of each.
+    pull = {"k3": [0.0, -1.0], "k3+": [-88.0, -math.log(2)]}[estimator]
+    assert tokens.logprob.grad.tolist() == pytest.approx([0.05 * pull[0], 0.05 * pull[1], 0.0], abs=1e-12)
+    stats = read_tallies([metrics])
+    assert (stats["kl/clip_fraction"].mean, stats["kl/ref"].high) == (0.5, 10.0)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "abs", "k1+", "abs+"])
+def test_estimators_without_a_bound_count_nothing(estimator):
+    tokens = two_tokens(advantage=[0.0] * 3, ref_logprob=[0.0] * 3)
+    _, metrics = PolicyObjective(LossSpec(kl_estimator=estimator), 1.0, ("ref_logprob",))(tokens)
+    assert "kl/ref" in metrics and "kl/clip_fraction" not in metrics
+
+
 def test_columns_are_those_that_the_pipeline_has():
     assert PolicyObjective(LossSpec(), 0.7, ()).columns == ("advantage",)
     objective = PolicyObjective(LossSpec(), 0.7, ("reward", "ref_logprob", "old_logprob"))

@@ -14,20 +14,47 @@ def test_each_token_is_charged_its_divergence():
     policy = Column.ragged([[half, quarter, 0.0], [], [quarter]], "float32")
     reference = Column.ragged([[quarter, quarter, quarter], [], [half]], "float32")
     mask = Column.ragged([[1, 1, 0], [], [1]], "float32")
-    charges = kl_charges(policy, reference, mask, coef=0.5, estimator="k1")
+    charges, _ = kl_charges(policy, reference, mask, coef=0.5, estimator="k1")
     # log(2) / 2, 0, masked | nothing | -log(2) / 2.
     assert charges.values.tolist() == pytest.approx([0.3465735903, 0.0, 0.0, -0.3465735903], abs=1e-7)
     assert charges.lengths.tolist() == [3, 0, 1]
-    charges = kl_charges(policy, reference, mask, coef=1.0, estimator="k3")
+    charges, clipped = kl_charges(policy, reference, mask, coef=1.0, estimator="k3")
+    assert not clipped.any()
     # k3 of the tokens: 1/2 - 1 + log 2 = 0.1931472 and 0; last 2 - 1 - log 2 = 0.3068528.
     assert row_sums(charges).tolist() == pytest.approx([0.1931471806, 0.0, 0.3068528194], abs=1e-7)
 
 
 def test_a_token_outside_the_mask_cannot_spoil_the_charge():
-    one = Column.ragged([[-1e4, -1.0]], "float32")
-    other = Column.ragged([[0.0, -1.0]], "float32")
-    mask = Column.ragged([[0, 1]], "float32")
-    assert kl_charges(one, other, mask, coef=1.0, estimator="k3").values.tolist() == [0.0, 0.0]
+    one = Column.ragged([[-1e4, -1.0, np.nan]], "float32")
+    other = Column.ragged([[0.0, -1.0, -np.inf]], "float32")
+    mask = Column.ragged([[0, 1, 0]], "float32")
+    charges, clipped = kl_charges(one, other, mask, coef=1.0, estimator="k3")
+    assert (charges.values.tolist(), clipped.tolist()) == ([0.0, 0.0, 0.0], [False] * 3)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "charges", "clipped"),
+    [
+        # Log-probs 90 apart: by k3 no more than its bound, 10, either way.
+        ("k1", [-90.0, 90.0], [False, False]),
+        ("k2", [4050.0, 4050.0], [False, False]),
+        ("k3", [10.0, 10.0], [True, True]),
+        ("abs", [90.0, 90.0], [False, False]),
+    ],
+)
+def test_a_token_far_from_the_reference_is_charged_within_the_estimators_bound(estimator, charges, clipped):
+    policy, reference = Column.ragged([[-90.0, 0.0]], "float32"), Column.ragged([[0.0, -90.0]], "float32")
+    mask = Column.ragged([[1, 1]], "float32")
+    found, at_bound = kl_charges(policy, reference, mask, coef=0.5, estimator=estimator)
+    assert found.values.tolist() == [each / 2 for each in charges]
+    assert at_bound.tolist() == clipped
+
+
+@pytest.mark.parametrize(("logprob", "estimator"), [(np.nan, "k3"), (-np.inf, "k1"), (np.nan, "k1"), (-np.inf, "k2")])
+def test_a_charge_that_is_no_number_ends_with_a_sentence(logprob, estimator):
+    policy, reference = Column.ragged([[-1.0, -1.0]], "float32"), Column.ragged([[-1.0, logprob]], "float32")
+    with pytest.raises(ValueError, match=r"a token's divergence .* -1 under the policy and (nan|-inf) under the ref"):
+        kl_charges(policy, reference, Column.ragged([[1, 1]], "float32"), coef=1.0, estimator=estimator)
 
 
 def test_the_penalty_on_length_falls_in_the_buffer():

@@ -1,6 +1,7 @@
 """Corrections on numbers by hand: weights, what is rejected, and what becomes of the loss."""
 
 import math
+from typing import get_args
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from dagrl.algorithms.rollout_correction import correct, correction_metrics, imp
 from dagrl.algorithms.rows import Rows
 from dagrl.data.tally import read_tallies
 from dagrl.engines.base import ResponseTokens
-from dagrl.spec.schema import LossSpec, RolloutCorrectionSpec
+from dagrl.spec.schema import DivergenceCriterion, LossSpec, RatioCriterion, RolloutCorrectionSpec
 
 # Three responses; the last token of the second does not count, and its ratio is absurd.
 RATIOS = [0.5, 3.0, 0.25, 0.2, 1e9, 1.5, 1.5, 1.5]
@@ -96,6 +97,26 @@ def test_ratios_too_large_for_a_float_stay_finite():
         assert found.truncated.tolist() == [True, True, False, False]
     for criterion in ("token", "sequence", "geometric", "seq_sum_k3", "seq_max_k2"):
         assert rejected(log_ratio, torch.zeros(4), rows, criterion=criterion, upper=2.0).all()
+
+
+@pytest.mark.parametrize("criterion", [*get_args(RatioCriterion), *get_args(DivergenceCriterion)])
+@pytest.mark.parametrize("difference", [50.0, 88.0, 800.0, math.inf])
+def test_what_is_infinitely_far_apart_is_rejected(criterion, difference):
+    # The second token of the first response; the other response has no such token.
+    rows = Rows(torch.tensor([0, 0, 1]), torch.ones(3).bool())
+    far, near = torch.tensor([-1.0, -difference, -1.0]), torch.tensor([-1.0, 0.0, -1.0])
+    for trainer, rollout in ((far, near), (near, far)):
+        found = rejected(trainer, rollout, rows, criterion=criterion, upper=5.0).tolist()
+        assert found == ([False, True, False] if criterion.startswith("token") else [True, True, False])
+
+
+def test_a_log_ratio_counts_up_to_20_as_in_verl():
+    # k2 of a token is 20^2 / 2 = 200 at most, its log r 20: so a sum of 100 and -30 is 20 - 20.
+    rows = Rows(torch.zeros(2, dtype=torch.int64), torch.ones(2).bool())
+    trainer, rollout = torch.tensor([100.0, -30.0]), torch.zeros(2)
+    assert not rejected(trainer, rollout, rows, criterion="token_k2", upper=200.0).any()
+    assert rejected(trainer, rollout, rows, criterion="token_k2", upper=199.0).all()
+    assert not rejected(trainer, rollout, rows, criterion="sequence", upper=1.01).any()
 
 
 def test_metrics_say_what_was_done():
