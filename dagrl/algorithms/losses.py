@@ -1,7 +1,10 @@
 """Policy losses, token by token: the caller weighs and sums them.
 
-In all of them r = exp(logprob - old) is a token's probability now over that before, up to e**20, tensors have one shape
-[T], and only `logprob` gets a gradient.
+In all of them r = exp(logprob - old) is a token's probability now over that before, tensors have one shape [T], and
+only `logprob` gets a gradient.
+
+Losses and gradients are finite for finite log-probs, however far apart: r is at most e**20, and a token has no gradient
+through a larger r, as in verl. Not-a-number log-probs give not-a-number losses, which the optimizer refuses.
 """
 
 from __future__ import annotations
@@ -11,12 +14,16 @@ from dataclasses import dataclass
 
 import torch
 
-from dagrl.algorithms.kl import kl_estimate
+from dagrl.algorithms.kl import k3
 from dagrl.algorithms.rows import Rows
 
 _LARGEST_LOG = 20.0
 """Logs of ratios are kept below this before exp(). Beyond, nothing depends on how far, and the gradient of an infinity
 that is clipped is not a number."""
+_LARGEST_LOG_OF_GSPO = 10.0
+"""The bound on the mean of a response's log-ratios in `gspo`, as in verl and siiRL."""
+_STEEPEST_DRIFT = 2.0
+"""Largest gradient of CPGD's drift in the log-prob: siiRL's bound on r - 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +53,7 @@ def ppo_clip(
     (arXiv 2503.14476, section 3.1). `dual_clip` c bounds the loss by -c A where A < 0, for there nothing else bounds it
     as the ratio grows (dual-clip PPO, arXiv 1912.09729).
     """
-    ratio = _ratio(logprob - old_logprob)
+    ratio = ratio_of(logprob - old_logprob)
     loss, clipped = _pessimistic(-ratio * advantage, -ratio.clamp(1 - clip_low, 1 + clip_high) * advantage)
     if dual_clip is not None:
         ceiling = -dual_clip * advantage
@@ -79,7 +86,7 @@ def kl_cov(
     policy); abs(log r) is how the authors' code estimates it.
     """
     log_ratio = logprob - old_logprob
-    ratio = _ratio(log_ratio)
+    ratio = ratio_of(log_ratio)
     loss = -ratio * advantage + torch.where(held_back > 0, kl_coef * log_ratio.abs(), 0.0)
     return PolicyLoss(loss, ratio.detach(), torch.zeros_like(ratio, dtype=torch.bool))
 
@@ -98,7 +105,8 @@ def gspo(
     arXiv 2507.18071, in the form of eq. 13 and 14, GSPO-token: max(-s A, -clip(s, 1 - clip_low, 1 + clip_high) A),
     where each token has the value of s and the gradient of its own log-prob. Where the tokens of a response have one
     advantage and are averaged (``seq-mean-token-mean``), that is eq. 5 in value and gradient. The paper's bounds are
-    some 1e-4, for the geometric mean over a response hardly moves.
+    some 1e-4, for the geometric mean over a response hardly moves. s is at most e**10, and tokens have no gradient
+    beyond that, as in verl: nothing else bounds the loss where A < 0.
 
     Args:
         logprob: [T].
@@ -109,12 +117,9 @@ def gspo(
         clip_high: upper bound of s, above 1.
 
     """
-    difference = (logprob - old_logprob).detach()
-    ratio = _ratio(rows.means(difference)).to(difference.dtype)
-    # Times 1, with the gradient of the token's log-prob.
-    surrogate = ratio * torch.exp(logprob - logprob.detach())
+    ratio, surrogate, beyond = _of_response(logprob, logprob - old_logprob, rows, _LARGEST_LOG_OF_GSPO)
     loss, clipped = _pessimistic(-surrogate * advantage, -surrogate.clamp(1 - clip_low, 1 + clip_high) * advantage)
-    return PolicyLoss(loss, ratio, clipped)
+    return PolicyLoss(loss, ratio, clipped | beyond)
 
 
 def gmpo(
@@ -140,9 +145,8 @@ def gmpo(
     # The smaller of A log r and A times the bounded one: what PPO's clip would leave of it.
     clipped = torch.where(advantage >= 0, bounded < log_ratio, bounded > log_ratio)
     kept = torch.where(clipped, bounded, log_ratio)
-    ratio = _ratio(rows.means(kept.detach())).to(kept.dtype)
-    # Times 1, with the gradient of the token's log-prob where there is one.
-    return PolicyLoss(-advantage * ratio * torch.exp(kept - kept.detach()), ratio, clipped)
+    ratio, surrogate, beyond = _of_response(kept, kept, rows, _LARGEST_LOG)
+    return PolicyLoss(-advantage * surrogate, ratio, clipped | beyond)
 
 
 def sapo(
@@ -154,7 +158,7 @@ def sapo(
     tau is `tau_pos` where A > 0 and `tau_neg` elsewhere, 1.0 and 1.05 in the paper, so that what is made less likely
     fades out sooner. Nothing is ever clipped.
     """
-    ratio = _ratio(logprob - old_logprob)
+    ratio = ratio_of(logprob - old_logprob)
     tau = torch.full_like(ratio, tau_neg).masked_fill(advantage > 0, tau_pos)
     loss = -4 / tau * torch.sigmoid(tau * (ratio - 1)) * advantage
     return PolicyLoss(loss, ratio.detach(), torch.zeros_like(ratio, dtype=torch.bool))
@@ -167,7 +171,7 @@ def topr(logprob: torch.Tensor, old_logprob: torch.Tensor, advantage: torch.Tens
     becomes unlikely; so samples of older weights do no harm. `old_logprob` are meant to be those that sampled.
     """
     # Beyond 1 it does not matter, and the ratio of a long response may be too large for any float.
-    of_response = _ratio(rows.sums((logprob - old_logprob).detach())).to(logprob.dtype)
+    of_response = ratio_of(rows.sums((logprob - old_logprob).detach())).to(logprob.dtype)
     weight = torch.where(advantage < 0, of_response.clamp(max=1), 1.0)
     return PolicyLoss(-weight * advantage * logprob, of_response, (advantage < 0) & (of_response > 1))
 
@@ -178,7 +182,7 @@ def cispo(logprob: torch.Tensor, old_logprob: torch.Tensor, advantage: torch.Ten
     CISPO (MiniMax-M1, arXiv 2506.13585, eq. 4 and 5): no token is cut off from the gradient. There is no lower bound,
     as in the paper's runs.
     """
-    ratio = _ratio(logprob - old_logprob).detach()
+    ratio = ratio_of(logprob - old_logprob).detach()
     return PolicyLoss(-ratio.clamp(max=1 + clip_high) * advantage * logprob, ratio, ratio > 1 + clip_high)
 
 
@@ -195,14 +199,16 @@ def cpgd(
 
     arXiv 2505.12504: log r is kept within log(1 - clip_low) and log(1 + clip_high), so a token is left alone where
     PPO's clip would, but the gradient is not multiplied with the ratio. The drift is estimated by k3, whose gradient,
-    (r - 1) times that of the log-prob, is that of the divergence, for the tokens come from the old policy.
+    (r - 1) times that of the log-prob, is that of the divergence, for the tokens come from the old policy. That
+    factor is at most 2, as in siiRL's code: beyond r = 3 the drift continues as a straight line.
     """
     log_ratio = logprob - old_logprob
     bounded = log_ratio.clamp(math.log(1 - clip_low), math.log(1 + clip_high))
     loss, clipped = _pessimistic(-log_ratio * advantage, -bounded * advantage)
     if drift_coef:
-        loss = loss + drift_coef * kl_estimate(old_logprob, logprob, "k3")
-    return PolicyLoss(loss, _ratio(log_ratio.detach()), clipped)
+        near = log_ratio.clamp(max=math.log(1 + _STEEPEST_DRIFT))
+        loss = loss + drift_coef * (k3(-near) + _STEEPEST_DRIFT * (log_ratio - near))
+    return PolicyLoss(loss, ratio_of(log_ratio.detach()), clipped)
 
 
 def reinforce(logprob: torch.Tensor, old_logprob: torch.Tensor, advantage: torch.Tensor) -> PolicyLoss:
@@ -210,7 +216,7 @@ def reinforce(logprob: torch.Tensor, old_logprob: torch.Tensor, advantage: torch
 
     Right for the samples of the very policy that is trained: one optimizer step for each batch.
     """
-    ratio = _ratio(logprob - old_logprob).detach()
+    ratio = ratio_of(logprob - old_logprob).detach()
     return PolicyLoss(-advantage * logprob, ratio, torch.zeros_like(ratio, dtype=torch.bool))
 
 
@@ -239,7 +245,7 @@ def opmd_kimi(
     log_ratio = logprob - old_logprob
     of_response = rows.sums(log_ratio).to(log_ratio.dtype)
     loss = -advantage * logprob + tau / 2 * of_response * log_ratio
-    ratio = _ratio(log_ratio.detach())
+    ratio = ratio_of(log_ratio.detach())
     return PolicyLoss(loss, ratio, torch.zeros_like(ratio, dtype=torch.bool))
 
 
@@ -269,12 +275,28 @@ def opmd_pairwise(
     of_responses = torch.where(rows.once, torch.stack([worth, torch.ones_like(worth)]), 0.0)
     total, count = totals.index_add(1, prompt, of_responses)
     weight = (worth - (total / count.clamp(min=1))[prompt]).to(logprob.dtype)
-    ratio = _ratio(log_ratio)
+    ratio = ratio_of(log_ratio)
     return PolicyLoss(-weight * logprob, ratio, torch.zeros_like(ratio, dtype=torch.bool))
 
 
-def _ratio(log_ratio: torch.Tensor) -> torch.Tensor:
+def ratio_of(log_ratio: torch.Tensor) -> torch.Tensor:
+    """exp(`log_ratio`), at most e**20; beyond, without gradient."""
     return torch.exp(log_ratio.clamp(max=_LARGEST_LOG))
+
+
+def _of_response(
+    gradient: torch.Tensor, log_ratio: torch.Tensor, rows: Rows, largest: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The geometric mean of a response's ratios, for each of its tokens and at most exp(`largest`).
+
+    Returns it without gradient; with it, as if each token's were exp(`gradient`); and the tokens of responses beyond
+    the bound, which get no gradient.
+    """
+    log_mean = rows.means(log_ratio.detach())
+    beyond = log_mean > largest
+    ratio = torch.exp(log_mean.clamp(max=largest)).to(log_ratio.dtype)
+    # Times 1, with the gradient of the token's log-prob where it has one.
+    return ratio, ratio * torch.exp(torch.where(beyond, 0.0, gradient - gradient.detach())), beyond
 
 
 def _pessimistic(free: torch.Tensor, bounded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

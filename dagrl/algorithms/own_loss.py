@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dagrl.algorithms.losses import PolicyLoss
+from dagrl.algorithms.losses import PolicyLoss, ratio_of
 from dagrl.algorithms.rows import Rows
 from dagrl.spec.own.custom import located, raised_by
 
@@ -79,7 +79,7 @@ class OwnLoss:
             clipped = torch.zeros_like(rows.active)
         elif not isinstance(clipped, torch.Tensor) or clipped.shape != loss.shape or clipped.dtype != torch.bool:
             raise ValueError(f"{self._where} returned no tensor of {len(rows.active)} bools as what was clipped")
-        ratio = torch.exp(tokens.logprob - values["old_logprob"]).detach()
+        ratio = ratio_of((tokens.logprob - values["old_logprob"]).detach())
         # Tokens that do not count may have come to anything.
         return PolicyLoss(torch.where(rows.active, loss, 0.0), ratio, clipped)
 

@@ -13,6 +13,7 @@ from dagrl.algorithms.losses import (
     cispo,
     clip_cov,
     cpgd,
+    gmpo,
     gspo,
     kl_cov,
     opmd,
@@ -66,23 +67,23 @@ def test_the_upper_clip_may_be_higher(ratio, loss, gradient, clipped):
     assert result == (pytest.approx(loss, abs=1e-14), pytest.approx(gradient, abs=1e-14), clipped)
 
 
-@pytest.mark.parametrize("advantage", [1.0, -1.0])
+@pytest.mark.parametrize("log_ratio", [19.9, 20.1, 50.0, 88.0, 800.0])
 @pytest.mark.parametrize(
     "loss",
     [
         partial(ppo_clip, clip_low=0.2, clip_high=0.2),
-        partial(ppo_clip, clip_low=0.2, clip_high=0.2, dual_clip=3.0),
-        partial(sapo, tau_pos=1.0, tau_neg=1.05),
-        partial(cispo, clip_high=0.2),
-        partial(gspo, rows=ONE_ROW, clip_low=0.2, clip_high=0.2),
-        partial(kl_cov, held_back=torch.ones(1), kl_coef=1.0),
+        partial(kl_cov, held_back=torch.zeros(1), kl_coef=1.0),
+        partial(gmpo, rows=ONE_ROW, clip_low=0.2, clip_high=0.2),
     ],
 )
-def test_a_ratio_beyond_any_float_leaves_loss_and_gradient_finite(loss, advantage: float):
-    logprob = torch.zeros(1, requires_grad=True)
-    result = loss(logprob, torch.tensor([-200.0]), torch.tensor([advantage]))
+def test_a_ratio_grows_to_e20_and_has_no_gradient_beyond(loss, log_ratio: float):
+    # A = -2 and no clip on this side: 2 r, as in verl.
+    logprob = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    result = loss(logprob, torch.full_like(logprob, -log_ratio), torch.full_like(logprob, -2.0))
     result.loss.sum().backward()
-    assert result.loss.isfinite().all() and result.ratio.isfinite().all() and logprob.grad.isfinite().all()
+    expected = 2 * math.exp(min(log_ratio, 20.0))
+    assert result.loss.item() == pytest.approx(expected)
+    assert logprob.grad.item() == pytest.approx(expected if log_ratio < 20 else 0.0)
 
 
 def test_the_upper_clip_leaves_the_lower_alone():
@@ -168,6 +169,19 @@ def test_the_drift_of_cpgd_pulls_back_to_the_old_policy():
     assert result == (pytest.approx(drift, abs=1e-14), pytest.approx(0.05, abs=1e-14), False)
     result = one_token(cpgd, 1.5, 2.0, clip_low=0.2, clip_high=0.2, drift_coef=0.1)
     assert result == (pytest.approx(drift - 2 * math.log(1.2), abs=1e-14), pytest.approx(0.05, abs=1e-14), True)
+
+
+@pytest.mark.parametrize("log_ratio", [-800.0, -50.0, -1.0, 0.0, 0.5, 1.09, 1.11, 3.0, 50.0, 88.0, 800.0])
+def test_the_drift_of_cpgd_pulls_no_harder_than_siirls(log_ratio):
+    # siiRL's gradient is r - 1, at most 2. The drift is r - 1 - log r up to log r = log 3, then a straight line.
+    logprob = torch.tensor([log_ratio], dtype=torch.float64, requires_grad=True)
+    nothing = torch.zeros(1, dtype=torch.float64)
+    result = cpgd(logprob, nothing, nothing, clip_low=0.2, clip_high=0.2, drift_coef=0.1)
+    result.loss.sum().backward()
+    near = min(log_ratio, math.log(3))
+    drift = math.exp(near) - 1 - near + 2 * (log_ratio - near)
+    assert result.loss.item() == pytest.approx(0.1 * drift, abs=1e-12)
+    assert logprob.grad.item() == pytest.approx(0.1 * min(math.expm1(near), 2.0), abs=1e-12)
 
 
 def test_reinforce_does_not_look_at_the_ratio():
@@ -296,6 +310,34 @@ def test_gspo_clips_whole_responses():
     assert loss == pytest.approx([-1.5, -1.5, -0.5], abs=1e-14)
     assert gradient == pytest.approx([0, 0, -0.5], abs=1e-14)
     assert clipped == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("log_mean", "advantage", "loss", "gradient", "clipped"),
+    [
+        # As in verl: s = exp(log_mean), at most e^10, and beyond that without gradient.
+        (9.9, -2.0, 2 * math.exp(9.9), 2 * math.exp(9.9), False),
+        (10.1, -2.0, 2 * math.exp(10), 0.0, True),
+        (25.0, -2.0, 2 * math.exp(10), 0.0, True),
+        (800.0, -2.0, 2 * math.exp(10), 0.0, True),
+        # With A above 0 the clip is met first; on the way back nothing bounds the gradient but s itself.
+        (800.0, 2.0, -2.4, 0.0, True),
+        (-800.0, 2.0, 0.0, 0.0, False),
+        (-800.0, -2.0, 1.6, 0.0, True),
+    ],
+)
+def test_gspo_is_verls_in_value_and_gradient_however_far(log_mean, advantage, loss, gradient, clipped):
+    # Two tokens of log-ratios log_mean + 3 and log_mean - 3, and one that does not count.
+    logprob = torch.tensor([log_mean + 3, log_mean - 3, 900.0], dtype=torch.float64, requires_grad=True)
+    rows = Rows(torch.zeros(3, dtype=torch.int64), torch.tensor([True, True, False]))
+    result = gspo(
+        logprob, torch.zeros_like(logprob), torch.full_like(logprob, advantage), rows=rows, clip_low=0.2, clip_high=0.2
+    )
+    result.loss[:2].sum().backward()
+    assert result.loss.tolist()[:2] == pytest.approx([loss, loss])
+    assert logprob.grad.tolist() == pytest.approx([gradient, gradient, 0.0])
+    assert result.clipped.tolist()[:2] == [clipped, clipped]
+    assert result.ratio.max() <= math.exp(10)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,177 @@
+"""Log-probs that are far apart: every loss and every estimator stays within a bound, in value and in gradient."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import get_args
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from dagrl.algorithms.dpo import preference_loss
+from dagrl.algorithms.kl import kl_estimate
+from dagrl.algorithms.losses import (
+    PolicyLoss,
+    cispo,
+    clip_cov,
+    cpgd,
+    gmpo,
+    gspo,
+    kl_cov,
+    opmd,
+    opmd_kimi,
+    opmd_pairwise,
+    ppo_clip,
+    reinforce,
+    sapo,
+    topr,
+)
+from dagrl.algorithms.own_loss import OwnLoss
+from dagrl.algorithms.rows import Rows
+from dagrl.engines.base import ResponseTokens
+from dagrl.spec.schema.objective import KlEstimator, PolicyForm
+
+FARTHEST = 1000.0
+"""Log-probs are within [-FARTHEST, 0]."""
+LARGEST = 10.0
+"""Advantages are within [-LARGEST, LARGEST]."""
+ROWS = Rows(torch.tensor([0, 0, 1]), torch.ones(3, dtype=torch.bool))
+"""A response of two tokens, and one of one token."""
+CLIP = {"clip_low": 0.2, "clip_high": 0.2}
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """A loss, and what bounds it for these log-probs and advantages."""
+
+    loss: Callable[..., PolicyLoss]
+    value: float
+    gradient: float
+
+
+def clip_cov_of(*given: torch.Tensor) -> PolicyLoss:
+    return clip_cov(ppo_clip(*given, **CLIP), torch.tensor([0, 1, 0]))
+
+
+POLICIES = {
+    "ppo_clip": Bounded(partial(ppo_clip, **CLIP), math.exp(20) * LARGEST, math.exp(20) * LARGEST),
+    "ppo_clip, dual_clip": Bounded(partial(ppo_clip, **CLIP, dual_clip=3.0), 3 * LARGEST, 3 * LARGEST),
+    "clip_cov": Bounded(clip_cov_of, math.exp(20) * LARGEST, math.exp(20) * LARGEST),
+    "kl_cov": Bounded(
+        partial(kl_cov, held_back=torch.tensor([0, 1, 1]), kl_coef=2.0),
+        math.exp(20) * LARGEST + 2 * FARTHEST,
+        math.exp(20) * LARGEST + 2,
+    ),
+    "gspo": Bounded(partial(gspo, rows=ROWS, **CLIP), math.exp(10) * LARGEST, math.exp(10) * LARGEST),
+    "gmpo": Bounded(partial(gmpo, rows=ROWS, **CLIP), math.exp(20) * LARGEST, math.exp(20) * LARGEST),
+    # 4 / tau times a gate below 1; r times the gate's slope is largest near r = 1.5, and below 2 there.
+    "sapo": Bounded(partial(sapo, tau_pos=1.0, tau_neg=1.05), 4 * LARGEST, 2 * LARGEST),
+    "topr": Bounded(partial(topr, rows=ROWS), FARTHEST * LARGEST, LARGEST),
+    "cispo": Bounded(partial(cispo, clip_high=0.2), 1.2 * FARTHEST * LARGEST, 1.2 * LARGEST),
+    "cpgd": Bounded(partial(cpgd, **CLIP, drift_coef=0.5), FARTHEST * (LARGEST + 0.5 * 2), LARGEST + 0.5 * 2),
+    "reinforce": Bounded(reinforce, FARTHEST * LARGEST, LARGEST),
+    "opmd": Bounded(partial(opmd, tau=1.0), FARTHEST * LARGEST, LARGEST),
+    # With tau 1/2: a quarter of the square of the response's log-ratio, told to its tokens as D times each one's own.
+    "opmd_kimi": Bounded(
+        partial(opmd_kimi, rows=ROWS, tau=0.5), FARTHEST * LARGEST + 2 * FARTHEST**2 / 4, LARGEST + FARTHEST
+    ),
+    # A weight is the difference of two responses' A - tau D, halved for it is from their mean.
+    "opmd_pairwise": Bounded(
+        partial(opmd_pairwise, rows=ROWS, group=torch.zeros(3, dtype=torch.int64), tau=0.5),
+        FARTHEST * (LARGEST + FARTHEST),
+        LARGEST + FARTHEST,
+    ),
+}
+ROUNDING = 1 + 1e-5
+
+logprobs = st.lists(st.floats(-FARTHEST, 0.0, width=32), min_size=3, max_size=3)
+advantages = st.lists(st.floats(-LARGEST, LARGEST, width=32), min_size=3, max_size=3)
+
+
+def test_every_loss_is_here():
+    assert {name.partition(",")[0] for name in POLICIES} == set(get_args(PolicyForm))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", POLICIES)
+@given(logprobs, logprobs, advantages)
+@example([0.0, 0.0, 0.0], [-50.0, -88.0, -800.0], [1.0, -1.0, -1.0])
+@example([-50.0, -88.0, -800.0], [0.0, 0.0, 0.0], [1.0, -1.0, 1.0])
+@example([0.0, 0.0, 0.0], [-19.9, -20.1, -10.1], [-10.0, -10.0, -10.0])
+def test_losses_and_gradients_are_bounded(name, dtype, now, old, advantage):
+    bounded = POLICIES[name]
+    logprob = torch.tensor(now, dtype=dtype, requires_grad=True)
+    result = bounded.loss(logprob, torch.tensor(old, dtype=dtype), torch.tensor(advantage, dtype=dtype))
+    result.loss.sum().backward()
+    assert result.loss.abs().max() <= bounded.value * ROUNDING
+    assert logprob.grad.abs().max() <= bounded.gradient * ROUNDING
+    assert result.ratio.max() <= math.exp(20) * ROUNDING
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_what_is_not_a_number_is_never_trained_on(name):
+    """The optimizer refuses gradients that are not finite: a bound must not make numbers of them."""
+    logprob = torch.tensor([math.nan, -1.0, -1.0], requires_grad=True)
+    result = POLICIES[name].loss(logprob, torch.full((3,), -1.0), torch.tensor([1.0, -1.0, -1.0]))
+    result.loss.sum().backward()
+    assert not result.loss.isfinite().all()
+
+
+ESTIMATORS = {
+    # Value and gradient; that of k3 where it is 10, at log-probs 2.61 apart: e^2.61 - 1.
+    "k1": (FARTHEST, 1.0),
+    "k2": (FARTHEST**2 / 2, FARTHEST),
+    "k3": (10.0, 12.62),
+    "abs": (FARTHEST, 1.0),
+    "k1+": (FARTHEST, FARTHEST),
+    "k3+": (10.0, FARTHEST),
+    "abs+": (FARTHEST, FARTHEST),
+}
+
+
+def test_every_estimator_is_here():
+    values, plus = get_args(KlEstimator)[:-3], get_args(KlEstimator)[-3:]
+    assert set(ESTIMATORS) == {*values, *plus}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@given(logprobs, logprobs)
+@example([-50.0, -88.0, -800.0], [0.0, 0.0, 0.0])
+@example([0.0, 0.0, 0.0], [-50.0, -88.0, -800.0])
+@example([-2.6, -2.62, -11.0], [0.0, 0.0, 0.0])
+def test_divergences_and_gradients_are_bounded(estimator, dtype, now, reference):
+    value, gradient = ESTIMATORS[estimator]
+    logprob = torch.tensor(now, dtype=dtype, requires_grad=True)
+    estimate = kl_estimate(logprob, torch.tensor(reference, dtype=dtype), estimator)
+    estimate.sum().backward()
+    assert estimate.abs().max() <= value * ROUNDING
+    assert logprob.grad.abs().max() <= gradient * ROUNDING
+
+
+@pytest.mark.parametrize("form", ["sigmoid", "ipo", "hinge"])
+@given(st.floats(-FARTHEST, FARTHEST, width=32))
+def test_preferences_are_bounded(form, difference):
+    # beta 1/2: sigmoid and hinge grow as h / 2, ipo as (h - 1)^2.
+    h = torch.tensor([difference], requires_grad=True)
+    loss = preference_loss(h, form, beta=0.5, label_smoothing=0.1 if form == "sigmoid" else 0.0)
+    loss.sum().backward()
+    largest, steepest = ((FARTHEST + 1) ** 2, 2 * (FARTHEST + 1)) if form == "ipo" else (FARTHEST / 2 + 1, 0.5)
+    assert loss.abs().item() <= largest * ROUNDING
+    assert h.grad.abs().item() <= steepest * ROUNDING
+
+
+def test_the_ratio_that_is_told_of_ones_own_loss_is_finite():
+    own = OwnLoss("losses:mine", lambda tokens: -tokens["advantage"] * tokens["logprob"], {}, ("advantage",))
+    tokens = ResponseTokens(
+        logprob=torch.zeros(3, requires_grad=True),
+        entropy=None,
+        weight=torch.ones(3),
+        columns={"advantage": torch.ones(3)},
+        row=torch.tensor([0, 0, 1]),
+    )
+    result = own(tokens, {"old_logprob": torch.tensor([-1.0, -89.0, -800.0])}, ROWS)
+    assert result.ratio.tolist() == pytest.approx([math.e, math.exp(20), math.exp(20)])
