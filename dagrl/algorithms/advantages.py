@@ -70,17 +70,21 @@ def opo_advantages(rewards: np.ndarray, groups: np.ndarray, mask: Column) -> Col
     return _per_token(_centred(rewards, groups, row_sums(_ones(mask)))[0], mask)
 
 
-def remax_advantages(rewards: np.ndarray, baseline_rewards: np.ndarray, mask: Column) -> Column:
-    """Each reward less that of the likeliest response to its prompt: A = r(x, y) - r(x, argmax).
+def remax_advantages(
+    rewards: np.ndarray, baseline_rewards: np.ndarray, mask: Column, charges: Column | None = None
+) -> Column:
+    """Each reward less that of the likeliest response to its prompt: A_t = r(x, y) - r(x, argmax) - charges to come.
 
     ReMax (arXiv 2310.10505, algorithm 1): the greedy response, a sample that costs no critic, is the baseline. It does
     not depend on the response it is taken from, so the policy gradient stays unbiased; where both are equally good,
-    the response says nothing.
+    the response says nothing. A token answers for its own charge and those after it, as in verl: what came before it
+    does not depend on it and would only add variance.
 
     Args:
         rewards: [S], one for each response.
         baseline_rewards: [S], of the greedy response to the same prompt.
         mask: ragged, rows as long as the responses; tokens at 0 get advantage 0.
+        charges: as in `reinforce_plus_plus_advantages`.
 
     Returns:
         float32, ragged as `mask`.
@@ -89,7 +93,8 @@ def remax_advantages(rewards: np.ndarray, baseline_rewards: np.ndarray, mask: Co
         ValueError: a reward is not finite.
 
     """
-    return _per_token(_finite(rewards) - _finite(baseline_rewards), mask)
+    compared = _finite(rewards) - _finite(baseline_rewards)
+    return _per_token(compared, mask) if charges is None else _masked(_returns(compared, charges), mask)
 
 
 def opmd_advantages(
@@ -151,9 +156,8 @@ def reinforce_plus_plus_advantages(rewards: np.ndarray, mask: Column, charges: C
         ValueError: a reward is not finite.
 
     """
-    returns = np.repeat(_finite(rewards), mask.lengths)
-    if charges is not None:
-        returns -= _sums_to_go(charges)
+    rewards = _finite(rewards)
+    returns = np.repeat(rewards, mask.lengths) if charges is None else _returns(rewards, charges)
     return whitened(returns, mask)
 
 
@@ -205,11 +209,12 @@ def _finite(rewards: np.ndarray) -> np.ndarray:
     return rewards
 
 
-def _sums_to_go(column: Column) -> np.ndarray:
-    """Sum of each value and those after it in its row, float64 [values]."""
-    assert column.offsets is not None
-    before = np.concatenate([[0.0], np.cumsum(column.values, dtype=np.float64)])
-    return np.repeat(before[column.offsets[1:]], column.lengths) - before[:-1]
+def _returns(rewards: np.ndarray, charges: Column) -> np.ndarray:
+    """Each response's reward at each of its tokens, less the token's charge and those after it, float64 [tokens]."""
+    assert charges.offsets is not None
+    before = np.concatenate([[0.0], np.cumsum(charges.values, dtype=np.float64)])
+    to_come = np.repeat(before[charges.offsets[1:]], charges.lengths) - before[:-1]
+    return np.repeat(rewards, charges.lengths) - to_come
 
 
 def whitened(values: np.ndarray, mask: Column) -> Column:
@@ -228,5 +233,9 @@ def _ones(mask: Column) -> Column:
 
 def _per_token(advantages: np.ndarray, mask: Column) -> Column:
     """The same advantage for each token of a response."""
-    per_token = np.repeat(advantages, mask.lengths) * (mask.values > 0)
-    return Column(per_token.astype(np.float32), mask.offsets)
+    return _masked(np.repeat(advantages, mask.lengths), mask)
+
+
+def _masked(advantages: np.ndarray, mask: Column) -> Column:
+    """Advantages of tokens, 0 outside the mask."""
+    return Column((advantages * (mask.values > 0)).astype(np.float32), mask.offsets)

@@ -77,12 +77,13 @@ def _estimate(
     mask = batch["response_mask"]
     if node.estimator == "reinforce_plus_plus":
         return reinforce_plus_plus_advantages(rewards, mask, charges)
+    if node.estimator == "remax":
+        return remax_advantages(rewards, batch["baseline_reward"].values, mask, charges)
+    # The others have one reward for a whole response.
     if charges is not None:
         rewards = rewards - row_sums(charges)
     if ":" in node.estimator:
         return own_advantages(node, batch, rewards, context)
-    if node.estimator == "remax":
-        return remax_advantages(rewards, batch["baseline_reward"].values, mask)
     groups = batch["group_id"].values
     match node.estimator:
         case "grpo":

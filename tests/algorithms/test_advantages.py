@@ -166,6 +166,31 @@ def test_remax_compares_with_the_likeliest_response():
             remax_advantages(np.array(rewards), np.array(rewards[::-1]), mask_of(1, 1))
 
 
+def test_remax_charges_a_token_for_itself_and_what_comes_after_it():
+    # 1 - 0.5 less 0.5 | 0.4, 0.3 | 0.3, and 0.25 - 0.5 less -0.25; the token of the environment is not charged.
+    mask = Column.ragged([[1, 1, 0, 1], [1], []], "float32")
+    charges = Column.ragged([[0.1, 0.1, 0.0, 0.3], [-0.25], []], "float64")
+    advantages = remax_advantages(np.array([1.0, 0.25, 3.0]), np.array([0.5, 0.5, 3.0]), mask, charges)
+    assert advantages.values.tolist() == pytest.approx([0.0, 0.1, 0.0, 0.2, 0.0], abs=1e-7)
+    assert advantages.lengths.tolist() == [4, 1, 0]
+
+
+@given(st.integers(0, 1000))
+def test_what_remax_takes_off_a_token_is_what_a_loop_backwards_adds_up(seed):
+    """verl's form: the response's reward on its last token, less each token's charge, added up from the end."""
+    random = np.random.default_rng(seed)
+    mask = Column.ragged([random.integers(0, 2, size).tolist() for size in random.integers(1, 6, 3)], "float32")
+    rewards, baseline = random.normal(size=(2, 3))
+    charges = Column(random.normal(size=len(mask.values)) * mask.values, mask.offsets)
+    advantages = remax_advantages(rewards, baseline, mask, charges)
+    for row in range(3):
+        to_come, expected = rewards[row], []
+        for charge, counts in zip(charges[row][::-1], mask[row][::-1], strict=True):
+            to_come -= charge
+            expected.insert(0, counts * (to_come - baseline[row]))
+        assert advantages[row].tolist() == pytest.approx(expected, abs=1e-6)
+
+
 def test_mirror_descent_compares_with_the_mean_or_with_the_soft_maximum():
     # log((e + 1) / 2) = 0.6201145; with tau 2: 2 log((e^(1/2) + 1) / 2) = 0.5618596. The second group has no
     # difference; of a reward of 1000 exp() would be infinite: 0.25 log((e^-4 + 1) / 2) = -0.1687493 below it.

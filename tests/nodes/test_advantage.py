@@ -126,6 +126,36 @@ def test_remax_compares_with_the_likeliest_response(bench, part) -> None:
     assert output.columns["advantage"].values.tolist() == [0.75, -0.25, -0.25, -1, -1, -1]
 
 
+def test_remax_charges_tokens_and_not_responses(bench, part) -> None:
+    # By k1 the tokens diverge by 1 | 1, 1 | 0, 0 | -1; rewards less baselines are 0.75, -0.25, -1, -1.
+    baseline = bench.batch([4, 5, 6, 7], reward=[0.25, 0.25, 6, 6])["reward"]
+    compared = replace(part, batch=part.batch.with_columns({"baseline_reward": baseline}))
+    options = node(estimator="remax", kl_in_reward={"coef": 0.5})
+    (output,) = advantage([compared], bench.context("advantage", nodes=options))
+    assert output.columns["advantage"].values.tolist() == [0.25, -1.25, -0.75, -1, -1, -0.5]
+    assert output.stats["kl/in_reward"].total == pytest.approx(0.5 * (1 + 2 + 0 - 1))
+
+
+@pytest.mark.parametrize(
+    ("estimator", "fraction"), [("k3", pytest.approx(2 / 4)), ("k1", None), ("k2", None), ("abs", None)]
+)
+def test_tokens_whose_charge_has_reached_its_bound_are_counted(bench, part, estimator, fraction) -> None:
+    # Differences 1 | 90, masked | 0, -89 | masked: two of the four tokens that count are beyond the bound of k3.
+    columns = bench.batch(
+        [4, 5, 6, 7],
+        old_logprob=[[-1], [-1, -2], [-3, -90], [-2]],
+        ref_logprob=[[-2], [-91, -95], [-3, -1], [-99]],
+        response_mask=[[1], [1, 0], [1, 1], [0]],
+    )
+    far = replace(part, batch=part.batch.with_columns({name: columns[name] for name in columns.columns}))
+    options = node(kl_in_reward={"coef": 0.1, "estimator": estimator})
+    (output,) = advantage([far], bench.context("advantage", nodes=options))
+    told = output.stats.get("kl/in_reward_clip_fraction")
+    assert (told.mean if told else None) == fraction
+    if estimator == "k3":
+        assert output.stats["kl/in_reward"].high == pytest.approx(0.1 * 10)
+
+
 @pytest.mark.parametrize(
     ("estimator", "scope"),
     [

@@ -137,8 +137,8 @@ class AdvantageNode(NodeBase):
     normalize_by_std: bool = True
     """``grpo`` only: divide a group's advantages by its standard deviation."""
     kl_in_reward: KlInRewardSpec | None = None
-    """Penalty taken off the reward first; with ``reinforce_plus_plus`` and ``gae`` token by token, off what is still to
-    come."""
+    """Penalty taken off the reward first; with ``reinforce_plus_plus``, ``remax`` and ``gae`` token by token, off what
+    is still to come."""
     overlong_buffer: OverlongBufferSpec | None = None
     """Penalty on length, added to the reward first."""
     length_reward: LengthRewardSpec | None = None

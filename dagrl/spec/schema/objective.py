@@ -119,7 +119,7 @@ class LossSpec(Section):
     """Weight of the divergence from the reference."""
     kl_estimator: KlEstimator = "k3"
     """Schulman's estimators of the divergence, or the mere distance of the log-probs. With ``+`` the value of one with
-    the gradient of ``k2``, which is that of the divergence."""
+    the gradient of ``k2``, which is that of the divergence. ``k3`` is at most 10 for a token."""
     entropy_coef: Coefficient = 0.0
     """Weight of the entropy bonus."""
     sft_coef: Annotated[float, Field(ge=0, le=1)] = 0.0
