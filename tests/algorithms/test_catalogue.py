@@ -11,7 +11,7 @@ import pytest
 
 from dagrl.algorithms.catalogue.advantages import ESTIMATORS
 from dagrl.algorithms.catalogue.document import CHAPTERS, document, place_of_test
-from dagrl.algorithms.catalogue.elsewhere import ELSEWHERE
+from dagrl.algorithms.catalogue.elsewhere import DIFFERENCES, ELSEWHERE
 from dagrl.algorithms.catalogue.entry import Chapter, Entry
 from dagrl.algorithms.catalogue.policies import AGGREGATIONS, LOSSES
 from dagrl.spec.reading.load import load_pipeline
@@ -52,7 +52,7 @@ def test_nothing_that_the_file_may_name_is_missing(chapter: Chapter, schema: obj
     assert names == set(get_args(schema))
 
 
-@pytest.mark.parametrize("row", ELSEWHERE, ids=lambda row: row[0])
+@pytest.mark.parametrize("row", [*ELSEWHERE, *DIFFERENCES], ids=lambda row: row[0])
 def test_what_has_a_name_elsewhere_is_here(row: tuple[str, ...]) -> None:
     key, _, value = row[0].partition(", ")[0].partition(": ")
     known = {
@@ -66,6 +66,11 @@ def test_what_has_a_name_elsewhere_is_here(row: tuple[str, ...]) -> None:
         assert value in known[key]
     else:
         assert key in {**AdvantageNode.model_fields, **UpdateNode.model_fields, **LossSpec.model_fields}
+
+
+def test_differences_name_frameworks_that_the_page_knows() -> None:
+    known = {"verl", "siiRL", "slime", "ROLL", "Trinity-RFT"}
+    assert {name for _, where, _ in DIFFERENCES for name in where.split(", ")} <= known
 
 
 @pytest.mark.parametrize(("chapter", "entry"), ENTRIES, ids=ids)

@@ -76,7 +76,7 @@ ESTIMATORS = Chapter(
         ),
         Entry(
             "remax",
-            "r - r of the likeliest response",
+            "r - r of the likeliest response - charges to come",
             advantages.remax_advantages,
             "ReMax, arXiv 2310.10505, algorithm 1",
             "advantages::remax_compares_with_the_likeliest_response",

@@ -55,7 +55,7 @@ LOSSES = Chapter(
         ),
         Entry(
             "gspo",
-            "max(-s A, -clip(s, 1 - clip_ratio, 1 + clip_ratio_high) A)",
+            "max(-s A, -clip(s, 1 - clip_ratio, 1 + clip_ratio_high) A), s at most e^10",
             losses.gspo,
             "arXiv 2507.18071, in the form of eq. 13 and 14",
             "objective::gspo_is_the_mean_over_responses_of_their_clipped_ratio",
@@ -89,7 +89,8 @@ LOSSES = Chapter(
         ),
         Entry(
             "cpgd",
-            "max(-log r A, -clip(log r, log(1 - clip_ratio), log(1 + clip_ratio_high)) A) + drift_coef KL(old, now)",
+            "max(-log r A, -clip(log r, log(1 - clip_ratio), log(1 + clip_ratio_high)) A) + drift_coef KL(old, now), "
+            "the divergence by k3, its gradient min(r - 1, 2)",
             losses.cpgd,
             "arXiv 2505.12504",
             "losses::cpgd_clips_the_log_of_the_ratio",
@@ -193,7 +194,7 @@ DIVERGENCES = Chapter(
         Entry("k2", "d^2 / 2", kl.kl_estimate, "Schulman 2020", "kl::estimates_of_one_token", HAND),
         Entry(
             "k3",
-            "exp(-d) - 1 + d",
+            "min(exp(-d) - 1 + d, 10)",
             kl.kl_estimate,
             "GRPO, arXiv 2402.03300, eq. 4",
             "kl::gradients_are_those_that_the_docstring_states",
@@ -244,6 +245,11 @@ DIVERGENCES = Chapter(
         ),
     ),
     notes="""\
+Of the estimators only `k3` has a bound, that of verl's `low_var_kl`: without it one token that is far likelier under
+the reference outweighs all others. The bound applies where d is below -2.61 or above 11. There a token has no gradient
+with `k3`, and that of `k2` with `k3+`. Metrics: `kl/clip_fraction` is the part of such tokens in the update's `kl/ref`,
+`kl/in_reward_clip_fraction` in the charge to the reward.
+
 With `target_kl` a step's weight follows from the divergence of the step before it, or of `schedule.max_staleness` steps
 further back, the newest that is sure to be over by then; so a run is the same every time, and goes on the same after a
 resume. Metrics: `kl/reward_divergence`, a token's, and `kl/reward_weight`.

@@ -1,0 +1,132 @@
+"""The differences that docs/algorithms.md states: other frameworks' formulas, written down here, beside dagrl's.
+
+Each is a scalar formula in plain Python. Where the table says that settings make the two equal, they must be; where it
+says that they differ, they must differ.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from dagrl.algorithms.advantages import gpg_advantages, grpo_advantages, reinforce_plus_plus_advantages
+from dagrl.algorithms.aggregation import token_weights
+from dagrl.algorithms.gae import gae_advantages
+from dagrl.algorithms.losses import PolicyLoss, cispo, opmd_kimi, topr
+from dagrl.algorithms.rows import Rows
+from dagrl.data.batch import Column
+
+RATIOS = [0.05, 0.5, 0.95, 1.1, 1.5, 7.0]
+
+
+def weights_of(result: PolicyLoss, logprob: torch.Tensor, advantage: float) -> list[float]:
+    """What multiplies -A grad log p of each token."""
+    result.loss.sum().backward()
+    return [each / -advantage for each in logprob.grad.tolist()]
+
+
+def weights_of_cispo(advantage: float) -> list[float]:
+    logprob = torch.tensor(RATIOS, dtype=torch.float64).log().requires_grad_()
+    result = cispo(logprob, torch.zeros_like(logprob), torch.full_like(logprob, advantage), clip_high=0.2)
+    return weights_of(result, logprob, advantage)
+
+
+@pytest.mark.parametrize("advantage", [2.0, -2.0])
+@pytest.mark.parametrize(("low", "same"), [(1.0, True), (0.2, False), (0.1, False)])
+def test_cispo_is_that_of_verl_slime_and_roll_without_their_lower_bound(advantage, low, same):
+    there = [min(max(ratio, 1 - low), 1.2) for ratio in RATIOS]
+    assert (weights_of_cispo(advantage) == pytest.approx(there)) == same
+
+
+@pytest.mark.parametrize(("advantage", "same"), [(2.0, False), (-2.0, True)])
+def test_cispo_of_trinity_lets_go_of_what_is_likely_enough(advantage, same):
+    there = [0.0 if advantage > 0 and ratio > 1.2 else min(ratio, 1.2) for ratio in RATIOS]
+    assert (weights_of_cispo(advantage) == pytest.approx(there)) == same
+
+
+@pytest.mark.parametrize(("ratios", "same"), [([0.3], True), ([4.0, 0.125], False), ([0.5, 0.5], False)])
+def test_topr_weighs_responses_where_roll_and_trinity_weigh_tokens(ratios, same):
+    logprob = torch.tensor(ratios, dtype=torch.float64).log().requires_grad_()
+    rows = Rows(torch.zeros(len(ratios), dtype=torch.int64), torch.ones(len(ratios)).bool())
+    result = topr(logprob, torch.zeros_like(logprob), torch.full_like(logprob, -2.0), rows=rows)
+    found = weights_of(result, logprob, -2.0)
+    assert found == pytest.approx([min(math.prod(ratios), 1.0)] * len(ratios))
+    assert (found == pytest.approx([min(ratio, 1.0) for ratio in ratios])) == same
+
+
+@pytest.mark.parametrize(("ratios", "same"), [([0.3], True), ([4.0, 0.125], False), ([2.0, 2.0], False)])
+def test_mirror_descent_squares_responses_where_roll_squares_tokens(ratios, same):
+    logprob = torch.tensor(ratios, dtype=torch.float64).log().requires_grad_()
+    rows = Rows(torch.zeros(len(ratios), dtype=torch.int64), torch.ones(len(ratios)).bool())
+    result = opmd_kimi(logprob, torch.zeros_like(logprob), torch.full_like(logprob, 3.0), rows=rows, tau=0.1)
+    result.loss.sum().backward()
+    logs = [math.log(ratio) for ratio in ratios]
+    here = (-3 * sum(logs) + 0.05 * sum(logs) ** 2, [-3 + 0.1 * sum(logs)] * len(ratios))
+    there = (-3 * sum(logs) + 0.05 * sum(each**2 for each in logs), [-3 + 0.1 * each for each in logs])
+    assert result.loss.sum().item() == pytest.approx(here[0])
+    assert logprob.grad.tolist() == pytest.approx(here[1])
+    assert (logprob.grad.tolist() == pytest.approx(there[1])) == same
+
+
+@pytest.mark.parametrize(
+    ("rewards", "here", "there"),
+    [
+        # Two groups of two. All of both tell something, half of the rewards are 0.
+        ([1.0, 0.0, 0.0, 1.0], 1.0, 2.0),
+        # The second group is all right: it tells nothing, and verl counts its rewards.
+        ([1.0, 0.0, 1.0, 1.0], 2.0, 4 / 3),
+        # The second group is all wrong.
+        ([1.0, 0.0, 0.0, 0.0], 2.0, 4.0),
+        # No reward is 0 and both groups tell something: the same.
+        ([1.0, 2.0, 1.0, 3.0], 1.0, 1.0),
+    ],
+)
+def test_gpg_counts_groups_with_a_signal_where_verl_counts_rewards(rewards, here, there):
+    rewards, groups = np.array(rewards), np.array([0, 0, 1, 1])
+    mask = Column.ragged([[1]] * 4, "float32")
+    deviations = rewards - np.repeat(rewards.reshape(2, 2).mean(1), 2)
+    assert gpg_advantages(rewards, groups, mask).values.tolist() == pytest.approx((here * deviations).tolist())
+    assert len(rewards) / np.count_nonzero(rewards) == pytest.approx(there)
+
+
+def test_a_single_response_says_nothing_where_verl_takes_its_reward():
+    mask = Column.ragged([[1]], "float32")
+    assert grpo_advantages(np.array([3.0]), np.array([0]), mask).values.tolist() == [0.0]
+
+
+@pytest.mark.parametrize(("mask", "same"), [([1, 1, 1], True), ([1, 0, 1], False)])
+def test_returns_step_over_a_tools_tokens_where_verl_lets_them_end(mask, same):
+    # verl: backwards, what is to come is multiplied with the mask of each token after that token has had its share.
+    tokens, other = Column.ragged([mask, [1]], "float32"), 0.5
+    to_come, there = 0.0, []
+    for reward, counts in zip([0.0, 0.0, 2.0][::-1], mask[::-1], strict=True):
+        to_come += reward
+        there.insert(0, to_come)
+        to_come *= counts
+    whole = [*(each for each, counts in zip(there, mask, strict=True) if counts), other]
+    expected = [(each - np.mean(whole)) / np.std(whole, ddof=1) for each in whole]
+    found = reinforce_plus_plus_advantages(np.array([2.0, other]), tokens).values
+    assert (found[tokens.values > 0].tolist() == pytest.approx(expected, abs=1e-6)) == same
+
+
+@pytest.mark.parametrize(("mask", "same"), [([1, 1, 1], True), ([1, 0, 1], False)])
+def test_values_step_over_a_tools_tokens_where_roll_takes_them_for_steps(mask, same):
+    rewards, values, gamma, lam = [0.0, 0.0, 1.0], [0.2, 0.9, 0.4], 0.9, 0.8
+    following, advantage, there = 0.0, 0.0, []
+    for reward, value, counts in zip(rewards[::-1], values[::-1], mask[::-1], strict=True):
+        value *= counts
+        advantage = reward + gamma * following - value + gamma * lam * advantage
+        following = value
+        there.insert(0, advantage * counts)
+    columns = (Column.ragged([each], "float64") for each in (rewards, values, mask))
+    found, _ = gae_advantages(*columns, discount=gamma, trace=lam)
+    assert (found.values.tolist() == pytest.approx(there, abs=1e-6)) == same
+
+
+def test_dr_grpos_sum_is_divided_by_the_responses_too():
+    # verl: each response's sum over the longest length, averaged over the two; ROLL and siiRL leave the 2 out.
+    mask = Column.ragged([[1, 1, 1], [1]], "float32")
+    losses = np.array([1.0, 2.0, 3.0, 4.0])
+    weights, normalizer = token_weights(mask, "seq-mean-token-sum-norm", 8)
+    assert (weights.values * losses).sum() / normalizer == pytest.approx((6 / 8 + 4 / 8) / 2)
