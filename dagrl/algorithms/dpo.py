@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch.nn.functional import logsigmoid
 
+from dagrl.algorithms.nonfinite import refusable
 from dagrl.data.batch import Batch, Column
 from dagrl.data.tally import tally
 
@@ -93,7 +94,7 @@ class DpoObjective:
         }
         pairs = tokens.totals[0]
         share = (loss + self.sft_coef * imitation).sum() / pairs
-        return share, tally(told, torch.ones_like(loss, dtype=torch.bool))
+        return refusable(share, tokens.logprob), tally(told, torch.ones_like(loss, dtype=torch.bool))
 
 
 def _row_sums(values: torch.Tensor, row: torch.Tensor, rows: int) -> torch.Tensor:

@@ -4,7 +4,7 @@ In all of them r = exp(logprob - old) is a token's probability now over that bef
 only `logprob` gets a gradient.
 
 Losses and gradients are finite for finite log-probs, however far apart: r is at most e**20, and a token has no gradient
-through a larger r, as in verl. Not-a-number log-probs give not-a-number losses, which the optimizer refuses.
+through a larger r, as in verl. Log-probs that are NaN give losses that are NaN: see `refusable`.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ from dagrl.algorithms.losses import (
     topr,
 )
 from dagrl.algorithms.mismatch import mismatch_metrics
+from dagrl.algorithms.nonfinite import refusable
 from dagrl.algorithms.own_loss import OwnLoss
 from dagrl.algorithms.rollout_correction import Correction, correct, correction_metrics, importance_totals
 from dagrl.algorithms.rows import Rows
@@ -150,7 +151,8 @@ class PolicyObjective:
             told["entropy"] = tokens.entropy
             if self.loss.entropy_coef:
                 per_token = per_token - self.loss.entropy_coef * correction.of_all(tokens.entropy)
-        return (tokens.weight * per_token).sum(), metrics | tally(told, rows.active)
+        share = refusable((tokens.weight * per_token).sum(), tokens.logprob)
+        return share, metrics | tally(told, rows.active)
 
     def _policy_loss(self, tokens: ResponseTokens, old: torch.Tensor, rows: Rows) -> PolicyLoss:
         spec = self.loss

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from dagrl.algorithms.dpo import DpoObjective, preference_loss
 from dagrl.data.batch import Batch, Column
+from dagrl.engines.base import ResponseTokens
 
 LN2 = math.log(2)
 
@@ -47,6 +48,22 @@ def test_the_loss_of_a_pair(form, smoothing, beta, difference, loss, gradient):
 def test_a_pair_far_from_the_labels_has_a_finite_loss():
     result = preference_loss(torch.tensor([-1e4, 1e4], dtype=torch.float64), "sigmoid", beta=1.0)
     assert result.tolist() == [1e4, 0.0]
+
+
+@pytest.mark.parametrize("form", ["sigmoid", "ipo", "hinge"])
+def test_a_pair_that_is_no_number_cannot_be_trained_on(form):
+    tokens = ResponseTokens(
+        logprob=torch.full((4,), -1.0, dtype=torch.float64, requires_grad=True),
+        entropy=None,
+        weight=torch.full((4,), 0.5, dtype=torch.float64),
+        columns={"group_id": torch.tensor([0, 0, 1, 1]), "ref_logprob": torch.tensor([-1.0, math.nan, -1.0, -1.0])},
+        row=torch.arange(4),
+        totals=(2.0,),
+    )
+    loss, _ = DpoObjective(form, beta=0.5)(tokens)
+    loss.backward()
+    assert math.isnan(loss.item())
+    assert not tokens.logprob.grad.isfinite().any()
 
 
 def pairs_of(*rows: tuple[list[float], list[float]], first_group: int = 0) -> Batch:

@@ -113,7 +113,7 @@ def test_losses_and_gradients_are_bounded(name, dtype, now, old, advantage):
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_what_is_not_a_number_is_never_trained_on(name):
-    """The optimizer refuses gradients that are not finite: a bound must not make numbers of them."""
+    """A bound must not make a number of NaN: see `dagrl.algorithms.nonfinite`."""
     logprob = torch.tensor([math.nan, -1.0, -1.0], requires_grad=True)
     result = POLICIES[name].loss(logprob, torch.full((3,), -1.0), torch.tensor([1.0, -1.0, -1.0]))
     result.loss.sum().backward()

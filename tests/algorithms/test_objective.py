@@ -270,6 +270,29 @@ def test_estimators_without_a_bound_count_nothing(estimator):
     assert "kl/ref" in metrics and "kl/clip_fraction" not in metrics
 
 
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("column", ["advantage", "old_logprob", "ref_logprob", "rollout_logprob"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_loss_that_is_not_finite_has_a_gradient_that_is_not(policy, column, wrong):
+    """The optimizer looks at gradients alone, and those of clamp(), maximum() and relu() are 0 where a value is NaN."""
+    values = {name: [-1.0, -1.0, 0.0] for name in ("advantage", "old_logprob", "ref_logprob", "rollout_logprob")}
+    values[column][0] = wrong
+    tokens = two_tokens(**values)
+    objective = PolicyObjective(
+        LossSpec(**policy, kl_coef=0.1, kl_estimator="k3"),
+        1.0,
+        values,
+        correction=RolloutCorrectionSpec(rollout_is="token"),
+    )
+    loss, _ = objective(tokens)
+    loss.backward()
+    assert math.isfinite(loss.item()) == bool(tokens.logprob.grad.isfinite().all())
+    # Infinite log-probs have ratios within their bounds with some losses; what is no number has none.
+    read = column != "old_logprob" or policy["policy"] not in ("reinforce", "opmd")
+    if math.isnan(wrong) and read:
+        assert not math.isfinite(loss.item())
+
+
 def test_columns_are_those_that_the_pipeline_has():
     assert PolicyObjective(LossSpec(), 0.7, ()).columns == ("advantage",)
     objective = PolicyObjective(LossSpec(), 0.7, ("reward", "ref_logprob", "old_logprob"))
