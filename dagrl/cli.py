@@ -110,10 +110,12 @@ def graph(pipeline: Path, overrides: list[str], output: Path | None) -> int:
     """Draw the DAG, as text on stdout or into a file."""
     from dagrl.spec.drawing.draw import draw_text, write_drawing
     from dagrl.spec.graph import build_graph
+    from dagrl.spec.own.isolation import isolated_imports
     from dagrl.spec.reading.load import load_pipeline
 
     loaded = load_pipeline(pipeline, overrides)
-    dag = build_graph(loaded.pipeline, loaded.folder, loaded.positions)
+    with isolated_imports():
+        dag = build_graph(loaded.pipeline, loaded.folder, loaded.positions)
     if output is None:
         print(draw_text(dag), end="")
         return 0

@@ -24,6 +24,7 @@ from dagrl.runtime.folder.run_folder import modules_of
 from dagrl.spec.errors import PipelineError
 from dagrl.spec.graph import build_graph
 from dagrl.spec.models.shape import model_shape
+from dagrl.spec.own.isolation import isolated_imports
 from dagrl.spec.reading.load import LoadedPipeline, load_pipeline
 from dagrl.spec.rollouts import rollouts
 from dagrl.spec.schema import Pipeline
@@ -120,7 +121,8 @@ def activities_of(run: RunRecord) -> list[Activity]:
 
 def plan_again(run: RunRecord, loaded: LoadedPipeline, actual: Sequence[Activity], gpu: str | None) -> Planned:
     """Simulate the run's first steps: by the cost model where it knows GPUs and model, else by the run itself."""
-    graph = build_graph(loaded.pipeline, modules_of(run.folder), loaded.positions)
+    with isolated_imports():
+        graph = build_graph(loaded.pipeline, modules_of(run.folder), loaded.positions)
     pipeline = with_sleep_decided(loaded.pipeline, graph)
     plan = make_plan(pipeline, graph)
     steps = min(run.last_step, MOST_STEPS)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from dagrl.spec.ops import OpContract, Scope
-from dagrl.spec.own.custom import load_function, name_of
+from dagrl.spec.own.custom import load_plain_function, name_of, signature_of
 from dagrl.spec.rollouts import leading_rollout, rollouts
 from dagrl.spec.schema import FilterNode, Pipeline
 
@@ -49,7 +48,7 @@ def expected_rounds(pipeline: Pipeline) -> int:
 
 def filter_contract(node: FilterNode, folder: Path | None) -> OpContract:
     """What a filter reads; ValueError where its own rule, looked for in `folder` too, cannot be used."""
-    looks_at = (node.metric,) if node.fn is None else rule_columns(load_function(node.fn, folder), node.args)
+    looks_at = (node.metric,) if node.fn is None else rule_columns(load_plain_function(node.fn, folder), node.args)
     # A round is judged as a whole: only then is it known whether another one is needed.
     return OpContract(tuple(dict.fromkeys(("group_id", *looks_at))), (), Scope.BATCH)
 
@@ -57,7 +56,7 @@ def filter_contract(node: FilterNode, folder: Path | None) -> OpContract:
 def rule_columns(rule: Callable[..., Any], args: dict[str, Any]) -> tuple[str, ...]:
     """Columns that a rule takes: its parameters without those in `args`. ValueError where it cannot be called so."""
     name, columns = name_of(rule), []
-    parameters = inspect.signature(rule).parameters.values()
+    parameters = signature_of(rule, name).parameters.values()
     for parameter in parameters:
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise ValueError(f"the rule {name} takes {parameter}; columns are given by name, so name them one by one")

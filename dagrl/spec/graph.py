@@ -19,8 +19,9 @@ import networkx as nx
 from dagrl.spec.errors import Place
 from dagrl.spec.filtering import filter_contract
 from dagrl.spec.ops import Capability, OpContract, contract_of, sink_contract, source_contract
-from dagrl.spec.own.custom import contract_of_function, load_function
-from dagrl.spec.own.formulas import formula_of, place_of_formula
+from dagrl.spec.own.custom import contract_at
+from dagrl.spec.own.formulas import formula_of, own_formula, place_of_formula
+from dagrl.spec.own.isolation import ask
 from dagrl.spec.reading.positions import Findings, Positions
 from dagrl.spec.redundant import redundant_nodes
 from dagrl.spec.rollouts import leading_rollout, rollouts
@@ -293,7 +294,7 @@ def _contracts(pipeline: Pipeline, folder: Path | None, findings: Findings) -> d
             continue
         if isinstance(node, CustomNode):
             try:
-                contracts[name] = contract_of_function(load_function(node.op, folder), node.op)
+                contracts[name] = ask(node.op, contract_at, node.op, folder=folder)
                 if not contracts[name].reads:
                     message = f"`{node.op}` reads no column, so it has no rows to work on; read `sample_id` at least"
                     findings.error((*place, "op"), message)
@@ -301,12 +302,15 @@ def _contracts(pipeline: Pipeline, folder: Path | None, findings: Findings) -> d
                 findings.error((*place, "op"), str(error))
         elif isinstance(node, FilterNode):
             try:
-                contracts[name] = filter_contract(node, folder)
+                contracts[name] = (
+                    ask(node.fn, filter_contract, node, folder=folder) if node.fn else filter_contract(node, folder)
+                )
             except ValueError as error:
                 findings.error((*place, "fn"), str(error))
         else:
             try:
-                formula = formula_of(node, folder)
+                own = own_formula(node)
+                formula = ask(own, formula_of, node, folder=folder) if own else None
             except ValueError as error:
                 formula = None
                 findings.error((*place, *place_of_formula(node)), str(error))

@@ -30,6 +30,7 @@ from dagrl.spec.errors import PipelineError
 from dagrl.spec.models.shape import ModelShape, engine_shape, model_shape
 from dagrl.spec.offline import is_offline, longest_row, rows_per_prompt
 from dagrl.spec.ops import Scope
+from dagrl.spec.own.isolation import isolated_imports
 from dagrl.spec.reading.load import load_pipeline
 from dagrl.spec.schema import (
     GroupSpec,
@@ -69,6 +70,7 @@ class Proposal:
     """What makes the user's pipeline this one."""
 
 
+@isolated_imports()
 def search(
     path: Path,
     overrides: Sequence[str],

@@ -12,6 +12,7 @@ from dagrl.plan.fitting.living import decide_sleep
 from dagrl.plan.hardware import DEFAULT_GPU, gpu_named
 from dagrl.spec.checks import CheckedPipeline, check_file
 from dagrl.spec.errors import PipelineError
+from dagrl.spec.own.isolation import isolated_imports
 from dagrl.spec.schema import Pipeline
 
 
@@ -38,6 +39,7 @@ class Report:
         return not self.fit.problems
 
 
+@isolated_imports()
 def report(path: Path, overrides: Sequence[str], *, gpu: str = DEFAULT_GPU) -> Report:
     """Of a pipeline file. Neither data nor weights need be there.
 

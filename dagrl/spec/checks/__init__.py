@@ -40,7 +40,9 @@ from dagrl.spec.checks.validation import check_validation
 from dagrl.spec.checks.without_effect import warn_of_no_effect
 from dagrl.spec.errors import Problem
 from dagrl.spec.graph import Graph, infer_graph
+from dagrl.spec.own.isolation import isolated_imports
 from dagrl.spec.reading.load import LoadedPipeline, salvage_pipeline
+from dagrl.spec.reading.positions import Findings
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,11 @@ def check_file(path: Path | str, overrides: Sequence[str] = (), *, with_files: b
     if loaded is None:
         findings.raise_if_any()
     assert loaded is not None
+    with isolated_imports():
+        return _checked(loaded, findings, with_files=with_files)
+
+
+def _checked(loaded: LoadedPipeline, findings: Findings, *, with_files: bool) -> CheckedPipeline:
     pipeline = loaded.pipeline
     # The graph first: it reads a mistake in a node as a reason to be silent about missing columns.
     graph = infer_graph(pipeline, loaded.folder, findings)

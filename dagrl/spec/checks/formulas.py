@@ -8,7 +8,8 @@ from pathlib import Path
 from dagrl.spec.errors import Place, dotted
 from dagrl.spec.graph import Graph
 from dagrl.spec.ops import contract_of
-from dagrl.spec.own.formulas import check_formula_arguments, load_formula, own_formula, place_of_formula
+from dagrl.spec.own.formulas import check_formula_at, formula_of, own_formula, place_of_formula
+from dagrl.spec.own.isolation import ask
 from dagrl.spec.reading.positions import Findings
 from dagrl.spec.rollouts import leading_rollout, rollouts
 from dagrl.spec.schema import AdvantageNode, CovarianceNode, LossSpec, Pipeline, RolloutNode, UpdateNode
@@ -82,15 +83,13 @@ def _check_own(place: Place, node: AdvantageNode | UpdateNode, folder: Path, fin
     if name is None:
         return
     try:
-        loaded = load_formula(node, folder)
+        ask(name, formula_of, node, folder=folder)
     except ValueError:
         return  # `infer_graph` says what is wrong.
-    assert loaded is not None
     where = (*place, *place_of_formula(node))
-    is_loss = isinstance(node, UpdateNode)
     args = node.loss.args if isinstance(node, UpdateNode) else node.args
     try:
-        check_formula_arguments(loaded[0], name, args, "the tokens" if is_loss else "the batch")
+        ask(name, check_formula_at, node, folder=folder)
     except ValueError as error:
         findings.error((*where[:-1], "args") if args else where, str(error))
 

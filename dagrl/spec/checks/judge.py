@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 from dagrl.spec.errors import Place, suggest
 from dagrl.spec.models.sizes import ModelSizes
-from dagrl.spec.own.custom import load_function
-from dagrl.spec.own.judging import FIELDS, fields_in, is_function, parser_arguments
+from dagrl.spec.own.isolation import ask
+from dagrl.spec.own.judging import FIELDS, fields_in, is_function, parser_arguments_at
 from dagrl.spec.reading.positions import Findings
 from dagrl.spec.schema import JudgeNode, Pipeline
 
@@ -103,7 +103,7 @@ def _check_parser(place: Place, node: JudgeNode, folder: Path, findings: Finding
     parser: Place = (*place, "parser")
     if is_function(node.parser):
         try:
-            parser_arguments(load_function(node.parser, folder))
+            ask(node.parser, parser_arguments_at, node.parser, folder=folder)
         except ValueError as error:
             findings.error(parser, str(error))
         if node.scores is not None:

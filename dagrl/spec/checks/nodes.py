@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from pathlib import Path
 
 from dagrl.spec.errors import Place, suggest
 from dagrl.spec.models.hf_config import token_ids
 from dagrl.spec.models.sizes import ModelSizes
-from dagrl.spec.own.custom import check_arguments, fields_of, load_function, reward_traits
+from dagrl.spec.own.custom import check_arguments_at, contract_at, reward_fields_at, reward_traits_at
+from dagrl.spec.own.isolation import ask
 from dagrl.spec.reading.positions import Findings
 from dagrl.spec.rewards import BUILT_IN_REWARDS
 from dagrl.spec.schema import (
@@ -52,20 +52,17 @@ def _check_reward(place: Place, node: RewardNode, folder: Path, findings: Findin
         message = f"there is no reward `{node.fn}` (your own is written `module:function`); "
         findings.error((*place, "fn"), message + suggest(node.fn, BUILT_IN_REWARDS))
         return
+    name = node.fn if own else BUILT_IN_REWARDS[node.fn]
     try:
-        function = load_function(node.fn if own else BUILT_IN_REWARDS[node.fn], folder)
+        traits = ask(name, reward_traits_at, name, folder=folder)
     except ValueError as error:
         findings.error((*place, "fn"), str(error))
         return
-    if inspect.isclass(function):
-        message = f"`{node.fn}` is a class, and a reward is a function; name one"
-        findings.error((*place, "fn"), message)
-        return
     try:
-        fields_of(function, node.args)
+        ask(name, reward_fields_at, name, node.args, folder=folder)
     except ValueError as error:
         findings.error((*place, "args") if node.args else (*place, "fn"), str(error))
-    if node.concurrency is not None and reward_traits(function).batched:
+    if node.concurrency is not None and traits.batched:
         message = f"`{node.fn}` is batched: it is called once, with all samples of a shard"
         findings.error((*place, "concurrency"), f"{message}; leave concurrency out, or the mark `batched`")
 
@@ -83,11 +80,11 @@ def _check_reference(pipeline: Pipeline, name: str, node: LogprobNode, findings:
 
 def _check_op(place: Place, node: CustomNode, folder: Path, findings: Findings) -> None:
     try:
-        function = load_function(node.op, folder)
+        ask(node.op, contract_at, node.op, folder=folder)
     except ValueError:
         return  # `infer_graph` says what is wrong.
     try:
-        check_arguments(function, node.op, node.args)
+        ask(node.op, check_arguments_at, node.op, node.args, folder=folder)
     except ValueError as error:
         findings.error((*place, "args") if node.args else (*place, "op"), str(error))
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from dagrl.spec.errors import Place, listed, suggest
 from dagrl.spec.graph import PROMPTS_NODE, Graph
 from dagrl.spec.models.library_classes import source_of
-from dagrl.spec.own.custom import load_function
-from dagrl.spec.own.environment import load_environment
-from dagrl.spec.own.tool import load_tool, tool_name
+from dagrl.spec.own.custom import check_function
+from dagrl.spec.own.environment import environment_fields
+from dagrl.spec.own.isolation import ask
+from dagrl.spec.own.tool import check_tool, load_tool, tool_name
 from dagrl.spec.reading.positions import Findings
 from dagrl.spec.rollouts import leading_rollout, rollouts
 from dagrl.spec.schema import MixNode, Pipeline, RolloutNode, TurnOptions
@@ -75,7 +76,10 @@ def _check_tools(place: Place, node: RolloutNode, folder: Path, findings: Findin
         names.append(tool_name(tool))
         args = node.tool_args.get(tool_name(tool), {})
         try:
-            load_tool(tool, args, folder)
+            if ":" in tool:
+                ask(tool, check_tool, tool, args, folder=folder)
+            else:
+                load_tool(tool, args)
         except ValueError as error:
             findings.error(where, str(error))
     for name in node.tool_args if names else ():
@@ -89,7 +93,7 @@ def _check_format(place: Place, tool_format: str, folder: Path, findings: Findin
     where: Place = (*place, "tool_format")
     if ":" in tool_format:
         try:
-            load_function(tool_format, folder)
+            ask(tool_format, check_function, tool_format, folder=folder)
         except ValueError as error:
             findings.error(where, str(error))
         return
@@ -112,7 +116,7 @@ def _check_environment(place: Place, node: RolloutNode, folder: Path, findings: 
     if node.environment is None:
         return
     try:
-        load_environment(node.environment, node.environment_args, folder)
+        ask(node.environment, environment_fields, node.environment, node.environment_args, folder=folder)
     except ValueError as error:
         findings.error((*place, "environment"), str(error))
 

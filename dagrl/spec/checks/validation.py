@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import re
 from pathlib import Path
 
 from dagrl.spec.errors import Place, suggest
-from dagrl.spec.own.custom import load_function
+from dagrl.spec.own.custom import check_vote_at
+from dagrl.spec.own.isolation import ask
 from dagrl.spec.reading.positions import Findings
 from dagrl.spec.rollouts import leading_rollout, rollouts
 from dagrl.spec.schema import Pipeline
@@ -42,11 +42,9 @@ def _check_vote(pipeline: Pipeline, folder: Path, findings: Findings) -> None:
         findings.error(_VOTE, message + suggest(vote, VOTES))
         return
     try:
-        inspect.signature(load_function(vote, folder)).bind("response")
+        ask(vote, check_vote_at, vote, folder=folder)
     except ValueError as error:
         findings.error(_VOTE, str(error))
-    except TypeError as error:
-        findings.error(_VOTE, f"`{vote}` is called with a response and nothing else: {error}; mend the function")
 
 
 def _check_val_n(pipeline: Pipeline, findings: Findings) -> None:

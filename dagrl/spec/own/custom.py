@@ -6,12 +6,13 @@ beside dagrl's own templates.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -28,6 +29,7 @@ FIELDS = ("prompt", "response", "answer", "data_source", "extra_info", "turns", 
 
 _SHOWN_CHARACTERS = 500
 """Of what a user's function says when it fails."""
+_HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +53,22 @@ def node(
         raise ValueError(f"a node's scope cannot be {scope!r}; {suggest(scope, known)}")
     if isinstance(reads, str) or isinstance(writes, str):
         raise ValueError("a node's columns are a list, not one text; write `reads=['reward'], writes=['bonus']`")
-    contract = OpContract(tuple(reads), tuple(writes), Scope(scope))
+    contract = OpContract(column_names(reads), column_names(writes), Scope(scope))
 
     def mark(function: Function) -> Function:
         function.dagrl_contract = contract  # type: ignore[attr-defined]
         return function
 
     return mark
+
+
+def column_names(given: Iterable[str]) -> tuple[str, ...]:
+    """Names of columns as plain text, those of an enumeration too. ValueError where one is no text."""
+    names = tuple(given)
+    wrong = [name for name in names if not isinstance(name, str)]
+    if wrong:
+        raise ValueError(f"a column has a name, and {wrong[0]!r} is none; write it as text, as in `reads=['reward']`")
+    return tuple(str.__str__(name) for name in names)
 
 
 def reward(*, batched: bool = False, concurrency: int = 1) -> Callable[[Function], Function]:
@@ -89,6 +100,41 @@ def contract_of_function(function: Callable[..., Any], place: str) -> OpContract
     return contract
 
 
+def contract_at(place: str, folder: Path | None) -> OpContract:
+    """The contract of the op at ``module:function``. ValueError as in `load_plain_function` and
+    `contract_of_function`.
+    """
+    return contract_of_function(load_plain_function(place, folder), place)
+
+
+def reward_traits_at(place: str, folder: Path | None) -> RewardTraits:
+    """The traits of the reward function at ``module:function``. ValueError where it cannot be one."""
+    function = load_plain_function(place, folder)
+    if inspect.isclass(function):
+        raise ValueError(f"`{place}` is a class, and a reward is a function; name one")
+    return reward_traits(function)
+
+
+def reward_fields_at(place: str, args: Mapping[str, Any], folder: Path | None) -> tuple[str, ...]:
+    """What the reward function at ``module:function`` asks for. ValueError as in `fields_of`."""
+    return fields_of(load_function(place, folder), args)
+
+
+def check_arguments_at(place: str, args: Mapping[str, Any], folder: Path | None) -> None:
+    """ValueError where the op at ``module:function`` cannot be called with these arguments."""
+    check_arguments(load_function(place, folder), place, args)
+
+
+def check_vote_at(place: str, folder: Path | None) -> None:
+    """ValueError where the function at ``module:function`` cannot be called with a response."""
+    signature = signature_of(load_plain_function(place, folder), place)
+    try:
+        signature.bind("response")
+    except TypeError as error:
+        message = f"`{place}` is called with a response and nothing else: {error}; mend the function"
+        raise ValueError(message) from error
+
+
 @contextmanager
 def importable_from(folder: Path | None) -> Iterator[None]:
     """Let modules beside the pipeline file, and those of dagrl's own templates, be imported within the context."""
@@ -103,30 +149,51 @@ def importable_from(folder: Path | None) -> Iterator[None]:
         yield
     finally:
         for entry in (first, *ends):
-            sys.path.remove(entry)
+            # A module may have changed the path itself.
+            with suppress(ValueError):
+                sys.path.remove(entry)
 
 
 def load_function(place: str, folder: Path | None = None) -> Callable[..., Any]:
     """Import ``module:function``. ValueError with one sentence where it is not there, or the module itself fails."""
     module_name, colon, function_name = place.partition(":")
-    if not (colon and module_name and function_name):
+    if not (colon and function_name and all(module_name.split("."))):
         raise ValueError(f"{place!r} is not `module:function`; write the module's name, a colon, the function's name")
+    module = _imported(module_name, folder)
+    _check_whose(module_name, module, folder)
     try:
-        with importable_from(folder):
-            module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
-            where = f"beside the pipeline file ({folder}) or on PYTHONPATH" if folder else "on PYTHONPATH"
-            raise ValueError(f"there is no module {error.name!r}; put {module_name}.py {where}") from error
-        raise ValueError(_import_failure(module_name, error)) from error
-    except (Exception, SystemExit) as error:
-        raise ValueError(_import_failure(module_name, error)) from error
-    function = getattr(module, function_name, None)
+        function = getattr(module, function_name, None)
+    except Exception as error:
+        raise ValueError(import_failure(module_name, error, folder)) from error
     if not callable(function):
-        raise ValueError(
-            f"module {module_name!r} has no function {function_name!r}; {_functions_of(module, function_name)}"
-        )
+        raise ValueError(f"module {module_name!r} {_no_function(module, function_name)}")
     return function
+
+
+def check_function(place: str, folder: Path | None = None) -> None:
+    """ValueError where there is no function at `place` that returns when it is called."""
+    load_plain_function(place, folder)
+
+
+def load_plain_function(place: str, folder: Path | None = None) -> Callable[..., Any]:
+    """Import ``module:function`` like `load_function`. ValueError too where it is async or a generator."""
+    function = load_function(place, folder)
+    called = inspect.unwrap(function.func if isinstance(function, functools.partial) else function)
+    if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
+        raise ValueError(f"`{place}` is async, and is called without await; write it with `def`")
+    if inspect.isgeneratorfunction(called):
+        raise ValueError(f"`{place}` yields, and is to return its result; write it with `return`")
+    return function
+
+
+def signature_of(function: Callable[..., Any], name: str) -> inspect.Signature:
+    """The parameters of a user's function. ValueError where Python cannot tell them."""
+    try:
+        return inspect.signature(function)
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"`{name}` does not say its parameters ({error}); wrap it in a function of your own, with `def`"
+        ) from error
 
 
 def fields_of(function: Callable[..., Any], args: Mapping[str, Any]) -> tuple[str, ...]:
@@ -138,7 +205,7 @@ def fields_of(function: Callable[..., Any], args: Mapping[str, Any]) -> tuple[st
     given = [field for field in FIELDS if field in args]
     if given:
         raise ValueError(f"args of the reward {name} may not set {given[0]!r}, which is the sample's")
-    parameters = inspect.signature(function).parameters.values()
+    parameters = signature_of(function, name).parameters.values()
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     named = {each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
     for parameter in parameters:
@@ -157,8 +224,9 @@ def fields_of(function: Callable[..., Any], args: Mapping[str, Any]) -> tuple[st
 
 def check_arguments(function: Callable[..., Any], place: str, args: Mapping[str, Any]) -> None:
     """ValueError where an op, a ``function(batch, **args)``, cannot be called with these arguments."""
+    signature = signature_of(function, place)
     try:
-        inspect.signature(function).bind(None, **args)
+        signature.bind(None, **args)
     except TypeError as error:
         raise ValueError(f"`{place}` is called with the batch and the node's args: {error}; mend `args`") from error
 
@@ -168,10 +236,7 @@ def raised_by(function: Callable[..., Any], error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own_file = inspect.unwrap(function).__code__.co_filename if inspect.isfunction(inspect.unwrap(function)) else None
     frame = next((each for each in reversed(frames) if each.filename == own_file), frames[-1])
-    what = str(error)
-    if len(what) > _SHOWN_CHARACTERS:
-        what = f"{what[:_SHOWN_CHARACTERS]} ..."
-    return f"raised {type(error).__name__}: {what} ({frame.filename}:{frame.lineno})"
+    return f"raised {type(error).__name__}: {_message_of(error)} ({frame.filename}:{frame.lineno})"
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -187,18 +252,81 @@ def located(function: Callable[..., Any], place: str | None = None) -> str:
     return f"{name} ({code.co_filename}:{code.co_firstlineno})" if code else name
 
 
-def _import_failure(module_name: str, error: BaseException) -> str:
-    """What a user's module raised when it was imported, and in which line of theirs."""
+def _imported(module_name: str, folder: Path | None) -> ModuleType:
+    try:
+        with importable_from(folder):
+            return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
+            raise ValueError(_no_module(error.name, module_name, folder)) from error
+        raise ValueError(import_failure(module_name, error, folder)) from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise ValueError(import_failure(module_name, error, folder)) from error
+
+
+def import_failure(module_name: str, error: BaseException, folder: Path | None = None) -> str:
+    """The sentence for what a user's module raised when it was imported, with the line of theirs that did."""
+    what = " ".join((error.msg if isinstance(error, SyntaxError) else _message_of(error)).split())
+    told = f"{type(error).__name__}: {what}" if what else type(error).__name__
+    where = _line_of(error, folder) or f"module {module_name}"
+    remedy = "mend the module"
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        remedy = f"install {error.name.partition('.')[0]}, or mend the import"
+    elif isinstance(error, MemoryError):
+        remedy = "load less when the module is imported"
+    return f"importing {module_name!r} fails at {where}: {told}; {remedy}"
+
+
+def _line_of(error: BaseException, folder: Path | None) -> str | None:
+    """FILE:LINE of an error: the innermost line in the user's folder, else in any file but those of the importing."""
     if isinstance(error, SyntaxError) and error.filename:
-        where = f"{error.filename}:{error.lineno}"
-    else:
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if "importlib" not in frame.filename and frame.filename != __file__]
-        where = f"{own[-1].filename}:{own[-1].lineno}" if own else f"module {module_name}"
-    what = error.msg if isinstance(error, SyntaxError) else str(error)
-    sentence = " ".join(what.split())
-    return f"importing {module_name!r} fails at {where}: {type(error).__name__}: {sentence}; mend the module"
+        return f"{error.filename}:{error.lineno}" if error.lineno else error.filename
+    frames = [
+        (frame.filename, frame.lineno)
+        for frame in traceback.extract_tb(error.__traceback__)
+        if "importlib" not in frame.filename and not Path(frame.filename).is_relative_to(_HERE)
+    ]
+    own = [frame for frame in frames if folder is not None and Path(frame[0]).is_relative_to(folder.resolve())]
+    found = own or frames
+    return f"{found[-1][0]}:{found[-1][1]}" if found else None
 
 
-def _functions_of(module: ModuleType, wanted: str) -> str:
-    return suggest(wanted, [name for name, value in vars(module).items() if isinstance(value, FunctionType)])
+def _message_of(error: BaseException) -> str:
+    """What an error says, shortened; that of a user's class may fail to say anything."""
+    try:
+        what = str(error)
+    except Exception:  # noqa: BLE001 - a user's __str__ may raise anything
+        return "it has no message"
+    return what if len(what) <= _SHOWN_CHARACTERS else f"{what[:_SHOWN_CHARACTERS]} ..."
+
+
+def _no_module(missing: str, module_name: str, folder: Path | None) -> str:
+    where = f"beside the pipeline file ({folder}) or on PYTHONPATH" if folder else "on PYTHONPATH"
+    if module_name.endswith(".py"):
+        return f"there is no module {module_name!r}; write its name without `.py`"
+    file = f"{missing.replace('.', '/')}.py"
+    return f"there is no module {missing!r}; put {file} {where}"
+
+
+def _check_whose(module_name: str, module: ModuleType, folder: Path | None) -> None:
+    """ValueError where a file beside the pipeline has the module's name, and Python has loaded another one."""
+    own = folder and folder.resolve() / f"{module_name.replace('.', '/')}.py"
+    if not own or not own.is_file():
+        return
+    file = getattr(module, "__file__", None)
+    if not isinstance(file, str) or Path(file).resolve() != own.resolve():
+        whose = "Python's own" if module_name in sys.stdlib_module_names else f"another one ({file})"
+        raise ValueError(f"the module {module_name!r} is {whose}, and not {own}; rename that file")
+
+
+def _no_function(module: ModuleType, wanted: str) -> str:
+    """What is wrong with a module where `wanted` is no function of it."""
+    known = getattr(module, "__dict__", {})
+    if wanted in known:
+        return f"has no function {wanted!r}, but a value of type {type(known[wanted]).__name__}; name a function"
+    if getattr(module, "__file__", None) is None and hasattr(module, "__path__"):
+        return f"is a folder without __init__.py and has no function {wanted!r}; name a module in it, as in `a.b:f`"
+    functions = [name for name, value in known.items() if isinstance(value, FunctionType)]
+    return f"has no function {wanted!r}; {suggest(wanted, functions)}"

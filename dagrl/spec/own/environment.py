@@ -92,6 +92,11 @@ def load_environment(place: str, args: Mapping[str, Any], folder: Path | None = 
     return EnvironmentClass(place, made, args, tuple(field for field in RESET_FIELDS if field in named))
 
 
+def environment_fields(place: str, args: Mapping[str, Any], folder: Path | None = None) -> tuple[str, ...]:
+    """What the ``reset`` of the class at ``module:Class`` takes. ValueError like `load_environment`."""
+    return load_environment(place, args, folder).fields
+
+
 def _check_call(what: str, function: Any, remedy: str, *args: Any, **kwargs: Any) -> None:
     try:
         inspect.signature(function).bind(*args, **kwargs)

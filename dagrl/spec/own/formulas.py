@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 from dagrl.spec.columns import CORE_COLUMNS, Shape
 from dagrl.spec.errors import listed, suggest
 from dagrl.spec.ops import Formula, Scope
-from dagrl.spec.own.custom import Function, load_function
+from dagrl.spec.own.custom import Function, column_names, load_plain_function, signature_of
 from dagrl.spec.schema import AdvantageNode, NodeBase, UpdateNode
 
 _MARK = "dagrl_formula"
@@ -66,7 +65,7 @@ def load_formula(node: NodeBase, folder: Path | None) -> tuple[Callable[..., Any
     if place is None:
         return None
     kind = "estimator" if isinstance(node, AdvantageNode) else "loss"
-    function = load_function(place, folder)
+    function = load_plain_function(place, folder)
     marked = getattr(function, _MARK, None)
     if marked is None:
         raise ValueError(f"`{place}` does not say what it reads; decorate it with @dagrl.{kind}(reads=[...])")
@@ -94,10 +93,23 @@ def place_of_formula(node: NodeBase) -> tuple[str, ...]:
     return ("loss", "policy") if isinstance(node, UpdateNode) else ("estimator",)
 
 
+def check_formula_at(node: NodeBase, folder: Path | None) -> None:
+    """ValueError where the user's own formula in a node cannot be called with the node's arguments."""
+    loaded, place = load_formula(node, folder), own_formula(node)
+    assert loaded is not None
+    assert place is not None
+    match node:
+        case UpdateNode():
+            check_formula_arguments(loaded[0], place, node.loss.args, "the tokens")
+        case AdvantageNode():
+            check_formula_arguments(loaded[0], place, node.args, "the batch")
+
+
 def check_formula_arguments(function: Callable[..., Any], place: str, args: Mapping[str, Any], given: str) -> None:
     """ValueError where a formula, a ``function(given, **args)``, cannot be called with these arguments."""
+    signature = signature_of(function, place)
     try:
-        inspect.signature(function).bind(None, **args)
+        signature.bind(None, **args)
     except TypeError as error:
         raise ValueError(f"`{place}` is called with {given} and the node's args: {error}; mend `args`") from error
 
@@ -105,9 +117,10 @@ def check_formula_arguments(function: Callable[..., Any], place: str, args: Mapp
 def _mark(kind: str, reads: tuple[str, ...] | list[str], scope: Scope) -> Callable[[Function], Function]:
     if isinstance(reads, str):
         raise ValueError(f"the columns of {kind} are a list, not one text; write `reads=['reward']`")
+    columns = column_names(reads)
 
     def mark(function: Function) -> Function:
-        setattr(function, _MARK, _Marked(kind, Formula(tuple(reads), scope)))
+        setattr(function, _MARK, _Marked(kind, Formula(columns, scope)))
         return function
 
     return mark

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
-from dagrl.spec.own.custom import name_of
+from dagrl.spec.own.custom import load_plain_function, name_of, signature_of
 
 _SHOWN_CHARACTERS = 300
 _LARGEST = 3.4e38
@@ -80,7 +80,7 @@ def parser_arguments(function: Callable[..., Any]) -> tuple[str, ...]:
     ValueError where it wants something else, or does not take the reply.
     """
     known = ("reply", *FIELDS)
-    parameters = inspect.signature(function).parameters.values()
+    parameters = signature_of(function, name_of(function)).parameters.values()
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
         return known
     for each in parameters:
@@ -92,6 +92,11 @@ def parser_arguments(function: Callable[..., Any]) -> tuple[str, ...]:
     if "reply" not in taken:
         raise ValueError(f"the parser {name_of(function)} does not take `reply`, what the judge has said; add it")
     return tuple(name for name in known if name in taken)
+
+
+def parser_arguments_at(place: str, folder: Path | None) -> tuple[str, ...]:
+    """What the parser at ``module:function`` takes. ValueError as in `parser_arguments`."""
+    return parser_arguments(load_plain_function(place, folder))
 
 
 def shown(text: str) -> str:

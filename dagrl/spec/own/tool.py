@@ -106,6 +106,11 @@ def load_tool(place: str, args: Mapping[str, Any], folder: Path | None = None) -
     return Tool(function, args)
 
 
+def check_tool(place: str, args: Mapping[str, Any], folder: Path | None = None) -> None:
+    """ValueError like `load_tool`."""
+    load_tool(place, args, folder)
+
+
 def offered[Item](tools: Mapping[str, Item], extra_info: Any) -> dict[str, Item]:
     """Of a pipeline's tools, by name, those of a row: those that its ``extra_info.tools`` names, or all."""
     # A file may hold text there, or anything else.
