@@ -77,7 +77,7 @@ def _checked(loaded: LoadedPipeline, findings: Findings, *, with_files: bool) ->
     sizes = check_models(pipeline, findings, with_files=with_files)
     check_model_fields(pipeline, findings)
     check_own_models(pipeline, findings)
-    rows = check_data_files(pipeline, findings) if with_files else {}
+    rows = check_data_files(pipeline, graph, loaded.folder, findings) if with_files else {}
     check_engines(pipeline, findings)
     check_layouts(pipeline, sizes, findings)
     check_engine_options(pipeline, findings)

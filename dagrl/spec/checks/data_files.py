@@ -1,4 +1,7 @@
-"""The prompt files: there, whole, and in verl's schema. Reads their footers only; `dagrl.data` reads the rows."""
+"""The prompt files: there, whole, in verl's schema, and without rows that a run cannot use.
+
+Reads their footers and, in `data_rows.py`, their first rows; `dagrl.data` reads all of them.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagrl.spec.errors import Place, suggest
+from dagrl.spec.checks.answer_readers import AnswerReader, answer_readers
+from dagrl.spec.checks.data_rows import BLANK_ANSWER, NO_ANSWER, Columns, row_faults
+from dagrl.spec.errors import Place, listed, suggest
+from dagrl.spec.graph import Graph
 from dagrl.spec.offline import columns_read, needs_answers
 from dagrl.spec.reading.positions import Findings
 from dagrl.spec.schema import Pipeline
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
 
 _SCRIPTS = (
@@ -32,15 +39,27 @@ _SCRIPTS = (
 """What data_preprocess/ has; a name that begins with another stands before it."""
 
 
-def check_data_files(pipeline: Pipeline, findings: Findings) -> dict[str, int]:
-    """Report what is wrong with the prompt files; the rows of those that are right, by their key under ``data``."""
+_POINTER = "a pointer of Git LFS"
+
+
+def check_data_files(pipeline: Pipeline, graph: Graph | None, folder: Path, findings: Findings) -> dict[str, int]:
+    """Report what is wrong with the prompt files; the rows of those that are right, by their key under ``data``.
+
+    `graph` is None where the columns are not sorted out yet; `folder` holds the user's own modules.
+    """
     rows = {}
+    readers = tuple(answer_readers(graph, folder)) if graph is not None else ()
     for key, path in pipeline.data.files.items():
         place: Place = ("data", *key.split("."))
         if not findings.trusted(place):
             continue
         validation = key != "train"
-        wanted = _Wanted(columns_read(pipeline, validation=validation), needs_answers(pipeline, validation=validation))
+        wanted = _Wanted(
+            columns_read(pipeline, validation=validation),
+            needs_answers(pipeline, validation=validation),
+            readers,
+            pipeline.data.val_prompts if validation else None,
+        )
         count = _check_file(path, place, wanted, findings)
         if count is not None:
             rows[key] = count
@@ -61,6 +80,10 @@ class _Wanted:
     """Columns, or fields of structs, that hold some."""
     answers: bool
     """Reference answers, and the data set's name."""
+    readers: tuple[AnswerReader, ...] = ()
+    """The nodes that read the answers."""
+    limit: int | None = None
+    """Only the first so many rows are used."""
 
 
 def _check_file(path: Path, place: Place, wanted: _Wanted, findings: Findings) -> int | None:
@@ -77,14 +100,17 @@ def _check_kind(path: Path, place: Place, wanted: _Wanted, findings: Findings) -
         files = sorted(path.glob("*.parquet"))
         remedy = f"name a file in it, such as {files[0].name}" if files else "give a parquet file"
         findings.error(place, f"{path} is a folder; {remedy}")
+    elif path.exists() and not path.is_file():
+        findings.error(place, f"{path} is no regular file; give a parquet file")
     elif not path.exists():
         command = f"{_script_for(path)} --local_dir {path.parent}"
         findings.error(place, f"{path} does not exist; check the path, or make the file with `python {command}`")
     elif path.stat().st_size == 0:
         findings.error(place, f"{path} is empty (0 bytes); make the file again")
     elif (other := _other_format(path)) is not None:
-        command = f"{_script_for(path)} --local_dir DIR --source {path.parent}"
-        findings.error(place, f"{path} is {other}, not parquet; make parquet of it with `python {command}`")
+        command = f"make parquet of it with `python {_script_for(path)} --local_dir DIR --source {path.parent}`"
+        remedy = "fetch it with `git lfs pull`" if other == _POINTER else command
+        findings.error(place, f"{path} is {other}, not parquet; {remedy}")
     else:
         return _check_parquet(path, place, wanted, findings)
     return None
@@ -102,6 +128,10 @@ def _other_format(path: Path) -> str | None:
         head = file.read(256)
     if head.startswith(b"PAR1"):
         return None
+    if head.startswith(b"version https://git-lfs"):
+        return _POINTER
+    if head.startswith(b"\x1f\x8b"):
+        return "compressed with gzip"
     if head.lstrip()[:1] in (b"{", b"["):
         return "JSON"
     return "CSV" if path.suffix == ".csv" else None
@@ -114,22 +144,57 @@ def _check_parquet(path: Path, place: Place, wanted: _Wanted, findings: Findings
     try:
         with pq.ParquetFile(path) as file:
             schema, rows = file.schema_arrow, file.metadata.num_rows
+            problems = [*_schema_problems(schema, wanted), *_response_problems(schema, wanted.responses)]
+            if rows == 0:
+                problems.append("has no rows; make the file again")
+            warnings: list[str] = []
+            if not problems:
+                problems, warnings = _row_problems(file, wanted)
     except (OSError, pa.ArrowException) as error:
         reason = str(error).split(". ")[0].split("\n")[0].rstrip(".")
         findings.error(place, f"{path} cannot be read as parquet ({reason}); make the file again")
         return None
-    problems = [*_schema_problems(schema, wanted), *_response_problems(schema, wanted.responses)]
-    if rows == 0:
-        problems.append("has no rows; make the file again")
+    for warning in warnings:
+        findings.warning(place, f"{path} {warning}")
     for problem in problems:
         findings.error(place, f"{path} {problem}")
     return None if problems else rows
+
+
+def _row_problems(file: pq.ParquetFile, wanted: _Wanted) -> tuple[list[str], list[str]]:
+    """What is wrong with the file's rows, and what is odd."""
+    chats = [name for name in wanted.responses if _is_chat(_type_at(file.schema_arrow, name))]
+    readers = wanted.readers if wanted.answers else ()
+    # Chats that end with responses begin with their prompts.
+    alone = "prompt" not in file.schema_arrow.names
+    columns = Columns(prompt=not chats, responses=wanted.responses, answers=bool(readers), alone=alone)
+    found = row_faults(file, columns, wanted.limit)
+    problems, warnings = [], []
+    for what in found.faults:
+        if what not in (NO_ANSWER, BLANK_ANSWER):
+            problems.append(f"{found.sentence(what)}; a run would end there, so take such rows out")
+            continue
+        strict = [each.name for each in readers if (each.needs_all if what == NO_ANSWER else each.refuses_blanks)]
+        names = listed(strict or [each.name for each in readers])
+        if strict:
+            problems.append(f"{found.sentence(what)}, which {names} cannot judge by; take such rows out")
+        elif found.everywhere(what):
+            none = f"has {what} in each of its first {found.scanned} rows"
+            problems.append(f"{none}, and {names} reads it; make the file again with answers")
+        elif what == NO_ANSWER:
+            warnings.append(f"{found.sentence(what)}; {names} is given an empty text there")
+    return problems, warnings
 
 
 def _schema_problems(schema: pa.Schema, wanted: _Wanted) -> list[str]:
     import pyarrow.types as kinds
 
     problems = []
+    for name in ("prompt", "data_source", "reward_model"):
+        if (times := schema.names.count(name)) > 1:
+            problems.append(f"has {times} columns `{name}`; keep one of them")
+    if problems:
+        return problems
     # A chat that ends with a response begins with its prompt.
     given = bool(wanted.responses) and all(_is_chat(_type_at(schema, name)) for name in wanted.responses)
     needed = {"prompt": not given, "data_source": wanted.answers, "reward_model": wanted.answers}

@@ -125,6 +125,12 @@ def check_arguments_at(place: str, args: Mapping[str, Any], folder: Path | None)
     check_arguments(load_function(place, folder), place, args)
 
 
+def parameters_at(place: str, method: str, folder: Path | None) -> tuple[str, ...]:
+    """Names of the parameters of the function at ``module:function``, or of a `method` of the class there."""
+    function = load_function(place, folder)
+    return tuple(signature_of(getattr(function, method) if method else function, place).parameters)
+
+
 def check_vote_at(place: str, folder: Path | None) -> None:
     """ValueError where the function at ``module:function`` cannot be called with a response."""
     signature = signature_of(load_plain_function(place, folder), place)

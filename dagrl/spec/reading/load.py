@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,7 +161,8 @@ def _resolve_paths(document: Document) -> None:
             document.broken.add(place)
             del holder[place[-1]]
         elif isinstance(value, str) and value:
-            holder[place[-1]] = str((positions.at(place).folder / expanded(value)).resolve())
+            # Not `Path.resolve`, which raises where symbolic links lead in a circle.
+            holder[place[-1]] = os.path.realpath(positions.at(place).folder / expanded(value))
 
 
 def _validate(tree: Tree, document: Document) -> tuple[Pipeline | None, list[Fault]]:
