@@ -44,7 +44,7 @@ def _tests(text: str | None) -> dict[str, Any] | Drop:
         return Drop("no tests")
     try:
         tests = json.loads(text or "")
-    except ValueError:
+    except (ValueError, RecursionError):
         return Drop("tests that are not JSON")
     if not isinstance(tests, dict):
         return Drop("tests that are not pairs of input and output")
@@ -62,7 +62,7 @@ def _first_solution(solutions: Any) -> str:
     if isinstance(solutions, str):
         try:
             solutions = json.loads(solutions)
-        except ValueError:
+        except (ValueError, RecursionError):
             return solutions
     return str(solutions[0]) if isinstance(solutions, list) and solutions else ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -45,8 +46,8 @@ def _to_closing_brace(text: str, start: int) -> str | None:
 
 
 def answer_text(answer: Any) -> str:
-    """An answer as text: whole numbers without a point (``142.0`` is ``142``), nothing as ``""``."""
-    if answer is None:
+    """An answer as text: whole numbers without a point (``142.0`` is ``142``), nothing as ``""``, and so is NaN."""
+    if answer is None or (isinstance(answer, float) and math.isnan(answer)):
         return ""
     if isinstance(answer, float) and answer.is_integer():
         answer = int(answer)

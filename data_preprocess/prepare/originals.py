@@ -15,6 +15,7 @@ from prepare.dataset import Original, Record
 
 HUBS = ("huggingface", "modelscope")
 _ROWS_READ = 256
+_POINTER = b"version https://git-lfs"
 _MORE = re.compile(r"\S")
 
 Row = tuple[str, str, dict[str, Any]]
@@ -48,7 +49,7 @@ def _from_folder(original: Original, source: Path) -> Iterator[Row]:
     if not source.is_dir():
         raise ValueError(f"{source} is a file; --source is the folder that holds the original files")
     for pattern in original.files:
-        found = sorted((path for path in source.glob(pattern) if not path.is_dir()), key=_in_order)
+        found = sorted((path for path in source.glob(pattern) if path.is_file()), key=_in_order)
         if found:
             for path in found:
                 yield from _from_file(path)
@@ -67,12 +68,21 @@ def _from_file(path: Path) -> Iterator[Row]:
     name = path.name.removesuffix(".gz")
     read = {".jsonl": _json_lines, ".parquet": _parquet_rows}.get(Path(name).suffix, _json_values)
     try:
+        _refuse_pointer(path)
         for place, fields in read(path):
             if not isinstance(fields, dict):
-                raise ValueError(f"{place}: not an object with fields, but {json.dumps(fields)[:60]}")
+                shown = json.dumps(fields)[:60]
+                raise ValueError(f"{place}: not an object with fields, but {shown}; mend the row, or take it out")
             yield place, Path(name).stem, fields
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path} cannot be unpacked ({error}); fetch it again") from error
+
+
+def _refuse_pointer(path: Path) -> None:
+    """ValueError for what Git leaves in place of a large file that it has not fetched."""
+    with path.open("rb") as file:
+        if file.read(len(_POINTER)) == _POINTER:
+            raise ValueError(f"{path} is a pointer of Git LFS; fetch the file with `git lfs pull`")
 
 
 def _opened(path: Path) -> gzip.GzipFile | io.BufferedReader:
@@ -89,7 +99,7 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
             except json.JSONDecodeError as error:
                 what = f"{error.msg} at column {error.colno}"
                 raise ValueError(f"{path}:{number}: not a line of JSON: {what}") from error
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"{path}:{number}: not a line of JSON: {error}") from error
 
 
@@ -104,7 +114,7 @@ def _json_values(path: Path) -> Iterator[tuple[str, Any]]:
             values.append(value)
             following = _MORE.search(text, position)
             position = following.start() if following else len(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not JSON: {error}") from error
     rows = values[0] if len(values) == 1 and isinstance(values[0], list) else values
     for number, row in enumerate(rows):
