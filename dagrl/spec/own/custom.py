@@ -184,12 +184,17 @@ def check_function(place: str, folder: Path | None = None) -> None:
 def load_plain_function(place: str, folder: Path | None = None) -> Callable[..., Any]:
     """Import ``module:function`` like `load_function`. ValueError too where it is async or a generator."""
     function = load_function(place, folder)
+    check_returns(function, place)
+    return function
+
+
+def check_returns(function: Callable[..., Any], place: str) -> None:
+    """ValueError for a function that gives a coroutine or a generator in place of its result."""
     called = inspect.unwrap(function.func if isinstance(function, functools.partial) else function)
     if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
         raise ValueError(f"`{place}` is async, and is called without await; write it with `def`")
     if inspect.isgeneratorfunction(called):
         raise ValueError(f"`{place}` yields, and is to return its result; write it with `return`")
-    return function
 
 
 def signature_of(function: Callable[..., Any], name: str) -> inspect.Signature:

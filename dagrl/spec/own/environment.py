@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dagrl.spec.errors import suggest
-from dagrl.spec.own.custom import load_function
+from dagrl.spec.own.custom import check_returns, load_function, signature_of
 
 RESET_FIELDS = ("prompt", "answer", "data_source", "extra_info", "seed")
 """What ``reset`` may ask for, by the names of its parameters."""
@@ -78,13 +78,17 @@ def load_environment(place: str, args: Mapping[str, Any], folder: Path | None = 
     for method in ("reset", "step"):
         if not callable(getattr(made, method, None)):
             raise ValueError(f"`{place}` has no method {method}; an environment has reset(...) and step(response)")
+        check_returns(getattr(made, method), f"{place}.{method}")
     _check_call(place, made, "environment_args", **args)
     reset, step = (getattr(made, method) for method in ("reset", "step"))
     _check_call(f"{place}.step", step, "the method", None, "")
-    parameters = [*inspect.signature(reset).parameters.values()][1:]
+    parameters = [*signature_of(reset, f"{place}.reset").parameters.values()][1:]
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
         return EnvironmentClass(place, made, args, RESET_FIELDS)
     for each in parameters:
+        if each.kind is each.POSITIONAL_ONLY:
+            message = f"`{place}.reset` takes {each.name!r} by position, and arguments are given by name"
+            raise ValueError(f"{message}; take the `/` out")
         if each.name not in RESET_FIELDS and each.default is each.empty:
             known = suggest(each.name, RESET_FIELDS)
             raise ValueError(f"`{place}.reset` wants {each.name!r}, which no row has; {known}")
@@ -98,7 +102,8 @@ def environment_fields(place: str, args: Mapping[str, Any], folder: Path | None 
 
 
 def _check_call(what: str, function: Any, remedy: str, *args: Any, **kwargs: Any) -> None:
+    signature = signature_of(function, what)
     try:
-        inspect.signature(function).bind(*args, **kwargs)
+        signature.bind(*args, **kwargs)
     except TypeError as error:
         raise ValueError(f"`{what}` cannot be called: {error}; mend {remedy}") from error

@@ -130,7 +130,7 @@ class _Imports:
         if shared and not timed_out:
             # Another module may have left a thread or an alarm that ended the process.
             return self.ask(module, folder, question, arguments)
-        remedy = "do such work when the function is called" if timed_out else "mend the module"
+        remedy = "do such work when the function is called" if timed_out else "take that out of it, or of its imports"
         self._failures[module] = f"importing {module!r} {how}{f' at {where}' if where else ''}; {remedy}"
         raise ValueError(self._failures[module])
 

@@ -64,7 +64,7 @@ class Tool:
         except (PydanticUserError, NameError, TypeError) as error:
             reason = str(error).splitlines()[0].partition(". Set ")[0]  # what to set is nothing of the user's
             raise ValueError(
-                f"the tool {name_of(function)} has type hints that JSON has no words for: {reason}"
+                f"the tool {name_of(function)} has type hints that JSON has no words for: {reason}; mend them"
             ) from error
         self.schema: dict[str, Any] = {
             "type": "function",

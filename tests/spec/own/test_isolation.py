@@ -247,6 +247,83 @@ def test_wherever_a_function_is_named(project, old, new, place):
     assert "m" not in sys.modules
 
 
+REPLIES = "{op: judge, endpoint: 'http://h/v1', model: x, prompt: '{response}', parser: m:f}"
+FILTER = ("  ref: {", "  filter: {op: filter, fn: m:f} #!\n  ref: {")
+WORLD = ("n: 4, sampling: {max_new_tokens: 8}}", "n: 4, environment: m:f, sampling: {max_new_tokens: 8}} #!")
+TOOL = ("n: 4, sampling: {max_new_tokens: 8}}", "n: 4, tools: [m:f], sampling: {max_new_tokens: 8}} #!")
+VOTE = ("prompts_per_step: 8", "prompts_per_step: 8\n  val_vote: m:f #!")
+JUDGE = ("{op: reward, fn: exact}", f"{REPLIES} #!")
+OP = ("  ref: {", "  own: {op: m:f} #!\n  ref: {")
+ESTIMATOR = ("estimator: grpo}", "estimator: m:f} #!")
+LOSS = ("{kl_coef: 0.01}}", "{kl_coef: 0.01, policy: m:f}} #!")
+NODE = "import dagrl\n@dagrl.node(reads=['reward'], writes=['x'])\n"
+CLASS = "class f:\n    def reset(self): ...\n    def step(self, response): ...\n"
+TOOLS = "import dagrl\n@dagrl.tool\n"
+ROLES = [
+    (OP, "nodes.own.op", f"{NODE}async def f(batch): ...", "`m:f` is async"),
+    (OP, "nodes.own.op", f"{NODE}def f(batch): yield {{}}", "`m:f` yields"),
+    (OP, "nodes.own.op", f"{NODE}def f(): ...", "is called with the batch and the node's args: too many positional"),
+    (OP, "nodes.own.op", f"{NODE}def f(*, batch): ...", "is called with the batch"),
+    (OP, "nodes.own.op", f"{NODE}class f: ...", "is called with the batch"),
+    (OP, "nodes.own.op", NODE.replace("'reward'", "1") + "def f(batch): ...", "a column has a name, and 1 is none"),
+    (
+        OP,
+        "nodes.own.op",
+        NODE.replace("['reward']", "None") + "def f(batch): ...",
+        "TypeError: 'NoneType' object is not",
+    ),
+    (OP, "nodes.own.op", "import dagrl\nf = dagrl.node(reads=['reward'], writes=['x'])(3)", "AttributeError"),
+    (ESTIMATOR, "nodes.advantage.estimator", "import dagrl\n@dagrl.estimator()\nasync def f(batch): ...", "is async"),
+    (ESTIMATOR, "nodes.advantage.estimator", "import dagrl\n@dagrl.estimator()\ndef f(batch): yield 1", "`m:f` yields"),
+    (
+        ESTIMATOR,
+        "nodes.advantage.estimator",
+        "import dagrl\n@dagrl.estimator(reads=[None])\ndef f(batch): ...",
+        "a name",
+    ),
+    (ESTIMATOR, "nodes.advantage.estimator", "f = print", "does not say what it reads; decorate it"),
+    (LOSS, "nodes.update.loss.policy", "import dagrl\n@dagrl.loss()\nasync def f(tokens): ...", "`m:f` is async"),
+    (LOSS, "nodes.update.loss.policy", "import dagrl\n@dagrl.loss()\ndef f(): ...", "is called with the tokens"),
+    (JUDGE, "nodes.reward.parser", "async def f(reply): ...", "`m:f` is async"),
+    (JUDGE, "nodes.reward.parser", "def f(reply): yield 1.0", "`m:f` yields"),
+    (JUDGE, "nodes.reward.parser", "def f(reply, /): ...", "does not take `reply`"),
+    (JUDGE, "nodes.reward.parser", "import operator\nf = operator.itemgetter(1)", "does not say its parameters"),
+    (VOTE, "data.val_vote", "async def f(response): ...", "`m:f` is async"),
+    (VOTE, "data.val_vote", "def f(): ...", "is called with a response and nothing else"),
+    (VOTE, "data.val_vote", "def f(*, response): ...", "is called with a response and nothing else"),
+    (FILTER, "nodes.filter.fn", "async def f(reward): ...", "`m:f` is async"),
+    (FILTER, "nodes.filter.fn", "def f(reward): yield True", "`m:f` yields"),
+    (FILTER, "nodes.filter.fn", "def f(*columns): ...", "columns are given by name"),
+    (FILTER, "nodes.filter.fn", "def f(): ...", "takes no column"),
+    (WORLD, "nodes.rollout.environment", "def f(): ...", "is no class"),
+    (WORLD, "nodes.rollout.environment", CLASS.replace("def step", "async def step"), "`m:f.step` is async"),
+    (WORLD, "nodes.rollout.environment", CLASS.replace("def reset", "async def reset"), "`m:f.reset` is async"),
+    (WORLD, "nodes.rollout.environment", CLASS.replace("...", "yield"), "`m:f.reset` yields"),
+    (WORLD, "nodes.rollout.environment", CLASS.replace("reset(self)", "reset(self, seed, /)"), "by position"),
+    (WORLD, "nodes.rollout.environment", CLASS.replace("step(self, response)", "step(self)"), "cannot be called"),
+    (WORLD, "nodes.rollout.environment", CLASS + "    def __init__(self, size): ...", "cannot be called: missing"),
+    (WORLD, "nodes.rollout.environment", "from typing import Protocol as f", "has no method reset"),
+    (TOOL, "nodes.rollout.tools[0]", f"{TOOLS}def f(x: int): ...", "has no docstring"),
+    (TOOL, "nodes.rollout.tools[0]", f"{TOOLS}def f(x: 'absent'):\n    'Do.'", "name 'absent' is not defined"),
+    (TOOL, "nodes.rollout.tools[0]", f"{TOOLS}def f(x: 'os._exit(3)'):\n    'Do.'", "the process with exit code 3"),
+    (TOOL, "nodes.rollout.tools[0]", f"{TOOLS}def f(x: '1 / 0'):\n    'Do.'", "ZeroDivisionError"),
+    (TOOL, "nodes.rollout.tools[0]", f"{TOOLS}def f(x: 'x:'):\n    'Do.'", "SyntaxError"),
+    (TOOL, "nodes.rollout.tools[0]", "def f(x: int):\n    'Do.'", "is not declared as a tool"),
+    (TOOL, "nodes.rollout.tools[0]", f"{TOOLS}class f:\n    'Do.'\n    __slots__ = 3", "TypeError"),
+]
+
+
+@pytest.mark.parametrize(("edit", "place", "source", "wanted"), ROLES)
+def test_what_a_function_must_be_for_its_role(project, edit, place, source, wanted):
+    project.write("m.py", f"import os, sys, time\n{source}\n")
+    path = project.pipeline(edit)
+    told = [each for each in project.problems(path) if each.place == place]
+    assert len(told) == 1, told
+    assert wanted in told[0].message
+    assert "; " in told[0].message
+    assert "\n" not in str(told[0])
+
+
 def test_a_module_that_leaves_a_bomb_is_told_and_another_one_is_not_blamed(project):
     project.write(
         "m.py", "import dagrl, os, threading\n@dagrl.node(reads=['reward'], writes=['x'])\ndef op(batch): ...\n"
