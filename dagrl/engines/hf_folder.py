@@ -62,6 +62,9 @@ def write_hf_folder(
     config.dtype = max(dtypes, key=lambda dtype: dtypes[dtype])
     if getattr(config, PREDICTION_LAYERS, None) and not any(is_prediction_layer(name, config) for name in names):
         setattr(config, PREDICTION_LAYERS, 0)
+    if hasattr(config, "quantization_config"):
+        # Of the folder that the config is from; these weights are not quantised.
+        del config.quantization_config
     config.save_pretrained(folder)
     for path in folder.glob("*.safetensors"):
         # safetensors leaves its files to their owner alone.

@@ -21,6 +21,7 @@ import torch
 from dagrl.data.lean_transformers import SPARED, import_transformers
 from dagrl.imports import lean_imports
 from dagrl.spec.models.config_class import UNDECLARED
+from dagrl.spec.models.tensor_shapes import OUTPUT, SCORE
 from dagrl.spec.schema import ModelSpec
 
 if TYPE_CHECKING:
@@ -28,9 +29,7 @@ if TYPE_CHECKING:
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE_FILE = "model.safetensors"
-_TIED_OUTPUT = "lm_head.weight"
-SCORE = "score.weight"
-"""A critic's or reward model's head, [1, hidden size], as Hugging Face names it."""
+_TRAINABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 class WeightSource(Protocol):
@@ -76,10 +75,15 @@ def load_hf_config(model: ModelSpec) -> PretrainedConfig:
 
 
 def weight_source(model: ModelSpec, seed: int) -> WeightSource:
-    """The start weights of `model`; `seed` matters only where they are random."""
+    """The start weights of `model`; `seed` matters only where they are random. ValueError for quantised ones."""
     config = load_hf_config(model)
     if model.path is None:
         return RandomWeights(config, seed)
+    if getattr(config, "quantization_config", None):
+        raise ValueError(
+            f"{model.path / 'config.json'} says that the weights are quantised (quantization_config), and cannot be "
+            "trained; save the model dequantised, in bfloat16 and without quantization_config"
+        )
     return SafetensorsFolder(model.path.expanduser(), tied_output=config.tie_word_embeddings)
 
 
@@ -90,16 +94,22 @@ class SafetensorsFolder:
         self._folder = folder
         self._files = _files_by_tensor(folder)
         if tied_output:
-            self._files.pop(_TIED_OUTPUT, None)
+            self._files.pop(OUTPUT, None)
 
     def names(self) -> list[str]:
         """All tensors of the folder."""
         return list(self._files)
 
     def get(self, name: str) -> torch.Tensor:
-        """Read one tensor."""
+        """Read one tensor. ValueError for integers and 8-bit floats, and where it holds NaN or infinite values."""
         with self._open(name) as file:
-            return file.get_tensor(name)
+            tensor: torch.Tensor = file.get_tensor(name)
+        place = f"{self._files[name]}: tensor {name!r} {list(tensor.shape)}"
+        if tensor.dtype not in _TRAINABLE:
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise ValueError(f"{place} is {kind}, and weights are 16- to 64-bit floats; save the model dequantised")
+        check_finite(tensor, place)
+        return tensor
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape out of the file's header."""
@@ -155,6 +165,13 @@ class RandomWeights:
     @cached_property
     def _shapes(self) -> Mapping[str, tuple[int, ...]]:
         return published_shapes(self._config)
+
+
+def check_finite(weights: torch.Tensor, place: str) -> None:
+    """ValueError where a tensor holds NaN or infinite values: sampling and training would fail without the reason."""
+    # One pass without temporary memory; both are NaN where any value is.
+    if weights.numel() and not all(map(torch.isfinite, torch.aminmax(weights.detach()))):
+        raise ValueError(f"{place} holds NaN or infinite values; copy it again, or take another checkpoint")
 
 
 def published_shapes(config: PretrainedConfig) -> Mapping[str, tuple[int, ...]]:

@@ -6,21 +6,17 @@ Every way into a model asks here, so that a folder which one of them takes is ta
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterable, Set
 from typing import TYPE_CHECKING
+
+from dagrl.spec.models import tensor_shapes
+from dagrl.spec.models.tensor_shapes import DERIVED, SCALES
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 PREDICTION_LAYERS = "num_nextn_predict_layers"
 """The config's field for how many layers predict further tokens; they stand behind the model's own."""
-_DERIVED = ("rotary_emb.inv_freq",)
-"""Ends of names that old weight files hold although the config says it all."""
-_SCALES = ("weight_scale_inv", "weight_scale")
-"""Ends of names beside weights that are stored in 8 bits."""
-_LAYER = re.compile(r"model\.layers\.(\d+)\.")
-
 _log = logging.getLogger(__name__)
 
 
@@ -30,8 +26,8 @@ def check_names(names: Iterable[str], wanted: Set[str], hf_config: PretrainedCon
     `names` are those of the weights, `wanted` those that have a place. Layers that predict further tokens are left out
     with a warning, and what follows from the config without one.
     """
-    unknown = sorted(name for name in names if name not in wanted and not name.endswith(_DERIVED))
-    if any(name.endswith(_SCALES) for name in unknown):
+    unknown = sorted(name for name in names if name not in wanted and not name.endswith(DERIVED))
+    if any(name.endswith(SCALES) for name in unknown):
         raise ValueError(
             "the weights are in 8 bits, with scales beside them: the engine trains 16- or 32-bit weights; "
             "convert the folder to bfloat16 first"
@@ -53,6 +49,5 @@ def check_names(names: Iterable[str], wanted: Set[str], hf_config: PretrainedCon
 
 def is_prediction_layer(name: str, hf_config: PretrainedConfig) -> bool:
     """Whether a tensor is of the layers for multi-token prediction, which published models have behind their own."""
-    layer = _LAYER.match(name)
     extra = getattr(hf_config, PREDICTION_LAYERS, None) or 0
-    return layer is not None and 0 <= int(layer[1]) - hf_config.num_hidden_layers < extra
+    return tensor_shapes.is_prediction_layer(name, hf_config.num_hidden_layers, extra)

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import save_file
+from model_folders import write_model
 
 from dagrl.data.tokenizer import make_tokenizer
 from dagrl.spec.schema import TokenizerSpec
@@ -101,11 +100,9 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
 
 
 def _make_model(folder: Path, config: dict[str, Any]) -> None:
-    """All of a Hugging Face folder but the weights, of which `dagrl validate` looks only at the files."""
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(config))
+    """All of a Hugging Face folder; the weights are zeros that take no room on the disk."""
+    write_model(folder, **config)
     make_tokenizer(TokenizerSpec(kind="bytes")).save_pretrained(folder)
-    save_file({"nothing": torch.zeros(1)}, folder / "model.safetensors")
 
 
 def _prepare(script: str, out: Path, originals: Path) -> None:

@@ -48,10 +48,6 @@ class Project:
 
     folder: Path
 
-    def write_weights(self, folder: Path, name: str = "model.safetensors") -> None:
-        """A file of weights that holds no tensor: the length of its header, and that."""
-        (folder / name).write_bytes((2).to_bytes(8, "little") + b"{}")
-
     def write(self, name: str, text: str) -> Path:
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from model_folders import write_model
 
 from dagrl.plan.placement import make_plan
 from dagrl.plan.plan import Rows
@@ -138,7 +139,6 @@ def test_the_whole_pipeline_of_the_docs_is_right(tmp_path) -> None:
     text = (Path(__file__).parents[2] / "docs" / "offline.md").read_text()
     (declared,) = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if block.startswith("name:")]
     (tmp_path / "first.yaml").write_text(declared.replace("~/models/Qwen3-1.7B", "model"))
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text('{"model_type": "qwen3", "num_hidden_layers": 2}')
+    write_model(tmp_path / "model", model_type="qwen3")
     checked = check_file(tmp_path / "first.yaml", with_files=False)
     assert list(tasks(checked, Rows.TRAIN)) == ["prompts", "sft", "samples"]

@@ -19,7 +19,8 @@ from dagrl.engines.base import Conversation, RankContext, Scores, Slept
 from dagrl.engines.device_memory import device_gib_used
 from dagrl.engines.hf.sleep import SleepingWeights
 from dagrl.engines.hf.weights import replace_weights
-from dagrl.engines.model_source import SCORE, load_hf_config, model_imports, weight_source
+from dagrl.engines.model_source import check_finite, load_hf_config, model_imports, weight_source
+from dagrl.spec.models.tensor_shapes import SCORE
 from dagrl.spec.residency import Residency
 from dagrl.spec.schema import HfEngineSpec, ModelSpec
 
@@ -161,6 +162,8 @@ def _read(model: ModelSpec, config: PretrainedConfig) -> PreTrainedModel:
             f"{model.path} is not the folder of a reward model: it has no weights for {missing}; "
             "give that of a sequence classifier with one label"
         )
+    for name, parameter in built.named_parameters():
+        check_finite(parameter, f"{model.path}: tensor {name!r} {list(parameter.shape)}")
     built = built.to(_device()).eval().requires_grad_(False)
     if not torch.cuda.is_available():
         for parameter in built.parameters():

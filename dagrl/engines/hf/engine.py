@@ -19,7 +19,8 @@ from dagrl.engines.device_memory import device_gib_used
 from dagrl.engines.hf.decoding import decode
 from dagrl.engines.hf.sleep import SleepingWeights
 from dagrl.engines.hf.weights import replace_weights
-from dagrl.engines.model_source import load_hf_config, model_imports, weight_source
+from dagrl.engines.model_source import load_hf_config, model_imports, published_tensors, weight_source
+from dagrl.engines.weight_names import check_names
 from dagrl.engines.weights.manifest import Bucket
 from dagrl.spec.residency import Residency
 from dagrl.spec.schema import HfEngineSpec, ModelSpec, SamplingSpec
@@ -53,8 +54,10 @@ class HfEngine:
         self.policy_version = NO_WEIGHTS
         self.sampled_tokens = 0
         if not self._follows:
-            source = weight_source(model, ranks.seed)
-            replace_weights(self._model, ((name, source.get(name)) for name in source.names()))
+            source, wanted = weight_source(model, ranks.seed), published_tensors(self._model).keys()
+            check_names(source.names(), wanted, self._model.config)
+            names = (name for name in source.names() if name in wanted)
+            replace_weights(self._model, ((name, source.get(name)) for name in names))
             self.policy_version = 0
 
     def appetite(self, longest: int) -> Appetite:

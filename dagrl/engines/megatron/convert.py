@@ -18,8 +18,9 @@ from dagrl.engines.megatron.families import MappedTensor, tensors, transformer_f
 from dagrl.engines.megatron.stored_tensors import LATEST, StoredTensors, is_layer, resolve
 from dagrl.engines.megatron.stored_writer import TensorToWrite, write_tensors
 from dagrl.engines.megatron.tensor_maps import join
-from dagrl.engines.model_source import SCORE, WeightSource, published_shapes
+from dagrl.engines.model_source import WeightSource, published_shapes
 from dagrl.engines.weight_names import check_names
+from dagrl.spec.models.tensor_shapes import SCORE
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -14,8 +14,9 @@ from megatron.core import parallel_state
 
 from dagrl.engines.megatron.model import unwrap
 from dagrl.engines.megatron.weight_plan import PlannedTensor, local_tensors, plan
-from dagrl.engines.model_source import SCORE, WeightSource
+from dagrl.engines.model_source import WeightSource
 from dagrl.engines.weight_names import check_names
+from dagrl.spec.models.tensor_shapes import SCORE
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

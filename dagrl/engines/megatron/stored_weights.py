@@ -24,6 +24,7 @@ from torch.distributed.checkpoint import CheckpointException
 
 from dagrl.engines.megatron.model import unwrap
 from dagrl.engines.megatron.stored_tensors import StoredTensors, is_layer, resolve
+from dagrl.engines.model_source import check_finite
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -38,7 +39,7 @@ def load_start_weights(
     """Set every parameter of the model from `folder`, in the parameters' own dtype. Collective.
 
     A value head starts as zeros where the folder is of a model without one. Raises ValueError for a folder that is no
-    such checkpoint or is another model's, and for a reward head that it does not have.
+    such checkpoint or is another model's, for a reward head that it does not have, and for NaN or infinite weights.
     """
     folder = resolve(folder)
     stored = StoredTensors(folder)
@@ -70,6 +71,8 @@ def load_start_weights(
         missing, unexpected = unwrap(chunk).load_state_dict(loaded[f"model_{i}"], strict=False)
         missing = [name for name in missing if not name.endswith("_extra_state") and not name.startswith(_HEAD)]
         assert not missing and not unexpected, f"no values for {missing}, no place for {unexpected}"
+        for name, parameter in unwrap(chunk).named_parameters():
+            check_finite(parameter, f"{folder}: tensor {name!r} {list(parameter.shape)}")
 
 
 def check_fit(stored: StoredTensors, on_disk: dict[str, Any]) -> None:

@@ -19,7 +19,8 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 
 from dagrl.engines.megatron.families import MappedTensor, tensors
 from dagrl.engines.megatron.model import unwrap
-from dagrl.engines.model_source import SCORE, published_shapes
+from dagrl.engines.model_source import published_shapes
+from dagrl.spec.models.tensor_shapes import SCORE
 from dagrl.spec.models.vocabulary import padded_vocab_size
 
 if TYPE_CHECKING:

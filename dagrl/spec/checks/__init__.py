@@ -34,6 +34,7 @@ from dagrl.spec.checks.sglang_fields import check_sglang_fields
 from dagrl.spec.checks.sglang_rules import check_sglang_rules
 from dagrl.spec.checks.sleeping import check_sleeping
 from dagrl.spec.checks.staleness import check_staleness
+from dagrl.spec.checks.tokenizer_use import check_tokenizer_use
 from dagrl.spec.checks.trackers import check_trackers
 from dagrl.spec.checks.turns import check_turns
 from dagrl.spec.checks.validation import check_validation
@@ -78,6 +79,8 @@ def _checked(loaded: LoadedPipeline, findings: Findings, *, with_files: bool) ->
     check_model_fields(pipeline, findings)
     check_own_models(pipeline, findings)
     rows = check_data_files(pipeline, graph, loaded.folder, findings) if with_files else {}
+    if with_files:
+        check_tokenizer_use(pipeline, findings)
     check_engines(pipeline, findings)
     check_layouts(pipeline, sizes, findings)
     check_engine_options(pipeline, findings)

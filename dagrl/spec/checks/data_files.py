@@ -72,6 +72,19 @@ def check_data_files(pipeline: Pipeline, graph: Graph | None, folder: Path, find
     return rows
 
 
+def holds_chats(path: Path, responses: tuple[str, ...]) -> bool:
+    """Whether prompts are lists of messages: their column, or else what precedes `responses`. False if unreadable."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        schema = pq.read_schema(path) if path.is_file() else pa.schema([])
+    except (OSError, pa.ArrowException):
+        return False
+    # Where there is a column of texts too, only the rows say which of the two is the prompt.
+    return any(_is_chat(_type_at(schema, name)) for name in (("prompt",) if "prompt" in schema.names else responses))
+
+
 @dataclass(frozen=True, slots=True)
 class _Wanted:
     """What a file must have beside prompts."""

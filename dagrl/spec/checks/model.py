@@ -1,27 +1,25 @@
 """Models: one source of weights, a whole folder, a tokenizer that makes sense, and sizes that fit each other.
 
-Only small text files are read, and no weights: `dagrl.engines` loads the model.
+Only small files and headers are read (`model_weights`, `tokenizer_files`): `dagrl.engines` loads the model.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dagrl.spec.checks.json_files import json_object
 from dagrl.spec.checks.model_family import check_family
+from dagrl.spec.checks.model_weights import Reader, readers_of, weights_problem
+from dagrl.spec.checks.tokenizer_files import VOCABULARIES, has_tokenizer, tokenizer_problems
 from dagrl.spec.errors import Place, shown
+from dagrl.spec.models.shape import sizes_left_out
 from dagrl.spec.models.sizes import SIZE_KEYS, ModelSizes, is_size, sizes_of
 from dagrl.spec.reading.positions import Findings
 from dagrl.spec.schema import ModelSpec, Pipeline, TokenizerSpec
-
-_INDEX = "model.safetensors.index.json"
-_LFS = " (where git-lfs is missing, git leaves a line of text in its place)"
-_POINTER_BYTES = 1024
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
 
 def check_models(pipeline: Pipeline, findings: Findings, *, with_files: bool = True) -> dict[str, ModelSizes]:
@@ -39,7 +37,8 @@ def check_models(pipeline: Pipeline, findings: Findings, *, with_files: bool = T
         effective = pipeline.model_of(section[1]) if len(section) > 1 else pipeline.model
         assert declared is not None
         reads_text = len(section) == 1 or any(pipeline.engines[name].backend != "megatron" for name in engines)
-        model = _Model(section, declared, effective.tokenizer, findings, reads_text=reads_text)
+        readers = readers_of(pipeline, engines)
+        model = _Model(section, declared, effective.tokenizer, findings, readers, reads_text=reads_text)
         config = model.check(with_files=with_files)
         if config:
             check_family(pipeline, engines, model.said_at, config, findings)
@@ -56,16 +55,18 @@ class _Model:
         model: ModelSpec,
         tokenizer: Path | TokenizerSpec | None,
         findings: Findings,
+        readers: Sequence[Reader],
         *,
         reads_text: bool,
     ) -> None:
-        """`tokenizer`: its own, or the one that it takes where it is an engine's and names none; `reads_text`: whether
-        anybody makes tokens of text for it with a tokenizer of its own.
+        """`tokenizer`: its own, or the one that it takes where it is an engine's and names none; `readers`: how engines
+        read its weights; `reads_text`: whether anybody makes tokens of text for it with a tokenizer of its own.
         """
         self._section = section
         self._model = model
         self._tokenizer = tokenizer
         self._findings = findings
+        self._readers = readers
         self._reads_text = reads_text
 
     @property
@@ -90,7 +91,7 @@ class _Model:
                 self._findings.error(path, message)
         else:
             config = self._check_init()
-        self._check_tokenizer()
+        self._check_tokenizer(config, with_files=with_files)
         if config:
             self._check_sizes(config)
         return config
@@ -103,25 +104,37 @@ class _Model:
             remedy = "give a Hugging Face folder (`hf download NAME --local-dir DIR` makes one)"
             self._findings.error(place, f"{folder} {what}; {remedy}")
             return None
+        config = self._read_config(folder)
         if with_files:
-            self._check_weights(folder)
-            own = self._model.tokenizer
-            if self._reads_text and own is None and not any((folder / name).is_file() for name in _TOKENIZER_FILES):
-                files = ", ".join(_TOKENIZER_FILES[:2])
-                self._findings.error(place, f"{folder} has no tokenizer ({files}); copy it there, or add `tokenizer:`")
-            elif self._reads_text and own is None:
-                self._check_tokenizer_file(folder, place)
-        config_path = folder / "config.json"
-        if not config_path.is_file():
-            self._findings.error(
-                place, f"{folder} has no config.json; give the folder that holds the model's Hugging Face files"
-            )
+            if problem := weights_problem(folder, config, self._readers):
+                self._findings.error(place, problem)
+            if self._reads_text and self._model.tokenizer is None:
+                self._check_own_tokenizer(folder, config)
+            if (path := folder / "generation_config.json").is_file() and json_object(path) is None:
+                self._findings.error(place, f"{path} is not a JSON object; copy the file again")
+        return config
+
+    def _read_config(self, folder: Path) -> Mapping[str, Any] | None:
+        """The content of config.json, if it can be read and is right."""
+        place, path = (*self._section, "path"), folder / "config.json"
+        if not path.is_file():
+            message = f"{folder} has no config.json; give the folder that holds the model's Hugging Face files"
+            self._findings.error(place, message)
             return None
-        config = _json_mapping(config_path)
+        config = json_object(path)
         if config is None:
-            self._findings.error(place, f"{config_path} is not a JSON object; copy the file again")
+            self._findings.error(place, f"{path} is not a JSON object; copy the file again")
             return None
-        return config if self._says_what_it_is(config_path, config) else None
+        return config if self._says_what_it_is(path, config) else None
+
+    def _check_own_tokenizer(self, folder: Path, config: Mapping[str, Any] | None) -> None:
+        place = (*self._section, "path")
+        if not has_tokenizer(folder):
+            files = ", ".join(VOCABULARIES[:2])
+            self._findings.error(place, f"{folder} has no tokenizer ({files}); copy it there, or add `tokenizer:`")
+            return
+        for problem in tokenizer_problems(folder, _rows(config)):
+            self._findings.error(place, problem)
 
     def _says_what_it_is(self, path: Path, config: Mapping[str, Any]) -> bool:
         place = (*self._section, "path")
@@ -133,41 +146,11 @@ class _Model:
         if wrong:
             message = f"{path} says {wrong[0]}: {shown(config[wrong[0]])}, which is no size; copy the file again"
             self._findings.error(place, message)
-        return not wrong
-
-    def _check_weights(self, folder: Path) -> None:
-        place = (*self._section, "path")
-        index_path = folder / _INDEX
-        if not index_path.is_file():
-            if not (folder / "model.safetensors").is_file():
-                old = " (only PyTorch's .bin files)" if any(folder.glob("*.bin")) else ""
-                self._findings.error(place, f"{folder} has no safetensors weights{old}; save the model as safetensors")
-            elif fault := _weights_fault(folder / "model.safetensors"):
-                self._findings.error(place, f"{folder / 'model.safetensors'} {fault}; copy the file again")
-            return
-        index = _json_mapping(index_path)
-        files = index.get("weight_map") if index else None
-        if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
-            self._findings.error(place, f"{index_path} does not say which file holds which weight; copy the file again")
-            return
-        lost = sorted(name for name in set(files.values()) if not (folder / name).is_file())
-        if lost:
-            message = f"{folder} lacks {len(lost)} of its weight files, {lost[0]} among them; copy them again"
+            return False
+        if left_out := sizes_left_out(config):
+            message = f"{path} does not say {left_out[0]}, a size of the model; copy the file again, or add it there"
             self._findings.error(place, message)
-            return
-        faults = {name: fault for name in sorted(set(files.values())) if (fault := _weights_fault(folder / name))}
-        if faults:
-            name, fault = next(iter(faults.items()))
-            others = f", and {len(faults) - 1} more files are no better" if len(faults) > 1 else ""
-            self._findings.error(place, f"{folder / name} {fault}{others}; copy it again")
-
-    def _check_tokenizer_file(self, folder: Path, place: Place) -> None:
-        """Report what git leaves in place of a large file, and a copy that went wrong at its beginning."""
-        file = folder / "tokenizer.json"
-        if file.is_file():
-            with file.open("rb") as content:
-                if not content.read(64).lstrip().startswith(b"{"):
-                    self._findings.error(place, f"{file} is not a JSON object; copy the file again{_LFS}")
+        return not left_out
 
     def _check_init(self) -> Mapping[str, Any] | None:
         model = self._model
@@ -203,17 +186,18 @@ class _Model:
                 depends_on=[("model", "tokenizer"), (*self._section, "tokenizer")],
             )
 
-    def _check_tokenizer(self) -> None:
+    def _check_tokenizer(self, config: Mapping[str, Any] | None, *, with_files: bool) -> None:
         tokenizer, place = self._model.tokenizer, (*self._section, "tokenizer")
         if isinstance(tokenizer, Path):
             if not os.access(tokenizer, os.R_OK | os.X_OK) or not tokenizer.is_dir():
                 self._findings.error(
                     place, f"{tokenizer} is not a folder that can be read; give one with a Hugging Face tokenizer"
                 )
-            elif not any((tokenizer / name).is_file() for name in _TOKENIZER_FILES):
+            elif not has_tokenizer(tokenizer):
                 self._findings.error(place, f"{tokenizer} has no tokenizer.json or the like; give a tokenizer's folder")
-            else:
-                self._check_tokenizer_file(tokenizer, place)
+            elif with_files:
+                for problem in tokenizer_problems(tokenizer, _rows(config)):
+                    self._findings.error(place, problem)
         elif tokenizer is not None and tokenizer.kind == "bytes":
             if tokenizer.alphabet:
                 self._findings.error((*place, "alphabet"), "a tokenizer of bytes has no alphabet; take it out")
@@ -250,20 +234,7 @@ class _Model:
             self._findings.error(section, message)
 
 
-def _weights_fault(path: Path) -> str | None:
-    """What is wrong with a file of weights, as far as its first bytes tell: 8 of them are the length of its header."""
-    size = path.stat().st_size
-    if size == 0:
-        return "is empty"
-    with path.open("rb") as content:
-        length = int.from_bytes(content.read(8), "little")
-        whole = 8 < 8 + length <= size and content.read(1) == b"{"
-    return None if whole else f"is no safetensors file{_LFS if size < _POINTER_BYTES else ', or a torn one'}"
-
-
-def _json_mapping(path: Path) -> dict[str, Any] | None:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):  # RecursionError: brackets that are left open
-        return None
-    return content if isinstance(content, dict) else None
+def _rows(config: Mapping[str, Any] | None) -> int | None:
+    """Rows of the embedding, where they are known."""
+    rows = config.get("vocab_size") if config else None
+    return rows if is_size(rows) else None

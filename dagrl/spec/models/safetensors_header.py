@@ -24,7 +24,9 @@ _BITS = {
     **dict.fromkeys(("I16", "U16", "F16", "BF16"), 16),
     **dict.fromkeys(("I32", "U32", "F32"), 32),
     **dict.fromkeys(("I64", "U64", "F64", "C64"), 64),
-    **{"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6},
+    "F4": 4,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
 }
 
 LFS = " (where git-lfs is missing, git leaves a line of text in its place)"
@@ -67,7 +69,7 @@ def read_header(path: Path) -> dict[str, HeaderEntry]:
 def _parsed(text: bytes) -> dict[str, Any] | None:
     """The header; None where it is no JSON object of that form."""
     try:
-        header = json.loads(text.decode()) if text.startswith(b"{") else None
+        header = json.loads(text.decode())
     except (ValueError, RecursionError):
         return None
     if not isinstance(header, dict):

@@ -21,6 +21,21 @@ GATED_MLP_MATRICES = 3
 """Gate, up and down: the MLP of all these families."""
 
 
+_NEEDED_SIZES = tuple(
+    (name,) for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+)
+_MIXTURE = (("num_experts_per_tok",), ("moe_intermediate_size",))
+_SIZES_OF_FAMILIES: dict[Any, tuple[tuple[str, ...], ...]] = {
+    "mixtral": (("num_local_experts", "num_experts"), ("num_experts_per_tok",)),
+    "qwen3_moe": (("num_experts", "num_local_experts"), *_MIXTURE),
+    "deepseek_v3": (
+        *(("n_routed_experts", "num_local_experts"), *_MIXTURE),
+        *(("kv_lora_rank",), ("qk_nope_head_dim",), ("qk_rope_head_dim",), ("v_head_dim",)),
+    ),
+}
+"""Sizes that configs of a family say beside the common ones, with the other names that they may have."""
+
+
 @dataclass(frozen=True, slots=True)
 class LatentShape:
     """Multi-head latent attention ("DeepSeek-V2", arXiv 2405.04434, section 2.1)."""
@@ -192,6 +207,13 @@ def model_shape(model: ModelSpec) -> ModelShape:
 def engine_shape(pipeline: Pipeline, engine: str, shape: ModelShape) -> ModelShape:
     """The shape of an engine's model, where that of the pipeline's is `shape`. ValueError as `model_shape`."""
     return shape if pipeline.model_section(engine) == ("model",) else model_shape(pipeline.model_of(engine))
+
+
+def sizes_left_out(config: Mapping[str, Any]) -> list[str]:
+    """Sizes that a folder's config must say and does not; its class would put those of another model in their place."""
+    family = config.get("model_type")
+    needed = _NEEDED_SIZES + _SIZES_OF_FAMILIES.get(family, ()) if family in FAMILIES else ()
+    return [names[0] for names in needed if all(config.get(name) is None for name in names)]
 
 
 def shape_of(config: Mapping[str, Any]) -> ModelShape:

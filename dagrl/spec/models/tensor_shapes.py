@@ -17,6 +17,8 @@ DERIVED = ("rotary_emb.inv_freq",)
 """Ends of names that old weight files hold although the config says it all."""
 SCALES = ("weight_scale_inv", "weight_scale")
 """Ends of names beside weights that are stored in 8 bits."""
+QUANTISED = (*SCALES, ".qweight", ".qzeros", ".weight_packed", ".absmax", ".SCB")
+"""Ends of names of quantised weights, as gptq, awq, compressed-tensors, bitsandbytes and fp8 have them."""
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from model_folders import write_model, write_tokenizer
 
 from dagrl.spec.checks import check_file
 
@@ -133,11 +134,9 @@ def judged(project):
 
     def make(classes=("Qwen3ForSequenceClassification",), extra="", reward=REWARD):
         folder = project.folder / "judge"
-        folder.mkdir(exist_ok=True)
-        config = {"model_type": "qwen3", "vocab_size": 99, "architectures": list(classes)}
-        (folder / "config.json").write_text(json.dumps(config))
-        (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0}}}))
-        project.write_weights(folder)
+        write_model(folder, head="reward", model_type="qwen3", vocab_size=99, architectures=list(classes))
+        write_tokenizer(folder, {"a": 0})
+        (folder / "chat_template.jinja").write_text("{{ messages }}")
         engine = f"{JUDGE}{extra}}} #!\n"
         return project.pipeline(("  generator: {backend", engine + "  generator: {backend"), reward)
 
@@ -193,9 +192,8 @@ def test_a_critic_reads_the_tokens_of_the_policy(project, ppo, rows, tokens, mes
     for name, vocabulary in (("words", TOKENS), ("small", tokens)):
         folder = project.folder / name
         folder.mkdir(exist_ok=True)
-        (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}}))
-    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "vocab_size": rows}))
-    project.write_weights(folder)
+        write_tokenizer(folder, vocabulary)
+    write_model(folder, model_type="qwen3", vocab_size=rows)
     path = ppo(
         ('tokenizer: {kind: characters, alphabet: "0123456789+= "}', "tokenizer: words"),
         ("head: value, optimizer", "head: value, model: {path: small}, optimizer"),

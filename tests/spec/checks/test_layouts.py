@@ -1,6 +1,5 @@
-import json
-
 import pytest
+from model_folders import write_model, write_tokenizer
 
 from dagrl.spec.checks import check_file
 
@@ -187,7 +186,7 @@ FAMILIES = {
     "key heads that ranks share": ({"model_type": "qwen3", "num_key_value_heads": 2}, f"{TP}: 4", None),
     # Latent attention has no key heads, a mixture without dense layers no use for their width.
     "deepseek that fits": (
-        {"model_type": "deepseek_v3", "kv_lora_rank": 16, "num_key_value_heads": 2, "intermediate_size": 30},
+        {"model_type": "deepseek_v3", "first_k_dense_replace": 0, "num_key_value_heads": 2, "intermediate_size": 30},
         f"{TP}: 4, sequence_parallel: true",
         None,
     ),
@@ -202,10 +201,9 @@ FAMILIES = {
 @pytest.mark.parametrize(("config", "parallel", "fragment"), FAMILIES.values(), ids=FAMILIES.keys())
 def test_sizes_are_read_from_the_folder_by_the_names_of_its_family(project, config, parallel, fragment):
     folder = project.folder / "model"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"num_attention_heads": 8, **config}))
-    (folder / "tokenizer.json").write_text("{}")
-    project.write_weights(folder)
+    sizes = {"num_attention_heads": 8, "num_key_value_heads": 8, "hidden_size": 48, "intermediate_size": 48}
+    write_model(folder, **{**sizes, **config})
+    write_tokenizer(folder, {"1": 0})
     text = (project.folder / "p.yaml").read_text()
     begin, end = text.index("  init:"), text.index("data:")
     text = text[:begin] + "  path: model\n" + text[end:]

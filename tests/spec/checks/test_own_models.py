@@ -1,8 +1,7 @@
 """Models of engines' own: found, checked and sized each by itself."""
 
-import json
-
 import pytest
+from model_folders import write_model, write_tokenizer
 
 from dagrl.spec.checks import check_file
 from dagrl.spec.reading.load import load_pipeline
@@ -69,9 +68,7 @@ def test_a_layout_has_to_fit_the_engines_own_model(project):
 
 def test_paths_and_nulls_are_read_as_in_the_models_section(project):
     folder = project.folder / "small"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "hidden_size": 32}))
-    project.write_weights(folder)
+    write_model(folder, model_type="qwen3")
     path = with_critic(project, "model: {path: small}")
     assert load_pipeline(path).pipeline.model_of("critic").path == folder.resolve()
     # What reads tokens has no use for a tokenizer.
@@ -82,12 +79,10 @@ def test_paths_and_nulls_are_read_as_in_the_models_section(project):
 
 def test_whoever_reads_text_needs_a_tokenizer(project):
     folder = project.folder / "small"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "hidden_size": 32}))
-    project.write_weights(folder)
+    write_model(folder, model_type="qwen3")
     path = project.pipeline(("rollout, follows: actor}", "rollout, model: {path: small}}"))
     problem = project.only_problem(path)
     assert problem.place == "engines.generator.model.path"
     assert "has no tokenizer (tokenizer.json, tokenizer.model); copy it there" in problem.message
-    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"<pad>": 0, "<eos>": 2}}}))
+    write_tokenizer(folder, {"<pad>": 0, "<eos>": 2})
     assert "'<eos>' is token 1 of the pipeline's tokenizer, and 2 of its own" in project.only_problem(path).message

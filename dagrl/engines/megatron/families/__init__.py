@@ -17,7 +17,7 @@ from dagrl.engines.megatron.families.latent import LATENT
 from dagrl.engines.megatron.families.mixture import MIXTURE
 from dagrl.engines.megatron.families.table import Family, MappedTensor
 from dagrl.engines.megatron.tensor_maps import Replicated, VocabParallel
-from dagrl.engines.model_source import SCORE
+from dagrl.spec.models.tensor_shapes import SCORE
 
 if TYPE_CHECKING:
     from megatron.core.transformer.transformer_config import TransformerConfig
