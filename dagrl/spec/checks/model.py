@@ -8,12 +8,19 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dagrl.spec.checks.json_files import json_object
 from dagrl.spec.checks.model_family import check_family
-from dagrl.spec.checks.model_weights import Reader, readers_of, weights_problem
+from dagrl.spec.checks.model_weights import (
+    Reader,
+    may_be_quantised,
+    quantisation_problem,
+    readers_of,
+    weights_problem,
+)
 from dagrl.spec.checks.tokenizer_files import VOCABULARIES, has_tokenizer, tokenizer_problems
 from dagrl.spec.errors import Place, shown
 from dagrl.spec.models.shape import sizes_left_out
@@ -37,13 +44,24 @@ def check_models(pipeline: Pipeline, findings: Findings, *, with_files: bool = T
         effective = pipeline.model_of(section[1]) if len(section) > 1 else pipeline.model
         assert declared is not None
         reads_text = len(section) == 1 or any(pipeline.engines[name].backend != "megatron" for name in engines)
-        readers = readers_of(pipeline, engines)
-        model = _Model(section, declared, effective.tokenizer, findings, readers, reads_text=reads_text)
+        use = _Use(readers_of(pipeline, engines), reads_text, may_be_quantised(pipeline, engines))
+        model = _Model(section, declared, effective.tokenizer, findings, use)
         config = model.check(with_files=with_files)
         if config:
             check_family(pipeline, engines, model.said_at, config, findings)
         found |= dict.fromkeys(engines, sizes_of(config))
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """How a model's engines use its folder."""
+
+    readers: Sequence[Reader]
+    """How they read its weights."""
+    reads_text: bool
+    """Whether an engine makes tokens of text with a tokenizer of its own."""
+    may_be_quantised: bool
 
 
 class _Model:
@@ -55,19 +73,14 @@ class _Model:
         model: ModelSpec,
         tokenizer: Path | TokenizerSpec | None,
         findings: Findings,
-        readers: Sequence[Reader],
-        *,
-        reads_text: bool,
+        use: _Use,
     ) -> None:
-        """`tokenizer`: its own, or the one that it takes where it is an engine's and names none; `readers`: how engines
-        read its weights; `reads_text`: whether anybody makes tokens of text for it with a tokenizer of its own.
-        """
+        """`tokenizer`: its own, or the one that it takes where it is an engine's and names none."""
         self._section = section
         self._model = model
         self._tokenizer = tokenizer
         self._findings = findings
-        self._readers = readers
-        self._reads_text = reads_text
+        self._use = use
 
     @property
     def said_at(self) -> Place:
@@ -105,10 +118,13 @@ class _Model:
             self._findings.error(place, f"{folder} {what}; {remedy}")
             return None
         config = self._read_config(folder)
+        problem = quantisation_problem(folder / "config.json", config or {})
+        if problem and not self._use.may_be_quantised:
+            self._findings.error(place, problem)
         if with_files:
-            if problem := weights_problem(folder, config, self._readers):
+            if problem := weights_problem(folder, config, self._use.readers):
                 self._findings.error(place, problem)
-            if self._reads_text and self._model.tokenizer is None:
+            if self._use.reads_text and self._model.tokenizer is None:
                 self._check_own_tokenizer(folder, config)
             if (path := folder / "generation_config.json").is_file() and json_object(path) is None:
                 self._findings.error(place, f"{path} is not a JSON object; copy the file again")

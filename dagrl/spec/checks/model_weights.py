@@ -24,7 +24,7 @@ from dagrl.spec.models.tensor_shapes import (
     layer_of,
     published_tensors,
 )
-from dagrl.spec.schema import HfEngineSpec, MegatronEngineSpec, Pipeline
+from dagrl.spec.schema import HfEngineSpec, MegatronEngineSpec, Pipeline, SglangEngineSpec
 
 INDEX, SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
 
@@ -68,6 +68,17 @@ def readers_of(pipeline: Pipeline, engines: Iterable[str]) -> list[Reader]:
             elif not {"load_format", "quantization"} & engine.server.keys():
                 found[Reader(strict=False, quantised=True)] = None
     return list(found)
+
+
+def may_be_quantised(pipeline: Pipeline, engines: Sequence[str]) -> bool:
+    """Whether those engines, and they alone, load a model by libraries that dequantise it, and it is never trained."""
+    specs = [pipeline.engines[name] for name in engines]
+    return bool(specs) and all(
+        isinstance(spec, HfEngineSpec | SglangEngineSpec)
+        and spec.follows is None
+        and (isinstance(spec, SglangEngineSpec) or spec.head == "reward")
+        for spec in specs
+    )
 
 
 def quantisation_problem(path: Path, config: Mapping[str, Any]) -> str | None:

@@ -69,11 +69,8 @@ def template_problem(folder: Path) -> str | None:
     templates = _templates(folder)
     text = templates.get("default")
     if not text:
-        beside = (
-            " (chat_template.json is read for processors only)" if (folder / "chat_template.json").is_file() else ""
-        )
-        named = f", only {', '.join(map(repr, templates))}" if templates else ""
-        return f"the tokenizer in {folder} has no chat template{named}{beside}"
+        others = [*templates, *(["chat_template.json"] if (folder / "chat_template.json").is_file() else [])]
+        return f"the tokenizer in {folder} has no chat template{f', only {others[0]}' if others else ''}"
     import jinja2
 
     try:

@@ -1,6 +1,7 @@
 import json
 
 import pytest
+from model_folders import write_model, write_tensors, write_tokenizer
 
 from dagrl.spec.checks import check_file
 
@@ -112,11 +113,8 @@ class TestFolder:
     @pytest.fixture
     def folder(self, project):
         folder = project.folder / "model"
-        folder.mkdir()
-        config = {"model_type": "qwen3", "num_attention_heads": 3, "hidden_size": 6}
-        (folder / "config.json").write_text(json.dumps(config))
-        (folder / "tokenizer.json").write_text("{}")
-        project.write_weights(folder)
+        write_model(folder, model_type="qwen3", num_attention_heads=3, num_key_value_heads=1, hidden_size=6)
+        write_tokenizer(folder, {"1": 0})
         return folder
 
     @pytest.fixture
@@ -157,7 +155,7 @@ class TestFolder:
         project.assert_problem(path, "model.path", "has no safetensors weights (only PyTorch's .bin files)")
         index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-        project.write_weights(folder, "two.safetensors")
+        write_tensors(folder / "two.safetensors", {"b": ("F32", (1,))})
         project.assert_problem(path, "model.path", "lacks 1 of its weight files, one.safetensors among them; copy")
 
     @pytest.mark.parametrize(
@@ -168,11 +166,6 @@ class TestFolder:
             ("config.json", b'{"model_type": 3}', "config.json names no architecture (model_type)"),
             ("config.json", b'{"model_type": "qwen3", "hidden_size": "6"}', "says hidden_size: '6', which is no size"),
             ("config.json", b'{"model_type": "qwen3", "num_hidden_layers": -1}', "says num_hidden_layers: -1"),
-            (
-                "config.json",
-                b'{"model_type": "qwen3", "rope_scaling": {"type": [1]}}',
-                "no rope scaling of type a list",
-            ),
             ("model.safetensors", b"version https://git-lfs", "is no safetensors file (where git-lfs is missing"),
             (
                 "model.safetensors",
@@ -195,6 +188,11 @@ class TestFolder:
     def test_what_is_not_what_its_name_says(self, project, folder, path, name, content, fragment):
         (folder / name).write_bytes(content)
         project.assert_problem(path, "model.path", fragment)
+
+    def test_its_config_is_held_against_the_engine(self, project, folder, path):
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"rope_scaling": {"type": [1]}}))
+        project.assert_problem(path, "model.path", "no rope scaling of type a list")
 
     def test_tokenizer_of_its_own_folder(self, project, folder, path):
         empty = project.folder / "empty"
