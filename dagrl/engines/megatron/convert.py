@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from dagrl.engines.megatron.families import MappedTensor, tensors, transformer_fields
-from dagrl.engines.megatron.stored_tensors import LATEST, StoredTensors, is_layer, resolve
+from dagrl.engines.megatron.stored_tensors import StoredTensors, is_layer, resolve
 from dagrl.engines.megatron.stored_writer import TensorToWrite, write_tensors
 from dagrl.engines.megatron.tensor_maps import join
 from dagrl.engines.model_source import WeightSource, published_shapes
 from dagrl.engines.weight_names import check_names
+from dagrl.spec.models.megatron_folder import LATEST
 from dagrl.spec.models.tensor_shapes import SCORE
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ hold only the classes that describe tensors, and tensors are read by ``torch.loa
 from __future__ import annotations
 
 import io
-import json
 import pickle
 import re
 from dataclasses import dataclass
@@ -24,10 +23,9 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import LoadPlan
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-CONFIG = "metadata.json"
+from dagrl.spec.models.megatron_folder import CONFIG, format_of, newest_checkpoint
+
 BACKEND = "torch_dist"
-LATEST = "latest_checkpointed_iteration.txt"
-"""In the folder above checkpoints of Megatron-LM: the newest one's iteration, or ``release``."""
 
 EMBEDDING = "embedding.word_embeddings.weight"
 
@@ -55,14 +53,9 @@ class StoredTensors:
         Raises ValueError for a folder that is not there, in another format or torn, or that could run code when read.
         """
         self.folder = folder
-        self._reader = _Reader(folder, _read_metadata(folder))
-        described = self._reader.metadata.state_dict_metadata
-        self.tensors = {
-            name: StoredTensor(tuple(found.size), found.properties.dtype)
-            for name, found in described.items()
-            if isinstance(found, TensorStorageMetadata)
-        }
+        metadata, self.tensors = _read_metadata(folder)
         """All tensors by key, an optimizer's included."""
+        self._reader = _Reader(folder, metadata)
 
     def weights(self) -> dict[str, StoredTensor]:
         """The model's own tensors."""
@@ -139,16 +132,15 @@ def is_layer(key: str) -> bool:
 
 
 def resolve(folder: Path) -> Path:
-    """The checkpoint that `folder` means: itself, or the newest in a folder that Megatron-LM saved to."""
-    folder = folder.expanduser()
-    latest = folder / LATEST
-    if not latest.is_file():
-        return folder
-    name = latest.read_text().strip()
-    return folder / (f"iter_{int(name):07d}" if name.isdigit() else name)
+    """The checkpoint that `folder` means: itself, or the newest in a folder that Megatron-LM saved to.
+
+    ValueError where the file that names the newest one does not.
+    """
+    return newest_checkpoint(folder.expanduser())
 
 
-def _read_metadata(folder: Path) -> Metadata:
+def _read_metadata(folder: Path) -> tuple[Metadata, dict[str, StoredTensor]]:
+    """What the folder says of its tensors, and their shapes and dtypes."""
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}; name one that holds a Megatron checkpoint")
     if not (folder / CONFIG).is_file():
@@ -156,25 +148,40 @@ def _read_metadata(folder: Path) -> Metadata:
             f"{folder} is no checkpoint in Megatron's distributed format: it has no {CONFIG}; name the folder of one "
             "step, as iter_0000100 or checkpoints/step_10/ENGINE"
         )
-    try:
-        told = json.loads((folder / CONFIG).read_text())
-    except ValueError as error:
-        # No text, or none that is JSON.
-        raise ValueError(f"cannot read {folder / CONFIG}: {error}; copy the folder again") from error
-    backend = told.get("sharded_backend") if isinstance(told, dict) else None
+    if (backend := format_of(folder)) is None:
+        raise ValueError(f"cannot read {folder / CONFIG}: it names no format; copy the folder again")
     if backend != BACKEND:
         raise ValueError(f"{folder} is in Megatron's format {backend!r}; save it as {BACKEND!r}")
     if not (folder / _METADATA).is_file():
         raise ValueError(f"{folder} is torn: it has no {_METADATA}; take another checkpoint")
     try:
         found = _DescriptionUnpickler(io.BytesIO((folder / _METADATA).read_bytes())).load()
+        if not isinstance(found, Metadata):
+            raise TypeError(f"it holds a {type(found).__name__}")
+        return found, _tensors_of(found)
     except _ForbiddenError as error:
         raise ValueError(f"{folder / _METADATA} would run code when read ({error}); do not use this folder") from error
-    except (pickle.UnpicklingError, EOFError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"cannot read {folder / _METADATA}: {error}; copy the folder again") from error
-    if not isinstance(found, Metadata):
-        raise ValueError(f"cannot read {folder / _METADATA}: it holds a {type(found).__name__}; copy the folder again")
-    return found
+    except _TORN as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise ValueError(f"cannot read {folder / _METADATA}: {reason}; copy the folder again") from error
+
+
+_TORN = (
+    *(pickle.UnpicklingError, EOFError, AttributeError, IndexError, KeyError, TypeError, ValueError),
+    *(OverflowError, MemoryError, RuntimeError, SystemError),  # RecursionError is a RuntimeError
+)
+"""Errors of a pickle with wrong bytes: of its reading, and of classes that get other values than their own."""
+
+
+def _tensors_of(metadata: Metadata) -> dict[str, StoredTensor]:
+    tensors = {}
+    for name, found in metadata.state_dict_metadata.items():
+        if isinstance(found, TensorStorageMetadata):
+            dtype, shape = found.properties.dtype, tuple(found.size)
+            if not isinstance(dtype, torch.dtype) or not all(isinstance(each, int) and each >= 0 for each in shape):
+                raise TypeError(f"it gives tensor {name!r} no dtype and shape")
+            tensors[name] = StoredTensor(shape, dtype)
+    return tensors
 
 
 class _ForbiddenError(Exception):

@@ -20,7 +20,8 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-from dagrl.engines.megatron.stored_tensors import BACKEND, CONFIG
+from dagrl.engines.megatron.stored_tensors import BACKEND
+from dagrl.spec.models.megatron_folder import CONFIG
 
 _COMMON = "common_state/shard_0_1"
 """What Megatron stores beside tensors, as a list of one object."""

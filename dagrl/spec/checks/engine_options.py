@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from pathlib import Path
 
 from dagrl.spec.errors import Place
+from dagrl.spec.models.megatron_folder import CONFIG, format_of, newest_checkpoint
 from dagrl.spec.reading.positions import Findings
 from dagrl.spec.schema import (
     HfEngineSpec,
@@ -19,10 +19,6 @@ _HEADS = {"lm": "the language model's", "value": "a critic's", "reward": "a rewa
 _OWN_HEADS = {"values": "value", "critic": "value", "reward_model": "reward"}
 """What ops need of their engine that do not need a language model."""
 
-_WRITTEN_LAST = "metadata.json"
-"""In a folder in Megatron's distributed format: says that the folder is whole, and in which format."""
-_TRACKER = "latest_checkpointed_iteration.txt"
-"""In the folder above checkpoints of Megatron's own training loop: names the newest one, which the engine takes."""
 _BRIDGE_PACKAGES = ("omegaconf", "einops")
 """What megatron-bridge needs beside what dagrl has."""
 _BRIDGE_INSTALL = "uv pip install --no-deps -r requirements/bridge.txt"
@@ -87,34 +83,23 @@ def _has_bridge() -> bool:
 def _check_start(folder: Path, place: Place, findings: Findings) -> None:
     """Report a folder that holds no checkpoint in Megatron's distributed format."""
     try:
-        folder = _newest(folder)
+        folder = newest_checkpoint(folder)
         if not folder.is_dir():
             what = "is a file, not a folder" if folder.exists() else "does not exist"
             findings.error(place, f"{folder} {what}; give a folder in Megatron's distributed format")
-        elif not (folder / _WRITTEN_LAST).is_file():
-            message = f"{folder} has no {_WRITTEN_LAST}, so it is no checkpoint in Megatron's distributed format, or a "
+        elif not (folder / CONFIG).is_file():
+            message = f"{folder} has no {CONFIG}, so it is no checkpoint in Megatron's distributed format, or a "
             findings.error(place, f"{message}torn one; give a whole one, or make it with `dagrl convert`")
-        elif (kind := _format(folder / _WRITTEN_LAST)) != "torch_dist":
+        elif (kind := format_of(folder)) != "torch_dist":
+            kind = kind or f"of no readable {CONFIG}"
             message = f"{folder} is in the format {kind}; save it as torch_dist (Megatron's `--ckpt-format`)"
             findings.error(place, message)
         elif not (folder / ".metadata").is_file():
             findings.error(place, f"{folder} has no .metadata, which says where each tensor lies; copy it again")
+        elif not any(file.stat().st_size for file in folder.glob("*.distcp")):
+            findings.error(place, f"{folder} has no *.distcp files with tensors; copy it again")
+    except ValueError as error:
+        findings.error(place, str(error))
     except OSError as error:
         message = f"{folder} cannot be read ({error.strerror}); check the path and its permissions"
         findings.error(place, message)
-
-
-def _newest(folder: Path) -> Path:
-    """The checkpoint that a folder stands for: itself, or the newest of those in it."""
-    if not (folder / _TRACKER).is_file():
-        return folder
-    name = (folder / _TRACKER).read_text(encoding="utf-8", errors="replace").strip()
-    return folder / (f"iter_{int(name):07d}" if name.isdecimal() else name)
-
-
-def _format(path: Path) -> str:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        return "of no readable metadata.json"
-    return str(content.get("sharded_backend")) if isinstance(content, dict) else "of no readable metadata.json"

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import random
 from pathlib import Path
 from typing import Any
 
@@ -84,13 +85,42 @@ def test_a_folder_that_is_no_checkpoint_is_refused_in_a_sentence(folder: Path) -
     assert refusal() == f"{folder} is torn: it has no .metadata; take another checkpoint"
     (folder / "metadata.json").write_text(json.dumps({"sharded_backend": "zarr"}))
     assert refusal() == f"{folder} is in Megatron's format 'zarr'; save it as 'torch_dist'"
-    (folder / "metadata.json").write_text("[]")
-    assert "is in Megatron's format None" in refusal()
-    for torn in (b"{", b"\xff"):
+    for torn in (b"{", b"\xff", b"[]", b"null", b'{"sharded_backend": 3}', b"[" * 100_000):
         (folder / "metadata.json").write_bytes(torn)
         assert f"cannot read {folder / 'metadata.json'}" in refusal()
     (folder / "metadata.json").unlink()
     assert "it has no metadata.json; name the folder of one step, as iter_0000100" in refusal()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_wrong_bytes_in_a_description_end_in_a_sentence(folder: Path, seed: int) -> None:
+    from dagrl.engines.megatron.stored_tensors import StoredTensors
+
+    whole = (folder / ".metadata").read_bytes()
+    draw = random.Random(seed)
+    refused = 0
+    for _ in range(150):
+        content = bytearray(whole)
+        for _ in range(draw.choice((1, 1, 2, 5))):
+            content[draw.randrange(len(content))] = draw.randrange(256)
+        (folder / ".metadata").write_bytes(content)
+        try:
+            stored = StoredTensors(folder)
+            for name in stored.tensors:
+                stored.read(name)
+        except ValueError as error:
+            refused += 1
+            assert "\n" not in str(error)
+    assert refused > 50
+
+
+@pytest.mark.parametrize("said", ["x", "²", "9" * 5000, "-5", "../..", "a\0b", "12 13"])
+def test_the_newest_folder_is_a_number_or_a_release(tmp_path: Path, said: str) -> None:
+    from dagrl.engines.megatron.stored_tensors import resolve
+
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text(said)
+    with pytest.raises(ValueError, match="should say an iteration's number or `release`; correct it"):
+        resolve(tmp_path)
 
 
 class Evil:

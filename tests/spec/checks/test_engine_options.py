@@ -59,6 +59,7 @@ class TestStart:
         folder.mkdir()
         (folder / "metadata.json").write_text(json.dumps({"sharded_backend": "torch_dist", "common_backend": "torch"}))
         (folder / ".metadata").write_bytes(b"x")
+        (folder / "__0_0.distcp").write_bytes(b"x")
         return folder
 
     @pytest.fixture
@@ -89,11 +90,29 @@ class TestStart:
 
     @pytest.mark.parametrize(
         ("content", "kind"),
-        [('{"sharded_backend": "zarr"}', "zarr"), ("{", "of no readable metadata.json"), ("[]", "of no readable")],
+        [
+            ('{"sharded_backend": "zarr"}', "zarr"),
+            ("{", "of no readable metadata.json"),
+            ("[]", "of no readable"),
+            ('{"sharded_backend": ["torch_dist"]}', "of no readable"),
+            ("[" * 100_000, "of no readable"),
+        ],
     )
     def test_another_format(self, project, folder, path, content, kind):
         (folder / "metadata.json").write_text(content)
         self.assert_told(project, path, f"is in the format {kind}")
+
+    @pytest.mark.parametrize("left", [None, b""])
+    def test_one_without_tensors(self, project, folder, path, left):
+        (folder / "__0_0.distcp").unlink()
+        if left is not None:
+            (folder / "__0_0.distcp").write_bytes(left)
+        self.assert_told(project, path, "has no *.distcp files with tensors; copy it again")
+
+    @pytest.mark.parametrize("newest", ["", "9" * 5000, "²", "../..", "a\0b"])
+    def test_the_newest_is_named_by_a_number_or_as_release(self, project, folder, path, newest):
+        (folder / "latest_checkpointed_iteration.txt").write_text(newest)
+        self.assert_told(project, path, "should say an iteration's number or `release`; correct it")
 
     @pytest.mark.parametrize(("newest", "name"), [("20", "iter_0000020"), ("release\n", "release")])
     def test_the_folder_above_stands_for_its_newest(self, project, folder, path, newest, name):

@@ -636,6 +636,7 @@ def test_weights_that_no_engine_reads_are_not_asked_for(project, folder: Path, c
     start.mkdir()
     (start / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
     (start / ".metadata").write_bytes(b"x")
+    (start / "__0_0.distcp").write_bytes(b"x")
     change(folder)
     check_file(project.folder / "p.yaml", [f"engines.actor.dist_checkpointing_path={start}"])
 
