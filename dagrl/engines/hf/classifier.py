@@ -17,6 +17,7 @@ from jinja2 import TemplateError
 from dagrl.data.tokenizer import load_tokenizer
 from dagrl.engines.base import Conversation, RankContext, Scores, Slept
 from dagrl.engines.device_memory import device_gib_used
+from dagrl.engines.hf.experts import avoid_misaligned_grouped_mm
 from dagrl.engines.hf.sleep import SleepingWeights
 from dagrl.engines.hf.weights import replace_weights
 from dagrl.engines.model_source import check_finite, load_hf_config, model_imports, weight_source
@@ -46,6 +47,7 @@ class HfClassifier:
             )
         config = _config(model)
         self._model = _read(model, config) if model.path is not None else _draw(model, config, ranks.seed)
+        avoid_misaligned_grouped_mm(self._model)
         # Decoders are read at their last token, which is the last of all where shorter rows are filled up before their
         # first; so no token is taken for padding, and the token that ends a conversation is read.
         self._fills_left = hasattr(self._model, "score")

@@ -17,6 +17,7 @@ from dagrl.data.tokenizer import load_tokenizer
 from dagrl.engines.base import NO_WEIGHTS, Appetite, Completion, GenerationRequest, RankContext, Slept
 from dagrl.engines.device_memory import device_gib_used
 from dagrl.engines.hf.decoding import decode
+from dagrl.engines.hf.experts import avoid_misaligned_grouped_mm
 from dagrl.engines.hf.sleep import SleepingWeights
 from dagrl.engines.hf.weights import replace_weights
 from dagrl.engines.model_source import load_hf_config, model_imports, published_tensors, weight_source
@@ -152,4 +153,5 @@ def _build(model: ModelSpec) -> PreTrainedModel:
         # Its own random weights are of no use, and drawing them must not move the process's random stream.
         with torch.random.fork_rng(), torch.device(device):
             built = AutoModelForCausalLM.from_config(load_hf_config(model), dtype=dtype)
+    avoid_misaligned_grouped_mm(built)
     return built.eval().requires_grad_(False)
