@@ -52,7 +52,7 @@ def transformer_config(hf_config: PretrainedConfig, spec: MegatronEngineSpec) ->
     kind = config_class(hf_config)
     fields = join_fields(kind, "transformer", spec.transformer, defaults=defaults, fixed=fixed)
     try:
-        config = kind(**fields)
+        config = _build(kind, fields)
     except (AssertionError, ValueError) as error:
         raise ValueError(f"transformer: Megatron refuses these fields: {error}") from error
     stages = spec.parallel.virtual_pipeline_model_parallel_size
@@ -62,6 +62,19 @@ def transformer_config(hf_config: PretrainedConfig, spec: MegatronEngineSpec) ->
             f"stages; say so in parallel.virtual_pipeline_model_parallel_size, which is {stages}"
         )
     _check_sizes(config, spec.parallel)
+    return config
+
+
+def _build(kind: type[TransformerConfig], fields: dict[str, Any]) -> TransformerConfig:
+    """Build the config, also for a router whose softmax is over a single chosen expert.
+
+    The weight of that expert is always 1, so the router gets no gradient. Megatron refuses such a config, and Hugging
+    Face computes exactly that. Megatron's router itself takes the field as it is set afterwards.
+    """
+    single = fields.get("moe_router_topk") == 1 and fields.get("moe_router_score_function") == "softmax"
+    config = kind(**fields | ({"moe_router_pre_softmax": True} if single else {}))
+    if single:
+        config.moe_router_pre_softmax = fields["moe_router_pre_softmax"]
     return config
 
 

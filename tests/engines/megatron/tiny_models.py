@@ -81,6 +81,15 @@ MIXTURES: dict[str, dict[str, Any]] = {
     },
 }
 
+_ONE = {"num_experts_per_tok": 1}
+ONE_EXPERT: dict[str, dict[str, Any]] = {
+    "mixtral_one": {"num_local_experts": 4, **_ONE},
+    "qwen3_moe_one": {**MIXTURES["qwen3_moe"], **_ONE},
+    "qwen3_moe_one_unnormalised": {**MIXTURES["qwen3_moe"], **_ONE, "norm_topk_prob": False},
+    "deepseek_v3_one_unnormalised": {**MIXTURES["deepseek_v3_moonlight"], **_ONE, "norm_topk_prob": False},
+}
+"""Mixtures that send each token to a single expert."""
+
 
 @functools.cache
 def tiny_hf_model(name: str) -> Any:
@@ -91,7 +100,7 @@ def tiny_hf_model(name: str) -> Any:
     import torch
     import transformers
 
-    fields = dict({**DENSE, **MIXTURES}[name])
+    fields = dict({**DENSE, **MIXTURES, **ONE_EXPERT}[name])
     family = max((known for known in transformers.CONFIG_MAPPING if name.startswith(known)), key=len)
     rope = {"rope_type": "default", "rope_theta": 5e5} | fields.pop("rope", {})
     config = transformers.AutoConfig.for_model(
