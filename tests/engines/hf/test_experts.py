@@ -16,8 +16,16 @@ MIXTURES = {
     "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 23},
     "mixtral": {"num_local_experts": 4, "intermediate_size": 23},
     "deepseek_v3": {
-        **{"n_routed_experts": 4, "moe_intermediate_size": 23, "n_group": 1, "topk_group": 1, "q_lora_rank": None},
-        **{"kv_lora_rank": 9, "qk_nope_head_dim": 6, "qk_rope_head_dim": 6, "v_head_dim": 7, "num_key_value_heads": 2},
+        "n_routed_experts": 4,
+        "moe_intermediate_size": 23,
+        "n_group": 1,
+        "topk_group": 1,
+        "q_lora_rank": None,
+        "kv_lora_rank": 9,
+        "qk_nope_head_dim": 6,
+        "qk_rope_head_dim": 6,
+        "v_head_dim": 7,
+        "num_key_value_heads": 2,
         "first_k_dense_replace": 0,
     },
 }
