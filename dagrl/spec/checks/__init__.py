@@ -22,7 +22,6 @@ from dagrl.spec.checks.layouts import check_layouts
 from dagrl.spec.checks.megatron_fields import check_megatron_fields
 from dagrl.spec.checks.megatron_rules import check_megatron_rules
 from dagrl.spec.checks.model import check_models
-from dagrl.spec.checks.model_fields import check_model_fields
 from dagrl.spec.checks.nodes import check_nodes
 from dagrl.spec.checks.offline import check_offline
 from dagrl.spec.checks.own_models import check_own_models
@@ -76,7 +75,6 @@ def _checked(loaded: LoadedPipeline, findings: Findings, *, with_files: bool) ->
     # The graph first: it reads a mistake in a node as a reason to be silent about missing columns.
     graph = infer_graph(pipeline, loaded.folder, findings)
     sizes = check_models(pipeline, findings, with_files=with_files)
-    check_model_fields(pipeline, findings)
     check_own_models(pipeline, findings)
     rows = check_data_files(pipeline, graph, loaded.folder, findings) if with_files else {}
     if with_files:

@@ -6,7 +6,7 @@ The library's own checks come later, and look closer; these know names and plain
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dagrl.spec.errors import Place, nearest, shown, suggest
@@ -29,11 +29,12 @@ def check_fields(
     place: Place, given: Mapping[str, Any], known: Mapping[str, str], owner: str, library: str, findings: Findings
 ) -> None:
     """Report names that are not `known`, and values of another type than the class `owner` of `library` says."""
+    check_names(place, given, known, owner, library, findings)
     for field, value in given.items():
         inner: Place = (*place, field)
         if field not in known:
-            findings.error(inner, f"{owner} has no field `{field}`; {_near(field, known, library)}")
-        elif known[field] == "torch.dtype":
+            continue
+        if known[field] == "torch.dtype":
             if not isinstance(value, str) or value not in NUMBER_FORMATS:
                 findings.error(inner, f"{shown(value)} is no number format; {suggest(str(value), NUMBER_FORMATS)}")
         elif "Callable" in known[field]:
@@ -48,6 +49,15 @@ def check_fields(
                 findings.error(inner, f"expected {words}, got {shown(value)}; write {example}")
         elif (options := _options(known[field])) and value not in options:
             findings.error(inner, f"{shown(value)} is not known here; {suggest(str(value), map(str, options))}")
+
+
+def check_names(
+    place: Place, given: Iterable[str], known: Mapping[str, str], owner: str, library: str, findings: Findings
+) -> None:
+    """Report names that are not fields of the class `owner` of `library`."""
+    for field in given:
+        if field not in known:
+            findings.error((*place, field), f"{owner} has no field `{field}`; {_near(field, known, library)}")
 
 
 def _options(annotation: str) -> tuple[Any, ...]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from dagrl.spec.checks.json_files import json_object
 from dagrl.spec.checks.model_family import check_family
+from dagrl.spec.checks.model_fields import check_config
 from dagrl.spec.checks.model_weights import (
     Reader,
     may_be_quantised,
@@ -22,9 +23,8 @@ from dagrl.spec.checks.model_weights import (
     weights_problem,
 )
 from dagrl.spec.checks.tokenizer_files import VOCABULARIES, has_tokenizer, tokenizer_problems
-from dagrl.spec.errors import Place, shown
-from dagrl.spec.models.shape import sizes_left_out
-from dagrl.spec.models.sizes import SIZE_KEYS, ModelSizes, is_size, sizes_of
+from dagrl.spec.errors import Place
+from dagrl.spec.models.sizes import ModelSizes, is_size, sizes_of
 from dagrl.spec.reading.positions import Findings
 from dagrl.spec.schema import ModelSpec, Pipeline, TokenizerSpec
 
@@ -105,8 +105,6 @@ class _Model:
         else:
             config = self._check_init()
         self._check_tokenizer(config, with_files=with_files)
-        if config:
-            self._check_sizes(config)
         return config
 
     def _check_folder(self, folder: Path, *, with_files: bool) -> Mapping[str, Any] | None:
@@ -158,15 +156,7 @@ class _Model:
             message = f"{path} names no architecture (model_type); give the folder of a Hugging Face model"
             self._findings.error(place, message)
             return False
-        wrong = [name for name in SIZE_KEYS if config.get(name) is not None and not is_size(config[name])]
-        if wrong:
-            message = f"{path} says {wrong[0]}: {shown(config[wrong[0]])}, which is no size; copy the file again"
-            self._findings.error(place, message)
-            return False
-        if left_out := sizes_left_out(config):
-            message = f"{path} does not say {left_out[0]}, a size of the model; copy the file again, or add it there"
-            self._findings.error(place, message)
-        return not left_out
+        return check_config(self.said_at, config, path, self._findings)
 
     def _check_init(self) -> Mapping[str, Any] | None:
         model = self._model
@@ -179,12 +169,8 @@ class _Model:
                 "random weights bring no tokenizer; add `tokenizer:` (a folder, or `{kind: characters, alphabet: ...}`)"
             )
             self._findings.error(self._section, message, depends_on=[(*self._section, "tokenizer")])
-        wrong = [name for name in SIZE_KEYS if model.init.get(name) is not None and not is_size(model.init[name])]
-        for name in wrong:
-            message = f"expected a whole number above 0, got {shown(model.init[name])}; write digits without quotes"
-            self._findings.error((*self._section, "init", name), message)
         self._check_vocabulary(model.init)
-        return None if wrong else model.init
+        return model.init if check_config(self.said_at, model.init, None, self._findings) else None
 
     def _check_vocabulary(self, init: Mapping[str, Any]) -> None:
         tokenizer, vocabulary = self._tokenizer, init.get("vocab_size")
@@ -225,29 +211,6 @@ class _Model:
             if doubled:
                 shown = ", ".join(map(repr, doubled))
                 self._findings.error((*place, "alphabet"), f"holds {shown} more than once; write each character once")
-
-    def _check_sizes(self, config: Mapping[str, Any]) -> None:
-        heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
-        groups = config.get("num_key_value_heads")
-        section = self.said_at
-        chosen, experts = config.get("num_experts_per_tok"), sizes_of(config).experts
-        if is_size(chosen) and experts and chosen > experts.value:
-            message = f"num_experts_per_tok {chosen} is more than {experts.name} {experts.value}; lower it"
-            self._findings.error(section, message)
-        for name in ("head_dim", "qk_rope_head_dim"):
-            if is_size(config.get(name)) and config[name] % 2:
-                message = f"{name} {config[name]} is odd, and positions are said by turning pairs; choose an even size"
-                self._findings.error(section, message)
-        if "kv_lora_rank" in config:
-            return  # Latent attention has heads of sizes of their own.
-        if is_size(heads) and is_size(hidden) and "head_dim" not in config and hidden % heads:
-            message = (
-                f"num_attention_heads {heads} does not divide hidden_size {hidden}; choose a divisor, or add head_dim"
-            )
-            self._findings.error(section, message)
-        if is_size(heads) and is_size(groups) and heads % groups:
-            message = f"num_key_value_heads {groups} does not divide num_attention_heads {heads}; choose a divisor"
-            self._findings.error(section, message)
 
 
 def _rows(config: Mapping[str, Any] | None) -> int | None:

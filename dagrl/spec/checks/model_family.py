@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dagrl.spec.errors import Place, shown, suggest
-from dagrl.spec.models.families import FAMILIES, REQUIRED, ROPE_KINDS
+from dagrl.spec.errors import Place, suggest
+from dagrl.spec.models.architecture import unsupported
+from dagrl.spec.models.config_class import model_defaults
+from dagrl.spec.models.families import FAMILIES
 from dagrl.spec.reading.positions import Findings
 from dagrl.spec.schema import MegatronEngineSpec, Pipeline
-
-_ABOVE_ZERO = ("rms_norm_eps", "rope_theta")
-"""Fields that no model computes anything with otherwise."""
 
 
 def check_family(
@@ -19,9 +19,9 @@ def check_family(
 ) -> None:
     """Report what megatron engines cannot build of the model that the engines `names` have.
 
-    `section` is where the file says the model's config, ``model.init`` or ``model.path``.
+    `section` is where the file says the model's config, ``model.init`` or ``model.path``. The config has no values that
+    `wrong_values` finds.
     """
-    _check_numbers(section, config, findings)
     native = [
         name
         for name in names
@@ -33,30 +33,12 @@ def check_family(
     depends: list[Place] = [("engines", name, "bridge") for name in native]
     if family not in FAMILIES:
         message = f"the megatron engine has no model type {family!r}; {suggest(family, FAMILIES)}"
-        findings.error(_said_at(section, "model_type"), message, depends_on=depends)
+        findings.error(said_at(section, "model_type"), message, depends_on=depends)
         return
-    for field, options in REQUIRED[family].items():
-        # What is null, or not there, is the usual in Hugging Face's classes.
-        if (value := config.get(field)) is not None and value not in options:
-            takes = " or ".join(shown(option) for option in options)
-            message = f"the megatron engine has no {family} with {field} {shown(value)}; it takes {takes}"
-            findings.error(_said_at(section, field), message, depends_on=depends)
-    for field in ("rope_parameters", "rope_scaling"):
-        if isinstance(rope := config.get(field), Mapping):
-            kind = rope.get("rope_type", rope.get("type", "default"))
-            if kind not in ROPE_KINDS[family]:
-                known = " or ".join(ROPE_KINDS[family])
-                message = f"the megatron engine has no rope scaling of type {shown(kind)}; it knows {known}"
-                findings.error(_said_at(section, field), message, depends_on=depends)
+    for field, message in unsupported(ChainMap(dict(config), model_defaults(family))):
+        findings.error(said_at(section, field), message, depends_on=depends)
 
 
-def _check_numbers(section: Place, config: Mapping[str, Any], findings: Findings) -> None:
-    for field in _ABOVE_ZERO:
-        value = config.get(field)
-        if isinstance(value, int | float) and not 0 < value < float("inf"):
-            message = f"{field} is {value:g}; choose a number above 0"
-            findings.error(_said_at(section, field), message)
-
-
-def _said_at(section: Place, field: str) -> Place:
+def said_at(section: Place, field: str) -> Place:
+    """Where the file says a field of the config: itself in ``init``, the whole folder otherwise."""
     return (*section, field) if section[-1] == "init" else section

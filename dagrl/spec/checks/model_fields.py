@@ -1,35 +1,50 @@
-"""``model.init``, held against the config class of its model type in the installed transformers.
+"""The fields of a model's config, one by one and together, in ``model.init`` and in config.json alike.
 
-Without transformers, and for model types that dagrl does not know by itself, nothing is checked here; the engine checks
-once more when it is built.
+The config class of the installed transformers says which fields there are. Without transformers, and for model types
+that dagrl does not know by itself, names are not checked; the engine checks once more when it is built.
 """
 
 from __future__ import annotations
 
-from dagrl.spec.checks.library_fields import check_fields
+from collections import ChainMap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dagrl.spec.checks.library_fields import check_names
+from dagrl.spec.checks.model_family import said_at
 from dagrl.spec.errors import Place
-from dagrl.spec.models.config_class import model_fields
+from dagrl.spec.models.config_class import model_defaults, model_fields
+from dagrl.spec.models.config_fields import wrong_values
+from dagrl.spec.models.config_rules import wrong_combinations
 from dagrl.spec.models.families import FAMILIES
-from dagrl.spec.models.sizes import SIZE_KEYS, is_size
+from dagrl.spec.models.shape import sizes_left_out
 from dagrl.spec.reading.positions import Findings
-from dagrl.spec.schema import ModelSpec, Pipeline
 
 
-def check_model_fields(pipeline: Pipeline, findings: Findings) -> None:
-    """Report fields that the config class does not have, and plain values of another type."""
-    _check_init(("model", "init"), pipeline.model, findings)
-    for name, engine in pipeline.engines.items():
-        if engine.model is not None:
-            _check_init(("engines", name, "model", "init"), engine.model, findings)
+def check_config(section: Place, config: Mapping[str, Any], file: Path | None, findings: Findings) -> bool:
+    """Report fields that the config class does not have, values that they cannot have, and sizes that do not fit.
 
-
-def _check_init(place: Place, model: ModelSpec, findings: Findings) -> None:
-    init = model.init
-    family = init.get("model_type") if init else None
-    if init is None or family not in FAMILIES or (known := model_fields(family)) is None:
-        return
-    class_name, fields = known
-    # `model.py` says what is wrong with a size.
-    wrong_sizes = {name for name in SIZE_KEYS if not is_size(init.get(name))}
-    given = {name: value for name, value in init.items() if name not in wrong_sizes | {"model_type"}}
-    check_fields(place, given, fields, class_name, "transformers", findings)
+    `section` is where the pipeline says the config, ``model.init`` or ``model.path``; `file` is the folder's
+    config.json, which may have fields of its own. Returns whether all values can be worked with.
+    """
+    family = config.get("model_type")
+    class_name, types = (model_fields(family) if family in FAMILIES else None) or ("", {})
+    if file is None and types:
+        given = [name for name in config if name != "model_type"]
+        check_names(section, given, types, class_name, "transformers", findings)
+    wrong = dict(wrong_values(config, types))
+    for field, message in wrong.items():
+        where = f"{file} has a wrong value of `{field}`: " if file else ""
+        remedy = "copy the file again, or correct it" if file else "write it so, or take it out"
+        findings.error(said_at(section, field), f"{where}{message}; {remedy}")
+    if wrong:
+        return False
+    if file and (left_out := sizes_left_out(config)):
+        message = f"{file} does not say {left_out[0]}, a size of the model; copy the file again, or add it there"
+        findings.error(section, message)
+        return False
+    defaults = model_defaults(family) if family in FAMILIES else {}
+    for message in wrong_combinations(ChainMap(dict(config), defaults)):
+        findings.error(section, f"{file}: {message}" if file else message)
+    return True

@@ -12,13 +12,6 @@ from typing import Any, NamedTuple
 
 from typing_extensions import TypeIs
 
-SIZE_KEYS = (
-    *("hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings"),
-    *("num_attention_heads", "num_key_value_heads", "intermediate_size", "moe_intermediate_size"),
-    *("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok"),
-    *("head_dim", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
-)
-"""Keys that always hold a whole number above 0."""
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _DENSE_FAMILIES = ("llama", "qwen2", "qwen3")
 

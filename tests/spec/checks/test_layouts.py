@@ -6,7 +6,8 @@ from dagrl.spec.checks import check_file
 TP, PP, VPP = (f"{which}_model_parallel_size" for which in ("tensor", "pipeline", "virtual_pipeline"))
 EP, ETP, CP = "expert_model_parallel_size", "expert_tensor_parallel_size", "context_parallel_size"
 DENSE = "num_hidden_layers: 12"
-MIXTURE = "num_hidden_layers: 12, num_experts: 6, moe_intermediate_size: 12"
+DEEPSEEK = {"model_type": "deepseek_v3", "n_routed_experts": 8, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 4}
+MIXTURE = "num_hidden_layers: 12, num_experts: 6, num_experts_per_tok: 2, moe_intermediate_size: 12"
 
 
 @pytest.fixture
@@ -159,17 +160,17 @@ FAMILIES = {
         "8 does not divide the model's intermediate_size, 12",
     ),
     "deepseek": (
-        {"model_type": "deepseek_v3", "n_routed_experts": 6, "kv_lora_rank": 16},
+        {**DEEPSEEK, "n_routed_experts": 6},
         f"{EP}: 4",
         "4 does not divide the model's n_routed_experts, 6",
     ),
     "dense layers of deepseek": (
-        {"model_type": "deepseek_v3", "n_routed_experts": 8, "first_k_dense_replace": 1, "intermediate_size": 30},
+        {**DEEPSEEK, "first_k_dense_replace": 1, "intermediate_size": 30},
         f"{TP}: 4, sequence_parallel: true",
         "4 does not divide the model's intermediate_size, 30",
     ),
     "shared experts of deepseek": (
-        {"model_type": "deepseek_v3", "n_routed_experts": 8, "n_shared_experts": 1, "moe_intermediate_size": 30},
+        {**DEEPSEEK, "n_shared_experts": 1, "moe_intermediate_size": 30},
         f"{TP}: 4, sequence_parallel: true",
         "4 does not divide the model's n_shared_experts * moe_intermediate_size, 30",
     ),

@@ -26,11 +26,11 @@ CASES = {
         "hidden_size: 64",
         "hidden_size: '64'",
         "model.init.hidden_size",
-        "a whole number above 0, got '64'",
+        "a whole number from 1 to 262144, got '64'; write it so, or take it out",
     ),
     "heads": (
-        "hidden_size: 64",
-        "hidden_size: 66",
+        "model_type: qwen3, hidden_size: 64",
+        "model_type: qwen2, hidden_size: 66",
         "model.init",
         "num_attention_heads 4 does not divide hidden_size 66",
     ),
@@ -80,7 +80,7 @@ CASES = {
         INIT,
         '  init: {model_type: qwen3, head_dim: "16"} #!',
         "model.init.head_dim",
-        "expected a whole number above 0, got '16'",
+        "expected a whole number from 1 to 16384, got '16'",
     ),
     "tokenizer nowhere": (TOKENIZER, "  tokenizer: tok #!", "model.tokenizer", "tok is not a folder that can be read"),
 }
@@ -113,7 +113,7 @@ class TestFolder:
     @pytest.fixture
     def folder(self, project):
         folder = project.folder / "model"
-        write_model(folder, model_type="qwen3", num_attention_heads=3, num_key_value_heads=1, hidden_size=6)
+        write_model(folder, model_type="qwen3", num_attention_heads=3, num_key_value_heads=3, hidden_size=6)
         write_tokenizer(folder, {"1": 0})
         return folder
 
@@ -164,8 +164,21 @@ class TestFolder:
             ("config.json", b"[" * 100_000, "config.json is not a JSON object; copy the file again"),
             ("config.json", b"{}", "config.json names no architecture (model_type); give the folder of a Hugging Face"),
             ("config.json", b'{"model_type": 3}', "config.json names no architecture (model_type)"),
-            ("config.json", b'{"model_type": "qwen3", "hidden_size": "6"}', "says hidden_size: '6', which is no size"),
-            ("config.json", b'{"model_type": "qwen3", "num_hidden_layers": -1}', "says num_hidden_layers: -1"),
+            (
+                "config.json",
+                b'{"model_type": "qwen3", "hidden_size": "6"}',
+                "has a wrong value of `hidden_size`: expected a whole n",
+            ),
+            (
+                "config.json",
+                b'{"model_type": "qwen3", "num_hidden_layers": -1}',
+                "`num_hidden_layers`: expected a whole number from 1 to 10000, got -1",
+            ),
+            (
+                "config.json",
+                b'{"model_type": "qwen3", "rope_scaling": {"type": [1]}}',
+                "expected text for `type`, got a list",
+            ),
             ("model.safetensors", b"version https://git-lfs", "is no safetensors file (where git-lfs is missing"),
             (
                 "model.safetensors",
@@ -207,10 +220,14 @@ class TestFolder:
         ("hidden_act: gelu", "hidden_act", "the megatron engine has no qwen3 with hidden_act 'gelu'; it takes 'silu'"),
         ("attention_bias: true", "attention_bias", "has no qwen3 with attention_bias true; it takes false"),
         ("use_sliding_window: true", "use_sliding_window", "it takes false"),
-        ("rope_scaling: {type: yarn}", "rope_scaling", "no rope scaling of type 'yarn'; it knows default or llama3"),
+        (
+            "rope_scaling: {type: yarn, factor: 2}",
+            "rope_scaling",
+            "no rope scaling of type 'yarn'; it knows default or llama3",
+        ),
         ("rope_parameters: {rope_type: x}", "rope_parameters", "no rope scaling of type 'x'"),
-        ("rms_norm_eps: -1.0", "rms_norm_eps", "rms_norm_eps is -1; choose a number above 0"),
-        ("rope_theta: 0.0", "rope_theta", "rope_theta is 0; choose a number above 0"),
+        ("rms_norm_eps: -1.0", "rms_norm_eps", "expected a number above 0, got -1.0"),
+        ("rope_theta: 0.0", "rope_theta", "expected a number above 0, got 0.0"),
     ],
 )
 def test_an_architecture_that_the_engine_would_refuse_is_told_before(project, said, field, fragment):

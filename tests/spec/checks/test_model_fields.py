@@ -8,7 +8,7 @@ from dagrl.spec.checks import check_file
     [
         ("num_layers: 2", "Qwen3Config has no field `num_layers`; "),
         ("rms_norm_epsilon: 1e-6", "Qwen3Config has no field `rms_norm_epsilon`; did you mean `rms_norm_eps`?"),
-        ("tie_word_embeddings: 1", "expected true or false, got 1; write true or false"),
+        ("tie_word_embeddings: 1", "expected true or false, got 1; write it so, or take it out"),
         ("num_experts: 4", "Qwen3Config has no field `num_experts`; "),
         ("base_model_tp_plan: {}", "Qwen3Config has no field `base_model_tp_plan`; "),
     ],
@@ -26,7 +26,7 @@ def test_fields_of_random_weights_are_held_against_transformers(project, field, 
         "dtype: bfloat16",
         "pad_token_id: null",
         "head_dim: 32",
-        "layer_types: [full_attention]",
+        "num_hidden_layers: 1, layer_types: [full_attention]",
     ],
 )
 def test_fields_of_the_class_of_its_base_and_older_names_pass(project, fields):

@@ -40,7 +40,7 @@ def test_an_engine_has_the_model_of_whom_it_follows_or_shares(project):
         ("{init: {model_type: qwen3, hiden_size: 64}}", "engines.critic.model.init.hiden_size", "did you mean"),
         ("{init: {model_type: gpt2}}", "engines.critic.model.init.model_type", "no model type 'gpt2'; choose from"),
         (
-            "{init: {model_type: qwen3, hidden_size: 66, num_attention_heads: 4}}",
+            "{init: {model_type: qwen2, hidden_size: 66, num_attention_heads: 4, num_key_value_heads: 4}}",
             "engines.critic.model.init",
             "num_attention_heads 4 does not divide hidden_size 66",
         ),

@@ -158,7 +158,12 @@ def test_layers_without_experts_that_sglang_would_take_for_others(project, with_
             "8 GPUs do not share the model's num_attention_heads, 4, evenly",
         ),
         ("pp_size: 4", "model_type: qwen3, num_hidden_layers: 2", "pp_size", "the model has only 2 layers"),
-        ("tp_size: 4, ep_size: 4", MIXTURE.replace("8", "6"), "ep_size", "does not divide the model's num_experts, 6"),
+        (
+            "tp_size: 4, ep_size: 4",
+            f"{MIXTURE.replace('8', '6')}, num_experts_per_tok: 2",
+            "ep_size",
+            "does not divide the model's num_experts, 6",
+        ),
     ],
 )
 def test_servers_have_to_fit_the_model(project, with_server, line, model, place, fragment):

@@ -59,8 +59,8 @@ def test_how_steps_overlap_is_told_where_they_do(project):
 
 def test_heads_and_models_of_their_own_are_told(project):
     critic = (
-        "  critic: {backend: megatron, group: train, head: value, model: {init: {model_type: qwen2, hidden_size: 32}}}"
+        "  critic: {backend: megatron, group: train, head: value, model: {init: {model_type: qwen2, hidden_size: 64}}}"
     )
     path = project.pipeline(("  generator: {backend", f"{critic}\n  generator: {{backend"))
-    shown = "on train: tp 1, dp 2, value head, its own model qwen2 with random weights (hidden_size 32)\n"
+    shown = "on train: tp 1, dp 2, value head, its own model qwen2 with random weights (hidden_size 64)\n"
     assert shown in summarize(check_file(path))

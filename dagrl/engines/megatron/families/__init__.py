@@ -17,6 +17,7 @@ from dagrl.engines.megatron.families.latent import LATENT
 from dagrl.engines.megatron.families.mixture import MIXTURE
 from dagrl.engines.megatron.families.table import Family, MappedTensor
 from dagrl.engines.megatron.tensor_maps import Replicated, VocabParallel
+from dagrl.spec.models.architecture import unsupported
 from dagrl.spec.models.tensor_shapes import SCORE
 
 if TYPE_CHECKING:
@@ -36,9 +37,6 @@ __all__ = [
 
 _FAMILIES: dict[str, Family] = {**DENSE, **MIXTURE, **LATENT}
 
-# Megatron takes the factor from outside, and holds these three as constants.
-_LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-
 
 def family_of(config: PretrainedConfig) -> Family:
     """The family of a model. ValueError where there is none for it, or where the config asks for more than it has."""
@@ -47,16 +45,8 @@ def family_of(config: PretrainedConfig) -> Family:
         raise ValueError(
             f"the megatron engine does not know model type {config.model_type!r}; it knows {', '.join(_FAMILIES)}"
         )
-    for name, supported in family.requires.items():
-        value = getattr(config, name, supported[0])
-        if value not in supported:
-            raise ValueError(
-                f"the megatron engine has no {config.model_type} with {name}: {value!r}; "
-                f"it takes {' or '.join(repr(option) for option in supported)}"
-            )
-    if set(getattr(config, "layer_types", None) or ()) - {"full_attention"}:
-        raise ValueError("the megatron engine has no layers of sliding-window attention; set use_sliding_window: false")
-    family.check(config)
+    for _, reason in unsupported(config.to_dict()):
+        raise ValueError(reason)
     return family
 
 
@@ -98,18 +88,8 @@ def rope_fields(config: PretrainedConfig) -> dict[str, Any]:
     if family.rope is not None:
         return family.rope(config)
     rope = dict(config.rope_parameters)
-    kind = rope.get("rope_type", "default")
-    if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ValueError(
-            "the megatron engine rotates whole heads only; rope_parameters.partial_rotary_factor must be 1"
-        )
-    if kind == "default":
+    if rope.get("rope_type", "default") == "default":
         return {"rotary_base": rope["rope_theta"]}
-    if kind != "llama3":
-        raise ValueError(f"the megatron engine has no rope scaling of type {kind!r}; it knows 'default' and 'llama3'")
-    wrong = {name: rope.get(name) for name, value in _LLAMA3_ROPE.items() if rope.get(name) != value}
-    if wrong:
-        raise ValueError(f"megatron has llama3 rope scaling for {_LLAMA3_ROPE} only; this model has {wrong}")
     return {"rotary_base": rope["rope_theta"], "rope_scaling": True, "rope_scaling_factor": rope["factor"]}
 
 

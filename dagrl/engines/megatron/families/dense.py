@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from dagrl.engines.megatron.families.table import Family, MappedTensor, Maps
 from dagrl.engines.megatron.tensor_maps import GateUp, GroupedQkv, Parallel, Replicated
-from dagrl.spec.models.families import REQUIRED
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -49,16 +48,13 @@ DENSE: dict[str, Family] = {
     "llama": Family(
         fields=lambda config: {},
         layer=lambda config, layer: (*attention(config), *GATED_MLP),
-        requires=REQUIRED["llama"],
     ),
     "qwen2": Family(
         fields=lambda config: {"add_qkv_bias": True},
         layer=lambda config, layer: (*attention(config), *_qkv_bias(config), *GATED_MLP),
-        requires=REQUIRED["qwen2"],
     ),
     "qwen3": Family(
         fields=lambda config: {"qk_layernorm": True},
         layer=lambda config, layer: (*attention(config), *QK_NORM, *GATED_MLP),
-        requires=REQUIRED["qwen3"],
     ),
 }

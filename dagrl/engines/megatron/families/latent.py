@@ -12,7 +12,6 @@ from dagrl.engines.megatron.families.dense import GATED_MLP
 from dagrl.engines.megatron.families.mixture import GATED_EXPERTS, MIXTURE_DEFAULTS, layer_pattern
 from dagrl.engines.megatron.families.table import Family, MappedTensor, Maps
 from dagrl.engines.megatron.tensor_maps import GateUp, Parallel, Replicated
-from dagrl.spec.models.families import REQUIRED
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -111,42 +110,6 @@ def _rope(config: PretrainedConfig) -> dict[str, Any]:
     }
 
 
-def _check(config: PretrainedConfig) -> None:
-    _check_rope(config.rope_parameters)
-    chosen, limit = config.num_experts_per_tok, _group_limit(config)
-    if limit and chosen // limit["moe_router_group_topk"] != 2:
-        raise ValueError(
-            f"megatron ranks groups of experts by the sum of their best {chosen // limit['moe_router_group_topk']} "
-            f"experts (num_experts_per_tok / topk_group), and this model by their best 2; it cannot be trained exactly"
-        )
-    if config.norm_topk_prob != (chosen > 1):
-        raise ValueError(
-            "megatron normalises the weights of chosen experts if there are several, and leaves that of a single one; "
-            f"this model has norm_topk_prob: {config.norm_topk_prob} with num_experts_per_tok: {chosen}"
-        )
-    if config.first_k_dense_replace >= config.num_hidden_layers:
-        raise ValueError(
-            f"this deepseek_v3 has no layer with experts; lower first_k_dense_replace, {config.first_k_dense_replace}"
-        )
-
-
-def _check_rope(rope: dict[str, Any]) -> None:
-    kind = rope.get("rope_type", "default")
-    if kind not in ("default", "yarn"):
-        raise ValueError(
-            f"the megatron engine has no rope scaling of type {kind!r} for latent attention; "
-            "it knows 'default' and 'yarn'"
-        )
-    if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ValueError("latent attention rotates all of qk_rope_head_dim; rope_parameters.partial_rotary_factor: 1")
-    if kind == "default":
-        return
-    if rope.get("attention_factor") is not None or rope.get("truncate", True) is not True:
-        raise ValueError("megatron's yarn has neither attention_factor nor truncate: false; take them out")
-    if rope.get("mscale_all_dim") and not rope.get("mscale"):
-        raise ValueError("rope_parameters.mscale_all_dim needs mscale beside it: megatron's yarn has no other reading")
-
-
 LATENT: dict[str, Family] = {
     "deepseek_v3": Family(
         fields=_fields,
@@ -154,8 +117,6 @@ LATENT: dict[str, Family] = {
             *_attention(config),
             *(_EXPERTS if layer >= config.first_k_dense_replace else GATED_MLP),
         ),
-        requires=REQUIRED["deepseek_v3"],
-        check=_check,
         rope=lambda config: {},
         experts=lambda config: config.n_routed_experts,
         defaults={

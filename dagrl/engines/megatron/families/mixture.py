@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from dagrl.engines.megatron.families.dense import GATED_MLP, QK_NORM, attention
 from dagrl.engines.megatron.families.table import Family, MappedTensor, Maps
 from dagrl.engines.megatron.tensor_maps import GateUp, Parallel, Replicated
-from dagrl.spec.models.families import REQUIRED
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -51,11 +50,6 @@ def _qwen3_is_mixture(config: PretrainedConfig, layer: int) -> bool:
     return layer not in config.mlp_only_layers and (layer + 1) % config.decoder_sparse_step == 0
 
 
-def _check_qwen3(config: PretrainedConfig) -> None:
-    if not any(_qwen3_is_mixture(config, layer) for layer in range(config.num_hidden_layers)):
-        raise ValueError("this qwen3_moe has no layer with experts; write it as qwen3, or change decoder_sparse_step")
-
-
 def _qwen3_fields(config: PretrainedConfig) -> dict[str, Any]:
     pattern = [_qwen3_is_mixture(config, layer) for layer in range(config.num_hidden_layers)]
     return {
@@ -89,15 +83,12 @@ MIXTURE: dict[str, Family] = {
             *QK_NORM,
             *(GATED_EXPERTS if _qwen3_is_mixture(config, layer) else GATED_MLP),
         ),
-        requires=REQUIRED["qwen3_moe"],
-        check=_check_qwen3,
         experts=lambda config: config.num_experts,
         defaults=MIXTURE_DEFAULTS,
     ),
     "mixtral": Family(
         fields=_mixtral_fields,
         layer=lambda config, layer: (*attention(config), *_MIXTRAL_EXPERTS),
-        requires=REQUIRED["mixtral"],
         experts=lambda config: config.num_local_experts,
         defaults=MIXTURE_DEFAULTS,
     ),

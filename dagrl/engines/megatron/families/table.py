@@ -42,10 +42,6 @@ class Family:
     """TransformerConfig fields that the architecture fixes, beyond those of all families."""
     layer: Callable[[PretrainedConfig, int], Maps]
     """The tensors of the layer of that index."""
-    requires: dict[str, tuple[Any, ...]]
-    """Fields of the Hugging Face config, each with the values that the engine can take."""
-    check: Callable[[PretrainedConfig], None] = lambda config: None
-    """Raises ValueError for what no single field tells."""
     rope: Callable[[PretrainedConfig], dict[str, Any]] | None = None
     """GPTModel's keyword arguments for the rotary embedding, where they are not those of most families."""
     experts: Callable[[PretrainedConfig], int] = lambda config: 0
