@@ -99,7 +99,7 @@ def _checked(loaded: LoadedPipeline, findings: Findings, *, with_files: bool) ->
     check_batches(pipeline, graph, sizes, findings)
     check_staleness(pipeline, graph, findings)
     check_offline(pipeline, findings)
-    check_validation(pipeline, loaded.folder, findings)
+    check_validation(pipeline, graph, loaded.folder, findings)
     check_trackers(pipeline, findings)
     check_profile(pipeline, findings)
     warn_of_no_effect(pipeline, findings)

@@ -55,12 +55,16 @@ def _check_ranges(engine: MegatronEngineSpec, place: Place, findings: Findings) 
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue  # `megatron_fields.py` says what is wrong.
         if field in _DECAYS and not 0 <= value < 1:
-            findings.error((*place, field), f"must be at least 0 and less than 1, got {value:g}; choose such as 0.9")
+            findings.error(
+                (*place, field), f"must be at least 0 and less than 1, got {shown(value)}; choose such as 0.9"
+            )
         elif field == "adam_eps" and not 0 < value < float("inf"):
             # Of a weight without a gradient, Adam's step would be 0 / 0.
-            findings.error((*place, field), f"must be more than 0, got {value:g}; choose a small number, such as 1e-8")
+            findings.error(
+                (*place, field), f"must be more than 0, got {shown(value)}; choose a small number, such as 1e-8"
+            )
         elif field in _NOT_NEGATIVE and not 0 <= value < float("inf"):
-            findings.error((*place, field), f"must be at least 0, got {value:g}; choose {_NOT_NEGATIVE[field]}")
+            findings.error((*place, field), f"must be at least 0, got {shown(value)}; choose {_NOT_NEGATIVE[field]}")
 
 
 def _check_recompute(engine: MegatronEngineSpec, place: Place, findings: Findings) -> None:
@@ -113,7 +117,9 @@ def _check_offload(engine: MegatronEngineSpec, place: Place, findings: Findings)
         findings.error(where, message, depends_on=[(*place, "transformer", "bf16")])
     fraction = given.get("optimizer_offload_fraction", 1.0)
     if isinstance(fraction, int | float) and not isinstance(fraction, bool) and not 0 < fraction <= 1:
-        message = f"is the part of the optimizer on the host, and {fraction:g} is none; choose more than 0, at most 1"
+        message = (
+            f"is the part of the optimizer on the host, and {shown(fraction)} is none; choose more than 0, at most 1"
+        )
         findings.error((*place, "optimizer", "optimizer_offload_fraction"), message)
 
 

@@ -7,12 +7,13 @@ import re
 from pathlib import Path
 
 from dagrl.spec.errors import Place, suggest
+from dagrl.spec.graph import Graph
 from dagrl.spec.own.custom import check_vote_at
 from dagrl.spec.own.isolation import ask
 from dagrl.spec.reading.positions import Findings
 from dagrl.spec.rollouts import leading_rollout, rollouts
 from dagrl.spec.schema import Pipeline
-from dagrl.spec.val_metrics import VOTES, names_at_k, set_prefixes, val_n, vote_of
+from dagrl.spec.val_metrics import VOTES, names_at_k, names_written, set_prefixes, val_n, vote_of
 
 _VOTE: Place = ("data", "val_vote")
 _BEST: Place = ("run", "keep_best")
@@ -20,8 +21,11 @@ _METRIC: Place = (*_BEST, "metric")
 _VAL: Place = ("data", "val")
 
 
-def check_validation(pipeline: Pipeline, folder: Path, findings: Findings) -> None:
-    """Report what is wrong with validation; `folder` holds the user's own modules."""
+def check_validation(pipeline: Pipeline, graph: Graph | None, folder: Path, findings: Findings) -> None:
+    """Report what is wrong with validation; `folder` holds the user's own modules.
+
+    `graph` is None where the columns are not sorted out yet.
+    """
     run = pipeline.run
     if (run.validate_every or run.validate_first) and pipeline.data.val is None:
         key = "validate_every" if run.validate_every else "validate_first"
@@ -30,7 +34,7 @@ def check_validation(pipeline: Pipeline, folder: Path, findings: Findings) -> No
     _check_vote(pipeline, folder, findings)
     if rollouts(pipeline):
         _check_val_n(pipeline, findings)
-    _check_best(pipeline, findings)
+    _check_best(pipeline, graph, findings)
 
 
 def _check_vote(pipeline: Pipeline, folder: Path, findings: Findings) -> None:
@@ -65,7 +69,7 @@ def _check_val_n(pipeline: Pipeline, findings: Findings) -> None:
         findings.error(place, message, depends_on=[("nodes", leading, "val_sampling")])
 
 
-def _check_best(pipeline: Pipeline, findings: Findings) -> None:
+def _check_best(pipeline: Pipeline, graph: Graph | None, findings: Findings) -> None:
     run, best = pipeline.run, pipeline.run.keep_best
     if best is None or not best.metric.startswith("val/"):
         return
@@ -82,16 +86,17 @@ def _check_best(pipeline: Pipeline, findings: Findings) -> None:
         )
         depends: list[Place] = [("run", key) for key in ("save_every", "validate_every", "steps")]
         findings.error(_BEST, message, depends_on=depends)
-    unknown = _unknown_metric(pipeline, best.metric) if rollouts(pipeline) else None
+    unknown = _unknown_metric(pipeline, graph, best.metric)
     if unknown is not None:
         findings.error(_METRIC, unknown, depends_on=[_VAL, _VOTE])
 
 
-def _unknown_metric(pipeline: Pipeline, metric: str) -> str | None:
-    """What is wrong with the name of a metric over several responses; other nodes may have metrics of their own."""
+def _unknown_metric(pipeline: Pipeline, graph: Graph | None, metric: str) -> str | None:
+    """What is wrong with the name of a metric that no validation writes."""
     parts = re.fullmatch(r"val/(?P<place>.+/)?(?P<kind>[a-z]+@\d+)", metric)
-    if parts is None:
-        return None
+    if parts is None or not rollouts(pipeline):
+        known = [f"val/{name}" for name in names_written(pipeline, graph.validation)] if graph is not None else [metric]
+        return None if metric in known else f"no validation writes `{metric}`; {suggest(metric, known)}"
     known = names_at_k(val_n(pipeline), votes=vote_of(pipeline) is not None)
     if parts["kind"] not in known:
         return f"with {val_n(pipeline)} responses to a validation prompt there is no `{parts['kind']}`; " + suggest(

@@ -97,6 +97,13 @@ def best(metric: str, more: str = "save_every: 5") -> tuple[str, str]:
         ("val/mean@4", "with 1 responses to a validation prompt there is no `mean@4`; did you mean `mean@1`?"),
         ("val/maj@2", "there is no `maj@2`"),
         ("val/sums/pass@2", "there is no `pass@2`"),
+        ("val/accuracy", "no validation writes `val/accuracy`; choose from: val/data/dropped_prompts"),
+        ("val/reward", "no validation writes `val/reward`; did you mean `val/reward/mean` or `val/reward/std`?"),
+        ("val/reward/form", "no validation writes `val/reward/form`; did you mean `val/reward/"),
+        ("val/rewards/mean", "no validation writes `val/rewards/mean`; did you mean `val/reward/mean`?"),
+        ("val/turns/mean", "no validation writes `val/turns/mean`"),
+        ("val/loss/sft", "no validation writes `val/loss/sft`"),
+        ("val/grad_norm", "no validation writes `val/grad_norm`"),
     ],
 )
 def test_a_metric_that_no_validation_has(project, metric, fragment):
@@ -107,8 +114,13 @@ def test_several_sets_have_metrics_of_their_own(project, row):
     project.write_rows("more.parquet", [row])
     message = "each validation set has a metric of its own; choose from: val/sums/mean@1, val/more/mean@1"
     project.assert_problem(project.pipeline(SETS, best("val/mean@1")), "run.keep_best.metric", message)
-    for metric in ("val/more/mean@1", "val/more/source/mean@1", "val/reward/mean", "val/reward/form", "reward/mean"):
-        check_file(project.pipeline(SETS, best(metric)))
+    form = (
+        "  reward: {op: reward, fn: exact}",
+        "  reward: {op: reward, fn: exact}\n  form: {op: reward, fn: math, write: form}",
+    )
+    told = ("val/reward/mean", "val/reward/form", "val/more/response_tokens/max", "val/data/dropped_prompts")
+    for metric in ("val/more/mean@1", "val/more/source/mean@1", "reward/mean", *told):
+        check_file(project.pipeline(SETS, form, best(metric)))
 
 
 def test_the_best_has_to_be_saved_and_measured(project):
