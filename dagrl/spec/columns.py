@@ -7,8 +7,13 @@ columns are ragged, with one value for each prompt or response token of the row;
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum
+
+
+COLUMN_NAME = re.compile(r"[a-z][a-z0-9_]*")
+"""How columns are called, dagrl's own and those of users."""
 
 
 class Shape(Enum):

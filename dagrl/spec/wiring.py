@@ -5,17 +5,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from dagrl.spec.columns import CORE_COLUMNS
+from dagrl.spec.columns import COLUMN_NAME, CORE_COLUMNS
 from dagrl.spec.errors import Place, listed, suggest
 from dagrl.spec.ops import OF_TURNS, OpContract
 from dagrl.spec.reading.positions import Findings
 from dagrl.spec.schema import NodeBase, RolloutNode
 
-_COLUMN_NAME = re.compile(r"[a-z][a-z0-9_]*")
 _ALL_NODES: Place = ("nodes",)
 _ROLLOUT = "op: rollout"
 _USUAL_WRITERS = {
@@ -145,7 +143,7 @@ class Wiring:
             inner = place if isinstance(spec.write, str) else (*place, column)
             if column not in writes:
                 self._findings.error(inner, f"the op writes no column `{column}`; {suggest(column, writes)}")
-            elif not _COLUMN_NAME.fullmatch(new_name):
+            elif not COLUMN_NAME.fullmatch(new_name):
                 rule = "begin with a lower-case letter, then use lower-case letters, digits and `_`"
                 self._findings.error(inner, f"{new_name!r} is not a column's name; {rule}")
             else:

@@ -11,13 +11,14 @@ import importlib
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, TypeVar
 
+from dagrl.spec.columns import COLUMN_NAME
 from dagrl.spec.errors import suggest
 from dagrl.spec.ops import OpContract, Scope
 from dagrl.spec.reading.extends import OWN_TEMPLATES
@@ -47,13 +48,11 @@ def node(
     """Declare a function as an op: ``function(batch, **args) -> {column: values}``.
 
     `scope` is ``row`` (may start on finished shards), ``group`` (needs all responses to a prompt) or ``batch``.
-    Raises ValueError for an unknown scope.
+    Raises ValueError for an unknown scope, and for columns that are no list of names.
     """
     if scope not in (known := [each.value for each in Scope]):
-        raise ValueError(f"a node's scope cannot be {scope!r}; {suggest(scope, known)}")
-    if isinstance(reads, str) or isinstance(writes, str):
-        raise ValueError("a node's columns are a list, not one text; write `reads=['reward'], writes=['bonus']`")
-    contract = OpContract(column_names(reads), column_names(writes), Scope(scope))
+        raise ValueError(f"a node's scope cannot be {scope!r}; {suggest(str(scope), known)}")
+    contract = OpContract(column_names("node", "reads", reads), column_names("node", "writes", writes), Scope(scope))
 
     def mark(function: Function) -> Function:
         function.dagrl_contract = contract  # type: ignore[attr-defined]
@@ -62,29 +61,50 @@ def node(
     return mark
 
 
-def column_names(given: Iterable[str]) -> tuple[str, ...]:
-    """Names of columns as plain text, those of an enumeration too. ValueError where one is no text."""
-    names = tuple(given)
-    wrong = [name for name in names if not isinstance(name, str)]
-    if wrong:
-        raise ValueError(f"a column has a name, and {wrong[0]!r} is none; write it as text, as in `reads=['reward']`")
-    return tuple(str.__str__(name) for name in names)
-
-
 def reward(*, batched: bool = False, concurrency: int = 1) -> Callable[[Function], Function]:
     """Declare how a reward function is called: once a sample, or once a shard with lists (`batched`).
 
     One that waits for others, a server or a process, may be called for `concurrency` samples at once, each in a thread
     of its own. ValueError for a concurrency below 1, or together with `batched`.
     """
-    if concurrency < 1 or (batched and concurrency > 1):
-        raise ValueError(f"a reward's concurrency is 1 or more, and 1 where it is batched; it cannot be {concurrency}")
+    if not isinstance(batched, bool):
+        raise ValueError(f"a reward's `batched` is True or False; it cannot be {batched!r:.60}")
+    whole = isinstance(concurrency, int) and not isinstance(concurrency, bool)
+    if not whole or concurrency < 1 or (batched and concurrency > 1):
+        raise ValueError(
+            f"a reward's concurrency is 1 or more, and 1 where it is batched; it cannot be {concurrency!r:.60}"
+        )
 
     def mark(function: Function) -> Function:
         function.dagrl_reward = RewardTraits(batched, concurrency)  # type: ignore[attr-defined]
         return function
 
     return mark
+
+
+def column_names(kind: str, field: str, given: Any) -> tuple[str, ...]:
+    """The columns that a decorator is given. ValueError for anything but a list of different names.
+
+    Nothing else can be declared of a column: dagrl's own have the type that `dagrl.spec.columns` says, and numbers of
+    all others are float32.
+    """
+    example = f"write `{field}=['reward']`"
+    if isinstance(given, str):
+        raise ValueError(f"the columns that the {kind} {field} are a list, not one text; {example}")
+    if isinstance(given, Mapping):
+        raise ValueError(f"the columns that the {kind} {field} are a list of names, without their types; {example}")
+    if not isinstance(given, list | tuple):
+        raise ValueError(f"the columns that the {kind} {field} are a list of names, not {given!r:.60}; {example}")
+    for name in given:
+        if not isinstance(name, str) or not COLUMN_NAME.fullmatch(name):
+            message = (
+                f"the columns that the {kind} {field} are names of lower-case letters, digits and _, without types"
+            )
+            raise ValueError(f"{message}, and {name!r:.60} is none; {example}")
+    doubled = next((name for name in given if given.count(name) > 1), None)
+    if doubled is not None:
+        raise ValueError(f"the {kind} {field} `{doubled}` twice; write each column once")
+    return tuple(str.__str__(name) for name in given)
 
 
 def reward_traits(function: Callable[..., Any]) -> RewardTraits:

@@ -38,7 +38,7 @@ def estimator(
     ``group`` (needs all responses to a prompt) or ``batch``. Raises ValueError for an unknown scope.
     """
     if scope not in (known := [each.value for each in Scope]):
-        raise ValueError(f"an estimator's scope cannot be {scope!r}; {suggest(scope, known)}")
+        raise ValueError(f"an estimator's scope cannot be {scope!r}; {suggest(str(scope), known)}")
     return _mark("estimator", reads, Scope(scope))
 
 
@@ -115,9 +115,7 @@ def check_formula_arguments(function: Callable[..., Any], place: str, args: Mapp
 
 
 def _mark(kind: str, reads: tuple[str, ...] | list[str], scope: Scope) -> Callable[[Function], Function]:
-    if isinstance(reads, str):
-        raise ValueError(f"the columns of {kind} are a list, not one text; write `reads=['reward']`")
-    columns = column_names(reads)
+    columns = column_names(kind, "reads", reads)
 
     def mark(function: Function) -> Function:
         setattr(function, _MARK, _Marked(kind, Formula(columns, scope)))

@@ -52,6 +52,40 @@ def test_decorator_refuses_an_unknown_scope_and_columns_given_as_text():
 
 
 @pytest.mark.parametrize(
+    ("decorator", "message"),
+    [
+        (
+            "dagrl.node(reads=['reward'], writes={'bonus': 'float12'})",
+            "a list of names, without their types; write `wr",
+        ),
+        ("dagrl.node(reads=['reward'], writes=['bonus:float12'])", "without types, and 'bonus:float12' is none"),
+        ("dagrl.node(reads=['reward'], writes=[('bonus', 'int7')])", "without types, and ('bonus', 'int7') is none"),
+        ("dagrl.node(reads=[3], writes=['bonus'])", "the columns that the node reads are names of lower-case letters"),
+        ("dagrl.node(reads=['reward'], writes=['Bonus'])", "and 'Bonus' is none; write `writes=['reward']`"),
+        ("dagrl.node(reads=['reward'], writes=['bonus', 'bonus'])", "the node writes `bonus` twice; write each column"),
+        ("dagrl.node(reads=None, writes=['bonus'])", "the columns that the node reads are a list of names, not None"),
+        ("dagrl.node(reads=['reward'], writes=['bonus'], scope=['row'])", "a node's scope cannot be ['row']; "),
+        ("dagrl.estimator(reads={'reward': 'float12'})", "the columns that the estimator reads are a list of names"),
+        (
+            "dagrl.loss(reads=['old_logprob:float12'])",
+            "the columns that the loss reads are names of lower-case letters",
+        ),
+        ("dagrl.reward(concurrency='many')", "it cannot be 'many'"),
+        ("dagrl.reward(batched='yes')", "a reward's `batched` is True or False; it cannot be 'yes'"),
+    ],
+)
+def test_what_a_decorator_cannot_declare_is_told_with_the_users_line(project, monkeypatch, decorator, message):
+    project.write("declares.py", f"import dagrl\n\n@{decorator}\ndef f(batch): ...\n")
+    monkeypatch.delitem(sys.modules, "declares", raising=False)
+    with pytest.raises(ValueError) as caught:
+        load_function("declares:f", project.folder)
+    told = str(caught.value)
+    assert told.startswith(f"importing 'declares' fails at {project.folder / 'declares.py'}:3: ValueError: ")
+    assert message in told
+    assert told.endswith("; mend the module")
+
+
+@pytest.mark.parametrize(
     ("place", "source", "message"),
     [
         ("absent_one:f", None, r"there is no module 'absent_one'; put absent_one.py beside the pipeline file"),

@@ -88,7 +88,7 @@ def test_what_cannot_be_used_is_one_sentence(contract, kind, name, message):
 def test_decorators_refuse_an_unknown_scope_and_columns_given_as_text():
     with pytest.raises(ValueError, match="scope cannot be 'rows'; did you mean `row`"):
         estimator(scope="rows")
-    with pytest.raises(ValueError, match="columns of loss are a list, not one text"):
+    with pytest.raises(ValueError, match="columns that the loss reads are a list, not one text"):
         loss(reads="advantage")
 
 

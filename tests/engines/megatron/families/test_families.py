@@ -83,7 +83,10 @@ def test_llama3_scaling_is_taken_over_where_megatron_has_its_constants():
     ("rope", "complaint"),
     [
         (LLAMA3 | {"high_freq_factor": 2.0}, "with high_freq_factor 4 only, and this model has 2.0"),
-        (LLAMA3 | {"original_max_position_embeddings": 4096}, "with original_max_position_embeddings 8192 only, and this model has 4096"),
+        (
+            LLAMA3 | {"original_max_position_embeddings": 4096},
+            "with original_max_position_embeddings 8192 only, and this model has 4096",
+        ),
         ({"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}, "no rope scaling of type 'yarn'"),
         ({"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}, "rotates whole heads only"),
     ],
