@@ -11,7 +11,6 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
-
 COLUMN_NAME = re.compile(r"[a-z][a-z0-9_]*")
 """How columns are called, dagrl's own and those of users."""
 

@@ -25,6 +25,8 @@ from dagrl.spec.schema import (
 )
 
 _PROMPTS: Place = ("data", "prompts_per_step")
+_MOST_SAMPLES = 10**7
+"""In one step: ten times the largest batches of published runs."""
 
 
 def check_batches(pipeline: Pipeline, graph: Graph | None, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:
@@ -37,6 +39,7 @@ def check_batches(pipeline: Pipeline, graph: Graph | None, sizes: Mapping[str, M
     _warn_of_long_samples(pipeline, sizes, findings)
     _warn_of_long_demonstrations(pipeline, sizes, findings)
     _check_schedule(pipeline, findings)
+    _check_samples(pipeline, findings)
 
 
 def _check_mini_batches(
@@ -135,12 +138,20 @@ def _warn_of_long_samples(pipeline: Pipeline, sizes: Mapping[str, ModelSizes], f
     for rollout, node in rollouts(pipeline).items():
         positions = sizes[node.engine].positions if node.engine in sizes else None
         for key, longest in longest_by_key(pipeline, rollout, validated=pipeline.run.validates).items():
-            if positions is not None and longest > positions.value:
+            if positions is None or longest <= positions.value:
+                continue
+            new, place = getattr(node, key).max_new_tokens, ("nodes", rollout, key, "max_new_tokens")
+            if isinstance(pipeline.engines.get(node.engine), HfEngineSpec) and new >= positions.value:
+                message = (
+                    f"{new} tokens behind a prompt exceed the model's {positions.name}, {positions.value}, which "
+                    "the hf engine refuses; lower it"
+                )
+                findings.error(place, message, depends_on=[("model",), ("engines",)])
+            else:
                 message = (
                     f"with a prompt of data.max_prompt_tokens a sample can be {longest} tokens long, more than the "
                     f"model's {positions.name}, {positions.value}; lower one of the two"
                 )
-                place: Place = ("nodes", rollout, key, "max_new_tokens")
                 findings.warning(place, message, depends_on=[("data", "max_prompt_tokens"), place, ("model",)])
 
 
@@ -164,6 +175,15 @@ def _row_alignment(pipeline: Pipeline, engine: str) -> tuple[int, str]:
     if isinstance(spec, MegatronEngineSpec) and spec.shares is not None:
         engine, spec = spec.shares, pipeline.engines.get(spec.shares)
     return (spec.parallel.row_alignment if isinstance(spec, MegatronEngineSpec) else 1), engine
+
+
+def _check_samples(pipeline: Pipeline, findings: Findings) -> None:
+    """Report steps whose samples no host would hold the numbers of."""
+    prompts = pipeline.data.prompts_per_step
+    largest = max((node.n for node in rollouts(pipeline).values()), default=1)
+    if prompts * largest > _MOST_SAMPLES:
+        message = f"a step has {prompts} prompts x {largest} responses, more than {_MOST_SAMPLES} samples; lower them"
+        findings.error(_PROMPTS, message, depends_on=[("nodes",)])
 
 
 def _check_schedule(pipeline: Pipeline, findings: Findings) -> None:

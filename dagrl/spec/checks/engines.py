@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dagrl.spec.errors import Place, listed, suggest
+from dagrl.spec.errors import Place, listed, shown, suggest
 from dagrl.spec.models.gpus import gpu_named
 from dagrl.spec.ops import CAPABILITIES, Capability, contract_of
 from dagrl.spec.reading.positions import Findings
@@ -180,9 +180,10 @@ def _check_learning_rate(pipeline: Pipeline, place: Place, engine: MegatronEngin
     if isinstance(peak, bool) or not isinstance(peak, int | float):
         return  # `megatron_fields.py` says what is wrong.
     lr: Place = (*place, "optimizer", "lr")
-    if not 0 < peak < float("inf"):
-        findings.error(lr, f"the learning rate is {peak:g}; choose a number above 0, such as 1e-6")
-    if schedule.min_lr > peak:
+    if not 0 < peak <= 1:
+        # A step of Adam moves each weight by about so much, and weights are far below 1.
+        findings.error(lr, f"the learning rate is {shown(peak)}; choose a number above 0, at most 1, such as 1e-6")
+    elif schedule.min_lr > peak:
         message = f"the floor {schedule.min_lr:g} is above the peak, optimizer.lr = {peak:g}; lower it"
         findings.error((*place, "lr_schedule", "min_lr"), message, depends_on=[lr])
     end = schedule.lr_decay_steps

@@ -15,6 +15,7 @@ from typing import Any
 from dagrl.spec.checks.json_files import json_object
 from dagrl.spec.checks.model_family import check_family
 from dagrl.spec.checks.model_fields import check_config
+from dagrl.spec.checks.model_scale import check_scale
 from dagrl.spec.checks.model_weights import (
     Reader,
     may_be_quantised,
@@ -49,6 +50,7 @@ def check_models(pipeline: Pipeline, findings: Findings, *, with_files: bool = T
         config = model.check(with_files=with_files)
         if config:
             check_family(pipeline, engines, model.said_at, config, findings)
+            check_scale(pipeline, engines, model.said_at, findings)
         found |= dict.fromkeys(engines, sizes_of(config))
     return found
 

@@ -24,6 +24,9 @@ from dagrl.spec.schema import (
     TrainingNode,
 )
 
+_LEAST_TEMPERATURE = 1e-3
+"""Logits of some hundreds, divided by it, are far from the end of float32."""
+
 
 def check_nodes(pipeline: Pipeline, folder: Path, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:
     """Report what is wrong with rewards, own ops, references and sampling; `folder` holds the user's own modules,
@@ -100,6 +103,9 @@ def _vocabulary(pipeline: Pipeline, engine: str, sizes: Mapping[str, ModelSizes]
 
 
 def _check_sampling(place: Place, sampling: SamplingSpec, vocabulary: int | None, findings: Findings) -> None:
+    if 0 < sampling.temperature < _LEAST_TEMPERATURE:
+        message = f"logits divided by {sampling.temperature:g} overflow; choose {_LEAST_TEMPERATURE} or more, or 0"
+        findings.error((*place, "temperature"), f"{message} for the likeliest token")
     for index, token in enumerate(sampling.stop_token_ids):
         if vocabulary is not None and token >= vocabulary:
             message = f"the model has {vocabulary} tokens, from 0 on, so that {token} is none; take it out"

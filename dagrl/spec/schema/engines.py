@@ -139,7 +139,7 @@ class WeightSyncSpec(Section):
     """``cuda_ipc``: from GPU to the same GPU, where trainer and servers share a group. ``broadcast``: NCCL from the
     trainer to the servers of another group (gloo on CPUs). ``object_store``: through Ray's objects and the host's
     memory, where there is neither. ``auto``: the first that the groups allow; on CPUs the last."""
-    bucket_mib: PositiveInt = 256
+    bucket_mib: Annotated[int, Field(ge=1, le=2**16)] = 256
     """Weights that travel together, in MiB; up to two buckets wait on each side."""
     checksum: bool = False
     """Send everything once more and compare it with what the servers hold; the run ends where they differ."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, FiniteFloat
+from pydantic import Field
 
 from dagrl.spec.schema.node_base import NodeBase
 from dagrl.spec.schema.sampling import SamplingSpec
-from dagrl.spec.schema.section import Name, PositiveInt
+from dagrl.spec.schema.section import Concurrency, Name, Reward, Seconds, Tokens
 
 
 class JudgeNode(NodeBase):
@@ -33,26 +33,26 @@ class JudgeNode(NodeBase):
     parser: str = r"-?\d+(?:\.\d+)?"
     """Where the score is in the reply: a regular expression, whose last match counts (its first group, where it has
     one), or your own function as ``module:function``."""
-    scores: Annotated[dict[str, FiniteFloat], Field(min_length=1)] | None = None
+    scores: Annotated[dict[str, Reward], Field(min_length=1)] | None = None
     """What the words that the regular expression finds are worth, as ``{GOOD: 1, BAD: 0}``. Default: it finds a
     number."""
     sampling: SamplingSpec = SamplingSpec(temperature=0.0, max_new_tokens=1024)
     """How the reply is drawn."""
-    max_prompt_tokens: PositiveInt = 8192
+    max_prompt_tokens: Tokens = 8192
     """Engines only: longest question, chat template applied; a sample with a longer one fails."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Engines only: further arguments of the chat template, as ``{enable_thinking: false}``."""
     extra_body: dict[str, Any] = Field(default_factory=dict)
     """Endpoints only: further fields of the request, or others instead; ``null`` leaves one out."""
-    concurrency: PositiveInt = 32
+    concurrency: Concurrency = 32
     """Endpoints only: questions at once, for each worker."""
-    retries: Annotated[int, Field(ge=0)] = 5
+    retries: Annotated[int, Field(ge=0, le=1000)] = 5
     """Endpoints only: how often a question is asked again that is not answered, with growing pauses."""
-    timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 120.0
+    timeout_s: Seconds = 120.0
     """Endpoints only: how long an answer may take."""
     expected_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     """Endpoints only: seconds that an answer takes, for `dagrl plan` alone. Default: 15 ms for each token of the reply,
     which is taken to be half as long as it may be."""
-    on_error: Literal["stop"] | FiniteFloat = "stop"
+    on_error: Literal["stop"] | Reward = "stop"
     """When there is no answer, or no score in it: stop the run and name the sample, or give it this reward. A key or
     an address that is refused always stops the run."""

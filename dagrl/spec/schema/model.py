@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, FiniteFloat
 
-from dagrl.spec.schema.section import Name, PositiveInt, Section
+from dagrl.spec.schema.section import Name, PositiveInt, Section, Tokens
 
 
 class TokenizerSpec(Section):
@@ -41,14 +41,14 @@ class DataSpec(Section):
     """Prompts in one step; the batch has ``prompts_per_step * n`` samples."""
     prompts_per_node: PositiveInt | None = None
     """Instead of `prompts_per_step`: prompts in one step for each machine of the largest group that is trained."""
-    max_prompt_tokens: PositiveInt
+    max_prompt_tokens: Tokens
     """Longest prompt, in tokens."""
     overlong_prompts: Literal["drop", "cut", "error"] = "drop"
     """What happens to longer ones: left out, cut at their beginning, or an error. Dropped and cut are counted."""
     responses: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Columns with responses to the prompts, for ``sft``, ``dpo`` and ``mix``: text, a field of a struct such as
     ``extra_info.answer``, or a chat that ends with one. The rows of a prompt take them in turn."""
-    max_response_tokens: PositiveInt | None = None
+    max_response_tokens: Tokens | None = None
     """Longest of those responses, in tokens, the end token included."""
     overlong_responses: Literal["drop", "cut", "error"] = "drop"
     """What happens to prompts with longer ones: left out, the response cut at its end, or an error."""
@@ -79,11 +79,11 @@ class DataSpec(Section):
 class GroupSpec(Section):
     """A named set of GPUs, or of CPU slots where there is no GPU."""
 
-    nodes: PositiveInt = 1
+    nodes: Annotated[int, Field(ge=1, le=2**16)] = 1
     """Machines in the group."""
-    gpus_per_node: Annotated[int, Field(ge=0)] = 0
+    gpus_per_node: Annotated[int, Field(ge=0, le=2**10)] = 0
     """GPUs on each; one engine rank each."""
-    cpus_per_node: Annotated[int, Field(ge=0)] = 0
+    cpus_per_node: Annotated[int, Field(ge=0, le=2**12)] = 0
     """Instead of GPUs: CPU slots on each; one engine rank each."""
     gpu: str | None = None
     """What GPUs these are, such as ``H200``: `dagrl plan` counts with their memory and speed, and ``sleep: auto`` lets

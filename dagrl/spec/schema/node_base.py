@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from dagrl.spec.schema.section import Name, PositiveInt, Section
@@ -33,7 +35,7 @@ class TrainingNode(NodeBase):
     """Prompts in one optimizer step. Default: all of the step."""
     mini_batch_per_node: PositiveInt | None = None
     """Instead of `mini_batch`: prompts in one optimizer step for each machine, as with ``data.prompts_per_node``."""
-    epochs: PositiveInt = 1
+    epochs: Annotated[int, Field(ge=1, le=1000)] = 1
     """Passes over the step's samples."""
     tokens_per_micro_batch: PositiveInt = 16384
     """Packed tokens in one forward and backward pass of a model replica."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, FiniteFloat, Tag
+from pydantic import Discriminator, Field, Tag
 
 from dagrl.spec.schema.covariance import CovarianceNode
 from dagrl.spec.schema.critic import CriticNode, RewardModelNode, ValuesNode
@@ -21,7 +21,17 @@ from dagrl.spec.schema.objective import (
 )
 from dagrl.spec.schema.offline import DpoNode, MixNode, SftNode
 from dagrl.spec.schema.sampling import SamplingSpec
-from dagrl.spec.schema.section import Coefficient, Name, OwnFunction, PositiveInt, Threshold
+from dagrl.spec.schema.section import (
+    Coefficient,
+    Concurrency,
+    Name,
+    OwnFunction,
+    PositiveInt,
+    Responses,
+    Reward,
+    Threshold,
+    Tokens,
+)
 from dagrl.spec.schema.turns import TurnOptions
 
 
@@ -32,13 +42,13 @@ class RolloutNode(NodeBase, TurnOptions):
     """Names this kind of node."""
     engine: Name
     """The engine that generates."""
-    n: PositiveInt = 1
+    n: Responses = 1
     """Responses for each prompt; together they are a group. A rollout behind another one answers each row once."""
     sampling: SamplingSpec
     """How tokens are drawn in training."""
     val_sampling: SamplingSpec | None = None
     """How they are drawn in validation. Default: as in training, with temperature 0."""
-    val_n: PositiveInt = 1
+    val_n: Responses = 1
     """Responses for each prompt in validation; several need a `val_sampling` with a temperature."""
     over_sampling_batch_size: PositiveInt | None = None
     """Prompts that a training step begins, more than it needs: the first ``data.prompts_per_step`` whose responses are
@@ -50,7 +60,7 @@ class RolloutNode(NodeBase, TurnOptions):
     """Train on no tokens that older weights have sampled: their ``response_mask`` is 0."""
     partial_rollout_max_age: PositiveInt = 4
     """Policy versions that begun tokens may be behind: where there are older ones, the response begins anew."""
-    max_prompt_tokens: PositiveInt | None = None
+    max_prompt_tokens: Tokens | None = None
     """Longest prompt where a node of the pipeline makes the prompts: it has to see to that, a longer one ends the run.
     Default: ``data.max_prompt_tokens``."""
 
@@ -68,9 +78,9 @@ class RewardNode(NodeBase):
     """``math``, ``exact``, ``code``, or your own as ``module:function``."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Further keyword arguments of the function."""
-    on_error: Literal["stop"] | FiniteFloat = "stop"
+    on_error: Literal["stop"] | Reward = "stop"
     """When the function raises: stop the run and name the sample, or give the sample this reward."""
-    concurrency: PositiveInt | None = None
+    concurrency: Concurrency | None = None
     """Samples scored at once, each in a thread of its own: more than one where the function waits for others. Default:
     what the function is marked for; for ``code`` the number of cores, for the others one."""
     expected_s: Coefficient | None = None

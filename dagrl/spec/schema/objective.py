@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, FiniteFloat
 
-from dagrl.spec.schema.section import Coefficient, OwnFunction, PositiveInt, Section, Threshold
+from dagrl.spec.schema.section import Coefficient, OwnFunction, PositiveInt, Reward, Section, Threshold, Weight
 
 KlValue = Literal["k1", "k2", "k3", "abs"]
 KlEstimator = Literal[KlValue, "k1+", "k3+", "abs+"]
@@ -15,7 +15,7 @@ KlEstimator = Literal[KlValue, "k1+", "k3+", "abs+"]
 class KlInRewardSpec(Section):
     """Charge the divergence from the reference to the reward, before advantages."""
 
-    coef: Coefficient
+    coef: Weight
     """Weight of the penalty."""
     estimator: KlValue = "k1"
     """Schulman's estimators of the divergence, or the mere distance of the log-probs."""
@@ -31,7 +31,7 @@ class OverlongBufferSpec(Section):
 
     len: PositiveInt
     """Tokens before the rollout's ``max_new_tokens`` in which the penalty grows, from 0 to `penalty_factor`."""
-    penalty_factor: Coefficient = 1.0
+    penalty_factor: Weight = 1.0
     """What a response of ``max_new_tokens`` loses."""
 
 
@@ -42,7 +42,7 @@ class LengthRewardSpec(Section):
     more than 0.
     """
 
-    coef: Coefficient = 1.0
+    coef: Weight = 1.0
     """Weight of it, beside the reward that it is added to."""
     right_above: FiniteFloat = 0.0
     """A reward above this is that of a right answer."""
@@ -54,11 +54,11 @@ class CosineRewardSpec(Section):
     From a response of no tokens to one of ``max_new_tokens`` it falls or rises along half a cosine.
     """
 
-    right: tuple[FiniteFloat, FiniteFloat] = (2.0, 1.0)
+    right: tuple[Reward, Reward] = (2.0, 1.0)
     """Of a right answer: of the shortest and of the longest."""
-    wrong: tuple[FiniteFloat, FiniteFloat] = (-10.0, 0.0)
+    wrong: tuple[Reward, Reward] = (-10.0, 0.0)
     """Of a wrong one: of the shortest and of the longest."""
-    exceeded: FiniteFloat = -10.0
+    exceeded: Reward = -10.0
     """Of a response that has used up ``max_new_tokens``."""
     right_above: FiniteFloat = 0.0
     """A reward above this is that of a right answer."""
@@ -105,9 +105,9 @@ class LossSpec(Section):
     """Upper bound of its own. Default: clip_ratio."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
     """``ppo_clip`` only: bound on the loss of negative advantages (dual-clip PPO), 3.0 in the paper. Default: none."""
-    kl_cov_coef: Coefficient = 1.0
+    kl_cov_coef: Weight = 1.0
     """``kl_cov`` only: how strongly the marked tokens are drawn back to where they were."""
-    drift_coef: Coefficient = 0.0
+    drift_coef: Weight = 0.0
     """``cpgd`` only: weight of the divergence from the policy before the update, 0.01 in the authors' code."""
     tau_pos: Threshold = 1.0
     """``sapo`` only: how soon the gate closes where the advantage is positive."""
@@ -115,12 +115,12 @@ class LossSpec(Section):
     """``sapo`` only: how soon it closes elsewhere."""
     tau: Coefficient = 1.0
     """``opmd``, ``opmd_kimi`` and ``opmd_pairwise`` only: how strongly the policy is held back."""
-    kl_coef: Coefficient = 0.0
+    kl_coef: Weight = 0.0
     """Weight of the divergence from the reference."""
     kl_estimator: KlEstimator = "k3"
     """Schulman's estimators of the divergence, or the mere distance of the log-probs. With ``+`` the value of one with
     the gradient of ``k2``, which is that of the divergence. ``k3`` is at most 10 for a token."""
-    entropy_coef: Coefficient = 0.0
+    entropy_coef: Weight = 0.0
     """Weight of the entropy bonus."""
     sft_coef: Annotated[float, Field(ge=0, le=1)] = 0.0
     """mu of (1 - mu) times this loss on sampled responses + mu times the negative log-likelihood of the experts' that a

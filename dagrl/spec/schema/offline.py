@@ -8,7 +8,7 @@ from pydantic import Field
 
 from dagrl.spec.schema.node_base import NodeBase, TrainingNode
 from dagrl.spec.schema.objective import Aggregation
-from dagrl.spec.schema.section import Coefficient, PositiveInt
+from dagrl.spec.schema.section import PositiveInt, Weight
 
 
 class DemonstrationNode(TrainingNode):
@@ -45,7 +45,7 @@ class DpoNode(DemonstrationNode):
     is content with a difference of 1 / beta."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
     """``sigmoid`` only: share of the pairs whose labels may be wrong (conservative DPO)."""
-    sft_coef: Coefficient = 0.0
+    sft_coef: Weight = 0.0
     """Weight of the likelihood of chosen responses, over their lengths, added to the loss."""
 
 

@@ -12,7 +12,7 @@ from dagrl.spec.schema.section import Name, PositiveInt, Seconds, Section
 class ScheduleSpec(Section):
     """How steps overlap."""
 
-    max_staleness: Annotated[int, Field(ge=0)] = 0
+    max_staleness: Annotated[int, Field(ge=0, le=1000)] = 0
     """Policy versions that a sample may be behind the weights it trains. 0 is on-policy; above, so many steps are
     generated ahead while others are trained on."""
     stale_samples: Literal["auto", "mask", "drop", "stop"] = "auto"

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from dagrl.spec.schema.section import Coefficient, PositiveInt, Section
+from dagrl.spec.schema.section import Section, Tokens
 
 _OTHER_POLICY = "changes the logits, and log-probs would be those of another policy; take it out"
 _OF_TEXT = "is about text, and tokens go in and out by their ids; take it out"
@@ -23,7 +23,7 @@ class SamplingSpec(Section):
         "n": "is said by the node; write it beside `sampling`",
         "sampling_seed": "follows from run.seed; take it out",
     }
-    temperature: Coefficient = 1.0
+    temperature: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = 1.0
     """0 takes the likeliest token."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Smallest set of tokens with at least this probability."""
@@ -31,7 +31,7 @@ class SamplingSpec(Section):
     """Likeliest so many tokens; -1 for all."""
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Tokens at least so likely as this part of the likeliest one."""
-    max_new_tokens: PositiveInt
+    max_new_tokens: Tokens
     """Longest response, in tokens."""
     stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = ()
     """End a response, beside the tokenizer's end-of-sequence token. The token that ends it is part of it."""

@@ -19,6 +19,26 @@ Coefficient = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Threshold = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
+Weight = Annotated[float, Field(ge=0, le=1e3, allow_inf_nan=False)]
+"""Factor of a term of a loss or a reward. Those of published recipes are below 10."""
+
+
+Reward = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
+"""What a response can be worth; advantages square it, in float32."""
+
+
+Tokens = Annotated[int, Field(ge=1, le=10**8)]
+"""Length of a text, ten times the longest context of any model. Memory is set aside for so many tokens."""
+
+
+Responses = Annotated[int, Field(ge=1, le=10**6)]
+"""Responses to one prompt."""
+
+
+Concurrency = Annotated[int, Field(ge=1, le=4096)]
+"""Calls at a time, each in a thread of its own."""
+
+
 Seconds = Annotated[float, Field(gt=0, le=1e7, allow_inf_nan=False)]
 """A bound on a wait: some months at most, which Ray can still count."""
 

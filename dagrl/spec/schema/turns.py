@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from dagrl.spec.schema.section import Coefficient, OwnFunction, PositiveInt, Section, Threshold
+from dagrl.spec.schema.section import Coefficient, Concurrency, OwnFunction, PositiveInt, Seconds, Section, Tokens
 
 
 class TurnOptions(Section):
@@ -27,13 +27,13 @@ class TurnOptions(Section):
     tool_format: str = "hermes"
     """How the policy writes its calls: ``hermes``, as Qwen 2.5 and 3 do; the name of another of SGLang's parsers, such
     as ``llama3``; or a parser of your own, ``module:function``."""
-    max_parallel_calls: PositiveInt = 4
+    max_parallel_calls: Concurrency = 4
     """Calls of one turn that are answered, at the same time; all that follow are answered with an error."""
-    tool_timeout_s: Threshold = 30.0
+    tool_timeout_s: Seconds = 30.0
     """Seconds that a call, or a step of the environment, may take."""
-    tool_concurrency: PositiveInt = 32
+    tool_concurrency: Concurrency = 32
     """Calls and steps of the environment at a time, on each worker that samples."""
-    max_observation_tokens: PositiveInt = 512
+    max_observation_tokens: Tokens = 512
     """Longest answer of a tool or the environment, in tokens; of a longer one the middle is left out."""
     environment: OwnFunction | None = None
     """Your own class, ``module:Class``, that answers what the policy says, and rewards it turn by turn."""
