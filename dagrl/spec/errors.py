@@ -6,6 +6,7 @@ Used by everything in `dagrl.spec`; `positions.py` knows the lines.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,8 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        return _in_one_line(f"{self.file}:{self.line}: {self.place}: {self.message}")
+        place, message = _cut(self.place, _MOST_SHOWN), _WORD.sub(_cut_word, self.message)
+        return in_one_line(f"{self.file}:{self.line}: {place}: {_cut(message, _MOST_SAID)}")
 
 
 class PipelineError(ValueError):
@@ -39,7 +41,21 @@ class PipelineError(ValueError):
         return type(self), (self.problems,)
 
 
-def _in_one_line(text: str) -> str:
+_MOST_SHOWN, _MOST_SAID = 500, 4000
+"""Characters of a key or value, and of a message."""
+_WORD = re.compile(rf"\S{{{_MOST_SHOWN + 1},}}")
+
+
+def _cut(text: str, most: int) -> str:
+    """A text of any length, such as a key in a file can have, without its middle if it is longer than `most`."""
+    return text if len(text) <= most else f"{text[: most // 2]}...{text[-most // 2 :]}"
+
+
+def _cut_word(word: re.Match[str]) -> str:
+    return _cut(word[0], _MOST_SHOWN)
+
+
+def in_one_line(text: str) -> str:
     """With line breaks and other characters that cannot be seen written out: a key may hold any."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 

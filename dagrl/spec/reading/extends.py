@@ -12,10 +12,13 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from dagrl.spec.errors import PipelineError, Place, Problem, dotted, shown, suggest
+from dagrl.spec.reading.bounds import MOST_FILES, Allowance, why_no_file
 from dagrl.spec.reading.positions import Position
 from dagrl.spec.reading.yaml_source import Document, Tree, read_document
 
@@ -23,12 +26,15 @@ OWN_TEMPLATES = Path(__file__).resolve().parents[3] / "dag_templates"
 """Of dagrl itself, with the modules that they name."""
 
 
-def read_with_parents(path: Path) -> Document:
-    """Read a pipeline file and the files that it extends. PipelineError where one of them cannot be read at all."""
-    layers: dict[Path, Document] = {}
+def read_with_parents(path: Path, allowance: Allowance | None = None) -> Document:
+    """Read a pipeline file and the files that it extends, which count against `allowance`.
+
+    PipelineError where one of them cannot be read at all.
+    """
+    layers: dict[str, Document] = {}
     if not path.name.endswith((".yaml", ".yml")):
         _check_it_is_a_file(path)
-    _add_layers(path, (), layers)
+    _add_layers(path, {}, layers, allowance or Allowance())
     bottom, *others = layers.values()
     for layer in others:
         _merge(bottom, layer, bottom.tree, layer.tree, ())
@@ -55,10 +61,17 @@ def _check_it_is_a_file(path: Path) -> None:
         raise PipelineError([Problem(str(path), 1, "file", f"does not exist; {remedy}")])
 
 
-def forget(positions: dict[Place, Position], place: Place) -> None:
-    """Drop the positions of a place and of everything in it."""
-    for known in [known for known in positions if known[: len(place)] == place]:
-        del positions[known]
+def forget(positions: dict[Place, Position], place: Place, value: Any) -> None:
+    """Drop the positions of a place and of everything in its value."""
+    positions.pop(place, None)
+    for key, inner in _entries(value):
+        forget(positions, (*place, key), inner)
+
+
+def _entries(value: Any) -> Iterable[tuple[str | int, Any]]:
+    if isinstance(value, dict):
+        return value.items()
+    return enumerate(value) if isinstance(value, list) else ()
 
 
 def expanded(path: str) -> Path:
@@ -76,16 +89,19 @@ def keeps_nulls(place: Place) -> bool:
     return place == ("model", "init") or (len(place) == 4 and place[0] == "engines" and place[2:] == ("model", "init"))
 
 
-def _add_layers(path: Path, children: tuple[Path, ...], layers: dict[Path, Document]) -> None:
-    """Put a file behind those that it extends, each once."""
-    if path.resolve() in layers:
+def _add_layers(path: Path, children: dict[str, Path], layers: dict[str, Document], allowance: Allowance) -> None:
+    """Put a file behind those that it extends, each once. Files are told apart by their real paths."""
+    real = _real(path)
+    if real in layers:
         return
-    document = read_document(path)
-    family = (*children, path)
+    document = read_document(path, allowance)
+    family = children | {real: path}
     for place, parent in _parents(document):
         try:
             found = _find_parent(parent, path)
             _check_no_circle(found, family)
+            if len(layers) + len(family) >= MOST_FILES:
+                raise ValueError(f"a pipeline may extend {MOST_FILES - 1} files; put some of them into one")
         except (ValueError, OSError) as error:
             if isinstance(error, OSError):  # such as a name that is longer than names can be
                 error = ValueError(f"{shown(parent)} cannot be read: {error.strerror}; check the path")
@@ -94,8 +110,13 @@ def _add_layers(path: Path, children: tuple[Path, ...], layers: dict[Path, Docum
             document.problems.append(Problem(position.file, position.line, dotted(place), str(error)))
             document.broken.add(())
         else:
-            _add_layers(found, family, layers)
-    layers[path.resolve()] = document
+            _add_layers(found, family, layers, allowance)
+    layers[real] = document
+
+
+def _real(path: Path) -> str:
+    """The path without links; unlike `Path.resolve`, it takes links that loop, which reading then reports."""
+    return os.path.realpath(str(path).replace("\0", ""))
 
 
 def _parents(document: Document) -> list[tuple[Place, Any]]:
@@ -108,13 +129,17 @@ def _parents(document: Document) -> list[tuple[Place, Any]]:
         return []
     if not isinstance(said, list) or not said:
         return [(("extends",), said)]
+    if len(said) > MOST_FILES:
+        position = document.positions["extends",]
+        message = f"extends {len(said):,} files, of which {MOST_FILES} are the most; put some of them into one"
+        raise PipelineError([Problem(position.file, position.line, "extends", message)])
     places: list[Place] = [("extends", index) for index in range(len(said))]
     return [(place, parent) for place, parent in zip(places, said, strict=True) if place not in document.broken]
 
 
-def _check_no_circle(parent: Path, family: tuple[Path, ...]) -> None:
-    if parent.resolve() in [member.resolve() for member in family]:
-        circle = " -> ".join(str(member) for member in (*family, parent))
+def _check_no_circle(parent: Path, family: dict[str, Path]) -> None:
+    if _real(parent) in family:
+        circle = " -> ".join(str(member) for member in (*family.values(), parent))
         raise ValueError(f"the files extend each other in a circle ({circle}); take one `extends` out")
 
 
@@ -124,14 +149,16 @@ def _find_parent(parent: Any, path: Path) -> Path:
         raise ValueError(f"{message}; write `extends: NAME`, or `extends: [NAME, NAME]`")
     if "/" in parent or parent.endswith((".yaml", ".yml")):
         found = path.parent / expanded(parent)
-        if not found.is_file():
+        if not os.path.lexists(found):
             raise ValueError(f"there is no file {found}; check the path, which is relative to {path.parent}")
+        if why := why_no_file(found):
+            raise ValueError(f"{found} {why}")
         return found
     folders = [path.parent, path.parent / "dag_templates", OWN_TEMPLATES]
     for folder in folders:
         found = folder / f"{parent}.yaml"
         # A file may extend the template that it is named after.
-        if found.is_file() and not (folder == path.parent and found.resolve() == path.resolve()):
+        if found.is_file() and not (folder == path.parent and _real(found) == _real(path)):
             return found
     known = {found.stem for folder in folders[1:] for found in folder.glob("*.yaml")}
     raise ValueError(f"there is no template `{parent}`; {suggest(parent, sorted(known))}")
@@ -143,10 +170,17 @@ def _merge(into: Document, source: Document, old: Tree, new: Tree, place: Place)
         if isinstance(value, dict) and isinstance(old.get(key), dict):
             into.positions[inner] = source.positions[inner]
             _merge(into, source, old[key], value, inner)
-        elif takes_away(value, inner) and key in old:
-            forget(into.positions, inner)
+            continue
+        if key in old:
+            forget(into.positions, inner, old[key])
+        if takes_away(value, inner) and key in old:
             del old[key]
         else:
-            forget(into.positions, inner)
-            into.positions |= {known: at for known, at in source.positions.items() if known[: len(inner)] == inner}
+            _copy_positions(into, source, inner, value)
             old[key] = value
+
+
+def _copy_positions(into: Document, source: Document, place: Place, value: Any) -> None:
+    into.positions[place] = source.positions[place]
+    for key, inner in _entries(value):
+        _copy_positions(into, source, (*place, key), inner)

@@ -22,11 +22,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from dagrl.spec.errors import PipelineError, Place, Problem, dotted, suggest
+from dagrl.spec.reading.bounds import Allowance, TooLargeError
 from dagrl.spec.reading.extends import expanded, forget, keeps_nulls, read_with_parents, takes_away
 from dagrl.spec.reading.per_node import multiply_out
 from dagrl.spec.reading.positions import COMMAND_LINE, Findings, Position, Positions
-from dagrl.spec.reading.sentences import Fault, faults_of, keys_anywhere
-from dagrl.spec.reading.yaml_source import Document, Tree, dump_document, parse_value
+from dagrl.spec.reading.sentences import MOST_FAULTS, Fault, faults_of, keys_anywhere
+from dagrl.spec.reading.yaml_source import HALF, Document, Tree, dump_document, encodable, parse_value
 from dagrl.spec.schema import Pipeline
 
 _VALIDATION: Place = ("data", "val")
@@ -68,25 +69,36 @@ def salvage_pipeline(path: Path | str, overrides: Sequence[str] = ()) -> tuple[L
 
     The second result holds the problems found; the first is None where too little is left to go on with.
     """
-    path = Path(path)
+    path, allowance = Path(path), Allowance()
     try:
-        document = read_with_parents(path)
+        document = read_with_parents(path, allowance)
+        for number, override in enumerate(overrides, start=1):
+            _apply_override(document, override, number, allowance)
     except PipelineError as error:
         return None, Findings(Positions({}), error.problems)
-    for number, override in enumerate(overrides, start=1):
-        _apply_override(document, override, number)
     _prune_nulls(document.tree, document)
+    if len(document.problems) > MOST_FAULTS:
+        return None, Findings(Positions({}), _first(document.problems, path))
     multiply_out(document)
     _resolve_paths(document)
     positions = Positions(document.positions)
     pipeline, faults = _validate(document.tree, document)
     problems = document.problems + [positions.problem(fault.place, fault.message) for fault in faults]
+    if len(faults) > MOST_FAULTS:
+        return None, Findings(positions, _first(problems, path))
     findings = Findings(positions, problems, document.broken.union(fault.place for fault in faults))
     loaded = LoadedPipeline(pipeline, path, positions, document.tree) if pipeline else None
     return loaded, findings
 
 
-def _apply_override(document: Document, override: str, number: int) -> None:
+def _first(problems: list[Problem], path: Path) -> list[Problem]:
+    """The first of very many problems: each takes time to word, and nobody reads thousands."""
+    more = Problem(str(path), 1, "file", f"has more faults than the {MOST_FAULTS} told here; mend these first")
+    return [*sorted(set(problems))[:MOST_FAULTS], more]
+
+
+def _apply_override(document: Document, override: str, number: int, allowance: Allowance) -> None:
+    """Set one key. PipelineError if that makes the pipeline too large."""
     position = Position(COMMAND_LINE, number, override)
     key, equals, text = override.partition("=")
     place: tuple[str, ...] = tuple(key.split("."))
@@ -95,12 +107,17 @@ def _apply_override(document: Document, override: str, number: int) -> None:
             raise ValueError("is not KEY=VALUE; write for example `run.steps=10`")
         if place[0] == "extends":
             raise ValueError("what a file extends is said in it; write a file that begins with `extends: NAME`")
-        value = parse_value(text)
+        if not encodable(key):
+            raise ValueError(f"the key {HALF}")
+        allowance.take_values(len(place), number)
+        value = parse_value(text, allowance, level=len(place))
         section = _section_for(document, place, position)
+    except TooLargeError as error:
+        raise PipelineError([Problem(COMMAND_LINE, number, f"override {override}", str(error))]) from error
     except ValueError as error:
         document.problems.append(Problem(COMMAND_LINE, number, f"override {override}", str(error)))
         return
-    forget(document.positions, place)
+    forget(document.positions, place, section.get(place[-1]))
     if takes_away(value, place) and place[-1] in section:
         del section[place[-1]]
     else:
@@ -131,7 +148,8 @@ def _prune_nulls(tree: Tree, document: Document, place: Place = ()) -> None:
         return
     for key in [key for key, value in tree.items() if value is None]:
         inner = (*place, key)
-        if inner not in document.broken and (known := keys_anywhere(place)) and key not in known:
+        told_enough = len(document.problems) > MOST_FAULTS
+        if not told_enough and inner not in document.broken and (known := keys_anywhere(place)) and key not in known:
             message = f"unknown key `{key}`; {suggest(key, known)}"
             document.problems.append(Positions(document.positions).problem(inner, message))
         del tree[key]
@@ -178,9 +196,11 @@ def _validate(tree: Tree, document: Document) -> tuple[Pipeline | None, list[Fau
             return Pipeline.model_validate_json(json.dumps(remains), strict=True), told
         except ValidationError as error:
             faults = faults_of(error, remains)
+            if len(faults) > MOST_FAULTS:
+                return None, faults
         if depth is None:
             unread = document.broken.intersection
-            told = [fault for fault in faults if not (fault.missing and unread({fault.place, ()}))]
+            told = [fault for fault in faults if not unread({fault.place, ()} if fault.missing else {fault.place})]
             document.broken.update(fault.place for fault in faults)
             document.broken.update(fault.meant for fault in faults if fault.meant)
         for fault in faults:

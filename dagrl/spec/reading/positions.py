@@ -67,8 +67,8 @@ class Findings:
 
     def __init__(self, positions: Positions, problems: Iterable[Problem] = (), broken: Iterable[Place] = ()) -> None:
         self._positions = positions
-        self._broken = set(broken)
-        self._doubtful = set(self._broken)
+        self._broken = _Places(broken)
+        self._doubtful = _Places(self._broken.exact)
         self.problems = list(problems)
         self.warnings: list[Problem] = []
 
@@ -85,11 +85,11 @@ class Findings:
 
     def trusted(self, *places: Place) -> bool:
         """Whether nothing wrong is known of these places, of what is in them, and of what they are in."""
-        return not any(_related(place, other) for place in places for other in self._doubtful)
+        return not any(map(self._doubtful.touch, places))
 
     def readable(self, place: Place) -> bool:
         """Whether everything at a place could be read as it is written."""
-        return not any(_related(place, other) for other in self._broken)
+        return not self._broken.touch(place)
 
     def raise_if_any(self) -> None:
         """PipelineError with all problems, if there are any."""
@@ -97,6 +97,19 @@ class Findings:
             raise PipelineError(self.problems)
 
 
-def _related(one: Place, other: Place) -> bool:
-    shorter = min(len(one), len(other))
-    return one[:shorter] == other[:shorter]
+class _Places:
+    """A set of places that finds those within or around another place without looking at each."""
+
+    def __init__(self, places: Iterable[Place]) -> None:
+        self.exact: set[Place] = set()
+        self._around: set[Place] = set()
+        for place in places:
+            self.add(place)
+
+    def add(self, place: Place) -> None:
+        self.exact.add(place)
+        self._around.update(place[:depth] for depth in range(len(place) + 1))
+
+    def touch(self, place: Place) -> bool:
+        """Whether one of the places is `place`, within it or around it."""
+        return place in self._around or any(place[:depth] in self.exact for depth in range(len(place)))

@@ -15,6 +15,7 @@ from pydantic_core import ErrorDetails
 from dagrl.spec.errors import Place, nearest, shown, suggest
 from dagrl.spec.schema import CustomNode, Pipeline, Section
 
+MOST_FAULTS = 100
 _KINDS = {
     "int": "a whole number",
     "float": "a number",
@@ -65,12 +66,14 @@ class Fault:
 
 
 def faults_of(error: ValidationError, tree: dict[str, Any]) -> list[Fault]:
-    """All that pydantic found wrong with `tree`, one fault for each place."""
+    """All that pydantic found wrong with `tree`, one fault for each place; of very many, `MOST_FAULTS` and one more."""
     by_place: dict[Place, list[ErrorDetails]] = {}
     for details in error.errors(include_url=False):
         by_place.setdefault(_place_of(details, tree), []).append(details)
-    faults = []
+    faults: list[Fault] = []
     for place, several in by_place.items():
+        if len(faults) > MOST_FAULTS:
+            break
         # A value that may be one of two types draws an error from each; where it looks like one of them and is wrong
         # within, only that one counts.
         # So does a list whose entries are wrong: pydantic counts only the right ones.

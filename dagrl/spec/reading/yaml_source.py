@@ -7,6 +7,7 @@ PyYAML follows YAML 1.1, where ``1e-6`` is a string, ``010`` is 8, ``1:30`` is 9
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import Any
 import yaml
 
 from dagrl.spec.errors import PipelineError, Place, Problem, dotted
+from dagrl.spec.reading.bounds import MOST_BYTES, Allowance, BoundedLoader, TooLargeError, is_recursive, why_no_file
 from dagrl.spec.reading.positions import Position
 
 Tree = dict[str, Any]
@@ -35,7 +37,7 @@ _RESOLVERS = (
 )
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(BoundedLoader):
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 (PyYAML's own way)
 
 
@@ -60,16 +62,20 @@ class Document:
     """Places whose value could not be read, and is None in the tree."""
 
 
-def read_document(path: Path) -> Document:
-    """Read a YAML file. PipelineError where there is no mapping to be had from it; smaller faults are `problems`."""
-    text = _text_of(path)
+def read_document(path: Path, allowance: Allowance | None = None) -> Document:
+    """Read a YAML file. PipelineError if it contains no mapping or is too large; smaller faults are `problems`.
+
+    The file counts against `allowance`, which all files of a pipeline share.
+    """
+    allowance = allowance or Allowance()
+    text = _text_of(path, allowance)
     try:
-        loader = _Loader(text)
+        loader = _Loader(text, allowance)
         root = loader.get_single_node()
+    except TooLargeError as error:
+        raise PipelineError([Problem(str(path), error.line, "file", str(error))]) from error
     except yaml.YAMLError as error:
         raise PipelineError([_syntax_problem(str(path), text, error)]) from error
-    except RecursionError:
-        raise _unreadable(path, "is nested hundreds of levels deep; close the brackets that were left open") from None
     if root is None:
         raise _unreadable(path, "is empty; write the pipeline into it, or start from `extends: NAME`")
     if not isinstance(root, yaml.MappingNode):
@@ -80,12 +86,18 @@ def read_document(path: Path) -> Document:
     return document
 
 
-def parse_value(text: str) -> Any:
-    """The value of an override, by the rules of the file. ValueError where it is not YAML."""
+def parse_value(text: str, allowance: Allowance | None = None, level: int = 0) -> Any:
+    """The value of an override, by the rules of the file. ValueError where it is not YAML, TooLargeError among them.
+
+    The value counts against `allowance`, and begins `level` levels below the top of the pipeline.
+    """
     try:
-        loader = _Loader(text)
+        loader = _Loader(text, allowance or Allowance(), level)
         node = loader.get_single_node()
     except yaml.YAMLError as error:
+        if isinstance(error, yaml.reader.ReaderError):
+            message = f"the value holds the character #x{error.character:02x}, which YAML forbids; take it out"
+            raise ValueError(message) from error
         if text[:1] in ("{", "["):
             message = (
                 "the brackets are not closed; put quotes around the whole override, for the shell parts it at spaces"
@@ -110,19 +122,24 @@ def _unreadable(path: Path, message: str) -> PipelineError:
     return PipelineError([Problem(str(path), 1, "file", message)])
 
 
-def _text_of(path: Path) -> str:
+def _text_of(path: Path, allowance: Allowance) -> str:
+    if why := why_no_file(path):
+        raise _unreadable(path, why)
     try:
-        return path.read_text(encoding="utf-8-sig")
-    except IsADirectoryError:
-        raise _unreadable(path, "is a folder; give the pipeline's YAML file") from None
-    except FileNotFoundError:
-        raise _unreadable(path, "does not exist; check the path") from None
+        # Does not wait for a writer if a named pipe has just taken the file's place.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            content = file.read(allowance.bytes + 1)
+    except OSError as error:
+        message = f"cannot be read: {error.strerror}; check the path and the file's permissions"
+        raise _unreadable(path, message) from error
+    allowance.bytes -= len(content)
+    if allowance.bytes < 0:
+        message = f"is too large: a pipeline and the files that it extends may have {MOST_BYTES // 1024} KiB"
+        raise _unreadable(path, f"{message}; move data and long texts into files of their own")
+    try:
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise _unreadable(path, "is not text in UTF-8; save it as UTF-8 YAML") from error
-    except OSError as error:
-        raise _unreadable(
-            path, f"cannot be read: {error.strerror}; check the path and the file's permissions"
-        ) from error
 
 
 def _syntax_problem(file: str, text: str, error: yaml.YAMLError) -> Problem:
@@ -138,6 +155,8 @@ def _syntax_problem(file: str, text: str, error: yaml.YAMLError) -> Problem:
         message = "a tab stands where YAML wants spaces; indent with spaces"
     elif "expected a single document" in (error.context or ""):
         message = "a second YAML document begins here; keep one document in a file"
+    elif error.context_mark and "duplicate anchor" in (error.context or ""):
+        message = f"the same anchor (`&name`) stands here and in line {error.context_mark.line + 1}; rename one of them"
     elif what == "mapping values are not allowed here":
         message = "a `key:` stands where no key may; mend the indentation, or quote a text that holds `: `"
     else:
@@ -146,10 +165,12 @@ def _syntax_problem(file: str, text: str, error: yaml.YAMLError) -> Problem:
     return Problem(file, line, f"column {column}", message)
 
 
-_HALF = "holds half of a character (a lone surrogate); write the character itself"
+_MOST_DIGITS = 100
+"""No setting takes a longer number, and Python and JSON refuse to write numbers of thousands of digits."""
+HALF = "holds half of a character (a lone surrogate); write the character itself"
 
 
-def _encodable(text: str) -> bool:
+def encodable(text: str) -> bool:
     """Whether a text can be written as UTF-8: half of a pair that UTF-16 writes a character with cannot."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
@@ -161,25 +182,20 @@ class _Builder:
         self._loader = loader
         self._file = file
         self._document = document
-        self._open: list[yaml.Node] = []
 
     def value(self, node: yaml.Node, place: Place) -> Any:
         """The node's value; None where it cannot be read."""
-        if any(node is parent for parent in self._open):
+        if is_recursive(node):
             return self._broken(node, place, "an alias (`*name`) contains itself; write the value out")
         if node.tag not in (_PLAIN if isinstance(node, yaml.ScalarNode) else _NESTED):
             tag = node.tag.removeprefix(_STANDARD)
             return self._broken(node, place, f"cannot be read as `{tag}`; write a plain value without a `!` tag")
-        self._open.append(node)
-        try:
-            if isinstance(node, yaml.MappingNode):
-                return self._mapping(node, place)
-            if isinstance(node, yaml.SequenceNode):
-                return self._sequence(node, place)
-            assert isinstance(node, yaml.ScalarNode), f"YAML has no node such as {node!r}"
-            return self._scalar(node, place)
-        finally:
-            self._open.pop()
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, place)
+        if isinstance(node, yaml.SequenceNode):
+            return self._sequence(node, place)
+        assert isinstance(node, yaml.ScalarNode), f"YAML has no node such as {node!r}"
+        return self._scalar(node, place)
 
     def _mapping(self, node: yaml.MappingNode, place: Place) -> Tree | None:
         self._check_duplicates(node, place)
@@ -193,8 +209,8 @@ class _Builder:
             if not isinstance(key_node, yaml.ScalarNode):
                 self._problem(key_node, place, "a key is a list or a mapping; write a plain name before the colon")
                 continue
-            if not _encodable(key_node.value):
-                self._problem(key_node, place, f"the key {key_node.value!r} {_HALF}")
+            if not encodable(key_node.value):
+                self._problem(key_node, place, f"the key {key_node.value!r} {HALF}")
                 continue
             inner = (*place, key_node.value)
             self._document.positions[inner] = Position(self._file, key_node.start_mark.line + 1)
@@ -224,13 +240,18 @@ class _Builder:
             meant = "true" if node.value.lower() in ("yes", "on") else "false"
             message = f"a bare `{node.value}` can mean two things; write `{meant}`, or quotes for the word"
             return self._broken(node, place, message)
+        if node.tag in (_INT, _FLOAT) and len(node.value) > _MOST_DIGITS:
+            message = (
+                f"a number of {len(node.value):,} characters is out of range; write a shorter one, or quote a text"
+            )
+            return self._broken(node, place, message)
         try:
             value = self._loader.construct_object(node)
         except (yaml.constructor.ConstructorError, ValueError, KeyError):  # KeyError: `!!bool` of another word
             tag = node.tag.removeprefix(_STANDARD)
             return self._broken(node, place, f"cannot be read as `{tag}`; write a plain value without a `!` tag")
-        if isinstance(value, str) and not _encodable(value):
-            return self._broken(node, place, _HALF)
+        if isinstance(value, str) and not encodable(value):
+            return self._broken(node, place, HALF)
         return value
 
     def _broken(self, node: yaml.Node, place: Place, message: str) -> Any:
