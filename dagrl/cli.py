@@ -8,6 +8,7 @@ What a command needs is imported in it, so that ``dagrl validate`` is quick and 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -137,11 +138,14 @@ def run(pipeline: Path, overrides: list[str], run_dir: Path | None) -> int:
     for warning in checked.warnings:
         print(f"dagrl run: warning: {warning}", file=sys.stderr)
     folder = run_dir or Path("runs") / checked.loaded.pipeline.name
-    from dagrl.runtime.errors import InterruptedRunError, RunError
+    from dagrl.runtime.errors import InterruptedRunError, RefusedFolderError, RunError
     from dagrl.runtime.run import run_pipeline
 
     try:
         outcome = run_pipeline(checked, folder)
+    except RefusedFolderError as error:
+        print(f"dagrl run: {error}", file=sys.stderr)
+        return 2
     except RunError as error:
         left = f"; what there is lies in {folder}" if folder.is_dir() else ""
         print(f"dagrl run: failed{left}", *error.lines(), sep="\n", file=sys.stderr)
@@ -398,7 +402,14 @@ def _add_written_folder(command: argparse.ArgumentParser) -> None:
 
 def _add_run(command: argparse.ArgumentParser) -> None:
     _add_pipeline(command)
-    command.add_argument("--run-dir", type=Path, metavar="DIR", help="the run folder (default: runs/NAME)")
+    command.add_argument("--run-dir", type=_folder, metavar="DIR", help="the run folder (default: runs/NAME)")
+
+
+def _folder(text: str) -> Path:
+    """A folder, with the home folder in place of ``~``."""
+    if not text or "\0" in text:
+        raise argparse.ArgumentTypeError("is not the name of a folder; name one, or leave the option out")
+    return Path(os.path.expanduser(text))  # noqa: PTH111 (an unknown user's `~name` stays as it is)
 
 
 def _add_pipeline(command: argparse.ArgumentParser) -> None:

@@ -47,7 +47,8 @@ from dagrl.runtime.fleet.moves import Moves
 from dagrl.runtime.fleet.weight_syncs import WeightSyncs
 from dagrl.runtime.fleet.whereabouts import write_workers
 from dagrl.runtime.folder.checkpoint import RunState
-from dagrl.runtime.folder.run_folder import RunFolder, model_identity
+from dagrl.runtime.folder.identity import model_identity
+from dagrl.runtime.folder.run_folder import RunFolder
 from dagrl.runtime.folder.scoring import Scoring
 from dagrl.runtime.messages import Block
 from dagrl.runtime.sampling import Books, Sampling

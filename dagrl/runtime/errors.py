@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dagrl.spec.errors import in_one_line
+
 
 class RunError(Exception):
     """A run that cannot go on. `node` and `worker` are empty where the failure is not theirs."""
@@ -30,6 +32,13 @@ class RunError(Exception):
             ("details", self.log),
         )
         return [f"  {name:<7} {text}" for name, text in rows if text]
+
+
+class RefusedFolderError(RunError):
+    """A run folder that the run may not use, found before anything starts."""
+
+    def __str__(self) -> str:
+        return in_one_line(f"{self.cause}; {self.hint}")
 
 
 class WorkerLostError(RunError):

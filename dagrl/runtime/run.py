@@ -14,7 +14,7 @@ from dagrl.plan.plan import Plan
 from dagrl.plan.schedule.scheduler import Scheduler
 from dagrl.runtime.cluster.ray_cluster import cluster
 from dagrl.runtime.driver import Driver
-from dagrl.runtime.errors import InterruptedRunError, RunError, WorkerLostError
+from dagrl.runtime.errors import InterruptedRunError, RefusedFolderError, RunError, WorkerLostError
 from dagrl.runtime.fleet.fleet import Fleet
 from dagrl.runtime.fleet.health import Restarts
 from dagrl.runtime.fleet.whereabouts import write_workers
@@ -46,6 +46,8 @@ class Outcome:
     """Whether the user stopped it before its last step."""
     before: bool = False
     """Whether there was nothing left to do."""
+    changed: str = ""
+    """What of the pipeline is another than in the run that was finished before."""
 
     def summary(self, folder: Path) -> str:
         """The last words of a run: how far it got, and where to look."""
@@ -54,6 +56,8 @@ class Outcome:
             lines = [f"stopped after step {self.step}; `dagrl run` with the same folder goes on"]
         elif self.before:
             lines = [f"finished step {self.step} before; nothing is left to do, a larger run.steps goes on"]
+            if self.changed:
+                lines.append(f"  without effect, and not noted in the folder: {self.changed}")
         for name, what in _CONTENTS.items():
             if (folder / name).exists():
                 lines.append(f"  {folder / name}  {what}")
@@ -61,7 +65,8 @@ class Outcome:
 
 
 def run_pipeline(checked: CheckedPipeline, run_dir: Path) -> Outcome:
-    """Train as the file says, or go on where the run folder got to. RunError for whatever ends the run early.
+    """Train as the file says, or go on where the run folder got to. RunError for whatever ends the run early,
+    RefusedFolderError if the folder is not for this run.
 
     Lost workers that cannot be made up for one by one end all others, and the run goes on from its last checkpoint.
     """
@@ -72,6 +77,10 @@ def run_pipeline(checked: CheckedPipeline, run_dir: Path) -> Outcome:
         while True:
             try:
                 return _go_on(checked, plan, run_dir, restarts, told)
+            except RefusedFolderError as refused:
+                if told:  # a run that was under way has failed
+                    raise RunError(refused.cause, hint=refused.hint) from refused
+                raise
             except WorkerLostError as lost:
                 told = restarts.once_more(lost, "all of the run goes on from its last checkpoint")
 
@@ -80,10 +89,10 @@ def _go_on(checked: CheckedPipeline, plan: Plan, run_dir: Path, restarts: Restar
     """One life of a run, from its last checkpoint, or the beginning; `told`: why the one before has ended."""
     loaded = checked.loaded
     pipeline = loaded.pipeline
-    with open_run_folder(run_dir, pipeline, loaded.to_yaml(), modules=loaded.folder, again=bool(told)) as folder:
+    with open_run_folder(run_dir, pipeline, loaded.resolved, modules=loaded.folder, again=bool(told)) as folder:
         done = folder.resumed.step if folder.resumed else 0
         if done >= pipeline.run.steps:
-            return Outcome(done, stopped=False, before=True)
+            return Outcome(done, stopped=False, before=True, changed=folder.changed)
         with _opened(loaded, folder) as trackers:
             changed = folder.changed and f"changed since the run was last under way: {folder.changed}"
             for note in filter(None, (told, *folder.torn, changed)):

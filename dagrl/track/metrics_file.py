@@ -30,7 +30,7 @@ class MetricsFile:
         with naming(self._path):
             run_dir.mkdir(parents=True, exist_ok=True)
             if self._path.is_file():
-                replace_text(self._path, "".join(_kept_lines(self._path, resumed_step)))
+                replace_text(self._path, "".join(kept_lines(self._path, resumed_step)))
             self._file = self._path.open("a", encoding="utf-8")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -56,7 +56,7 @@ def _json_number(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _kept_lines(path: Path, resumed_step: int | None) -> list[str]:
+def kept_lines(path: Path, resumed_step: int | None) -> list[str]:
     """Lines of steps up to `resumed_step`; a last one that a kill tore apart is left out."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
     kept = []

@@ -6,26 +6,15 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import yaml
-
 from dagrl.track.redact import without_secrets
 
 _LONGEST_VALUE = 40
 _MOST = 8
 
 
-def changes(before: str, after: str) -> str:
-    """The keys that differ between two pipelines as YAML, with both values; empty where none does.
-
-    Nothing is said where `before` cannot be read: a run does not depend on what it was.
-    """
-    try:
-        earlier = yaml.safe_load(before)
-    except yaml.YAMLError:
-        return ""
-    if not isinstance(earlier, dict):
-        return ""
-    old, new = dict(_values(without_secrets(earlier))), dict(_values(without_secrets(yaml.safe_load(after))))
+def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """The keys that differ between two resolved pipelines, with both values; empty where none does."""
+    old, new = dict(_values(without_secrets(before))), dict(_values(without_secrets(after)))
     told = [
         f"{key} {_shown(old, key)} -> {_shown(new, key)}"
         for key in dict.fromkeys((*old, *new))

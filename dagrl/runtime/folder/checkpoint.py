@@ -124,7 +124,10 @@ class Checkpoints:
     def remove_torn(self) -> None:
         """Free the space that saves which were cut off still take."""
         for aside in self._folder.glob(".step_*.partial*"):
-            shutil.rmtree(aside, ignore_errors=True)
+            if aside.is_dir():
+                shutil.rmtree(aside, ignore_errors=True)
+            else:
+                aside.unlink(missing_ok=True)
 
     def steps(self) -> list[int]:
         """Steps of which there is a finished checkpoint, in order."""
@@ -224,8 +227,9 @@ def _score_of(fields: Mapping[str, Any]) -> Score | None:
 
 def _fields(folder: Path) -> dict[str, Any]:
     """What ``state.json`` says, if it is what was written."""
+    state = folder / _STATE
     try:
-        fields = json.loads((folder / _STATE).read_text())
+        fields = json.loads(state.read_text()) if state.is_file() else _unreadable(state)
     except (OSError, ValueError) as error:
         raise TornCheckpointError(f"the checkpoint {folder} is torn: {_STATE} cannot be read") from error
     if isinstance(fields, dict) and "format" in fields:
@@ -234,6 +238,11 @@ def _fields(folder: Path) -> dict[str, Any]:
         if seal == (_seal(fields) if seal is not None or "files" in fields else None):
             return fields
     raise TornCheckpointError(f"the checkpoint {folder} is torn: {_STATE} holds something else than was written")
+
+
+def _unreadable(state: Path) -> Any:
+    """OSError for what is not a file: to read a pipe would wait for its writer."""
+    raise OSError(f"{state} is not a file")
 
 
 def _seal(fields: Mapping[str, Any]) -> int:

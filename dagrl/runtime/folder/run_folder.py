@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
-from dagrl.runtime.errors import RunError
+from dagrl.runtime.errors import RefusedFolderError, RunError
 from dagrl.runtime.folder.changes import changes
-from dagrl.runtime.folder.checkpoint import Checkpoints, Found, RunState
+from dagrl.runtime.folder.checkpoint import Checkpoints, RunState
+from dagrl.runtime.folder.examine import LOCK, MODULES, PIPELINE, examine
+from dagrl.spec.reading.yaml_source import dump_document
 from dagrl.spec.schema import Pipeline
 from dagrl.track.base import replace_text
-
-_MODULES = ".modules"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,34 +45,43 @@ class RunFolder:
 
 @contextmanager
 def open_run_folder(
-    path: Path, pipeline: Pipeline, resolved: str, *, modules: Path | None = None, again: bool = False
+    path: Path, pipeline: Pipeline, resolved: Mapping[str, Any], *, modules: Path | None = None, again: bool = False
 ) -> Iterator[RunFolder]:
-    """Take `path` for this run and write the resolved pipeline, as YAML, there. At the end no torn checkpoint stays.
+    """Take `path` for this run and write the resolved pipeline there. At the end no torn checkpoint stays.
 
     `modules`: the folder of the user's own, which is noted for `modules_of`.
     `again`: what is there is this run's own, which it goes on from after a failure, whatever ``resume`` says.
 
-    RunError where another process holds it, where it cannot be written, where ``resume: never`` finds a checkpoint,
-    where there are checkpoints and none is whole, or where the newest belongs to another model or cannot be read.
+    RefusedFolderError where another process holds the folder, or `examine` refuses it, or it cannot be written. Nothing
+    in the folder changes then, nor if the run has finished before.
     """
-    with _writing(path):
-        path.mkdir(parents=True, exist_ok=True)
-        lock = (path / ".lock").open("a+")
-    with lock:
-        _take(lock, path)
-        checkpoints = Checkpoints(path, pipeline.run.keep, pipeline.run.keep_best)
-        checkpoints.remove_torn()
-        found = _find(checkpoints)
-        if found.folder and found.state:
-            _check(pipeline, found.folder, found.state, again)
+    with ExitStack() as stack:
+        lock = _lock_of(path)
+        if lock is not None:
+            stack.enter_context(lock)
+            _take(lock, path)
+        examined = examine(path, pipeline, resolved, again=again)
+        found, changed = examined.found, ""
+        if found.state:
+            changed = changes(examined.earlier, resolved) if examined.earlier else ""
+            if found.state.step >= pipeline.run.steps:
+                yield RunFolder(path, _checkpoints(path, pipeline), found.state, found.folder, changed=changed)
+                return
+        if lock is None:
+            with _writing(path):
+                path.mkdir(parents=True, exist_ok=True)
+                lock = stack.enter_context((path / LOCK).open("a+"))
+            _take(lock, path)
+            # Another process may have begun a run here in the meantime.
+            found = examine(path, pipeline, resolved, again=again).found
         with _writing(path):
-            torn = tuple(f"{what}; it is now {checkpoints.set_aside(each).name}" for each, what in found.torn.items())
-            changed = changes(_before(path), resolved) if found.state else ""
-            aside = path / ".pipeline.yaml"
-            aside.write_text(resolved)
-            aside.replace(path / "pipeline.yaml")
+            _sign(lock)
+            replace_text(path / PIPELINE, dump_document(dict(resolved)))
             if modules is not None:
-                replace_text(path / _MODULES, f"{modules.resolve()}\n")
+                replace_text(path / MODULES, f"{modules.resolve()}\n")
+            checkpoints = _checkpoints(path, pipeline)
+            checkpoints.remove_torn()
+            torn = tuple(f"{what}; it is now {checkpoints.set_aside(each).name}" for each, what in found.torn.items())
         try:
             yield RunFolder(path, checkpoints, found.state, found.folder, torn, changed)
         finally:
@@ -83,24 +92,13 @@ def open_run_folder(
 def modules_of(path: Path) -> Path:
     """Where the user's own modules of the run in a folder are: where its pipeline file was, as far as that is known."""
     try:
-        return Path((path / _MODULES).read_text(encoding="utf-8").strip())
+        return Path((path / MODULES).read_text(encoding="utf-8").strip())
     except (OSError, ValueError):
         return path
 
 
-def model_identity(pipeline: Pipeline) -> str:
-    """What a checkpoint's weights belong to, and the reference beside them, as text that can be compared."""
-    megatron = {name: engine for name, engine in sorted(pipeline.engines.items()) if engine.backend == "megatron"}
-    own = {name: pipeline.model_of(name) for name, engine in megatron.items() if engine.model is not None}
-    drawn = pipeline.model.init or any(model.init for model in own.values())
-    seed = f", start weights drawn from seed {pipeline.run.seed}" if drawn else ""
-    of_engines = "".join(f", {name} is {model.model_dump_json(exclude_none=True)}" for name, model in own.items())
-    stored = "".join(
-        f", {name} from {engine.dist_checkpointing_path}"
-        for name, engine in megatron.items()
-        if engine.dist_checkpointing_path
-    )
-    return pipeline.model.model_dump_json(exclude_none=True) + seed + of_engines + stored
+def _checkpoints(path: Path, pipeline: Pipeline) -> Checkpoints:
+    return Checkpoints(path, pipeline.run.keep, pipeline.run.keep_best)
 
 
 @contextmanager
@@ -108,31 +106,19 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RunError(f"cannot write to the run folder {path}: {error.strerror}") from error
-
-
-def _before(path: Path) -> str:
-    """The pipeline that the folder's run had; nothing where it cannot be read."""
-    try:
-        return (path / "pipeline.yaml").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def _find(checkpoints: Checkpoints) -> Found:
-    try:
-        found = checkpoints.find()
-    except ValueError as error:
-        raise RunError(
-            str(error), hint="go on with the dagrl that wrote it, or give the run a new --run-dir"
+        message = f"cannot write to the run folder {path}: {error.strerror}"
+        raise RefusedFolderError(
+            message, hint="make room or check its permissions, or give another --run-dir"
         ) from error
-    if found.torn and not found.folder:
-        # To begin anew would throw away all the metrics that there are.
-        raise RunError(
-            "; ".join(found.torn.values()),
-            hint="put a whole checkpoint there, or give the run a new --run-dir to begin anew",
-        )
-    return found
+
+
+def _lock_of(path: Path) -> TextIO | None:
+    """The folder's lock, which stays as it is; None if there is none, or `examine` refuses it."""
+    lock = path / LOCK
+    try:
+        return lock.open("r+") if lock.is_file() else None
+    except OSError:
+        return None
 
 
 def _take(lock: TextIO, path: Path) -> None:
@@ -141,22 +127,15 @@ def _take(lock: TextIO, path: Path) -> None:
     except BlockingIOError as error:
         lock.seek(0)
         holder = lock.read().strip() or "unknown"
-        raise RunError(
+        raise RefusedFolderError(
             f"another run (pid {holder}) is writing to {path}", hint="wait for it, or give this one its own --run-dir"
         ) from error
-    lock.truncate(0)
-    lock.write(f"{os.getpid()}\n")
-    lock.flush()
+    except OSError as error:  # such as a file system without locks
+        message = f"{path / LOCK} cannot be locked: {error.strerror}"
+        raise RefusedFolderError(message, hint="give the run a --run-dir on another file system") from error
 
 
-def _check(pipeline: Pipeline, newest: Path, state: RunState, again: bool) -> None:
-    if pipeline.run.resume == "never" and not again:
-        raise RunError(
-            f"{newest.parent.parent} holds a checkpoint of step {state.step} and the pipeline says resume: never",
-            hint="say resume: auto, or give the run a new --run-dir",
-        )
-    if state.model != model_identity(pipeline):
-        raise RunError(
-            f"{newest} holds another model than the pipeline's",
-            hint="give the run a new --run-dir, or put model (and run.seed, where it starts from random weights) back",
-        )
+def _sign(lock: TextIO) -> None:
+    """Write this process's id into the lock, past Python's buffers: on a full disk the file stays as it is."""
+    text = f"{os.getpid()}\n".encode()
+    os.ftruncate(lock.fileno(), os.pwrite(lock.fileno(), text, 0))

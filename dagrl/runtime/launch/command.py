@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dagrl.plan.machines import Machine
+from dagrl.runtime.errors import RefusedFolderError
+from dagrl.runtime.folder.examine import examine
 from dagrl.runtime.launch.addresses import leads_nowhere
 from dagrl.runtime.launch.errors import LaunchError
 from dagrl.runtime.launch.follower import follow
@@ -19,7 +21,7 @@ from dagrl.runtime.launch.leader import dismiss, lead
 from dagrl.runtime.launch.place import Place, WrongPlaceError, place_from
 from dagrl.spec.checks import check_file
 from dagrl.spec.errors import PipelineError
-from dagrl.spec.reading.load import load_pipeline
+from dagrl.spec.reading.load import LoadedPipeline, load_pipeline
 from dagrl.spec.schema import Pipeline
 
 
@@ -40,8 +42,9 @@ def launch_pipeline(pipeline: Path, overrides: Sequence[str], run_dir: Path | No
     loaded = load_pipeline(pipeline, overrides).pipeline
     note = _noter(place)
     try:
+        folder = run_dir or Path("runs") / loaded.name
         if place.leads:
-            check_file(pipeline, overrides)
+            _check_folder(folder, check_file(pipeline, overrides).loaded)
         machine = offered(place, loaded, visible_gpus(), os.cpu_count() or 1)
     except (PipelineError, LaunchError) as error:
         if place.leads:
@@ -49,10 +52,17 @@ def launch_pipeline(pipeline: Path, overrides: Sequence[str], run_dir: Path | No
             why = str(error) if isinstance(error, LaunchError) else "the pipeline file is wrong; rank 0 says where"
             asyncio.run(dismiss(place, 2, why, note))
         raise
-    folder = run_dir or Path("runs") / loaded.name
     arguments = [str(pipeline), *overrides, "--run-dir", str(folder)]
     job = Job(place, machine, loaded, arguments, folder / "logs", variables, note)
     return asyncio.run(lead(job) if place.leads else follow(job))
+
+
+def _check_folder(folder: Path, loaded: LoadedPipeline) -> None:
+    """LaunchError if `dagrl run` would refuse the folder once all machines have met."""
+    try:
+        examine(folder, loaded.pipeline, loaded.resolved)
+    except RefusedFolderError as error:
+        raise LaunchError(str(error), code=2) from error
 
 
 def offered(place: Place, pipeline: Pipeline, gpus: int, cpus: int) -> Machine:

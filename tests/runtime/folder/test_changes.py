@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
 from dagrl.runtime.folder.changes import changes
 
@@ -35,9 +36,4 @@ track: [console]
     ],
 )
 def test_keys_that_differ_are_told_with_both_values(after: str, told: str) -> None:
-    assert changes(BEFORE, after) == told
-
-
-@pytest.mark.parametrize("torn", ["", "a: [", "- 1", "\x00", "name"])
-def test_of_what_cannot_be_read_nothing_is_told(torn: str) -> None:
-    assert changes(torn, BEFORE) == ""
+    assert changes(yaml.safe_load(BEFORE), yaml.safe_load(after)) == told

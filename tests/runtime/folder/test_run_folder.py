@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
-from dagrl.runtime.errors import RunError
+from dagrl.runtime.errors import RefusedFolderError
 from dagrl.runtime.folder.checkpoint import RunState
-from dagrl.runtime.folder.run_folder import model_identity, modules_of, open_run_folder
+from dagrl.runtime.folder.identity import model_identity
+from dagrl.runtime.folder.run_folder import modules_of, open_run_folder
 from dagrl.spec.schema import Pipeline
 
 HOLDER = """
@@ -21,7 +23,7 @@ from pathlib import Path
 from dagrl.runtime.folder.run_folder import open_run_folder
 from dagrl.spec.schema import Pipeline
 
-with open_run_folder(Path(sys.argv[1]), Pipeline.model_validate_json(sys.argv[2]), "name: holder"):
+with open_run_folder(Path(sys.argv[1]), Pipeline.model_validate_json(sys.argv[2]), {"name": "tiny", "by": "holder"}):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -35,7 +37,7 @@ def pipeline(lab) -> Pipeline:
 @pytest.fixture
 def holder(tmp_path: Path, pipeline: Pipeline) -> Iterator[subprocess.Popen]:
     """Another process that writes to ``run``, after this one has."""
-    with open_run_folder(tmp_path / "run", pipeline, "name: before"):
+    with open_run_folder(tmp_path / "run", pipeline, resolved("before")):
         pass
     command = [sys.executable, "-c", HOLDER, str(tmp_path / "run"), pipeline.model_dump_json()]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -55,23 +57,33 @@ def edited(pipeline: Pipeline, **sections: dict) -> Pipeline:
 
 def save_checkpoint(folder: Path, pipeline: Pipeline, step: int = 4) -> Path:
     """A checkpoint as a run of `pipeline` leaves it."""
-    with open_run_folder(folder, pipeline, "name: first") as run:
+    with open_run_folder(folder, pipeline, resolved("first")) as run:
         aside = run.checkpoints.begin(step)
         return run.checkpoints.finish(aside, RunState(step, 32, model_identity(pipeline)))
 
 
-def refusal(folder: Path, pipeline: Pipeline) -> RunError:
+def resolved(by: str) -> dict[str, str]:
+    """A resolved pipeline, with a key that tells it from others of the same name."""
+    return {"name": "tiny", "by": by}
+
+
+def written(folder: Path) -> str:
+    """The `by` of the pipeline that the folder was last used with."""
+    return yaml.safe_load((folder / "pipeline.yaml").read_text())["by"]
+
+
+def refusal(folder: Path, pipeline: Pipeline) -> RefusedFolderError:
     """Why the folder cannot be opened."""
-    with pytest.raises(RunError) as caught, open_run_folder(folder, pipeline, "name: second"):
+    with pytest.raises(RefusedFolderError) as caught, open_run_folder(folder, pipeline, resolved("second")):
         pass
     return caught.value
 
 
 def test_a_new_folder_is_made_with_the_resolved_pipeline(tmp_path, pipeline) -> None:
     path = tmp_path / "deep" / "run"
-    with open_run_folder(path, pipeline, "name: tiny\n") as folder:
+    with open_run_folder(path, pipeline, resolved("tiny")) as folder:
         assert (folder.path, folder.resumed, folder.resumed_from) == (path, None, None)
-        assert (path / "pipeline.yaml").read_text() == "name: tiny\n"
+        assert written(path) == "tiny"
         assert {each.name for each in path.iterdir()} == {".lock", "pipeline.yaml"}
 
 
@@ -79,26 +91,26 @@ def test_it_is_known_where_the_users_own_modules_were(tmp_path, pipeline, monkey
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "run"
     assert modules_of(path) == path
-    with open_run_folder(path, pipeline, "name: tiny\n", modules=Path("code")):
+    with open_run_folder(path, pipeline, resolved("tiny"), modules=Path("code")):
         assert modules_of(path) == tmp_path / "code"
 
 
 def test_a_folder_with_a_checkpoint_is_gone_on_with(tmp_path, pipeline) -> None:
     saved = save_checkpoint(tmp_path, pipeline)
-    with open_run_folder(tmp_path, edited(pipeline, run={"steps": 99}), "name: longer\n") as folder:
+    with open_run_folder(tmp_path, edited(pipeline, run={"steps": 99}), resolved("longer")) as folder:
         assert folder.resumed == RunState(4, 32, model_identity(pipeline))
         assert folder.resumed_from == saved
-    assert (tmp_path / "pipeline.yaml").read_text() == "name: longer\n"
+    assert written(tmp_path) == "longer"
 
 
 def test_what_has_changed_since_the_run_began_is_known_once(tmp_path, pipeline) -> None:
     save_checkpoint(tmp_path, pipeline)
-    with open_run_folder(tmp_path, pipeline, "name: second\n") as folder:
-        assert folder.changed == "name first -> second"
-    with open_run_folder(tmp_path, pipeline, "name: second\n") as folder:
+    with open_run_folder(tmp_path, pipeline, resolved("second")) as folder:
+        assert folder.changed == "by first -> second"
+    with open_run_folder(tmp_path, pipeline, resolved("second")) as folder:
         assert folder.changed == ""
     (tmp_path / "pipeline.yaml").unlink()
-    with open_run_folder(tmp_path, pipeline, "name: third\n") as folder:
+    with open_run_folder(tmp_path, pipeline, resolved("third")) as folder:
         assert folder.changed == ""
 
 
@@ -119,38 +131,38 @@ def test_a_folder_that_another_process_writes_to_is_refused_with_its_pid(tmp_pat
     error = refusal(tmp_path / "run", pipeline)
     assert error.cause == f"another run (pid {holder.pid}) is writing to {tmp_path / 'run'}"
     assert "--run-dir" in error.hint
-    assert (tmp_path / "run" / "pipeline.yaml").read_text() == "name: holder"
+    assert written(tmp_path / "run") == "holder"
 
 
 def test_a_run_that_has_to_go_on_after_a_failure_may_even_where_it_never_resumes(tmp_path, pipeline) -> None:
     never = edited(pipeline, run={"resume": "never"})
     saved = save_checkpoint(tmp_path, never)
-    with open_run_folder(tmp_path, never, "name: again", again=True) as folder:
+    with open_run_folder(tmp_path, never, resolved("again"), again=True) as folder:
         assert folder.resumed_from == saved
 
 
 def test_a_folder_is_free_again_when_its_writer_is_killed(tmp_path, pipeline, holder) -> None:
     holder.kill()
     holder.wait()
-    with open_run_folder(tmp_path / "run", pipeline, "name: next"):
-        assert (tmp_path / "run" / "pipeline.yaml").read_text() == "name: next"
+    with open_run_folder(tmp_path / "run", pipeline, resolved("next")):
+        assert written(tmp_path / "run") == "next"
 
 
 def test_a_folder_is_free_again_after_a_failure(tmp_path, pipeline) -> None:
-    with pytest.raises(KeyError), open_run_folder(tmp_path, pipeline, "name: failing"):
+    with pytest.raises(KeyError), open_run_folder(tmp_path, pipeline, resolved("failing")):
         raise KeyError("in the middle of the run")
-    with open_run_folder(tmp_path, pipeline, "name: next"):
+    with open_run_folder(tmp_path, pipeline, resolved("next")):
         pass
 
 
 def test_resume_never_refuses_a_checkpoint_and_takes_a_folder_without(tmp_path, pipeline) -> None:
     never = edited(pipeline, run={"resume": "never"})
-    with open_run_folder(tmp_path, never, "name: new") as folder:
+    with open_run_folder(tmp_path, never, resolved("new")) as folder:
         assert folder.resumed is None
     save_checkpoint(tmp_path, pipeline)
     error = refusal(tmp_path, never)
     assert error.cause == f"{tmp_path} holds a checkpoint of step 4 and the pipeline says resume: never"
-    assert (tmp_path / "pipeline.yaml").read_text() == "name: first", "a refused run must not touch the folder"
+    assert written(tmp_path) == "first", "a refused run must not touch the folder"
 
 
 SHAPE = {"model_type": "qwen3", "hidden_size": 32}
@@ -168,7 +180,7 @@ def test_another_models_checkpoint_is_refused(tmp_path, pipeline, saved_model: d
     saved = save_checkpoint(tmp_path, edited(pipeline, model=saved_model))
     error = refusal(tmp_path, edited(pipeline, model=model))
     assert error.cause == f"{saved} holds another model than the pipeline's"
-    assert (tmp_path / "pipeline.yaml").read_text() == "name: first"
+    assert written(tmp_path) == "first"
 
 
 def test_a_checkpoint_of_another_format_is_refused(tmp_path, pipeline) -> None:
@@ -179,21 +191,9 @@ def test_a_checkpoint_of_another_format_is_refused(tmp_path, pipeline) -> None:
     assert "--run-dir" in error.hint
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path, pipeline) -> None:
-    (tmp_path / "file").write_text("in the way")
-    error = refusal(tmp_path / "file" / "run", pipeline)
-    assert error.cause == f"cannot write to the run folder {tmp_path / 'file' / 'run'}: Not a directory"
-
-
-@pytest.mark.parametrize("name", [".lock", ".pipeline.yaml", "pipeline.yaml"])
-def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, pipeline, name: str) -> None:
-    (tmp_path / name).mkdir()
-    assert refusal(tmp_path, pipeline).cause == f"cannot write to the run folder {tmp_path}: Is a directory"
-
-
 def test_a_save_that_fails_leaves_nothing(tmp_path: Path, pipeline: Pipeline) -> None:
     whole = save_checkpoint(tmp_path / "run", pipeline)
-    with pytest.raises(OSError, match="full"), open_run_folder(tmp_path / "run", pipeline, "name: second") as run:
+    with pytest.raises(OSError, match="full"), open_run_folder(tmp_path / "run", pipeline, resolved("second")) as run:
         (run.checkpoints.begin(5) / "half").touch()
         raise OSError("the disk is full")
     assert list((tmp_path / "run" / "checkpoints").iterdir()) == [whole]
@@ -202,7 +202,7 @@ def test_a_save_that_fails_leaves_nothing(tmp_path: Path, pipeline: Pipeline) ->
 def test_a_torn_checkpoint_is_told_of_and_put_aside(tmp_path, pipeline) -> None:
     whole, torn = (save_checkpoint(tmp_path, pipeline, step) for step in (4, 6))
     (torn / "state.json").write_text("{}")
-    with open_run_folder(tmp_path, pipeline, "name: again") as folder:
+    with open_run_folder(tmp_path, pipeline, resolved("again")) as folder:
         assert folder.resumed_from == whole
         assert [line.partition(": ")[0] for line in folder.torn] == [f"the checkpoint {torn} is torn"]
         assert folder.torn[0].endswith("it is now step_6.torn")
