@@ -33,7 +33,7 @@ def check_config(section: Place, config: Mapping[str, Any], file: Path | None, f
     if file is None and types:
         given = [name for name in config if name != "model_type"]
         check_names(section, given, types, class_name, "transformers", findings)
-    wrong = dict(wrong_values(config, types))
+    wrong = {field: message for field, message in wrong_values(config, types) if file or not types or field in types}
     for field, message in wrong.items():
         where = f"{file} has a wrong value of `{field}`: " if file else ""
         remedy = "copy the file again, or correct it" if file else "write it so, or take it out"

@@ -119,7 +119,9 @@ def wrong_values(config: Mapping[str, Any], types: Mapping[str, str]) -> Iterato
     """
     for field, value in config.items():
         kind, annotation = _KINDS.get(field), types.get(field)
-        if kind is not None and (value is not None or field in _NEVER_NULL) and not kind.holds(value):
+        # Models ask for an undeclared head_dim with a default, which null is not.
+        needed = field in _NEVER_NULL or (field == "head_dim" and annotation == "Any")
+        if kind is not None and (value is not None or needed) and not kind.holds(value):
             yield field, f"expected {kind.words}, got {shown(value)}"
         elif annotation is not None and not _allows(annotation, value):
             words = kind.words if kind is not None and value is None else _words(annotation, value)

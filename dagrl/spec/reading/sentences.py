@@ -112,8 +112,10 @@ def _tag_key(value: dict[str, Any]) -> str:
 
 
 def _fault(place: Place, several: list[ErrorDetails], tree: dict[str, Any]) -> Fault:
-    # A mapping that may not be empty is closer to what was meant than any other type that could stand there.
-    details = next((each for each in several if each["type"] == "too_short"), several[0])
+    # A mapping that may not be empty, and a number out of bounds, are closer to what was meant than any other type that
+    # could stand there.
+    closer = ("too_short", *_BOUNDS)
+    details = next((each for each in several if each["type"] in closer), several[0])
     kind = details["type"]
     if isinstance(given := _value_at(tree, place), list) and kind in ("missing", "too_long"):
         # Of a list of fixed length, pydantic names each place where an entry is missing.
