@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagrl.spec.checks.answer_readers import AnswerReader, answer_readers
-from dagrl.spec.checks.data_rows import BLANK_ANSWER, NO_ANSWER, Columns, row_faults
+from dagrl.spec.checks.data_rows import BLANK_ANSWER, EMPTY_RESPONSE, NO_ANSWER, Columns, RowFaults, row_faults
 from dagrl.spec.errors import Place, listed, suggest
 from dagrl.spec.graph import Graph
 from dagrl.spec.offline import columns_read, needs_answers
@@ -184,19 +184,32 @@ def _row_problems(file: pq.ParquetFile, wanted: _Wanted) -> tuple[list[str], lis
     found = row_faults(file, columns, wanted.limit)
     problems, warnings = [], []
     for what in found.faults:
-        if what not in (NO_ANSWER, BLANK_ANSWER):
+        if what.startswith(EMPTY_RESPONSE):
+            if found.everywhere(what):
+                message = f"has {what} in each of its first {found.scanned} rows"
+                problems.append(f"{message}; make the file again, or name another column in data.responses")
+            else:
+                warnings.append(f"{found.sentence(what)}; the policy learns to say nothing there")
+        elif what not in (NO_ANSWER, BLANK_ANSWER):
             problems.append(f"{found.sentence(what)}; a run would end there, so take such rows out")
-            continue
-        strict = [each.name for each in readers if (each.needs_all if what == NO_ANSWER else each.refuses_blanks)]
-        names = listed(strict or [each.name for each in readers])
-        if strict:
-            problems.append(f"{found.sentence(what)}, which {names} cannot judge by; take such rows out")
-        elif found.everywhere(what):
-            none = f"has {what} in each of its first {found.scanned} rows"
-            problems.append(f"{none}, and {names} reads it; make the file again with answers")
-        elif what == NO_ANSWER:
-            warnings.append(f"{found.sentence(what)}; {names} is given an empty text there")
+        else:
+            _add_answer_problem(what, found, readers, problems, warnings)
     return problems, warnings
+
+
+def _add_answer_problem(
+    what: str, found: RowFaults, readers: tuple[AnswerReader, ...], problems: list[str], warnings: list[str]
+) -> None:
+    """What answers that are null or empty mean to the nodes that read them."""
+    strict = [each.name for each in readers if (each.needs_all if what == NO_ANSWER else each.refuses_blanks)]
+    names = listed(strict or [each.name for each in readers])
+    if strict:
+        problems.append(f"{found.sentence(what)}, which {names} cannot judge by; take such rows out")
+    elif found.everywhere(what):
+        none = f"has {what} in each of its first {found.scanned} rows"
+        problems.append(f"{none}, and {names} reads it; make the file again with answers")
+    elif what == NO_ANSWER:
+        warnings.append(f"{found.sentence(what)}; {names} is given an empty text there")
 
 
 def _schema_problems(schema: pa.Schema, wanted: _Wanted) -> list[str]:

@@ -23,6 +23,8 @@ NO_ANSWER = "a reference answer of null (reward_model.ground_truth)"
 BLANK_ANSWER = "an empty reference answer (reward_model.ground_truth)"
 NULL_PROMPT = "a prompt of null"
 EMPTY_PROMPT = "an empty prompt"
+EMPTY_RESPONSE = "an empty response"
+"""Followed by its column. A policy may learn to say nothing, so not every one is a fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +152,7 @@ def _faults_of(batch: pa.RecordBatch, columns: Columns) -> Iterator[tuple[str, p
             yield from _of_demonstrations(responses, name, alone=columns.alone)
         else:
             yield f"a response of null in `{name}`", responses.is_null()
+            yield f"{EMPTY_RESPONSE} in `{name}`", _equal(responses, "")
     for other in chats[1:]:
         yield "chats that differ before their responses", _differ(chats[0], other)
     if columns.answers:
@@ -191,6 +194,7 @@ def _of_demonstrations(chats: pa.Array, name: str, *, alone: bool) -> Iterator[t
     yield f"a chat in `{name}` whose last message is not the assistant's", _rows_of(rows, other, len(chats))
     silent = pc.and_(_field(ends, "content").is_null(), pc.invert(other))
     yield f"a response without text in `{name}`", _rows_of(rows, silent, len(chats))
+    yield f"{EMPTY_RESPONSE} in `{name}`", _rows_of(rows, _equal(_field(ends, "content"), ""), len(chats))
     before, rows = messages.filter(pc.invert(last)), parents.filter(pc.invert(last))
     for key, missing in _missing(before):
         yield f"a message without {key} in `{name}`", _rows_of(rows, missing, len(chats))

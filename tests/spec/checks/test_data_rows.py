@@ -281,6 +281,20 @@ RESPONSES = {
 }
 
 
+EMPTY = {"text": ("2", ""), "chat": (ANSWERED, [*GOOD, message("assistant", "")])}
+
+
+@pytest.mark.parametrize("kind", EMPTY)
+def test_empty_responses_are_a_warning_and_an_error_where_all_are(project, kind):
+    good, bad = EMPTY[kind]
+    project.write_rows("train.parquet", [{"prompt": "1+1=", "chosen": each} for each in [good] * 9 + [bad]])
+    path = offline(project, SFT, ["chosen"])
+    (warning,) = [each for each in check_file(path).warnings if each.place == "data.train"]
+    assert "an empty response in `chosen` in row 9 (the first is 0); the policy learns" in warning.message
+    project.write_rows("train.parquet", [{"prompt": "1+1=", "chosen": bad}] * 9)
+    assert "an empty response in `chosen` in each of its first 9 rows; make" in the_problem(project, path)
+
+
 def offline(project, nodes, columns):
     data = f"  max_prompt_tokens: 16\n  responses: [{', '.join(columns)}]\n  max_response_tokens: 6\n"
     return project.pipeline((NODES, nodes), ("  max_prompt_tokens: 16\n", data), *OFFLINE)
