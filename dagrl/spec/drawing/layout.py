@@ -1,7 +1,8 @@
 """Where the boxes, lines and labels of a layered drawing go. Pure geometry; `draw.py` turns it into a picture.
 
 Every stage is a row of boxes. Between two rows of boxes lies a row of labels, and a line takes a slot of its own in
-each row that it crosses, so that boxes and labels never cover each other. Slots are ordered within their row by the
+each row that it crosses, so that boxes and labels never cover each other. A line is vertical within a row and bends
+only in the gaps between rows, so it meets its label in the middle and crosses no other label or box. Slots are ordered within their row by the
 mean place of their neighbours (Sugiyama's barycentres), then placed as close to those as their widths allow.
 """
 
@@ -14,7 +15,9 @@ from itertools import pairwise
 BOX_HEIGHT = 46.0
 LINE_HEIGHT = 13.0
 PADDING = 8.0
-_GAP, _ROW_GAP, _MARGIN = 22.0, 26.0, 20.0
+_GAP, _MARGIN = 22.0, 20.0
+_LEAST_ROW_GAP, _MOST_ROW_GAP, _RISE = 26.0, 44.0, 0.12
+"""A gap between rows grows with the widest bend in it, by `_RISE` of its width, so that lines are not too flat."""
 _SWEEPS = 12
 Point = tuple[float, float]
 
@@ -78,6 +81,7 @@ class _Slot:
     lines: Sequence[str] = ()
     x: float = 0.0
     y: float = 0.0
+    row_height: float = 0.0
     above: list[_Slot] = field(default_factory=list)
     below: list[_Slot] = field(default_factory=list)
 
@@ -120,13 +124,8 @@ def lay_out(
 
 def _place(rows: list[list[_Slot]]) -> None:
     """Give every slot its x and y."""
-    top = _MARGIN
     for row in rows:
-        height = max((slot.height for slot in row), default=0.0)
         _pack(row, [0.0] * len(row))
-        for slot in row:
-            slot.y = top + height / 2
-        top += height + _ROW_GAP
     for sweep in range(_SWEEPS):
         down = sweep % 2 == 0
         for row in rows if down else rows[::-1]:
@@ -134,9 +133,14 @@ def _place(rows: list[list[_Slot]]) -> None:
             row.sort(key=wanted.__getitem__)
             _pack(row, [wanted[slot] for slot in row])
     left = min(slot.x - slot.width / 2 for row in rows for slot in row)
+    top = _MARGIN
     for row in rows:
+        height = max((slot.height for slot in row), default=0.0)
         for slot in row:
             slot.x += _MARGIN - left
+            slot.y, slot.row_height = top + height / 2, height
+        widest = max((abs(lower.x - slot.x) for slot in row for lower in slot.below), default=0.0)
+        top += height + min(max(_LEAST_ROW_GAP, _RISE * widest), _MOST_ROW_GAP)
 
 
 def _mean(slots: Iterable[_Slot], otherwise: float) -> float:
@@ -169,5 +173,6 @@ def _pack(row: list[_Slot], wanted: list[float]) -> None:
 def _edge(path: list[_Slot]) -> Edge:
     first, *between, last = path
     points = [(first.x, first.y + first.height / 2)]
-    points += [(slot.x, slot.y) for slot in between]
+    for slot in between:
+        points += [(slot.x, slot.y - slot.row_height / 2), (slot.x, slot.y + slot.row_height / 2)]
     return Edge((*points, (last.x, last.y - last.height / 2)))

@@ -1,4 +1,4 @@
-from itertools import combinations
+from itertools import combinations, pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -35,6 +35,31 @@ def test_nothing_overlaps_and_lines_go_down(graph):
     for edge in picture.edges:
         heights = [y for _, y in edge.curve()]
         assert heights == sorted(heights)
+
+
+@settings(max_examples=80, deadline=None)
+@given(_graphs())
+def test_a_line_meets_its_own_label_in_the_middle_and_nothing_else(graph):
+    subtitles, edges, stages = graph
+    picture = lay_out(subtitles, edges, stages)
+    lines = [_points(edge.curve()) for edge in picture.edges]
+    for label in picture.labels:
+        crossing = [line for line in lines if any(_is_within(point, label, label.height) for point in line)]
+        assert len(crossing) == 1
+        assert {x for x, y in crossing[0] if abs(y - label.y) < label.height / 2} == {label.x}
+    for box in picture.boxes:
+        assert not any(_is_within(point, box, BOX_HEIGHT) for line in lines for point in line)
+
+
+def _points(curve):
+    """The points of a curve and some between each two, as a pen goes through them."""
+    parts = [index / 8 for index in range(8)]
+    between = [(x0 + (x1 - x0) * t, y0 + (y1 - y0) * t) for (x0, y0), (x1, y1) in pairwise(curve) for t in parts]
+    return [*between, curve[-1]]
+
+
+def _is_within(point, shape, height):
+    return abs(point[0] - shape.x) < shape.width / 2 - 1e-6 and abs(point[1] - shape.y) < height / 2 - 1e-6
 
 
 def test_curves_end_where_the_line_ends():
