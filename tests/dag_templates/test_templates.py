@@ -37,26 +37,29 @@ every_template = pytest.mark.parametrize("name", [name for name in NAMES if name
 
 @pytest.fixture
 def called(machine, monkeypatch, capsys):
-    """Call `dagrl` in the folder of the machine's user; its exit code, and what it said on stderr."""
+    """Call `dagrl` in the folder of the machine's user; its exit code, stdout and stderr."""
     monkeypatch.chdir(machine.folder)
     monkeypatch.setenv("HOME", str(machine.home))
 
-    def call(*arguments: str) -> tuple[int, str]:
+    def call(*arguments: str) -> tuple[int, str, str]:
         code = main(arguments)
-        return code, capsys.readouterr().err
+        return code, *capsys.readouterr()
 
     return call
 
 
 @every_template
-def test_it_validates(called, name: str) -> None:
-    assert called("validate", f"dag_templates/{name}.yaml") == (0, "")
+def test_it_validates_without_a_warning(called, name: str) -> None:
+    code, out, err = called("validate", f"dag_templates/{name}.yaml")
+    assert (code, err) == (0, "")
+    assert "warnings" not in out, out[out.index("warnings") :]
 
 
 @every_template
 def test_it_fits_the_machines_that_it_is_written_for(called, name: str) -> None:
     gpu = ("--gpu", GPUS[name]) if name in GPUS else ()
-    assert called("plan", f"dag_templates/{name}.yaml", *gpu) == (0, "")
+    code, _, err = called("plan", f"dag_templates/{name}.yaml", *gpu)
+    assert (code, err) == (0, "")
 
 
 @every_template

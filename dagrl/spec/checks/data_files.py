@@ -63,12 +63,6 @@ def check_data_files(pipeline: Pipeline, graph: Graph | None, folder: Path, find
         count = _check_file(path, place, wanted, findings)
         if count is not None:
             rows[key] = count
-    prompts = pipeline.data.prompts_per_step
-    if "train" in rows and rows["train"] < prompts:
-        message = (
-            f"the file's {rows['train']} prompts do not fill one step of {prompts}, so prompts come more than once"
-        )
-        findings.warning(("data", "train"), f"{message}; add prompts or lower data.prompts_per_step")
     return rows
 
 

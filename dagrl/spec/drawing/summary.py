@@ -25,10 +25,15 @@ def summarize(checked: CheckedPipeline) -> str:
     """Name, model, data, groups, engines with their layouts, nodes in order, and warnings."""
     pipeline = checked.loaded.pipeline
     files = pipeline.data.files
-    data = _columns((key, _path(files[key]), f"({rows} prompts)") for key, rows in checked.rows.items())
+    step = pipeline.data.prompts_per_step
+    repeats = f"; a step takes {step}, so some come more than once"
+    data = _columns(
+        (key, _path(files[key]), f"({rows} prompts{repeats if key == 'train' and rows < step else ''})")
+        for key, rows in checked.rows.items()
+    )
     sections = [
         ("model", [_model(pipeline.model)]),
-        ("data", [*data, f"{pipeline.data.prompts_per_step} prompts a step, {pipeline.run.steps} steps"]),
+        ("data", [*data, f"{step} prompts a step, {pipeline.run.steps} steps"]),
         ("groups", _columns((name, _group(group)) for name, group in pipeline.groups.items())),
         ("engines", _columns(_engines(pipeline))),
         ("nodes", _columns(_nodes(checked.graph))),

@@ -107,10 +107,3 @@ def test_chats_and_the_validation_file_are_accepted(project, row):
     project.write_rows("chat.parquet", [{**row, "prompt": [{"role": "user", "content": "1+1="}]}] * 3)
     checked = check_file(project.folder / "p.yaml", [f"data.val={project.folder}/chat.parquet", "run.validate_every=2"])
     assert checked.rows == {"train": 32, "val": 3}
-
-
-def test_too_few_prompts_for_a_step_is_a_warning(project):
-    (warning,) = check_file(project.folder / "p.yaml", ["data.prompts_per_step=33"]).warnings
-    assert warning.message.startswith(
-        "the file's 32 prompts do not fill one step of 33, so prompts come more than once;"
-    )

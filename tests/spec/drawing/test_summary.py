@@ -64,3 +64,10 @@ def test_heads_and_models_of_their_own_are_told(project):
     path = project.pipeline(("  generator: {backend", f"{critic}\n  generator: {{backend"))
     shown = "on train: tp 1, dp 2, value head, its own model qwen2 with random weights (hidden_size 64)\n"
     assert shown in summarize(check_file(path))
+
+
+@pytest.mark.parametrize(("prompts", "repeats"), [(32, False), (33, True)])
+def test_a_file_with_fewer_prompts_than_a_step_is_told_and_is_no_warning(project, prompts, repeats):
+    told = summarize(check_file(project.folder / "p.yaml", [f"data.prompts_per_step={prompts}"]))
+    assert ("(32 prompts; a step takes 33, so some come more than once)" in told) is repeats
+    assert "warnings" not in told
