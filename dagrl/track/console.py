@@ -1,4 +1,7 @@
-"""The terminal: a live table of steps, or one plain line a step where output is not a terminal."""
+"""The terminal: a line for each step, which stays, above the bars of what is under way.
+
+Where output is not a terminal there are no bars, and a line names each of its numbers.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,7 @@ import os
 import re
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +19,16 @@ from rich.console import Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
-from rich.table import Table
 
 from dagrl.track.base import Progress
+from dagrl.track.other_policies import same_of_others
 
 QUIET_S = 10.0
 """Between two lines about a rollout, where output is not a terminal."""
-VISIBLE_STEPS = 12
-"""Rows of the live table: the newest steps. metrics.jsonl has all of them."""
+STEPS_PER_HEADING = 20
+"""Rows of a terminal's table from one line of headings to the next."""
+_WIDTH = 7
+"""Characters of a table's column at least."""
 
 COLUMNS: tuple[tuple[str, tuple[str, ...], Callable[[float], str]], ...] = (
     ("reward", ("reward/mean",), "{:.3f}".format),
@@ -33,11 +37,14 @@ COLUMNS: tuple[tuple[str, tuple[str, ...], Callable[[float], str]], ...] = (
     ("kl", ("kl/ref",), "{:.5f}".format),
     ("entropy", ("entropy",), "{:.3f}".format),
     ("tokens", ("response_tokens/mean", "demonstration_tokens/mean"), "{:.1f}".format),
+    ("staleness", ("staleness/mean",), "{:.2f}".format),
     ("grad norm", ("grad_norm",), "{:.3f}".format),
     ("tokens/s", ("throughput/tokens_per_s",), "{:,.0f}".format),
     ("seconds", ("time/step_s",), "{:.2f}".format),
 )
 """Heading, metrics of which the first that there is is shown, format. ``tokens`` is the mean length of a response."""
+_OF_EVERY_POLICY = ("reward", "loss")
+"""Headings that are shown of policies beside the first, too."""
 
 VALIDATION = (
     ("val/reward/mean", "reward"),
@@ -73,8 +80,15 @@ class _Terminal(Terminal):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _first_of(metrics: Mapping[str, float], names: tuple[str, ...], form: Callable[[float], str]) -> str:
-    return next((form(metrics[name]) for name in names if name in metrics), "-")
+def _values(metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
+    """Heading and text of what is shown of a step, in the order of `COLUMNS`."""
+    for heading, names, form in COLUMNS:
+        name = next((name for name in names if name in metrics), None)
+        if name is not None:
+            yield heading, form(metrics[name])
+        if heading in _OF_EVERY_POLICY:
+            others = (pair for each in names for pair in same_of_others(each, metrics))
+            yield from ((f"{heading} {other}", form(metrics[metric])) for metric, other in others)
 
 
 class Console:
@@ -86,7 +100,12 @@ class Console:
         """`total_steps` of the whole run; `terminal` is standard output unless given. `clock` gives seconds."""
         self._terminal = terminal or _Terminal(highlight=False)
         self._total_steps = total_steps
-        self._rows: deque[tuple[str, ...]] = deque(maxlen=VISIBLE_STEPS)
+        self._headings: list[str] = []
+        """Of the table, in order."""
+        self._rows = 0
+        """Steps below the last line of headings."""
+        self._is_stale = False
+        """Whether a step has been trained on samples of older weights; until then their age is not shown."""
         self._progress = Bars(
             TextColumn("step"),
             MofNCompleteColumn(),
@@ -121,14 +140,18 @@ class Console:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show a step; of a validation, its own line."""
-        values = tuple(_first_of(metrics, names, form) for _, names, form in COLUMNS)
         if step > 0:
             self._progress.update(self._task, completed=step)
-            self._rows.append((str(step), *values))
+            self._is_stale |= metrics.get("staleness/mean", 0.0) > 0
+            values = {head: value for head, value in _values(metrics) if head != "staleness" or self._is_stale}
             if self._live is None:
-                shown = (f"{head} {value}" for (head, _, _), value in zip(COLUMNS, values, strict=True) if value != "-")
-                self._line(f"step {step}/{self._total_steps}  " + "  ".join(shown))
+                shown = "  ".join(f"{head} {value}" for head, value in values.items())
+                self._line(f"step {step}/{self._total_steps}  {shown}")
+            else:
+                self._row(step, values)
         validation = [f"{head} {metrics[name]:.4g}" for name, head in VALIDATION if name in metrics]
+        others = same_of_others("val/reward/mean", metrics)
+        validation += [f"reward {other} {metrics[name]:.4g}" for name, other in others]
         sets = [(found[1], value) for name, value in metrics.items() if (found := OF_A_SET.fullmatch(name))]
         validation += [f"{head} {value:.4g}" for head, value in sets[:VISIBLE_SETS]]
         if validation:
@@ -137,13 +160,13 @@ class Console:
             self._live.refresh()
 
     def progress(self, progress: Progress) -> None:
-        """Show how far a rollout is: a bar below the table, or a line every `QUIET_S` seconds."""
+        """Show how far a rollout is: a bar, or a line every `QUIET_S` seconds."""
         over = progress.done >= progress.total
         rate = f"{progress.tokens:,} tokens  {progress.tokens / max(progress.seconds, 1e-9):,.0f} tokens/s"
         if self._live is not None:
             self._rollout.update(
                 self._prompts,
-                # Where steps overlap, it is not the one that the table shows next.
+                # Where steps overlap, it is not the one that is shown next.
                 description=f"{progress.name} of step {progress.step}",
                 completed=progress.done,
                 total=progress.total,
@@ -160,27 +183,38 @@ class Console:
             self._line(f"step {progress.step}/{self._total_steps}  {done}  {rate}")
 
     def note(self, message: str) -> None:
-        """Print a line above the table."""
+        """Print a line."""
         self._line(message)
 
     def close(self, ok: bool) -> None:
-        """Leave the last table on the screen and give the cursor back."""
+        """Leave the last bar on the screen and give the cursor back."""
         if self._live is not None:
             self._live.stop()
             self._live = None
 
-    def _line(self, text: str) -> None:
+    def _row(self, step: int, values: Mapping[str, str]) -> None:
+        """Print a step as a row of the table, below headings where they are new or have scrolled up."""
+        new = [head for head in values if head not in self._headings]
+        if new or self._rows == STEPS_PER_HEADING:
+            order = [head for head, _, _ in COLUMNS]
+            # The other policies' come behind the first one's, of which they repeat the heading.
+            self._headings = sorted([*self._headings, *new], key=lambda head: _place(head, order))
+            self._rows = 0
+        if self._rows == 0:
+            self._line("  ".join(["step", *(head.rjust(_WIDTH) for head in self._headings)]), style="bold")
+        self._rows += 1
+        cells = (values.get(head, "-").rjust(max(_WIDTH, len(head))) for head in self._headings)
+        self._line("  ".join([str(step).rjust(len("step")), *cells]))
+
+    def _line(self, text: str, style: str | None = None) -> None:
         # soft_wrap: a log file has no width to wrap at.
-        self._terminal.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._terminal.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
         self._terminal.file.flush()
 
     def _picture(self) -> Group:
-        table = Table(box=None, header_style="bold", pad_edge=False)
-        heads = ("step", *(head for head, _, _ in COLUMNS))
-        # What no step has had is not worth its place.
-        shown = [place for place in range(len(heads)) if not self._rows or any(row[place] != "-" for row in self._rows)]
-        for place in shown:
-            table.add_column(heads[place], justify="right", no_wrap=True)
-        for row in self._rows:
-            table.add_row(*(row[place] for place in shown))
-        return Group(table, self._progress, self._rollout)
+        return Group(self._progress, self._rollout)
+
+
+def _place(heading: str, order: list[str]) -> int:
+    """The place of the column that a heading is of, or whose heading it repeats with a policy's name behind it."""
+    return next(place for place, head in enumerate(order) if heading == head or heading.startswith(f"{head} "))

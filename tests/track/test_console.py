@@ -1,8 +1,9 @@
-"""What a user sees: a live table on a terminal, plain lines elsewhere."""
+"""What a user sees: a table and bars on a terminal, plain lines elsewhere."""
 
 import io
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import time
 from rich.console import Console as Terminal
 
 from dagrl.track.base import Progress
-from dagrl.track.console import VISIBLE_STEPS, Console
+from dagrl.track.console import STEPS_PER_HEADING, Console
 
 METRICS = {
     "reward/mean": 0.25,
@@ -30,6 +31,21 @@ SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 def plain_console(total_steps: int = 3) -> tuple[Console, io.StringIO]:
     stream = io.StringIO()
     return Console(total_steps, Terminal(file=stream, force_terminal=False, width=40)), stream
+
+
+def shown_at_the_end(output: str) -> list[str]:
+    """The lines that a terminal of unlimited height shows after this output, which moves up and erases lines."""
+    lines, row = [""], 0
+    for part in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|[\r\n]|[^\x1b\r\n]+", output):
+        if part == "\n":
+            row += 1
+            lines += [""] * (row + 1 - len(lines))
+        elif part.startswith("\x1b"):
+            row -= int(part[2:-1] or 1) if part.endswith("A") else 0
+            lines[row] = "" if part == "\x1b[2K" else lines[row]
+        elif part != "\r":
+            lines[row] += part
+    return lines
 
 
 def live_console(total_steps: int = 30) -> tuple[Console, io.StringIO]:
@@ -105,21 +121,70 @@ def test_notes_are_printed_as_they_are(tmp_path):
     ]
 
 
-def test_on_a_terminal_the_table_shows_the_newest_steps_and_the_progress(tmp_path):
+def test_on_a_terminal_every_step_stays_above_the_progress(tmp_path):
     console, stream = live_console()
     console.start(tmp_path, {}, None)
-    for step in range(1, 21):
-        console.log(step, {**METRICS, "reward/mean": 100 + step})
     console.note("a note")
+    for step in range(1, 26):
+        console.log(step, {**METRICS, "reward/mean": 100 + step})
+        console.progress(rollout_at(5, 2.0))
     console.close(ok=True)
     output = stream.getvalue()
-    last_picture = output[output.rindex("reward") :]
-    assert "120.000" in last_picture
-    assert f"{120 - VISIBLE_STEPS + 1}.000" in last_picture
-    assert f"{120 - VISIBLE_STEPS}.000" not in last_picture
-    assert "20/30" in last_picture
-    assert "a note" in output
+    lines = shown_at_the_end(output)
+    rows = [line.split() for line in lines if line.strip()[:1].isdigit()]
+    assert [row[:2] for row in rows] == [[str(step), f"{100 + step}.000"] for step in range(1, 26)]
+    headings = [place for place, line in enumerate(lines) if line.startswith("step ") and "reward" in line]
+    assert lines[0] == "a note" and [place - headings[0] for place in headings] == [0, STEPS_PER_HEADING + 1]
+    # A number stands below the end of its heading.
+    first = lines[headings[0] + 1]
+    assert first[: lines[headings[0]].index("reward") + len("reward")].endswith("101.000")
+    assert "25/30" in "".join(lines[-4:])
     assert output.rindex(SHOW_CURSOR) > output.rindex(HIDE_CURSOR)
+    # What is erased and drawn again is the bars, however many steps there are.
+    assert max(len(run) for run in re.findall(r"(?:\x1b\[2K\x1b\[1A|\x1b\[1A\x1b\[2K)+", output)) <= 4 * 8
+
+
+TWO_POLICIES = {
+    "reward/mean": 0.25,
+    "reward/std": 0.5,
+    "reward/overlong": -0.1,
+    "reward/verdict": 0.75,
+    "loss/policy": 0.5,
+    "update_verifier/loss/policy": -0.25,
+    "critic/loss/value": 9.0,
+    "val/reward/mean": 0.1,
+    "val/reward/verdict": 0.2,
+}
+
+
+def test_every_policy_has_its_reward_and_its_loss(tmp_path):
+    console, stream = plain_console()
+    console.start(tmp_path, {}, None)
+    console.log(1, TWO_POLICIES)
+    assert stream.getvalue().splitlines() == [
+        "step 1/3  reward 0.250  reward verdict 0.750  loss 0.5000  loss update_verifier -0.2500",
+        "step 1/3 validation  reward 0.1  reward verdict 0.2",
+    ]
+    console, stream = live_console()
+    console.start(tmp_path, {}, None)
+    console.log(1, {"reward/mean": 0.5, "entropy": 1.0})
+    console.log(2, TWO_POLICIES)
+    console.close(ok=True)
+    lines = shown_at_the_end(stream.getvalue())
+    assert "step   reward  reward verdict     loss  loss update_verifier  entropy" in lines
+    assert "   2    0.250           0.750   0.5000               -0.2500        -" in lines
+
+
+def test_staleness_is_shown_from_where_there_is_some(tmp_path):
+    console, stream = plain_console()
+    console.start(tmp_path, {}, None)
+    for step, behind in enumerate((0.0, 0.5, 0.0), start=1):
+        console.log(step, {"reward/mean": 0.5, "staleness/mean": behind, "staleness/max": 2 * behind})
+    assert stream.getvalue().splitlines() == [
+        "step 1/3  reward 0.500",
+        "step 2/3  reward 0.500  staleness 0.50",
+        "step 3/3  reward 0.500  staleness 0.00",
+    ]
 
 
 def rollout_at(done: int, seconds: float, total: int = 8) -> Progress:
@@ -175,8 +240,8 @@ def test_a_missing_metric_is_a_dash_in_the_table(tmp_path):
     console.log(1, METRICS)
     console.log(2, {"reward/mean": 0.5})
     console.close(ok=True)
-    row = next(line for line in reversed(stream.getvalue().splitlines()) if "0.500" in line)
-    assert row.split() == ["2", "0.500"] + ["-"] * 7
+    rows = [line.split() for line in shown_at_the_end(stream.getvalue())]
+    assert ["2", "0.500"] + ["-"] * 7 in rows
 
 
 def test_ctrl_c_on_a_real_terminal_gives_the_cursor_back(tmp_path):

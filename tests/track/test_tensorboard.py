@@ -1,5 +1,7 @@
 """TensorBoard event files, read back as TensorBoard reads them."""
 
+import subprocess
+import sys
 import time
 
 import pytest
@@ -30,6 +32,17 @@ def test_scalars_and_the_pipeline_are_there(tmp_path):
     assert scalars(tmp_path) == [(1, 1.0), (2, 2.0)]
     (text,) = read(tmp_path).Tensors("pipeline/text_summary")
     assert text.tensor_proto.string_val[0].decode() == "```yaml\nname: tiny\nrun:\n  steps: 4\n```"
+
+
+def test_a_run_need_not_import_torch_for_it(tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from dagrl.track.tensorboard import TensorBoard\n"
+        f"tracker = TensorBoard(); tracker.start(Path({str(tmp_path)!r}), {{}}, None)\n"
+        "tracker.log(1, {'reward/mean': float('nan')}); tracker.close(ok=True)\n"
+        "print({'torch', 'tensorflow'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
 
 
 def test_samples_are_a_table_of_single_lines(tmp_path):
