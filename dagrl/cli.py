@@ -138,6 +138,8 @@ def run(pipeline: Path, overrides: list[str], run_dir: Path | None) -> int:
     for warning in checked.warnings:
         print(f"dagrl run: warning: {warning}", file=sys.stderr)
     folder = run_dir or Path("runs") / checked.loaded.pipeline.name
+    # What follows takes seconds to import.
+    print(f"starting {checked.loaded.pipeline.name}, {checked.loaded.pipeline.run.steps} steps", flush=True)
     from dagrl.runtime.errors import InterruptedRunError, RefusedFolderError, RunError
     from dagrl.runtime.run import run_pipeline
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dagrl.cli import main
-from dagrl.runtime.run import Outcome
+from dagrl.runtime.outcome import Outcome
 
 ROW = {"prompt": "1+1=", "data_source": "sums", "reward_model": {"ground_truth": "2"}}
 

@@ -92,13 +92,21 @@ def _megatron_to_hf(source: Path, model: ModelSpec, folder: Path, head: str = "l
     copy_tokenizer(model, folder)
 
 
+def policies(pipeline: Pipeline) -> list[str]:
+    """The engines that are exported without being named: all that are trained, but for critics beside policies."""
+    trained = _trained(pipeline)
+    return [name for name in trained if getattr(pipeline.engines[name], "head", "lm") == "lm"] or trained
+
+
+def _trained(pipeline: Pipeline) -> list[str]:
+    return sorted({node.engine for node in pipeline.nodes.values() if isinstance(node, TrainingNode)})
+
+
 def _engine(pipeline: Pipeline, wanted: str | None) -> str:
-    trained = sorted({node.engine for node in pipeline.nodes.values() if isinstance(node, TrainingNode)})
-    # A critic is exported where it is asked for.
-    policies = [name for name in trained if getattr(pipeline.engines[name], "head", "lm") == "lm"] or trained
-    if wanted is None and len(policies) > 1:
-        raise WrongCallError(f"the run trains {', '.join(policies)}; say which one with --engine")
-    name = wanted or policies[0]
+    trained, found = _trained(pipeline), policies(pipeline)
+    if wanted is None and len(found) > 1:
+        raise WrongCallError(f"the run trains {', '.join(found)}; say which one with --engine")
+    name = wanted or found[0]
     if name not in trained:
         raise WrongCallError(f"the run trains no engine {name!r}; it trains {', '.join(trained)}")
     return name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from pathlib import Path
@@ -13,7 +13,7 @@ from dagrl.plan.cost.costs import PipelineCosts
 from dagrl.plan.cost.lengths import Assumed
 from dagrl.plan.fitting.living import with_sleep_decided
 from dagrl.plan.hardware import DEFAULT_GPU, gpu_named
-from dagrl.plan.intervals import busy_seconds
+from dagrl.plan.intervals import Interval, busy_seconds
 from dagrl.plan.placement import make_plan
 from dagrl.plan.plan import Plan
 from dagrl.plan.showing.report import Report
@@ -58,7 +58,7 @@ def report_run(folder: Path, *, timeline: bool = False, gpu: str | None = None) 
     run = read_run(folder)
     loaded = _pipeline_of(folder, needed=timeline)
     actual = activities_of(run)
-    told = summary(run, idle_shares(actual), loaded.pipeline.run.steps if loaded else None)
+    told = summary(run, idle_shares(actual, _step_seconds(run)), loaded.pipeline.run.steps if loaded else None)
     if not timeline:
         return told
     if loaded is None:
@@ -81,7 +81,7 @@ def report_run(folder: Path, *, timeline: bool = False, gpu: str | None = None) 
         "",
         *aligned(_by_node(planned, actual, run)),
         "",
-        *aligned(_by_group(planned, actual)),
+        *aligned(_by_group(planned, actual, run)),
         "",
         f"  {drawn}",
     ]
@@ -131,16 +131,28 @@ def plan_again(run: RunRecord, loaded: LoadedPipeline, actual: Sequence[Activity
     return Planned(simulate(longer, costs, steps), steps, basis)
 
 
-def idle_shares(activities: Iterable[Activity]) -> dict[str, float]:
-    """Group -> share of the time, from the first activity to the end of the last, in which none of its own runs."""
+def idle_shares(activities: Iterable[Activity], step_seconds: Mapping[int, float]) -> dict[str, float]:
+    """Group -> share of the time in which none of its activities runs while steps are under way.
+
+    A step is under way from its first activity, or from `step_seconds` before the end of its last one, whichever is
+    earlier. The pause before a run that goes on, and its start, are in no step and count for nothing.
+    """
     by_group: dict[str, list[Activity]] = defaultdict(list)
+    by_step: dict[int, list[Activity]] = defaultdict(list)
     for each in activities:
         by_group[each.group].append(each)
-    everything = [each for found in by_group.values() for each in found]
-    if not everything:
-        return {}
-    whole = max(each.end for each in everything) - min(each.start for each in everything)
+        by_step[each.step].append(each)
+    steps = []
+    for step, found in by_step.items():
+        end = max(each.end for each in found)
+        start = min(each.start for each in found)
+        steps.append(Interval(min(start, end - step_seconds.get(step, 0.0)), end))
+    whole = busy_seconds(steps)
     return {group: 1 - busy_seconds(found) / whole if whole else 0.0 for group, found in sorted(by_group.items())}
+
+
+def _step_seconds(run: RunRecord) -> dict[int, float]:
+    return {line["step"]: line["time/step_s"] for line in run.steps if line.get("time/step_s")}
 
 
 def _costs(
@@ -182,10 +194,11 @@ def _by_node(planned: Planned, actual: Iterable[Activity], run: RunRecord) -> li
     return [*rows, ["a step", "", *_compared(fmean(whole), fmean(steps) if steps else None)]]
 
 
-def _by_group(planned: Planned, actual: Iterable[Activity]) -> list[list[str]]:
+def _by_group(planned: Planned, actual: Iterable[Activity], run: RunRecord) -> list[list[str]]:
+    simulated = planned.simulated
     shares = [
-        idle_shares(each for each in planned.simulated.activities if each.step <= planned.steps),
-        idle_shares(actual),
+        idle_shares((each for each in simulated.activities if each.step <= planned.steps), simulated.step_seconds),
+        idle_shares(actual, _step_seconds(run)),
     ]
     return [
         ["idle", "planned", "actual"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -15,53 +15,18 @@ from dagrl.plan.schedule.scheduler import Scheduler
 from dagrl.runtime.cluster.ray_cluster import cluster
 from dagrl.runtime.driver import Driver
 from dagrl.runtime.errors import InterruptedRunError, RefusedFolderError, RunError, WorkerLostError
+from dagrl.runtime.export import policies
 from dagrl.runtime.fleet.fleet import Fleet
 from dagrl.runtime.fleet.health import Restarts
 from dagrl.runtime.fleet.whereabouts import write_workers
 from dagrl.runtime.folder.run_folder import RunFolder, open_run_folder
 from dagrl.runtime.interrupts import Interrupts, kin_of_ctrl_c
 from dagrl.runtime.messages import StartEngine
+from dagrl.runtime.outcome import Outcome
 from dagrl.runtime.steps.kl_control import KlControl
 from dagrl.spec.checks import CheckedPipeline
 from dagrl.spec.reading.load import LoadedPipeline
 from dagrl.track import Trackers, open_trackers
-
-_CONTENTS = {
-    "metrics.jsonl": "metrics, one line a step",
-    "samples": "what the policy said, as parquet",
-    "timeline.json": "what ran when: open it in ui.perfetto.dev",
-    "profile": "traces of the profiled steps, by step",
-    "tensorboard": "tensorboard --logdir",
-    "checkpoints": "where `dagrl run` goes on",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a run has ended well."""
-
-    step: int
-    """Newest finished step."""
-    stopped: bool
-    """Whether the user stopped it before its last step."""
-    before: bool = False
-    """Whether there was nothing left to do."""
-    changed: str = ""
-    """What of the pipeline is another than in the run that was finished before."""
-
-    def summary(self, folder: Path) -> str:
-        """The last words of a run: how far it got, and where to look."""
-        lines = [f"finished step {self.step}"]
-        if self.stopped:
-            lines = [f"stopped after step {self.step}; `dagrl run` with the same folder goes on"]
-        elif self.before:
-            lines = [f"finished step {self.step} before; nothing is left to do, a larger run.steps goes on"]
-            if self.changed:
-                lines.append(f"  without effect, and not noted in the folder: {self.changed}")
-        for name, what in _CONTENTS.items():
-            if (folder / name).exists():
-                lines.append(f"  {folder / name}  {what}")
-        return "\n".join(lines)
 
 
 def run_pipeline(checked: CheckedPipeline, run_dir: Path) -> Outcome:
@@ -70,13 +35,16 @@ def run_pipeline(checked: CheckedPipeline, run_dir: Path) -> Outcome:
 
     Lost workers that cannot be made up for one by one end all others, and the run goes on from its last checkpoint.
     """
+    began = time.monotonic()
     plan = make_plan(checked.loaded.pipeline, checked.graph)
     restarts = Restarts(checked.loaded.pipeline.run.max_restarts)
     told = ""
     with kin_of_ctrl_c():
         while True:
             try:
-                return _go_on(checked, plan, run_dir, restarts, told)
+                outcome = _go_on(checked, plan, run_dir, restarts, told)
+                exported = tuple(policies(checked.loaded.pipeline))
+                return replace(outcome, seconds=time.monotonic() - began, policies=exported)
             except RefusedFolderError as refused:
                 if told:  # a run that was under way has failed
                     raise RunError(refused.cause, hint=refused.hint) from refused
@@ -97,8 +65,8 @@ def _go_on(checked: CheckedPipeline, plan: Plan, run_dir: Path, restarts: Restar
             changed = folder.changed and f"changed since the run was last under way: {folder.changed}"
             for note in filter(None, (told, *folder.torn, changed)):
                 trackers.note(note)
+            trackers.note(f"run folder {folder.path}" + (f", going on after step {done}" if done else ""))
             with cluster(pipeline, folder.path / "logs", trackers.note, patient=bool(told)) as ray:
-                trackers.note(f"run folder {folder.path}" + (f", going on after step {done}" if done else ""))
                 return asyncio.run(_train(ray, loaded, plan, folder, trackers, restarts))
 
 

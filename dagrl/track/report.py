@@ -10,11 +10,14 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
+from dagrl.track.other_policies import same_of_others
 from dagrl.track.timeline import read_events
 
 _OWN_TIMES = ("time/step_s",)
 _OF_A_SET = re.compile(r"val/.+/mean@\d+")
 """Metrics that tell a validation set, or one of its data sources, from the others."""
+_MOST_IN_A_LINE = 4
+"""Metrics."""
 _COUNTED = {
     "staleness/masked": "samples masked as too old",
     "staleness/dropped": "samples dropped as too old",
@@ -36,6 +39,8 @@ _PROGRESS: tuple[tuple[str, Callable[[list[float]], float] | None], ...] = (
     ("filter/kept_fraction", None),
 )
 """Metrics that show what a run has come to, and what is best of each."""
+_STALENESS = ("staleness/mean", "staleness/max")
+"""Shown where samples were ever older than the weights."""
 
 
 class Span(NamedTuple):
@@ -118,6 +123,12 @@ def summary(run: RunRecord, idle: Mapping[str, float], steps: int | None = None)
     return "\n".join([*lines, *_troubles(run)]) + "\n"
 
 
+def in_a_line(run: RunRecord) -> str:
+    """What a run has come to, first to last: its rewards, or what else it is to raise or lower. Empty without any."""
+    told = [f"{name} {first} -> {last} (best {best})" for name, first, last, best in _progress(run)[1:] if best]
+    return ", ".join(told[:_MOST_IN_A_LINE])
+
+
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines of a table: the first column to the left, the others to the right."""
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
@@ -133,8 +144,14 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _progress(run: RunRecord) -> list[list[str]]:
     rows = [["", "first", "last", "best"]]
-    sets = dict.fromkeys(name for line in run.steps for name in line if _OF_A_SET.fullmatch(name))
-    for name, best in (*_PROGRESS, *((name, max) for name in sets)):
+    known = dict.fromkeys(name for line in run.steps for name in line)
+    sets = [(name, max) for name in known if _OF_A_SET.fullmatch(name)]
+    shown: list[tuple[str, Callable[[list[float]], float] | None]] = []
+    for name, best in _PROGRESS:
+        shown += [(name, best), *((other, best) for other, _ in same_of_others(name, known))]
+    if any(run.of("staleness/max")):
+        shown += [(name, None) for name in _STALENESS]
+    for name, best in (*shown, *sets):
         if values := run.of(name):
             rows.append([name, _number(values[0]), _number(values[-1]), _number(best(values)) if best else ""])
     return rows

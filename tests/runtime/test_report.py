@@ -47,6 +47,25 @@ def write_timeline(folder: Path, simulated: Simulated) -> None:
     timeline.close()
 
 
+def test_the_pause_between_two_runs_of_a_folder_is_nobodys_idle_time(tmp_path):
+    """Two steps of 4 s, in which `train` has 1 s to do, then a night, then a third one; the folder knows no more."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    timeline = Timeline()
+    timeline.start(folder, None)
+    for step, begin in ((1, 0.0), (2, 4.0), (3, 30_000.0)):
+        for name, group, start, end in (("rollout", "rollout", 0.5, 3.0), ("update", "train", 3.0, 4.0)):
+            where = {"step": step, "shard": None, "group": group, "worker": f"{name}/0"}
+            timeline.complete(name, name, 1e9 + begin + start, 1e9 + begin + end, **where)
+    timeline.close()
+    lines = [{"step": step, "time/step_s": 4.0, "reward/mean": 0.5} for step in (1, 2, 3)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = report_run(folder)
+    assert row(text, "train")[1] == "75%"
+    # The half second before each rollout is the driver's, and in the step.
+    assert row(text, "rollout")[1] == "38%"
+
+
 def row(text: str, *name: str) -> list[str]:
     return next(line.split() for line in text.splitlines() if line.split()[: len(name)] == [*name])
 

@@ -59,6 +59,20 @@ def test_validation_sets_and_the_best_checkpoint_are_told(tmp_path):
     assert f"best checkpoint: step_2; dagrl export {folder} --best -o DIR" in summary(read_run(folder), {})
 
 
+def test_every_policy_and_its_staleness_are_told(tmp_path):
+    others = {"reward/verdict": 0.25, "reward/overlong": -1.0, "verify/response_tokens/mean": 2.0}
+    steps = [{**step(number, reward__mean=0.5), **others, "staleness/mean": 0.0} for number in (1, 2)]
+    folder = write(tmp_path / "run", *steps)
+    assert told(folder, "reward/verdict") == ["reward/verdict", "0.25", "0.25", "0.25"]
+    assert told(folder, "verify/response_tokens/mean") == ["verify/response_tokens/mean", "2.00", "2.00"]
+    text = summary(read_run(folder), {})
+    assert "overlong" not in text and "staleness" not in text
+    stale = [{**each, "staleness/mean": 0.5 * at, "staleness/max": 2.0 * at} for at, each in enumerate(steps)]
+    folder = write(tmp_path / "run", *stale)
+    assert told(folder, "staleness/mean") == ["staleness/mean", "0", "0.5"]
+    assert told(folder, "staleness/max") == ["staleness/max", "0", "2.00"]
+
+
 def test_restarts_are_added_up_over_the_lives_of_a_run(tmp_path):
     counts = [0, 1, 1, 2, 0, 1]
     folder = write(tmp_path, *(step(number, run__restarts=count) for number, count in enumerate(counts, start=1)))

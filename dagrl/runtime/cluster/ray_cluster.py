@@ -99,6 +99,7 @@ def _started(ray: ModuleType, pipeline: Pipeline, logs: Path, note: Callable[[st
     _check_memory(slots)
     if told := small_shared_memory():
         note(told)
+    note("starting Ray on this machine")
     with session_folder() as folder, watched(folder, reaper.EPITAPH) as watch:
         try:
             try:

@@ -2,8 +2,9 @@
 
 Every stage is a row of boxes. Between two rows of boxes lies a row of labels, and a line takes a slot of its own in
 each row that it crosses, so that boxes and labels never cover each other. A line is vertical within a row and bends
-only in the gaps between rows, so it meets its label in the middle and crosses no other label or box. Slots are ordered within their row by the
-mean place of their neighbours (Sugiyama's barycentres), then placed as close to those as their widths allow.
+only in the gaps between rows, so it meets its label in the middle and crosses no other label or box. Slots are ordered
+within their row by the mean place of their neighbours (Sugiyama's barycentres), then placed as close to those as their
+widths allow.
 """
 
 from __future__ import annotations
