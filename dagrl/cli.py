@@ -178,9 +178,7 @@ def doctor() -> int:
     from dagrl.runtime.doctor.command import examine
     from dagrl.runtime.doctor.edges import Edges
 
-    said, code = examine(Edges())
-    print(said, end="")
-    return code
+    return examine(Edges(), lambda line: print(line, flush=True))
 
 
 def report(run_dir: Path, timeline: bool, gpu: str | None) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from dagrl.runtime.doctor.edges import Edges
 from dagrl.runtime.doctor.findings import report
 from dagrl.runtime.doctor.hardware import hardware
@@ -9,13 +11,12 @@ from dagrl.runtime.doctor.network import network
 from dagrl.runtime.doctor.software import software
 
 
-def examine(edges: Edges) -> tuple[str, int]:
-    """What the doctor says of a machine, and the exit code: 1 where something is missing that runs need."""
+def examine(edges: Edges, say: Callable[[str], None]) -> int:
+    """Say what there is to a machine, line by line; the exit code is 1 where something is missing that runs need."""
     gpus = edges.gpus()
-    return report(
-        [
-            ("machine", hardware(edges, gpus)),
-            ("software", software(edges, on_gpus=bool(gpus))),
-            ("network", network(edges, on_gpus=bool(gpus))),
-        ]
-    )
+    sections = [
+        ("machine", hardware(edges, gpus)),
+        ("software", software(edges, on_gpus=bool(gpus))),
+        ("network", network(edges, on_gpus=bool(gpus))),
+    ]
+    return report(sections, say)

@@ -12,7 +12,9 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -21,19 +23,18 @@ from typing import Any
 _IMPORT_TIMEOUT_S, _SMI_TIMEOUT_S = 180, 30
 _LOOK = """
 import json, sys
-found = {}
 for name in sys.argv[1:]:
     try:
         module = __import__(name)
-        found[name] = {"version": str(getattr(module, "__version__", ""))}
+        found = {"version": str(getattr(module, "__version__", ""))}
         if name == "torch":
-            found[name] |= {"cuda": module.version.cuda, "available": module.cuda.is_available(),
-                            "count": module.cuda.device_count(), "nccl": module.distributed.is_nccl_available()}
+            found |= {"cuda": module.version.cuda, "available": module.cuda.is_available(),
+                      "count": module.cuda.device_count(), "nccl": module.distributed.is_nccl_available()}
     except BaseException as error:
-        found[name] = {"error": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
-    print("\\n" + json.dumps(found), flush=True)
+        found = {"error": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
+    print("\\n" + json.dumps({name: found}), flush=True)
 """
-"""Imports modules one by one; after each it prints what it has found so far, in case the next ends the process."""
+"""Imports modules one by one, and prints a line of JSON for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,26 +76,31 @@ class Edges:
             return metadata.version(package)
         return None
 
-    def imports(self, *modules: str) -> dict[str, dict[str, Any]]:
-        """What modules say of themselves when they are imported: ``version``, or ``error``; see `_LOOK`."""
+    def imports(self, *modules: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Each module, as soon as it has been tried, and what it says of itself: ``version``, or ``error``."""
+        waiting, end = list(modules), ""
         try:
-            done = subprocess.run(
-                [sys.executable, "-c", _LOOK, *modules], capture_output=True, text=True, timeout=_IMPORT_TIMEOUT_S
-            )
-            printed, end = done.stdout, f"ends Python (exit code {done.returncode})"
-        except subprocess.TimeoutExpired as error:
-            printed = error.stdout.decode(errors="replace") if isinstance(error.stdout, bytes) else ""
-            end = f"takes more than {_IMPORT_TIMEOUT_S} s to import"
+            command = [sys.executable, "-c", _LOOK, *modules]
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         except OSError as error:
-            printed, end = "", f"cannot be tried: {error}"
-        found: dict[str, dict[str, Any]] = {}
-        for line in printed.splitlines():
-            with contextlib.suppress(ValueError):
-                found = json.loads(line) if line.startswith("{") else found
-        ended = next((name for name in modules if name not in found), None)
-        if ended is not None:
-            found[ended] = {"error": end}
-        return {name: found.get(name, {"error": f"not tried, as {ended} {end}"}) for name in modules}
+            end = f"cannot be tried: {error}"
+        else:
+            began = time.monotonic()
+            timer = threading.Timer(_IMPORT_TIMEOUT_S, process.kill)
+            timer.start()
+            with process:
+                assert process.stdout is not None
+                for line in process.stdout:
+                    with contextlib.suppress(ValueError):
+                        found = json.loads(line) if line.startswith("{") else {}
+                        if waiting and waiting[0] in found:
+                            yield waiting[0], found[waiting.pop(0)]
+            timer.cancel()
+            end = f"ends Python (exit code {process.returncode})"
+            if time.monotonic() - began > _IMPORT_TIMEOUT_S:
+                end = f"takes more than {_IMPORT_TIMEOUT_S} s to import"
+        for name in waiting:
+            yield name, {"error": end if name == waiting[0] else f"not tried, as {waiting[0]} {end}"}
 
     def gpus(self) -> list[Gpu]:
         """NVIDIA's GPUs; none where there is no driver."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -41,15 +42,14 @@ def missing(name: str, text: str) -> Line:
     return Line(Verdict.MISSING, name, text)
 
 
-def report(sections: Iterable[tuple[str, Sequence[Line]]]) -> tuple[str, int]:
-    """All lines by section, with a last one that counts; and the exit code."""
-    rows: list[str] = []
-    lines: list[Line] = []
-    for title, found in sections:
-        rows.append(title)
-        rows += [f"  {line.verdict.value:<8} {line.name:<22} {line.text}".rstrip() for line in found]
-        lines += found
-    lacking = sum(line.verdict is Verdict.MISSING for line in lines)
-    hints = sum(line.verdict is Verdict.HINT for line in lines)
-    rows.append(f"{lacking} missing, {hints} hint{'' if hints == 1 else 's'}")
-    return "\n".join(rows) + "\n", 1 if lacking else 0
+def report(sections: Iterable[tuple[str, Iterable[Line]]], say: Callable[[str], None]) -> int:
+    """Say each line as it is found, by section, and a last one that counts them; returns the exit code."""
+    found: Counter[Verdict] = Counter()
+    for title, lines in sections:
+        say(title)
+        for line in lines:
+            say(f"  {line.verdict.value:<8} {line.name:<22} {line.text}".rstrip())
+            found[line.verdict] += 1
+    lacking, hints = found[Verdict.MISSING], found[Verdict.HINT]
+    say(f"{lacking} missing, {hints} hint{'' if hints == 1 else 's'}")
+    return 1 if lacking else 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from dagrl.runtime.doctor.edges import Edges, Gpu
 from dagrl.runtime.doctor.findings import Line, hint, missing, ok
 
@@ -14,15 +16,13 @@ _LEAST_DISK = 5 * _GIB
 _LEAST_FILES, _LEAST_PROCESSES = 4096, 4096
 
 
-def hardware(edges: Edges, gpus: list[Gpu]) -> list[Line]:
+def hardware(edges: Edges, gpus: list[Gpu]) -> Iterator[Line]:
     """Lines on what the machine has."""
-    return [
-        ok("processor", f"{edges.cpus()} cores, {edges.memory_bytes() / _GIB:.0f} GiB memory, {edges.system()}"),
-        *_gpus(edges, gpus),
-        *_room(edges),
-        *_limits(edges),
-        _sandbox(edges),
-    ]
+    yield ok("processor", f"{edges.cpus()} cores, {edges.memory_bytes() / _GIB:.0f} GiB memory, {edges.system()}")
+    yield from _gpus(edges, gpus)
+    yield from _room(edges)
+    yield from _limits(edges)
+    yield _sandbox(edges)
 
 
 def _sandbox(edges: Edges) -> Line:

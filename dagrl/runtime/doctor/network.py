@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from dagrl.runtime.cluster.addresses import OWN, is_of_a_client
 from dagrl.runtime.doctor.edges import Edges
 from dagrl.runtime.doctor.findings import Line, hint, missing, ok
 from dagrl.runtime.launch.place import WrongPlaceError, place_from
 
 
-def network(edges: Edges, *, on_gpus: bool) -> list[Line]:
+def network(edges: Edges, *, on_gpus: bool) -> Iterator[Line]:
     """Lines on how this machine reaches others."""
     interfaces = {name: addresses for name, addresses in edges.interfaces().items() if name != "lo"}
     named = ", ".join(f"{name} {' '.join(addresses)}".strip() for name, addresses in interfaces.items() if addresses)
-    lines = [ok("interfaces", named) if named else hint("interfaces", "none but the loopback: one machine only")]
+    yield ok("interfaces", named) if named else hint("interfaces", "none but the loopback: one machine only")
     for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         chosen = edges.variables.get(variable, "").lstrip("=")
         if chosen.startswith("^"):
             continue  # what is not to be used need not be there
         unknown = [name for name in chosen.split(",") if name and not any(each.startswith(name) for each in interfaces)]
         if unknown and "lo" not in unknown:
-            lines.append(missing(variable, f"names {', '.join(unknown)}, which this machine has not"))
+            yield missing(variable, f"names {', '.join(unknown)}, which this machine has not")
     ports = edges.infiniband()
     if ports:
         down = [port for port in ports if "ACTIVE" not in port]
-        lines.append(
-            hint("InfiniBand", f"not active: {', '.join(down)}") if down else ok("InfiniBand", ", ".join(ports))
-        )
+        yield hint("InfiniBand", f"not active: {', '.join(down)}") if down else ok("InfiniBand", ", ".join(ports))
     elif on_gpus:
-        lines.append(hint("InfiniBand", "none; NCCL goes over TCP between machines, which is slow for large models"))
-    return [*lines, *_ray(edges), *_place(edges)]
+        yield hint("InfiniBand", "none; NCCL goes over TCP between machines, which is slow for large models")
+    yield from _ray(edges)
+    yield from _place(edges)
 
 
 def _ray(edges: Edges) -> list[Line]:

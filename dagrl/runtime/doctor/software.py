@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 from dagrl.runtime.doctor.edges import Edges
 from dagrl.runtime.doctor.findings import Line, hint, missing, ok
 
@@ -10,29 +13,35 @@ _TRIED = ("torch", "ray", "megatron.core", "transformers", "transformer_engine",
 _OF_ALL_RUNS = ("torch", "ray", "megatron.core", "transformers")
 
 
-def software(edges: Edges, *, on_gpus: bool) -> list[Line]:
+def software(edges: Edges, *, on_gpus: bool) -> Iterator[Line]:
     """Lines on what is installed. Slow: libraries are imported, in another process."""
     version = ".".join(map(str, edges.python()))
-    python = (
-        ok("Python", version)
-        if edges.python()[:2] == _PYTHON
-        else missing("Python", f"{version}; dagrl needs {'.'.join(map(str, _PYTHON))}")
-    )
-    imported = edges.imports(*_TRIED)
-    lines = [python, *_pinned(edges)]
-    for name in _OF_ALL_RUNS:
-        if error := imported[name].get("error"):
-            lines.append(missing(name, f"cannot be imported: {error}; `make setup` installs it"))
-    lines += _cuda(imported["torch"], on_gpus=on_gpus)
-    engine = imported["transformer_engine"].get("error")
-    if on_gpus:
-        needed = f"{engine}; Megatron needs Transformer Engine on GPUs (see the Dockerfile)"
-        lines.append(missing("transformer_engine", needed) if engine else ok("transformer_engine", "there"))
-        if "error" in imported["apex"]:
-            lines.append(hint("apex", "not there; Megatron's fused gradient accumulation is left out"))
-    server = imported["sglang"].get("error")
-    lines.append(hint("sglang", f"{server}; only `backend: sglang` needs it") if server else ok("sglang", "there"))
-    return lines
+    if edges.python()[:2] == _PYTHON:
+        yield ok("Python", version)
+    else:
+        yield missing("Python", f"{version}; dagrl needs {'.'.join(map(str, _PYTHON))}")
+    yield from _pinned(edges)
+    for name, told in edges.imports(*_TRIED):
+        yield from _imported(name, told, on_gpus=on_gpus)
+
+
+def _imported(name: str, told: dict[str, Any], *, on_gpus: bool) -> Iterator[Line]:
+    """Lines on a library that was imported, or could not be."""
+    error = told.get("error")
+    if name in _OF_ALL_RUNS:
+        if error:
+            yield missing(name, f"cannot be imported: {error}; `make setup` installs it")
+        else:
+            yield ok(f"import {name}", told.get("version") or "there")
+        if name == "torch":
+            yield from _cuda(told, on_gpus=on_gpus)
+    elif name == "transformer_engine" and on_gpus:
+        needed = f"{error}; Megatron needs Transformer Engine on GPUs (see the Dockerfile)"
+        yield missing(name, needed) if error else ok(name, "there")
+    elif name == "apex" and on_gpus and error:
+        yield hint(name, "not there; Megatron's fused gradient accumulation is left out")
+    elif name == "sglang":
+        yield hint(name, f"{error}; only `backend: sglang` needs it") if error else ok(name, "there")
 
 
 def _pinned(edges: Edges) -> list[Line]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dagrl.runtime.doctor.command import examine
+from dagrl.runtime.doctor import command
 from dagrl.runtime.doctor.edges import Edges, Gpu
 
 GIB = 2**30
@@ -34,10 +34,17 @@ class Machine(Edges):
 
 def imports(**errors: str):
     """What modules say of themselves, where some cannot be imported."""
-    return lambda *modules: {
-        name: {"error": errors[name]} if name in errors else (SEEN if name == "torch" else {"version": "1"})
+    return lambda *modules: [
+        (name, {"error": errors[name]} if name in errors else (SEEN if name == "torch" else {"version": "1"}))
         for name in modules
-    }
+    ]
+
+
+def examine(machine: Edges) -> tuple[str, int]:
+    """What the doctor says, and its exit code."""
+    said: list[str] = []
+    code = command.examine(machine, said.append)
+    return "\n".join(said), code
 
 
 WELL = {
@@ -70,6 +77,20 @@ def test_a_machine_where_all_is_well_has_only_ok_lines():
     assert {line.split()[0] for line in said.splitlines()[:-1] if line.startswith("  ")} == {"ok"}
 
 
+def test_each_thing_is_said_before_the_next_is_looked_at():
+    said: list[str] = []
+    before: list[int] = []
+
+    def slowly(*modules: str):
+        for name in modules:
+            before.append(len(said))
+            yield name, SEEN
+
+    command.examine(Machine(imports=slowly), said.append)
+    assert said[before[0] - 2].split()[:2] == ["ok", "Python"]
+    assert before[1] > before[0] and said[before[1] - 2].split()[:3] == ["ok", "import", "torch"]
+
+
 JOB = {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "node0"}
 BUSY = Gpu("0", "NVIDIA H200", 143771, 40960, "570.124")
 
@@ -95,7 +116,7 @@ BUSY = Gpu("0", "NVIDIA H200", 143771, 40960, "570.124")
         ({"imports": imports(apex="ModuleNotFoundError")}, "hint", "fused gradient accumulation is left out"),
         ({"imports": imports(sglang="ModuleNotFoundError")}, "hint", "only `backend: sglang` needs it"),
         (
-            {"imports": lambda *names: {name: {"version": "1", "available": False, "cuda": None} for name in names}},
+            {"imports": lambda *names: [(name, {"version": "1", "available": False, "cuda": None}) for name in names]},
             "missing",
             "there are GPUs and torch, built without CUDA, sees none",
         ),
@@ -152,7 +173,7 @@ def test_modules_are_tried_in_a_process_that_may_crash(tmp_path: Path, monkeypat
     (tmp_path / "broken.py").write_text("raise OSError('libfoo.so: cannot open shared object file')")
     (tmp_path / "deadly.py").write_text("import os; os._exit(11)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert Edges().imports("sound", "broken", "deadly", "sys") == {
+    assert dict(Edges().imports("sound", "broken", "deadly", "sys")) == {
         "sound": {"version": "1.2"},
         "broken": {"error": "OSError: libfoo.so: cannot open shared object file"},
         "deadly": {"error": "ends Python (exit code 11)"},
