@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from dagrl.spec.errors import PipelineError
 
@@ -70,6 +70,7 @@ def plan(
 ) -> int:
     """Say what a run will take of GPUs, hosts and time, before one is touched."""
     from dagrl.plan.cost.lengths import Assumed
+    from dagrl.plan.hardware import why_unread
     from dagrl.plan.showing import report, show, show_steps
     from dagrl.spec.models.gpus import DEFAULT_GPU
 
@@ -79,7 +80,7 @@ def plan(
             raise ValueError("--simulate shows one layout; take --search out, or simulate what it proposes")
         if cluster and not search:
             raise ValueError(f"--{next(iter(cluster)).replace('_', '-')} is for --search; add that, or take it out")
-        found = report.report(pipeline, overrides, gpu=gpu or DEFAULT_GPU)
+        found = report.report(pipeline, overrides, gpu=DEFAULT_GPU if gpu is None else gpu)
         if search:
             sections = show_steps.search_sections(pipeline, overrides, gpu=gpu, assumed=assumed, **cluster)
         else:
@@ -89,6 +90,8 @@ def plan(
     except ValueError as error:
         print(f"dagrl plan: {error}", file=sys.stderr)
         return 2
+    if gpu is not None and not search and (why := why_unread(found.pipeline)):
+        print(f"dagrl plan: --gpu {gpu} has no effect, as {why}", file=sys.stderr)
     print((show.as_json if as_json else show.as_text)(found, sections), end="", flush=True)
     if search:
         return 0 if any(section.value for section in sections) else 3
@@ -186,6 +189,8 @@ def report(run_dir: Path, timeline: bool, gpu: str | None) -> int:
     from dagrl.runtime.report import report_run
 
     try:
+        if gpu is not None and not timeline:
+            raise ValueError("--gpu is for --timeline; add that, or take it out")
         print(report_run(run_dir, timeline=timeline, gpu=gpu), end="")
     except PipelineError:
         raise
@@ -228,10 +233,17 @@ def _written(command: str, write: Callable[[], str]) -> int:
     return 0
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong with a call; the usage is in ``--help``."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see `{self.prog} --help`\n")
+
+
 def _parser() -> argparse.ArgumentParser:
     from dagrl import __version__
 
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="dagrl", description="Reinforcement learning of language models, declared as a DAG in a pipeline file."
     )
     parser.add_argument("--version", action="version", version=f"dagrl {__version__}")
@@ -270,7 +282,7 @@ def _add_checks(commands: Any) -> None:
     )
     _add_pipeline(command)
     command.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="write FILE.svg, .png, .mmd (Mermaid) or .txt"
+        "-o", "--output", type=_path, metavar="FILE", help="write FILE.svg, .png, .mmd (Mermaid) or .txt"
     )
 
 
@@ -289,7 +301,7 @@ def _add_plan(commands: Any) -> None:
     )
     command.add_argument("--json", action="store_true", dest="as_json", help="one JSON object instead of tables")
     command.add_argument(
-        "--simulate", type=Path, metavar="FILE", help="write what will run when as a Chrome trace, such as plan.json"
+        "--simulate", type=_path, metavar="FILE", help="write what will run when as a Chrome trace, such as plan.json"
     )
     _add_estimate(command)
 
@@ -341,8 +353,15 @@ def _add_estimate(command: argparse.ArgumentParser) -> None:
 def _count(text: str) -> int:
     """A whole number of 1 or more."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number of 1 or more")
+        raise argparse.ArgumentTypeError(f"{text.strip() or repr(text)} is not a whole number of 1 or more")
     return int(text)
+
+
+def _path(text: str) -> Path:
+    """A path, with the home folder in place of ``~``. An empty text would be the working directory."""
+    if not text.strip() or "\0" in text:
+        raise argparse.ArgumentTypeError("expected a path, got an empty text or one with a NUL character")
+    return Path(os.path.expanduser(text))  # noqa: PTH111 (an unknown user's `~name` stays as it is)
 
 
 def _add_report(commands: Any) -> None:
@@ -352,7 +371,7 @@ def _add_report(commands: Any) -> None:
         "say what a run has come to",
         "Rewards, seconds by node, idle groups and restarts of a run, out of its folder, also while it goes on.",
     )
-    command.add_argument("run_dir", type=Path, metavar="RUN", help="the run folder")
+    command.add_argument("run_dir", type=_path, metavar="RUN", help="the run folder")
     command.add_argument(
         "--timeline",
         action="store_true",
@@ -369,7 +388,7 @@ def _add_weights(commands: Any) -> None:
         "Write the policy of a run as a Hugging Face folder: weights to the bit, config, tokenizer. Needs neither the "
         "run's layout nor a GPU.",
     )
-    command.add_argument("run_dir", type=Path, metavar="RUN", help="the run folder")
+    command.add_argument("run_dir", type=_path, metavar="RUN", help="the run folder")
     _add_written_folder(command)
     which = command.add_mutually_exclusive_group()
     which.add_argument("--step", type=int, metavar="N", help="its checkpoint (default: the newest)")
@@ -383,10 +402,10 @@ def _add_weights(commands: Any) -> None:
         "Write a Hugging Face folder in Megatron's distributed format (for dist_checkpointing_path, or for "
         "Megatron-LM), or the other way round.",
     )
-    command.add_argument("source", type=Path, metavar="SOURCE", help="the folder to read")
+    command.add_argument("source", type=_path, metavar="SOURCE", help="the folder to read")
     _add_written_folder(command)
     command.add_argument("--to", choices=("hf", "megatron"), required=True, help="the format to write")
-    command.add_argument("--model", type=Path, metavar="FOLDER", help="with --to hf: where config and tokenizer are")
+    command.add_argument("--model", type=_path, metavar="FOLDER", help="with --to hf: where config and tokenizer are")
 
 
 def _add(commands: Any, command: Callable[..., int], summary: str, description: str) -> argparse.ArgumentParser:
@@ -397,23 +416,16 @@ def _add(commands: Any, command: Callable[..., int], summary: str, description: 
 
 
 def _add_written_folder(command: argparse.ArgumentParser) -> None:
-    command.add_argument("-o", "--output", type=Path, metavar="DIR", required=True, help="the folder to write")
+    command.add_argument("-o", "--output", type=_path, metavar="DIR", required=True, help="the folder to write")
 
 
 def _add_run(command: argparse.ArgumentParser) -> None:
     _add_pipeline(command)
-    command.add_argument("--run-dir", type=_folder, metavar="DIR", help="the run folder (default: runs/NAME)")
-
-
-def _folder(text: str) -> Path:
-    """A folder, with the home folder in place of ``~``."""
-    if not text or "\0" in text:
-        raise argparse.ArgumentTypeError("is not the name of a folder; name one, or leave the option out")
-    return Path(os.path.expanduser(text))  # noqa: PTH111 (an unknown user's `~name` stays as it is)
+    command.add_argument("--run-dir", type=_path, metavar="DIR", help="the run folder (default: runs/NAME)")
 
 
 def _add_pipeline(command: argparse.ArgumentParser) -> None:
-    command.add_argument("pipeline", type=Path, metavar="PIPELINE", help="the pipeline's YAML file")
+    command.add_argument("pipeline", type=_path, metavar="PIPELINE", help="the pipeline's YAML file")
     command.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=_OVERRIDES_HELP)
 
 

@@ -282,3 +282,82 @@ class TestPlan:
         code = f"import sys; from dagrl.cli import main; main(['plan', {str(pipeline)!r}]); print(sorted(sys.modules))"
         out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
         assert not {"'torch'", "'ray'", "'transformers'"} & set(out.strip("[]\n").replace(",", " ").split())
+
+
+LARGE = "groups.all={gpus_per_node: 2, gpu: H200}"
+RUN = "RUN"
+"""Stands for a folder, beside the pipeline, that holds no run."""
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (["plan", "P", "--gpu", ""], "no GPU is known as ''; choose from: "),
+        (["plan", "P", "--gpu", " "], "no GPU is known as ' '; choose from: "),
+        (["plan", "P", "--gpu", "H201"], "no GPU is known as 'H201'; did you mean `H20`?"),
+        (["plan", "P", "--search", "--gpu", "", "--gpus", "1"], "no GPU is known as ''"),
+        (["plan", "P", "--simulate", ""], "argument --simulate: expected a path, got an empty text"),
+        (["plan", "P", "--simulate", "."], "cannot write .: Is a directory"),
+        (["plan", "P", "--simulate", "nowhere/plan.json"], "cannot write nowhere/plan.json: No such file or directory"),
+        (["plan", "P", "--search", "--gpus", "0"], "argument --gpus: 0 is not a whole number of 1 or more"),
+        (["plan", "P", "--search", "--gpus", ""], "argument --gpus: '' is not a whole number of 1 or more"),
+        (["plan", "P", "--search", "--nodes", " "], "argument --nodes: ' ' is not a whole number of 1 or more"),
+        (["plan", "P", "--search", "--top", "0"], "argument --top: 0 is not a whole number of 1 or more"),
+        (["plan", "P", "--response-tokens", ""], "argument --response-tokens: "),
+        (["plan", "P", "--response-tokens", "0"], "choose a number between 1 and 8"),
+        (["plan", "P", "--response-tokens", "-1"], "choose a number between 1 and 8"),
+        (["plan", "P", "--response-tokens", "nan"], "choose a number between 1 and 8"),
+        (["plan", "P", "--prompt-tokens", "-1"], "choose a number between 1 and 16"),
+        (["plan", "P", "--prompt-tokens", "nan"], "choose a number between 1 and 16"),
+        (["plan", ""], "argument PIPELINE: expected a path, got an empty text"),
+        (["validate", " "], "argument PIPELINE: expected a path, got an empty text"),
+        (["graph", "P", "-o", ""], "argument -o/--output: expected a path, got an empty text"),
+        (["graph", "P", "-o", "dag.pdf"], "dag.pdf does not say a format; end it in .svg, .png, .mmd or .txt"),
+        (["graph", "P", "-o", "dag"], "dag does not say a format; end it in .svg, .png, .mmd or .txt"),
+        (["graph", "P", "-o", "nowhere/dag.svg"], "there is no folder nowhere; make it first"),
+        (["run", "P", "--run-dir", ""], "argument --run-dir: expected a path, got an empty text"),
+        (["report", ""], "argument RUN: expected a path, got an empty text"),
+        (["report", RUN], "holds no metrics.jsonl: no run has written there"),
+        (["report", RUN, "--gpu", "H200"], "--gpu is for --timeline; add that, or take it out"),
+        (["report", RUN, "--gpu", ""], "--gpu is for --timeline; add that, or take it out"),
+        (["report", RUN, "--timeline", "--gpu", ""], "no GPU is known as ''"),
+        (["export", RUN, "-o", ""], "argument -o/--output: expected a path, got an empty text"),
+        (["export", RUN, "-o", "x", "--step", "x"], "argument --step: invalid int value: 'x'"),
+        (["export", RUN, "-o", "x", "--step", "1", "--best"], "argument --best: not allowed with argument --step"),
+        (["export", RUN, "-o", "x"], "is no run folder: it has no pipeline.yaml"),
+        (["convert", "P", "-o", "x", "--to", "gguf"], "argument --to: invalid choice: 'gguf'"),
+        (["convert", "", "-o", "x", "--to", "hf"], "argument SOURCE: expected a path, got an empty text"),
+        (["convert", RUN, "-o", "x", "--to", "hf", "--model", ""], "argument --model: expected a path"),
+        (["trian", "P"], "argument COMMAND: invalid choice: 'trian'"),
+        ([], "the following arguments are required: COMMAND"),
+    ],
+    ids=str,
+)
+def test_a_call_that_names_nothing_is_one_sentence(pipeline, call, message, capsys, monkeypatch):
+    monkeypatch.chdir(pipeline.parent)
+    Path(RUN).mkdir()
+    try:
+        code = main([str(pipeline) if argument == "P" else argument for argument in call])
+    except SystemExit as ended:
+        code = ended.code
+    told = capsys.readouterr()
+    assert code == 2
+    assert message in told.err
+    assert told.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--gpu", "H200"], "dagrl plan: --gpu H200 has no effect, as all groups have CPU slots\n"),
+        (
+            ["--gpu", "L4", LARGE],
+            "dagrl plan: --gpu L4 has no effect, as all groups of GPUs name theirs in the file (`gpu:`)\n",
+        ),
+        (["--gpu", "H200", "groups.all={gpus_per_node: 2}"], ""),
+        ([LARGE], ""),
+    ],
+)
+def test_a_gpu_that_no_group_reads_is_told(pipeline, arguments, why, capsys):
+    assert main(["plan", str(pipeline), *arguments]) == 0
+    assert capsys.readouterr().err == why

@@ -106,7 +106,7 @@ def _engine(pipeline: Pipeline, wanted: str | None) -> str:
     trained, found = _trained(pipeline), policies(pipeline)
     if wanted is None and len(found) > 1:
         raise WrongCallError(f"the run trains {', '.join(found)}; say which one with --engine")
-    name = wanted or found[0]
+    name = found[0] if wanted is None else wanted
     if name not in trained:
         raise WrongCallError(f"the run trains no engine {name!r}; it trains {', '.join(trained)}")
     return name

@@ -55,6 +55,8 @@ def report_run(folder: Path, *, timeline: bool = False, gpu: str | None = None) 
     `gpu` is what groups have that do not say. ValueError where there is no run, or nothing to be planned by;
     PipelineError where the folder's `pipeline.yaml` is wrong and it is needed.
     """
+    if gpu is not None:
+        gpu = gpu_named(gpu).name
     run = read_run(folder)
     loaded = _pipeline_of(folder, needed=timeline)
     actual = activities_of(run)
@@ -171,7 +173,7 @@ def _costs(
     lengths = run.of("response_tokens/mean")
     # Several rollouts have lengths of their own.
     known = Assumed(response_tokens=fmean(lengths)) if lengths and len(rollouts(pipeline)) == 1 else Assumed()
-    name = gpu_named(gpu).name if gpu else DEFAULT_GPU
+    name = gpu_named(gpu).name if gpu is not None else DEFAULT_GPU
     return PipelineCosts(pipeline, plan, shape, name, known), "the cost model of `dagrl plan`"
 
 

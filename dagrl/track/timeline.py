@@ -130,6 +130,8 @@ def complete_event(
 def write_trace(path: Path, events: Iterable[Event]) -> None:
     """Write complete events as a trace like a run's. OSError, with a sentence that names the file, where it cannot."""
     with naming(path):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         replace_text(path, _Names().text(events))
 
 

@@ -77,7 +77,7 @@ def search_sections(
 
     PipelineError where the file is wrong; ValueError where the call is, or where a search cannot change the pipeline.
     """
-    gpu = gpu_named(gpu).name if gpu else None
+    gpu = gpu_named(gpu).name if gpu is not None else None
     pipeline = load_pipeline(path, overrides).pipeline
     cluster = cluster_of(pipeline, gpus=gpus, nodes=nodes, gpus_per_node=gpus_per_node, gpu=gpu)
     found = search(path, overrides, cluster, gpu=gpu or DEFAULT_GPU, assumed=assumed, top=top)

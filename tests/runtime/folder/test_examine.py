@@ -458,4 +458,4 @@ class TestCommand:
         with pytest.raises(SystemExit) as caught:
             main(["run", str(file), "--run-dir", ""])
         assert caught.value.code == 2
-        assert "argument --run-dir: is not the name of a folder; name one" in capsys.readouterr().err
+        assert "argument --run-dir: expected a path, got an empty text" in capsys.readouterr().err
