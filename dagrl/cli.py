@@ -221,7 +221,7 @@ def convert(source: Path, output: Path, to: str, model: Path | None) -> int:
 
 def _written(command: str, write: Callable[[], str]) -> int:
     """Carry out a command that writes weights; says in a line what it did, or why it could not."""
-    from dagrl.runtime.export import WrongCallError
+    from dagrl.runtime.weight_folders import WrongCallError
 
     try:
         print(write())

@@ -12,15 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dagrl.runtime.folder.checkpoint import Checkpoints, TornCheckpointError
+from dagrl.runtime.weight_folders import WrongCallError, check_is_hf, check_is_megatron
 from dagrl.spec.reading.load import load_pipeline
 from dagrl.spec.schema import KeepBestSpec, MegatronEngineSpec, ModelSpec, Pipeline, TrainingNode
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What a write says where a disk, a quota or the shell's limit is full."""
-
-
-class WrongCallError(ValueError):
-    """The arguments of a command do not name what it needs."""
 
 
 def export_run(run: Path, output: Path, *, step: int | None, engine: str | None, best: bool = False) -> str:
@@ -50,8 +47,8 @@ def convert_to_hf(source: Path, model: Path, output: Path) -> str:
 
     Raises as `export_run`.
     """
-    _check_is_folder(source)
-    _check_is_hf(model)
+    check_is_megatron(source)
+    check_is_hf(model)
     with _new_folder(output) as aside:
         _megatron_to_hf(source, ModelSpec(path=model), aside)
     return f"{output}: {source} for Hugging Face"
@@ -59,7 +56,7 @@ def convert_to_hf(source: Path, model: Path, output: Path) -> str:
 
 def convert_to_megatron(source: Path, output: Path) -> str:
     """Write a Hugging Face folder in Megatron's distributed format, as Megatron-LM loads it. Raises as `export_run`."""
-    _check_is_hf(source)
+    check_is_hf(source, with_weights=True)
     with _new_folder(output) as aside:
         from dagrl.engines.megatron.convert import write_megatron
         from dagrl.engines.model_source import load_hf_config, weight_source
@@ -137,17 +134,6 @@ def _best(run: Path, checkpoints: Checkpoints, keep_best: KeepBestSpec | None) -
     if folder is None:
         raise WrongCallError(f"no checkpoint of {run} was measured by {keep_best.metric} yet; name a --step")
     return folder
-
-
-def _check_is_folder(folder: Path) -> None:
-    if not folder.is_dir():
-        raise WrongCallError(f"there is no folder {folder}")
-
-
-def _check_is_hf(folder: Path) -> None:
-    _check_is_folder(folder)
-    if not (folder / "config.json").is_file():
-        raise WrongCallError(f"{folder} is no Hugging Face folder: it has no config.json")
 
 
 @contextmanager
