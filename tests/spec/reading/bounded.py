@@ -11,8 +11,9 @@ import sys
 import tempfile
 import time
 
-import dagrl.spec.checks  # noqa: F401 (what `validate` imports)
 from dagrl.cli import main
+from dagrl.spec.checks import check_file
+from dagrl.spec.reading.extends import OWN_TEMPLATES
 
 MEMORY = 2**30
 CPU_S = 3
@@ -53,5 +54,6 @@ def call(arguments: list[str]) -> dict:
         }
 
 
+check_file(OWN_TEMPLATES / "tiny_grpo.yaml", with_files=False)
 for line in sys.stdin:
     print(json.dumps(call(json.loads(line))), flush=True)
