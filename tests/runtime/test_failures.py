@@ -37,7 +37,7 @@ def test_a_killed_worker_that_may_not_be_made_up_for_is_named_and_the_run_ends(l
     run = lab.start(path, tmp_path / "run")
     run.wait_for_step(2)
     second = lab.start(path, tmp_path / "run", "name=other")
-    assert second.wait() == 1
+    assert second.wait() == 2
     assert f"another run (pid {run.process.pid}) is writing to" in second.output
     worker = json.loads((run.folder / "workers.json").read_text())["actor/0"]
     os.kill(worker["pid"], signal.SIGKILL)
