@@ -191,13 +191,17 @@ def published_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _config_of_folder(folder: Path) -> PretrainedConfig:
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} has no config.json: model.path must be a Hugging Face model folder")
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (ValueError, OSError) as error:
+    except StrictDataclassError as error:
+        # The class of this error cannot be sent between processes.
+        raise ValueError(f"{folder / 'config.json'} is no valid config: {_last_line(error)}") from error
+    except (ValueError, OSError, TypeError, LookupError, AttributeError) as error:
         raise ValueError(f"cannot read {folder / 'config.json'}: {_first_line(error)}") from error
 
 
@@ -227,8 +231,7 @@ def _config_of_fields(model: ModelSpec, init: dict[str, Any]) -> PretrainedConfi
     try:
         return config_class(**{**from_tokenizer, **init})
     except StrictDataclassError as error:
-        reason = str(error).splitlines()[-1].strip()
-        raise ValueError(f"model.init is no valid {config_class.__name__}: {reason}") from error
+        raise ValueError(f"model.init is no valid {config_class.__name__}: {_last_line(error)}") from error
 
 
 @lru_cache(maxsize=4)
@@ -268,6 +271,10 @@ def _files_by_tensor(folder: Path) -> dict[str, Path]:
 def _nearest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _last_line(error: Exception) -> str:
+    return str(error).splitlines()[-1].strip()
 
 
 def _first_line(error: Exception) -> str:

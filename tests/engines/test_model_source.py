@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dagrl.engines.model_source import load_hf_config, published_shapes, published_tensors, weight_source
-from dagrl.spec.checks.model_fields import model_fields
-from dagrl.spec.models.config_class import UNDECLARED
+from dagrl.spec.models.config_class import UNDECLARED, model_fields
 from dagrl.spec.models.families import FAMILIES
 from dagrl.spec.schema import ModelSpec
 
@@ -94,6 +94,22 @@ def test_a_folder_without_a_config_is_named(tmp_path: Path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ValueError, match=r"cannot read .*config.json"):
         load_hf_config(ModelSpec(path=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("num_attention_heads", None, r"config.json is no valid config: .*'num_attention_heads' expected int"),
+        ("rope_scaling", "linear", r"config.json is no valid config: .*'rope_parameters' with value 'linear'"),
+        ("torch_dtype", "bf16", r"cannot read .*config.json: module 'torch' has no attribute 'bf16'"),
+        ("id2label", {"one": "a"}, r"cannot read .*config.json: invalid literal"),
+    ],
+)
+def test_a_config_that_transformers_refuses_is_an_error_that_processes_can_send(tmp_path, field, value, message):
+    (tmp_path / "config.json").write_text(json.dumps({**SHAPE, field: value}))
+    with pytest.raises(ValueError, match=message) as caught:
+        load_hf_config(ModelSpec(path=tmp_path))
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
 def test_a_model_from_nowhere_is_refused():
