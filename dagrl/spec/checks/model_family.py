@@ -35,8 +35,13 @@ def check_family(
         message = f"the megatron engine has no model type {family!r}; {suggest(family, FAMILIES)}"
         findings.error(said_at(section, "model_type"), message, depends_on=depends)
         return
-    for field, message in unsupported(ChainMap(dict(config), model_defaults(family))):
+    fields = ChainMap(dict(config), model_defaults(family))
+    for field, message in unsupported(fields):
         findings.error(said_at(section, field), message, depends_on=depends)
+    normalised = family == "mixtral" or (family == "qwen3_moe" and fields.get("norm_topk_prob"))
+    if normalised and fields.get("num_experts_per_tok") == 1:
+        message = "the weight of a single chosen expert is always 1, so routers get no gradient and stay as they are"
+        findings.warning(said_at(section, "num_experts_per_tok"), f"{message}; choose 2 or more to train them")
 
 
 def said_at(section: Place, field: str) -> Place:

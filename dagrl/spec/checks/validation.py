@@ -6,6 +6,7 @@ import math
 import re
 from pathlib import Path
 
+from dagrl.spec.checks.val_names import names_written
 from dagrl.spec.errors import Place, suggest
 from dagrl.spec.graph import Graph
 from dagrl.spec.own.custom import check_vote_at
@@ -13,7 +14,7 @@ from dagrl.spec.own.isolation import ask
 from dagrl.spec.reading.positions import Findings
 from dagrl.spec.rollouts import leading_rollout, rollouts
 from dagrl.spec.schema import Pipeline
-from dagrl.spec.val_metrics import VOTES, names_at_k, names_written, set_prefixes, val_n, vote_of
+from dagrl.spec.val_metrics import VOTES, names_at_k, set_prefixes, val_n, vote_of
 
 _VOTE: Place = ("data", "val_vote")
 _BEST: Place = ("run", "keep_best")

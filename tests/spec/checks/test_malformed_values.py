@@ -169,6 +169,21 @@ def test_the_configs_that_are_broken_below_are_right(project, with_folder, famil
     assert not told(with_folder)
 
 
+@pytest.mark.parametrize(
+    ("family", "changes", "warned"),
+    [
+        ("mixtral", {"num_experts_per_tok": 1}, True),
+        ("qwen3_moe", {"num_experts_per_tok": 1, "norm_topk_prob": True}, True),
+        ("qwen3_moe", {"num_experts_per_tok": 1, "norm_topk_prob": False}, False),
+        ("mixtral", {}, False),
+    ],
+)
+def test_a_router_that_cannot_learn_is_warned_of(project, with_folder, family, changes, warned):
+    (project.folder / "model" / "config.json").write_text(json.dumps(changed(family, changes)))
+    messages = [warning.message for warning in check_file(with_folder, with_files=False).warnings]
+    assert any("routers get no gradient" in message for message in messages) == warned
+
+
 @pytest.mark.parametrize(("family", "changes", "message"), CONFIGS, ids=str)
 def test_a_value_of_config_json_that_cannot_be_is_told_in_one_sentence(project, with_folder, family, changes, message):
     file = project.folder / "model" / "config.json"
