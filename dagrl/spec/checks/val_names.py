@@ -40,11 +40,14 @@ def _names_of(node: NodeBase) -> tuple[str, ...]:
             return (*_TURNS, *tools, *environment) if node.multi_turn else ()
         case RewardNode() | RewardModelNode() | JudgeNode():
             column = node.written_as("reward")
-            others = ("judge/failed_fraction", "judge/reply_tokens") if isinstance(node, JudgeNode) else ()
-            others += ("reward/cut_fraction",) if isinstance(node, RewardModelNode) else ()
-            failed = isinstance(node, RewardNode) and node.on_error != "stop"
-            others += ("reward/failed_fraction",) if failed else ()
-            return others if column == "reward" else (*others, f"reward/{column}")
+            names = [] if column == "reward" else [f"reward/{column}"]
+            if isinstance(node, JudgeNode):
+                names += ["judge/failed_fraction", "judge/reply_tokens"]
+            elif isinstance(node, RewardModelNode):
+                names.append("reward/cut_fraction")
+            elif node.on_error != "stop":
+                names.append("reward/failed_fraction")
+            return tuple(names)
         case SftNode():
             return ("loss/sft",)
         case DpoNode():
