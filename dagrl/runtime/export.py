@@ -13,6 +13,7 @@ from pathlib import Path
 
 from dagrl.runtime.folder.checkpoint import Checkpoints, TornCheckpointError
 from dagrl.runtime.weight_folders import WrongCallError, check_is_hf, check_is_megatron
+from dagrl.spec.checks.model_weights import folder_problem
 from dagrl.spec.reading.load import load_pipeline
 from dagrl.spec.schema import KeepBestSpec, MegatronEngineSpec, ModelSpec, Pipeline, TrainingNode
 
@@ -56,7 +57,9 @@ def convert_to_hf(source: Path, model: Path, output: Path) -> str:
 
 def convert_to_megatron(source: Path, output: Path) -> str:
     """Write a Hugging Face folder in Megatron's distributed format, as Megatron-LM loads it. Raises as `export_run`."""
-    check_is_hf(source, with_weights=True)
+    check_is_hf(source)
+    if problem := folder_problem(source):
+        raise WrongCallError(problem)
     with _new_folder(output) as aside:
         from dagrl.engines.megatron.convert import write_megatron
         from dagrl.engines.model_source import load_hf_config, weight_source

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
+
+from dagrl.spec.checks.json_files import json_object
 
 _CONFIG = "config.json"
-_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _STORED = "metadata.json"
 _NEWEST = "latest_checkpointed_iteration.txt"
 
@@ -16,26 +15,18 @@ class WrongCallError(ValueError):
     """The arguments of a command do not name what it needs."""
 
 
-def check_is_hf(folder: Path, *, with_weights: bool = False) -> None:
-    """WrongCallError where a folder is not a Hugging Face folder, or lacks files of its weights, which may be asked."""
+def check_is_hf(folder: Path) -> None:
+    """WrongCallError where a folder is not a Hugging Face folder; its weights are not looked at."""
     _check_is_folder(folder)
     if not (folder / _CONFIG).is_file():
         raise WrongCallError(f"{folder} is no Hugging Face folder: it has no {_CONFIG}")
-    config = _json_object(folder / _CONFIG)
+    config = json_object(folder / _CONFIG)
+    if config is None:
+        raise WrongCallError(f"{folder / _CONFIG} is not a JSON object; copy the file again")
     if not isinstance(config.get("model_type"), str):
         raise WrongCallError(
             f"{folder / _CONFIG} names no architecture (model_type); name a Hugging Face model's folder"
         )
-    if not with_weights or (not (folder / _INDEX).is_file() and (folder / _WEIGHTS).is_file()):
-        return
-    if not (folder / _INDEX).is_file():
-        raise WrongCallError(f"{folder} holds neither {_WEIGHTS} nor {_INDEX}: save the model as safetensors")
-    files = _json_object(folder / _INDEX).get("weight_map")
-    if not isinstance(files, dict) or not files or not all(isinstance(file, str) for file in files.values()):
-        raise WrongCallError(f"{folder / _INDEX} does not say which file holds which weight; copy the file again")
-    lost = sorted(file for file in set(files.values()) if not (folder / file).is_file())
-    if lost:
-        raise WrongCallError(f"{folder} lacks {len(lost)} of its weight files, {lost[0]} among them; copy them again")
 
 
 def check_is_megatron(folder: Path) -> None:
@@ -51,13 +42,3 @@ def check_is_megatron(folder: Path) -> None:
 def _check_is_folder(folder: Path) -> None:
     if not folder.is_dir():
         raise WrongCallError(f"{folder} is a file, not a folder" if folder.exists() else f"there is no folder {folder}")
-
-
-def _json_object(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):  # RecursionError: brackets that are left open
-        found = None
-    if not isinstance(found, dict):
-        raise WrongCallError(f"{path} is not a JSON object; copy the file again")
-    return found

@@ -68,6 +68,20 @@ def test_a_config_promises_no_layers_that_are_not_written(
     assert "num_nextn_predict_layers" not in json.loads((tmp_path / "config.json").read_text())
 
 
+def test_a_config_of_quantised_weights_promises_none(model: Any, tmp_path: Path) -> None:
+    import copy
+
+    import torch
+
+    from dagrl.engines.hf_folder import write_hf_folder
+
+    config = copy.deepcopy(model.config)
+    config.quantization_config = {"quant_method": "fp8"}
+    write_hf_folder(tmp_path, config, "LlamaForCausalLM", [("model.norm.weight", torch.ones(16))])
+    assert "quantization_config" not in json.loads((tmp_path / "config.json").read_text())
+    assert config.quantization_config, "the caller's config stays"
+
+
 def test_tokenizer_and_generation_config_come_along_as_they_are(tmp_path: Path) -> None:
     from dagrl.engines.hf_folder import copy_tokenizer
 

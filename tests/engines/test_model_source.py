@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dagrl.engines.model_source import load_hf_config, published_shapes, published_tensors, weight_source
+from dagrl.engines.model_source import check_finite, load_hf_config, published_shapes, published_tensors, weight_source
 from dagrl.spec.models.config_class import UNDECLARED, model_fields
 from dagrl.spec.models.families import FAMILIES
 from dagrl.spec.schema import ModelSpec
@@ -288,3 +288,43 @@ def test_fields_that_the_checks_read_as_text_are_those_of_the_class(model_type):
     class_name, known = model_fields(model_type)
     assert class_name == config_class.__name__
     assert known.keys() == {field.name for field in dataclasses.fields(config_class)} | set(UNDECLARED)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_weights_that_are_no_numbers_are_named_where_they_are_read(folder: Path, value: float, dtype: torch.dtype):
+    file = folder / "model.safetensors"
+    tensors = {name: tensor.to(dtype) for name, tensor in load_file(file).items()}
+    tensors["model.norm.weight"][3] = value
+    save_file(tensors, file)
+    source = weight_source(ModelSpec(path=folder), seed=0)
+    for name in tensors:
+        if name != "model.norm.weight":
+            assert torch.equal(source.get(name), tensors[name])
+    with pytest.raises(
+        ValueError, match=rf"{file}: tensor 'model.norm.weight' \[64\] holds NaN or infinite values; copy"
+    ):
+        source.get("model.norm.weight")
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.float8_e4m3fn, torch.bool])
+def test_weights_in_a_dtype_that_is_not_trained_are_named(folder: Path, dtype: torch.dtype):
+    file = folder / "model.safetensors"
+    save_file({name: tensor.to(dtype) for name, tensor in load_file(file).items()}, file)
+    kind = str(dtype).removeprefix("torch.")
+    with pytest.raises(
+        ValueError, match=rf"{file}: tensor 'model.norm.weight' \[64\] is {kind}, and weights are 16- to"
+    ):
+        weight_source(ModelSpec(path=folder), seed=0).get("model.norm.weight")
+
+
+def test_quantised_weights_are_refused(folder: Path):
+    config = json.loads((folder / "config.json").read_text())
+    quantised = config | {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+    (folder / "config.json").write_text(json.dumps(quantised))
+    with pytest.raises(ValueError, match=rf"{folder / 'config.json'} says that the weights are quantised"):
+        weight_source(ModelSpec(path=folder), seed=0)
+
+
+def test_an_empty_tensor_is_finite():
+    check_finite(torch.empty(0), "nowhere")

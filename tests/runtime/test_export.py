@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from model_folders import write_model
 
 from dagrl.cli import main
 from dagrl.runtime.export import _engine
@@ -149,6 +150,31 @@ def test_a_wrong_call_is_one_line_and_exits_with_2(run: Path, tmp_path: Path, ca
         "convert", str(tmp_path / "no"), "-o", out, "--to", "megatron"
     )
     assert not Path(out).exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "fragment"),
+    [
+        ("config.json", "{", "config.json is not a JSON object that names a model_type; copy the file again"),
+        ("config.json", '{"model_type": "qwen3"}', "config.json does not say hidden_size, a size of the model"),
+        ("model.safetensors", "{}", "model.safetensors is no safetensors file"),
+        ("model.safetensors.index.json", '{"weight_map": {"a": "b"}}', "lacks 1 of its weight files, b among them"),
+    ],
+)
+def test_a_broken_folder_is_not_converted(tmp_path: Path, capsys, name: str, content: str, fragment: str) -> None:
+    folder, out = tmp_path / "hf", tmp_path / "out"
+    write_model(folder, model_type="qwen3")
+    (folder / name).write_text(content)
+    assert main(["convert", str(folder), "-o", str(out), "--to", "megatron"]) == 2
+    err = capsys.readouterr().err
+    assert (err.count("\n"), fragment in err, out.exists()) == (1, True, False), err
+
+
+def test_quantised_folders_are_not_converted(tmp_path: Path, capsys) -> None:
+    folder = tmp_path / "hf"
+    write_model(folder, model_type="qwen3", quantization_config={"quant_method": "gptq"})
+    assert main(["convert", str(folder), "-o", str(tmp_path / "out"), "--to", "megatron"]) == 2
+    assert "the weights are quantised (quantization_config, gptq), and cannot be trained" in capsys.readouterr().err
 
 
 def test_a_failure_is_one_line_exits_with_1_and_leaves_nothing(run: Path, tmp_path: Path, capsys) -> None:

@@ -71,8 +71,7 @@ def load_start_weights(
         missing, unexpected = unwrap(chunk).load_state_dict(loaded[f"model_{i}"], strict=False)
         missing = [name for name in missing if not name.endswith("_extra_state") and not name.startswith(_HEAD)]
         assert not missing and not unexpected, f"no values for {missing}, no place for {unexpected}"
-        for name, parameter in unwrap(chunk).named_parameters():
-            check_finite(parameter, f"{folder}: tensor {name!r} {list(parameter.shape)}")
+    _check_finite(chunks, folder)
 
 
 def check_fit(stored: StoredTensors, on_disk: dict[str, Any]) -> None:
@@ -95,6 +94,21 @@ def check_fit(stored: StoredTensors, on_disk: dict[str, Any]) -> None:
                 f"checkpoint {stored.folder} does not fit this engine: tensor {tensor.key!r} is {list(found.shape)} "
                 f"there and {list(shape)} here; is it another model's?"
             )
+
+
+def _check_finite(chunks: Sequence[torch.nn.Module], folder: Path) -> None:
+    """ValueError, on all ranks, where any rank has loaded NaN or infinite values."""
+    fault: str | None = None
+    try:
+        for chunk in chunks:
+            for name, parameter in unwrap(chunk).named_parameters():
+                check_finite(parameter, f"{folder}: tensor {name!r} {list(parameter.shape)}")
+    except ValueError as error:
+        fault = str(error)
+    faults: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(faults, fault)
+    if found := next(filter(None, faults), None):
+        raise ValueError(found)
 
 
 def _has_head(stored: StoredTensors, hf_config: PretrainedConfig) -> bool:

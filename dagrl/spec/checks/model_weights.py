@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from dagrl.spec.checks.json_files import json_object
 from dagrl.spec.models.families import FAMILIES
 from dagrl.spec.models.safetensors_header import FLOATING, HeaderEntry, read_header
-from dagrl.spec.models.shape import ModelShape, shape_of
+from dagrl.spec.models.shape import ModelShape, shape_of, sizes_left_out
 from dagrl.spec.models.sizes import is_size
 from dagrl.spec.models.tensor_shapes import (
     DERIVED,
@@ -91,6 +91,17 @@ def quantisation_problem(path: Path, config: Mapping[str, Any]) -> str | None:
     return None
 
 
+def folder_problem(folder: Path) -> str | None:
+    """The first thing that is wrong with the config and the weights of a language model's folder."""
+    path = folder / "config.json"
+    config = json_object(path)
+    if config is None or not isinstance(config.get("model_type"), str):
+        return f"{path} is not a JSON object that names a model_type; copy the file again"
+    if left_out := sizes_left_out(config):
+        return f"{path} does not say {left_out[0]}, a size of the model; copy the file again, or add it there"
+    return quantisation_problem(path, config) or weights_problem(folder, config, [Reader()])
+
+
 def weights_problem(folder: Path, config: Mapping[str, Any] | None, readers: Sequence[Reader]) -> str | None:
     """The first thing that is wrong with the weights of a folder. OSError where a file cannot be read.
 
@@ -157,8 +168,9 @@ def _sharded(folder: Path, index: Path) -> tuple[dict[str, _Stored], dict[str, P
     if absent:
         what = f"{index} says that {files[absent[0]]} holds tensor {absent[0]!r}, and it does not"
         raise ValueError(f"{what}{_more(absent)}; copy the index and its files again")
-    stored = {name: _Stored(folder / file, headers[file][name]) for name, file in files.items()}
-    beside = {name: folder / file for file, header in headers.items() for name in header if name not in files}
+    paths = {name: folder / name for name in shards}
+    stored = {name: _Stored(paths[file], headers[file][name]) for name, file in files.items()}
+    beside = {name: paths[file] for file, header in headers.items() for name in header if name not in files}
     return stored, beside
 
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 FLOATING = ("F64", "F32", "F16", "BF16")
 """Dtypes that weights can be trained from."""
@@ -32,8 +31,7 @@ _BITS = {
 LFS = " (where git-lfs is missing, git leaves a line of text in its place)"
 
 
-@dataclass(frozen=True, slots=True)
-class HeaderEntry:
+class HeaderEntry(NamedTuple):
     """A tensor as the header describes it."""
 
     dtype: str
@@ -100,7 +98,7 @@ def _read(header: dict[str, Any]) -> list[tuple[str, int, int, HeaderEntry]]:
 
 
 def _are_counts(value: Any) -> bool:
-    return isinstance(value, list) and all(type(number) is int and number >= 0 for number in value)
+    return isinstance(value, list) and set(map(type, value)) <= {int} and min(value, default=0) >= 0
 
 
 def _no_safetensors(size: int) -> str:

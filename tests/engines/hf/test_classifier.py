@@ -153,6 +153,17 @@ def test_a_language_models_folder_is_refused(folder) -> None:
         build(ModelSpec(path=path))
 
 
+def test_weights_that_are_no_numbers_are_refused(folder) -> None:
+    from safetensors.torch import load_file, save_file
+
+    path = folder()
+    weights = load_file(path / "model.safetensors")
+    weights["model.norm.weight"][0] = float("nan")
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"tensor 'model.norm.weight' \[32\] holds NaN or infinite values; copy it"):
+        build(ModelSpec(path=path))
+
+
 def test_a_model_that_is_read_at_its_first_token_keeps_it_and_is_filled_up_behind_its_last(folder) -> None:
     from transformers import BertConfig, BertForSequenceClassification
 

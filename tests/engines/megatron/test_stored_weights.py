@@ -170,6 +170,30 @@ def test_a_folder_that_does_not_fit_is_refused_in_a_sentence(run_engine, tiny_mo
     )
 
 
+def test_weights_that_are_no_numbers_are_refused_on_every_rank(run_engine, tiny_model, tmp_path) -> None:
+    """Of the rows of the gate projection, the first rank of two holds the one that is wrong."""
+    from dagrl.engines.megatron.convert import write_megatron
+    from dagrl.engines.model_source import load_hf_config, weight_source
+
+    wrong = "model.layers.1.mlp.gate_proj.weight"
+
+    class Wrong:
+        def __init__(self) -> None:
+            self._right = weight_source(tiny_model, 8)
+            self.names, self.shape = self._right.names, self._right.shape
+
+        def get(self, name: str) -> Any:
+            tensor = self._right.get(name)
+            if name == wrong:
+                tensor[0, 0] = float("nan")
+            return tensor
+
+    write_megatron(Wrong(), load_hf_config(tiny_model), 64, tmp_path)
+    told = refusal(run_engine, tmp_path, ranks=2, parallel=TP2)
+    assert told.startswith(f"{tmp_path / 'release'}: tensor 'decoder.layers.1.mlp.linear_fc1.weight' [")
+    assert told.endswith("] holds NaN or infinite values; copy it again, or take another checkpoint")
+
+
 def test_weights_without_a_place_are_refused(run_engine, tiny_model, released: Path) -> None:
     tied = tiny_model.model_copy(update={"init": {**tiny_model.init, "tie_word_embeddings": True}})
     message = refusal(run_engine, released, model=tied)
