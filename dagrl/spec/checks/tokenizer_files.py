@@ -101,7 +101,7 @@ def _generation_tag() -> Any:
     from jinja2.parser import Parser
 
     class Generation(Extension):
-        tags = frozenset({"generation"})
+        tags = {"generation"}  # noqa: RUF012
 
         def parse(self, parser: Parser) -> list[nodes.Node]:
             next(parser.stream)

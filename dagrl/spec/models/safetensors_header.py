@@ -11,6 +11,8 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from typing_extensions import TypeIs
+
 FLOATING = ("F64", "F32", "F16", "BF16")
 """Dtypes that weights can be trained from."""
 
@@ -97,7 +99,7 @@ def _read(header: dict[str, Any]) -> list[tuple[str, int, int, HeaderEntry]]:
     return found
 
 
-def _are_counts(value: Any) -> bool:
+def _are_counts(value: Any) -> TypeIs[list[int]]:
     return isinstance(value, list) and set(map(type, value)) <= {int} and min(value, default=0) >= 0
 
 
