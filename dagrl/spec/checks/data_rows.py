@@ -89,8 +89,9 @@ def row_faults(file: pq.ParquetFile, columns: Columns, limit: int | None = None)
     taken = 0
     for batch in file.iter_batches(batch_size=_batch_rows(file.metadata), columns=wanted):
         batch = batch.slice(0, rows - found.scanned)
-        for what, mask in _faults_of(batch, columns):
-            _count(what, mask, found)
+        for what, rows_of_fault in _faults_of(batch, columns):
+            if len(rows_of_fault):
+                found.add(what, found.scanned + rows_of_fault[0].as_py(), len(rows_of_fault))
         found.scanned += batch.num_rows
         taken += batch.nbytes
         if found.scanned >= rows or taken > SCANNED_BYTES:
@@ -103,13 +104,6 @@ def _batch_rows(metadata: pq.FileMetaData) -> int:
     """Rows of a batch of `_BATCH_BYTES` or less."""
     size = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
     return max(1, min(_BATCH_ROWS, _BATCH_BYTES * metadata.num_rows // max(size, 1)))
-
-
-def _count(what: str, mask: pa.BooleanArray, found: RowFaults) -> None:
-    import pyarrow.compute as pc
-
-    if count := pc.sum(mask).as_py():
-        found.add(what, found.scanned + pc.index(mask, True).as_py(), count)
 
 
 def _add_nulls_behind(file: pq.ParquetFile, columns: Columns, rows: int, found: RowFaults) -> None:
@@ -139,67 +133,65 @@ def _null_in(path: str, columns: Columns) -> str | None:
     return f"a response of null in `{path}`" if path in columns.responses else None
 
 
-def _faults_of(batch: pa.RecordBatch, columns: Columns) -> Iterator[tuple[str, pa.BooleanArray]]:
-    """What may be wrong with rows, and which rows it is wrong with."""
+def _faults_of(batch: pa.RecordBatch, columns: Columns) -> Iterator[tuple[str, pa.Array]]:
+    """What may be wrong with rows, and the numbers of the rows that it is wrong with, in rising order."""
     if columns.prompt:
         prompts = batch.column("prompt")
-        yield from _of_chats(prompts, "prompt") if _is_list(prompts) else _of_prompts(prompts)
+        yield from _of_prompt_chats(prompts) if _is_list(prompts) else _of_prompts(prompts)
     chats = []
     for name in columns.responses:
         responses = _value(batch, name)
         if _is_list(responses):
             chats.append(responses)
-            yield from _of_demonstrations(responses, name, alone=columns.alone)
+            yield from _of_response_chats(responses, name, alone=columns.alone)
         else:
-            yield f"a response of null in `{name}`", responses.is_null()
-            yield f"{EMPTY_RESPONSE} in `{name}`", _equal(responses, "")
+            yield f"a response of null in `{name}`", _where(responses.is_null())
+            yield f"{EMPTY_RESPONSE} in `{name}`", _where(_is_empty(responses))
     for other in chats[1:]:
-        yield "chats that differ before their responses", _differ(chats[0], other)
+        yield "chats that differ before their responses", _where_differ(chats[0], other)
     if columns.answers:
         yield from _of_answers(_value(batch, _ANSWER))
 
 
-def _of_prompts(prompts: pa.Array) -> Iterator[tuple[str, pa.BooleanArray]]:
-    yield NULL_PROMPT, prompts.is_null()
-    yield EMPTY_PROMPT, _equal(prompts, "")
+def _of_prompts(prompts: pa.Array) -> Iterator[tuple[str, pa.Array]]:
+    yield NULL_PROMPT, _where(prompts.is_null())
+    yield EMPTY_PROMPT, _where(_is_empty(prompts))
 
 
-def _of_chats(chats: pa.Array, what: str) -> Iterator[tuple[str, pa.BooleanArray]]:
-    """Chats as prompts: lists of messages, each with a role and a content, not all of them empty."""
-    import pyarrow as pa
+def _of_prompt_chats(chats: pa.Array) -> Iterator[tuple[str, pa.Array]]:
+    """Prompts that are lists of messages: each has a role and a content, and they are not all empty."""
     import pyarrow.compute as pc
 
-    yield f"a {what} of null", chats.is_null()
-    lengths = _lengths(chats)
+    yield NULL_PROMPT, _where(chats.is_null())
     messages, parents = chats.flatten(), pc.list_parent_indices(chats)
     for key, missing in _missing(messages):
-        yield f"a message without {key} in its {what}", _rows_of(parents, missing, len(chats))
-    told = pc.invert(_equal(_field(messages, "content"), ""))
-    anything = _rows_of(parents, pc.fill_null(told, True), len(chats))
-    empty = pc.and_(pc.invert(anything), chats.is_valid())
-    yield f"an empty {what}", pc.or_(empty, pc.and_(pc.equal(lengths, pa.scalar(0, lengths.type)), chats.is_valid()))
+        yield f"a message without {key} in its prompt", pc.unique(parents.filter(missing))
+    # A message of null is told of already.
+    content = _field(messages, "content")
+    told = pc.or_kleene(content.is_null(), pc.invert(_is_empty(content)))
+    saying = pc.unique(parents.filter(told))
+    if len(saying) < len(chats) - chats.null_count:
+        yield EMPTY_PROMPT, _where(pc.and_(pc.invert(pc.is_in(_numbers(len(chats)), saying)), chats.is_valid()))
 
 
-def _of_demonstrations(chats: pa.Array, name: str, *, alone: bool) -> Iterator[tuple[str, pa.BooleanArray]]:
+def _of_response_chats(chats: pa.Array, name: str, *, alone: bool) -> Iterator[tuple[str, pa.Array]]:
     """Chats that end with a response of the assistant; `alone`: without a column `prompt` that could precede it."""
-    import pyarrow as pa
     import pyarrow.compute as pc
 
-    lengths = _lengths(chats)
-    yield f"no response in `{name}`", pc.equal(lengths, pa.scalar(0, lengths.type))
+    lengths = pc.list_value_length(chats)
+    yield f"no response in `{name}`", _where(pc.or_kleene(chats.is_null(), _is_zero(lengths)))
     messages, parents, last = _messages(chats)
-    ends = messages.filter(last)
-    roles, rows = _field(ends, "role"), parents.filter(last)
-    other = pc.fill_null(pc.invert(_equal(roles, "assistant", null=False)), True)
-    yield f"a chat in `{name}` whose last message is not the assistant's", _rows_of(rows, other, len(chats))
-    silent = pc.and_(_field(ends, "content").is_null(), pc.invert(other))
-    yield f"a response without text in `{name}`", _rows_of(rows, silent, len(chats))
-    yield f"{EMPTY_RESPONSE} in `{name}`", _rows_of(rows, _equal(_field(ends, "content"), ""), len(chats))
+    ends, rows = messages.filter(last), parents.filter(last)
+    role, content = _field(ends, "role"), _field(ends, "content")
+    other = pc.or_kleene(role.is_null(), pc.invert(pc.match_like(_plain(role), "assistant")))
+    yield f"a chat in `{name}` whose last message is not the assistant's", rows.filter(other)
+    yield f"a response without text in `{name}`", rows.filter(pc.and_(content.is_null(), pc.invert(other)))
+    yield f"{EMPTY_RESPONSE} in `{name}`", rows.filter(_is_empty(content))
     before, rows = messages.filter(pc.invert(last)), parents.filter(pc.invert(last))
     for key, missing in _missing(before):
-        yield f"a message without {key} in `{name}`", _rows_of(rows, missing, len(chats))
-    if alone:
-        yield f"a chat in `{name}` with nothing before its response", pc.equal(lengths, pa.scalar(1, lengths.type))
+        yield f"a message without {key} in `{name}`", pc.unique(rows.filter(missing))
+    if alone and len(pc.unique(rows)) < len(ends):
+        yield f"a chat in `{name}` with nothing before its response", _where(pc.equal(lengths, 1))
 
 
 def _missing(messages: pa.Array) -> Iterator[tuple[str, pa.BooleanArray]]:
@@ -211,31 +203,26 @@ def _missing(messages: pa.Array) -> Iterator[tuple[str, pa.BooleanArray]]:
     yield "content", pc.and_(content, pc.invert(role))
 
 
-def _of_answers(answers: pa.Array) -> Iterator[tuple[str, pa.BooleanArray]]:
+def _of_answers(answers: pa.Array) -> Iterator[tuple[str, pa.Array]]:
     import pyarrow.compute as pc
     import pyarrow.types as kinds
 
-    yield NO_ANSWER, pc.is_null(answers, nan_is_null=kinds.is_floating(answers.type))
+    yield NO_ANSWER, _where(pc.is_null(answers, nan_is_null=kinds.is_floating(answers.type)))
     if _is_text(answers):
-        yield BLANK_ANSWER, _equal(pc.utf8_trim_whitespace(_plain(answers)), "")
+        yield BLANK_ANSWER, _where(_is_empty(pc.utf8_trim_whitespace(_plain(answers))))
 
 
-def _differ(one: pa.Array, other: pa.Array) -> pa.BooleanArray:
+def _where_differ(one: pa.Array, other: pa.Array) -> pa.Array:
     """Rows whose chats differ before their last messages, in roles or contents."""
     import pyarrow.compute as pc
 
-    lengths = pc.not_equal(_lengths(one), _lengths(other))
-    alike = pc.invert(lengths)
-    (said, rows, last), (others, _, _) = _messages(one.filter(alike)), _messages(other.filter(alike))
-    numbers = _numbers(len(one)).filter(alike).take(rows)
-    unlike = pc.or_(*(_unlike(_field(said, key), _field(others, key)) for key in ("role", "content")))
-    return pc.or_(lengths, _rows_of(numbers, pc.and_(unlike, pc.invert(last)), len(one)))
-
-
-def _unlike(one: pa.Array, other: pa.Array) -> pa.BooleanArray:
-    import pyarrow.compute as pc
-
-    return pc.fill_null(pc.not_equal(_plain(one), _plain(other)), False)
+    unequal = pc.not_equal(pc.list_value_length(one), pc.list_value_length(other))
+    if one.null_count or other.null_count or pc.any(unequal).as_py():
+        return _where(unequal)
+    (messages, rows, last), (others, _, _) = _messages(one), _messages(other)
+    pairs = [[_plain(_field(each, key)) for each in (messages, others)] for key in ("role", "content")]
+    unlike = pc.or_kleene(*(pc.not_equal(*pair) for pair in pairs))
+    return pc.unique(rows.filter(pc.and_kleene(unlike, pc.invert(last))))
 
 
 def _messages(chats: pa.Array) -> tuple[pa.Array, pa.Array, pa.BooleanArray]:
@@ -243,29 +230,30 @@ def _messages(chats: pa.Array) -> tuple[pa.Array, pa.Array, pa.BooleanArray]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    messages, parents = chats.flatten(), pc.list_parent_indices(chats)
-    following = pa.concat_arrays([parents[1:], pa.array([-1], parents.type)]) if len(parents) else parents
-    return messages, parents, pc.not_equal(parents, following)
+    parents = pc.list_parent_indices(chats)
+    # The last message of all is one, too.
+    last = pa.concat_arrays([pc.not_equal(parents[1:], parents[:-1]), pc.equal(parents[-1:], parents[-1:])])
+    return chats.flatten(), parents, last
 
 
-def _rows_of(parents: pa.Array, mask: pa.BooleanArray, rows: int) -> pa.BooleanArray:
-    """Rows with a message that `mask` marks."""
+def _where(mask: pa.BooleanArray) -> pa.Array:
+    """Numbers of the rows that a mask marks; those of null are not marked."""
     import pyarrow.compute as pc
 
-    return pc.is_in(_numbers(rows), parents.filter(mask).cast("int64"))
+    return pc.indices_nonzero(mask)
 
 
 def _numbers(count: int) -> pa.Array:
+    """0 to `count`. Arrow imports pandas to make arrays and scalars of Python's, which is slow: for faults alone."""
     import pyarrow as pa
 
     return pa.array(range(count), "int64")
 
 
-def _lengths(chats: pa.Array) -> pa.Array:
-    """Messages of each chat; 0 where there is none."""
+def _is_zero(numbers: pa.Array) -> pa.BooleanArray:
     import pyarrow.compute as pc
 
-    return pc.fill_null(pc.list_value_length(chats), 0)
+    return pc.invert(numbers.cast("bool"))
 
 
 def _value(batch: pa.RecordBatch, column: str) -> pa.Array:
@@ -282,13 +270,11 @@ def _field(messages: pa.Array, key: str) -> pa.Array:
     return pc.struct_field(messages, [key])
 
 
-def _equal(texts: pa.Array, wanted: str, *, null: bool = False) -> pa.BooleanArray:
-    """Which texts are the wanted one; for those that are null, `null`."""
-    import pyarrow as pa
+def _is_empty(texts: pa.Array) -> pa.BooleanArray:
+    """Which texts are empty; null for null."""
     import pyarrow.compute as pc
 
-    texts = _plain(texts)
-    return pc.fill_null(pc.equal(texts, pa.scalar(wanted, texts.type)), null)
+    return _is_zero(pc.binary_length(_plain(texts)))
 
 
 def _plain(texts: pa.Array) -> pa.Array:

@@ -25,7 +25,7 @@ from dagrl.spec.own.import_child import LENGTH_BYTES, UNREACHABLE, serve
 
 IMPORT_SECONDS = 60.0
 """Longest wait for a module."""
-_TOLD_AFTER_S = 5.0
+_TOLD_AFTER_S = 10.0
 """From then on the user is told of the wait."""
 _LOOK_AGAIN_S = 0.2
 _STACK_S = 1.0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import subprocess
+import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -363,6 +365,18 @@ def test_behind_the_scanned_rows_statistics_tell_of_nulls(project, row, monkeypa
         pa.Table.from_pylist(rows_of([{"prompt": GOOD}] * 35 + [{"prompt": []}] * 5, row)), path, row_group_size=10
     )
     assert "a prompt, or a message of one, that is null between row 30" in the_problem(project, project.pipeline())
+
+
+def test_files_without_faults_are_read_without_pandas(project):
+    """It takes half a second to import, and Arrow does so for some of its functions."""
+    rows = [{"prompt": GOOD, "reward_model": {"ground_truth": "2"}, "a": ANSWERED, "b": ANSWERED}] * 9
+    path = project.write_rows("train.parquet", rows)
+    code = (
+        "import sys, pyarrow.parquet as pq\nfrom dagrl.spec.checks.data_rows import Columns, row_faults\n"
+        f"found = row_faults(pq.ParquetFile({str(path)!r}), Columns(True, ('a', 'b'), True, True))\n"
+        "assert (found.scanned, found.faults) == (9, {}), found\nassert 'pandas' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_the_scan_is_bounded(project, row):

@@ -36,16 +36,16 @@ ENDS = [
     ("if os.fork(): os._exit(5)\ntime.sleep(60)", "ends the process with exit code 5"),
 ]
 HANGS = [
-    ("time.sleep(1e9)", "takes more than 0.5 s at {m}:2; do such work when the function is called"),
-    ("while True: pass", "takes more than 0.5 s at {m}:2"),
-    ("import threading; threading.Event().wait()", "takes more than 0.5 s at {m}:2"),
-    ("import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()", "takes more than 0.5 s at {m}:2"),
-    ("import signal; signal.signal(signal.SIGABRT, signal.SIG_IGN); time.sleep(99)", "takes more than 0.5 s;"),
-    ("os.kill(os.getpid(), 19)", "takes more than 0.5 s"),
-    ("sum(range(10**12))", "takes more than 0.5 s at {m}:2"),
-    ("import re; re.match('(a+)+$', 'a' * 60 + 'b')", "takes more than 0.5 s at {m}:2"),
-    ("r, w = os.pipe(); os.read(r, 1)", "takes more than 0.5 s at {m}:2"),
-    ("os.closerange(3, 200); time.sleep(99)", "takes more than 0.5 s"),
+    ("time.sleep(1e9)", "takes more than 1 s at {m}:2; do such work when the function is called"),
+    ("while True: pass", "takes more than 1 s at {m}:2"),
+    ("import threading; threading.Event().wait()", "takes more than 1 s at {m}:2"),
+    ("import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()", "takes more than 1 s at {m}:2"),
+    ("import signal; signal.signal(signal.SIGABRT, signal.SIG_IGN); time.sleep(99)", "takes more than 1 s;"),
+    ("os.kill(os.getpid(), 19)", "takes more than 1 s"),
+    ("sum(range(10**12))", "takes more than 1 s at {m}:2"),
+    ("import re; re.match('(a+)+$', 'a' * 60 + 'b')", "takes more than 1 s at {m}:2"),
+    ("r, w = os.pipe(); os.read(r, 1)", "takes more than 1 s at {m}:2"),
+    ("os.closerange(3, 200); time.sleep(99)", "takes more than 1 s"),
 ]
 RAISES = [
     ("raise BaseException('out')", "fails at {m}:2: BaseException: out; mend the module"),
@@ -130,7 +130,7 @@ def test_what_a_module_does_when_imported_is_one_sentence(project, module, sourc
 
 @pytest.mark.parametrize(("source", "wanted"), HANGS)
 def test_a_module_that_does_not_come_back_is_one_sentence(project, module, source, wanted):
-    assert_told(project, module(f"{source}\n{GOOD}"), wanted, seconds=0.5)
+    assert_told(project, module(f"{source}\n{GOOD}"), wanted, seconds=1.0)
 
 
 @pytest.mark.parametrize(
