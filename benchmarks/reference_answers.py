@@ -1,99 +1,79 @@
-r"""How many reference answers the math reward confirms, over all rows of prompt files that data_preprocess/ has made.
+r"""How many right answers the math reward accepts, and how many wrong ones, over the reference answers of prompt files.
 
     python data_preprocess/gsm8k.py --local_dir data/gsm8k --source ORIGINALS
-    python benchmarks/reference_answers.py data/gsm8k/train.parquet data/gsm8k/test.parquet --list unconfirmed.jsonl
+    python benchmarks/reference_answers.py data/gsm8k/train.parquet data/gsm8k/test.parquet --list unexpected.jsonl
 
-Each row is scored three times, as a run would: the authors' worked solution (``extra_info.answer``, where there is one)
-and the bare answer in a ``\boxed{}`` have to get 1.0, the boxed answer of a following row, written otherwise, 0.0.
+For each reference answer, `answer_formats` writes right responses in many formats and wrong ones that are near misses,
+all of a verdict that is known by construction. ``--right`` and ``--wrong`` of them are drawn for each row, so that all
+references and all formats have their turn. The authors' own worked solutions (``extra_info.answer``) are scored beside
+them: they are no verdict, as some do not end with their answer.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
+import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import batched
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
 import pyarrow.parquet as pq
+from answer_formats import Output, Reference, read_reference, right_outputs, wrong_outputs
 
-from dagrl.rewards.registry import load_reward
-from dagrl.rewards.score import Samples, score
-
-_AT_ONCE = 64
+from dagrl.rewards.math import math_reward
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What is scored of a row."""
+    """A row of a prompt file, as far as it is used."""
 
     place: str
     source: str
     answer: str
     solution: str
-    other: str
-    """The next answer in the file that is written otherwise."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """How the rows of a source were scored one way."""
+    """How the responses of a format were scored."""
 
     rows: int = 0
-    right: int = 0
-    refused: int = 0
-    """Rows whose reference answer holds nothing to compare with."""
-    seconds: float = 0.0
+    accepted: int = 0
+    milliseconds: list[float] = field(default_factory=list)
+
+    def add(self, accepted: bool, milliseconds: float) -> None:
+        """Count one response."""
+        self.rows += 1
+        self.accepted += accepted
+        self.milliseconds.append(milliseconds)
 
 
-WAYS: dict[str, Callable[[Row], str]] = {
-    "solution": lambda row: row.solution,
-    "boxed": lambda row: rf"\boxed{{{row.answer}}}",
-    "other": lambda row: rf"\boxed{{{row.other}}}",
-}
-"""What stands for the response."""
+Reward = Callable[[str, str], float]
+SOLUTION = "the authors' solution"
 
 
 def main() -> None:
-    """Score all rows and print a table."""
+    """Score the responses and print tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", type=Path, nargs="+", help="parquet files in verl's schema")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="what stands for the response")
+    parser.add_argument("--right", type=int, default=4, help="right responses a row; default: %(default)s")
+    parser.add_argument("--wrong", type=int, default=2, help="wrong responses a row; default: %(default)s")
+    parser.add_argument("--every", type=int, default=1, help="only every so many rows; default: all")
+    parser.add_argument("--seed", type=int, default=1, help="of what is drawn; default: %(default)s")
     parser.add_argument(
-        "--list", type=Path, help="write rows that were not scored as they should be here, as JSON lines"
+        "--list", type=Path, help="write responses with another verdict than theirs here, as JSON lines"
     )
     args = parser.parse_args()
+    rows = [row for file in args.files for row in rows_of(file)]
+    math_reward("1", "1")
     with args.list.open("w") if args.list else Path("/dev/null").open("w") as unexpected:
-        tallies = {way: tally(args.files, way, unexpected) for way in args.ways}
-    print("source way rows right share refused ms/row")
-    for way, sources in tallies.items():
-        for source, found in sources.items():
-            share = found.right / found.rows
-            per_row = 1000 * found.seconds / found.rows
-            print(f"{source} {way} {found.rows} {found.right} {share:.4%} {found.refused} {per_row:.2f}")
-
-
-def tally(files: Iterable[Path], way: str, unexpected: TextIO) -> dict[str, Tally]:
-    """Source -> how its rows were scored; those that should have been scored otherwise go to `unexpected`."""
-    tallies: dict[str, Tally] = {}
-    rows = (row for file in files for row in rows_of(file) if WAYS[way](row))
-    for some in batched(rows, _AT_ONCE):
-        start = time.perf_counter()
-        scores = score(load_reward("math"), samples_of(some, way), args={}, on_error=-1.0)
-        each = (time.perf_counter() - start) / len(some)
-        for row, reward in zip(some, scores.rewards.tolist(), strict=True):
-            found = tallies.setdefault(row.source, Tally())
-            found.rows += 1
-            found.right += reward == 1.0
-            found.refused += reward < 0.0
-            found.seconds += each
-            if (reward == 1.0) == (way == "other"):
-                told = {"place": row.place, "way": way, "reward": reward, "answer": row.answer}
-                unexpected.write(json.dumps(told | {"response": WAYS[way](row)}, ensure_ascii=False) + "\n")
-    return tallies
+        drawn = responses(rows, args.right, args.wrong, random.Random(args.seed))
+        tallies = tally((each for index, each in enumerate(drawn) if index % args.every == 0), math_reward, unexpected)
+    print("\n".join(tables(tallies)))
 
 
 def rows_of(file: Path) -> Iterator[Row]:
@@ -101,29 +81,90 @@ def rows_of(file: Path) -> Iterator[Row]:
     columns = ["data_source", "reward_model.ground_truth", "extra_info.answer"]
     with pq.ParquetFile(file) as parquet:
         records: list[dict[str, Any]] = parquet.read(columns=columns).to_pylist()
-    answers = [record["reward_model"]["ground_truth"] for record in records]
-    for number, (record, answer) in enumerate(zip(records, answers, strict=True)):
-        others = (answers[(number + step) % len(answers)] for step in range(1, len(answers)))
+    for number, record in enumerate(records):
         yield Row(
             f"{file.parent.name}/{file.name} row {number}",
             record["data_source"],
-            answer,
+            record["reward_model"]["ground_truth"],
             (record["extra_info"] or {}).get("answer") or "",
-            next((other for other in others if other.strip() != answer.strip()), ""),
         )
 
 
-def samples_of(rows: Sequence[Row], way: str) -> Samples:
-    """The rows as a reward is told of them."""
-    nothing = [""] * len(rows)
-    return Samples(
-        sample_id=list(range(len(rows))),
-        prompt=nothing,
-        response=[WAYS[way](row) for row in rows],
-        answer=[row.answer for row in rows],
-        data_source=[row.source for row in rows],
-        extra_info=[{}] * len(rows),
-    )
+def responses(rows: Sequence[Row], right: int, wrong: int, draw: random.Random) -> Iterator[tuple[Row, list[Output]]]:
+    """Each row with the responses that are drawn for it; formats that were drawn least come first."""
+    references = [read_reference(row.answer) for row in rows]
+    by_kind: dict[str, list[Reference]] = {}
+    for reference in references:
+        by_kind.setdefault(reference.kind, []).append(reference)
+    times: dict[tuple[str, bool], int] = {}
+
+    def choose(outputs: Iterator[Output], count: int) -> list[Output]:
+        candidates = list(outputs)
+        draw.shuffle(candidates)
+        # The first is of the rarest format so far, the others are of any.
+        candidates.sort(key=lambda output: times.get((output.format, output.right), 0))
+        chosen = candidates[:1] + draw.sample(candidates[1:], min(max(count - 1, 0), len(candidates) - 1))
+        for output in chosen[:count]:
+            times[output.format, output.right] = times.get((output.format, output.right), 0) + 1
+        return chosen[:count]
+
+    for row, reference in zip(rows, references, strict=True):
+        other = draw.choice(by_kind[reference.kind])
+        chosen = choose(right_outputs(reference), right) + choose(wrong_outputs(reference, other), wrong)
+        solution = [Output(SOLUTION, row.solution, right=True)] if row.solution else []
+        yield row, chosen + solution
+
+
+def tally(
+    rows: Iterator[tuple[Row, list[Output]]], reward: Reward, unexpected: TextIO
+) -> dict[tuple[str, bool], Tally]:
+    """(Format, verdict) -> how its responses were scored; those with another verdict than theirs go to `unexpected`."""
+    tallies: dict[tuple[str, bool], Tally] = {}
+    for row, outputs in rows:
+        for output in outputs:
+            start = time.perf_counter()
+            try:
+                got: float | str = reward(output.text, row.answer)
+            except ValueError as error:
+                got = str(error)
+            milliseconds = 1000 * (time.perf_counter() - start)
+            accepted = got == 1.0
+            tallies.setdefault((output.format, output.right), Tally()).add(accepted, milliseconds)
+            if accepted != output.right:
+                told = {"place": row.place, "format": output.format, "right": output.right, "reward": got}
+                told |= {"answer": row.answer, "response": output.text, "ms": round(milliseconds, 1)}
+                unexpected.write(json.dumps(told, ensure_ascii=False) + "\n")
+    return tallies
+
+
+def tables(tallies: dict[tuple[str, bool], Tally]) -> Iterator[str]:
+    """A line for each format, the worst ones first, and one for all of a verdict."""
+    yield "verdict | format | responses | accepted | share | ms median | ms p99"
+    verdicts = {
+        verdict: {name: found for (name, right), found in tallies.items() if right == verdict and name != SOLUTION}
+        for verdict in (True, False)
+    }
+    for right, formats in verdicts.items():
+        name = "right" if right else "wrong"
+        everything = Tally()
+        for found in formats.values():
+            everything.rows += found.rows
+            everything.accepted += found.accepted
+            everything.milliseconds += found.milliseconds
+        by_share = sorted(formats.items(), key=lambda each: each[1].accepted / each[1].rows, reverse=not right)
+        for label, found in [*by_share, ("all", everything)]:
+            yield _line(name, label, found)
+    if (SOLUTION, True) in tallies:
+        yield _line("-", SOLUTION, tallies[SOLUTION, True])
+
+
+def _line(verdict: str, label: str, found: Tally) -> str:
+    if not found.rows:
+        return f"{verdict} | {label} | 0"
+    worst = statistics.quantiles(found.milliseconds, n=100)[98] if found.rows > 1 else found.milliseconds[0]
+    median = statistics.median(found.milliseconds)
+    share = found.accepted / found.rows
+    return f"{verdict} | {label} | {found.rows} | {found.accepted} | {share:.2%} | {median:.2f} | {worst:.1f}"
 
 
 if __name__ == "__main__":

@@ -1,45 +1,76 @@
-r"""The final answer of a worked solution: what stands in its last ``\boxed{}``, ``<answer>``, or behind ``####``."""
+r"""The final answer of a response: the text in its last ``\boxed{}`` or ``<answer>``, after ``####`` or "answer is"."""
 
 from __future__ import annotations
 
 import re
+from collections import deque
 
 from dagrl.rewards.in_latex import in_latex
+from dagrl.rewards.markup import closing_brace, unwrapped
 
-BOXED = r"\boxed{"
 ANSWER, ANSWER_END = "<answer>", "</answer>"
+THINK_END = "</think>"
 GSM8K_MARK = "####"
-# An escaped brace is printed and closes nothing.
-_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+LONGEST_ANSWER = 1000
+"""Characters of an answer that is read: a longer one has been repeated rather than found."""
+
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(?P<bare>-?\d+(?:\.\d+)?))")
 _DIGIT = re.compile(r"\d")
 _NUMBER = re.compile(r"(?:(?<![\w)])-)?\d+(?:,\d{3})*(?:\.\d+)?(?:/\d+)?")
-_SPACING = re.compile(r"\\[,;:! ]|\\(?:left|right|displaystyle)(?![a-z])|[\s$~]")
-_IN_TEXT = re.compile(r"\\(?:text|mathrm|textbf|mathbf|mbox)\{([^{}]*)\}")
+_SPACING = re.compile(r"(?:\\[,;:! $]|\\(?:left|right|displaystyle)(?![a-z])|[\s$~])+")
+_FRACTION = re.compile(r"\\[dtc]frac(?![a-z])")
+_IN_TEXT = re.compile(r"\\(?:text|mathrm|textbf|mathbf|mbox|textrm|textit|mathit|boldsymbol)\s*\{([^{}]*)\}")
 
-
-def last_boxed(text: str) -> str | None:
-    r"""The last ``\boxed{...}`` with its braces; None without one, or where it does not close."""
-    start = text.rfind(BOXED)
-    depth = 0
-    for brace in _BRACE.finditer(text, start + len(BOXED) - 1) if start >= 0 else ():
-        depth += (brace[0] == "{") - (brace[0] == "}")
-        if depth == 0:
-            return text[start : brace.end()]
-    return None
+_STATED = re.compile(r"\banswer\b[^\n.$\\\d:=]{0,60}?(?:\bis\b|\bare\b|[:=])[:\s*]*", re.IGNORECASE)
+_FORMULA = r"(?:\$\$.+?\$\$|\$(?:[^$\n\\]|\\[^\n])+\$(?!\d)|\\\(.+?\\\)|\\\[.+?\\\])"
+_FORMULAS = re.compile(rf"{_FORMULA}(?:\s*(?:,?\s*(?:and|or)\b|,)\s*{_FORMULA})*", re.DOTALL)
+_SENTENCE = re.compile(r"(?:[^\n.;?]|\.(?=\d))*")
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
+_IN_FORMULAS = {"and", "or", "pi", "sqrt", "sin", "cos", "tan", "log", "ln", "exp", "infinity", "inf"}
+# Atomic: a number that goes on otherwise (5.7x, 5, 7-2) is none.
+_LEADING_NUMBER = re.compile(
+    r"(?>[-+−]?\s?\\?[$€£]?\d+(?:[, \u00a0\u2009\u202f]\d{3}(?!\d))*(?:\.\d+)?(?:\s\d+/\d+|\s*/\s*\d+)?(?:\s?\\?%)?)"
+    r"(?=[\s,:!)*]|\Z)(?!\s*[-+*/^=<>×\\(])"
+)
 
 
 def marked_part(response: str) -> str | None:
     r"""The part of a response that is marked as its final answer; None where nothing is.
 
-    The last ``\boxed{...}``, braces included; else what is between the last ``<answer>`` and ``</answer>``; else the
-    word behind GSM8K's ``####``, where it ends a line.
+    The content of the last ``\boxed{...}`` (or ``\fbox``) or ``<answer>...</answer>``, whichever begins later; else the
+    word behind GSM8K's ``####``, where it ends a line; else what the last "answer is" or "Answer:" states. A thought
+    that ends with ``</think>`` is looked through only where nothing behind it is marked.
     """
-    boxed = last_boxed(response)
-    if boxed is not None:
-        return boxed
-    _, mark, rest = response.rpartition(ANSWER_END)[0].rpartition(ANSWER)
-    if mark and rest.strip():
-        return rest.strip()
+    _, thought, rest = response.rpartition(THINK_END)
+    found = _marked(rest)
+    return _marked(response) if found is None and thought else found
+
+
+def _marked(response: str) -> str | None:
+    before, mark, inside = response.rpartition(ANSWER_END)[0].rpartition(ANSWER)
+    inside = inside.strip() if mark else ""
+    box = _last_box(response)
+    if box is not None and (not inside or box[0] > len(before)):
+        return box[1]
+    return inside or _behind_gsm8k_mark(response) or _stated(response)
+
+
+def _last_box(text: str) -> tuple[int, str] | None:
+    """Where the last box begins, and its content; None without one, or where it does not close."""
+    box = _last_match(_BOX, text)
+    if box is None:
+        return None
+    if box["bare"]:
+        return box.start(), box["bare"]
+    end = closing_brace(text, box.end() - 1)
+    return None if end is None else (box.start(), text[box.end() : end].strip())
+
+
+def _last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    return next(iter(deque(pattern.finditer(text), maxlen=1)), None)
+
+
+def _behind_gsm8k_mark(response: str) -> str | None:
     # The mark and the answer end a line; what only begins with the mark may be a heading of Markdown.
     for line in reversed(response.split("\n")):
         _, mark, behind = line.rpartition(GSM8K_MARK)
@@ -47,6 +78,23 @@ def marked_part(response: str) -> str | None:
         if mark and len(words) == 1 and _DIGIT.search(words[0]):
             return words[0].strip("*_`")
     return None
+
+
+def _stated(response: str) -> str | None:
+    """What the last "answer is" states: formulas, a short formula without dollars, a number or one word."""
+    last = _last_match(_STATED, response)
+    if last is None:
+        return None
+    formulas = _FORMULAS.match(response, last.end())
+    if formulas:
+        return formulas[0]
+    found = _SENTENCE.match(response, last.end(), last.end() + LONGEST_ANSWER)
+    sentence = found[0].strip() if found else ""
+    words = [word for word in _WORD.findall(sentence) if word.lower() not in _IN_FORMULAS]
+    if not words or words == [sentence.strip("*")]:
+        return sentence or None
+    number = None if "=" in sentence else _LEADING_NUMBER.match(sentence)
+    return number[0] if number else None
 
 
 def final_answer(response: str) -> str | None:
@@ -58,14 +106,21 @@ def final_answer(response: str) -> str | None:
     marked = marked_part(response)
     if marked is None:
         numbers = _NUMBER.findall(response)
-        return _written_alike(numbers[-1]) if numbers else None
-    return _written_alike(marked.removeprefix(BOXED).removesuffix("}") if marked.startswith(BOXED) else marked)
+        return written_alike(numbers[-1]) if numbers else None
+    return written_alike(unwrapped(in_latex(marked[:LONGEST_ANSWER])))
 
 
-def _written_alike(answer: str) -> str | None:
-    answer = _SPACING.sub("", _IN_TEXT.sub(r"\1", in_latex(answer))).rstrip(".")
-    answer = answer.replace(r"\dfrac", r"\frac").replace(r"\tfrac", r"\frac").replace(r"\%", "%")
-    answer = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", answer)
+def written_alike(answer: str) -> str | None:
+    """One text for answers that differ in spacing, fonts and the writing of fractions and thousands."""
+    answer = _SPACING.sub(_digits_apart, _IN_TEXT.sub(r"\1", answer)).rstrip(".")
+    answer = _FRACTION.sub(r"\\frac", answer).replace(r"\%", "%")
+    if re.fullmatch(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?", answer):
+        answer = answer.replace(",", "")
     if re.fullmatch(r"-?\d+\.\d*", answer):
         answer = answer.rstrip("0").rstrip(".")
     return answer or None
+
+
+def _digits_apart(space: re.Match[str]) -> str:
+    around = space.string[max(space.start() - 1, 0) : space.start()] + space.string[space.end() : space.end() + 1]
+    return " " if len(around) == 2 and around.isdigit() else ""

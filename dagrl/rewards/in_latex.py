@@ -22,7 +22,9 @@ _PLAIN = str.maketrans(_RAISED + _LOWERED, "0123456789+-" * 2)
 _ROOT = re.compile(r"√(\d+|[a-z]|\([^()]*\))")
 _PROGRAMMED = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([+-]?\d+)(?![\w.])")
 _POWER = re.compile(r"\*\*(-?\w+|\([^()]*\))")
-_THOUSANDS = re.compile(r"(?<=\d)(?:\\[,!;: ]|~|\{,\})(?=\d{3}(?!\d))")
+_THOUSANDS = re.compile(r"(?<=\d)(?:,\\!|\\[,!;:]|\{,\}|(?:\\ |~)(?!\d{3} */))(?=\d{3}(?!\d))")
+_SPACED_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d/]| */)")
+_THOUSANDS_OF = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?=\s?(?:\\(?:pi|sqrt)|[A-Za-z]))")
 _PERCENT = re.compile(r"(?:\\?%|\\text\{ *percent *\}|percent)\Z")
 
 
@@ -30,6 +32,8 @@ def in_latex(answer: str) -> str:
     """The same answer in LaTeX, as far as it is known how; takes no longer than the answer is long."""
     answer = answer.replace(r"\varnothing", r"\emptyset")
     answer = _THOUSANDS.sub("", answer if answer.isascii() else _from_unicode(answer))
+    answer = _SPACED_THOUSANDS.sub(lambda found: found[0].replace(" ", ""), answer)
+    answer = _THOUSANDS_OF.sub(lambda found: found[0].replace(",", ""), answer)
     return _POWER.sub(r"^{\1}", _PROGRAMMED.sub(r"\1\\times 10^{\2}", answer))
 
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import select
-import signal
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import IO, Any
@@ -24,18 +24,18 @@ _SILENCE_S = 600.0
 def math_reward(response: str, answer: str, *, timeout_s: float = 2.0) -> float:
     r"""1.0 where the final answer of `response` equals `answer`, else 0.0.
 
-    The final answer is what is in the last ``\boxed{}``, else between ``<answer>`` and ``</answer>``, else behind
-    ``####``, else the last formula or number; `dagrl.rewards.math_checker.matches` says what counts as equal. A
-    comparison that takes more than `timeout_s` seconds of CPU time is given up, and its response gets 0.0. Decimals
-    are equal to math-verify when they agree to six places. Raises ValueError where `answer` holds nothing to compare
-    with. May be called from any thread.
+    `dagrl.rewards.final_answer.marked_part` says where the final answer is, `dagrl.rewards.answer_equality.matches`
+    what counts as equal. A comparison that takes more than `timeout_s` seconds of CPU time ends, and its response gets
+    0.0. No response is right where `answer` holds nothing to compare with (``\boxed{}``): 0.0, with a warning. May be
+    called from any thread.
     """
     if timeout_s <= 0:
         raise ValueError(f"timeout_s of the math reward must be above 0, not {timeout_s}")
     with _CHECKERS.borrowed() as checker:
         reply = checker.ask({"response": response, "answer": answer, "cpu_seconds": timeout_s})
     if "error" in reply:
-        raise ValueError(reply["error"])
+        warnings.warn(f"{reply['error']}: its responses get a reward of 0", stacklevel=2)
+        return 0.0
     return float(reply["matches"])
 
 
@@ -50,15 +50,12 @@ class _Checker:
             raise RuntimeError(f"{' '.join(command)} did not start; its error output says why")
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The reply; no match where the time ran out. RuntimeError where the process died of anything else."""
+        """The reply. RuntimeError where the process died."""
         print(json.dumps(request), file=self._requests, flush=True)
         reply = self._line("to compare two answers")
         if reply:
             return json.loads(reply)
-        status = self._process.wait()
-        if status == -signal.SIGPROF:
-            return {"matches": False}
-        raise RuntimeError(f"the process that compares formulas died with status {status}")
+        raise RuntimeError(f"the process that compares formulas died with status {self._process.wait()}")
 
     def _line(self, what: str) -> str:
         """The next one that it writes; empty where it has ended. RuntimeError where it does neither for long."""
@@ -67,6 +64,10 @@ class _Checker:
             self.close()
             raise RuntimeError(f"waited {_SILENCE_S:.0f} s for the process that compares formulas {what}")
         return self._replies.readline()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     @property
     def alive(self) -> bool:

@@ -35,6 +35,25 @@ from dagrl.rewards.final_answer import final_answer
         ("1,234,567 in all", "1234567"),
         ("about 5/2.", "5/2"),
         (r"no end: \boxed{7", "7"),
+        (r"\boxed {18} or \fbox{17}", "17"),
+        (r"$\boxed 12$", "12"),
+        (r"\boxed{17}, no: <answer>18</answer>", "18"),
+        (r"<answer>17</answer>, no: \boxed{18}", "18"),
+        (r"<answer>\boxed{18}</answer>", "18"),
+        (r"<think>\boxed{7}</think> The answer is 18.", "18"),
+        (r"<think>So \boxed{18}</think> That is it.", "18"),
+        ("The answer is 5/6. There are 7.", "5/6"),
+        (r"the final answer is: $\frac{1}{2}$. I hope it is correct.", r"\frac{1}{2}"),
+        ("**Final Answer:** **18**", "18"),
+        ("The answer is $18, as $7 are left.", "18"),
+        (r"The answer is \$18.50.", "18.5"),
+        ("The answer is $3$ and $5$.", "3and5"),
+        ("The answer is (3, 5).", "(3,5)"),
+        ("The answer is 3 1/2 cups.", "3 1/2"),
+        ("The answer is (B).", "(B)"),
+        ("Answer: 18, because 3 + 4 is 7", "18"),
+        ("The answer is 5 apples + 3 apples = 8 apples", "8"),
+        ("What is the answer? First, 3 + 4 is 7", "7"),
     ],
 )
 def test_answers(response: str, answer: str) -> None:
@@ -47,6 +66,24 @@ def test_no_answer(response: str) -> None:
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("piece", ["1", "####", "#### 1 ", "1,", "-", r"\boxed{", r"\text{", "{", " \t", "$"])
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "1",
+        "####",
+        "#### 1 ",
+        "1,",
+        "-",
+        r"\boxed{",
+        "answer is ",
+        "answer is $",
+        "<answer>",
+        "</think>",
+        r"\text{",
+        "{",
+        " \t",
+        "$",
+    ],
+)
 def test_whatever_a_policy_repeats_takes_no_longer_than_it_is(piece: str) -> None:
     final_answer("#### " + piece * 100_000 + " x")

@@ -1,99 +1,40 @@
-"""The math reward: what it takes for the final answer, that it is right about GSM8K, and that its bound holds."""
+"""The math reward: its process, and the bound on its time."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from dagrl.rewards.math import math_reward
-from dagrl.rewards.math_checker import matches
+from dagrl.rewards.math import _Checker, math_reward
 
-GSM8K = Path(__file__).parents[3] / "shared/data/gsm8k"
 ENDLESS = r"\boxed{9^{9^{9^{9}}}}"
 
 
-@pytest.mark.parametrize(
-    ("response", "answer"),
-    [
-        (r"So it is \boxed{18}.", "18"),
-        ("#### 18", "18"),
-        ("She has 18 apples.", "18"),
-        ("It costs $18.00", "18"),
-        (r"\boxed{0.5}", r"\frac{1}{2}"),
-        ("answer: 5/2", "2.5"),
-        ("#### 1,234", "1234"),
-        (r"$\boxed{x^2+2x+1}$", "(x+1)^2"),
-        (r"\boxed{\text{(B)}}", "B"),
-        (r"\boxed{x=5}", "5"),
-        (r"first \boxed{17}, no: \boxed{18}", "18"),
-        (r"\boxed{\frac{\sqrt{2}}{2}} as I said at 3 o'clock", r"\frac{1}{\sqrt 2}"),
-        ("#### 18\n\nQuestion: how many are 3 and 4?", "18"),
-        ("#### Step 2: add\nThat makes 18", "18"),
-        ("18", "9 + 9 = 18, so\n#### 18"),
-        ("18", r"\boxed{18}"),
-        (r"\boxed{\frac{2}{3}}", r"\$\dfrac23 \approx \$0.67"),
-        ("<answer> 18 </answer>", "18"),
-        ("#### **18**", "18"),
-        ("#### −18", "-18"),
-        (r"\boxed{1\,800}", "1800"),
-        (r"\boxed{8.7e8}", r"8.7\times 10^{8}"),
-        (r"\boxed{2**10}", "1024"),
-        (r"\boxed{x²+√2}", r"x^2+\sqrt{2}"),
-        (r"\boxed{½}", "0.5"),
-        (r"\boxed{45°}", r"45^\circ"),
-        (r"\boxed{\emptyset}", r"\varnothing"),
-        (r"\boxed{50\%}", "50"),
-        (r"\boxed{50\%}", "0.5"),
-        (r"\boxed{50}", r"50\%"),
-        (r"\boxed{0.5}", r"$50\%$"),
-        (r"\boxed{50 percent}", r"50\%"),
-        ("It is 50%", r"50\%"),
-    ],
-)
-def test_right_answers(response: str, answer: str) -> None:
-    assert matches(response, answer)
+@pytest.fixture(scope="module")
+def checker() -> Iterator[_Checker]:
+    checker = _Checker()
+    yield checker
+    checker.close()
 
 
-@pytest.mark.parametrize(
-    ("response", "answer"),
-    [
-        (r"\boxed{17}", "18"),
-        (r"18, so \boxed{17}", "18"),
-        (r"first \boxed{18}, no: \boxed{17}", "18"),
-        ("18\n#### 17", "18"),
-        ("18, and then 19", "18"),
-        ("", "18"),
-        ("####", "18"),
-        (r"\boxed{}", "18"),
-        ("I do not know.", "18"),
-        ("lorem ipsum $ dolor ### sit } amet {", "18"),
-        (r"\boxed{(2,1)}", "(1,2)"),
-        (r"\boxed{x+1}", "x+2"),
-        (r"\boxed{1\,000}", "0"),
-        (r"\boxed{0.5\%}", r"50\%"),
-        (r"\boxed{5}", r"50\%"),
-        (r"\boxed{\%}", "5"),
-        ("<answer></answer>", "18"),
-        (rf"\boxed{{{'1,' * 600}1}}", "1"),
-    ],
-)
-def test_wrong_answers(response: str, answer: str) -> None:
-    assert not matches(response, answer)
+def test_an_answer_is_compared_with_the_reference() -> None:
+    assert [math_reward(r"\boxed{3 1/2}", answer) for answer in ("3.5", "1.5")] == [1.0, 0.0]
 
 
-@pytest.mark.parametrize("answer", ["", "  ", "####", r"\boxed{}"])
-def test_a_reference_without_an_answer_is_refused(answer: str) -> None:
-    with pytest.raises(ValueError, match="holds nothing to compare with"):
-        math_reward("18", answer)
+def test_no_response_is_right_where_the_reference_is_empty() -> None:
+    with pytest.warns(
+        UserWarning, match=r"'\\\\boxed\{\}' holds nothing to compare with: its responses get a reward of 0"
+    ):
+        assert math_reward(r"\boxed{}", r"\boxed{}") == 0.0
 
 
 def test_a_bound_of_no_time_is_refused() -> None:
@@ -111,7 +52,7 @@ def test_the_bound_holds_in_any_thread_and_work_goes_on() -> None:
         results = [future.result() for future in [threads.submit(one_after_another) for _ in range(2)]]
         seconds = time.monotonic() - begin
     assert results == [(1.0, 0.0, 1.0)] * 2
-    # Four starts of a process that loads sympy, and two bounds; a machine with other work takes its time for that.
+    # Two starts of a process that loads sympy, and two bounds; a machine with other work takes its time for that.
     assert seconds < 60
 
 
@@ -130,17 +71,18 @@ def test_nothing_stays_behind_when_the_caller_is_killed() -> None:
         "import threading, time\n"
         "from dagrl.rewards import math\n"
         "math.math_reward('1', '1')\n"
-        "print(math._CHECKERS._idle[0]._process.pid, flush=True)\n"
+        "print(math._CHECKERS._idle[0].pid, flush=True)\n"
         rf"math.math_reward(r'{ENDLESS}', '1', timeout_s=1)"
     )
     process = subprocess.Popen([sys.executable, "-c", caller], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     checker = int(process.stdout.readline())
+    processes = [checker, _child_of(checker)]
     process.kill()
     process.wait()
     process.stdout.close()
     deadline = time.monotonic() + 30
-    while _runs(checker):
+    while any(map(_runs, processes)):
         assert time.monotonic() < deadline, "the checker outlived its caller"
         time.sleep(0.05)
 
@@ -153,23 +95,47 @@ def _runs(pid: int) -> bool:
     return state != "Z"
 
 
-def test_a_checker_that_dies_of_something_else_is_an_error() -> None:
-    from dagrl.rewards.math import _Checker
+def test_after_a_timeout_the_next_answer_costs_little(checker: _Checker) -> None:
+    def ask(response: str) -> dict[str, object]:
+        return checker.ask({"response": response, "answer": "18", "cpu_seconds": 0.2})
 
+    assert ask(r"\boxed{9+9}") == {"matches": True}
+    for _ in range(3):
+        before, child = _cpu_seconds(checker.pid), _child_of(checker.pid)
+        assert ask(ENDLESS) == {"matches": False}
+        assert ask(r"\boxed{9+9}") == {"matches": True}
+        assert _child_of(checker.pid) != child
+        spent = _cpu_seconds(checker.pid) - before
+        # The child that was ended had 0.2 s.
+        assert spent < 0.2 + 0.5
+    assert checker.alive
+
+
+def test_brackets_nested_too_deep_are_no_answer(checker: _Checker) -> None:
+    for nested in ("(1," * 240 + "1" + ")" * 240, "{" * 490 + "}" * 490, "(" * 980):
+        request = {"response": rf"\boxed{{{nested}}}", "answer": nested + "+1", "cpu_seconds": 0.5}
+        assert checker.ask(request) == {"matches": False}
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Of a process, of its children that have ended, and of the one that runs."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    child = Path(f"/proc/{_child_of(pid)}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15] + child[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
+def _child_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
+
+
+def test_a_checker_that_dies_of_something_else_is_an_error() -> None:
     checker = _Checker()
-    os.kill(checker._process.pid, signal.SIGSTOP)
-    threading.Timer(0.2, os.kill, (checker._process.pid, signal.SIGKILL)).start()
+    assert checker.ask({"response": "1", "answer": "1", "cpu_seconds": 1}) == {"matches": True}
+    child = _child_of(checker.pid)
+    os.kill(child, signal.SIGSTOP)
+    threading.Timer(0.2, os.kill, (child, signal.SIGKILL)).start()
     try:
         with pytest.raises(RuntimeError, match="died with status -9"):
             checker.ask({"response": "1", "answer": "1", "cpu_seconds": 1})
     finally:
         checker.close()
-
-
-@pytest.mark.skipif(not GSM8K.is_dir(), reason="the data set's original files are not here")
-def test_references_of_gsm8k_are_confirmed() -> None:
-    rows = [json.loads(line) for line in (GSM8K / "test.jsonl").read_text().splitlines()[::3]]
-    golds = [row["answer"].rpartition("####")[2].strip() for row in rows]
-    assert all(matches(row["answer"], gold) for row, gold in zip(rows, golds, strict=True))
-    assert all(matches(f"The answer is \\boxed{{{gold}}}", gold) for gold in golds)
-    assert not any(matches(f"The answer is \\boxed{{{gold}1}}", gold) for gold in golds)

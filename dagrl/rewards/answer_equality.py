@@ -1,0 +1,160 @@
+"""Whether two answers are the same: numbers exactly, lists by their elements, formulas by math-verify."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from itertools import accumulate
+from typing import Any
+
+from dagrl.rewards.final_answer import GSM8K_MARK, LONGEST_ANSWER, THINK_END, marked_part, written_alike
+from dagrl.rewards.in_latex import in_latex, of_hundred
+from dagrl.rewards.markup import unwrapped, without_unit
+from dagrl.rewards.plain_number import plain_number
+
+_JOINED = re.compile(
+    r"\s*,?\s*(?:\\(?:text|mbox|textrm|mathrm)\s*\{\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))\s*"
+)
+_SIZED = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)\s*(?=[()\[\]|]|\\[{}])")
+_ASSIGNED = re.compile(r"(?P<name>[A-Za-z](?:_(?:\w|\{\w+\}))?(?:\([a-z]\))?)\s*=(?P<value>[^=<>]+)")
+_IN_BASE = re.compile(r"(\d+)\s*_\s*\{?\s*(\d+)\s*\}?")
+_PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![a-z])")
+_TOKEN = re.compile(r"\\.|.", re.DOTALL)
+_BRACKETS = {"(", "[", r"\{"}
+_OPENING, _CLOSING = {*_BRACKETS, "{"}, {")", "]", r"\}", "}"}
+
+
+def matches(response: str, answer: str) -> bool:
+    r"""Whether the final answer of `response` equals the reference `answer`. ValueError for a reference without one.
+
+    The final answer is what is marked as such (`marked_part`), up to `LONGEST_ANSWER` characters; where nothing is, the
+    last formula or number, as math-verify finds it. The reference may also be a worked solution in GSM8K's form, or
+    an answer in a box.
+    """
+    reference = _read(answer.rpartition(GSM8K_MARK)[2])
+    if not reference:
+        raise ValueError(f"the reference answer {answer[:80]!r} holds nothing to compare with")
+    marked = marked_part(response)
+    if marked is None:
+        rest = response.rpartition(THINK_END)[2]
+        return _found_by_math_verify(rest if re.search(r"\d", rest) else response, reference)
+    if len(marked) > max(LONGEST_ANSWER, 4 * len(reference)):
+        return False
+    said = _read(marked)
+    return bool(said) and same(reference, said)
+
+
+def _read(answer: str) -> str:
+    return unwrapped(in_latex(unwrapped(answer)))
+
+
+def same(reference: str, said: str) -> bool:
+    """Whether two answers in LaTeX, without marks around them, are equal."""
+    if _as_text(reference) == _as_text(said):
+        return True
+    assigned = _ASSIGNED.fullmatch(reference), _ASSIGNED.fullmatch(said)
+    if any(assigned) and not (all(assigned) and len({found and found["name"] for found in assigned}) > 1):
+        values = [found["value"] if found else each for found, each in zip(assigned, (reference, said), strict=True)]
+        return same(unwrapped(values[0]), unwrapped(values[1]))
+    numbers = plain_number(reference), plain_number(said)
+    if numbers[0] and numbers[1]:
+        return numbers[0].equals(numbers[1])
+    in_base = _IN_BASE.fullmatch(reference), _IN_BASE.fullmatch(said)
+    if in_base[0] and in_base[1]:
+        return in_base[0].groups() == in_base[1].groups()
+    ours, theirs = _elements(reference), _elements(said)
+    if len(ours[1]) == len(theirs[1]) > 1 and not _PLUS_MINUS.search(reference + said):
+        return _same_elements(*ours, *theirs)
+    return any(_verified(*pair) for pair in _with_percentages(without_unit(reference), without_unit(said)))
+
+
+def _as_text(answer: str) -> str:
+    text = re.sub(r"\A\(([A-Za-z])\)\Z", r"\1", written_alike(answer) or answer)
+    return text.casefold() if text.isalpha() else text
+
+
+def _elements(answer: str) -> tuple[str, list[str]]:
+    r"""The brackets around an answer (``(]``, ``\{\}`` or empty) and the elements between its commas."""
+    tokens = _TOKEN.findall(_JOINED.sub(", ", _SIZED.sub("", answer)).strip())
+    depths = list(accumulate((token in _OPENING) - (token in _CLOSING) for token in tokens))
+    if not tokens or min(depths) < 0 or depths[-1] != 0:
+        return "", [answer]
+    around = ""
+    if tokens[0] in _BRACKETS and 0 not in depths[:-1]:
+        around = tokens[0] + tokens[-1]
+        tokens, depths = tokens[1:-1], [depth - 1 for depth in depths[1:-1]]
+    elements = [""]
+    for token, depth in zip(tokens, depths, strict=True):
+        if token == "," and depth == 0:
+            elements.append("")
+        else:
+            elements[-1] += token
+    return around, [unwrapped(element) for element in elements]
+
+
+def _same_elements(around: str, elements: list[str], around_said: str, said: list[str]) -> bool:
+    r"""Whether lists of one length are equal: in order where the reference has brackets, but for those of a set.
+
+    An answer may leave the brackets of a tuple or a set out. Two elements in square brackets are an interval.
+    """
+    if around not in ("", r"\{\}"):
+        interval = len(elements) == 2 and around != "()"
+        if around_said not in ((around,) if interval else ("", "()") if len(elements) == 2 else ("", "()", "[]")):
+            return False
+        return all(same(*pair) for pair in zip(elements, said, strict=True))
+    if around and around_said not in ("", around):
+        return False
+    left = list(said)
+    for element in elements:
+        equal = next((index for index, each in enumerate(left) if same(element, each)), None)
+        if equal is None:
+            return False
+        del left[equal]
+    return True
+
+
+def _with_percentages(reference: str, said: str) -> Iterator[tuple[str, str]]:
+    """What is to be compared: reference and answer, without the sign of percent where both have it, or either way."""
+    ours, theirs = of_hundred(reference), of_hundred(said)
+    yield ours or reference, theirs or said
+    if ours and not theirs:
+        yield _hundredth(ours), said
+    elif theirs and not ours:
+        yield reference, _hundredth(theirs)
+
+
+def _hundredth(number: str) -> str:
+    return rf"\frac{{{number}}}{{100}}"
+
+
+def _verified(reference: str, said: str) -> bool:
+    from math_verify import verify
+
+    return verify(_formula(reference), _formula(said), timeout_seconds=None)
+
+
+def _found_by_math_verify(response: str, reference: str) -> bool:
+    """Whether the last formula or number of a response in which nothing is marked equals the reference."""
+    from math_verify import parse, verify
+
+    found = parse(response, parsing_timeout=None)
+    number = of_hundred(reference)
+    readings = [without_unit(reference)] if number is None else [number, _hundredth(number)]
+    return any(verify(_formula(each), found, timeout_seconds=None) for each in readings)
+
+
+def _formula(answer: str) -> list[Any]:
+    from math_verify import parse
+
+    return parse(rf"\boxed{{{answer}}}", _whole_formula(), parsing_timeout=None)
+
+
+@cache
+def _whole_formula() -> list[Any]:
+    """Read an answer as a whole, not by the last number in it, and leave units alone: they are gone already."""
+    from math_verify import LatexExtractionConfig
+
+    normalization = replace(LatexExtractionConfig().normalization_config, units=False)
+    return [LatexExtractionConfig(try_extract_without_anchor=False, normalization_config=normalization)]

@@ -1,0 +1,82 @@
+r"""Removes what surrounds an answer and does not change it: boxes, dollars, fonts, punctuation, units."""
+
+from __future__ import annotations
+
+import re
+
+# An escaped brace is printed and closes nothing.
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_GROUP = re.compile(
+    r"(?:\\(?P<command>boxed|fbox|text|textbf|textit|textrm|mbox|mathrm|mathbf|mathit|mathsf|boldsymbol|bm)\s*)?\{"
+)
+_TEXT = {"text", "textbf", "textit", "textrm", "mbox", "mathrm"}
+_WORD = re.compile(r"[A-Za-z]{2}")
+_DELIMITED = re.compile(
+    r"(?:\$\$?(?P<dollars>(?:[^$\\]|\\.)+)\$\$?|\\\((?P<inline>.+)\\\)|\\\[(?P<display>.+)\\\])", re.DOTALL
+)
+_DELIMITER = re.compile(r"(?<!\\)\$|(?<!\\)\\[()\[\]]")
+_LEAD = re.compile(r"[A-Za-z][^$\\\d=]*?(?:\b(?:is|are|was|were|equals?)\b:?|\banswer:)\s*(?=\S)", re.IGNORECASE)
+_SPACE = r"(?:\s|~|\\[,;:! ]|\\q?quad(?![a-z])|\\\\)"
+_START = re.compile(rf"(?:{_SPACE}|\*\*|\\displaystyle(?![a-z])|\\bf(?![a-z]))+")
+_END = re.compile(rf"(?:{_SPACE}|\*\*|(?<!\\right)[.,;:])+\Z")
+
+_UNIT_TEXT = r"\\(?:text|textrm|mathrm|mbox|rm)\s*\{(?!\s*(?:and|or|[ide])\b)[^{}]*\}"
+_POWER = r"(?:\s*\^\s*(?:\{\s*-?\d\s*\}|-?\d))?"
+_UNIT_IN_TEXT = re.compile(rf"{_SPACE}*{_UNIT_TEXT}{_POWER}(?:{_SPACE}*(?:/|\\cdot)?{_SPACE}*{_UNIT_TEXT}{_POWER})*\Z")
+_UNIT_IN_WORDS = re.compile(rf"(?<=[\d}})])\s+(?P<words>(?:[A-Za-z]{{2,}}|[mgshLlJNWVK])(?:[ /][A-Za-z]+)*){_POWER}\Z")
+_IN_FORMULAS = {
+    "and", "or", "to", "pi", "sqrt", "sin", "cos", "tan", "log", "ln", "exp", "mod", "inf", "infinity", "percent",
+    "times", "plus", "minus", "over", "choose", "not",
+}  # fmt: skip
+
+
+def closing_brace(text: str, opening: int) -> int | None:
+    """The position of the brace that closes the one at `opening`; None where it does not close."""
+    depth = 0
+    for brace in _BRACE.finditer(text, opening):
+        depth += (brace[0] == "{") - (brace[0] == "}")
+        if depth == 0:
+            return brace.start()
+    return None
+
+
+def unwrapped(answer: str) -> str:
+    r"""The answer alone: ``**$\boxed{5}$.**`` is ``5``, and so is ``The answer is $5$``. Words stay in ``\text{}``."""
+    while True:
+        answer = _trimmed(answer)
+        lead = _LEAD.match(answer)
+        answer = answer[lead.end() :] if lead else answer
+        inside = _inside(answer)
+        if inside is None:
+            return _DELIMITER.sub("", answer)
+        answer = inside
+
+
+def _trimmed(answer: str) -> str:
+    start = _START.match(answer)
+    answer = answer[start.end() :] if start else answer
+    end = _END.search(answer)
+    return answer[: end.start()] if end else answer
+
+
+def _inside(answer: str) -> str | None:
+    """What a pair of marks around the whole answer holds; None without one."""
+    delimited = _DELIMITED.fullmatch(answer)
+    if delimited and not _DELIMITER.search(inside := delimited[delimited.lastgroup or 0]):
+        return inside
+    group = _GROUP.match(answer)
+    if not group or closing_brace(answer, group.end() - 1) != len(answer) - 1:
+        return None
+    inside = answer[group.end() : -1]
+    return None if group["command"] in _TEXT and _WORD.search(inside) else inside
+
+
+def without_unit(answer: str) -> str:
+    r"""The answer without a unit behind it: ``5~\mathrm{cm}^2``, ``5\text{ apples}``, ``5 square feet`` are ``5``."""
+    found = _UNIT_IN_TEXT.search(answer)
+    if found and re.search(r"[\d})]\Z", answer[: found.start()]):
+        return answer[: found.start()]
+    found = _UNIT_IN_WORDS.search(answer)
+    if found and not _IN_FORMULAS.intersection(re.split("[ /]", found["words"].lower())):
+        return answer[: found.start()]
+    return answer
