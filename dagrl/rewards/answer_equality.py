@@ -15,7 +15,7 @@ from dagrl.rewards.markup import unwrapped, without_unit
 from dagrl.rewards.plain_number import plain_number
 
 _JOINED = re.compile(
-    r"\s*,?\s*(?:\\(?:text|mbox|textrm|mathrm)\s*\{\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))\s*"
+    r"\s*(?:,\s*)?(?:\\(?:text|mbox|textrm|mathrm)\s*\{\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))\s*"
 )
 _SIZED = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)\s*(?=[()\[\]|]|\\[{}])")
 _ASSIGNED = re.compile(r"(?P<name>[A-Za-z](?:_(?:\w|\{\w+\}))?(?:\([a-z]\))?)\s*=(?P<value>[^=<>]+)")
@@ -47,7 +47,7 @@ def matches(response: str, answer: str) -> bool:
 
 
 def _read(answer: str) -> str:
-    return unwrapped(in_latex(unwrapped(answer)))
+    return unwrapped(in_latex(re.sub(r"\s+", " ", unwrapped(answer))))
 
 
 def same(reference: str, said: str) -> bool:

@@ -21,9 +21,11 @@ _SPACING = re.compile(r"(?:\\[,;:! $]|\\(?:left|right|displaystyle)(?![a-z])|[\s
 _FRACTION = re.compile(r"\\[dtc]frac(?![a-z])")
 _IN_TEXT = re.compile(r"\\(?:text|mathrm|textbf|mathbf|mbox|textrm|textit|mathit|boldsymbol)\s*\{([^{}]*)\}")
 
+_STATED_WITHIN = 10_000
+"""Characters at the end of a response that are searched for "answer is": the search takes a while in a longer one."""
 _STATED = re.compile(r"\banswer\b[^\n.$\\\d:=]{0,60}?(?:\bis\b|\bare\b|[:=])[:\s*]*", re.IGNORECASE)
 _FORMULA = r"(?:\$\$.+?\$\$|\$(?:[^$\n\\]|\\[^\n])+\$(?!\d)|\\\(.+?\\\)|\\\[.+?\\\])"
-_FORMULAS = re.compile(rf"{_FORMULA}(?:\s*(?:,?\s*(?:and|or)\b|,)\s*{_FORMULA})*", re.DOTALL)
+_FORMULAS = re.compile(rf"{_FORMULA}(?:\s*(?:,\s*(?:(?:and|or)\b\s*)?|(?:and|or)\b\s*){_FORMULA})*", re.DOTALL)
 _SENTENCE = re.compile(r"(?:[^\n.;?]|\.(?=\d))*")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _IN_FORMULAS = {"and", "or", "pi", "sqrt", "sin", "cos", "tan", "log", "ln", "exp", "infinity", "inf"}
@@ -66,8 +68,8 @@ def _last_box(text: str) -> tuple[int, str] | None:
     return None if end is None else (box.start(), text[box.end() : end].strip())
 
 
-def _last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
-    return next(iter(deque(pattern.finditer(text), maxlen=1)), None)
+def _last_match(pattern: re.Pattern[str], text: str, start: int = 0) -> re.Match[str] | None:
+    return next(iter(deque(pattern.finditer(text, max(start, 0)), maxlen=1)), None)
 
 
 def _behind_gsm8k_mark(response: str) -> str | None:
@@ -82,7 +84,7 @@ def _behind_gsm8k_mark(response: str) -> str | None:
 
 def _stated(response: str) -> str | None:
     """What the last "answer is" states: formulas, a short formula without dollars, a number or one word."""
-    last = _last_match(_STATED, response)
+    last = _last_match(_STATED, response, len(response) - _STATED_WITHIN)
     if last is None:
         return None
     formulas = _FORMULAS.match(response, last.end())

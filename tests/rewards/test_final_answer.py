@@ -86,4 +86,5 @@ def test_no_answer(response: str) -> None:
     ],
 )
 def test_whatever_a_policy_repeats_takes_no_longer_than_it_is(piece: str) -> None:
-    final_answer("#### " + piece * 100_000 + " x")
+    for begin in ("#### ", "The answer is $5$", "The answer is ", r"\boxed"):
+        final_answer(begin + piece * 100_000 + " x")
