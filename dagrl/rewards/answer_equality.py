@@ -19,6 +19,7 @@ _JOINED = re.compile(
 )
 _SIZED = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)\s*(?=[()\[\]|]|\\[{}])")
 _ASSIGNED = re.compile(r"(?P<name>[A-Za-z](?:_(?:\w|\{\w+\}))?(?:\([a-z]\))?)\s*=(?P<value>[^=<>]+)")
+_RELATION = re.compile(r"[=<>]|\\(?:[lg]eq?|neq?|in)(?![a-z])")
 _IN_BASE = re.compile(r"(\d+)\s*_\s*\{?\s*(\d+)\s*\}?")
 _PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![a-z])")
 _TOKEN = re.compile(r"\\.|.", re.DOTALL)
@@ -54,10 +55,9 @@ def same(reference: str, said: str) -> bool:
     """Whether two answers in LaTeX, without marks around them, are equal."""
     if _as_text(reference) == _as_text(said):
         return True
-    assigned = _ASSIGNED.fullmatch(reference), _ASSIGNED.fullmatch(said)
-    if any(assigned) and not (all(assigned) and len({found and found["name"] for found in assigned}) > 1):
-        values = [found["value"] if found else each for found, each in zip(assigned, (reference, said), strict=True)]
-        return same(unwrapped(values[0]), unwrapped(values[1]))
+    values = _values(reference, said)
+    if values:
+        return same(*values)
     numbers = plain_number(reference), plain_number(said)
     if numbers[0] and numbers[1]:
         return numbers[0].equals(numbers[1])
@@ -68,6 +68,18 @@ def same(reference: str, said: str) -> bool:
     if len(ours[1]) == len(theirs[1]) > 1 and not _PLUS_MINUS.search(reference + said):
         return _same_elements(*ours, *theirs)
     return any(_verified(*pair) for pair in _with_percentages(without_unit(reference), without_unit(said)))
+
+
+def _values(reference: str, said: str) -> tuple[str, str] | None:
+    """Both without a name before them (``x = 5``): the same name, or a name of one where the other is no relation."""
+    ours, theirs = _ASSIGNED.fullmatch(reference), _ASSIGNED.fullmatch(said)
+    if ours and theirs:
+        return (unwrapped(ours["value"]), unwrapped(theirs["value"])) if ours["name"] == theirs["name"] else None
+    if ours and not _RELATION.search(said):
+        return unwrapped(ours["value"]), said
+    if theirs and not _RELATION.search(reference):
+        return reference, unwrapped(theirs["value"])
+    return None
 
 
 def _as_text(answer: str) -> str:

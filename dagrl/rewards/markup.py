@@ -10,7 +10,7 @@ _GROUP = re.compile(
     r"(?:\\(?P<command>boxed|fbox|text|textbf|textit|textrm|mbox|mathrm|mathbf|mathit|mathsf|boldsymbol|bm)\s*)?\{"
 )
 _TEXT = {"text", "textbf", "textit", "textrm", "mbox", "mathrm"}
-_WORD = re.compile(r"[A-Za-z]{2}")
+_WORDS = re.compile(r"(?!\s*-?\d).*[A-Za-z]{2}", re.DOTALL)
 _DELIMITED = re.compile(
     r"(?:\$\$?(?P<dollars>(?:[^$\\]|\\.)+)\$\$?|\\\((?P<inline>.+)\\\)|\\\[(?P<display>.+)\\\])", re.DOTALL
 )
@@ -68,7 +68,7 @@ def _inside(answer: str) -> str | None:
     if not group or closing_brace(answer, group.end() - 1) != len(answer) - 1:
         return None
     inside = answer[group.end() : -1]
-    return None if group["command"] in _TEXT and _WORD.search(inside) else inside
+    return None if group["command"] in _TEXT and _WORDS.match(inside) else inside
 
 
 def without_unit(answer: str) -> str:

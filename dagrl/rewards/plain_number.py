@@ -19,7 +19,7 @@ _CURRENCY = re.compile(r"\\?\$|[€£¥]|\\pounds")
 _DEGREES = re.compile(
     rf"{_SPACE}(?:\^\s*(?:\\circ|\{{\s*\\circ\s*\}})|\\degree|\\deg)\s*(?:[CF]|\\(?:text|mathrm)\{{[CF]\}})?\Z"
 )
-_PARENTHESES = re.compile(rf"(?:\\(?:left|big|Big))?\((?P<inside>[^()]*?){_SPACE}(?:\\(?:right|big|Big))?\)")
+_PARENTHESES = re.compile(rf"(?:\\(?:left|big|Big))?\((?P<inside>[^(),]*?){_SPACE}(?:\\(?:right|big|Big))?\)")
 _DECIMAL = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+"
 _EXPONENT = rf"10{_SPACE}\^{_SPACE}(?:\{{\s*[-+]?\d+\s*\}}|[-+]?\d+)"
 _SCALED = re.compile(
