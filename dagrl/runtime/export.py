@@ -58,9 +58,9 @@ def convert_to_hf(source: Path, model: Path, output: Path) -> str:
 def convert_to_megatron(source: Path, output: Path) -> str:
     """Write a Hugging Face folder in Megatron's distributed format, as Megatron-LM loads it. Raises as `export_run`."""
     check_is_hf(source)
-    if problem := folder_problem(source):
-        raise WrongCallError(problem)
     with _new_folder(output) as aside:
+        if problem := folder_problem(source):
+            raise WrongCallError(problem)
         from dagrl.engines.megatron.convert import write_megatron
         from dagrl.engines.model_source import load_hf_config, weight_source
         from dagrl.spec.models.vocabulary import padded_vocab_size

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 INDEX, CONFIG = "model.safetensors.index.json", "config.json"
-SOUND = json.dumps({"model_type": "qwen3"})
+SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "vocab_size")
+SOUND = json.dumps({"model_type": "qwen3"} | dict.fromkeys(SIZES, 4))
 TO_MEGATRON = ("convert", "SOURCE", "-o", "out", "--to", "megatron")
 TO_HF = ("convert", "SOURCE", "-o", "out", "--to", "hf", "--model", "MODEL")
 EXPORT = ("export", "SOURCE", "-o", "out")
@@ -21,7 +22,7 @@ CASES = {
     "config of brackets": (TO_MEGATRON, {CONFIG: "[" * 100_000}, "SOURCE/config.json is not a JSON object"),
     "config of bytes": (TO_MEGATRON, {CONFIG: "\udcff"}, "SOURCE/config.json is not a JSON object"),
     "no architecture": (TO_MEGATRON, {CONFIG: "{}"}, "SOURCE/config.json names no architecture"),
-    "no weights": (TO_MEGATRON, {CONFIG: SOUND}, "SOURCE holds neither model.safetensors nor"),
+    "no weights": (TO_MEGATRON, {CONFIG: SOUND}, "SOURCE has no safetensors weights"),
     "index of nothing": (TO_MEGATRON, {CONFIG: SOUND, INDEX: '{"weight_map": {}}'}, "does not say which file"),
     "index of numbers": (TO_MEGATRON, {CONFIG: SOUND, INDEX: '{"weight_map": {"a": 1}}'}, "does not say which file"),
     "files lost": (
