@@ -83,7 +83,8 @@ def test_lengths_that_the_file_does_not_allow_are_refused() -> None:
 
 
 def test_of_several_rollouts_those_with_shorter_limits_keep_to_them() -> None:
-    overrides = ("nodes.verify.sampling.max_new_tokens=2", "nodes.solve.sampling.max_new_tokens=64")
+    lengths = ("nodes.verify.sampling.max_new_tokens=2", "nodes.solve.sampling.max_new_tokens=64")
+    overrides = (*lengths, "model.init.max_position_embeddings=128")
     pipeline = check_file(TEMPLATES / "multi_agent.yaml", overrides, with_files=False).loaded.pipeline
     found = {name: lengths_of(pipeline, node, Assumed(response_tokens=50)) for name, node in rollouts(pipeline).items()}
     assert {name: each.response for name, each in found.items()} == {"solve": 50, "verify": 2}
@@ -540,7 +541,7 @@ def rollout_seconds(*overrides: str) -> float:
 
 
 def test_a_response_waits_for_its_answers() -> None:
-    alone, said = rollout_seconds(*TOOLS), (*TOOLS, "nodes.rollout.tool_concurrency=100000")
+    alone, said = rollout_seconds(*TOOLS), (*TOOLS, "nodes.rollout.tool_concurrency=4096")
     # Nothing is said of tools, and nothing is made up.
     assert alone == rollout_seconds()
     waits = rollout_seconds(*said, "nodes.rollout.expected_call_s=2.0") - alone
