@@ -110,6 +110,7 @@ def test_neither_data_nor_weights_need_be_there(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     shape = {"model_type": "qwen3", "hidden_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8}
+    shape |= {"intermediate_size": 3072}
     (folder / "config.json").write_text(json.dumps(shape | {"num_key_value_heads": 8, "vocab_size": 32000}))
     paths = [f"model={{path: {folder}, init: null, tokenizer: null}}", "data.train=nowhere.parquet"]
     assert report(EIGHT_B, paths).fit.shape.vocabulary == 32000
