@@ -65,8 +65,11 @@ def same(reference: str, said: str) -> bool:
     if in_base[0] and in_base[1]:
         return in_base[0].groups() == in_base[1].groups()
     ours, theirs = _elements(reference), _elements(said)
-    if len(ours[1]) == len(theirs[1]) > 1 and not _PLUS_MINUS.search(reference + said):
-        return _same_elements(*ours, *theirs)
+    if not _PLUS_MINUS.search(reference + said):
+        if len(ours[1]) == len(theirs[1]) > 1:
+            return _same_elements(*ours, *theirs)
+        if any(numbers) and max(len(ours[1]), len(theirs[1])) > 1:
+            return False
     return any(_verified(*pair) for pair in _with_percentages(without_unit(reference), without_unit(said)))
 
 
