@@ -22,6 +22,9 @@ RAY_VARIABLES = {
     # What workers return of more bytes goes into the object store, and not through the driver's memory to whoever wants
     # it: Ray's own bound lets most columns through.
     "RAY_max_direct_call_object_size": "8192",
+    # Each of Ray's processes logs its internal counters each minute, 115 MB a day in all: each hour is enough. Not -1,
+    # with which the control store prints them without a pause.
+    "RAY_event_stats_print_interval_ms": "3600000",
 }
 """What Ray's processes find in their environment, if nothing else is said there."""
 _OBJECT_STORE_BYTES = 2 * 2**30

@@ -36,7 +36,8 @@ class Slots:
 
     async def place(self, executor: Executor, run_dir: Path, threads: int, ranks: Iterable[int]) -> list[Any]:
         """Create the actors of these ranks, each with so many threads; they may not have started yet."""
-        remote = self._ray.remote(Worker)
+        # Ray's control store would keep an account of each call, 39 KB a step, until it has 100,000 of them.
+        remote = self._ray.remote(enable_task_events=False)(Worker)
         if executor.group is None:
             homes = self._host_homes(executor)
             return [remote.options(num_cpus=0, scheduling_strategy=homes[rank]).remote() for rank in ranks]

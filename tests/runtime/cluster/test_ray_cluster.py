@@ -50,6 +50,21 @@ def test_a_running_ray_is_joined_and_left_as_it_was(lab, running_ray, tmp_path):
     while "0.0/2.0 CPU" not in (account := status(running_ray)):
         assert time.monotonic() < deadline, account
         time.sleep(1)
+    assert kept_calls(running_ray) <= 1, "Ray's control store keeps calls: it grows with every step"
+
+
+def kept_calls(address: str) -> int:
+    """Tasks, calls of actors among them, of which Ray's control store keeps events; the driver itself is one."""
+    program = f"""
+import ray
+from ray._private.state import state
+ray.init(address={address!r}, log_to_driver=False, logging_level="ERROR", namespace="other")
+own = ray.get_runtime_context().get_job_id()
+print(sum(each.job_id.hex() != own for each in state._get_all_task_events()))
+"""
+    environment = {**os.environ, "RAY_AUTH_MODE": "disabled"}
+    command = [sys.executable, "-c", program]
+    return int(subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=True).stdout)
 
 
 def status(address: str) -> str:
