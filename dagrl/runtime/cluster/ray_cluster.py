@@ -57,6 +57,8 @@ def cluster(
         note(f"joining the Ray that runs on this machine, at {address}; RAY_ADDRESS=local keeps a run to itself")
     with _joined(ray, address) if address and address != OWN else _started(ray, pipeline, logs, note):
         _check_resources(ray, pipeline, pipeline.run.start_timeout_s if patient else 0.0)
+        if crowded := _crowded(pipeline.run.host_workers, sum(machine.cpus for machine in machines_of(ray))):
+            note(crowded)
         yield ray
 
 
@@ -96,7 +98,7 @@ def _joined(ray: ModuleType, address: str) -> Iterator[None]:
 @contextmanager
 def _started(ray: ModuleType, pipeline: Pipeline, logs: Path, note: Callable[[str], None]) -> Iterator[None]:
     slots = sum(group.ranks for group in pipeline.groups.values() if group.is_cpu)
-    _check_memory(slots)
+    _check_memory(slots, pipeline.run.host_workers)
     if told := small_shared_memory():
         note(told)
     note("starting Ray on this machine")
@@ -130,15 +132,25 @@ def _started(ray: ModuleType, pipeline: Pipeline, logs: Path, note: Callable[[st
                 keep_worker_logs(folder, logs)
 
 
-def _check_memory(slots: int) -> None:
-    """RunError where the processes on CPU slots cannot all live here: some hundreds take the machine down first."""
-    needed, free = slots * _LEAST_GIB_OF_A_SLOT, psutil.virtual_memory().available / 2**30
+def _check_memory(slots: int, host_workers: int) -> None:
+    """RunError where the run's processes cannot all live here: some hundreds take the machine down first."""
+    needed, free = (slots + host_workers) * _LEAST_GIB_OF_A_SLOT, psutil.virtual_memory().available / 2**30
     if needed > free:
         raise RunError(
-            f"the groups ask for {slots} CPU slots on this machine: their processes take {needed:.0f} GiB of memory at "
-            f"least, and {free:.0f} GiB are free",
-            hint="make the groups smaller (cpus_per_node)",
+            f"the run starts a process for each of {slots} CPU slots and {host_workers} host workers on this machine: "
+            f"they take {needed:.0f} GiB of memory at least, and {free:.0f} GiB are free",
+            hint="make the groups smaller (cpus_per_node), or lower run.host_workers",
         )
+
+
+def _crowded(host_workers: int, cores: int) -> str:
+    """What to tell of host workers that outnumber the CPU cores they run on; empty where they do not."""
+    if host_workers <= cores:
+        return ""
+    return (
+        f"run.host_workers is {host_workers}, more than there are CPU cores ({cores}): each worker is a process of its "
+        f"own, and the others wait; {cores} is enough unless rewards wait for other machines"
+    )
 
 
 def _check_resources(ray: ModuleType, pipeline: Pipeline, patience_s: float) -> None:

@@ -18,6 +18,8 @@ from dagrl.spec.schema import (
 
 _HOST = "host"
 """Runs the nodes without an engine; the plan and the timeline call it so."""
+_MOST_RANKS = 2**17
+"""Of one group. No cluster is larger, and a plan of many more ranks fills the memory of the machine that makes it."""
 _OWN_SECTIONS = (
     *("parallel", "transformer", "optimizer", "lr_schedule", "ddp", "offload"),
     *("model", "head", "bridge", "dist_checkpointing_path", "fused_linear_cross_entropy", "sleep"),
@@ -72,6 +74,9 @@ def _check_groups(pipeline: Pipeline, findings: Findings) -> None:
             what = "both gpus_per_node and cpus_per_node" if group.gpus_per_node else "neither GPUs nor CPU slots"
             message = f"the group has {what}; give one of `gpus_per_node:` and `cpus_per_node:`, 1 or more"
             findings.error(("groups", name), message)
+        if group.ranks > _MOST_RANKS:
+            what = f"the group has {group.ranks} slots, and a process runs on each; give {_MOST_RANKS} or fewer"
+            findings.error(("groups", name), what)
         if group.gpu is not None:
             try:
                 gpu_named(group.gpu)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, FiniteFloat
 
-from dagrl.spec.schema.section import Name, PositiveInt, Section, Tokens
+from dagrl.spec.schema.section import Name, PositiveInt, Section, SlotsPerNode, Tokens
 
 
 class TokenizerSpec(Section):
@@ -79,11 +79,11 @@ class DataSpec(Section):
 class GroupSpec(Section):
     """A named set of GPUs, or of CPU slots where there is no GPU."""
 
-    nodes: Annotated[int, Field(ge=1, le=2**16)] = 1
+    nodes: Annotated[int, Field(ge=1, le=2**14)] = 1
     """Machines in the group."""
-    gpus_per_node: Annotated[int, Field(ge=0, le=2**10)] = 0
+    gpus_per_node: SlotsPerNode = 0
     """GPUs on each; one engine rank each."""
-    cpus_per_node: Annotated[int, Field(ge=0, le=2**12)] = 0
+    cpus_per_node: SlotsPerNode = 0
     """Instead of GPUs: CPU slots on each; one engine rank each."""
     gpu: str | None = None
     """What GPUs these are, such as ``H200``: `dagrl plan` counts with their memory and speed, and ``sleep: auto`` lets

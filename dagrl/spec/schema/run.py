@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dagrl.spec.schema.section import Name, PositiveInt, Seconds, Section
+from dagrl.spec.schema.section import Concurrency, Name, PositiveInt, Seconds, Section
 
 
 class ScheduleSpec(Section):
@@ -58,8 +58,9 @@ class RunSpec(Section):
     """Validate before the first step too."""
     resume: Literal["auto", "never"] = "auto"
     """``auto`` goes on from the run folder's newest checkpoint; ``never`` refuses a folder that holds one."""
-    host_workers: PositiveInt = 1
-    """Processes for the nodes without an engine: prompts, rewards, advantages. They are spread over the machines."""
+    host_workers: Concurrency = 1
+    """Processes for the nodes without an engine: prompts, rewards, advantages. They are spread over the machines. More
+    than there are CPU cores help only where rewards wait for other machines."""
     samples_per_step: Annotated[int, Field(ge=0)] = 64
     """Samples of each step, and of each validation set, written to ``samples/step_N.parquet``."""
     log_val_generations: Annotated[int, Field(ge=0)] = 16

@@ -13,6 +13,14 @@ PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]
 """A count. None of a run's comes near the bound, which keeps what is worked out from it small."""
 
 
+Concurrency = Annotated[int, Field(ge=1, le=4096)]
+"""Processes or threads that a key starts. Far above the cores of a machine, and low enough to leave it usable."""
+
+
+SlotsPerNode = Annotated[int, Field(ge=0, le=1024)]
+"""GPUs or CPU slots of one machine, with a process for each."""
+
+
 Coefficient = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -33,10 +41,6 @@ Tokens = Annotated[int, Field(ge=1, le=10**8)]
 
 Responses = Annotated[int, Field(ge=1, le=10**6)]
 """Responses to one prompt."""
-
-
-Concurrency = Annotated[int, Field(ge=1, le=4096)]
-"""Calls at a time, each in a thread of its own."""
 
 
 Seconds = Annotated[float, Field(gt=0, le=1e7, allow_inf_nan=False)]

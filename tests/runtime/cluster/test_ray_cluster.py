@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dagrl.runtime.cluster.ray_cluster import _check_memory
+from dagrl.runtime.cluster.ray_cluster import _check_memory, _crowded
 from dagrl.runtime.cluster.session import fewer_processes
 from dagrl.runtime.errors import RunError
 
@@ -105,6 +105,17 @@ def test_a_ray_of_our_own_has_no_processes_that_nobody_needs() -> None:
 
 
 def test_more_slots_than_the_machine_has_memory_for_are_refused_before_any_starts() -> None:
-    _check_memory(4)
-    with pytest.raises(RunError, match=r"ask for 1000000 CPU slots .* take 100000 GiB of memory at least, and \d+ GiB"):
-        _check_memory(1_000_000)
+    _check_memory(4, 1)
+    asked = r"each of 1000000 CPU slots and 1 host workers .* take 100000 GiB of memory at least, and \d+ GiB are free"
+    with pytest.raises(RunError, match=asked):
+        _check_memory(1_000_000, 1)
+    with pytest.raises(RunError, match="each of 1 CPU slots and 4096000 host workers"):
+        _check_memory(1, 4_096_000)
+
+
+@pytest.mark.parametrize(
+    ("workers", "cores", "told"), [(2, 2, ""), (1, 8, ""), (30, 2, "run.host_workers is 30, more ")]
+)
+def test_host_workers_that_outnumber_the_cores_are_told(workers: int, cores: int, told: str) -> None:
+    said = _crowded(workers, cores)
+    assert said.startswith(told) and bool(said) == bool(told)

@@ -23,6 +23,12 @@ CASES = {
         "groups.train.gpu",
         "no GPU is known as 'H200s'; did you mean `H200`?",
     ),
+    "more slots than any cluster": (
+        "  train: {cpus_per_node: 2}",
+        "  train: {nodes: 10000, gpus_per_node: 1000} #!",
+        "groups.train",
+        "the group has 10000000 slots, and a process runs on each; give 131072 or fewer",
+    ),
     "neither": ("  train: {cpus_per_node: 2}", "  train: {nodes: 2} #!", "groups.train", "neither GPUs nor CPU slots"),
     "no place": ("  actor:\n", "  critic: {backend: megatron} #!\n  actor:\n", "engines.critic", "has no place to run"),
     "group and shares": (
