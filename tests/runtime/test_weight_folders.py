@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 INDEX, CONFIG = "model.safetensors.index.json", "config.json"
-SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "vocab_size")
+SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "num_key_value_heads",
+    "vocab_size",
+)
 SOUND = json.dumps({"model_type": "qwen3"} | dict.fromkeys(SIZES, 4))
 TO_MEGATRON = ("convert", "SOURCE", "-o", "out", "--to", "megatron")
 TO_HF = ("convert", "SOURCE", "-o", "out", "--to", "hf", "--model", "MODEL")
