@@ -51,8 +51,8 @@ def read_reference(answer: str) -> Reference:
         text = text[1:-1].strip()
     value = value_of(text)
     if value is not None:
-        # Rows of amc write whole numbers as floats.
-        kind = "whole" if value.denominator == 1 and "." not in text else "decimal" if "." in text else "fraction"
+        point = "." in text.rstrip(".")
+        kind = "decimal" if point else "whole" if value.denominator == 1 else "fraction"
         return Reference(text, kind, value)
     measured = _MEASURED.fullmatch(text)
     if measured and (value := value_of(measured["number"])) is not None:
