@@ -59,6 +59,8 @@ def _cut_off(traces: int, memory: int | None) -> None:
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
+    # Where it is enabled already, enable() would keep handlers that a library has replaced since.
+    faulthandler.disable()
     faulthandler.enable(traces, all_threads=False)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if memory is not None:

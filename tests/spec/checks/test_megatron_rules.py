@@ -92,7 +92,7 @@ def test_fields_of_experts_warn_in_a_model_without_any(project):
         ("sgd_momentum", "-0.1", "less than 1, got -0.1"),
         ("adam_eps", "0", "must be more than 0, got 0; choose a small number, such as 1e-8"),
         ("adam_eps", "-1e-8", "must be more than 0, got -1e-08"),
-        ("clip_grad", "-1.0", "must be at least 0, got -1; choose a largest norm, such as 1.0, or 0 for none"),
+        ("clip_grad", "-1.0", "must be at least 0, got -1.0; choose a largest norm, such as 1.0, or 0 for none"),
         ("weight_decay", ".nan", "must be at least 0, got nan; choose 0 for none"),
     ],
 )

@@ -205,7 +205,7 @@ class TestFolder:
     def test_its_config_is_held_against_the_engine(self, project, folder, path):
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | {"rope_scaling": {"type": [1]}}))
-        project.assert_problem(path, "model.path", "no rope scaling of type a list")
+        project.assert_problem(path, "model.path", "expected text for `type`, got a list")
 
     def test_tokenizer_of_its_own_folder(self, project, folder, path):
         empty = project.folder / "empty"

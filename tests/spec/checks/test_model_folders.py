@@ -294,12 +294,12 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "compressed tensors": (edit("config.json", compression_config={"format": "x"}), "quantised (compression_config),"),
     "no hidden size": (edit("config.json", hidden_size=...), "does not say hidden_size, a size of the model; copy the"),
     "no number of heads": (edit("config.json", num_attention_heads=...), "does not say num_attention_heads, a size"),
-    "no number of layers": (edit("config.json", num_hidden_layers=None), "does not say num_hidden_layers, a size"),
+    "no number of layers": (edit("config.json", num_hidden_layers=...), "does not say num_hidden_layers, a size"),
     "no vocabulary": (edit("config.json", vocab_size=...), "does not say vocab_size, a size of the model"),
     "no width": (edit("config.json", intermediate_size=...), "does not say intermediate_size, a size of the model"),
     "more layers than weights": (
-        edit("config.json", num_hidden_layers=2_000_000_000),
-        "says num_hidden_layers 2000000000, and the weights hold 2; give the config.json that belongs",
+        edit("config.json", num_hidden_layers=10_000),
+        "says num_hidden_layers 10000, and the weights hold 2; give the config.json that belongs",
     ),
     "fewer key heads": (
         edit("config.json", num_key_value_heads=1),
@@ -315,8 +315,8 @@ BROKEN: dict[str, tuple[Change, str]] = {
         both(remodel(model_type="qwen3_moe"), edit("config.json", num_experts=...)),
         "does not say num_experts, a size of the model",
     ),
-    "a mixture of billions of experts": (
-        both(remodel(model_type="mixtral"), edit("config.json", num_local_experts=2_000_000_000)),
+    "a mixture of thousands of experts": (
+        both(remodel(model_type="mixtral"), edit("config.json", num_local_experts=60_000)),
         "lacks 1000 and more of the tensors that its config.json asks for",
     ),
     "an expert that is missing": (
