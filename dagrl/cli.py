@@ -158,7 +158,10 @@ def run(pipeline: Path, overrides: list[str], run_dir: Path | None) -> int:
     except (InterruptedRunError, KeyboardInterrupt):
         told = "stopped at once; `dagrl run` goes on from the last checkpoint, if there is one,"
         print(f"dagrl run: {told} in {folder}", file=sys.stderr)
-        return 130
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # All is cleaned up. Ray's libraries can crash at the end of a process that was interrupted while it connected.
+        os._exit(130)
     print(outcome.summary(folder))
     return 0
 

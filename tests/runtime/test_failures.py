@@ -7,8 +7,11 @@ import os
 import re
 import resource
 import signal
+import time
 
 import pytest
+
+from dagrl.runtime.cluster import reaper
 
 pytestmark = pytest.mark.slow
 
@@ -47,6 +50,31 @@ def test_a_killed_worker_that_may_not_be_made_up_for_is_named_and_the_run_ends(l
     assert "Traceback" not in run.output
     assert run.left_behind() == []
     assert list((run.folder / "checkpoints").glob("step_*"))
+
+
+@pytest.mark.parametrize(("number", "sign"), [(signal.SIGTERM, "Ray is starting"), (signal.SIGINT, "starting host")])
+def test_a_signal_ends_a_run_that_starts_and_all_its_processes(lab, tmp_path, number, sign):
+    """`sign`: when the signal comes; words of the run's output, or as soon as Ray has a worker."""
+    pipeline = lab.tiny_pipeline()
+    pipeline["run"] |= {"host_workers": 8}
+    run = lab.start(lab.write_pipeline(tmp_path, pipeline), tmp_path / "run")
+    deadline = time.monotonic() + 120
+    # Ray's own node process names the workers' program on its command line, too.
+    while sum(ours(each, run) for each in reaper.started_with("default_worker.py")) < 3 or (
+        sign != "Ray is starting" and sign not in run.output
+    ):
+        assert run.process.poll() is None and time.monotonic() < deadline, run.output
+        time.sleep(0.05)
+    run.process.send_signal(number)
+    assert run.wait(30) == 130, run.output
+    assert "executors started" not in run.output
+    assert "Traceback" not in run.output
+    assert run.left_behind() == []
+
+
+def ours(identity, run):
+    """Whether the process belongs to the run."""
+    return int(identity.partition(":")[0]) in reaper.descendants(run.process.pid)
 
 
 @pytest.mark.soak

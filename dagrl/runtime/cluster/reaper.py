@@ -55,7 +55,7 @@ def end(identities: list[str]) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
-def _started_with(word: str) -> list[str]:
+def started_with(word: str) -> list[str]:
     """Identities of the processes with `word` on their command line, this one aside."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
@@ -77,7 +77,7 @@ def main() -> None:
     with contextlib.suppress(OSError):
         print(sys.argv[1] if len(sys.argv) > 1 else EPITAPH, file=sys.stderr, flush=True)
     # What Ray had started when the driver could not tell of it any more names the folder on its command line.
-    end([*processes, *_started_with(folder)])
+    end([*processes, *started_with(folder)])
     shutil.rmtree(folder, ignore_errors=True)
 
 

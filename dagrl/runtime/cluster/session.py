@@ -81,7 +81,8 @@ def watched(folder: Path, epitaph: str) -> Iterator[Callable[[], None]]:
     try:
         yield watch
     finally:
-        reaper.end(known)
+        # Ray may have started more since then; workers that it is starting name the folder on their command line.
+        reaper.end([*known, *reaper.started_with(str(folder))])
         with contextlib.suppress(BrokenPipeError):  # somebody has ended it
             tell.write(f"{reaper.CLEAN}\n")
             tell.close()

@@ -40,22 +40,26 @@ class Slots:
         remote = self._ray.remote(enable_task_events=False)(Worker)
         if executor.group is None:
             homes = self._host_homes(executor)
-            return [remote.options(num_cpus=0, scheduling_strategy=homes[rank]).remote() for rank in ranks]
+            options = [{"num_cpus": 0, "scheduling_strategy": homes[rank]} for rank in ranks]
+            return await self._create(remote, options)
         self._check_homes(executor.group)
         placement = await self._reserve(executor.group)
         tenants = sum(other.group == executor.group for other in self._plan.executors.values())
         share = {"num_cpus": 0, "num_gpus": 1 / tenants} if executor.on_gpus else {"num_cpus": 1 / tenants}
-        actors = []
+        options = []
         for rank in ranks:
             python = python_under_nsys(self._pipeline, executor.engines[0], rank, run_dir)
-            placed = remote.options(
-                **share,
-                placement_group=placement,
-                placement_group_bundle_index=rank,
-                max_concurrency=threads,
-                runtime_env={"py_executable": python} if python else None,
-            )
-            actors.append(placed.remote())
+            pinned = {"placement_group": placement, "placement_group_bundle_index": rank}
+            env = {"py_executable": python} if python else None
+            options.append({**share, **pinned, "max_concurrency": threads, "runtime_env": env})
+        return await self._create(remote, options)
+
+    async def _create(self, remote: Any, options: Iterable[dict[str, Any]]) -> list[Any]:
+        """Create one actor for each of the options. The loop hears of Ctrl-C in between: there may be thousands."""
+        actors = []
+        for each in options:
+            actors.append(remote.options(**each).remote())
+            await asyncio.sleep(0)
         return actors
 
     def _check_homes(self, group: str) -> None:
