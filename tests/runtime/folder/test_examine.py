@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import resource
 import shutil
 import socket
@@ -432,7 +433,7 @@ class TestCommand:
         told = capsys.readouterr()
         (line,) = [each for each in told.err.splitlines() if "warning" not in each]
         assert line.startswith("dagrl run: ") and fragment in line and "; " in line
-        assert told.out == ""
+        assert re.fullmatch(r"starting \w+, 4 steps\n", told.out)
         after = snapshot(tmp_path)
         assert {name: after[name] for name in before} == before
         assert all("__pycache__" in name for name in after.keys() - before.keys())
