@@ -155,7 +155,7 @@ def test_a_wrong_call_is_one_line_and_exits_with_2(run: Path, tmp_path: Path, ca
 @pytest.mark.parametrize(
     ("name", "content", "fragment"),
     [
-        ("config.json", "{", "config.json is not a JSON object that names a model_type; copy the file again"),
+        ("config.json", "{", "config.json is not a JSON object; copy the file again"),
         ("config.json", '{"model_type": "qwen3"}', "config.json does not say hidden_size, a size of the model"),
         ("model.safetensors", "{}", "model.safetensors is no safetensors file"),
         ("model.safetensors.index.json", '{"weight_map": {"a": "b"}}', "lacks 1 of its weight files, b among them"),
