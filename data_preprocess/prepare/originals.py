@@ -49,7 +49,7 @@ def _from_folder(original: Original, source: Path) -> Iterator[Row]:
     if not source.is_dir():
         raise ValueError(f"{source} is a file; --source is the folder that holds the original files")
     for pattern in original.files:
-        found = sorted((path for path in source.glob(pattern) if path.is_file()), key=_in_order)
+        found = sorted((path for path in source.glob(pattern) if not path.is_dir()), key=_in_order)
         if found:
             for path in found:
                 yield from _from_file(path)
@@ -68,7 +68,8 @@ def _from_file(path: Path) -> Iterator[Row]:
     name = path.name.removesuffix(".gz")
     read = {".jsonl": _json_lines, ".parquet": _parquet_rows}.get(Path(name).suffix, _json_values)
     try:
-        _refuse_pointer(path)
+        if path.is_file():  # what is read of a pipe is gone
+            _refuse_pointer(path)
         for place, fields in read(path):
             if not isinstance(fields, dict):
                 shown = json.dumps(fields)[:60]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 
 import pytest
 
@@ -87,14 +86,6 @@ def test_files_that_are_broken(originals, load_script, tmp_path, file, content, 
     with pytest.raises(SystemExit) as stopped:
         load_script("gsm8k").main(["--local_dir", str(tmp_path / "out"), "--source", str(folder)])
     assert message in str(stopped.value.code)
-
-
-def test_a_pipe_does_not_hold_up_a_script(originals, load_script, tmp_path):
-    folder = originals()
-    os.mkfifo(folder / "train.jsonl")
-    with pytest.raises(SystemExit) as stopped:
-        load_script("gsm8k").main(["--local_dir", str(tmp_path / "out"), "--source", str(folder)])
-    assert "there is no file" in str(stopped.value.code)
 
 
 @pytest.mark.parametrize("deep", [DEEP.decode(), json.dumps({"inputs": 1})])

@@ -416,7 +416,7 @@ class TestCommand:
             (["name=other"], "runs/tiny holds the run `tiny`, and this pipeline's name is `other`"),
             (["model.init.hidden_size=64"], "holds another model than the pipeline's"),
             (["--run-dir", "train.parquet"], "train.parquet is not a folder"),
-            (["--run-dir", "."], ". is not empty, and no run has written home, pipeline.yaml, rewards.py, ...;"),
+            (["--run-dir", "."], ". is not empty, and no run has written "),
             (["--run-dir=~/run"], "home/run is not empty, and no run has written notes"),
         ],
     )
