@@ -131,7 +131,7 @@ def _same_elements(around: str, elements: list[str], around_said: str, said: lis
 
 
 def _with_percentages(reference: str, said: str) -> Iterator[tuple[str, str]]:
-    """What is to be compared: reference and answer, without the sign of percent where both have it, or either way."""
+    """The pairs to compare: reference and answer, without the percent sign where both have it, or either way."""
     ours, theirs = of_hundred(reference), of_hundred(said)
     yield ours or reference, theirs or said
     if ours and not theirs:

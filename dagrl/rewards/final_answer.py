@@ -83,7 +83,7 @@ def _behind_gsm8k_mark(response: str) -> str | None:
 
 
 def _stated(response: str) -> str | None:
-    """What the last "answer is" states: formulas, a short formula without dollars, a number or one word."""
+    """The statement after the last "answer is": formulas, a short formula without dollars, a number or one word."""
     last = _last_match(_STATED, response, len(response) - _STATED_WITHIN)
     if last is None:
         return None

@@ -60,7 +60,7 @@ def _trimmed(answer: str) -> str:
 
 
 def _inside(answer: str) -> str | None:
-    """What a pair of marks around the whole answer holds; None without one."""
+    """The content of a pair of marks around the whole answer; None without one."""
     delimited = _DELIMITED.fullmatch(answer)
     if delimited and not _DELIMITER.search(inside := delimited[delimited.lastgroup or 0]):
         return inside

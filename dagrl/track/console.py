@@ -101,7 +101,7 @@ class Console:
         self._terminal = terminal or _Terminal(highlight=False)
         self._total_steps = total_steps
         self._headings: list[str] = []
-        """Of the table, in order."""
+        """Columns of the table, in order."""
         self._rows = 0
         """Steps below the last line of headings."""
         self._is_stale = False

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 _REWARD = "reward/mean"
 _PARTS_OF_REWARD = frozenset(("mean", "std", "cosine", "length", "overlong", "failed_fraction", "cut_fraction"))
-"""What follows ``reward/`` in metrics of the first reward."""
+"""Names after ``reward/`` in the metrics of the first reward."""
 
 
 def same_of_others(name: str, metrics: Iterable[str]) -> list[tuple[str, str]]:

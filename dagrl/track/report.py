@@ -124,7 +124,7 @@ def summary(run: RunRecord, idle: Mapping[str, float], steps: int | None = None)
 
 
 def in_a_line(run: RunRecord) -> str:
-    """What a run has come to, first to last: its rewards, or what else it is to raise or lower. Empty without any."""
+    """The first and last rewards of a run, or losses where it has no rewards. Empty without either."""
     told = [f"{name} {first} -> {last} (best {best})" for name, first, last, best in _progress(run)[1:] if best]
     return ", ".join(told[:_MOST_IN_A_LINE])
 

@@ -21,7 +21,7 @@ RATIOS = [0.05, 0.5, 0.95, 1.1, 1.5, 7.0]
 
 
 def weights_of(result: PolicyLoss, logprob: torch.Tensor, advantage: float) -> list[float]:
-    """What multiplies -A grad log p of each token."""
+    """The factor of -A grad log p of each token."""
     result.loss.sum().backward()
     return [each / -advantage for each in logprob.grad.tolist()]
 

@@ -140,7 +140,7 @@ def resolve(folder: Path) -> Path:
 
 
 def _read_metadata(folder: Path) -> tuple[Metadata, dict[str, StoredTensor]]:
-    """What the folder says of its tensors, and their shapes and dtypes."""
+    """The index of the folder's tensors, with their shapes and dtypes."""
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}; name one that holds a Megatron checkpoint")
     if not (folder / CONFIG).is_file():

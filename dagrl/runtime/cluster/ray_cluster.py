@@ -144,7 +144,7 @@ def _check_memory(slots: int, host_workers: int) -> None:
 
 
 def _crowded(host_workers: int, cores: int) -> str:
-    """What to tell of host workers that outnumber the CPU cores they run on; empty where they do not."""
+    """A note if host workers outnumber the CPU cores they run on; empty if they do not."""
     if host_workers <= cores:
         return ""
     return (

@@ -12,7 +12,7 @@ _TRAINING = ("update", "critic", "sft", "dpo")
 
 
 def model_identity(pipeline: Pipeline) -> str:
-    """What a checkpoint's weights belong to, and the reference beside them, as text that can be compared."""
+    """The model of a checkpoint's weights and of the reference beside them, as text that can be compared."""
     megatron = {name: engine for name, engine in sorted(pipeline.engines.items()) if engine.backend == "megatron"}
     own = {name: pipeline.model_of(name) for name, engine in megatron.items() if engine.model is not None}
     drawn = pipeline.model.init or any(model.init for model in own.values())

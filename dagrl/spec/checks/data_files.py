@@ -169,7 +169,7 @@ def _check_parquet(path: Path, place: Place, wanted: _Wanted, findings: Findings
 
 
 def _row_problems(file: pq.ParquetFile, wanted: _Wanted) -> tuple[list[str], list[str]]:
-    """What is wrong with the file's rows, and what is odd."""
+    """Errors and warnings about the file's rows."""
     chats = [name for name in wanted.responses if _is_chat(_type_at(file.schema_arrow, name))]
     readers = wanted.readers if wanted.answers else ()
     # Chats that end with responses begin with their prompts.
@@ -194,7 +194,7 @@ def _row_problems(file: pq.ParquetFile, wanted: _Wanted) -> tuple[list[str], lis
 def _add_answer_problem(
     what: str, found: RowFaults, readers: tuple[AnswerReader, ...], problems: list[str], warnings: list[str]
 ) -> None:
-    """What answers that are null or empty mean to the nodes that read them."""
+    """The effect of null or empty answers on the nodes that read them."""
     strict = [each.name for each in readers if (each.needs_all if what == NO_ANSWER else each.refuses_blanks)]
     names = listed(strict or [each.name for each in readers])
     if strict:

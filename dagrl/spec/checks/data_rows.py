@@ -29,7 +29,7 @@ EMPTY_RESPONSE = "an empty response"
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """What to look at in a file."""
+    """The columns to look at in a file."""
 
     prompt: bool
     responses: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ class Fault:
 
 @dataclass(slots=True)
 class RowFaults:
-    """What is wrong with the rows of a file."""
+    """Faults in the rows of a file."""
 
     scanned: int = 0
     """Rows that were looked at."""
@@ -80,7 +80,7 @@ class RowFaults:
 
 
 def row_faults(file: pq.ParquetFile, columns: Columns, limit: int | None = None) -> RowFaults:
-    """What is wrong with the rows of a file, or its first `limit` rows. OSError and ArrowException where it is torn."""
+    """Faults in the rows of a file, or in its first `limit` rows. OSError and ArrowException if it is torn."""
     found = RowFaults()
     rows = file.metadata.num_rows if limit is None else min(limit, file.metadata.num_rows)
     wanted = [*(["prompt"] if columns.prompt else []), *columns.responses, *([_ANSWER] if columns.answers else [])]
@@ -124,7 +124,7 @@ def _add_nulls_behind(file: pq.ParquetFile, columns: Columns, rows: int, found: 
 
 
 def _null_in(path: str, columns: Columns) -> str | None:
-    """What a null in a leaf of the file's schema means; None where it may mean nothing."""
+    """The meaning of a null in a leaf of the file's schema; None if a null is allowed there."""
     name, *fields = path.split(".")
     if columns.answers and path == _ANSWER:
         return NO_ANSWER
@@ -134,7 +134,7 @@ def _null_in(path: str, columns: Columns) -> str | None:
 
 
 def _faults_of(batch: pa.RecordBatch, columns: Columns) -> Iterator[tuple[str, pa.Array]]:
-    """What may be wrong with rows, and the numbers of the rows that it is wrong with, in rising order."""
+    """Possible faults of rows, each with the numbers of the rows that have it, in rising order."""
     if columns.prompt:
         prompts = batch.column("prompt")
         yield from _of_prompt_chats(prompts) if _is_list(prompts) else _of_prompts(prompts)

@@ -19,7 +19,7 @@ from dagrl.spec.schema import (
 _HOST = "host"
 """Runs the nodes without an engine; the plan and the timeline call it so."""
 _MOST_RANKS = 2**17
-"""Of one group. No cluster is larger, and a plan of many more ranks fills the memory of the machine that makes it."""
+"""Ranks of one group. No cluster is larger, and the plan of a larger one fills the memory of the machine."""
 _OWN_SECTIONS = (
     *("parallel", "transformer", "optimizer", "lr_schedule", "ddp", "offload"),
     *("model", "head", "bridge", "dist_checkpointing_path", "fused_linear_cross_entropy", "sleep"),

@@ -42,7 +42,7 @@ def check_scale(pipeline: Pipeline, names: Sequence[str], section: Place, findin
 
 
 def _too_large_for(pipeline: Pipeline, name: str, parameters: int) -> str | None:
-    """What an engine's group has less of than the weights take; None where they fit."""
+    """The memory that an engine's group lacks for the weights; None if they fit."""
     engine = pipeline.engines[name]
     group_name = engine.group or getattr(pipeline.engines.get(getattr(engine, "shares", None) or ""), "group", None)
     group = pipeline.groups.get(group_name or "")

@@ -82,7 +82,7 @@ def may_be_quantised(pipeline: Pipeline, engines: Sequence[str]) -> bool:
 
 
 def quantisation_problem(path: Path, config: Mapping[str, Any]) -> str | None:
-    """What to say of a config.json of quantised weights."""
+    """The message for a config.json of quantised weights."""
     for field in ("quantization_config", "compression_config"):
         if told := config.get(field):
             method = told.get("quant_method") if isinstance(told, dict) else None

@@ -30,7 +30,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def tokenizer_problems(folder: Path, rows: int | None) -> Iterator[str]:
-    """What is wrong with a folder that has a tokenizer. OSError where a file cannot be read.
+    """Faults of a folder that has a tokenizer. OSError if a file cannot be read.
 
     `rows` are those of the model's embedding, where they are known.
     """
@@ -158,7 +158,7 @@ def _is_added(token: Any) -> bool:
 
 
 def _other_problem(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """What is wrong with a folder that has no tokenizer.json."""
+    """Faults of a folder that has no tokenizer.json."""
     model, vocabulary = folder / "tokenizer.model", folder / "vocab.json"
     if model.is_file():
         with model.open("rb") as file:

@@ -93,7 +93,7 @@ def _check_best(pipeline: Pipeline, graph: Graph | None, findings: Findings) -> 
 
 
 def _unknown_metric(pipeline: Pipeline, graph: Graph | None, metric: str) -> str | None:
-    """What is wrong with the name of a metric that no validation writes."""
+    """The message for the name of a metric that no validation writes."""
     parts = re.fullmatch(r"val/(?P<place>.+/)?(?P<kind>[a-z]+@\d+)", metric)
     if parts is None or not rollouts(pipeline):
         known = [f"val/{name}" for name in names_written(pipeline, graph.validation)] if graph is not None else [metric]

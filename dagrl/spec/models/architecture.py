@@ -1,4 +1,4 @@
-"""What the megatron engine cannot build, or would compute otherwise than Hugging Face, of a model that it knows.
+"""Config fields that the megatron engine cannot build, or would compute otherwise than Hugging Face.
 
 `dagrl validate` asks before a run, of config.json or ``model.init``; the engine asks once more, of the config that it
 builds from. `families.py` has the tables.

@@ -20,7 +20,7 @@ _DTYPES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What a field can hold."""
+    """The values that a field can hold."""
 
     words: str
     holds: Callable[[Any], bool]

@@ -9,7 +9,7 @@ from dagrl.spec.models.sizes import is_size, sizes_of
 
 
 def wrong_combinations(config: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong between the fields of a config, and what to do. Fields that it leaves out are not looked at."""
+    """Contradictions between the fields of a config, with remedies. Fields that it leaves out do not count."""
     yield from _attention(config)
     yield from _experts(config)
     padding, rows = config.get("pad_token_id"), config.get("vocab_size")

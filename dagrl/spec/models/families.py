@@ -29,4 +29,4 @@ ROPE_KINDS = dict.fromkeys(FAMILIES, ("default", "llama3")) | {"deepseek_v3": ("
 """Model type -> kinds of rotary embedding (``rope_type``) that the engine computes as Hugging Face does."""
 
 LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""What ``llama3`` rope scaling is with in Megatron, which holds these three as constants."""
+"""Parameters of ``llama3`` rope scaling that Megatron holds as constants."""

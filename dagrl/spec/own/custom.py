@@ -136,7 +136,7 @@ def reward_traits_at(place: str, folder: Path | None) -> RewardTraits:
 
 
 def reward_fields_at(place: str, args: Mapping[str, Any], folder: Path | None) -> tuple[str, ...]:
-    """What the reward function at ``module:function`` asks for. ValueError as in `fields_of`."""
+    """The fields that the reward function at ``module:function`` takes. ValueError as in `fields_of`."""
     return fields_of(load_function(place, folder), args)
 
 
@@ -325,7 +325,7 @@ def _line_of(error: BaseException, folder: Path | None) -> str | None:
 
 
 def _message_of(error: BaseException) -> str:
-    """What an error says, shortened; that of a user's class may fail to say anything."""
+    """The message of an error, shortened. A user's error class may fail to give one."""
     try:
         what = str(error)
     except Exception:  # noqa: BLE001 - a user's __str__ may raise anything
@@ -353,7 +353,7 @@ def _check_whose(module_name: str, module: ModuleType, folder: Path | None) -> N
 
 
 def _no_function(module: ModuleType, wanted: str) -> str:
-    """What is wrong with a module where `wanted` is no function of it."""
+    """The message for a module that has no function `wanted`."""
     known = getattr(module, "__dict__", {})
     if wanted in known:
         return f"has no function {wanted!r}, but a value of type {type(known[wanted]).__name__}; name a function"

@@ -97,7 +97,7 @@ def load_environment(place: str, args: Mapping[str, Any], folder: Path | None = 
 
 
 def environment_fields(place: str, args: Mapping[str, Any], folder: Path | None = None) -> tuple[str, ...]:
-    """What the ``reset`` of the class at ``module:Class`` takes. ValueError like `load_environment`."""
+    """The fields that ``reset`` of the class at ``module:Class`` takes. ValueError like `load_environment`."""
     return load_environment(place, args, folder).fields
 
 

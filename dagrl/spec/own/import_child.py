@@ -80,7 +80,7 @@ def _die_with_parent() -> None:
 
 
 def _data_bytes() -> int:
-    """What the process has allocated already, as RLIMIT_DATA counts it."""
+    """The memory that the process has allocated already, as RLIMIT_DATA counts it."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("VmData:")) * 1024

@@ -174,7 +174,7 @@ class _Imports:
 
 
 def _result_of(answer: bytes, module: str) -> Any:
-    """What the child has found; ValueError where that is a sentence."""
+    """The result of the child. ValueError if the child reports a fault."""
     try:
         found, result = pickle.loads(answer)  # noqa: S301 - of our own child
     except Exception as error:

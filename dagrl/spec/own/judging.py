@@ -95,7 +95,7 @@ def parser_arguments(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def parser_arguments_at(place: str, folder: Path | None) -> tuple[str, ...]:
-    """What the parser at ``module:function`` takes. ValueError as in `parser_arguments`."""
+    """The arguments of the parser at ``module:function``. ValueError as in `parser_arguments`."""
     return parser_arguments(load_plain_function(place, folder))
 
 

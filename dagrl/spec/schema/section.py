@@ -32,7 +32,7 @@ Weight = Annotated[float, Field(ge=0, le=1e3, allow_inf_nan=False)]
 
 
 Reward = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
-"""What a response can be worth; advantages square it, in float32."""
+"""The range of a reward. Advantages square it, in float32."""
 
 
 Tokens = Annotated[int, Field(ge=1, le=10**8)]
