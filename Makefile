@@ -27,23 +27,25 @@ demo: setup
 	$(BIN)/dagrl run dag_templates/tiny_grpo.yaml --run-dir runs/demo
 
 # Tests that start SGLang, or end processes in the middle of a broadcast, have a process of their own, as workers have.
-ALONE := tests/engines/weights tests/engines/sglang
+ALONE := tests/weight_sync tests/backends/sglang
+
+RUNS := tests/orchestrator tests/workers tests/launcher tests/doctor
 
 # Whole runs, in two halves that take about as long.
-MORE_RUNS := $(wildcard tests/runtime/test_recipes.py tests/runtime/test_[s-z]*.py)
+MORE_RUNS := $(wildcard tests/orchestrator/test_recipes.py tests/orchestrator/test_[s-z]*.py)
 
 # Whole runs wait for their processes much of the time: the other tests run beside them.
 test: setup lint
 	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target test-runs test-parts test-more-runs
 
 test-runs: setup
-	$(BIN)/pytest tests/runtime $(addprefix --ignore=,$(MORE_RUNS))
+	$(BIN)/pytest $(RUNS) $(addprefix --ignore=,$(MORE_RUNS))
 
 test-more-runs: setup
 	$(BIN)/pytest $(MORE_RUNS)
 
 test-parts: setup
-	$(BIN)/pytest --ignore=tests/runtime $(addprefix --ignore=,$(ALONE))
+	$(BIN)/pytest $(addprefix --ignore=,$(RUNS)) $(addprefix --ignore=,$(ALONE))
 	$(BIN)/pytest $(ALONE)
 
 lint: setup

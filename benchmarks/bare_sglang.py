@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from pipelines import Load
 
-from dagrl.engines.sglang.args import server_arguments
-from dagrl.engines.sglang.share import ServerShare
-from dagrl.spec.schema import SglangEngineSpec
-from dagrl.spec.sglang_layout import KEPT_BACK
+from dagrl.backends.sglang.args import server_arguments
+from dagrl.backends.sglang.layout import KEPT_BACK
+from dagrl.backends.sglang.share import ServerShare
+from dagrl.config.schema import SglangEngineSpec
 
 
 class BareServer:

@@ -81,8 +81,8 @@ def _rank(
     """A process: build the model, wait for a sign, measure; the first rank sends the seconds of each stage."""
     from bare_step import BareStep
 
-    from dagrl.engines.megatron import distributed
-    from dagrl.spec.schema import ParallelSpec
+    from dagrl.backends.megatron import distributed
+    from dagrl.config.schema import ParallelSpec
 
     model, workload, mini_batches, warmup, rounds = stages
     distributed.start(next(meetings.join(rank, ranks)), ParallelSpec())

@@ -24,18 +24,18 @@ import yaml
 from overhead import BASE
 from timed_steps import Shape
 
+from dagrl.config.schema import Pipeline
 from dagrl.data.prompt_file import PromptRow, write_prompts
 from dagrl.data.shards import shard_bounds
-from dagrl.plan.placement import make_plan
-from dagrl.plan.plan import Plan, PlannedTask
-from dagrl.plan.schedule.commands import Run
-from dagrl.runtime.messages import Block, Effort, Span
-from dagrl.runtime.parcels import pack, parcel_bytes, unpack
-from dagrl.runtime.steps.exchange import portion, share_out
-from dagrl.runtime.steps.ledger import Ledger
-from dagrl.spec.checks import check_file
-from dagrl.spec.ops import Scope
-from dagrl.spec.schema import Pipeline
+from dagrl.graph.op_contracts import Scope
+from dagrl.orchestrator.steps.batch_index import Ledger
+from dagrl.orchestrator.steps.dispatch import portion, share_out
+from dagrl.scheduler.commands import Run
+from dagrl.scheduler.placement import make_plan
+from dagrl.scheduler.plan import Plan, PlannedTask
+from dagrl.validation import check_file
+from dagrl.workers.messages import Block, Effort, Span
+from dagrl.workers.serialization import pack, parcel_bytes, unpack
 
 SHAPES = [
     *(replace(BASE, generators=half, trainers=half) for half in (4, 16, 64)),

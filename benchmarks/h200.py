@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-MEGATRON = "tests/engines/megatron"
+MEGATRON = "tests/backends/megatron"
 NOISE = ("warn", "it/s]", "__array")
 VERDICTS = ("ok  ", "NOT ")
 SUITES = ("rollout", "trainer", "plan")
@@ -142,7 +142,7 @@ def trainer_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
             speed("train_1.7b", 240, "--model", "1.7b", *profile),
             layouts(300),
             memory,
-            tests("recipes", 480, "tests/runtime/test_gpu_recipes.py"),
+            tests("recipes", 480, "tests/orchestrator/test_gpu_recipes.py"),
             speed("train_1.7b_fused", 150, "--model", "1.7b", "--fused-linear-cross-entropy", "--rounds", "5"),
         ],
         2: [
@@ -150,7 +150,7 @@ def trainer_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
             speed("train_8b_tp2", 360, *eight_billion, "--ranks", "2", "--tensor-parallel", "2"),
             speed("train_a3b_ep2", 300, *mixture, "--ranks", "2", "--expert-parallel", "2", *profile),
             memory,
-            tests("pipeline", 300, "tests/runtime/test_gpu.py"),
+            tests("pipeline", 300, "tests/orchestrator/test_gpu.py"),
         ],
         4: [layouts(420), speed("train_1.7b_dp4", 200, "--model", "1.7b", "--ranks", "4", "--rounds", "6")],
         8: [layouts(420)],

@@ -17,7 +17,7 @@ from dagrl_run import DagrlRun, of_step
 from pipelines import Load, write_prompt_file
 from reports import tell
 
-from dagrl.spec.reading.load import load_pipeline
+from dagrl.config.loading.loader import load_pipeline
 
 _STEP_S = 300.0
 _FIGURES = ("time/", "throughput/", "memory/", "mfu/", "response_tokens/", "mismatch/")

@@ -24,12 +24,12 @@ from typing import Any
 
 from reports import Verdict, tell
 
-from dagrl.plan.coordinates import Coordinates
-from dagrl.plan.plan import HOST, Executor, Plan, PlannedTask, Rows
-from dagrl.plan.schedule.commands import Command, Run
-from dagrl.plan.simulation.costs import CostTable
-from dagrl.plan.simulation.simulate import simulate
-from dagrl.spec.ops import Scope
+from dagrl.graph.op_contracts import Scope
+from dagrl.planner.simulation.costs import CostTable
+from dagrl.planner.simulation.simulate import simulate
+from dagrl.scheduler.commands import Command, Run
+from dagrl.scheduler.coordinates import Coordinates
+from dagrl.scheduler.plan import HOST, Executor, Plan, PlannedTask, Rows
 
 SHARDS = {64: 156, 512: 1_250, 4_096: 10_000}
 """GPUs -> shards of a step."""

@@ -19,21 +19,21 @@ from typing import Any
 import numpy as np
 
 import dagrl
+from dagrl.backends.base import NO_WEIGHTS, Appetite, Completion, GenerationRequest
+from dagrl.config.schema import HfEngineSpec
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
-from dagrl.engines.base import NO_WEIGHTS, Appetite, Completion, GenerationRequest
-from dagrl.nodes.base import Output, Part
-from dagrl.plan.weight_route import WeightRoute
-from dagrl.runtime.messages import Effort, Handed, StartEngine, Take, TaskWork
-from dagrl.runtime.workers.worker import Worker
-from dagrl.spec.schema import HfEngineSpec
+from dagrl.ops.base import Output, Part
+from dagrl.scheduler.weight_route import WeightRoute
+from dagrl.workers.messages import Effort, Handed, StartEngine, Take, TaskWork
+from dagrl.workers.worker import Worker
 
 TIMINGS = "timings.json"
 """Beside the pipeline file."""
 _STANDS_FOR = (
-    "dagrl.runtime.workers.engines",
-    "dagrl.runtime.workers.meter",
-    "dagrl.runtime.workers.profiling",
+    "dagrl.workers.engine_factory",
+    "dagrl.workers.meter",
+    "dagrl.workers.profiling",
     "dagrl.algorithms.objective",
 )
 

@@ -33,10 +33,10 @@ from ranks import Meetings, run_ranks
 from workload import MODELS, Workload, write_model
 
 from dagrl.algorithms.objective import PolicyObjective
-from dagrl.engines.base import RankContext
-from dagrl.spec.models.flops import model_flops
-from dagrl.spec.models.shape import model_shape
-from dagrl.spec.schema import LossSpec, MegatronEngineSpec, ModelSpec, ParallelSpec
+from dagrl.backends.base import RankContext
+from dagrl.config.schema import LossSpec, MegatronEngineSpec, ModelSpec, ParallelSpec
+from dagrl.models.flops import model_flops
+from dagrl.models.shape import model_shape
 
 AIMS = {"step": 0.97, "logprob": 2.5}
 GIB = 2**30
@@ -206,7 +206,7 @@ def _parallel(options: Options) -> ParallelSpec:
 def _bare(options: Options, context: RankContext) -> Side:
     from bare_step import BareStep
 
-    from dagrl.engines.megatron import distributed
+    from dagrl.backends.megatron import distributed
 
     if not torch.distributed.is_initialized():
         distributed.start(context, _parallel(options))
@@ -216,7 +216,7 @@ def _bare(options: Options, context: RankContext) -> Side:
 def _dagrl(options: Options, context: RankContext) -> Side:
     from megatron.core import parallel_state
 
-    from dagrl.engines.megatron.engine import MegatronEngine
+    from dagrl.backends.megatron.engine import MegatronEngine
 
     spec = MegatronEngineSpec(
         backend="megatron",

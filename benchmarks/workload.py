@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from dagrl.backends.model_source import weight_source
+from dagrl.config.schema import ModelSpec
 from dagrl.data.batch import Batch, Column
-from dagrl.engines.model_source import weight_source
-from dagrl.spec.schema import ModelSpec
 
 QWEN3 = {
     "model_type": "qwen3",

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dagrl.spec.errors import PipelineError
+from dagrl.config.errors import PipelineError
 
 _OVERRIDES_HELP = "set a key for this call: engines.actor.optimizer.lr=3e-6 (YAML value; null takes the key away)"
 
@@ -48,10 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def validate(pipeline: Path, overrides: list[str]) -> int:
     """Check a pipeline file and say what it declares."""
-    from dagrl.plan.fitting.living import decide_sleep
-    from dagrl.plan.fitting.warning import warn_of_memory
-    from dagrl.spec.checks import check_file
-    from dagrl.spec.drawing.summary import summarize
+    from dagrl.planner.fitting.sleep_policy import decide_sleep
+    from dagrl.planner.fitting.warning import warn_of_memory
+    from dagrl.validation import check_file
+    from dagrl.validation.summary import summarize
 
     print(summarize(warn_of_memory(decide_sleep(check_file(pipeline, overrides)))), end="")
     return 0
@@ -69,10 +69,10 @@ def plan(
     **cluster: int,
 ) -> int:
     """Say what a run will take of GPUs, hosts and time, before one is touched."""
-    from dagrl.plan.cost.lengths import Assumed
-    from dagrl.plan.hardware import why_unread
-    from dagrl.plan.showing import report, show, show_steps
-    from dagrl.spec.models.gpus import DEFAULT_GPU
+    from dagrl.models.gpus import DEFAULT_GPU
+    from dagrl.planner.cost.lengths import Assumed
+    from dagrl.planner.hardware import why_unread
+    from dagrl.planner.showing import report, show, show_steps
 
     assumed = Assumed(prompt_tokens, response_tokens)
     try:
@@ -96,7 +96,7 @@ def plan(
     if search:
         return 0 if any(section.value for section in sections) else 3
     if simulate is not None and found.fits:
-        from dagrl.runtime.report import write_planned
+        from dagrl.orchestrator.report import write_planned
 
         try:
             told = write_planned(found, simulate, assumed)
@@ -112,10 +112,10 @@ def plan(
 
 def graph(pipeline: Path, overrides: list[str], output: Path | None) -> int:
     """Draw the DAG, as text on stdout or into a file."""
-    from dagrl.spec.drawing.draw import draw_text, write_drawing
-    from dagrl.spec.graph import build_graph
-    from dagrl.spec.own.isolation import isolated_imports
-    from dagrl.spec.reading.load import load_pipeline
+    from dagrl.config.loading.loader import load_pipeline
+    from dagrl.graph.dag import build_graph
+    from dagrl.graph.drawing.draw import draw_text, write_drawing
+    from dagrl.graph.plugins.isolation import isolated_imports
 
     loaded = load_pipeline(pipeline, overrides)
     with isolated_imports():
@@ -133,9 +133,9 @@ def graph(pipeline: Path, overrides: list[str], output: Path | None) -> int:
 
 def run(pipeline: Path, overrides: list[str], run_dir: Path | None) -> int:
     """Train as a pipeline file says."""
-    from dagrl.plan.fitting.living import decide_sleep
-    from dagrl.plan.fitting.warning import warn_of_memory
-    from dagrl.spec.checks import check_file
+    from dagrl.planner.fitting.sleep_policy import decide_sleep
+    from dagrl.planner.fitting.warning import warn_of_memory
+    from dagrl.validation import check_file
 
     checked = warn_of_memory(decide_sleep(check_file(pipeline, overrides)))
     for warning in checked.warnings:
@@ -143,8 +143,8 @@ def run(pipeline: Path, overrides: list[str], run_dir: Path | None) -> int:
     folder = run_dir or Path("runs") / checked.loaded.pipeline.name
     # What follows takes seconds to import.
     print(f"starting {checked.loaded.pipeline.name}, {checked.loaded.pipeline.run.steps} steps", flush=True)
-    from dagrl.runtime.errors import InterruptedRunError, RefusedFolderError, RunError
-    from dagrl.runtime.run import run_pipeline
+    from dagrl.orchestrator.run import run_pipeline
+    from dagrl.workers.errors import InterruptedRunError, RefusedFolderError, RunError
 
     try:
         outcome = run_pipeline(checked, folder)
@@ -168,8 +168,8 @@ def run(pipeline: Path, overrides: list[str], run_dir: Path | None) -> int:
 
 def launch(pipeline: Path, overrides: list[str], run_dir: Path | None) -> int:
     """Train on several machines, where this is called on each."""
-    from dagrl.runtime.launch.command import launch_pipeline
-    from dagrl.runtime.launch.errors import LaunchError
+    from dagrl.launcher.command import launch_pipeline
+    from dagrl.launcher.errors import LaunchError
 
     try:
         code = launch_pipeline(pipeline, overrides, run_dir)
@@ -181,15 +181,15 @@ def launch(pipeline: Path, overrides: list[str], run_dir: Path | None) -> int:
 
 def doctor() -> int:
     """Say what this machine can run, and what is missing."""
-    from dagrl.runtime.doctor.command import examine
-    from dagrl.runtime.doctor.edges import Edges
+    from dagrl.doctor.command import examine
+    from dagrl.doctor.probe import Edges
 
     return examine(Edges(), lambda line: print(line, flush=True))
 
 
 def report(run_dir: Path, timeline: bool, gpu: str | None) -> int:
     """Say what a run has come to."""
-    from dagrl.runtime.report import report_run
+    from dagrl.orchestrator.report import report_run
 
     try:
         if gpu is not None and not timeline:
@@ -205,14 +205,14 @@ def report(run_dir: Path, timeline: bool, gpu: str | None) -> int:
 
 def export(run_dir: Path, output: Path, step: int | None, engine: str | None, best: bool) -> int:
     """Write a run's policy as a Hugging Face folder."""
-    from dagrl.runtime.export import export_run
+    from dagrl.orchestrator.export import export_run
 
     return _written("export", lambda: export_run(run_dir, output, step=step, engine=engine, best=best))
 
 
 def convert(source: Path, output: Path, to: str, model: Path | None) -> int:
     """Write weights in the other format."""
-    from dagrl.runtime.export import convert_to_hf, convert_to_megatron
+    from dagrl.orchestrator.export import convert_to_hf, convert_to_megatron
 
     if to == "megatron":
         return _written("convert", lambda: convert_to_megatron(source, output))
@@ -224,7 +224,7 @@ def convert(source: Path, output: Path, to: str, model: Path | None) -> int:
 
 def _written(command: str, write: Callable[[], str]) -> int:
     """Carry out a command that writes weights; says in a line what it did, or why it could not."""
-    from dagrl.runtime.weight_folders import WrongCallError
+    from dagrl.orchestrator.weight_folders import WrongCallError
 
     try:
         print(write())

@@ -37,6 +37,8 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+pytest_plugins = ["lab", "project"]
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 

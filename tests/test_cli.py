@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dagrl.cli import main
-from dagrl.runtime.outcome import Outcome
+from dagrl.orchestrator.outcome import Outcome
 
 ROW = {"prompt": "1+1=", "data_source": "sums", "reward_model": {"ground_truth": "2"}}
 
@@ -140,7 +140,7 @@ class TestGraph:
 
 
 def test_a_run_begins_with_what_the_check_warns_of(pipeline, capsys, monkeypatch):
-    monkeypatch.setattr("dagrl.runtime.run.run_pipeline", lambda checked, folder: Outcome(10, stopped=False))
+    monkeypatch.setattr("dagrl.orchestrator.run.run_pipeline", lambda checked, folder: Outcome(10, stopped=False))
     assert main(["run", str(pipeline), "nodes.ref={op: logprob, engine: actor, write: ref_logprob}"]) == 0
     (warning,) = capsys.readouterr().err.splitlines()
     assert warning.startswith("dagrl run: warning: ") and "nodes.ref.engine" in warning

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from dagrl.cli import main
-from dagrl.spec.drawing.draw import draw_svg
-from dagrl.spec.graph import build_graph
-from dagrl.spec.reading.load import load_pipeline
-from dagrl.spec.reference import reference
+from dagrl.config.loading.loader import load_pipeline
+from dagrl.graph.dag import build_graph
+from dagrl.graph.drawing.draw import draw_svg
+from dagrl.graph.reference import reference
 
 REPOSITORY = Path(__file__).parents[1]
 PAGES = [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").glob("*.md"), REPOSITORY / "benchmarks" / "RESULTS.md"]

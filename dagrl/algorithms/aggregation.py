@@ -9,7 +9,7 @@ import numpy as np
 from dagrl.data.batch import Column
 
 if TYPE_CHECKING:
-    from dagrl.spec.schema import Aggregation
+    from dagrl.config.schema import Aggregation
 
 
 def token_weights(mask: Column, aggregation: Aggregation, longest_response: int | None = None) -> tuple[Column, float]:

@@ -14,7 +14,7 @@ from dagrl.data.tally import tally
 
 if TYPE_CHECKING:
     # The contract only: formulas do not need engines to run.
-    from dagrl.engines.base import ResponseTokens
+    from dagrl.backends.base import ResponseTokens
 
 PreferenceLoss = Literal["sigmoid", "ipo", "hinge"]
 
@@ -44,7 +44,7 @@ def preference_loss(
 
 
 class DpoObjective:
-    """A `preference_loss`, averaged over pairs; a `dagrl.engines.base.Objective`.
+    """A `preference_loss`, averaged over pairs; a `dagrl.backends.base.Objective`.
 
     The rows of a group are a pair: the chosen response first, the rejected one behind it. With `sft_coef` the
     likelihood of the chosen response, over its length, is added: DPO + NLL of arXiv 2404.19733, section 2.

@@ -1,6 +1,6 @@
 """The policy objective: policy loss + KL to the reference - entropy, averaged over the global batch.
 
-It implements `dagrl.engines.base.Objective`: engines ask it for token weights, then for the loss of each micro-batch.
+It implements `dagrl.backends.base.Objective`: engines ask it for token weights, then for the loss of each micro-batch.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from dagrl.algorithms.nonfinite import refusable
 from dagrl.algorithms.own_loss import OwnLoss
 from dagrl.algorithms.rollout_correction import Correction, correct, correction_metrics, importance_totals
 from dagrl.algorithms.rows import Rows
+from dagrl.config.schema import LossSpec, RolloutCorrectionSpec
 from dagrl.data.batch import Batch, Column
 from dagrl.data.tally import tally, tally_mean
-from dagrl.spec.schema import LossSpec, RolloutCorrectionSpec
 
 if TYPE_CHECKING:
     # The contract only: formulas do not need engines to run.
-    from dagrl.engines.base import ResponseTokens
+    from dagrl.backends.base import ResponseTokens
 
 
 _FURTHER = {"clip_cov": ("held_back",), "kl_cov": ("held_back",), "opmd_pairwise": ("group_id",)}

@@ -9,11 +9,11 @@ import torch
 
 from dagrl.algorithms.losses import PolicyLoss, ratio_of
 from dagrl.algorithms.rows import Rows
-from dagrl.spec.own.custom import located, raised_by
+from dagrl.graph.plugins.custom import located, raised_by
 
 if TYPE_CHECKING:
     # The contract only: formulas do not need engines to run.
-    from dagrl.engines.base import ResponseTokens
+    from dagrl.backends.base import ResponseTokens
 
 
 class LossTokens:

@@ -15,9 +15,9 @@ import torch
 
 from dagrl.algorithms.kl import k3
 from dagrl.algorithms.rows import Rows
+from dagrl.config.schema import ImportanceLevel, RejectionCriterion, RolloutCorrectionSpec
 from dagrl.data.batch import Batch
 from dagrl.data.tally import tally
-from dagrl.spec.schema import ImportanceLevel, RejectionCriterion, RolloutCorrectionSpec
 
 _LARGEST_LOG = 20.0
 """Logs of ratios are kept within this before exp(), as in verl: beyond, nothing can be said anyway."""

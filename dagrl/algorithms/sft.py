@@ -1,6 +1,6 @@
 """Imitation: the likelihood of responses that somebody else has written, alone or beside a policy's own samples.
 
-Both classes implement `dagrl.engines.base.Objective`.
+Both classes implement `dagrl.backends.base.Objective`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import torch
 
 from dagrl.algorithms.aggregation import token_weights
 from dagrl.algorithms.objective import PolicyObjective
+from dagrl.config.schema import Aggregation
 from dagrl.data.batch import Batch, Column
 from dagrl.data.tally import tally_mean
-from dagrl.spec.schema import Aggregation
 
 if TYPE_CHECKING:
     # The contract only: formulas do not need engines to run.
-    from dagrl.engines.base import ResponseTokens
+    from dagrl.backends.base import ResponseTokens
 
 
 class SftObjective:

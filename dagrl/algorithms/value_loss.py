@@ -1,6 +1,6 @@
 """The critic's objective: squared errors of values, clipped around the values from before the update.
 
-It implements `dagrl.engines.base.Objective` over `ValueTokens`, for engines with a value head.
+It implements `dagrl.backends.base.Objective` over `ValueTokens`, for engines with a value head.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     # The contract only: formulas do not need engines to run.
-    from dagrl.engines.base import ValueTokens
-    from dagrl.spec.schema import Aggregation
+    from dagrl.backends.base import ValueTokens
+    from dagrl.config.schema import Aggregation
 
 _RETURN, _ERROR = "critic/return", "critic/error_before"
 _AS_GOOD_AS_CONSTANT = 1e-12

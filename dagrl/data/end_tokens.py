@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagrl.spec.schema import ModelSpec
+from dagrl.config.schema import ModelSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

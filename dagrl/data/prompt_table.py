@@ -16,7 +16,7 @@ import numpy as np
 from dagrl.data.batch import Column
 from dagrl.data.demonstrations import prompt_before, response_text, response_tokens, value_at
 from dagrl.data.tokenizer import chat_text
-from dagrl.spec.own.tool import offered
+from dagrl.graph.plugins.tool import offered
 
 if TYPE_CHECKING:
     from pyarrow import Schema, Table

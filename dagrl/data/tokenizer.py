@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dagrl.config.schema import ModelSpec, TokenizerSpec
 from dagrl.data.lean_transformers import tokenizers_alone
-from dagrl.spec.models.hf_config import EOS, PAD, UNKNOWN, token_ids
-from dagrl.spec.schema import ModelSpec, TokenizerSpec
+from dagrl.models.hf_config import EOS, PAD, UNKNOWN, token_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagrl.spec.schema import SamplingSpec
+from dagrl.config.schema import SamplingSpec
 
 if TYPE_CHECKING:
     from openai import APIError

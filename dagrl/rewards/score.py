@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dagrl.spec.own.custom import FIELDS, fields_of, located, name_of, raised_by, reward_traits
+from dagrl.graph.plugins.custom import FIELDS, fields_of, located, name_of, raised_by, reward_traits
 
 SHOWN_CHARACTERS = 200
 """Of a prompt or a response in an error."""

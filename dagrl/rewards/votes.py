@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dagrl.graph.plugins.custom import load_function, located, name_of, raised_by
+from dagrl.graph.val_metrics import Vote
 from dagrl.rewards.exact import compared
 from dagrl.rewards.final_answer import final_answer
-from dagrl.spec.own.custom import load_function, located, name_of, raised_by
-from dagrl.spec.val_metrics import Vote
 
 Answered = Callable[[str], str | None]
 """A response in, its answer out; None where it gives none."""

@@ -7,7 +7,7 @@ import math
 import operator
 from collections.abc import Callable
 
-from dagrl.spec.own.tool import tool
+from dagrl.graph.plugins.tool import tool
 
 _LONGEST = 1000
 """Characters of an expression; its tree is no deeper then than Python's recursion goes."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dagrl.graph.plugins.tool import ToolUnavailableError, tool
 from dagrl.rewards.sandbox import Outcome, run
-from dagrl.spec.own.tool import ToolUnavailableError, tool
 
 
 @tool

@@ -165,8 +165,8 @@ def _measure(tokenizer: str | None) -> tuple[Length, str]:
     """How long a prompt is, and the unit of that. With a tokenizer, as the prompt loader counts: by chat template."""
     if tokenizer is None:
         return _characters, "characters"
+    from dagrl.config.schema import ModelSpec, TokenizerSpec
     from dagrl.data.tokenizer import chat_text, load_tokenizer
-    from dagrl.spec.schema import ModelSpec, TokenizerSpec
 
     named: Any = TokenizerSpec(kind="bytes") if tokenizer == "bytes" else Path(tokenizer)
     if isinstance(named, Path) and not named.is_dir():

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from dagrl.backends.base import ResponseTokens
 from dagrl.data.batch import Batch, Column
 from dagrl.data.tally import read_tallies
-from dagrl.engines.base import ResponseTokens
 
 Outcome = tuple[float, dict[int, list[float]], dict[str, float]]
 """Loss, gradients of the log-probs by row, and means of the metrics."""

@@ -15,8 +15,8 @@ from dagrl.algorithms.dpo import DpoObjective
 from dagrl.algorithms.objective import PolicyObjective
 from dagrl.algorithms.sft import MixedObjective, SftObjective
 from dagrl.algorithms.value_loss import ValueObjective
-from dagrl.engines.base import ResponseTokens, ValueTokens
-from dagrl.spec.schema import LossSpec, RolloutCorrectionSpec
+from dagrl.backends.base import ResponseTokens, ValueTokens
+from dagrl.config.schema import LossSpec, RolloutCorrectionSpec
 
 TOKENS, ROWS = 12, 4
 OF_ROWS = {"group_id": torch.int64, "is_expert": torch.float32}

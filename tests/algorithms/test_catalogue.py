@@ -14,8 +14,8 @@ from dagrl.algorithms.catalogue.document import CHAPTERS, document, place_of_tes
 from dagrl.algorithms.catalogue.elsewhere import DIFFERENCES, ELSEWHERE
 from dagrl.algorithms.catalogue.entry import Chapter, Entry
 from dagrl.algorithms.catalogue.policies import AGGREGATIONS, LOSSES
-from dagrl.spec.reading.load import load_pipeline
-from dagrl.spec.schema import (
+from dagrl.config.loading.loader import load_pipeline
+from dagrl.config.schema import (
     AdvantageNode,
     Aggregation,
     CriticNode,

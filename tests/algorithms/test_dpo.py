@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagrl.algorithms.dpo import DpoObjective, preference_loss
+from dagrl.backends.base import ResponseTokens
 from dagrl.data.batch import Batch, Column
-from dagrl.engines.base import ResponseTokens
 
 LN2 = math.log(2)
 

@@ -31,8 +31,8 @@ from dagrl.algorithms.losses import (
 )
 from dagrl.algorithms.own_loss import OwnLoss
 from dagrl.algorithms.rows import Rows
-from dagrl.engines.base import ResponseTokens
-from dagrl.spec.schema.objective import KlEstimator, PolicyForm
+from dagrl.backends.base import ResponseTokens
+from dagrl.config.schema.objective import KlEstimator, PolicyForm
 
 FARTHEST = 1000.0
 """Log-probs are within [-FARTHEST, 0]."""

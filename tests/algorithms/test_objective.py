@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagrl.algorithms.objective import PolicyObjective
+from dagrl.backends.base import ResponseTokens
+from dagrl.config.schema import LossSpec, RolloutCorrectionSpec
 from dagrl.data.batch import Batch, Column
 from dagrl.data.tally import read_tallies
-from dagrl.engines.base import ResponseTokens
-from dagrl.spec.schema import LossSpec, RolloutCorrectionSpec
 
 VOCAB = 5
 ALL = ("advantage", "old_logprob", "ref_logprob")

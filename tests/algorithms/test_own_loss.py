@@ -9,9 +9,9 @@ import torch
 
 from dagrl.algorithms.objective import PolicyObjective
 from dagrl.algorithms.own_loss import OwnLoss
+from dagrl.backends.base import ResponseTokens
+from dagrl.config.schema import LossSpec
 from dagrl.data.tally import read_tallies
-from dagrl.engines.base import ResponseTokens
-from dagrl.spec.schema import LossSpec
 
 READS = ("old_logprob", "advantage")
 

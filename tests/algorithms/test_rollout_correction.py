@@ -9,9 +9,9 @@ import torch
 from dagrl.algorithms.objective import PolicyObjective
 from dagrl.algorithms.rollout_correction import correct, correction_metrics, importance_weights, rejected, vetoed
 from dagrl.algorithms.rows import Rows
+from dagrl.backends.base import ResponseTokens
+from dagrl.config.schema import DivergenceCriterion, LossSpec, RatioCriterion, RolloutCorrectionSpec
 from dagrl.data.tally import read_tallies
-from dagrl.engines.base import ResponseTokens
-from dagrl.spec.schema import DivergenceCriterion, LossSpec, RatioCriterion, RolloutCorrectionSpec
 
 # Three responses; the last token of the second does not count, and its ratio is absurd.
 RATIOS = [0.5, 3.0, 0.25, 0.2, 1e9, 1.5, 1.5, 1.5]

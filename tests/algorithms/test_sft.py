@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from dagrl.algorithms.objective import PolicyObjective
 from dagrl.algorithms.sft import MixedObjective, SftObjective
+from dagrl.config.schema import LossSpec
 from dagrl.data.batch import Batch, Column
-from dagrl.spec.schema import LossSpec
 
 
 def responses(*probabilities, **columns):

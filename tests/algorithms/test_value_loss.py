@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagrl.algorithms.value_loss import ValueObjective, value_loss, with_explained_variance
+from dagrl.backends.base import ValueTokens
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
 from dagrl.data.tally import read_tallies
-from dagrl.engines.base import ValueTokens
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 
-from dagrl.spec.checks import check_file
+from dagrl.validation import check_file
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dagrl.plan.showing.report import report
+from dagrl.planner.showing.report import report
 
 
 @pytest.fixture(scope="module")

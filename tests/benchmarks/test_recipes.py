@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from dagrl.spec.reading.load import load_pipeline
+from dagrl.config.loading.loader import load_pipeline
 
 
 @pytest.fixture

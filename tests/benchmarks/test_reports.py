@@ -117,7 +117,7 @@ def test_first_steps_are_compared_metric_by_metric(benchmark_module) -> None:
 def test_every_layout_that_learns_is_a_pipeline_that_can_be_loaded(benchmark_module, tmp_path: Path) -> None:
     import yaml
 
-    from dagrl.spec.reading.load import load_pipeline
+    from dagrl.config.loading.loader import load_pipeline
 
     learning = benchmark_module("learning")
     for name, case in learning.CASES.items():

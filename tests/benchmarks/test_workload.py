@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from dagrl.engines.model_source import load_hf_config, weight_source
-from dagrl.spec.schema import ModelSpec
+from dagrl.backends.model_source import load_hf_config, weight_source
+from dagrl.config.schema import ModelSpec
 
 
 @pytest.fixture(scope="module")

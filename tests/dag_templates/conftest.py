@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from model_folders import write_model
 
+from dagrl.config.schema import TokenizerSpec
 from dagrl.data.tokenizer import make_tokenizer
-from dagrl.spec.schema import TokenizerSpec
 
 REPOSITORY = Path(__file__).parents[2]
 _DENSE: dict[str, Any] = {

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from dagrl.cli import main
-from dagrl.plan.cost.costs import PipelineCosts
-from dagrl.plan.placement import make_plan
-from dagrl.plan.plan import HOST
-from dagrl.plan.schedule.commands import Commit, Restart, Run, Save, Sleep, Sync, Wake
-from dagrl.spec.checks import check_file
-from dagrl.spec.models.shape import model_shape
-from dagrl.spec.reading.extends import read_with_parents
-from dagrl.spec.reading.yaml_source import read_document
-from dagrl.spec.residency import Residency
+from dagrl.config.loading.extends import read_with_parents
+from dagrl.config.loading.yaml_source import read_document
+from dagrl.config.residency import Residency
+from dagrl.models.shape import model_shape
+from dagrl.planner.cost.costs import PipelineCosts
+from dagrl.scheduler.commands import Commit, Restart, Run, Save, Sleep, Sync, Wake
+from dagrl.scheduler.placement import make_plan
+from dagrl.scheduler.plan import HOST
+from dagrl.validation import check_file
 
 REPOSITORY = Path(__file__).parents[2]
 

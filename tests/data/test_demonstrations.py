@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from dagrl.config.schema import TokenizerSpec
 from dagrl.data.batch import Column
 from dagrl.data.demonstrations import Responses, in_turn
 from dagrl.data.prompts import PromptLoader, PromptSlice
 from dagrl.data.tokenizer import make_tokenizer
-from dagrl.spec.schema import TokenizerSpec
 
 TOKENIZER = make_tokenizer(TokenizerSpec(kind="bytes"))
 END = TOKENIZER.eos_token_id

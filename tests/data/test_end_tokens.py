@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from dagrl.config.schema import ModelSpec, TokenizerSpec
 from dagrl.data.end_tokens import end_tokens
 from dagrl.data.tokenizer import make_tokenizer
-from dagrl.spec.schema import ModelSpec, TokenizerSpec
 
 TOKENIZER = make_tokenizer(TokenizerSpec(kind="bytes"))
 OWN = TOKENIZER.eos_token_id

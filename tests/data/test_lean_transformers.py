@@ -9,7 +9,7 @@ from dagrl.data.lean_transformers import who_brings
 PROGRAM = """
 import importlib.metadata, importlib.util, sys
 from dagrl.data.tokenizer import make_tokenizer
-from dagrl.spec.schema import TokenizerSpec
+from dagrl.config.schema import TokenizerSpec
 
 whole = importlib.metadata.packages_distributions
 tokenizer = make_tokenizer(TokenizerSpec(kind="characters", alphabet="0123456789+="))

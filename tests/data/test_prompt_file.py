@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from dagrl.config.schema import TokenizerSpec
 from dagrl.data.prompt_file import PromptRow, write_prompts
 from dagrl.data.prompts import PromptLoader
 from dagrl.data.tokenizer import make_tokenizer
-from dagrl.spec.schema import TokenizerSpec
 
 EXTRA = {"index": pa.int64()}
 

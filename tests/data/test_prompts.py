@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dagrl.config.schema import TokenizerSpec
 from dagrl.data.prompts import PromptLoader, PromptSlice
 from dagrl.data.tokenizer import make_tokenizer
-from dagrl.spec.schema import TokenizerSpec
 
 TOKENIZER = make_tokenizer(TokenizerSpec(kind="bytes"))
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dagrl.config.schema import TokenizerSpec
 from dagrl.data.prompts import PromptLoader
 from dagrl.data.read_ahead import ReadAhead
 from dagrl.data.tokenizer import make_tokenizer
-from dagrl.spec.schema import TokenizerSpec
 
 TOKENIZER = make_tokenizer(TokenizerSpec(kind="bytes"))
 

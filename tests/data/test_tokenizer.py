@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
+from dagrl.config.schema import ModelSpec, TokenizerSpec
 from dagrl.data.tokenizer import load_tokenizer, make_tokenizer
-from dagrl.spec.schema import ModelSpec, TokenizerSpec
 
 ALPHABET = "0123456789+-= \n<>eospadunk."
 BYTES = make_tokenizer(TokenizerSpec(kind="bytes"))

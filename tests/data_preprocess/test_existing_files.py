@@ -12,10 +12,10 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
+from dagrl.config.schema import TokenizerSpec
 from dagrl.data.prompts import PromptLoader
 from dagrl.data.tokenizer import make_tokenizer
-from dagrl.spec.checks.data_files import _schema_problems, _Wanted
-from dagrl.spec.schema import TokenizerSpec
+from dagrl.validation.data_files import _schema_problems, _Wanted
 
 
 def row(index: int, **more: Any) -> dict[str, Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from dagrl.config.schema import TokenizerSpec
 from dagrl.data.prompts import PromptLoader
 from dagrl.data.tokenizer import make_tokenizer
-from dagrl.spec.schema import TokenizerSpec
 
 FIGURES = [{"bytes": bytes(range(256)) * 50, "path": "a.png"}, {"bytes": b"\x00", "path": None}]
 

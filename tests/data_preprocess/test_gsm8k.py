@@ -13,9 +13,9 @@ import datasets
 import pyarrow.parquet as pq
 import pytest
 
+from dagrl.config.schema import TokenizerSpec
 from dagrl.data.prompts import PromptLoader
 from dagrl.data.tokenizer import make_tokenizer
-from dagrl.spec.schema import TokenizerSpec
 
 ROOT = Path(__file__).parents[2]
 ORIGINALS = ROOT.parent / "shared/data/gsm8k"

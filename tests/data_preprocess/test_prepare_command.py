@@ -15,8 +15,8 @@ from types import ModuleType
 import pyarrow.parquet as pq
 import pytest
 
+from dagrl.config.schema import TokenizerSpec
 from dagrl.data.tokenizer import make_tokenizer
-from dagrl.spec.schema import TokenizerSpec
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from dagrl.config.schema import TokenizerSpec
 from dagrl.data.demonstrations import Responses
 from dagrl.data.prompts import PromptLoader
 from dagrl.data.tokenizer import make_tokenizer
-from dagrl.spec.schema import TokenizerSpec
 
 
 def pair(chosen: str, rejected: str, question: str = "Why?", scores: tuple[float, float] = (8, 6)) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dagrl.spec.checks import check_file
-from dagrl.spec.rewards import BUILT_IN_REWARDS
+from dagrl.config.reward_names import BUILT_IN_REWARDS
+from dagrl.validation import check_file
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text()
 EXAMPLES = re.findall(r"^```yaml\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL)

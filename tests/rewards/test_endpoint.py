@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from dagrl.config.schema import SamplingSpec
 from dagrl.rewards.endpoint import Answer, Endpoint, EndpointError, EndpointSetupError
-from dagrl.spec.schema import SamplingSpec
 
 KEY = "sk-very-secret-0123456789"
 SAMPLING = SamplingSpec(temperature=0.0, max_new_tokens=64)

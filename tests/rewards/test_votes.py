@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from dagrl.graph.val_metrics import Vote
 from dagrl.rewards.votes import load_vote
-from dagrl.spec.val_metrics import Vote
 
 
 def test_the_math_reward_votes_by_final_answers() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from dagrl.graph.plugins.tool import ToolUnavailableError, load_tool
 from dagrl.rewards.sandbox import runner
-from dagrl.spec.own.tool import ToolUnavailableError, load_tool
 from dagrl.tools.python import python
 
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from dagrl.graph.plugins.custom import reward
 from dagrl.rewards import sandbox
 from dagrl.rewards.code.compare import same_output, same_value
 from dagrl.rewards.code.extract import program_in
 from dagrl.rewards.code.tests import AssertTests, Check, FunctionTests, ProgramTests, Tests, read_tests
 from dagrl.rewards.code.values import decoded
-from dagrl.spec.own.custom import reward
 
 _START_S = 5.0
 """Room for Python to start and to load the solution, where several tests share a process."""

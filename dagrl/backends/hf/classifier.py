@@ -1,0 +1,212 @@
+"""A reward model inside the worker's own process: a sequence classifier of Hugging Face's with one label.
+
+Implements `dagrl.backends.base.JudgeEngine`. Conversations are rendered with the tokenizer and template of the model.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from jinja2 import TemplateError
+
+from dagrl.backends.base import Conversation, RankContext, Scores, Slept
+from dagrl.backends.device_memory import device_gib_used
+from dagrl.backends.hf.experts import avoid_misaligned_grouped_mm
+from dagrl.backends.hf.sleep import SleepingWeights
+from dagrl.backends.hf.weights import replace_weights
+from dagrl.backends.model_source import check_finite, load_hf_config, model_imports, weight_source
+from dagrl.config.residency import Residency
+from dagrl.config.schema import HfEngineSpec, ModelSpec
+from dagrl.data.tokenizer import load_tokenizer
+from dagrl.models.tensor_shapes import SCORE
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+_LM_HEAD = "lm_head.weight"
+_NO_TOKEN = -1
+
+
+class HfClassifier:
+    """One replica of the model: float32 on a CPU, bfloat16 on a GPU, but for its score. Its weights never change."""
+
+    def __init__(self, model: ModelSpec, spec: HfEngineSpec, ranks: RankContext) -> None:
+        """Build the model. ValueError where its folder is not that of a reward model, or has no chat template."""
+        used_by_others = device_gib_used()
+        self._max_batch_size = spec.max_batch_size
+        self._tokenizer = load_tokenizer(model)
+        if not self._tokenizer.chat_template:
+            raise ValueError(
+                f"the tokenizer of {_name(model)} has no chat template, by which a reward model reads conversations; "
+                "put the one it was trained with into its folder, as chat_template.jinja"
+            )
+        config = _config(model)
+        self._model = _read(model, config) if model.path is not None else _draw(model, config, ranks.seed)
+        avoid_misaligned_grouped_mm(self._model)
+        # Decoders are read at their last token, which is the last of all where shorter rows are filled up before their
+        # first; so no token is taken for padding, and the token that ends a conversation is read.
+        self._fills_left = hasattr(self._model, "score")
+        if self._fills_left:
+            self._model.config.get_text_config().pad_token_id = _NO_TOKEN
+            _score_in_float32(self._model)
+        self._longest = _longest_row(config, self._tokenizer.model_max_length, is_decoder=self._fills_left)
+        # Keys and values of all layers would be kept until the scores are there, for tokens that never follow.
+        self._model.config.get_text_config().use_cache = False
+        self._takes_positions = "position_ids" in inspect.signature(self._model.forward).parameters
+        self._weights = SleepingWeights(lambda: self._model.parameters(), keep=True, gib_used_by_others=used_by_others)
+        self.policy_version = 0
+
+    def scores(self, conversations: Sequence[Conversation], *, tokens_per_micro_batch: int) -> Scores:
+        """See `JudgeEngine.scores`. A batch holds as many rows of nearly one length as go into the budget, or one."""
+        self._weights.refuse_asleep()
+        rows = self._tokens(conversations)
+        cut = np.array([len(row) > self._longest for row in rows], dtype=bool)
+        rows = [self._end_of(row) for row in rows]
+        values = np.zeros(len(rows), dtype=np.float32)
+        for batch in _batches([len(row) for row in rows], self._max_batch_size, tokens_per_micro_batch):
+            values[batch] = self._score([rows[index] for index in batch])
+        return Scores(values, cut)
+
+    def sleep(self, residency: Residency) -> Slept:
+        """See `JudgeEngine.sleep`."""
+        return self._weights.sleep(residency)
+
+    def wake(self, residency: Residency) -> None:
+        """See `JudgeEngine.wake`."""
+        self._weights.wake(residency)
+
+    def close(self) -> None:
+        """Free the model."""
+        del self._model
+
+    def _tokens(self, conversations: Sequence[Conversation]) -> list[list[int]]:
+        texts = [self._text(conversation) for conversation in conversations]
+        # The template has put the special tokens into the text already. All at once go over several threads.
+        return self._tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
+
+    def _text(self, conversation: Conversation) -> str:
+        try:
+            return self._tokenizer.apply_chat_template(list(conversation), tokenize=False)
+        except TemplateError as error:
+            roles = ", ".join(str(message.get("role")) for message in conversation)
+            raise ValueError(
+                f"the reward model's chat template does not take a conversation of {roles}: {error}; "
+                "put one into its folder that does, as chat_template.jinja"
+            ) from error
+
+    def _end_of(self, row: list[int]) -> list[int]:
+        """As much as the model can read; one that is read at its first token keeps that."""
+        too_many, kept = len(row) - self._longest, 0 if self._fills_left else 1
+        return row if too_many <= 0 else row[:kept] + row[kept + too_many :]
+
+    @torch.no_grad()
+    def _score(self, rows: Sequence[Sequence[int]]) -> np.ndarray:
+        longest = max(len(row) for row in rows)
+        # Masked, so any token will do; some tokenizers have none for padding.
+        ids = torch.full((len(rows), longest), self._tokenizer.pad_token_id or 0)
+        known = torch.zeros_like(ids)
+        for index, row in enumerate(rows):
+            place = slice(longest - len(row), longest) if self._fills_left else slice(len(row))
+            ids[index, place] = torch.tensor(row)
+            known[index, place] = 1
+        inputs = {"input_ids": ids, "attention_mask": known}
+        if self._fills_left and self._takes_positions:
+            # Some count from the first place of the batch, padding too.
+            inputs["position_ids"] = (known.cumsum(1) - 1).clamp(min=0)
+        device = next(self._model.parameters()).device
+        output = self._model(**{name: tensor.to(device) for name, tensor in inputs.items()})
+        return output.logits[:, 0].float().cpu().numpy()
+
+
+def _batches(lengths: Sequence[int], most_rows: int, most_tokens: int) -> Iterator[np.ndarray]:
+    """Places of rows that are scored together, long ones first: as wide as their first, and within both bounds."""
+    order = np.argsort(-np.array(lengths, dtype=np.int64), kind="stable")
+    begin = 0
+    while begin < len(order):
+        fit = most_tokens // max(1, lengths[order[begin]])
+        end = begin + max(1, min(most_rows, fit))
+        yield order[begin:end]
+        begin = end
+
+
+def _config(model: ModelSpec) -> PretrainedConfig:
+    config = load_hf_config(model)
+    if model.path is None:
+        config.num_labels = 1
+    elif config.num_labels != 1:
+        raise ValueError(
+            f"{model.path} tells {config.num_labels} labels apart, and a reward model has one, its score; "
+            "give the folder of a sequence classifier with num_labels 1"
+        )
+    return config
+
+
+def _read(model: ModelSpec, config: PretrainedConfig) -> PreTrainedModel:
+    with model_imports(model):
+        from transformers import AutoModelForSequenceClassification
+
+    options: dict[str, Any] = {"config": config, "local_files_only": True, "output_loading_info": True}
+    assert model.path is not None
+    try:
+        built, report = AutoModelForSequenceClassification.from_pretrained(
+            model.path.expanduser(), dtype=_dtype(), **options
+        )
+    except (ValueError, OSError) as error:
+        raise ValueError(f"cannot load a reward model from {model.path}: {error}") from error
+    if report["missing_keys"]:
+        missing = ", ".join(sorted(report["missing_keys"])[:3])
+        raise ValueError(
+            f"{model.path} is not the folder of a reward model: it has no weights for {missing}; "
+            "give that of a sequence classifier with one label"
+        )
+    for name, parameter in built.named_parameters():
+        check_finite(parameter, f"{model.path}: tensor {name!r} {list(parameter.shape)}")
+    built = built.to(_device()).eval().requires_grad_(False)
+    if not torch.cuda.is_available():
+        for parameter in built.parameters():
+            # They look into the file, and could not be put away.
+            parameter.data = parameter.data.clone()
+    return built
+
+
+def _draw(model: ModelSpec, config: PretrainedConfig, seed: int) -> PreTrainedModel:
+    """With random weights: a score that means nothing, to try a pipeline out with."""
+    with model_imports(model):
+        from transformers import AutoModelForSequenceClassification
+
+        # Its own random weights are of no use, and drawing them must not move the process's random stream.
+        with torch.random.fork_rng(), torch.device(_device()):
+            built = AutoModelForSequenceClassification.from_config(config, dtype=_dtype())
+    source = weight_source(model, seed)
+    names = [*(name for name in source.names() if name != _LM_HEAD), SCORE]
+    replace_weights(built, ((name, source.get(name)) for name in names))
+    return built.eval().requires_grad_(False)
+
+
+def _longest_row(config: PretrainedConfig, tokenizer_says: int, *, is_decoder: bool) -> int:
+    """Tokens that the model can read: some encoders have places that no token stands at, as their tokenizers know."""
+    places = getattr(config, "max_position_embeddings", None) or sys.maxsize
+    return places if is_decoder else min(places, tokenizer_says)
+
+
+def _score_in_float32(model: PreTrainedModel) -> None:
+    """Let its last layer work in float32: eight bits of bfloat16 would make one score of many."""
+    model.score.float()
+    model.score.register_forward_pre_hook(lambda _, inputs: (inputs[0].float(),))
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _dtype() -> torch.dtype:
+    return torch.bfloat16 if torch.cuda.is_available() else torch.float32
+
+
+def _name(model: ModelSpec) -> str:
+    return str(model.path) if model.path is not None else "the model of random weights"

@@ -1,0 +1,140 @@
+"""Autoregressive decoding of one batch with a KV cache: prompts in, finished responses out.
+
+Used by `dagrl.backends.hf.engine`, which splits calls into batches; `dagrl.backends.hf.sampling` draws the tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from dagrl.backends.base import Completion, GenerationRequest
+from dagrl.backends.hf.sampling import sample_tokens, uniform_numbers
+from dagrl.config.schema import SamplingSpec
+
+if TYPE_CHECKING:
+    from transformers import DynamicCache, PreTrainedModel
+
+
+# As a decorator it is in force only while the generator runs, not in the caller's code between two responses.
+@torch.inference_mode()
+def decode(
+    model: PreTrainedModel,
+    requests: Sequence[GenerationRequest],
+    sampling: SamplingSpec,
+    stop_token_ids: Sequence[int],
+    policy_version: int,
+    goes_on: Callable[[int], bool],
+) -> Iterator[Completion]:
+    """One response to each request, yielded as it ends; `index` is the place in `requests`. No prompt is empty.
+
+    `goes_on` is told after each step how many tokens were sampled; where it says no, what is left comes out as it is.
+    Rows that have ended leave the batch at once: that copies the cache, which growing by a token does anyway.
+    """
+    device = model.device
+    prompts = [np.concatenate([request.prompt, request.begun]).astype(np.int64) for request in requests]
+    begun = torch.tensor([len(request.begun) for request in requests], device=device)
+    assert (begun < sampling.max_new_tokens).all(), "a response that has all its tokens cannot go on"
+    cache, logits, visible = _prefill(model, prompts)
+    positions = torch.tensor([len(prompt) for prompt in prompts], device=device)
+    seeds = [request.seed for request in requests]
+    uniforms = torch.from_numpy(uniform_numbers(seeds, sampling.max_new_tokens)).to(device)
+    stops = torch.tensor(stop_token_ids, dtype=torch.int64, device=device)
+    tokens = torch.empty(uniforms.shape, dtype=torch.int64, device=device)
+    logprobs = torch.empty(uniforms.shape, dtype=torch.float32, device=device)
+    live = torch.arange(len(prompts), device=device)
+    # A row whose response has begun uses the numbers behind those of its first tokens, and ends so much earlier.
+    for step in range(sampling.max_new_tokens):
+        picked, picked_logprobs = sample_tokens(logits, uniforms[live, begun[live] + step], sampling)
+        tokens[live, step] = picked
+        logprobs[live, step] = picked_logprobs
+        told_to_end = not goes_on(len(live))
+        stopped = torch.isin(picked, stops)
+        full = ~stopped & (begun[live] + step + 1 == sampling.max_new_tokens)
+        ended = stopped | full
+        if ended.any():
+            for reason, those in (("stop", stopped), ("length", full)):
+                yield from _completions(live[those], tokens, logprobs, step + 1, reason, policy_version)
+            going = torch.nonzero(~ended).squeeze(-1)
+            live, picked, positions = live[going], picked[going], positions[going]
+            if not len(live):
+                return
+            cache.batch_select_indices(going)
+            visible = None if visible is None else visible[going]
+        if told_to_end:
+            yield from _completions(live, tokens, logprobs, step + 1, "abort", policy_version)
+            return
+        if visible is not None:
+            visible = torch.nn.functional.pad(visible, (0, 1), value=True)
+        logits = _forward(model, picked.unsqueeze(-1), visible, positions.unsqueeze(-1), cache)
+        positions = positions + 1
+
+
+def _prefill(
+    model: PreTrainedModel, prompts: Sequence[np.ndarray]
+) -> tuple[DynamicCache, torch.Tensor, torch.Tensor | None]:
+    """The cache [R, ...], the logits after each prompt [R, V], and which cached places hold a token, bool [R, L].
+
+    Equal prompts are computed once and their cache repeated. The last is None where no prompt is padded, so that
+    attention can do without a mask.
+    """
+    from transformers import DynamicCache
+
+    places: dict[bytes, int] = {}
+    inverse = [places.setdefault(prompt.tobytes(), len(places)) for prompt in prompts]
+    distinct = [np.frombuffer(key, dtype=np.int64) for key in places]
+    longest = max(len(prompt) for prompt in distinct)
+    # Padding goes to the left, so that all rows go on at the same place of the cache.
+    ids = np.zeros((len(distinct), longest), dtype=np.int64)
+    held = np.zeros((len(distinct), longest), dtype=bool)
+    for row, prompt in enumerate(distinct):
+        ids[row, longest - len(prompt) :] = prompt
+        held[row, longest - len(prompt) :] = True
+    positions = np.maximum(np.cumsum(held, axis=1) - 1, 0)
+
+    device = model.device
+    cache = DynamicCache(config=model.config)
+    visible = None if held.all() else torch.from_numpy(held).to(device)
+    logits = _forward(model, torch.from_numpy(ids).to(device), visible, torch.from_numpy(positions).to(device), cache)
+    if len(distinct) < len(prompts):
+        rows = torch.tensor(inverse, device=device)
+        cache.batch_select_indices(rows)
+        logits = logits[rows]
+        visible = None if visible is None else visible[rows]
+    return cache, logits, visible
+
+
+def _forward(
+    model: PreTrainedModel,
+    ids: torch.Tensor,
+    visible: torch.Tensor | None,
+    positions: torch.Tensor,
+    cache: DynamicCache,
+) -> torch.Tensor:
+    """Logits after the last of `ids` [R, L], as [R, V]; the cache grows by L."""
+    output = model(
+        input_ids=ids,
+        attention_mask=visible,
+        position_ids=positions,
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    )
+    return output.logits[:, -1]
+
+
+def _completions(
+    rows: torch.Tensor,
+    tokens: torch.Tensor,
+    logprobs: torch.Tensor,
+    length: int,
+    reason: str,
+    policy_version: int,
+) -> Iterator[Completion]:
+    ended_tokens = tokens[rows, :length].cpu().numpy()
+    ended_logprobs = logprobs[rows, :length].cpu().numpy()
+    for place, row in enumerate(rows.tolist()):
+        yield Completion(row, ended_tokens[place], ended_logprobs[place], reason, policy_version)

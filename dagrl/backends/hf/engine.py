@@ -1,0 +1,157 @@
+"""A generator inside the worker's own process, on a Hugging Face model: small models, and machines without a GPU.
+
+Implements `dagrl.backends.base.GenerateEngine`; `decoding.py` decodes a batch and `weights.py` takes new weights.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from dagrl.backends.base import NO_WEIGHTS, Appetite, Completion, GenerationRequest, RankContext, Slept
+from dagrl.backends.device_memory import device_gib_used
+from dagrl.backends.hf.decoding import decode
+from dagrl.backends.hf.experts import avoid_misaligned_grouped_mm
+from dagrl.backends.hf.sleep import SleepingWeights
+from dagrl.backends.hf.weights import replace_weights
+from dagrl.backends.model_source import load_hf_config, model_imports, published_tensors, weight_source
+from dagrl.backends.weight_names import check_names
+from dagrl.config.residency import Residency
+from dagrl.config.schema import HfEngineSpec, ModelSpec, SamplingSpec
+from dagrl.data.tokenizer import load_tokenizer
+from dagrl.weight_sync.manifest import Bucket
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class HfEngine:
+    """One replica of the model: float32 on a CPU, bfloat16 on a GPU.
+
+    An engine that follows another holds nothing of use until `load_weights`; one that does not has the start weights,
+    as version 0.
+    """
+
+    takes_turns = True
+
+    def __init__(self, model: ModelSpec, spec: HfEngineSpec, ranks: RankContext) -> None:
+        """Build the model. ValueError where its config, tokenizer or weights are missing or do not fit together."""
+        used_by_others = device_gib_used()
+        self._max_batch_size = spec.max_batch_size
+        self._eos_token_id = load_tokenizer(model).eos_token_id
+        self._model = _build(model)
+        self._follows = spec.follows is not None
+        self._weights = SleepingWeights(
+            lambda: self._model.parameters(), keep=not self._follows, gib_used_by_others=used_by_others
+        )
+        self._turn = threading.Lock()
+        """Held by the call whose requests are decoded."""
+        self._aborts = 0
+        self.policy_version = NO_WEIGHTS
+        self.sampled_tokens = 0
+        if not self._follows:
+            source, wanted = weight_source(model, ranks.seed), published_tensors(self._model).keys()
+            check_names(source.names(), wanted, self._model.config)
+            names = (name for name in source.names() if name in wanted)
+            replace_weights(self._model, ((name, source.get(name)) for name in names))
+            self.policy_version = 0
+
+    def appetite(self, longest: int) -> Appetite:
+        """See `GenerateEngine.appetite`: a batch, and one more that waits."""
+        return Appetite(self._max_batch_size, 2 * self._max_batch_size)
+
+    def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> Iterator[Completion]:
+        """Sample one response to each request, yielded as they finish; at most `max_batch_size` are decoded at once.
+
+        Calls from several threads take turns. The same prompt, seed and weights draw the same tokens in
+        any batch, and in one go or begun and gone on with, up to the last bits of a float: only a draw that falls
+        within rounding of the border between two tokens can differ. ValueError for an empty prompt, or one too long to
+        be followed by ``max_new_tokens``.
+        """
+        self._weights.refuse_asleep()
+        assert self.policy_version != NO_WEIGHTS, "generate before the first load_weights"
+        self._check_lengths([request.prompt for request in requests], sampling)
+        return self._batches(requests, sampling, self._aborts)
+
+    def abort(self) -> None:
+        """See `GenerateEngine.abort`."""
+        self._aborts += 1
+
+    def load_weights(self, buckets: Iterator[Bucket], version: int) -> None:
+        """Replace all weights, and with them the version.
+
+        ValueError where a name is unknown, doubled or missing, or a shape differs; then both stay as they were.
+        """
+        self._weights.refuse_asleep()
+        replace_weights(self._model, (item for bucket in buckets for item in bucket))
+        self.policy_version = version
+
+    def sleep(self, residency: Residency) -> Slept:
+        """See `GenerateEngine.sleep`."""
+        slept = self._weights.sleep(residency)
+        if self._follows and self._weights.asleep:
+            self.policy_version = NO_WEIGHTS
+        return slept
+
+    def wake(self, residency: Residency) -> None:
+        """See `GenerateEngine.wake`."""
+        self._weights.wake(residency)
+
+    def close(self) -> None:
+        """Free the model."""
+        del self._model
+
+    def _batches(
+        self, requests: Sequence[GenerationRequest], sampling: SamplingSpec, aborts: int
+    ) -> Iterator[Completion]:
+        """Decode batch after batch, until an abort comes that is not among the first `aborts`."""
+        stops = [*sampling.stop_token_ids]
+        if not sampling.ignore_eos and self._eos_token_id is not None:
+            stops.append(self._eos_token_id)
+
+        def goes_on(sampled: int) -> bool:
+            self.sampled_tokens += sampled
+            return self._aborts == aborts
+
+        with self._turn:
+            for start in range(0, len(requests), self._max_batch_size):
+                batch = requests[start : start + self._max_batch_size]
+                if not goes_on(0):
+                    yield from _untouched(batch, start, self.policy_version)
+                    continue
+                for completion in decode(self._model, batch, sampling, stops, self.policy_version, goes_on):
+                    yield replace(completion, index=start + completion.index)
+
+    def _check_lengths(self, prompts: Sequence[np.ndarray], sampling: SamplingSpec) -> None:
+        for index, prompt in enumerate(prompts):
+            if not len(prompt):
+                raise ValueError(f"prompt {index} is empty; a model needs at least one token to go on from")
+        longest = max((len(prompt) for prompt in prompts), default=0)
+        context = self._model.config.max_position_embeddings
+        if longest + sampling.max_new_tokens > context:
+            raise ValueError(
+                f"a prompt of {longest} tokens and max_new_tokens {sampling.max_new_tokens} do not fit into the "
+                f"model's {context} positions; lower data.max_prompt_tokens or sampling.max_new_tokens"
+            )
+
+
+def _untouched(batch: Sequence[GenerationRequest], start: int, policy_version: int) -> Iterator[Completion]:
+    for index in range(start, start + len(batch)):
+        yield Completion(index, np.zeros(0, np.int64), np.zeros(0, np.float32), "abort", policy_version)
+
+
+def _build(model: ModelSpec) -> PreTrainedModel:
+    device, dtype = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)
+    with model_imports(model):
+        from transformers import AutoModelForCausalLM
+
+        # Its own random weights are of no use, and drawing them must not move the process's random stream.
+        with torch.random.fork_rng(), torch.device(device):
+            built = AutoModelForCausalLM.from_config(load_hf_config(model), dtype=dtype)
+    avoid_misaligned_grouped_mm(built)
+    return built.eval().requires_grad_(False)

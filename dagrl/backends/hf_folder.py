@@ -1,0 +1,117 @@
+"""Writes a model as a Hugging Face folder: config, weights in safetensors, tokenizer and generation config."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from dagrl.backends.weight_names import PREDICTION_LAYERS, is_prediction_layer
+from dagrl.config.schema import ModelSpec, TokenizerSpec
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+SHARD_BYTES = 5 * 10**9
+"""Weights in one file, which is also what is held in memory; Hugging Face's own size."""
+
+_TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model"),
+    *("vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "chat_template.json"),
+)
+_GENERATION = "generation_config.json"
+
+
+def write_hf_folder(
+    folder: Path,
+    hf_config: PretrainedConfig,
+    architecture: str,
+    weights: Iterable[tuple[str, torch.Tensor]],
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Write weights as they come, to the bit, and a config that loads them in their dtype, to `folder`, which exists.
+
+    `architecture` is the Hugging Face class that the weights are of. Where layers that predict further tokens are not
+    among them, the config says that there are none. OSError where it cannot be written.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    written: list[tuple[Path, list[str]]] = []
+    total, dtypes = 0, dict[torch.dtype, int]()
+    for shard in _shards(weights, shard_bytes):
+        path = folder / f"shard-{len(written)}.safetensors"
+        try:
+            save_file(shard, path, metadata={"format": "pt"})
+        except SafetensorError as error:
+            raise OSError(f"cannot write the weights to {folder}: {error}") from error
+        written.append((path, list(shard)))
+        for tensor in shard.values():
+            total += tensor.nbytes
+            dtypes[tensor.dtype] = dtypes.get(tensor.dtype, 0) + tensor.numel()
+    _name_shards(folder, written, total)
+    names = [name for _, shard_names in written for name in shard_names]
+    config = copy.deepcopy(hf_config)
+    config.architectures = [architecture]
+    # A few tensors may have another dtype than the model, a router's bias for instance.
+    config.dtype = max(dtypes, key=lambda dtype: dtypes[dtype])
+    if getattr(config, PREDICTION_LAYERS, None) and not any(is_prediction_layer(name, config) for name in names):
+        setattr(config, PREDICTION_LAYERS, 0)
+    if hasattr(config, "quantization_config"):
+        # Of the folder that the config is from; these weights are not quantised.
+        del config.quantization_config
+    config.save_pretrained(folder)
+    for path in folder.glob("*.safetensors"):
+        # safetensors leaves its files to their owner alone.
+        shutil.copymode(folder / "config.json", path)
+
+
+def copy_tokenizer(model: ModelSpec, folder: Path) -> None:
+    """Put the tokenizer of `model`, and its generation config if it has one, into `folder`.
+
+    Files are copied as they are; a tokenizer made from the pipeline file is saved. Without effect where there is none.
+    """
+    if isinstance(model.tokenizer, TokenizerSpec):
+        from dagrl.data.tokenizer import make_tokenizer
+
+        make_tokenizer(model.tokenizer).save_pretrained(folder)
+    elif source := model.tokenizer or model.path:
+        for name in _TOKENIZER_FILES:
+            if (file := source.expanduser() / name).is_file():
+                shutil.copyfile(file, folder / name)
+    if model.path and (file := model.path.expanduser() / _GENERATION).is_file():
+        shutil.copyfile(file, folder / _GENERATION)
+
+
+def _shards(weights: Iterable[tuple[str, torch.Tensor]], limit: int) -> Iterator[dict[str, torch.Tensor]]:
+    """Cut where the next tensor would not fit; one alone may be larger than a shard."""
+    shard: dict[str, torch.Tensor] = {}
+    filled = 0
+    for name, tensor in weights:
+        if shard and filled + tensor.nbytes > limit:
+            yield shard
+            shard, filled = {}, 0
+        # A copy of its own: safetensors refuses tensors that share memory.
+        shard[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
+        filled += tensor.nbytes
+    if shard:
+        yield shard
+
+
+def _name_shards(folder: Path, written: list[tuple[Path, list[str]]], total: int) -> None:
+    """Give the files the names that Hugging Face looks for, which say how many there are."""
+    if len(written) == 1:
+        written[0][0].rename(folder / "model.safetensors")
+        return
+    files: dict[str, str] = {}
+    for number, (path, names) in enumerate(written, start=1):
+        final = f"model-{number:05d}-of-{len(written):05d}.safetensors"
+        path.rename(folder / final)
+        files |= dict.fromkeys(names, final)
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(files.items()))}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))

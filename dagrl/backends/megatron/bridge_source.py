@@ -1,0 +1,76 @@
+"""A `WeightSource` as megatron-bridge wants its weights. Imports megatron-bridge: see `bridge_library` for how."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from megatron.bridge import AutoBridge
+from megatron.bridge.models.hf_pretrained.causal_lm import PreTrainedCausalLM
+from megatron.bridge.models.hf_pretrained.state import StateDict, StateSource
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from dagrl.backends.model_source import WeightSource
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+def knows(hf_config: PretrainedConfig) -> bool:
+    """Whether megatron-bridge has a table for models of this type."""
+    return _architecture(hf_config) in AutoBridge.list_supported_models()
+
+
+def auto_bridge(
+    hf_config: PretrainedConfig, source: WeightSource | None = None, padded_rows: Mapping[str, int] | None = None
+) -> AutoBridge[Any]:
+    """The bridge of a model that it `knows`; with `source` it can load.
+
+    `padded_rows` are the tensors to fill up with rows of zeros, and how many rows they have then.
+    """
+    config = copy.deepcopy(hf_config)
+    # Configs of a folder name their class, those of `model.init` do not.
+    config.architectures = [_architecture(hf_config)]
+    if source is None:
+        return AutoBridge.from_hf_config(config)
+    return AutoBridge(_Pretrained(config, _State(source, padded_rows or {})))
+
+
+def _architecture(hf_config: PretrainedConfig) -> str | None:
+    return MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(hf_config.model_type)
+
+
+class _State(StateSource):
+    """Reads a `WeightSource`, one tensor at a time."""
+
+    def __init__(self, source: WeightSource, padded_rows: Mapping[str, int]) -> None:
+        self._source = source
+        self._padded_rows = padded_rows
+        self._names = dict.fromkeys(source.names())
+
+    def get_all_keys(self) -> Any:
+        # Looked into for each tensor: a list would make loading a mixture of many experts quadratic.
+        return self._names.keys()
+
+    def load_tensors(self, keys: list[str]) -> dict[str, torch.Tensor]:
+        return {key: self._load(key) for key in keys}
+
+    def _load(self, key: str) -> torch.Tensor:
+        tensor = self._source.get(key)
+        missing = self._padded_rows.get(key, len(tensor)) - len(tensor)
+        return torch.cat([tensor, tensor.new_zeros(missing, *tensor.shape[1:])]) if missing else tensor
+
+
+class _Pretrained(PreTrainedCausalLM):
+    """A config and its weights: what megatron-bridge otherwise makes of a model's name."""
+
+    def __init__(self, config: PretrainedConfig, source: _State) -> None:
+        super().__init__()
+        self.config = config
+        self._state = StateDict(source)
+
+    @property
+    def state(self) -> StateDict:
+        return self._state

@@ -1,0 +1,193 @@
+"""What leaves the device while nobody uses it, and comes back to the bit: weights, gradients and the optimizer.
+
+Storages are emptied and filled again (`device_memory`), as many look into them: weights are views of the buffers that
+are gathered over replicas, and float32 weights are the optimizer's too. Megatron's own offloading moves the optimizer's
+tensors elsewhere instead, which would cut float32 weights off from those buffers.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+from megatron.core.optimizer import MegatronOptimizer
+from megatron.core.transformer import MegatronModule
+from megatron.core.utils import get_model_config
+
+from dagrl.backends.device_memory import Part, Storages, storages_of
+from dagrl.config.residency import Residency
+from dagrl.config.schema import OffloadSpec
+
+_LONG_LOOK_S = 0.05
+_STATES = {Residency.ASLEEP: "asleep", Residency.WEIGHTS: "down to its weights", Residency.AWAKE: "awake"}
+
+
+class EngineMemory:
+    """The device memory of one rank's model and optimizer: what is there when."""
+
+    def __init__(
+        self, chunks: Sequence[MegatronModule], optimizer: MegatronOptimizer | None, offload: OffloadSpec
+    ) -> None:
+        """`chunks` are wrapped for training where there is an `optimizer`; without one there are weights only.
+
+        What `offload` names leaves at once. ValueError where it cannot.
+        """
+        self._residency = Residency.AWAKE
+        self._cannot_leave = _needs_its_addresses(chunks)
+        if self._cannot_leave and (offload.param or offload.grad or offload.optimizer):
+            raise ValueError(f"offload: {self._cannot_leave}; turn one of the two off")
+        self._weights = Part(lambda: weight_storages(chunks), keep=True, rests_away=offload.param)
+        self._training: list[Part] = []
+        if optimizer is not None:
+            self._training = [
+                Part(lambda: _gradients(chunks, optimizer), keep=False, rests_away=offload.grad),
+                Part(lambda: optimizer_storages(chunks, optimizer), keep=True, rests_away=offload.optimizer),
+            ]
+
+    @property
+    def residency(self) -> Residency:
+        """How much may be on the device now."""
+        return self._residency
+
+    @contextmanager
+    def weights(self) -> Iterator[None]:
+        """Within the context the weights are there. RuntimeError where the engine is not awake, here as below."""
+        with self._in_use(self._weights):
+            yield
+
+    @contextmanager
+    def weights_alone(self) -> Iterator[None]:
+        """As `weights`, and an engine that is down to them will do."""
+        with self._in_use(self._weights, least=Residency.WEIGHTS):
+            yield
+
+    @contextmanager
+    def gradients(self) -> Iterator[None]:
+        """Within the context weights and gradient buffers are there; the buffers may come as zeros."""
+        with self._in_use(self._weights, *self._training[:1]):
+            yield
+
+    @contextmanager
+    def optimizer(self) -> Iterator[None]:
+        """Within the context weights, and the optimizer's float32 weights and moments, are there."""
+        with self._in_use(self._weights, *self._training[1:]):
+            yield
+
+    def sleep(self, residency: Residency) -> None:
+        """Empty the device down to `residency`. RuntimeError where there is no more on it, or where it cannot be."""
+        if residency >= self._residency:
+            raise RuntimeError(f"the engine is {_STATES[self._residency]} already; wake() comes before another sleep()")
+        if self._cannot_leave:
+            raise RuntimeError(f"the engine cannot sleep: {self._cannot_leave}")
+        leaving = self._between(residency, self._residency)
+        self._residency = residency
+        for part in leaving:
+            part.sleep()
+
+    def wake(self, residency: Residency) -> None:
+        """Bring back what is not away anyway between uses. RuntimeError where there is as much already.
+
+        Contents come to a GPU while it works already: the optimizer's are needed last.
+        """
+        if residency <= self._residency:
+            raise RuntimeError(f"the engine is {_STATES[self._residency]} already; wake() comes after sleep()")
+        for part in reversed(self._between(self._residency, residency)):
+            part.wake(in_background=True)
+        self._residency = residency
+
+    def _between(self, lower: Residency, upper: Residency) -> list[Part]:
+        """What `upper` has on the device and `lower` has not."""
+        levels = {Residency.AWAKE: self._training, Residency.WEIGHTS: [self._weights]}
+        return [part for level, parts in levels.items() if lower < level <= upper for part in parts]
+
+    @contextmanager
+    def _in_use(self, *parts: Part, least: Residency = Residency.AWAKE) -> Iterator[None]:
+        if self._residency < least:
+            state = _STATES[self._residency]
+            raise RuntimeError(f"the engine is {state}; call wake() before anything else is asked of it")
+        with ExitStack() as stack:
+            for part in parts:
+                stack.enter_context(part.in_use())
+            yield
+
+
+def weight_storages(chunks: Sequence[torch.nn.Module]) -> Storages:
+    """Where the parameters are: their own storages, or buffers that many of them share."""
+    return storages_of(parameter for chunk in chunks for parameter in chunk.parameters())
+
+
+def gradient_storages(chunks: Sequence[Any]) -> Storages:
+    """The gradient buffers of chunks that are wrapped for training, less what weights share with them."""
+    buffers = [buffer for chunk in chunks for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)]
+    tensors = itertools.chain.from_iterable((buffer.grad_data, *buffer.extra_main_grads) for buffer in buffers)
+    return _without(storages_of(tensors), weight_storages(chunks))
+
+
+def optimizer_storages(chunks: Sequence[Any], optimizer: MegatronOptimizer) -> Storages:
+    """Float32 weights and moments on the device, less what are weights of the model themselves."""
+    device = next(chunks[0].parameters()).device.type
+    mine = (tensor for tensor in _optimizer_tensors(optimizer) if tensor.device.type == device)
+    return _without(_without(storages_of(mine), weight_storages(chunks)), gradient_storages(chunks))
+
+
+def _needs_its_addresses(chunks: Sequence[Any]) -> str:
+    """Why memory that comes back elsewhere would not do for this model; empty where it does."""
+    config = get_model_config(chunks[0])
+    if config.cuda_graph_impl != "none":
+        return f"transformer.cuda_graph_impl {config.cuda_graph_impl!r} records addresses in device memory"
+    if any(chunk.ddp_config.nccl_ub for chunk in chunks if hasattr(chunk, "ddp_config")):
+        return "ddp.nccl_ub registers device memory with NCCL"
+    if any(type(parameter.data) is not torch.Tensor for chunk in chunks for parameter in chunk.parameters()):
+        return "weights kept in fp8 have storages of their own kind"
+    return ""
+
+
+def _gradients(chunks: Sequence[Any], optimizer: MegatronOptimizer) -> Storages:
+    # The optimizer keeps gradients of its last step, where it needed them in another precision.
+    optimizer.zero_grad()
+    return gradient_storages(chunks)
+
+
+def _optimizer_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
+    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+        # A rank may have nothing to optimize.
+        if part.optimizer is None:
+            continue
+        # Megatron's hybrid optimizer holds some for the GPU and some for the CPU.
+        for inner in (part.optimizer, *getattr(part.optimizer, "sub_optimizers", ())):
+            for group in inner.param_groups:
+                yield from group["params"]
+            for state in inner.state.values():
+                yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+
+
+def _without(storages: Storages, others: Storages) -> Storages:
+    return {address: storage for address, storage in storages.items() if address not in others}
+
+
+def release_caches() -> None:
+    """Give back what torch, megatron and Transformer Engine keep on the device to use again."""
+    # Tensors in reference cycles are still there until somebody looks for them.
+    begun = time.perf_counter()
+    gc.collect()
+    if time.perf_counter() - begun > _LONG_LOOK_S:
+        # Nearly all that there is was made by the first steps and stays: the next look need not go through it.
+        gc.freeze()
+    parallel_state.get_global_memory_buffer().buffer.clear()
+    RotaryEmbedding.forward.cache_clear()
+    if not torch.cuda.is_available():
+        return
+    if gemm := sys.modules.get("transformer_engine.pytorch.cpp_extensions.gemm"):
+        gemm.get_cublas_workspace.cache_clear()
+    if base := sys.modules.get("transformer_engine.pytorch.module.base"):
+        base._dummy_wgrads.clear()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()

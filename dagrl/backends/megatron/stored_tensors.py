@@ -1,0 +1,224 @@
+"""A folder in Megatron's distributed format (`torch_dist`), looked at and read without Megatron, layout or group.
+
+The format is torch's own: ``.metadata`` says which tensors there are and where their pieces lie, ``*.distcp`` files
+hold the pieces, ``metadata.json`` names the format. Nothing is unpickled here that could run code: ``.metadata`` may
+hold only the classes that describe tensors, and tensors are read by ``torch.load(weights_only=True)``.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint import load as load_pieces
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadPlan
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+
+from dagrl.models.megatron_folder import CONFIG, format_of, newest_checkpoint
+
+BACKEND = "torch_dist"
+
+EMBEDDING = "embedding.word_embeddings.weight"
+
+_METADATA = ".metadata"
+_NOT_WEIGHTS = ("optimizer.", "rng", "common_state", "rerun_state_machine_state", "mtp.")
+"""Beginnings of what a training checkpoint holds beside the model, and of layers that predict further tokens."""
+_LAYER = re.compile(r"decoder\.layers\.\d+\.")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """What is known of a tensor before it is read."""
+
+    shape: tuple[int, ...]
+    """Of the whole tensor, whatever the layout that wrote it."""
+    dtype: torch.dtype
+
+
+class StoredTensors:
+    """The tensors of one folder; pieces are read one at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read what the folder says of itself.
+
+        Raises ValueError for a folder that is not there, in another format or torn, or that could run code when read.
+        """
+        self.folder = folder
+        metadata, self.tensors = _read_metadata(folder)
+        """All tensors by key, an optimizer's included."""
+        self._reader = _Reader(folder, metadata)
+
+    def weights(self) -> dict[str, StoredTensor]:
+        """The model's own tensors."""
+        return {name: tensor for name, tensor in self.tensors.items() if not name.startswith(_NOT_WEIGHTS)}
+
+    def vocabulary_rows(self, vocab_size: int) -> int:
+        """Rows of the model's embedding, those that fill it up included. ValueError where it is no such model."""
+        embedding = self.tensors.get(EMBEDDING)
+        if embedding is None:
+            raise ValueError(f"{self.folder} holds no model: it has no tensor {EMBEDDING!r}")
+        if embedding.shape[0] < vocab_size:
+            raise ValueError(
+                f"{self.folder} is another model's: its vocabulary has {embedding.shape[0]} rows, and this one "
+                f"{vocab_size} tokens"
+            )
+        return embedding.shape[0]
+
+    def read(self, key: str, index: tuple[int, ...] = ()) -> torch.Tensor:
+        """The tensor `key`, or its part at `index` along the first axes, in its own dtype, on the CPU.
+
+        Raises ValueError for a key that is not there and for files that cannot be read.
+        """
+        stored = self.tensors.get(key)
+        if stored is None:
+            raise ValueError(f"{self.folder} holds no tensor {key!r}; is it a checkpoint of this model?")
+        wanted = _Part(stored, index)
+        try:
+            load_pieces({key: wanted.tensor}, storage_reader=self._reader, planner=_Planner(key, wanted), no_dist=True)
+        except (CheckpointException, OSError) as error:
+            raise ValueError(f"cannot read tensor {key!r} in {self.folder}; copy the folder again") from error
+        return wanted.tensor.reshape(stored.shape[len(index) :])
+
+
+class _Part:
+    """A part of a stored tensor that is to be read."""
+
+    def __init__(self, stored: StoredTensor, index: tuple[int, ...]) -> None:
+        sizes = (*(1 for _ in index), *stored.shape[len(index) :])
+        offsets = (*index, *(0 for _ in stored.shape[len(index) :]))
+        self.chunk = ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
+        self.tensor = torch.empty(sizes, dtype=stored.dtype)
+
+
+class _Planner(DefaultLoadPlanner):
+    """Torch's, for a single part of a tensor; its own reads into whole ones."""
+
+    def __init__(self, key: str, part: _Part) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._key, self._part = key, part
+
+    def create_local_plan(self) -> LoadPlan:
+        assert self.metadata is not None
+        described = cast(TensorStorageMetadata, self.metadata.state_dict_metadata[self._key])
+        return LoadPlan(create_read_items_for_chunk_list(self._key, described, [self._part.chunk]))
+
+    def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
+        return self._part.tensor
+
+
+class _Reader(FileSystemReader):
+    """torch's reader, with metadata that was read safely already."""
+
+    def __init__(self, folder: Path, metadata: Metadata) -> None:
+        super().__init__(folder)
+        self.metadata = metadata
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        return self.metadata
+
+
+def is_layer(key: str) -> bool:
+    """Whether the key is of one layer by itself. Where all layers are alike, a key holds all of them, stacked."""
+    return _LAYER.match(key) is not None
+
+
+def resolve(folder: Path) -> Path:
+    """The checkpoint that `folder` means: itself, or the newest in a folder that Megatron-LM saved to.
+
+    ValueError where the file that names the newest one does not.
+    """
+    return newest_checkpoint(folder.expanduser())
+
+
+def _read_metadata(folder: Path) -> tuple[Metadata, dict[str, StoredTensor]]:
+    """The index of the folder's tensors, with their shapes and dtypes."""
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}; name one that holds a Megatron checkpoint")
+    if not (folder / CONFIG).is_file():
+        raise ValueError(
+            f"{folder} is no checkpoint in Megatron's distributed format: it has no {CONFIG}; name the folder of one "
+            "step, as iter_0000100 or checkpoints/step_10/ENGINE"
+        )
+    if (backend := format_of(folder)) is None:
+        raise ValueError(f"cannot read {folder / CONFIG}: it names no format; copy the folder again")
+    if backend != BACKEND:
+        raise ValueError(f"{folder} is in Megatron's format {backend!r}; save it as {BACKEND!r}")
+    if not (folder / _METADATA).is_file():
+        raise ValueError(f"{folder} is torn: it has no {_METADATA}; take another checkpoint")
+    try:
+        found = _DescriptionUnpickler(io.BytesIO((folder / _METADATA).read_bytes())).load()
+        if not isinstance(found, Metadata):
+            raise TypeError(f"it holds a {type(found).__name__}")
+        return found, _tensors_of(found)
+    except _ForbiddenError as error:
+        raise ValueError(f"{folder / _METADATA} would run code when read ({error}); do not use this folder") from error
+    except _TORN as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise ValueError(f"cannot read {folder / _METADATA}: {reason}; copy the folder again") from error
+
+
+_TORN = (
+    *(pickle.UnpicklingError, EOFError, AttributeError, IndexError, KeyError, TypeError, ValueError),
+    *(OverflowError, MemoryError, RuntimeError, SystemError),  # RecursionError is a RuntimeError
+)
+"""Errors of a pickle with wrong bytes: of its reading, and of classes that get other values than their own."""
+
+
+def _tensors_of(metadata: Metadata) -> dict[str, StoredTensor]:
+    tensors = {}
+    for name, found in metadata.state_dict_metadata.items():
+        if isinstance(found, TensorStorageMetadata):
+            dtype, shape = found.properties.dtype, tuple(found.size)
+            if not isinstance(dtype, torch.dtype) or not all(isinstance(each, int) and each >= 0 for each in shape):
+                raise TypeError(f"it gives tensor {name!r} no dtype and shape")
+            tensors[name] = StoredTensor(shape, dtype)
+    return tensors
+
+
+class _ForbiddenError(Exception):
+    """A pickle asks for something that does not describe tensors."""
+
+
+_CHECKPOINT = "torch.distributed.checkpoint"
+_OLD_MEGATRON = "megatron.core.dist_checkpointing.strategies.torch"
+_DESCRIPTIONS = frozenset(
+    (module, name)
+    for module, names in {
+        f"{_CHECKPOINT}.metadata": (
+            *("Metadata", "MetadataIndex", "StorageMeta", "ChunkStorageMetadata", "TensorProperties"),
+            *("TensorStorageMetadata", "BytesStorageMetadata", "_MEM_FORMAT_ENCODING"),
+        ),
+        f"{_CHECKPOINT}.planner": ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData", "BytesIOWriteData"),
+        f"{_CHECKPOINT}.filesystem": ("_StorageInfo", "_StoragePrefix"),
+        # Empty classes: what Megatron up to 0.15 put beside the metadata.
+        _OLD_MEGATRON: ("MCoreMetadata", "MCoreSavePlan"),
+        "torch": ("Size", "device"),
+        "torch.serialization": ("_get_layout",),
+        "collections": ("OrderedDict", "defaultdict"),
+        "builtins": ("set", "slice", "dict"),
+        "pathlib": ("PosixPath", "PurePosixPath"),
+    }.items()
+    for name in names
+)
+
+
+class _DescriptionUnpickler(pickle.Unpickler):
+    """Unpickles descriptions of tensors and refuses all else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """The class or dtype of that name, where it only describes tensors."""
+        if (module, name) in _DESCRIPTIONS:
+            return super().find_class(module, name)
+        dtype = getattr(torch, name, None) if module == "torch" and name.isidentifier() else None
+        if not isinstance(dtype, torch.dtype):
+            raise _ForbiddenError(f"it asks for {module}.{name}")
+        return dtype

@@ -1,0 +1,281 @@
+"""Where a model comes from: its Hugging Face config and its start weights, read from a folder or drawn at random.
+
+Every engine starts here, so that two engines of one pipeline agree on the weights to the bit, whatever their backend
+and parallel layout. Works with `dagrl.data.tokenizer`, which knows the vocabulary of models without a folder.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import fields
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from dagrl.config.schema import ModelSpec
+from dagrl.data.lean_transformers import SPARED, import_transformers
+from dagrl.imports import lean_imports
+from dagrl.models.config_class import UNDECLARED
+from dagrl.models.tensor_shapes import OUTPUT, SCORE
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+_INDEX = "model.safetensors.index.json"
+_SINGLE_FILE = "model.safetensors"
+_TRAINABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+class WeightSource(Protocol):
+    """The full start weights of a model, tensor by tensor, by the names that published checkpoints have."""
+
+    def names(self) -> list[str]:
+        """All tensors, each stored once: an output layer tied to the embedding is not among them."""
+        ...
+
+    def get(self, name: str) -> torch.Tensor:
+        """The tensor on the CPU, in the dtype it is stored in. ValueError where there is none of that name."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Its shape, without reading it. ValueError where there is none of that name."""
+        ...
+
+
+def model_imports(model: ModelSpec) -> AbstractContextManager[None]:
+    """Where transformers imports the classes of `model`: without what it takes along if somebody has installed it."""
+    return _imports(stored=model.path is not None)
+
+
+def _imports(*, stored: bool) -> AbstractContextManager[None]:
+    import_transformers()
+    # torchao is for weights that are stored quantised.
+    return lean_imports(*SPARED) if stored else lean_imports(*SPARED, "torchao")
+
+
+def load_hf_config(model: ModelSpec) -> PretrainedConfig:
+    """The Hugging Face config of ``model.path``, or the one that ``model.init`` describes.
+
+    Where `init` leaves out the vocabulary's size or the special tokens' ids, they are the tokenizer's. ValueError for a
+    folder without a config, an unknown ``model_type`` or an unknown field of it.
+    """
+    # A config class is imported with the models that its docstring names.
+    with model_imports(model):
+        if model.path is not None:
+            return _config_of_folder(model.path.expanduser())
+        if model.init is None:
+            raise ValueError("model: give either path (a Hugging Face folder) or init (model_type and its fields)")
+        return _config_of_fields(model, dict(model.init))
+
+
+def weight_source(model: ModelSpec, seed: int) -> WeightSource:
+    """The start weights of `model`; `seed` matters only where they are random. ValueError for quantised ones."""
+    config = load_hf_config(model)
+    if model.path is None:
+        return RandomWeights(config, seed)
+    if getattr(config, "quantization_config", None):
+        raise ValueError(
+            f"{model.path / 'config.json'} says that the weights are quantised (quantization_config), and cannot be "
+            "trained; save the model dequantised, in bfloat16 and without quantization_config"
+        )
+    return SafetensorsFolder(model.path.expanduser(), tied_output=config.tie_word_embeddings)
+
+
+class SafetensorsFolder:
+    """Weights in a folder of safetensors, one file or several with an index; one tensor is in memory at a time."""
+
+    def __init__(self, folder: Path, *, tied_output: bool = False) -> None:
+        self._folder = folder
+        self._files = _files_by_tensor(folder)
+        if tied_output:
+            self._files.pop(OUTPUT, None)
+
+    def names(self) -> list[str]:
+        """All tensors of the folder."""
+        return list(self._files)
+
+    def get(self, name: str) -> torch.Tensor:
+        """Read one tensor. ValueError for integers and 8-bit floats, and where it holds NaN or infinite values."""
+        with self._open(name) as file:
+            tensor: torch.Tensor = file.get_tensor(name)
+        place = f"{self._files[name]}: tensor {name!r} {list(tensor.shape)}"
+        if tensor.dtype not in _TRAINABLE:
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise ValueError(f"{place} is {kind}, and weights are 16- to 64-bit floats; save the model dequantised")
+        check_finite(tensor, place)
+        return tensor
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape out of the file's header."""
+        with self._open(name) as file:
+            return tuple(file.get_slice(name).get_shape())
+
+    @contextmanager
+    def _open(self, name: str) -> Iterator[Any]:
+        from safetensors import SafetensorError, safe_open
+
+        if name not in self._files:
+            raise ValueError(f"{self._folder} has no tensor {name!r}: is its config.json that of these weights?")
+        file = self._files[name]
+        try:
+            with safe_open(file, framework="pt") as opened:
+                yield opened
+        except SafetensorError as error:
+            raise ValueError(f"cannot read tensor {name!r} in {file}: {error}; copy the file again") from error
+
+
+class RandomWeights:
+    """Freshly initialised weights. Each tensor has a random stream of its own, seeded by its name.
+
+    So a tensor is the same whichever rank asks for it, and in whatever order. Matrices are normal with the config's
+    ``initializer_range`` as standard deviation, norm weights 1 and biases 0, as Hugging Face initialises them.
+    """
+
+    def __init__(self, config: PretrainedConfig, seed: int) -> None:
+        self._config = config
+        self._seed = seed
+
+    def names(self) -> list[str]:
+        """All tensors of the Hugging Face model."""
+        return list(self._shapes)
+
+    def get(self, name: str) -> torch.Tensor:
+        """Draw one tensor, float32."""
+        shape = self.shape(name)
+        if len(shape) == 1:
+            return torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
+        digest = hashlib.sha256(f"{self._seed}/{name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
+        return torch.empty(shape).normal_(0.0, self._config.initializer_range, generator=generator)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape in the Hugging Face model. It has a score, too, where it is asked for one."""
+        if name == SCORE:
+            return 1, self._config.hidden_size
+        if name not in self._shapes:
+            raise ValueError(f"a {self._config.model_type} model has no tensor {name!r}")
+        return self._shapes[name]
+
+    @cached_property
+    def _shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return published_shapes(self._config)
+
+
+def check_finite(weights: torch.Tensor, place: str) -> None:
+    """ValueError where a tensor holds NaN or infinite values: sampling and training would fail without the reason."""
+    # One pass without temporary memory; both are NaN where any value is.
+    if weights.numel() and not all(map(torch.isfinite, torch.aminmax(weights.detach()))):
+        raise ValueError(f"{place} holds NaN or infinite values; copy it again, or take another checkpoint")
+
+
+def published_shapes(config: PretrainedConfig) -> Mapping[str, tuple[int, ...]]:
+    """Shapes of a causal language model's tensors, by the names of published checkpoints, tied ones once."""
+    return _published_shapes(config.model_type, json.dumps(config.to_dict(), sort_keys=True, default=str))
+
+
+def published_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The parameters and stored buffers of a Hugging Face model, by the names of published checkpoints.
+
+    The tensors are the model's own or views into them: transformers holds a layer's experts in one tensor, and
+    checkpoints hold each expert's by itself. Tied tensors are there under each of their names.
+    """
+    from transformers.core_model_loading import revert_weight_conversion
+
+    return revert_weight_conversion(model, model.state_dict(keep_vars=True))
+
+
+def _config_of_folder(folder: Path) -> PretrainedConfig:
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
+
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{folder} has no config.json: model.path must be a Hugging Face model folder")
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
+    except StrictDataclassError as error:
+        # The class of this error cannot be sent between processes.
+        raise ValueError(f"{folder / 'config.json'} is no valid config: {_last_line(error)}") from error
+    except (ValueError, OSError, TypeError, LookupError, AttributeError) as error:
+        raise ValueError(f"cannot read {folder / 'config.json'}: {_first_line(error)}") from error
+
+
+def _config_of_fields(model: ModelSpec, init: dict[str, Any]) -> PretrainedConfig:
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import CONFIG_MAPPING
+
+    from dagrl.data.tokenizer import load_tokenizer
+
+    model_type = init.pop("model_type", None)
+    if model_type not in CONFIG_MAPPING:
+        hint = _nearest(str(model_type), CONFIG_MAPPING.keys())
+        raise ValueError(f"model.init.model_type: {model_type!r} is no model type of Hugging Face{hint}")
+    config_class = CONFIG_MAPPING[model_type]
+    # The config class takes any keyword; a misspelt one would silently leave the default in place.
+    known = {field.name for field in fields(config_class)} | set(UNDECLARED)
+    for name in init:
+        if name not in known:
+            raise ValueError(f"model.init.{name}: {config_class.__name__} has no such field{_nearest(name, known)}")
+    tokenizer = load_tokenizer(model)
+    from_tokenizer = {
+        "vocab_size": len(tokenizer),
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    try:
+        return config_class(**{**from_tokenizer, **init})
+    except StrictDataclassError as error:
+        raise ValueError(f"model.init is no valid {config_class.__name__}: {_last_line(error)}") from error
+
+
+@lru_cache(maxsize=4)
+def _published_shapes(model_type: str, fields: str) -> Mapping[str, tuple[int, ...]]:
+    with _imports(stored=False):
+        from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+        config = CONFIG_MAPPING[model_type].from_dict(json.loads(fields))
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    tied = set(getattr(model, "all_tied_weights_keys", ()))
+    return {name: tuple(t.shape) for name, t in published_tensors(model).items() if name not in tied}
+
+
+def _files_by_tensor(folder: Path) -> dict[str, Path]:
+    """The file that holds each tensor. ValueError where there is none, or where one that the index names is gone."""
+    from safetensors import SafetensorError, safe_open
+
+    index = folder / _INDEX
+    if index.is_file():
+        files = {name: folder / file for name, file in json.loads(index.read_text())["weight_map"].items()}
+        for file in sorted(set(files.values())):
+            if not file.is_file():
+                lost = sum(holder == file for holder in files.values())
+                raise ValueError(f"{file} is missing: {index.name} says that it holds {lost} tensors; copy it again")
+        return files
+    single = folder / _SINGLE_FILE
+    if not single.is_file():
+        raise ValueError(f"{folder} holds neither {_SINGLE_FILE} nor {_INDEX}: save the model as safetensors")
+    try:
+        with safe_open(single, framework="pt") as file:
+            return dict.fromkeys(file.keys(), single)
+    except SafetensorError as error:
+        raise ValueError(f"cannot read {single}: {_first_line(error)}; copy the file again") from error
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _last_line(error: Exception) -> str:
+    return str(error).splitlines()[-1].strip()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

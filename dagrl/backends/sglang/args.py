@@ -1,0 +1,86 @@
+"""From a pipeline file to SGLang's ServerArgs: what the file says, and what follows from its other sections.
+
+Held against SGLang 0.5.17.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from dagrl.backends.sglang.layout import CPU_CACHE_TOKENS, KEPT_BACK, LARGEST_GRAPH, SLEEPER_FRACTION
+from dagrl.backends.sglang.share import ServerShare
+from dagrl.backends.sglang.unsupported import clashes_of
+from dagrl.config.schema import SglangEngineSpec
+
+WEIGHT_LOADER = "dagrl.backends.sglang.loader.take_weights"
+"""What an update has SGLang call in its processes."""
+
+_DEFAULTS: dict[str, Any] = {"log_level": "warning"}
+_GPU_DEFAULTS: dict[str, Any] = {
+    "dtype": "bfloat16",
+    # Graphs of the prefill take a minute of each start, and a rollout is decoding.
+    "cuda_graph_backend_prefill": "disabled",
+}
+_SLEEPER_DEFAULTS: dict[str, Any] = {"mem_fraction_static": SLEEPER_FRACTION}
+_CPU_DEFAULTS: dict[str, Any] = {
+    "dtype": "float32",
+    "attention_backend": "torch_native",
+    "sampling_backend": "pytorch",
+    "grammar_backend": "none",
+    "disable_cuda_graph": True,
+    "disable_overlap_schedule": True,
+    # Of the memory that the whole machine has free, which others take from while the model loads. What the cache may
+    # hold bounds what it takes.
+    "mem_fraction_static": 0.8,
+    "max_total_tokens": CPU_CACHE_TOKENS,
+    # An idle scheduler would keep a core busy.
+    "sleep_on_idle": True,
+}
+
+
+def server_arguments(
+    spec: SglangEngineSpec, share: ServerShare, folder: Path, *, positions: int, seed: int, sleeps: bool
+) -> dict[str, Any]:
+    """Keyword arguments of ServerArgs for one machine's share of a server, whose model knows so many positions.
+
+    ValueError for a field that clashes.
+    """
+    for field, reason in clashes_of(spec):
+        raise ValueError(f"server.{field} {reason}")
+    on_gpus = bool(share.gpus)
+    saves_memory = on_gpus and sleeps
+    defaults = _DEFAULTS | (_GPU_DEFAULTS if on_gpus else _CPU_DEFAULTS) | (_SLEEPER_DEFAULTS if saves_memory else {})
+    given = defaults | spec.server
+    if on_gpus and not any(field.startswith(("cuda_graph_bs", "cuda_graph_max_bs")) for field in spec.server):
+        given["cuda_graph_max_bs_decode"] = min(given.get("max_running_requests") or LARGEST_GRAPH, LARGEST_GRAPH)
+    return given | {
+        "model_path": str(folder),
+        # What the file says, or the model can, is for the responses to use.
+        "context_length": (given.get("context_length") or positions) + KEPT_BACK,
+        "load_format": "dummy" if spec.follows else given.get("load_format", "auto"),
+        "skip_tokenizer_init": True,
+        "custom_weight_loader": [WEIGHT_LOADER],
+        "device": "cuda" if on_gpus else "cpu",
+        "random_seed": _seed(seed, share.server),
+        "enable_memory_saver": saves_memory,
+        # Weights that nobody sends again have to wait somewhere.
+        "enable_weights_cpu_backup": saves_memory and spec.follows is None,
+        **_meeting_point(spec, share),
+    }
+
+
+def _meeting_point(spec: SglangEngineSpec, share: ServerShare) -> dict[str, Any]:
+    if share.nodes > 1 or spec.server.get("enable_dp_attention"):
+        return {
+            "dist_init_addr": f"{share.address}:{share.port}",
+            "nnodes": share.nodes,
+            "node_rank": share.node,
+        }
+    return {"nccl_port": share.port}
+
+
+def _seed(seed: int, server: int) -> int:
+    """One for each server, which must not draw alike, in the 31 bits that SGLang takes."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{server}".encode()).digest()[:4]) >> 1

@@ -1,0 +1,232 @@
+"""A generator on a SGLang server: the worker on the first slot of each server holds one of these.
+
+Implements `dagrl.backends.base.GenerateEngine`. `server.py` has the processes, `responses.py` what they are sampling.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+
+from dagrl.backends.base import NO_WEIGHTS, Appetite, Completion, GenerationRequest, RankContext, Slept
+from dagrl.backends.model_source import load_hf_config
+from dagrl.backends.sglang.client import Client
+from dagrl.backends.sglang.gpu_memory import gpu_memory
+from dagrl.backends.sglang.layout import KEPT_BACK, gpus_per_server
+from dagrl.backends.sglang.responses import Responses
+from dagrl.backends.sglang.server import ServerLostError
+from dagrl.backends.sglang.share import ServerShare
+from dagrl.backends.sglang.start import start_server
+from dagrl.config.residency import Residency
+from dagrl.config.schema import ModelSpec, SamplingSpec, SglangEngineSpec
+from dagrl.data.tokenizer import load_tokenizer
+from dagrl.weight_sync.channel import PeerError
+from dagrl.weight_sync.exporter import BucketExporter
+from dagrl.weight_sync.manifest import Bucket
+from dagrl.weight_sync.protocol import refuse_unknown_names
+from dagrl.weight_sync.receiver import Route
+from dagrl.weight_sync.sender import WeightSender
+
+_POLL_S = 5.0
+_KINDS = {
+    Residency.AWAKE: frozenset[str](),
+    Residency.WEIGHTS: frozenset({"kv_cache", "cuda_graph"}),
+    Residency.ASLEEP: frozenset({"kv_cache", "cuda_graph", "weights"}),
+}
+"""What is not there at each residency, by SGLang's names of kinds of memory."""
+
+
+class SglangEngine:
+    """One server: float32 on a CPU, bfloat16 on GPUs, unless the file says otherwise.
+
+    An engine that follows another holds nothing of use until its first weights come; one that does not has the start
+    weights, as version 0.
+    """
+
+    takes_turns = False
+
+    def __init__(
+        self, model: ModelSpec, spec: SglangEngineSpec, ranks: RankContext, share: ServerShare, *, sleeps: bool
+    ) -> None:
+        """Start the server. ValueError where the model or an argument makes no sense, ServerError where it fails."""
+        self.pause = spec.weight_sync.pause
+        """What an update does about responses under way."""
+        self._passes = 2 if spec.weight_sync.checksum else 1
+        # Stages are told of an update one after the other.
+        stages = spec.server.get("pp_size", 1)
+        self._waves = [gpus_per_server(spec) // stages] * stages
+        self._follows = spec.follows is not None
+        self._timeout_s = ranks.timeout_s
+        self._gpus = share.gpus
+        self._gone: frozenset[str] = _KINDS[Residency.AWAKE]
+        """Kinds of memory that were given back."""
+        self.policy_version = NO_WEIGHTS if spec.follows else 0
+        eos = load_tokenizer(model).eos_token_id
+        routing = _routing(model) if spec.server.get("enable_return_routed_experts") else None
+        self._server = start_server(model, spec, share, seed=ranks.seed, sleeps=sleeps)
+        self._client = client = Client(self._server.engine, routing)
+        self._capacity = self._server.run(client.capacity(), "tell what it can hold", self._timeout_s)
+        self._responses = Responses(client, lambda: self.policy_version, [] if eos is None else [eos])
+
+    # -- generation
+
+    @property
+    def sampled_tokens(self) -> int:
+        """See `GenerateEngine.sampled_tokens`."""
+        return self._responses.sampled
+
+    def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> Iterator[Completion]:
+        """Sample one response to each request, yielded as they finish. Calls from several threads share the server.
+
+        ValueError for an empty prompt, or one too long to be followed by ``max_new_tokens``; ServerError where the
+        server fails, or says nothing for the bound on collectives.
+        """
+        assert self.policy_version != NO_WEIGHTS, "generate before the first weights"
+        assert not self._gone, "generate while asleep"
+        self._check(requests, sampling)
+        return self._completions(requests, sampling, self._responses.born)
+
+    def abort(self) -> None:
+        """See `GenerateEngine.abort`."""
+        self._server.run(_called(self._responses.abort), "abort", self._timeout_s)
+
+    def _completions(
+        self, requests: Sequence[GenerationRequest], sampling: SamplingSpec, born: int
+    ) -> Iterator[Completion]:
+        finished: queue.SimpleQueue[Completion | None] = queue.SimpleQueue()
+        sampled = self._server.submit(self._responses.sample(requests, sampling, born, finished.put))
+        sampled.add_done_callback(lambda _: finished.put(None))
+        try:
+            while (completion := self._next(finished)) is not None:
+                yield completion
+            sampled.result()
+        finally:
+            sampled.cancel()
+
+    def _next(self, finished: queue.SimpleQueue[Completion | None]) -> Completion | None:
+        begun = time.time()
+        while True:
+            try:
+                return finished.get(timeout=_POLL_S)
+            except queue.Empty:
+                if self._server.silent_s(begun) > self._timeout_s:
+                    raise ServerLostError(f"SGLang has not said anything for {self._timeout_s:g} s") from None
+
+    def _check(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> None:
+        """Refuse what SGLang would refuse with a number of its own, or die of."""
+        config = self._server.engine.tokenizer_manager.model_config
+        for index, request in enumerate(requests):
+            if not len(request.prompt):
+                raise ValueError(f"prompt {index} is empty; a model needs at least one token to go on from")
+            for tokens in (request.prompt, request.begun):
+                if len(tokens) and not 0 <= tokens.min() <= tokens.max() < config.vocab_size:
+                    raise ValueError(
+                        f"prompt {index} holds tokens that the model does not know: they are from {tokens.min()} to "
+                        f"{tokens.max()}, and its vocabulary has {config.vocab_size}; is the tokenizer the model's?"
+                    )
+        longest = max((len(request.prompt) for request in requests), default=0)
+        context = config.context_len - KEPT_BACK
+        if longest + sampling.max_new_tokens > context:
+            raise ValueError(
+                f"a prompt of {longest} tokens and max_new_tokens {sampling.max_new_tokens} do not fit into the "
+                f"server's context of {context}; lower data.max_prompt_tokens or sampling.max_new_tokens"
+            )
+        self._check_room(longest + sampling.max_new_tokens)
+
+    def _check_room(self, longest: int) -> None:
+        if longest > self._capacity.longest:
+            raise ValueError(
+                f"a sample of up to {longest} tokens does not fit into the server's cache, which holds "
+                f"{self._capacity.tokens} and takes one of {self._capacity.longest}; raise mem_fraction_static or "
+                "max_total_tokens, share the server out over more GPUs (tp_size), or lower data.max_prompt_tokens or "
+                "sampling.max_new_tokens"
+            )
+
+    # -- weights
+
+    def take_weights(self, route: Route, version: int) -> None:
+        """See `GenerateEngine.take_weights`. ServerError where the server fails. Generation pauses as `pause` says."""
+        self._server.run(self._update(route, version), "take weights", self._timeout_s)
+
+    def load_weights(self, buckets: Iterator[Bucket], version: int) -> None:
+        """See `GenerateEngine.load_weights`. ServerError where the server fails; either way it is of no use then.
+
+        They go to the server's processes through the host's memory.
+        """
+        with closing(WeightSender(BucketExporter(list(buckets)), "near", host="", timeout_s=self._timeout_s)) as sender:
+            offer = sender.offer()
+            assert offer is not None, "a sender that is near has an address"
+            update = self._server.submit(self._update(Route(version, {"": offer.address}, self._timeout_s), version))
+            # Nobody comes for weights to a server that has died.
+            update.add_done_callback(lambda ended: sender.close() if ended.cancelled() or ended.exception() else None)
+            try:
+                refuse_unknown_names([sender.send(version, self._waves, passes=self._passes)])
+            except PeerError as error:
+                self._server.check()
+                raise ServerLostError(str(error)) from error
+            except ValueError:
+                update.result(self._timeout_s)
+                self.policy_version = NO_WEIGHTS
+                raise
+            update.result(self._timeout_s)
+
+    async def _update(self, route: Route, version: int) -> None:
+        """Have the server's processes take weights while it stands still, on the server's loop."""
+        how = self.pause
+        await self._responses.stand_still(how)
+        try:
+            flush = how != "in_place" and not self._gone
+            await self._client.update(route.to_json().encode(), version, flush=flush)
+            self.policy_version = version
+        finally:
+            await self._responses.go_on(how)
+
+    # -- the rest
+
+    def appetite(self, longest: int) -> Appetite:
+        """See `GenerateEngine.appetite`: what fits into the cache where responses are half as long as they may be.
+
+        ValueError where not even one is sure to fit.
+        """
+        self._check_room(longest)
+        running = max(1, min(self._capacity.requests, self._capacity.tokens // max(1, longest // 2)))
+        return Appetite(portion=max(1, running // 4), at_once=running + -(-running // 4))
+
+    def sleep(self, residency: Residency) -> Slept:
+        """See `GenerateEngine.sleep`. Without a GPU nothing is given back."""
+        before = gpu_memory(self._gpus[:1])
+        going = _KINDS[residency] - self._gone
+        if going and self._gpus:
+            if "kv_cache" in going:
+                # Memory that is given back under a request would kill the server: the last step has to be over.
+                self._server.run(self._client.flush(self._timeout_s), "be idle", self._timeout_s)
+            self._server.run(self._client.release(sorted(going)), "give memory back", self._timeout_s)
+        self._gone |= going
+        if "weights" in going and self._follows:
+            self.policy_version = NO_WEIGHTS
+        held = before[0].used_gib if before else 0.0
+        after = gpu_memory(self._gpus[:1])
+        return Slept(held - after[0].used_gib if after else 0.0, held)
+
+    def wake(self, residency: Residency) -> None:
+        """See `GenerateEngine.wake`."""
+        coming = self._gone - _KINDS[residency]
+        if coming and self._gpus:
+            self._server.run(self._client.resume(sorted(coming)), "take memory again", self._timeout_s)
+        self._gone -= coming
+
+    def close(self) -> None:
+        """End the server and all its processes."""
+        self._server.close()
+
+
+def _routing(model: ModelSpec) -> tuple[int, int]:
+    """Layers, and experts that each token goes to."""
+    config = load_hf_config(model)
+    return config.num_hidden_layers, config.num_experts_per_tok
+
+
+async def _called(function: Callable[[], None]) -> None:
+    function()

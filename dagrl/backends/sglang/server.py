@@ -1,0 +1,245 @@
+"""A server: SGLang's engine object on a thread of its own, the event loop that it lives on, and its processes.
+
+SGLang's processes ask the kernel to be killed when the thread that started them ends. So one thread builds the engine
+and then runs its loop to the end; everybody else hands coroutines over. Every wait has a bound, and a process that dies
+ends all waits with what it printed last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import faulthandler
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from dagrl.backends.base import EngineLostError
+from dagrl.backends.sglang.processes import run_scheduler, without_megatron
+from dagrl.data.lean_transformers import SPARED, import_transformers
+from dagrl.imports import lean_imports
+
+_WATCH_S = 0.5
+_LAST_LINES = 4
+_PROGRESS_BAR = re.compile(r"\d+%(?: Completed )?\|")
+"""As tqdm and SGLang's loader draw it, over and over."""
+_FRAME = re.compile(r' *File ".+", line \d+')
+_CODE = " " * 4
+"""How the lines below a frame of a traceback begin."""
+_STACKS = "-stacks.log"
+"""Ends the name of the file with what the worker's threads were doing when a process failed."""
+_END_S = 10.0
+"""How long the loop may take to stop, once its processes are gone."""
+
+
+class ServerError(OSError):
+    """A server that did not start, has died, or does not answer."""
+
+
+class ServerLostError(ServerError, EngineLostError):
+    """A server that was there, and is of no use any more."""
+
+
+class Server:
+    """SGLang on one machine."""
+
+    def __init__(
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        log_prefix: Path,
+        start_timeout_s: float,
+        circumstances: str = "",
+    ) -> None:
+        """Start it with ServerArgs' `arguments`; its processes print to files whose names begin as `log_prefix`.
+
+        ServerError, with the cause and the `circumstances`, where it does not start in time.
+        """
+        self._name = name
+        self._arguments = dict(arguments)
+        self._log_prefix = log_prefix
+        self._failure: ServerError | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._processes: list[Any] = []
+        self._given_up = False
+        """Whether nobody waits for it any more: what is still started then is ended at once."""
+        self._started: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        log_prefix.parent.mkdir(parents=True, exist_ok=True)
+        # A process that fails sends its parent this signal, which would end the worker without a word on the cause.
+        # Unlike a handler in Python, this one can be set from any thread. It stays: the signal may come late.
+        self._stacks = log_prefix.with_name(f"{log_prefix.name}{_STACKS}").open("a")
+        faulthandler.register(signal.SIGQUIT, file=self._stacks, chain=False)
+        self._thread = threading.Thread(target=self._live, name=f"sglang {name}", daemon=True)
+        self._thread.start()
+        self.engine: Any = self._await_start(start_timeout_s, circumstances)
+        """SGLang's engine object, to be used on its own loop."""
+        asyncio.run_coroutine_threadsafe(self._watch(), self.engine.loop)
+
+    def run[Result](self, coroutine: Coroutine[Any, Any, Result], what: str, timeout_s: float) -> Result:
+        """Run a coroutine on the server's loop and wait for it; ServerError where that takes too long."""
+        future = self.submit(coroutine)
+        done, _ = concurrent.futures.wait([future], timeout=timeout_s)
+        if not done:
+            future.cancel()
+            raise ServerLostError(
+                f"waited {timeout_s:g} s for SGLang server {self._name} to {what}{last_words(self._log_prefix)}"
+            )
+        return future.result()
+
+    def submit[Result](self, coroutine: Coroutine[Any, Any, Result]) -> concurrent.futures.Future[Result]:
+        """Begin to run a coroutine on the server's loop. It ends with ServerError where the server dies meanwhile."""
+        return asyncio.run_coroutine_threadsafe(self._while_it_lives(coroutine), self.engine.loop)
+
+    def check(self) -> None:
+        """Raise ServerError if the server has died."""
+        if self._failure is not None:
+            raise self._failure
+
+    def silent_s(self, since: float) -> float:
+        """Seconds in which it has said nothing, which it does while it generates; `since`, of the clock, at most."""
+        return time.time() - max(since, self.engine.tokenizer_manager.last_receive_tstamp)
+
+    def close(self) -> None:
+        """End its processes and its loop, and wait for both; may be called again."""
+        if self._thread.is_alive():
+            self._failure = self._failure or ServerError(f"SGLang server {self._name} is closed")
+            if self.engine.tokenizer_manager is not None:
+                # It would take the end for a crash.
+                self.engine.tokenizer_manager._subprocess_watchdog.stop()
+            self._end_processes()
+            asyncio.run_coroutine_threadsafe(self._wind_up(), self.engine.loop)
+            self._thread.join(timeout=_END_S)
+
+    # -- on the server's thread
+
+    def _live(self) -> None:
+        try:
+            engine = _engine_class(self._log_prefix, self._note_processes)(**self._arguments)
+        except BaseException as failure:  # noqa: BLE001 - handed to whoever waits for the start, which raises it
+            self._started.set_exception(failure)
+            return
+        self._started.set_result(engine)
+        engine.loop.run_forever()
+
+    async def _while_it_lives[Result](self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            self.check()
+            return await coroutine
+        except asyncio.CancelledError:
+            self.check()
+            raise
+        finally:
+            coroutine.close()
+            self._tasks.discard(task)
+
+    async def _watch(self) -> None:
+        """End everything that waits when a process has died."""
+        while self._failure is None:
+            await asyncio.sleep(_WATCH_S)
+            for process in self._processes:
+                if not process.is_alive() and self._failure is None:
+                    how = f"exit code {process.exitcode}"
+                    self._failure = ServerLostError(
+                        f"a process of SGLang server {self._name} has died ({how}){last_words(self._log_prefix)}"
+                    )
+        for task in self._tasks:
+            task.cancel()
+
+    async def _wind_up(self) -> None:
+        """End what is still waiting on the loop, SGLang's own tasks too, and the loop."""
+        waiting = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in waiting:
+            task.cancel()
+        # It refuses to wait for nothing, and a further machine of a server has no tasks of SGLang's.
+        if waiting:
+            await asyncio.wait(waiting, timeout=_END_S)
+        self.engine.loop.stop()
+
+    # -- beginning and end
+
+    def _await_start(self, timeout_s: float, circumstances: str) -> Any:
+        done, _ = concurrent.futures.wait([self._started], timeout=timeout_s)
+        failure = self._started.exception() if done else None
+        if done and failure is None:
+            return self._started.result()
+        what = f"did not start: {_first_line(failure)}" if failure else f"was not ready after {timeout_s:g} s"
+        message = f"SGLang server {self._name} {what}{circumstances}{last_words(self._log_prefix)}"
+        self._end_processes()
+        raise ServerError(message) from failure
+
+    def _note_processes(self, started: Sequence[Any]) -> None:
+        self._processes.extend(started)
+        if self._given_up:
+            self._end_processes()
+
+    def _end_processes(self) -> None:
+        """Kill what was started, and wait until it is gone: only then have GPUs their memory again."""
+        self._given_up = True
+        for process in self._processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                parent = psutil.Process(process.pid)
+                for each in [*parent.children(recursive=True), parent]:
+                    each.kill()
+        for process in self._processes:
+            process.join(timeout=_END_S)
+
+
+def last_words(log_prefix: Path) -> str:
+    """What a server's processes printed last, and where the rest is: of the one whose log was written to last."""
+    # With what stands between a prefix and the rest: server 1 has no part in what server 10 says.
+    logs = [path for path in log_prefix.parent.glob(f"{log_prefix.name}-*.log") if path.stat().st_size]
+    logs = [path for path in logs if not path.name.endswith(_STACKS)]
+    if not logs:
+        return ""
+    newest = max(logs, key=lambda path: path.stat().st_mtime)
+    lines = telling_lines(newest.read_text(errors="replace"))
+    return f"; its last words: {' | '.join(lines[-_LAST_LINES:])}; all of them are in {newest}"
+
+
+def telling_lines(log: str) -> list[str]:
+    """The lines of a log that may say how a process ended: of tracebacks what was raised, no progress bars."""
+    told, in_frame = [], False
+    for line in log.splitlines():
+        in_frame = bool(_FRAME.match(line)) or (in_frame and line.startswith(_CODE))
+        if line.strip(" ^~") and not in_frame and not _PROGRESS_BAR.search(line):
+            told.append(line.strip())
+    return told
+
+
+def _engine_class(log_prefix: Path, note_processes: Callable[[Sequence[Any]], None]) -> Any:
+    """SGLang's engine with processes that print to files and that we know of, by the ways it has for that."""
+    import_transformers()
+    with without_megatron(), lean_imports(*SPARED):
+        from sglang.srt.entrypoints.engine import Engine
+
+    class _Engine(Engine):
+        run_scheduler_process_func = staticmethod(partial(run_scheduler, log_prefix))
+
+        @classmethod
+        def _launch_scheduler_processes(cls, *args: Any, **kwargs: Any) -> Any:
+            result, started = super()._launch_scheduler_processes(*args, **kwargs)
+            note_processes(started)
+            return result, started
+
+        @classmethod
+        def _launch_detokenizer_subprocesses(cls, *args: Any, **kwargs: Any) -> Any:
+            # Tokens go out by their ids: SGLang would start one all the same, which takes a GiB and hears of nothing.
+            return [], []
+
+    return _Engine
+
+
+def _first_line(failure: BaseException) -> str:
+    text = str(failure).strip().partition("\n")[0]
+    return text if isinstance(failure, ValueError) and text else f"{type(failure).__name__}: {text}"

@@ -1,0 +1,110 @@
+"""What is wrong with a pipeline file, said so that its author can mend it: file, line, place, fault and remedy.
+
+Used by everything in `dagrl.config`; `positions.py` knows the lines.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+Place = tuple[str | int, ...]
+"""Where something stands in the pipeline file: the keys (and list indices) that lead to it."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Problem:
+    """One fault. Prints as ``FILE:LINE: where.in.the.file: what is wrong; what to do``."""
+
+    file: str
+    line: int
+    place: str
+    message: str
+
+    def __str__(self) -> str:
+        place, message = _cut(self.place, _MOST_SHOWN), _WORD.sub(_cut_word, self.message)
+        return in_one_line(f"{self.file}:{self.line}: {place}: {_cut(message, _MOST_SAID)}")
+
+
+class PipelineError(ValueError):
+    """A pipeline that cannot run as it is written; holds every problem found, by file and line, each once."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(sorted(set(problems)))
+        assert self.problems, "a PipelineError without a problem"
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+    def __reduce__(self) -> tuple[type[PipelineError], tuple[tuple[Problem, ...]]]:
+        return type(self), (self.problems,)
+
+
+_MOST_SHOWN, _MOST_SAID = 500, 4000
+"""Characters of a key or value, and of a message."""
+_WORD = re.compile(rf"\S{{{_MOST_SHOWN + 1},}}")
+
+
+def _cut(text: str, most: int) -> str:
+    """A text of any length, such as a key in a file can have, without its middle if it is longer than `most`."""
+    return text if len(text) <= most else f"{text[: most // 2]}...{text[-most // 2 :]}"
+
+
+def _cut_word(word: re.Match[str]) -> str:
+    return _cut(word[0], _MOST_SHOWN)
+
+
+def in_one_line(text: str) -> str:
+    """With line breaks and other characters that cannot be seen written out: a key may hold any."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def dotted(place: Place) -> str:
+    """A place as users write it: ``engines.actor.optimizer.lr``, ``track[1]``; ``file`` for the whole."""
+    text = ""
+    for key in place:
+        text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else key
+    return text or "file"
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known name that a misspelt one was likely meant to be: one that it begins, or that looks like it."""
+    folded = {name.casefold(): name for name in known}
+    begun = _begun_by(word, folded)
+    close = [begun[0]] if len(begun) == 1 else difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.6)
+    return folded[close[0]] if close else None
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """The remedy for a name that does not exist: the nearest known one, those that it begins, or all of them."""
+    names = list(dict.fromkeys(known))
+    begun = _begun_by(word, names)
+    if 2 <= len(begun) <= 3:
+        return f"did you mean {' or '.join(f'`{name}`' for name in begun)}?"
+    if len(begun) < 2 and (near := nearest(word, names)):
+        return f"did you mean `{near}`?"
+    return f"choose from: {', '.join(begun or names)}" if names else "there is none to choose from"
+
+
+def _begun_by(word: str, names: Iterable[str]) -> list[str]:
+    """The names that a word is the beginning of; of one or two letters that says nothing."""
+    return [name for name in names if len(word) > 2 and name.casefold().startswith(word.casefold())]
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names in a sentence: ```a` and `b```."""
+    quoted = [f"`{name}`" for name in names]
+    return " and ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)
+
+
+def shown(value: Any) -> str:
+    """A value as the file would say it, shortened."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,186 @@
+"""A pipeline file and all that it extends, as one document that knows the file and line of every key.
+
+- ``extends: NAME`` takes ``NAME.yaml`` beside the file, in its ``dag_templates/`` or in dagrl's own;
+  ``extends: some/path.yaml`` is relative to the file.
+- ``extends: [NAME, NAME]`` takes several, one laid over the other in this order, and the file itself over all of them.
+  What two of them extend is the bottom of both, and laid down once: ``[gspo, async]`` keeps what either says.
+- Mappings merge key by key; lists and single values replace the inherited ones; ``key: null`` takes an inherited key
+  away. In a model's ``init``, a null that takes nothing away stays: Hugging Face's configs have some.
+
+`load.py` makes a pipeline of the document.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from dagrl.config.errors import PipelineError, Place, Problem, dotted, shown, suggest
+from dagrl.config.loading.bounds import MOST_FILES, Allowance, why_no_file
+from dagrl.config.loading.positions import Position
+from dagrl.config.loading.yaml_source import Document, Tree, read_document
+
+OWN_TEMPLATES = Path(__file__).resolve().parents[3] / "dag_templates"
+"""Of dagrl itself, with the modules that they name."""
+
+
+def read_with_parents(path: Path, allowance: Allowance | None = None) -> Document:
+    """Read a pipeline file and the files that it extends, which count against `allowance`.
+
+    PipelineError where one of them cannot be read at all.
+    """
+    layers: dict[str, Document] = {}
+    if not path.name.endswith((".yaml", ".yml")):
+        _check_it_is_a_file(path)
+    _add_layers(path, {}, layers, allowance or Allowance())
+    bottom, *others = layers.values()
+    for layer in others:
+        _merge(bottom, layer, bottom.tree, layer.tree, ())
+        bottom.positions[()] = layer.positions[()]
+        bottom.problems += layer.problems
+        bottom.broken |= layer.broken
+    return bottom
+
+
+def _check_it_is_a_file(path: Path) -> None:
+    """PipelineError where a path that does not look like one names no file, but something that was meant."""
+    own = {found.stem: found for found in OWN_TEMPLATES.glob("*.yaml")}
+    if "=" in str(path):
+        remedy = "the pipeline's file comes first, and KEY=VALUE behind it"
+    elif str(path) in own:
+        remedy = f"the template of this name is {own[str(path)]}"
+    else:
+        return
+    try:
+        there = path.exists()
+    except OSError:
+        there = False
+    if not there:
+        raise PipelineError([Problem(str(path), 1, "file", f"does not exist; {remedy}")])
+
+
+def forget(positions: dict[Place, Position], place: Place, value: Any) -> None:
+    """Drop the positions of a place and of everything in its value."""
+    positions.pop(place, None)
+    for key, inner in _entries(value):
+        forget(positions, (*place, key), inner)
+
+
+def _entries(value: Any) -> Iterable[tuple[str | int, Any]]:
+    if isinstance(value, dict):
+        return value.items()
+    return enumerate(value) if isinstance(value, list) else ()
+
+
+def expanded(path: str) -> Path:
+    """A path as a file says it, with the home folder in place of ``~``."""
+    return Path(path).expanduser() if path == "~" or path.startswith("~/") else Path(path)
+
+
+def takes_away(value: Any, place: Place) -> bool:
+    """Whether a value takes away what stands at `place` so far, and must go at once. Elsewhere nulls go in the end."""
+    return value is None and any(keeps_nulls(place[:depth]) for depth in range(len(place)))
+
+
+def keeps_nulls(place: Place) -> bool:
+    """Whether null is a value too in the section at `place`: the ``init`` of the model, or of an engine's own one."""
+    return place == ("model", "init") or (len(place) == 4 and place[0] == "engines" and place[2:] == ("model", "init"))
+
+
+def _add_layers(path: Path, children: dict[str, Path], layers: dict[str, Document], allowance: Allowance) -> None:
+    """Put a file behind those that it extends, each once. Files are told apart by their real paths."""
+    real = _real(path)
+    if real in layers:
+        return
+    document = read_document(path, allowance)
+    family = children | {real: path}
+    for place, parent in _parents(document):
+        try:
+            found = _find_parent(parent, path)
+            _check_no_circle(found, family)
+            if len(layers) + len(family) >= MOST_FILES:
+                raise ValueError(f"a pipeline may extend {MOST_FILES - 1} files; put some of them into one")
+        except (ValueError, OSError) as error:
+            if isinstance(error, OSError):  # such as a name that is longer than names can be
+                error = ValueError(f"{shown(parent)} cannot be read: {error.strerror}; check the path")
+            # What the file lacks may be inherited, so nothing is said of the whole.
+            position = document.positions[place]
+            document.problems.append(Problem(position.file, position.line, dotted(place), str(error)))
+            document.broken.add(())
+        else:
+            _add_layers(found, family, layers, allowance)
+    layers[real] = document
+
+
+def _real(path: Path) -> str:
+    """The path without links; unlike `Path.resolve`, it takes links that loop, which reading then reports."""
+    return os.path.realpath(str(path).replace("\0", ""))
+
+
+def _parents(document: Document) -> list[tuple[Place, Any]]:
+    """What a document says that it extends, and where it says so; it no longer says it after that."""
+    if "extends" not in document.tree:
+        return []
+    said = document.tree.pop("extends")
+    if ("extends",) in document.broken:
+        document.broken.add(())  # As above.
+        return []
+    if not isinstance(said, list) or not said:
+        return [(("extends",), said)]
+    if len(said) > MOST_FILES:
+        position = document.positions["extends",]
+        message = f"extends {len(said):,} files, of which {MOST_FILES} are the most; put some of them into one"
+        raise PipelineError([Problem(position.file, position.line, "extends", message)])
+    places: list[Place] = [("extends", index) for index in range(len(said))]
+    return [(place, parent) for place, parent in zip(places, said, strict=True) if place not in document.broken]
+
+
+def _check_no_circle(parent: Path, family: dict[str, Path]) -> None:
+    if _real(parent) in family:
+        circle = " -> ".join(str(member) for member in (*family.values(), parent))
+        raise ValueError(f"the files extend each other in a circle ({circle}); take one `extends` out")
+
+
+def _find_parent(parent: Any, path: Path) -> Path:
+    if not isinstance(parent, str) or not parent:
+        message = f"expected a template's name or a file's path, got {shown(parent)}"
+        raise ValueError(f"{message}; write `extends: NAME`, or `extends: [NAME, NAME]`")
+    if "/" in parent or parent.endswith((".yaml", ".yml")):
+        found = path.parent / expanded(parent)
+        if not os.path.lexists(found):
+            raise ValueError(f"there is no file {found}; check the path, which is relative to {path.parent}")
+        if why := why_no_file(found):
+            raise ValueError(f"{found} {why}")
+        return found
+    folders = [path.parent, path.parent / "dag_templates", OWN_TEMPLATES]
+    for folder in folders:
+        found = folder / f"{parent}.yaml"
+        # A file may extend the template that it is named after.
+        if found.is_file() and not (folder == path.parent and _real(found) == _real(path)):
+            return found
+    known = {found.stem for folder in folders[1:] for found in folder.glob("*.yaml")}
+    raise ValueError(f"there is no template `{parent}`; {suggest(parent, sorted(known))}")
+
+
+def _merge(into: Document, source: Document, old: Tree, new: Tree, place: Place) -> None:
+    for key, value in new.items():
+        inner = (*place, key)
+        if isinstance(value, dict) and isinstance(old.get(key), dict):
+            into.positions[inner] = source.positions[inner]
+            _merge(into, source, old[key], value, inner)
+            continue
+        if key in old:
+            forget(into.positions, inner, old[key])
+        if takes_away(value, inner) and key in old:
+            del old[key]
+        else:
+            _copy_positions(into, source, inner, value)
+            old[key] = value
+
+
+def _copy_positions(into: Document, source: Document, place: Place, value: Any) -> None:
+    into.positions[place] = source.positions[place]
+    for key, inner in _entries(value):
+        _copy_positions(into, source, (*place, key), inner)

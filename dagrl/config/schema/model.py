@@ -1,0 +1,100 @@
+"""The policy, the prompts, and the slots that there are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, FiniteFloat
+
+from dagrl.config.schema.section import Name, PositiveInt, Section, SlotsPerNode, Tokens
+
+
+class TokenizerSpec(Section):
+    """A small tokenizer made from the pipeline file, for models that start from random weights."""
+
+    kind: Literal["characters", "bytes"]
+    """``characters``: one token for each character of `alphabet`; ``bytes``: one for each byte of UTF-8."""
+    alphabet: str = ""
+    """The characters that the model knows (``characters`` only)."""
+
+
+class ModelSpec(Section):
+    """The policy that is trained: a Hugging Face folder, or random weights of a stated shape."""
+
+    path: Path | None = None
+    """A Hugging Face folder with config.json, safetensors and a tokenizer."""
+    init: dict[str, Any] | None = None
+    """Random weights instead: the fields of a Hugging Face config, ``model_type`` among them."""
+    tokenizer: Path | TokenizerSpec | None = None
+    """A folder with a Hugging Face tokenizer, or one made on the spot. Default: the model's folder."""
+
+
+class DataSpec(Section):
+    """Prompts in verl's parquet schema: prompt, data_source, reward_model.ground_truth, extra_info."""
+
+    train: Path
+    """Parquet file with the training prompts."""
+    val: Path | Annotated[dict[Name, Path], Field(min_length=1)] | None = None
+    """Parquet file with the validation prompts, or several sets of them: name -> file."""
+    prompts_per_step: PositiveInt
+    """Prompts in one step; the batch has ``prompts_per_step * n`` samples."""
+    prompts_per_node: PositiveInt | None = None
+    """Instead of `prompts_per_step`: prompts in one step for each machine of the largest group that is trained."""
+    max_prompt_tokens: Tokens
+    """Longest prompt, in tokens."""
+    overlong_prompts: Literal["drop", "cut", "error"] = "drop"
+    """What happens to longer ones: left out, cut at their beginning, or an error. Dropped and cut are counted."""
+    responses: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Columns with responses to the prompts, for ``sft``, ``dpo`` and ``mix``: text, a field of a struct such as
+    ``extra_info.answer``, or a chat that ends with one. The rows of a prompt take them in turn."""
+    max_response_tokens: Tokens | None = None
+    """Longest of those responses, in tokens, the end token included."""
+    overlong_responses: Literal["drop", "cut", "error"] = "drop"
+    """What happens to prompts with longer ones: left out, the response cut at its end, or an error."""
+    shuffle: bool = True
+    """A new order each epoch, drawn from ``run.seed``."""
+    val_prompts: PositiveInt | None = None
+    """Use only the first so many prompts of each validation set."""
+    val_pass_reward: FiniteFloat = 1.0
+    """Reward from which on a validation response counts as right in ``pass@k``."""
+    val_vote: str | None = None
+    """How ``maj@k`` finds the answer in a response: ``math``, ``exact``, or your own as ``module:function``. Default:
+    as the reward does, where that is ``math`` or ``exact``; without either there is no ``maj@k``."""
+
+    @property
+    def val_sets(self) -> dict[str, Path]:
+        """The validation sets by name, in the order of the file; one without a name is ``val``."""
+        if self.val is None:
+            return {}
+        return self.val if isinstance(self.val, dict) else {"val": self.val}
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """All prompt files by their keys: ``train``, ``val``, ``val.NAME``."""
+        several = isinstance(self.val, dict)
+        return {"train": self.train} | {f"val.{k}" if several else "val": path for k, path in self.val_sets.items()}
+
+
+class GroupSpec(Section):
+    """A named set of GPUs, or of CPU slots where there is no GPU."""
+
+    nodes: Annotated[int, Field(ge=1, le=2**14)] = 1
+    """Machines in the group."""
+    gpus_per_node: SlotsPerNode = 0
+    """GPUs on each; one engine rank each."""
+    cpus_per_node: SlotsPerNode = 0
+    """Instead of GPUs: CPU slots on each; one engine rank each."""
+    gpu: str | None = None
+    """What GPUs these are, such as ``H200``: `dagrl plan` counts with their memory and speed, and ``sleep: auto`` lets
+    engines of the group live together where the plan finds room for all."""
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether the group's ranks run without a GPU."""
+        return self.gpus_per_node == 0
+
+    @property
+    def ranks(self) -> int:
+        """Engine ranks that the group holds."""
+        return self.nodes * (self.gpus_per_node or self.cpus_per_node)

@@ -1,0 +1,56 @@
+"""A whole pipeline file."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from dagrl.config.schema.engines import EngineSpec
+from dagrl.config.schema.model import DataSpec, GroupSpec, ModelSpec
+from dagrl.config.schema.nodes import NodeSpec
+from dagrl.config.schema.run import ProfileSpec, RunSpec, ScheduleSpec
+from dagrl.config.schema.section import Name, Section
+
+
+class Pipeline(Section):
+    """A whole pipeline file."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")]
+    """Names the run folder and the tracker's run."""
+    model: ModelSpec
+    """The policy."""
+    data: DataSpec
+    """The prompts."""
+    groups: Annotated[dict[Name, GroupSpec], Field(min_length=1)]
+    """GPUs or CPU slots, by name."""
+    engines: Annotated[dict[Name, EngineSpec], Field(min_length=1)]
+    """Models with a layout on a group, by name."""
+    nodes: Annotated[dict[Name, NodeSpec], Field(min_length=1)]
+    """The stages of a step, by name."""
+    schedule: ScheduleSpec = ScheduleSpec()
+    """How steps overlap."""
+    run: RunSpec
+    """How long, how often, how safely."""
+    profile: ProfileSpec | None = None
+    """Traces of some steps."""
+    track: tuple[Literal["console", "tensorboard", "wandb", "mlflow", "swanlab"], ...] = ("console",)
+    """Where metrics and tables of samples go, beside metrics.jsonl."""
+
+    def model_section(self, engine: str) -> tuple[str, ...]:
+        """Where the file says an engine's model: at itself, at the engine that it shares or follows, or at the top."""
+        spec = self.engines[engine]
+        home = getattr(spec, "shares", None) or getattr(spec, "follows", None)
+        holders = [engine, *([home] if home in self.engines else [])]
+        own = next((name for name in holders if self.engines[name].model is not None), None)
+        return ("engines", own, "model") if own else ("model",)
+
+    def model_of(self, engine: str) -> ModelSpec:
+        """The model of an engine. Random weights have the pipeline's tokenizer where they name none."""
+        section = self.model_section(engine)
+        own = self.engines[section[1]].model if len(section) > 1 else None
+        if own is None:
+            return self.model
+        if own.path is None and own.tokenizer is None:
+            return own.model_copy(update={"tokenizer": self.model.tokenizer or self.model.path})
+        return own

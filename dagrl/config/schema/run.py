@@ -1,0 +1,96 @@
+"""How a run goes: how steps overlap, how long, how safely, what is looked into."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from dagrl.config.schema.section import Concurrency, Name, PositiveInt, Seconds, Section
+
+
+class ScheduleSpec(Section):
+    """How steps overlap."""
+
+    max_staleness: Annotated[int, Field(ge=0, le=1000)] = 0
+    """Policy versions that a sample may be behind the weights it trains. 0 is on-policy; above, so many steps are
+    generated ahead while others are trained on."""
+    stale_samples: Literal["auto", "mask", "drop", "stop"] = "auto"
+    """What the update does with samples that are further behind: ``mask`` trains on none of their tokens, ``drop``
+    leaves them out of the batch, ``stop`` ends the run. ``auto``: mask; what partial rollouts have begun may be older,
+    by ``partial_rollout_max_age``."""
+    in_flight_weight_update: bool = False
+    """Bring new weights to generators in the midst of a rollout; ``weight_sync.pause`` says what becomes of responses
+    under way. Default: between two rollouts."""
+    stream_update: bool = False
+    """Begin each mini-batch of the update as soon as its own shards are ready, before the step's last response is."""
+    shards_per_step: PositiveInt = 4
+    """Pieces of a step's batch, whole groups each: row-wise nodes start on finished ones."""
+
+
+class KeepBestSpec(Section):
+    """Which checkpoint is the best."""
+
+    metric: str = "val/reward/mean"
+    """A metric of the steps that are saved, by its name in metrics.jsonl."""
+    mode: Literal["max", "min"] = "max"
+    """Whether more is better, or less."""
+
+
+class RunSpec(Section):
+    """How long, how often, how safely."""
+
+    steps: PositiveInt
+    """Steps to train."""
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
+    """Source of all randomness."""
+    save_every: PositiveInt | None = None
+    """Steps between checkpoints. The last step is always saved."""
+    keep: PositiveInt = 3
+    """Checkpoints that stay."""
+    keep_best: KeepBestSpec | None = None
+    """Keep the best checkpoint, too, however old it is."""
+    async_save: bool = False
+    """Write checkpoints while training goes on; a step's checkpoint counts once it is whole."""
+    validate_every: PositiveInt | None = None
+    """Steps between validations."""
+    validate_first: bool = False
+    """Validate before the first step too."""
+    resume: Literal["auto", "never"] = "auto"
+    """``auto`` goes on from the run folder's newest checkpoint; ``never`` refuses a folder that holds one."""
+    host_workers: Concurrency = 1
+    """Processes for the nodes without an engine: prompts, rewards, advantages. They are spread over the machines. More
+    than there are CPU cores help only where rewards wait for other machines."""
+    samples_per_step: Annotated[int, Field(ge=0)] = 64
+    """Samples of each step, and of each validation set, written to ``samples/step_N.parquet``."""
+    log_val_generations: Annotated[int, Field(ge=0)] = 16
+    """Samples of each validation that trackers show as a table: of those in ``samples/``, spread over all sets."""
+    start_timeout_s: Seconds = 600.0
+    """Longest wait for workers and engines to start."""
+    node_timeout_s: Seconds = 1800.0
+    """Longest wait for a sign of life from a running node, a weight sync or a save."""
+    max_restarts: Annotated[int, Field(ge=0)] = 3
+    """How often lost workers are made up for: a generator's are started again, any others' loss takes all of the run
+    back to its last checkpoint. Then a loss ends the run. See docs/failures.md."""
+
+    @property
+    def validates(self) -> bool:
+        """Whether there are validations."""
+        return self.validate_first or self.validate_every is not None
+
+
+class ProfileSpec(Section):
+    """Which steps to look into, and with what."""
+
+    tool: Literal["torch", "nsys"] = "torch"
+    """``torch``: a Chrome trace of each rank in ``profile/``. ``nsys``: NVTX ranges, captured by ``nsys profile``."""
+    steps: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    """Steps that are profiled."""
+    nodes: Annotated[tuple[Name, ...], Field(min_length=1)] | None = None
+    """Nodes that are profiled. Default: all that run on an engine."""
+    ranks: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = (0,)
+    """Ranks of each engine that are profiled."""
+    with_stack: bool = False
+    """Torch only: record the source lines."""
+    with_memory: bool = False
+    """Torch only: record allocations."""

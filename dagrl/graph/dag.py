@@ -1,0 +1,358 @@
+"""The pipeline's DAG, inferred from what its nodes read and write. Immutable; the same on every run and machine.
+
+Beside the declared nodes there are two implicit ones: `prompts`, the data set, and `samples`, which writes the samples
+down. A column is known by its writer and its name in the pipeline (after ``write:``). `draw.py` and `summary.py` show
+the graph; the scheduler runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+import networkx as nx
+
+from dagrl.config.errors import Place
+from dagrl.config.loading.positions import Findings, Positions
+from dagrl.config.schema import (
+    CustomNode,
+    DemonstrationNode,
+    FilterNode,
+    JudgeNode,
+    NodeBase,
+    Pipeline,
+    RewardModelNode,
+    RewardNode,
+    RolloutNode,
+)
+from dagrl.graph.column_resolution import Reading, Wiring
+from dagrl.graph.filtering import filter_contract
+from dagrl.graph.op_contracts import Capability, OpContract, contract_of, sink_contract, source_contract
+from dagrl.graph.plugins.custom import contract_at
+from dagrl.graph.plugins.formulas import formula_of, own_formula, place_of_formula
+from dagrl.graph.plugins.isolation import ask
+from dagrl.graph.redundant import redundant_nodes
+from dagrl.graph.rollouts import leading_rollout, rollouts
+
+PROMPTS_NODE = "prompts"
+"""Name of the implicit source."""
+SAMPLES_NODE = "samples"
+"""Name of the implicit sink."""
+_TAKEN = {
+    **dict.fromkeys((PROMPTS_NODE, SAMPLES_NODE), "a node"),
+    **dict.fromkeys(("step", "sync", "save"), "a time in the metrics (`time/NAME_s`)"),
+}
+"""Names that no declared node may have, and what has them."""
+_ALL_NODES: Place = ("nodes",)
+
+
+class Wire(NamedTuple):
+    """Where a column comes from."""
+
+    node: str
+    """The node that writes it."""
+    column: str
+    """Its name in the pipeline: one of that node's `outputs` values."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphNode:
+    """A node and its connections."""
+
+    name: str
+    spec: NodeBase | None
+    """What the file says of it; None for the implicit nodes."""
+    contract: OpContract
+    inputs: Mapping[str, Wire]
+    """Column that the op reads, by the op's own name -> where it comes from."""
+    outputs: Mapping[str, str]
+    """Column that the op writes, by the op's own name -> its name in the pipeline."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The nodes of a pipeline, in an order in which each comes after all that it reads from."""
+
+    nodes: Mapping[str, GraphNode]
+    """By name, in topological order; among nodes that are ready alike, in the order of the file."""
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    """Nodes that need not run, and why; see `dagrl.graph.redundant`."""
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """Names of the nodes, in topological order."""
+        return tuple(self.nodes)
+
+    @cached_property
+    def edges(self) -> Mapping[tuple[str, str], tuple[str, ...]]:
+        """(writer, reader) -> names of the columns that go from one to the other."""
+        columns: dict[tuple[str, str], list[str]] = {}
+        for node in self.nodes.values():
+            for wire in dict.fromkeys(node.inputs.values()):
+                columns.setdefault((wire.node, node.name), []).append(wire.column)
+        return MappingProxyType({edge: tuple(names) for edge, names in columns.items()})
+
+    @cached_property
+    def digraph(self) -> nx.DiGraph:
+        """The same as a frozen networkx graph."""
+        digraph = nx.DiGraph()
+        digraph.add_nodes_from(self.nodes)
+        digraph.add_edges_from(self.edges)
+        return nx.freeze(digraph)
+
+    def producers(self, name: str) -> tuple[str, ...]:
+        """Nodes that `name` reads from, in topological order."""
+        wanted = {wire.node for wire in self.nodes[name].inputs.values()}
+        return tuple(node for node in self.nodes if node in wanted)
+
+    def consumers(self, name: str) -> tuple[str, ...]:
+        """Nodes that read from `name`, in topological order."""
+        return tuple(node for node in self.nodes if (name, node) in self.edges)
+
+    def ancestors(self, name: str) -> frozenset[str]:
+        """All nodes that must run before `name` can."""
+        return frozenset(nx.ancestors(self.digraph, name))
+
+    def sampled_by(self, name: str) -> str | None:
+        """The rollout whose responses a node works on; None where none comes before it.
+
+        Itself, or the one that has written what it reads, or else the last before it.
+        """
+        if isinstance(self.nodes[name].spec, RolloutNode):
+            return name
+        inputs = self.nodes[name].inputs
+        first = [inputs[column].node for column in ("response_tokens", "response_mask") if column in inputs]
+        before = self.ancestors(name)
+        last = [node for node in reversed(self.order) if node in before]
+        candidates = [*first, *(wire.node for wire in inputs.values()), *last]
+        return next((node for node in candidates if isinstance(self.nodes[node].spec, RolloutNode)), None)
+
+    @cached_property
+    def filter(self) -> str | None:
+        """The node that says which groups the step consists of."""
+        return next((name for name, node in self.nodes.items() if isinstance(node.spec, FilterNode)), None)
+
+    @cached_property
+    def in_rounds(self) -> frozenset[str]:
+        """Nodes that run once a round, until the filter has let enough groups pass: itself, and all before it."""
+        return frozenset({self.filter, *self.ancestors(self.filter)}) if self.filter else frozenset()
+
+    @cached_property
+    def select_from(self) -> tuple[str, ...]:
+        """Nodes that wait for the filter though they read nothing of it: the first to work on what it lets pass.
+
+        All others that are not in rounds come behind one of them.
+        """
+        outside = [node for node in self.nodes.values() if node.name not in self.in_rounds]
+        return tuple(
+            node.name
+            for node in outside
+            if self.filter and self.in_rounds.issuperset(wire.node for wire in node.inputs.values())
+        )
+
+    @cached_property
+    def validates_only(self) -> frozenset[str]:
+        """Nodes that run in validation alone: rollouts that nothing is trained on, and what is behind them.
+
+        None, where something is trained on what a rollout samples.
+        """
+        sampling = {name for name, node in self.nodes.items() if isinstance(node.spec, RolloutNode)}
+        trained = [name for name, node in self.nodes.items() if node.contract.needs is Capability.TRAIN]
+        if not trained or any(sampling & self.ancestors(name) for name in trained):
+            return frozenset()
+        behind = {name for name in self.nodes if sampling & self.ancestors(name)} - {SAMPLES_NODE}
+        return frozenset(sampling | behind)
+
+    @cached_property
+    def working(self) -> Graph:
+        """What runs: without the skipped nodes, whose readers do without their columns."""
+        return self._without(self.skipped)
+
+    @cached_property
+    def training(self) -> Graph:
+        """What runs in each step."""
+        return self._without(self.validates_only)
+
+    @cached_property
+    def validation(self) -> Graph:
+        """What runs in validation: the nodes needed to get rewards from prompts, and `samples`.
+
+        Where nothing is trained on samples, also those that can tell the loss on the validation set. Nothing in it
+        trains: an op that does writes no column that a reward could need, and of the loss it computes the value alone.
+        """
+        graph = self._without_replacing()
+        sink = graph.nodes[SAMPLES_NODE]
+        told = {sink.inputs["reward"].node} if "reward" in sink.inputs else set()
+        for name, node in graph.nodes.items():
+            learns = isinstance(node.spec, DemonstrationNode) and node.spec.val_loss
+            scores = isinstance(node.spec, RewardNode | RewardModelNode | JudgeNode) and not graph._is_baseline(name)
+            if scores or (learns and self._is_offline):
+                told.add(name)
+        needed = told.union(*map(graph.ancestors, told), {PROMPTS_NODE})
+        kept = {name: _validating(node) for name, node in graph.nodes.items() if name in needed}
+        # Without a loss on them, validation sets need no responses.
+        with_loss = any(isinstance(node.spec, DemonstrationNode) for node in kept.values())
+        seen = {
+            column: wire
+            for column, wire in sink.inputs.items()
+            if wire.node in needed and (with_loss or column != "demonstration")
+        }
+        kept[SAMPLES_NODE] = replace(sink, inputs=MappingProxyType(seen))
+        return Graph(MappingProxyType(kept))
+
+    def _is_baseline(self, name: str) -> bool:
+        """Whether all that a node is for is to be subtracted from the rewards that are trained on."""
+        read = {column for node in self.nodes.values() for column, wire in node.inputs.items() if wire.node == name}
+        return read == {"baseline_reward"}
+
+    @property
+    def _is_offline(self) -> bool:
+        sampling = {name for name, node in self.nodes.items() if isinstance(node.spec, RolloutNode)}
+        return sampling <= self.validates_only
+
+    def _without(self, left_out: Collection[str]) -> Graph:
+        """The other nodes, without the columns of those that are left out."""
+        return self._rewired(lambda wire: None if wire.node in left_out else wire, left_out)
+
+    def _without_replacing(self) -> Graph:
+        """The nodes without those that give others' columns on in another form: readers take the columns themselves."""
+        replacing = {name for name, node in self.nodes.items() if node.contract.replaces}
+
+        def origin(wire: Wire | None) -> Wire | None:
+            while wire is not None and wire.node in replacing:
+                node = self.nodes[wire.node]
+                names = {there: own for own, there in node.outputs.items()}
+                wire = node.inputs[names[wire.column]] if names[wire.column] in node.contract.replaces else None
+            return wire
+
+        return self._rewired(origin, replacing)
+
+    def _rewired(self, source: Callable[[Wire], Wire | None], left_out: Collection[str]) -> Graph:
+        """The nodes that stay, each column coming from its `source`, if it has one."""
+        nodes = {}
+        for name, node in self.nodes.items():
+            if name not in left_out:
+                wires = {column: source(wire) for column, wire in node.inputs.items()}
+                kept = {column: wire for column, wire in wires.items() if wire is not None}
+                nodes[name] = replace(node, inputs=MappingProxyType(kept))
+        return Graph(MappingProxyType(nodes))
+
+
+def _validating(node: GraphNode) -> GraphNode:
+    """A node as it works on validation sets."""
+    if node.contract.needs is not Capability.TRAIN:
+        return node
+    return replace(node, contract=replace(node.contract, needs=Capability.SCORE))
+
+
+def build_graph(pipeline: Pipeline, folder: Path | None = None, positions: Positions | None = None) -> Graph:
+    """The graph of a pipeline whose own modules are in `folder`. PipelineError with everything wrong with it."""
+    findings = Findings(positions or Positions({}))
+    graph = infer_graph(pipeline, folder, findings)
+    findings.raise_if_any()
+    assert graph is not None
+    return graph
+
+
+def infer_graph(pipeline: Pipeline, folder: Path | None, findings: Findings) -> Graph | None:
+    """The graph, its problems and warnings reported to `findings`; None where there is a problem."""
+    before = len(findings.problems)
+    contracts = _contracts(pipeline, folder, findings)
+    wiring = Wiring(
+        contracts,
+        {name: node for name, node in pipeline.nodes.items() if name in contracts},
+        findings,
+        shown=leading_rollout(pipeline) if rollouts(pipeline) else "",
+    )
+    readings = wiring.readings()
+    if not rollouts(pipeline) and not pipeline.data.responses:
+        message = (
+            "no node samples responses; add `rollout: {op: rollout, engine: ..., sampling: ...}`, or learn from the "
+            "data set's with `data.responses` and a node `{op: sft}` or `{op: dpo}`"
+        )
+        findings.error(_ALL_NODES, message)
+    _report_cycles(readings, findings)
+    wiring.warn_of_unread(readings)
+    if len(findings.problems) > before or not findings.trusted(_ALL_NODES):
+        return None
+    return _graph(pipeline, contracts, wiring, readings)
+
+
+def _contracts(pipeline: Pipeline, folder: Path | None, findings: Findings) -> dict[str, OpContract]:
+    """Contracts of all nodes whose contract is known, `prompts` first and `samples` last."""
+    contracts = {PROMPTS_NODE: source_contract(pipeline)}
+    for name, node in pipeline.nodes.items():
+        place: Place = ("nodes", name)
+        if name in _TAKEN:
+            findings.error(
+                place, f"`{name}` is the name of {_TAKEN[name]} that every pipeline has; choose another name"
+            )
+            continue
+        if isinstance(node, CustomNode):
+            try:
+                contracts[name] = ask(node.op, contract_at, node.op, folder=folder)
+                if not contracts[name].reads:
+                    message = f"`{node.op}` reads no column, so it has no rows to work on; read `sample_id` at least"
+                    findings.error((*place, "op"), message)
+            except ValueError as error:
+                findings.error((*place, "op"), str(error))
+        elif isinstance(node, FilterNode):
+            try:
+                contracts[name] = (
+                    ask(node.fn, filter_contract, node, folder=folder) if node.fn else filter_contract(node, folder)
+                )
+            except ValueError as error:
+                findings.error((*place, "fn"), str(error))
+        else:
+            try:
+                own = own_formula(node)
+                formula = ask(own, formula_of, node, folder=folder) if own else None
+            except ValueError as error:
+                formula = None
+                findings.error((*place, *place_of_formula(node)), str(error))
+            contracts[name] = contract_of(node, pipeline.engines, formula)
+    contracts[SAMPLES_NODE] = sink_contract(pipeline)
+    return contracts
+
+
+def _report_cycles(readings: list[Reading], findings: Findings) -> None:
+    digraph = nx.DiGraph()
+    for reading in readings:
+        if reading.writer != reading.reader:
+            digraph.add_edge(reading.writer, reading.reader, column=reading.column)
+    for component in nx.strongly_connected_components(digraph):
+        if len(component) < 2:
+            continue
+        names = [reading.reader for reading in readings if reading.reader in component]
+        cycle = nx.find_cycle(digraph.subgraph(component), source=names[0])
+        path = "".join(f" -> {reader} (`{digraph.edges[writer, reader]['column']}`)" for writer, reader in cycle)
+        message = f"nodes wait for each other in a circle: {cycle[0][0]}{path}; let one of them read another column"
+        findings.error(("nodes", names[0]), message)
+
+
+def _graph(pipeline: Pipeline, contracts: dict[str, OpContract], wiring: Wiring, readings: list[Reading]) -> Graph:
+    inputs: dict[str, dict[str, Wire]] = {name: {} for name in contracts}
+    for reading in readings:
+        inputs[reading.reader][reading.op_column] = Wire(reading.writer, reading.column)
+    nodes = {
+        name: GraphNode(
+            name,
+            pipeline.nodes.get(name),
+            contract,
+            MappingProxyType(inputs[name]),
+            MappingProxyType(wiring.outputs[name]),
+        )
+        for name, contract in contracts.items()
+    }
+    unordered = Graph(MappingProxyType(nodes))
+    digraph = nx.DiGraph(unordered.digraph)
+    digraph.add_edges_from((unordered.filter, name) for name in unordered.select_from)
+    # `prompts` is declared first and `samples` last, so they begin and end the order too.
+    rank = {name: index for index, name in enumerate(contracts)}
+    order = nx.lexicographical_topological_sort(digraph, key=rank.__getitem__)
+    ordered = MappingProxyType({name: nodes[name] for name in order})
+    return Graph(ordered, MappingProxyType(redundant_nodes(pipeline, ordered)))

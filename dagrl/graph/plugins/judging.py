@@ -1,0 +1,106 @@
+"""What a judge is asked, and how its score is found in what it says: templates and parsers, free of any model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from dagrl.graph.plugins.custom import load_plain_function, name_of, signature_of
+
+_SHOWN_CHARACTERS = 300
+_LARGEST = 3.4e38
+"""A reward is a float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What a judge may be told of a sample; each is a field of the template."""
+
+    prompt: str
+    response: str
+    answer: str
+    data_source: str
+
+
+FIELDS = tuple(field.name for field in fields(Judged))
+"""Names of the template's fields."""
+_FIELD = re.compile(r"\{(" + "|".join(FIELDS) + r")\}")
+_FIELD_LIKE = re.compile(r"\{(\w+)\}")
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+def filled(template: str, judged: Judged) -> str:
+    """The template with its fields filled in; other braces stay, and so do those in what is filled in."""
+    return _FIELD.sub(lambda found: getattr(judged, found[1]), template)
+
+
+def fields_in(template: str) -> set[str]:
+    """Names in braces, those included that are no fields."""
+    return set(_FIELD_LIKE.findall(template))
+
+
+def is_function(parser: str) -> bool:
+    """Whether a parser is the user's own ``module:function`` and no regular expression."""
+    return _FUNCTION.fullmatch(parser) is not None
+
+
+def parse(reply: str, pattern: re.Pattern[str], scores: Mapping[str, float] | None) -> float:
+    """The score in a judge's reply: the last match, its first group where it has one, as a number or by `scores`.
+
+    ValueError with what is wrong where there is none.
+    """
+    matches = list(pattern.finditer(reply))
+    if not matches:
+        raise ValueError(f"nothing in it matches {pattern.pattern!r}")
+    found = (matches[-1][1 if pattern.groups else 0] or "").strip()
+    if scores is not None:
+        if found not in scores:
+            raise ValueError(f"it says {found!r}, which is none of {', '.join(scores)}")
+        return scores[found]
+    try:
+        return finite(float(found))
+    except ValueError as error:
+        raise ValueError(f"it says {found!r}, which is no number") from error
+
+
+def finite(score: Any) -> float:
+    """A score as a float; ValueError where it is no finite number."""
+    number = score.item() if hasattr(score, "item") else score
+    if isinstance(number, bool) or not isinstance(number, int | float) or not abs(number) <= _LARGEST:
+        raise ValueError(f"the score {number!r} is no finite number")
+    return float(number)
+
+
+def parser_arguments(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Which of ``reply`` and the template's fields a parser of the user's own takes, by its parameters' names.
+
+    ValueError where it wants something else, or does not take the reply.
+    """
+    known = ("reply", *FIELDS)
+    parameters = signature_of(function, name_of(function)).parameters.values()
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return known
+    for each in parameters:
+        if each.name not in known and each.default is each.empty and each.kind is not each.VAR_POSITIONAL:
+            raise ValueError(
+                f"the parser {name_of(function)} wants {each.name!r}, which is none of {', '.join(known)}; take it out"
+            )
+    taken = {each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
+    if "reply" not in taken:
+        raise ValueError(f"the parser {name_of(function)} does not take `reply`, what the judge has said; add it")
+    return tuple(name for name in known if name in taken)
+
+
+def parser_arguments_at(place: str, folder: Path | None) -> tuple[str, ...]:
+    """The arguments of the parser at ``module:function``. ValueError as in `parser_arguments`."""
+    return parser_arguments(load_plain_function(place, folder))
+
+
+def shown(text: str) -> str:
+    """A text, shortened, for an error."""
+    half = _SHOWN_CHARACTERS // 2
+    quoted = repr(text)
+    return quoted if len(quoted) <= _SHOWN_CHARACTERS else f"{quoted[:half]} ... {quoted[-half:]}"

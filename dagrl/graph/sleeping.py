@@ -1,0 +1,25 @@
+"""Which engines give their devices' memory back while another engine of their group works."""
+
+from __future__ import annotations
+
+from dagrl.config.schema import Pipeline
+
+
+def neighbours(pipeline: Pipeline, name: str) -> list[str]:
+    """The other engines that live on the slots of this one's group, each on ranks of its own."""
+    group = pipeline.engines[name].group
+    return [other for other, spec in pipeline.engines.items() if group and spec.group == group and other != name]
+
+
+def sleeps(pipeline: Pipeline, name: str) -> bool:
+    """Whether the engine sleeps. One on another engine's ranks goes with that one, and is never said to."""
+    engine = pipeline.engines[name]
+    if engine.group is None or not neighbours(pipeline, name):
+        return False
+    # Host memory is what CPU slots share, and leaving it for host memory gains nothing.
+    return not pipeline.groups[engine.group].is_cpu if engine.sleep == "auto" else engine.sleep
+
+
+def stays_beside_sleepers(pipeline: Pipeline, name: str) -> bool:
+    """Whether the engine keeps its place on its devices while others of its group come and go."""
+    return not sleeps(pipeline, name) and any(sleeps(pipeline, other) for other in neighbours(pipeline, name))

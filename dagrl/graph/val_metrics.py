@@ -1,0 +1,57 @@
+"""Which metrics a validation has: what `dagrl.ops.validation` measures, and what may be asked for before a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from dagrl.config.schema import Pipeline, RewardNode
+from dagrl.graph.rollouts import leading_rollout, rollouts
+
+VOTES = ("math", "exact")
+"""Rewards that say which part of a response is its answer, so that answers can be counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """How the answer in a response is found."""
+
+    fn: str
+    """One of `VOTES`, or ``module:function``."""
+    args: dict[str, Any] = field(default_factory=dict)
+    """Of the reward."""
+
+
+def vote_of(pipeline: Pipeline) -> Vote | None:
+    """What the file says, or else what its first reward with an answer to compare does."""
+    rewards = [node for node in pipeline.nodes.values() if isinstance(node, RewardNode) and node.fn in VOTES]
+    named = pipeline.data.val_vote
+    if named is None:
+        return Vote(rewards[0].fn, rewards[0].args) if rewards else None
+    return next((Vote(node.fn, node.args) for node in rewards if node.fn == named), Vote(named))
+
+
+def val_n(pipeline: Pipeline) -> int:
+    """Responses to each validation prompt."""
+    return rollouts(pipeline)[leading_rollout(pipeline)].val_n
+
+
+def set_prefixes(pipeline: Pipeline) -> dict[str, str]:
+    """Validation set -> what comes before the names of its metrics, behind ``val/``; nothing for one without a name."""
+    named = isinstance(pipeline.data.val, dict)
+    return {name: f"{name}/" if named else "" for name in pipeline.data.val_sets}
+
+
+def ks_of(n: int) -> tuple[int, ...]:
+    """The k that are told of n responses: powers of two, and n itself."""
+    powers = [1 << power for power in range(n.bit_length()) if 1 << power < n]
+    return (*powers, n)
+
+
+def names_at_k(n: int, *, votes: bool) -> list[str]:
+    """Metrics of a validation set with n responses to each prompt, without the set's prefix."""
+    names = [f"mean@{n}", *(f"pass@{k}" for k in ks_of(n))]
+    if n > 1:
+        kinds = ("best", "worst", "maj") if votes else ("best", "worst")
+        names += [f"std@{n}", *(f"{kind}@{k}" for kind in kinds for k in ks_of(n)[1:])]
+    return names

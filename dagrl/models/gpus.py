@@ -1,0 +1,99 @@
+"""GPUs by name: what the plan of a run counts with, and what model FLOPs utilization is a share of.
+
+Sources: NVIDIA's data sheets of each product (tensor-core figures there are with sparsity; half of them stand here) and
+of the DGX, HGX and OVX systems that it comes in, for links and network. Memory is what CUDA says a whole device has,
+which is less than the name: firmware and error correction take a share.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from dagrl.config.errors import suggest
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU, whole: slices of a GPU (MIG) are not known here."""
+
+    name: str
+    memory_gib: float
+    """What ``cudaMemGetInfo`` says in total."""
+    tflops: float
+    """Of the tensor cores in bfloat16, dense, 10^12 operations a second."""
+    memory_gb_per_s: float
+    """Device memory, 10^9 bytes a second."""
+    nvlink_gb_per_s: float
+    """To the other GPUs of its machine, each direction; 0 where there is none and PCIe has to do."""
+    pcie_gb_per_s: float
+    """To the host, each direction."""
+    network_gb_per_s: float
+    """A GPU's share of the machine's network, each direction, as its maker's systems have it."""
+    driver_name: str
+    """What the driver calls it, without the maker's name: a regular expression."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """`memory_gib` in bytes."""
+        return int(self.memory_gib * 2**30)
+
+
+_H100 = {"memory_gb_per_s": 3350, "nvlink_gb_per_s": 450, "pcie_gb_per_s": 64, "network_gb_per_s": 50}
+_B200 = {"memory_gb_per_s": 8000, "nvlink_gb_per_s": 900, "pcie_gb_per_s": 64, "network_gb_per_s": 50}
+_A100 = {"nvlink_gb_per_s": 300, "pcie_gb_per_s": 32, "network_gb_per_s": 25}
+_ADA = {"nvlink_gb_per_s": 0, "pcie_gb_per_s": 32, "network_gb_per_s": 12.5}
+
+GPUS: tuple[Gpu, ...] = (
+    Gpu("GB300", 277.0, 2500, driver_name=r"GB300", **{**_B200, "network_gb_per_s": 100, "pcie_gb_per_s": 450}),
+    Gpu("GB200", 184.3, 2500, driver_name=r"GB200", **{**_B200, "pcie_gb_per_s": 450}),
+    Gpu("B300", 267.0, 2250, driver_name=r"B300( SXM6 AC)?", **{**_B200, "network_gb_per_s": 100}),
+    Gpu("B200", 178.3, 2250, driver_name=r"B200", **_B200),
+    Gpu("GH200", 94.5, 989.4, driver_name=r"GH200 \d+GB", **{**_H100, "memory_gb_per_s": 4000, "pcie_gb_per_s": 450}),
+    Gpu("H200", 139.8, 989.4, driver_name=r"H200", **{**_H100, "memory_gb_per_s": 4800}),
+    Gpu("H200-NVL", 139.8, 835.5, driver_name=r"H200 NVL", **{**_H100, "memory_gb_per_s": 4800}),
+    Gpu("H100", 79.1, 989.4, driver_name=r"H100 \d+GB HBM3e?", **_H100),
+    Gpu("H100-NVL", 93.1, 835.5, driver_name=r"H100 NVL", **{**_H100, "memory_gb_per_s": 3900, "nvlink_gb_per_s": 300}),
+    Gpu("H100-PCIe", 79.1, 756.5, driver_name=r"H100 PCIe", **{**_H100, "memory_gb_per_s": 2000, "nvlink_gb_per_s": 0}),
+    Gpu("H800", 79.1, 989.4, driver_name=r"H800", **{**_H100, "nvlink_gb_per_s": 200}),
+    Gpu("H20", 95.1, 148.0, driver_name=r"H20", **{**_H100, "memory_gb_per_s": 4000}),
+    Gpu("A100-80GB", 79.2, 312.0, memory_gb_per_s=2039, driver_name=r"A100[- ].*80GB.*", **_A100),
+    Gpu("A100-40GB", 39.5, 312.0, memory_gb_per_s=1555, driver_name=r"A100[- ].*40GB.*", **_A100),
+    Gpu("A800", 79.2, 312.0, memory_gb_per_s=2039, driver_name=r"A800[- ].*", **{**_A100, "nvlink_gb_per_s": 200}),
+    Gpu("A30", 23.5, 165.0, memory_gb_per_s=933, driver_name=r"A30", **{**_ADA, "nvlink_gb_per_s": 100}),
+    Gpu("A40", 44.4, 149.7, memory_gb_per_s=696, driver_name=r"A40", **{**_ADA, "nvlink_gb_per_s": 56}),
+    Gpu("L40S", 44.4, 362.05, memory_gb_per_s=864, driver_name=r"L40S", **_ADA),
+    Gpu("L40", 44.4, 181.05, memory_gb_per_s=864, driver_name=r"L40", **_ADA),
+    Gpu("L4", 22.0, 121.0, memory_gb_per_s=300, driver_name=r"L4", **_ADA),
+)
+DEFAULT_GPU = "H100"
+"""What a group has where nobody says: the most common one, and the smaller of those that models of size train on."""
+
+
+def gpu_named(name: str) -> Gpu:
+    """The GPU of that name, in capitals or not, with or without the maker's, or as the driver writes it. ValueError
+    with the nearest name, or all of them.
+    """
+    plain = name.strip().removeprefix("NVIDIA ")
+    for gpu in GPUS:
+        if plain.casefold() == gpu.name.casefold():
+            return gpu
+    if found := _by_driver_name(plain):
+        return found
+    raise ValueError(f"no GPU is known as {name!r}; {suggest(plain, names())}")
+
+
+def gpu_of_driver(driver_name: str) -> Gpu | None:
+    """The GPU that the driver calls so; None where it is not known, or a slice of one."""
+    name = driver_name.removeprefix("NVIDIA ")
+    return None if "MIG" in name else _by_driver_name(name)
+
+
+def names() -> Iterable[str]:
+    """All names, the largest GPUs first."""
+    return (gpu.name for gpu in GPUS)
+
+
+def _by_driver_name(name: str) -> Gpu | None:
+    return next((gpu for gpu in GPUS if re.fullmatch(gpu.driver_name, name)), None)

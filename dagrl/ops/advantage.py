@@ -1,0 +1,103 @@
+"""``advantage``: rewards become advantages, compared within groups or over the whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from dagrl.algorithms.advantages import (
+    gpg_advantages,
+    grpo_advantages,
+    opmd_advantages,
+    opo_advantages,
+    reinforce_plus_plus_advantages,
+    reinforce_plus_plus_baseline_advantages,
+    remax_advantages,
+    rloo_advantages,
+    row_sums,
+    whitened,
+)
+from dagrl.algorithms.gae import gae_advantages, token_rewards
+from dagrl.algorithms.reward_shaping import kl_charges
+from dagrl.config.schema import AdvantageNode
+from dagrl.data.batch import Batch, Column
+from dagrl.data.stats import Stat
+from dagrl.ops.base import Context, Output, Part
+from dagrl.ops.experts import for_all_rows, own_rows
+from dagrl.ops.own_estimator import own_advantages
+from dagrl.ops.shaping import shaped_rewards
+
+
+def advantage(parts: Sequence[Part], context: Context) -> Iterator[Output]:
+    """Yield the advantages of each part: a shard, which holds whole groups, or the batch where it is whitened."""
+    node = context.node
+    assert isinstance(node, AdvantageNode)
+    for part in parts:
+        # Experts' responses are no samples of the policy: nothing is compared with them.
+        batch = own_rows(part.batch)
+        rewards, stats = shaped_rewards(node, batch, longest=context.sampling.max_new_tokens)
+        charges = None
+        if (charge := node.kl_in_reward) is not None:
+            logprobs = batch["old_logprob"], batch["ref_logprob"]
+            weight = charge.coef if context.kl_weight is None else context.kl_weight
+            charges, clipped = kl_charges(*logprobs, batch["response_mask"], coef=weight, estimator=charge.estimator)
+            stats["kl/in_reward"] = Stat.of(row_sums(charges))
+            if charge.estimator == "k3":
+                stats["kl/in_reward_clip_fraction"] = Stat.of(clipped[batch["response_mask"].values > 0])
+            if charge.target_kl is not None:
+                stats |= _steered(charges, batch["response_mask"], weight)
+        if node.estimator == "gae":
+            columns = _with_critic(node, batch, rewards, charges)
+            stats["returns/mean"] = Stat.of(columns["return"].values[batch["response_mask"].values > 0])
+        else:
+            columns = {"advantage": _estimate(node, batch, rewards, charges, context)}
+        yield Output((part.index,), part.batch.rows, for_all_rows(columns, batch, part.batch), stats)
+
+
+def _with_critic(node: AdvantageNode, batch: Batch, rewards: np.ndarray, charges: Column | None) -> dict[str, Column]:
+    """Advantages over what a critic expects, whitened over the batch, and what the critic should have expected."""
+    mask = batch["response_mask"]
+    on_tokens = token_rewards(rewards, mask, placed=batch.columns.get("token_reward"), charges=charges)
+    advantages, returns = gae_advantages(on_tokens, batch["value"], mask, discount=node.gamma, trace=node.lam)
+    return {"advantage": whitened(advantages.values, mask), "return": returns}
+
+
+def _steered(charges: Column, mask: Column, weight: float) -> dict[str, Stat]:
+    """Statistics for `dagrl.orchestrator.steps.kl_control`, which steers the divergence, and its weight."""
+    tokens = row_sums(Column((mask.values > 0).astype(np.float64), mask.offsets))
+    trained = tokens > 0
+    divergence = row_sums(charges)[trained] / tokens[trained] / weight
+    return {"kl/reward_divergence": Stat.of(divergence), "kl/reward_weight": Stat.of([weight])}
+
+
+def _estimate(
+    node: AdvantageNode, batch: Batch, rewards: np.ndarray, charges: Column | None, context: Context
+) -> Column:
+    mask = batch["response_mask"]
+    if node.estimator == "reinforce_plus_plus":
+        return reinforce_plus_plus_advantages(rewards, mask, charges)
+    if node.estimator == "remax":
+        return remax_advantages(rewards, batch["baseline_reward"].values, mask, charges)
+    # The others have one reward for a whole response.
+    if charges is not None:
+        rewards = rewards - row_sums(charges)
+    if ":" in node.estimator:
+        return own_advantages(node, batch, rewards, context)
+    groups = batch["group_id"].values
+    match node.estimator:
+        case "grpo":
+            return grpo_advantages(rewards, groups, mask, normalize_by_std=node.normalize_by_std)
+        case "dr_grpo":
+            return grpo_advantages(rewards, groups, mask, normalize_by_std=False)
+        case "rloo":
+            return rloo_advantages(rewards, groups, mask)
+        case "opo":
+            return opo_advantages(rewards, groups, mask)
+        case "opmd":
+            return opmd_advantages(rewards, groups, mask, baseline=node.baseline, tau=node.tau)
+        case "gpg":
+            return gpg_advantages(rewards, groups, mask)
+        case "reinforce_plus_plus_baseline":
+            return reinforce_plus_plus_baseline_advantages(rewards, groups, mask)
+    raise AssertionError(f"no estimator {node.estimator!r}")

@@ -1,0 +1,42 @@
+"""``covariance``: marks the few tokens through which an update would cost the policy most of its entropy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from dagrl.algorithms.covariance import covariances, drawn, highest
+from dagrl.config.schema import CovarianceNode
+from dagrl.data.batch import Column
+from dagrl.data.stats import Stat
+from dagrl.ops.base import Context, Output, Part
+
+_STREAM = 0xC0
+"""Keeps the draw apart from others of the same seed."""
+
+
+def covariance(parts: Sequence[Part], context: Context) -> Iterator[Output]:
+    """Yield the marks of the step's batch, which must be there as a whole."""
+    node = context.node
+    assert isinstance(node, CovarianceNode)
+    for part in parts:
+        # In the order of rows, so that the draw does not depend on the one in which they have come.
+        order = np.argsort(part.batch.rows)
+        batch = part.batch.take(order)
+        mask = batch["response_mask"]
+        shares = covariances(batch["old_logprob"], batch["advantage"], mask)
+        if node.between is None:
+            chosen = highest(shares, mask, node.share)
+        else:
+            seed = [context.pipeline.run.seed % 2**64, context.step, _STREAM]
+            lower, upper = node.between
+            random = np.random.default_rng(np.random.SeedSequence(seed))
+            chosen = drawn(shares, mask, node.share, lower=lower, upper=upper, random=random)
+        counted = mask.values > 0
+        stats = {
+            "covariance/mean": Stat.of(shares[counted]),
+            "covariance/held_back_fraction": Stat.of(chosen[counted]),
+        }
+        marks = Column(chosen.astype(np.float32), mask.offsets).take(np.argsort(order))
+        yield Output((part.index,), part.batch.rows, {"held_back": marks}, stats)

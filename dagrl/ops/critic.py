@@ -1,0 +1,41 @@
+"""``critic``: trains a critic towards the step's returns, one optimizer step for each mini-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from dagrl.algorithms.value_loss import ValueObjective, with_explained_variance
+from dagrl.backends.base import TrainEngine
+from dagrl.config.schema import CriticNode
+from dagrl.ops.base import Context, Output, Part
+
+_OWN = "critic/"
+
+
+def critic(parts: Sequence[Part], context: Context) -> Iterator[Output]:
+    """Train on the mini-batches in order, and yield the metrics of all of them together.
+
+    Samples that are too old for the policy still say what came of them: no ``schedule.stale_samples`` here.
+    """
+    engine: TrainEngine = context.engine
+    node = context.node
+    assert isinstance(node, CriticNode)
+    objective = ValueObjective(
+        cliprange=node.cliprange_value,
+        aggregation=node.aggregation,
+        longest_response=context.sampling.max_new_tokens,
+    )
+    stats = engine.update(
+        [part.batch for part in parts] * node.epochs,
+        objective,
+        tokens_per_micro_batch=node.tokens_per_micro_batch,
+        begins=context.begins,
+        ends=context.ends,
+    )
+    # What every update tells, such as the learning rate, the policy's tells too.
+    told = {
+        name if name.startswith(_OWN) else _OWN + name: stat for name, stat in with_explained_variance(stats).items()
+    }
+    yield Output((), np.concatenate([part.batch.rows for part in parts]), {}, told)

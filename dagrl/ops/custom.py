@@ -1,0 +1,87 @@
+"""A user's own function as an op: columns in as arrays or strings, columns out by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dagrl.config.schema import CustomNode
+from dagrl.data.batch import Column
+from dagrl.graph.columns import CORE_COLUMNS, ColumnSpec, Shape
+from dagrl.graph.plugins.custom import contract_of_function, load_function, located, raised_by
+from dagrl.ops.base import Context, Op, Output, Part
+from dagrl.ops.view import view_of
+
+
+def custom_op(place: str, folder: Path | None) -> Op:
+    """The function at ``module:function`` as an op; ValueError where it cannot be loaded or returns no such columns."""
+    function = load_function(place, folder)
+    contract = contract_of_function(function, place)
+    where = located(function, place)
+
+    def run(parts: Sequence[Part], context: Context) -> Iterator[Output]:
+        node = context.node
+        assert isinstance(node, CustomNode)
+        for part in parts:
+            try:
+                result = function(view_of(part.batch), **node.args)
+            except (Exception, SystemExit) as error:  # a user's function may raise anything
+                raise ValueError(f"{place} {raised_by(function, error)}") from error
+            if not isinstance(result, dict) or set(result) != set(contract.writes):
+                raise ValueError(f"{where} must return a dict with the columns it writes: {', '.join(contract.writes)}")
+            columns = {name: _column(name, values, len(part.batch), where) for name, values in result.items()}
+            yield Output((part.index,), part.batch.rows, columns)
+
+    return run
+
+
+def _column(name: str, values: Any, rows: int, where: str) -> Column:
+    try:
+        listed = list(values)
+    except TypeError as error:
+        raise ValueError(
+            f"{where} returned {values!r} as {name!r}; return a value for each of the {rows} rows"
+        ) from error
+    if len(listed) != rows:
+        raise ValueError(f"{where} returned {len(listed)} values of {name!r} for {rows} rows")
+    known = CORE_COLUMNS.get(name) or ColumnSpec(name, "float32", _shape_of(listed), "the user's own")
+    try:
+        return _as_declared(known, listed)
+    except (TypeError, ValueError, OverflowError) as error:
+        what = "text" if known.shape is Shape.TEXT else f"{known.dtype} {known.shape.value}"
+        raise ValueError(f"{where} returned values of {name!r} that are not {what}: {error}") from error
+
+
+def _shape_of(values: list[Any]) -> Shape:
+    """The shape of a column that only the user knows, as its first row has it."""
+    if values and isinstance(values[0], str):
+        return Shape.TEXT
+    return Shape.RESPONSE if values and np.ndim(values[0]) else Shape.SAMPLE
+
+
+def _as_declared(column: ColumnSpec, values: list[Any]) -> Column:
+    """TypeError, ValueError or OverflowError where the values do not have the column's type and shape."""
+    if column.shape is Shape.TEXT:
+        wrong = [value for value in values if not isinstance(value, str)]
+        if wrong:
+            raise TypeError(f"{wrong[0]!r} is no string")
+        return Column.text(values)
+    ndim = {Shape.SAMPLE: 0, Shape.ROUTES: 3}.get(column.shape, 1)
+    arrays = [_numbers(value, column.dtype) for value in values]
+    wrong = [value for value, array in zip(values, arrays, strict=True) if array.ndim != ndim]
+    if wrong:
+        raise ValueError(f"{wrong[0]!r} is {'no list' if ndim else 'no number'}")
+    return Column.ragged(arrays, column.dtype) if ndim else Column(np.array(arrays, dtype=column.dtype))
+
+
+def _numbers(value: Any, dtype: str) -> np.ndarray:
+    given = np.asarray(value)
+    with np.errstate(invalid="ignore"):
+        numbers = given.astype(dtype)
+    # Half a token, or one that is none, would silently become another.
+    if numbers.dtype.kind == "i" and not np.array_equal(numbers, given):
+        raise ValueError(f"{value!r:.100} cannot be {dtype}")
+    return numbers

@@ -1,0 +1,18 @@
+"""``dpo``: trains an engine to prefer the first of a prompt's two responses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from dagrl.algorithms.dpo import DpoObjective
+from dagrl.config.schema import DpoNode
+from dagrl.ops.base import Context, Output, Part
+from dagrl.ops.demonstrations import learn
+
+
+def dpo(parts: Sequence[Part], context: Context) -> Iterator[Output]:
+    """Take one optimizer step for each mini-batch; in validation, tell the loss."""
+    node = context.node
+    assert isinstance(node, DpoNode)
+    objective = DpoObjective(node.loss, beta=node.beta, label_smoothing=node.label_smoothing, sft_coef=node.sft_coef)
+    return learn(parts, context, objective)

@@ -1,0 +1,74 @@
+"""``filter``: which groups of a round the step may train on. It writes no column: its rows are those that pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from dagrl.config.schema import FilterNode
+from dagrl.data.batch import Batch
+from dagrl.data.stats import Stat
+from dagrl.graph.filtering import rule_columns
+from dagrl.graph.plugins.custom import load_function, located, raised_by
+from dagrl.ops.base import Context, Output, Part
+from dagrl.ops.view import view_of
+
+
+def filter(parts: Sequence[Part], context: Context) -> Iterator[Output]:
+    """Yield the rows of the groups that pass. ValueError where the metric is no number for each sample."""
+    node = context.node
+    assert isinstance(node, FilterNode)
+    (part,) = parts
+    batch = part.batch
+    passes = _rule(node, context) if node.fn else _bounds(node, batch)
+    groups, counts = np.unique(batch["group_id"].values, return_counts=True)
+    places = np.split(np.argsort(batch["group_id"].values, kind="stable"), np.cumsum(counts)[:-1])
+    passed = [group for group, mine in zip(groups, places, strict=True) if passes(batch.take(mine))]
+    # Of all that was sampled; what the step trains on is told by `samples`, and is no longer what the policy can do.
+    stats = {} if node.fn else {f"filter/{node.metric}": Stat.of(batch[node.metric].values)}
+    yield Output((), batch.rows[np.isin(batch["group_id"].values, passed)], stats=stats)
+
+
+def passes_bounds(values: np.ndarray, *, lower: float | None, upper: float | None, min_std: float | None) -> bool:
+    """Whether a group's mean is between `lower` and `upper`, and its deviation above `min_std`; None: no such bound."""
+    values = values.astype(np.float64)
+    mean = values.mean()
+    # The mean of equal numbers may differ from them in its last bit, and so their deviation from 0.
+    std = values.std() if values.min() < values.max() else 0.0
+    return bool(
+        (lower is None or mean > lower) and (upper is None or mean < upper) and (min_std is None or std > min_std)
+    )
+
+
+def _bounds(node: FilterNode, batch: Batch) -> Callable[[Batch], bool]:
+    if batch[node.metric].offsets is not None:
+        raise ValueError(
+            f"a filter looks at a column with one number for each sample, and `{node.metric}` has several; name "
+            "another one as its metric, or decide with a function of your own (fn)"
+        )
+    return lambda group: passes_bounds(
+        group[node.metric].values, lower=node.lower, upper=node.upper, min_std=node.least_std
+    )
+
+
+def _rule(node: FilterNode, context: Context) -> Callable[[Batch], bool]:
+    """The user's own."""
+    assert node.fn is not None
+    place, rule = node.fn, load_function(node.fn, context.resources.folder)
+    columns = rule_columns(rule, node.args)
+
+    def passes(group: Batch) -> bool:
+        seen = view_of(group)
+        try:
+            answer: Any = rule(**{name: seen[name] for name in columns}, **node.args)
+        except (Exception, SystemExit) as error:  # a user's function may raise anything
+            raise ValueError(f"{place} {raised_by(rule, error)}") from error
+        if not isinstance(answer, bool | np.bool_):
+            raise ValueError(
+                f"{located(rule, place)} returned {answer!r:.100}; say with True or False whether the group passes"
+            )
+        return bool(answer)
+
+    return passes

@@ -1,0 +1,238 @@
+"""``judge``: asks a language model about each response, over an endpoint or on an engine of the pipeline."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from dagrl.backends.base import Completion, GenerateEngine, GenerationRequest
+from dagrl.config.schema import JudgeNode
+from dagrl.data.batch import Batch, Column
+from dagrl.data.stats import Stat
+from dagrl.graph.plugins.custom import load_function, raised_by
+from dagrl.graph.plugins.judging import Judged, filled, finite, is_function, parse, parser_arguments, shown
+from dagrl.ops.base import Context, Output, Part, Resources
+from dagrl.ops.reward import scored_text
+from dagrl.ops.rollout import sample_seed
+from dagrl.rewards.endpoint import Answer, Endpoint, EndpointError, EndpointSetupError
+
+type Asking = Callable[[], Answer]
+"""Waits for the answer to one question. EndpointError or ValueError with a sentence where there is none."""
+
+
+class JudgeError(ValueError):
+    """There is no score for a response; the message names the sample, and what the judge has said."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """What came of a response."""
+
+    score: float
+    failed: bool = False
+    tokens: int | None = None
+    """Tokens of the reply, where somebody has counted them."""
+
+
+def judge(parts: Sequence[Part], context: Context) -> Iterator[Output]:
+    """Yield the scores of each shard; JudgeError where one has none and ``on_error`` says stop.
+
+    All questions are asked at once, or as many as the node allows, whatever the shard.
+    """
+    node = context.node
+    assert isinstance(node, JudgeNode)
+    judged = [_judged(part.batch, context) for part in parts]
+    read = context.resources.once(f"parser of {node!r}", lambda: _reader(node, context.resources))
+    # Closed at once where a response fails, and not when somebody has forgotten the error: nobody is asked in vain.
+    with closing((_over_endpoint if node.endpoint else _on_engine)(parts, judged, node, context)) as asked:
+        for part, texts, askings in zip(parts, judged, asked, strict=True):
+            verdicts = [
+                _verdict(asking, text, read, node, f"sample {row}")
+                for asking, text, row in zip(askings, texts, part.batch.rows.tolist(), strict=True)
+            ]
+            yield _output(part, verdicts, node)
+
+
+def _output(part: Part, verdicts: Sequence[_Verdict], node: JudgeNode) -> Output:
+    """The scores of a shard."""
+    column = node.written_as("reward")
+    scores = np.array([verdict.score for verdict in verdicts], dtype=np.float32)
+    counted = [verdict.tokens for verdict in verdicts if verdict.tokens is not None]
+    stats = {
+        "judge/failed_fraction": Stat.of([verdict.failed for verdict in verdicts]),
+        # The mean of `reward` itself is told by `samples`, which sees what the pipeline has made of it.
+        **({} if column == "reward" else {f"reward/{column}": Stat.of(scores)}),
+        **({"judge/reply_tokens": Stat.of(counted)} if counted else {}),
+    }
+    sampled = sum(counted) if node.engine else 0
+    return Output((part.index,), part.batch.rows, {"reward": Column(scores)}, stats, sampled=sampled)
+
+
+def _judged(batch: Batch, context: Context) -> list[Judged]:
+    answers, sources = batch["answer"].strings(), batch["data_source"].strings()
+    prompts = [_conversation_text(json.loads(text)) for text in batch["messages"].strings()]
+    responses = [scored_text(batch, row, context) for row in range(len(batch))]
+    return [Judged(*told) for told in zip(prompts, responses, answers, sources, strict=True)]
+
+
+def _conversation_text(messages: Sequence[Mapping[str, str]]) -> str:
+    """The words of a prompt: of a single message without its role, as it is the task itself."""
+    if len(messages) == 1:
+        return messages[0]["content"]
+    return "\n\n".join(f"{message['role']}: {message['content']}" for message in messages)
+
+
+def _messages(node: JudgeNode, judged: Judged) -> list[dict[str, str]]:
+    system = [{"role": "system", "content": node.system}] if node.system else []
+    return [*system, {"role": "user", "content": filled(node.prompt, judged)}]
+
+
+# -- over an endpoint
+
+
+def _over_endpoint(
+    parts: Sequence[Part], judged: Sequence[Sequence[Judged]], node: JudgeNode, context: Context
+) -> Generator[list[Asking]]:
+    """The questions of each part, all of them under way from the first on."""
+    del parts
+    endpoint = context.resources.once(f"endpoint of {node!r}", lambda: _client(node))
+    pool = ThreadPoolExecutor(node.concurrency, thread_name_prefix="judge")
+    asked: list[list[Future[Answer]]] = [
+        [pool.submit(endpoint.ask, _messages(node, each), node.sampling, node.extra_body) for each in texts]
+        for texts in judged
+    ]
+    try:
+        for futures in asked:
+            yield [future.result for future in futures]
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _client(node: JudgeNode) -> Endpoint:
+    assert node.endpoint is not None and node.model is not None
+    return Endpoint(
+        node.endpoint, node.model, api_key_env=node.api_key_env, retries=node.retries, timeout_s=node.timeout_s
+    )
+
+
+# -- on an engine
+
+
+def _on_engine(
+    parts: Sequence[Part], judged: Sequence[Sequence[Judged]], node: JudgeNode, context: Context
+) -> Generator[list[Asking]]:
+    """The replies to each part's questions; the engine draws those of all parts together."""
+    engine: GenerateEngine = context.engine
+    tokenizer = context.resources.once(f"tokenizer of {node.engine}", lambda: _tokenizer(node, context.resources))
+    questions = [[_tokens(tokenizer, _messages(node, each), node) for each in texts] for texts in judged]
+    places, requests = [], []
+    for index, (part, those) in enumerate(zip(parts, questions, strict=True)):
+        for place, tokens in enumerate(those):
+            if len(tokens) <= node.max_prompt_tokens:
+                places.append((index, place))
+                requests.append(GenerationRequest(tokens, _seed(node, int(part.batch.rows[place]), context)))
+    replies: dict[tuple[int, int], Completion] = {}
+    for completion in engine.generate(requests, node.sampling) if requests else ():
+        replies[places[completion.index]] = completion
+    for index, those in enumerate(questions):
+        yield [
+            partial(_said, replies[index, place], tokenizer)
+            if (index, place) in replies
+            else partial(_too_long, tokens, node)
+            for place, tokens in enumerate(those)
+        ]
+
+
+def _seed(node: JudgeNode, row: int, context: Context) -> int:
+    """Not that of the response: a judge must not draw as the policy has drawn, nor as another judge."""
+    own = list(context.pipeline.nodes.values()).index(node)
+    return int(np.random.SeedSequence([sample_seed(context, row), own]).generate_state(1, np.uint64)[0])
+
+
+def _tokenizer(node: JudgeNode, resources: Resources) -> Any:
+    from dagrl.data.tokenizer import load_tokenizer
+
+    assert node.engine is not None
+    tokenizer = load_tokenizer(resources.pipeline.model_of(node.engine))
+    if not tokenizer.chat_template:
+        raise ValueError(
+            f"the tokenizer of `{node.engine}` has no chat template, by which the judge is asked; put the one it was "
+            "trained with into its folder, as chat_template.jinja"
+        )
+    return tokenizer
+
+
+def _tokens(tokenizer: Any, messages: Sequence[Mapping[str, str]], node: JudgeNode) -> np.ndarray:
+    """A question as the judge's model reads it."""
+    from jinja2 import TemplateError
+
+    try:
+        text = tokenizer.apply_chat_template(
+            list(messages), tokenize=False, add_generation_prompt=True, **node.chat_template_kwargs
+        )
+    except TemplateError as error:
+        roles = " and ".join(message["role"] for message in messages)
+        raise ValueError(f"the chat template of `{node.engine}` takes no message of {roles}: {error}") from error
+    # The template has put the special tokens into the text already.
+    return np.array(tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
+
+
+def _said(reply: Completion, tokenizer: Any) -> Answer:
+    return Answer(tokenizer.decode(reply.tokens, skip_special_tokens=True), len(reply.tokens))
+
+
+def _too_long(tokens: np.ndarray, node: JudgeNode) -> Answer:
+    raise ValueError(
+        f"the question has {len(tokens)} tokens, more than max_prompt_tokens, {node.max_prompt_tokens}; raise that, "
+        "where the judge's model has room for them"
+    )
+
+
+# -- what is made of it
+
+
+def _reader(node: JudgeNode, resources: Resources) -> Callable[[str, Judged], float]:
+    """Finds the score in a reply. ValueError with a sentence where it finds none."""
+    if not is_function(node.parser):
+        pattern = re.compile(node.parser)
+        return lambda reply, _: parse(reply, pattern, node.scores)
+    function = load_function(node.parser, resources.folder)
+    names = parser_arguments(function)
+
+    def own(reply: str, judged: Judged) -> float:
+        told = {**asdict(judged), "reply": reply}
+        try:
+            score = function(**{name: told[name] for name in names})
+        except (Exception, SystemExit) as error:  # a user's function may raise anything
+            raise ValueError(f"{node.parser} {raised_by(function, error)}") from error
+        return finite(score)
+
+    return own
+
+
+def _verdict(
+    asking: Asking, judged: Judged, read: Callable[[str, Judged], float], node: JudgeNode, who: str
+) -> _Verdict:
+    answer = None
+    try:
+        answer = asking()
+        return _Verdict(read(answer.text, judged), tokens=answer.tokens)
+    except EndpointSetupError as error:
+        raise JudgeError(f"the judge cannot be asked: {error}") from error
+    except (EndpointError, ValueError) as error:
+        if node.on_error != "stop":
+            return _Verdict(float(node.on_error), failed=True, tokens=answer.tokens if answer else None)
+        what = f"there is no score in the judge's reply: {error}" if answer else f"the judge has not answered: {error}"
+        reply = f"\n  reply: {shown(answer.text)}" if answer else ""
+        raise JudgeError(
+            f"{what}\n  {who} data_source: {judged.data_source}\n  prompt: {shown(judged.prompt)}\n"
+            f"  response: {shown(judged.response)}{reply}"
+        ) from error

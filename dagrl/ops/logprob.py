@@ -1,0 +1,23 @@
+"""``logprob``: log-probs of the sampled tokens under an engine's current or start weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+
+from dagrl.backends.base import TrainEngine
+from dagrl.config.schema import LogprobNode
+from dagrl.ops.base import Context, Output, Part
+
+
+def logprob(parts: Sequence[Part], context: Context) -> Iterator[Output]:
+    """Yield the log-probs of each shard, of logits divided by the temperature at which the tokens were drawn."""
+    engine: TrainEngine = context.engine
+    node = context.node
+    assert isinstance(node, LogprobNode)
+    with engine.start_weights() if context.frozen else nullcontext():
+        for part in parts:
+            column = engine.logprobs(
+                part.batch, temperature=context.temperature, tokens_per_micro_batch=node.tokens_per_micro_batch
+            )
+            yield Output((part.index,), part.batch.rows, {"logprob": column})

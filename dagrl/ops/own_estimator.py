@@ -1,0 +1,60 @@
+"""An advantage estimator of the user's own: what it is given, and what it may return."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dagrl.config.schema import AdvantageNode
+from dagrl.data.batch import Batch, Column
+from dagrl.graph.plugins.custom import located, raised_by
+from dagrl.graph.plugins.formulas import load_formula
+from dagrl.ops.base import Context
+from dagrl.ops.view import view_of
+
+
+def own_advantages(node: AdvantageNode, batch: Batch, rewards: np.ndarray, context: Context) -> Column:
+    """Advantages by the function that the node names, float32, ragged as the response mask and 0 outside it.
+
+    `rewards` are what it sees as ``reward``, float64 [S]. ValueError, with the line, where it fails or returns no
+    advantages.
+    """
+    loaded = context.resources.once(f"estimator {node.estimator}", lambda: load_formula(node, context.resources.folder))
+    assert loaded is not None, "the node names a function"
+    function, formula = loaded
+    seen = view_of(batch)
+    columns = {name: seen[name] for name in ("response_mask", *formula.reads)} | {"reward": rewards}
+    try:
+        result = function(columns, **node.args)
+    except (Exception, SystemExit) as error:  # a user's function may raise anything
+        raise ValueError(f"{node.estimator} {raised_by(function, error)}") from error
+    mask = batch["response_mask"]
+    where = located(function, node.estimator)
+    with np.errstate(over="ignore"):
+        values = _per_token(result, mask, where).astype(np.float32)
+    kept = mask.values > 0
+    if not np.isfinite(values[kept]).all():
+        wrong = values[kept][~np.isfinite(values[kept])][0]
+        raise ValueError(f"{where} returned an advantage of {wrong}; advantages must be finite numbers")
+    return Column(np.where(kept, values, np.float32(0)), mask.offsets)
+
+
+def _per_token(result: Any, mask: Column, where: str) -> np.ndarray:
+    """What was returned, as one number for each token, float64."""
+    try:
+        rows = [np.asarray(row, dtype=np.float64) for row in result]
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(
+            f"{where} returned {result!r:.100} as advantages; return a number for each response"
+        ) from error
+    if len(rows) != len(mask):
+        raise ValueError(f"{where} returned {len(rows)} advantages for {len(mask)} responses")
+    for row, length in zip(rows, mask.lengths, strict=True):
+        if row.shape not in ((), (length,)):
+            raise ValueError(
+                f"{where} returned an advantage of shape {list(row.shape)} for a response of {length} tokens; return "
+                "one number for each response, or for each an array with one for each of its tokens"
+            )
+    spread = [np.broadcast_to(row, (length,)) for row, length in zip(rows, mask.lengths, strict=True)]
+    return np.concatenate([np.zeros(0), *spread])

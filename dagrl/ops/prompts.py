@@ -1,0 +1,107 @@
+"""``prompts``, the implicit source: the step's prompts, each repeated for its n samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from dagrl.data.batch import Batch, Column
+from dagrl.data.demonstrations import Responses, in_turn
+from dagrl.data.prompts import PromptLoader, PromptSlice
+from dagrl.data.read_ahead import ReadAhead
+from dagrl.data.shards import shard_bounds
+from dagrl.data.stats import Stat
+from dagrl.graph.filtering import prompts_begun
+from dagrl.graph.offline import columns_read, is_offline, needs_answers
+from dagrl.ops.base import Context, Output, Part
+from dagrl.ops.turns.setting import rollout_tools
+
+
+def prompts(parts: Sequence[Part], context: Context) -> Iterator[Output]:
+    """Yield the shards of a step's batch; the first tells where the next step goes on in the data set.
+
+    A training step takes `context.carried` first, then goes on at `context.position`; a validation takes all of its
+    files, one after the other.
+    """
+    del parts  # the source has no inputs
+    taken = _validation_sets(context) if context.validation else {"train": _training_prompts(context)}
+    stats = {
+        "data/dropped_prompts": Stat.of([sum(each.dropped for each in taken.values())]),
+        "data/cut_prompts": Stat.of([sum(each.cut for each in taken.values())]),
+    }
+    facts = {} if context.validation else {"next_position": taken["train"].next_position}
+    table = _repeat(_joined(taken), context.samples_per_prompt, context.first_group)
+    for shard, (begin, end) in enumerate(shard_bounds(len(table), context.samples_per_prompt, context.shards)):
+        piece = table.take(np.arange(begin, end))
+        mine = slice(begin // context.samples_per_prompt, end // context.samples_per_prompt)
+        positions = None if context.validation else taken["train"].positions[mine]
+        # Where responses are sampled, those of the data set are for a few of the rows.
+        uncounted = () if is_offline(context.pipeline) else ("demonstration",)
+        output = Output((shard,), piece.rows, piece.columns, positions=positions, uncounted=uncounted)
+        yield replace(output, stats=stats, facts=facts) if shard == 0 else output
+
+
+def _training_prompts(context: Context) -> PromptSlice:
+    count = context.prompts or prompts_begun(context.pipeline)
+    loader = _loader("train", context.pipeline.data.train, context)
+    reader = context.resources.once("prompts read ahead", lambda: ReadAhead(loader))
+    return reader.take(context.position, count, first=context.carried)
+
+
+def _validation_sets(context: Context) -> dict[str, PromptSlice]:
+    sets = context.pipeline.data.val_sets
+    assert sets, "validation without data.val is refused when the file is checked"
+    return {name: _loader(name, path, context).one_epoch() for name, path in sets.items()}
+
+
+def _joined(taken: Mapping[str, PromptSlice]) -> dict[str, Column]:
+    """The prompts of several files as one table, which says in ``data_set`` which one each is of."""
+    tables = []
+    for name, prompts in taken.items():
+        names = Column.text([name] * len(prompts.columns["prompt_tokens"]))
+        tables.append(Batch(np.arange(len(names)), {**prompts.columns, "data_set": names}))
+    return dict(Batch.concat(tables).columns)
+
+
+def _repeat(columns: dict[str, Column], times: int, first_group: int) -> Batch:
+    prompts = np.repeat(np.arange(len(columns["prompt_tokens"]), dtype=np.int64), times)
+    rows = first_group * times + np.arange(len(prompts), dtype=np.int64)
+    given = [column for name, column in columns.items() if name.startswith("responses.")]
+    repeated = {name: column.take(prompts) for name, column in columns.items() if not name.startswith("responses.")}
+    if given:
+        repeated["demonstration"] = in_turn(given, prompts)
+    return Batch(rows, {"sample_id": Column(rows), "group_id": Column(first_group + prompts), **repeated})
+
+
+def _responses(context: Context) -> Responses | None:
+    """The responses that come with the prompts, where somebody learns from them."""
+    data = context.pipeline.data
+    columns = columns_read(context.pipeline, validation=context.validation)
+    if not columns:
+        return None
+    assert data.max_response_tokens, "responses without max_response_tokens are refused when the file is checked"
+    return Responses(columns, data.max_response_tokens, data.overlong_responses)
+
+
+def _loader(name: str, path: Path, context: Context) -> PromptLoader:
+    """The open file of a data set, kept for the next step."""
+    data, resources = context.pipeline.data, context.resources
+
+    def open_file() -> PromptLoader:
+        return PromptLoader(
+            path,
+            resources.tokenizer,
+            max_prompt_tokens=data.max_prompt_tokens,
+            overlong=data.overlong_prompts,
+            shuffle=data.shuffle and not context.validation,
+            seed=context.pipeline.run.seed,
+            limit=data.val_prompts if context.validation else None,
+            responses=_responses(context),
+            with_answers=needs_answers(context.pipeline, validation=context.validation),
+            tools={name: tool.schema for name, tool in rollout_tools(context).items()},
+        )
+
+    return resources.once(f"prompts of {'val ' if context.validation else ''}{name}", open_file)

@@ -1,0 +1,36 @@
+"""From an op's name to its function."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+
+from dagrl.ops.base import Op
+
+_BUILT_IN = (
+    "prompts",
+    "rollout",
+    "reward",
+    "logprob",
+    "advantage",
+    "update",
+    "values",
+    "critic",
+    "reward_model",
+    "judge",
+    "filter",
+    "covariance",
+    "sft",
+    "dpo",
+    "mix",
+    "samples",
+)
+
+
+def load_op(name: str, folder: Path | None) -> Op:
+    """The function of a built-in op, or the user's own ``module:function`` (looked for in `folder` too) as an op."""
+    if name in _BUILT_IN:
+        return getattr(import_module(f"dagrl.ops.{name}"), name)
+    from dagrl.ops.custom import custom_op
+
+    return custom_op(name, folder)

@@ -1,0 +1,90 @@
+"""``reward``: scores each response with a function of its text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from dagrl.config.schema import RewardNode
+from dagrl.data.batch import Batch, Column
+from dagrl.data.end_tokens import end_tokens
+from dagrl.data.stats import Stat
+from dagrl.graph.rollouts import rollouts
+from dagrl.ops.base import Context, Output, Part
+from dagrl.ops.turns.reading import passages
+from dagrl.rewards.registry import load_reward
+from dagrl.rewards.score import Samples, score
+
+
+def reward(parts: Sequence[Part], context: Context) -> Iterator[Output]:
+    """Yield the rewards of each shard; RewardError where the function fails and ``on_error`` says stop."""
+    node = context.node
+    assert isinstance(node, RewardNode)
+    resources = context.resources
+    function = resources.once(f"reward {node.fn}", lambda: load_reward(node.fn, resources.folder))
+    for part in parts:
+        told = _samples(part.batch, context)
+        scores = score(function, told, args=node.args, on_error=node.on_error, concurrency=node.concurrency)
+        column = node.written_as("reward")
+        # The mean of `reward` itself is told by `samples`, which sees what the pipeline has made of it.
+        stats = {} if column == "reward" else {f"reward/{column}": Stat.of(scores.rewards)}
+        if node.on_error != "stop":
+            stats["reward/failed_fraction"] = Stat.of(np.arange(len(part.batch)) < scores.failures)
+        yield Output((part.index,), part.batch.rows, {"reward": Column(scores.rewards)}, stats)
+
+
+def _samples(batch: Batch, context: Context) -> Samples:
+    """The rows as a reward function sees them."""
+    tokenizer = context.resources.tokenizer
+    prompts = [tokenizer.decode(batch["prompt_tokens"][row], skip_special_tokens=True) for row in range(len(batch))]
+    return Samples(
+        sample_id=batch.rows.tolist(),
+        prompt=prompts,
+        response=[scored_text(batch, row, context) for row in range(len(batch))],
+        answer=batch["answer"].strings(),
+        data_source=batch["data_source"].strings(),
+        extra_info=[json.loads(text) for text in batch["extra_info"].strings()],
+        **_turns(batch, context),
+    )
+
+
+def _turns(batch: Batch, context: Context) -> dict[str, list[list[Any]]]:
+    """What the policy has said turn by turn, and what it got for that, where it had several."""
+    if "token_turn" not in batch:
+        return {}
+    own = [[each for each in passages(batch, row) if each.turn] for row in range(len(batch))]
+    return {
+        "turns": [[response_text(each.tokens, context) for each in turns] for turns in own],
+        "turn_rewards": [[each.reward for each in turns] for turns in own] if "token_reward" in batch else [],
+    }
+
+
+def scored_text(batch: Batch, row: int, context: Context) -> str:
+    """What a reward takes for the answer: the response, or of several turns the last."""
+    if "token_turn" not in batch:
+        return response_text(batch["response_tokens"][row], context)
+    said = passages(batch, row)
+    return response_text(said[-1].tokens, context) if said else ""
+
+
+def response_text(tokens: np.ndarray, context: Context) -> str:
+    """A response without the token that ended it.
+
+    Other special tokens stay: a policy must not pass by hiding them in an answer that would be right without them.
+    """
+    ended = len(tokens) and int(tokens[-1]) in _ends(context)
+    return context.resources.tokenizer.decode(tokens[:-1] if ended else tokens)
+
+
+def _ends(context: Context) -> frozenset[int]:
+    """Tokens that end a response."""
+    sampling, resources, pipeline = context.sampling, context.resources, context.pipeline
+    named = frozenset(sampling.stop_token_ids)
+    if sampling.ignore_eos:
+        return named
+    model = pipeline.model_of(context.rollout.engine) if rollouts(pipeline) else pipeline.model
+    own = resources.once(f"ends of {context.sampled_by}", lambda: end_tokens(model, resources.tokenizer))
+    return named | own

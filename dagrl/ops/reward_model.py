@@ -1,0 +1,46 @@
+"""``reward_model``: scores each response with a model that has a reward head."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from dagrl.backends.base import Conversation, JudgeEngine, TrainEngine
+from dagrl.config.schema import HfEngineSpec, RewardModelNode
+from dagrl.data.batch import Batch, Column
+from dagrl.data.stats import Stat
+from dagrl.ops.base import Context, Output, Part
+from dagrl.ops.reward import response_text
+
+
+def reward_model(parts: Sequence[Part], context: Context) -> Iterator[Output]:
+    """Yield the scores of each shard: of its tokens as they are, or of its text where the model has its own ones."""
+    node = context.node
+    assert isinstance(node, RewardModelNode)
+    of_text = isinstance(context.pipeline.engines[node.engine], HfEngineSpec)
+    column = node.written_as("reward")
+    for part in parts:
+        scores, stats = (_of_text if of_text else _of_tokens)(part.batch, node, context)
+        # The mean of `reward` itself is told by `samples`, which sees what the pipeline has made of it.
+        told = {} if column == "reward" else {f"reward/{column}": Stat.of(scores.values)}
+        yield Output((part.index,), part.batch.rows, {"reward": scores}, told | stats)
+
+
+def _of_tokens(batch: Batch, node: RewardModelNode, context: Context) -> tuple[Column, dict[str, Stat]]:
+    engine: TrainEngine = context.engine
+    return engine.values(batch, tokens_per_micro_batch=node.tokens_per_micro_batch), {}
+
+
+def _of_text(batch: Batch, node: RewardModelNode, context: Context) -> tuple[Column, dict[str, Stat]]:
+    engine: JudgeEngine = context.engine
+    conversations = [_conversation(batch, row, context) for row in range(len(batch))]
+    scores = engine.scores(conversations, tokens_per_micro_batch=node.tokens_per_micro_batch)
+    return Column(scores.values.astype(np.float32)), {"reward/cut_fraction": Stat.of(scores.cut)}
+
+
+def _conversation(batch: Batch, row: int, context: Context) -> Conversation:
+    """The prompt's messages, and the response as the assistant's."""
+    said = {"role": "assistant", "content": response_text(batch["response_tokens"][row], context)}
+    return [*json.loads(bytes(batch["messages"][row])), said]

@@ -1,0 +1,116 @@
+"""``samples``, the implicit sink: writes ``samples/step_N.parquet``, so that one can read what the policy says."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dagrl.data.batch import Batch
+from dagrl.data.stats import Stat
+from dagrl.ops.base import Context, Output, Part
+from dagrl.ops.experts import own_rows
+from dagrl.ops.reward import response_text
+from dagrl.ops.turns.reading import passages
+from dagrl.ops.validation import validation_stats
+
+
+def samples(parts: Sequence[Part], context: Context) -> Iterator[Output]:
+    """Write the first rows of the step's batch, or of each validation set, as text.
+
+    Yields the batch's ids and the metrics of rewards and lengths.
+    """
+    (part,) = parts
+    batch = part.batch
+    limit = context.pipeline.run.samples_per_step
+    if limit:
+        name = f"step_{context.step}{'_val' if context.validation else ''}.parquet"
+        _write(_table(_first_of_each_set(batch, limit), context), context.resources.run_dir / "samples" / name)
+    yield Output((), batch.rows, stats=_stats(own_rows(batch), context))
+
+
+def _write(table: pa.Table, path: Path) -> None:
+    """Put the file in place at once. OSError where that cannot be, such as on a full disk."""
+    aside = path.with_name(f".{path.name}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, aside)
+        aside.replace(path)
+    except OSError as error:
+        # pyarrow has words of its own for what the system says.
+        why = os.strerror(error.errno) if error.errno else str(error)
+        raise OSError(f"cannot write {path}: {why}") from error
+
+
+def _stats(batch: Batch, context: Context) -> dict[str, Stat]:
+    """Of what the policy has sampled, or of what it learns from the data set where it has sampled nothing."""
+    if "response_tokens" not in batch:
+        given = {"demonstration_tokens": batch["demonstration"]} if "demonstration" in batch else {}
+        return {name: Stat.of(column.lengths) for name, column in given.items()}
+    # Here and not in the op `reward`: there may be several of those, and an op of the user's own that joins them. And
+    # not in `rollout`, which may finish more prompts than the step takes.
+    stats = {"reward": Stat.of(batch["reward"].values), "response_tokens": Stat.of(batch["response_tokens"].lengths)}
+    if "finish_reason" in batch:
+        cut = [reason == "length" for reason in batch["finish_reason"].strings()]
+        stats["response_tokens/cut_fraction"] = Stat.of(cut)
+    if context.validation:
+        stats |= validation_stats(batch, context)
+    return stats
+
+
+def _first_of_each_set(batch: Batch, limit: int) -> Batch:
+    seen: Counter[str] = Counter()
+    chosen = []
+    for row, name in enumerate(batch["data_set"].strings()):
+        seen[name] += 1
+        if seen[name] <= limit:
+            chosen.append(row)
+    return batch.take(np.array(chosen))
+
+
+def _table(batch: Batch, context: Context) -> pa.Table:
+    decode, rows = context.resources.tokenizer.decode, range(len(batch))
+    table: dict[str, list] = {
+        "sample_id": batch.rows.tolist(),
+        "group_id": batch["group_id"].values.tolist(),
+        "data_set": batch["data_set"].strings(),
+        "data_source": batch["data_source"].strings(),
+        "prompt": [decode(batch["prompt_tokens"][row]) for row in rows],
+        "answer": batch["answer"].strings(),
+    }
+    if "demonstration" in batch:
+        table["demonstration"] = [decode(batch["demonstration"][row]) for row in rows]
+    if "response_tokens" in batch:
+        table["response"] = [decode(batch["response_tokens"][row]) for row in rows]
+        table["reward"] = batch["reward"].values.tolist()
+        table["response_tokens"] = [batch["response_tokens"][row].tolist() for row in rows]
+    if "is_expert" in batch:
+        table["is_expert"] = (batch["is_expert"].values > 0).tolist()
+    if "advantage" in batch:
+        means = [batch["advantage"][row] for row in rows]
+        table["advantage"] = [float(values.mean()) if len(values) else 0.0 for values in means]
+    if "policy_version" in batch:
+        table["policy_version"] = batch["policy_version"].values.tolist()
+    if "finish_reason" in batch:
+        table["finish_reason"] = batch["finish_reason"].strings()
+    if "token_turn" in batch:
+        table["turns"] = [_turns(batch, row, context) for row in rows]
+    return pa.table(table)
+
+
+def _turns(batch: Batch, row: int, context: Context) -> list[dict[str, Any]]:
+    """A response as a conversation; the turns of others have neither number nor reward."""
+    return [
+        {
+            "turn": each.turn or None,
+            "text": response_text(each.tokens, context),
+            "reward": each.reward if each.turn and "token_reward" in batch else None,
+        }
+        for each in passages(batch, row)
+    ]

@@ -1,0 +1,18 @@
+"""``sft``: trains an engine on the likelihood of the data set's responses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from dagrl.algorithms.sft import SftObjective
+from dagrl.config.schema import SftNode
+from dagrl.ops.base import Context, Output, Part
+from dagrl.ops.demonstrations import learn
+
+
+def sft(parts: Sequence[Part], context: Context) -> Iterator[Output]:
+    """Take one optimizer step for each mini-batch; in validation, tell the loss."""
+    node = context.node
+    assert isinstance(node, SftNode)
+    longest = context.pipeline.data.max_response_tokens
+    return learn(parts, context, SftObjective(node.aggregation, longest))

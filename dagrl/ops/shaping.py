@@ -1,0 +1,38 @@
+"""What an advantage node says about the lengths of responses, brought into their rewards before they are compared."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dagrl.algorithms.reward_shaping import cosine_rewards, length_rewards, overlong_penalty
+from dagrl.config.schema import AdvantageNode
+from dagrl.data.batch import Batch
+from dagrl.data.stats import Stat
+
+
+def shaped_rewards(node: AdvantageNode, batch: Batch, *, longest: int) -> tuple[np.ndarray, dict[str, Stat]]:
+    """The rewards, float64 [S], with all that the node says about lengths, and what that came to."""
+    rewards = batch["reward"].values.astype(np.float64)
+    lengths = batch["response_mask"].lengths
+    stats: dict[str, Stat] = {}
+    if (cosine := node.cosine_reward) is not None:
+        rewards = cosine_rewards(
+            rewards > cosine.right_above,
+            lengths,
+            longest=longest,
+            right_from_to=cosine.right,
+            wrong_from_to=cosine.wrong,
+            exceeded=cosine.exceeded,
+        )
+        stats["reward/cosine"] = Stat.of(rewards)
+    points = np.zeros(len(rewards))
+    if (shorter := node.length_reward) is not None:
+        right = batch["reward"].values > shorter.right_above
+        given = shorter.coef * length_rewards(right, lengths, batch["group_id"].values)
+        stats["reward/length"] = Stat.of(given)
+        points += given
+    if (buffer := node.overlong_buffer) is not None:
+        penalty = overlong_penalty(lengths, longest=longest, buffer=buffer.len, factor=buffer.penalty_factor)
+        stats["reward/overlong"] = Stat.of(penalty)
+        points += penalty
+    return rewards + points, stats

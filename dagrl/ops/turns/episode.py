@@ -1,0 +1,65 @@
+"""The environment of one response: made when it is first needed, asked turn by turn, and closed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from dagrl.graph.plugins.custom import raised_by
+from dagrl.graph.plugins.environment import Environment, EnvironmentClass, Observation
+from dagrl.ops.turns.jobs import JobTimeoutError
+
+
+class NoObservationError(TypeError):
+    """An environment has answered with something else."""
+
+
+class Episode:
+    """One environment, which one thread at a time is in."""
+
+    def __init__(self, made_of: EnvironmentClass, fields: Mapping[str, Any]) -> None:
+        self._made_of = made_of
+        self._fields = {name: fields[name] for name in made_of.fields}
+        self._environment: Environment | None = None
+        self._lock = threading.Lock()
+        self._asked = self._closed = False
+
+    def step(self, text: str, *, last: bool) -> Observation:
+        """What it answers; closed then where that was the `last` time. Raises what the user's class raises."""
+        self._asked = True
+        with self._lock:
+            assert not self._closed, "asked after it was left"
+            if self._environment is None:
+                self._environment = self._made_of()
+                self._environment.reset(**self._fields)
+            observation = self._environment.step(text)
+            if not isinstance(observation, Observation):
+                raise NoObservationError(f"step returned {observation!r}; return a dagrl.Observation")
+        if last or observation.ends:
+            self.close()
+        return observation
+
+    def close(self) -> None:
+        """Let it go, once the step that is under way is over."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            close = getattr(self._environment, "close", None)
+            if close is not None:
+                close()
+
+    def leave(self) -> None:
+        """Have it closed, without waiting for that, where it is not yet."""
+        if self._asked and not self._closed:
+            threading.Thread(target=self.close, daemon=True).start()
+
+    def failure(self, cause: BaseException) -> Exception:
+        """What the user is told of what a step has raised."""
+        who = f"the environment `{self._made_of.place}`"
+        if isinstance(cause, JobTimeoutError):
+            return TimeoutError(f"{who} gave {cause}; raise `tool_timeout_s`")
+        if isinstance(cause, NoObservationError):
+            return TypeError(f"{who}: {cause}")
+        return ValueError(f"{who} {raised_by(self._made_of.make.step, cause)}")

@@ -1,0 +1,68 @@
+"""What a rollout of several turns is made of, loaded once on each worker: its tools, parser and environment."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from dagrl.data.batch import Batch
+from dagrl.graph.plugins.environment import load_environment
+from dagrl.graph.plugins.tool import Tool, load_tool, tool_name
+from dagrl.graph.rollouts import rollouts
+from dagrl.ops.base import Context
+from dagrl.ops.turns.answers import Others
+from dagrl.ops.turns.calls import parser_of
+from dagrl.ops.turns.template import AnswerWriter
+
+
+def rollout_tools(context: Context) -> dict[str, Tool]:
+    """The tools of the rollout, by the names that the policy calls them; none where nothing is sampled."""
+    if not rollouts(context.pipeline):
+        return {}
+    node, resources = context.rollout, context.resources
+
+    def load() -> dict[str, Tool]:
+        args = node.tool_args
+        return {
+            tool_name(place): load_tool(place, args.get(tool_name(place), {}), resources.folder) for place in node.tools
+        }
+
+    return resources.once(f"tools of {context.sampled_by}", load)
+
+
+def others_of(context: Context) -> Others:
+    """Who answers the policy. ValueError where one of them is not there."""
+    node, resources, tools = context.rollout, context.resources, rollout_tools(context)
+    schemas = [tool.schema for tool in tools.values()]
+
+    def make() -> Others:
+        environment = node.environment
+        return Others(
+            tools,
+            parser_of(node.tool_format, schemas, resources.folder) if tools else lambda _: (),
+            load_environment(environment, node.environment_args, resources.folder) if environment else None,
+            node.max_parallel_calls,
+            node.on_environment_error == "end",
+        )
+
+    return resources.once(f"others of {context.sampled_by}", make)
+
+
+def answer_writer(context: Context) -> AnswerWriter:
+    """What writes their answers."""
+    schemas = [tool.schema for tool in rollout_tools(context).values()]
+    tokenizer, longest = context.resources.tokenizer, context.rollout.max_observation_tokens
+    return context.resources.once(f"answers of {context.sampled_by}", lambda: AnswerWriter(tokenizer, schemas, longest))
+
+
+def row_fields(batch: Batch, row: int, seed: int, context: Context) -> dict[str, Any]:
+    """What tools and environments may ask of their row; an environment more than a tool."""
+
+    def text(name: str) -> str:
+        return bytes(batch[name][row]).decode()
+
+    fields: dict[str, Any] = {"extra_info": json.loads(text("extra_info"))}
+    if context.rollout.environment is not None:
+        prompt = context.resources.tokenizer.decode(batch["prompt_tokens"][row], skip_special_tokens=True)
+        fields |= {"prompt": prompt, "answer": text("answer"), "data_source": text("data_source"), "seed": seed}
+    return fields

@@ -1,0 +1,57 @@
+"""``update``: trains an engine on the step's samples, one optimizer step for each mini-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from dagrl.algorithms.objective import PolicyObjective
+from dagrl.algorithms.own_loss import OwnLoss
+from dagrl.algorithms.sft import MixedObjective
+from dagrl.backends.base import TrainEngine
+from dagrl.config.schema import UpdateNode
+from dagrl.data.batch import Batch
+from dagrl.graph.plugins.formulas import load_formula
+from dagrl.ops.base import Context, Output, Part
+from dagrl.ops.stale import without_stale
+
+
+def update(parts: Sequence[Part], context: Context) -> Iterator[Output]:
+    """Train on the mini-batches in order, and yield the metrics of all of them together."""
+    engine: TrainEngine = context.engine
+    node = context.node
+    assert isinstance(node, UpdateNode)
+    policy = PolicyObjective(
+        node.loss,
+        context.temperature,
+        available=parts[0].batch.columns.keys(),
+        correction=node.rollout_correction,
+        old_is_rollout=node.takes_rollout_for_old,
+        longest_response=context.sampling.max_new_tokens,
+        own=_own_loss([part.batch for part in parts], node, context),
+    )
+    objective = MixedObjective(policy, node.loss.sft_coef) if node.loss.sft_coef else policy
+    batches, ages = without_stale([part.batch for part in parts], engine.policy_version, context)
+    waits = context.step <= node.critic_warmup
+    stats = engine.update(
+        [] if waits else [*batches] * node.epochs,
+        objective,
+        tokens_per_micro_batch=node.tokens_per_micro_batch,
+        begins=context.begins,
+        ends=context.ends,
+    )
+    # Of a policy that waits for its critic there is nothing to tell, though its version and learning rate go on.
+    yield Output((), np.concatenate([part.batch.rows for part in parts]), {}, ages if waits else stats | ages)
+
+
+def _own_loss(batches: Sequence[Batch], node: UpdateNode, context: Context) -> OwnLoss | None:
+    """The loss of the user's own, where the node names one."""
+    own = context.resources.once(f"loss {node.loss.policy}", lambda: load_formula(node, context.resources.folder))
+    if own is None:
+        return None
+    function, formula = own
+    # An empty batch does not know how many values a response would have.
+    known = [batch for batch in batches if len(batch)]
+    per_response = {name for name in formula.reads for batch in known if name in batch and batch[name].offsets is None}
+    return OwnLoss(node.loss.policy, function, node.loss.args, formula.reads, per_response)

@@ -1,0 +1,75 @@
+"""What a validation says of each of its sets: ``mean@n``, ``pass@k`` and their kin, over the responses to each prompt.
+
+A set whose prompts come from several data sources is told by source, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from dagrl.algorithms.at_k import best_at_k, majority_at_k, pass_at_k, worst_at_k
+from dagrl.data.batch import Batch
+from dagrl.data.stats import Stat
+from dagrl.graph.val_metrics import ks_of, set_prefixes, vote_of
+from dagrl.ops.base import Context
+from dagrl.ops.reward import scored_text
+from dagrl.rewards.votes import load_vote
+
+
+def validation_stats(batch: Batch, context: Context) -> dict[str, Stat]:
+    """Statistics over the prompts of a whole validation, without the ``val/`` before their names.
+
+    `batch`: the rows of each prompt one after the other. ValueError where the user's ``val_vote`` fails.
+    """
+    n = context.samples_per_prompt
+    rewards = batch["reward"].values.reshape(-1, n)
+    votes = _votes(batch, context) if n > 1 else None
+    sets = np.array(batch["data_set"].strings())[::n]
+    sources = np.array(batch["data_source"].strings())[::n]
+    named = set_prefixes(context.pipeline)
+    stats: dict[str, Stat] = {}
+    for name, prefix in named.items():
+        of_set = np.flatnonzero(sets == name)
+        if prefix:
+            rows = (of_set[:, None] * n + np.arange(n)).ravel()
+            stats[f"{prefix}response_tokens"] = Stat.of(batch["response_tokens"].lengths[rows])
+        found = {prefix: of_set}
+        several = list(dict.fromkeys(sources[of_set].tolist()))
+        if len(several) > 1:
+            found |= {f"{prefix}{source}/": of_set[sources[of_set] == source] for source in several}
+        for place, prompts in found.items():
+            chosen = [votes[prompt] for prompt in prompts.tolist()] if votes is not None else None
+            for metric, values in _at_k(rewards[prompts], chosen, context.pipeline.data.val_pass_reward):
+                stats[place + metric] = Stat.of(values)
+    return stats
+
+
+def _votes(batch: Batch, context: Context) -> list[list[str | None]] | None:
+    """The answers of each prompt's responses; None where nobody says how they are found."""
+    vote = vote_of(context.pipeline)
+    if vote is None:
+        return None
+    resources, n = context.resources, context.samples_per_prompt
+    answer_in = resources.once("val_vote", lambda: load_vote(vote, resources.folder))
+    answers = [answer_in(scored_text(batch, row, context)) for row in range(len(batch))]
+    return [answers[first : first + n] for first in range(0, len(answers), n)]
+
+
+def _at_k(
+    rewards: np.ndarray, votes: list[list[str | None]] | None, pass_reward: float
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Metrics of some prompts, by their names: a value for each prompt. `rewards`: [prompts, n]."""
+    n = rewards.shape[1]
+    yield f"mean@{n}", rewards.mean(axis=1)
+    for k in ks_of(n):
+        yield f"pass@{k}", pass_at_k(rewards >= pass_reward, k)
+    if n == 1:
+        return
+    yield f"std@{n}", rewards.std(axis=1)
+    for k in ks_of(n)[1:]:
+        yield f"best@{k}", best_at_k(rewards, k)
+        yield f"worst@{k}", worst_at_k(rewards, k)
+        if votes is not None:
+            yield f"maj@{k}", majority_at_k(rewards, votes, k)

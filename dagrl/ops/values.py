@@ -1,0 +1,23 @@
+"""``values``: what a critic expects of each response, from each of its tokens on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+
+from dagrl.backends.base import TrainEngine
+from dagrl.config.schema import ValuesNode
+from dagrl.data.stats import Stat
+from dagrl.ops.base import Context, Output, Part
+
+
+def values(parts: Sequence[Part], context: Context) -> Iterator[Output]:
+    """Yield the values of each shard, under the critic's current weights."""
+    engine: TrainEngine = context.engine
+    node = context.node
+    assert isinstance(node, ValuesNode)
+    with engine.start_weights() if context.frozen else nullcontext():
+        for part in parts:
+            column = engine.values(part.batch, tokens_per_micro_batch=node.tokens_per_micro_batch)
+            stats = {"values/mean": Stat.of(column.values)}
+            yield Output((part.index,), part.batch.rows, {"value": column}, stats)

@@ -1,0 +1,188 @@
+"""Whether a run may use a folder: found out before anything starts, and without a change to the folder."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dagrl.config.errors import PipelineError
+from dagrl.config.loading.yaml_source import read_document
+from dagrl.config.schema import Pipeline
+from dagrl.orchestrator.folder.checkpoint import Checkpoints, Found
+from dagrl.orchestrator.folder.identity import another_name, another_run, model_identity
+from dagrl.tracking.metrics_file import kept_lines
+from dagrl.workers.errors import RefusedFolderError
+
+LOCK, MODULES, PIPELINE, METRICS = ".lock", ".modules", "pipeline.yaml", "metrics.jsonl"
+_FILES = (LOCK, MODULES, PIPELINE, METRICS, "timeline.json", "workers.json", "checkpoints/best")
+_FOLDERS = ("checkpoints", "logs", "samples")
+_OTHERS = frozenset({LOCK, f"{PIPELINE}.new", "logs", "lost+found", ".gitignore", ".gitkeep"})
+"""Entries that a folder may have before its first run: from an interrupted start, `dagrl launch`, a mount or git."""
+_MOST_NAMED = 3
+_ELSEWHERE = "give the run a new --run-dir"
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """A folder that a run may use."""
+
+    found: Found
+    """The checkpoint to go on from."""
+    earlier: Mapping[str, Any]
+    """The resolved pipeline of the folder's run; empty if there is none."""
+
+
+def examine(path: Path, pipeline: Pipeline, resolved: Mapping[str, Any], *, again: bool = False) -> Examined:
+    """Look at the folder that a run is to use. RefusedFolderError if it may not.
+
+    `resolved`: the pipeline as `dagrl.config.loading.loader` resolves it. `again`: the run continues after a
+    failure, in the same folder, regardless of ``resume``.
+    """
+    checkpoints = Checkpoints(path, pipeline.run.keep)
+    with _reading(path):
+        entries = _entries(path)
+        if not entries <= _OTHERS:
+            _check_it_is_a_run(path, entries, checkpoints)
+        _check_kinds(path, pipeline)
+    earlier = _earlier(path) if PIPELINE in entries else {}
+    if earlier and (other := another_name(earlier, resolved)):
+        raise RefusedFolderError(f"{path} holds {other}", hint=_ELSEWHERE)
+    found = _find(checkpoints)
+    with _reading(path):
+        recorded = found.folder is not None or (METRICS in entries and (path / METRICS).stat().st_size > 0)
+    if earlier and recorded and (other := another_run(earlier, resolved, with_model=found.folder is None)):
+        raise RefusedFolderError(f"{path} holds {other}", hint=_ELSEWHERE)
+    if found.folder and found.state:
+        _check_checkpoint(pipeline, found, again)
+    _check_metrics(path, found)
+    return Examined(found, earlier)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        message = f"the run folder {path} cannot be used: {error.strerror}"
+        raise RefusedFolderError(
+            message, hint="check the path and its permissions, or give another --run-dir"
+        ) from error
+
+
+def _entries(path: Path) -> set[str]:
+    """The names in the folder; none if it does not exist yet."""
+    for parent in path.absolute().parents:
+        if _is_a_run(parent):
+            raise RefusedFolderError(f"{path} is within {parent}, which holds a run", hint="choose a folder beside it")
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        if path.is_symlink():
+            raise RefusedFolderError(f"{path} is a link to a folder that does not exist", hint=_ELSEWHERE) from None
+        return set()
+    if not stat.S_ISDIR(mode):
+        raise RefusedFolderError(f"{path} is not a folder", hint="give --run-dir a folder, or the name of a new one")
+    entries = {entry.name for entry in path.iterdir()}
+    if not os.access(path, os.W_OK | os.X_OK, effective_ids=True):
+        raise RefusedFolderError(
+            f"{path} may not be written to", hint="check its permissions, or give another --run-dir"
+        )
+    return entries
+
+
+def _is_a_run(path: Path) -> bool:
+    # A pipeline.yaml alone may be a user's own.
+    return (path / PIPELINE).is_file() and ((path / LOCK).is_file() or (path / MODULES).is_file())
+
+
+def _check_it_is_a_run(path: Path, entries: set[str], checkpoints: Checkpoints) -> None:
+    if _is_a_run(path) or checkpoints.steps():
+        return
+    others = sorted(entries - _OTHERS)
+    named = ", ".join(others[:_MOST_NAMED]) + (", ..." if len(others) > _MOST_NAMED else "")
+    raise RefusedFolderError(f"{path} is not empty, and no run has written {named}", hint=_ELSEWHERE)
+
+
+def _check_kinds(path: Path, pipeline: Pipeline) -> None:
+    """Refuse what a run would write to, or read, if it is of the wrong kind: some of it would be found hours later."""
+    profile = ("profile",) if pipeline.profile else ()
+    folders = (*_FOLDERS, *(name for name in pipeline.track if name != "console"), *profile)
+    wrong = [name for name in folders if _exists(path / name) and not (path / name).is_dir()]
+    _refuse_kinds(path, wrong, "folder")
+    asides = [f"{name}.new" for name in _FILES if name != LOCK]
+    wrong = [name for name in (*_FILES, *asides) if _exists(path / name) and not (path / name).is_file()]
+    _refuse_kinds(path, wrong, "regular file")
+
+
+def _exists(path: Path) -> bool:
+    """Whether there is anything, a link to nowhere included."""
+    return os.path.lexists(path)
+
+
+def _refuse_kinds(path: Path, wrong: Iterable[str], kind: str) -> None:
+    for name in wrong:
+        raise RefusedFolderError(f"{path / name} is not a {kind}", hint=f"move it away, or {_ELSEWHERE}")
+
+
+def _earlier(path: Path) -> dict[str, Any]:
+    """The resolved pipeline of the folder's run."""
+    try:
+        document = read_document(path / PIPELINE)
+    except PipelineError as error:
+        why = error.problems[0].message
+    else:
+        if not document.problems and "name" in document.tree:
+            return document.tree
+        why = document.problems[0].message if document.problems else "has no `name`"
+    raise RefusedFolderError(
+        f"{path / PIPELINE} does not tell which run the folder holds: {why.partition('; ')[0]}",
+        hint=f"put the file back, or {_ELSEWHERE}",
+    )
+
+
+def _find(checkpoints: Checkpoints) -> Found:
+    try:
+        found = checkpoints.find()
+    except ValueError as error:
+        raise RefusedFolderError(
+            str(error), hint="go on with the dagrl that wrote it, or give the run a new --run-dir"
+        ) from error
+    if found.torn and not found.folder:
+        # To begin anew would throw away all the metrics that there are.
+        raise RefusedFolderError(
+            ", and ".join(found.torn.values()),
+            hint="put a whole checkpoint there, or give the run a new --run-dir to begin anew",
+        )
+    return found
+
+
+def _check_checkpoint(pipeline: Pipeline, found: Found, again: bool) -> None:
+    assert found.folder and found.state
+    if pipeline.run.resume == "never" and not again:
+        raise RefusedFolderError(
+            f"{found.folder.parent.parent} holds a checkpoint of step {found.state.step} and the pipeline says resume: "
+            "never",
+            hint="say resume: auto, or give the run a new --run-dir",
+        )
+    if found.state.model != model_identity(pipeline):
+        raise RefusedFolderError(
+            f"{found.folder} holds another model than the pipeline's",
+            hint="give the run a new --run-dir, or put model (and run.seed, where it starts from random weights) back",
+        )
+
+
+def _check_metrics(path: Path, found: Found) -> None:
+    metrics = path / METRICS
+    try:
+        if metrics.is_file():
+            kept_lines(metrics, found.state.step if found.state else None)
+    except OSError as error:
+        raise RefusedFolderError(f"{metrics} cannot be read: {error.strerror}", hint=_ELSEWHERE) from error
+    except ValueError as error:
+        cause, _, hint = str(error).partition("; ")
+        raise RefusedFolderError(cause, hint=hint) from error

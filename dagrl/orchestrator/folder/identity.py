@@ -1,0 +1,86 @@
+"""Properties of a run that must stay the same when it goes on, and how two pipelines differ in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dagrl.config.schema import Pipeline
+
+_TRAINING = ("update", "critic", "sft", "dpo")
+"""Ops that change an engine's weights."""
+
+
+def model_identity(pipeline: Pipeline) -> str:
+    """The model of a checkpoint's weights and of the reference beside them, as text that can be compared."""
+    megatron = {name: engine for name, engine in sorted(pipeline.engines.items()) if engine.backend == "megatron"}
+    own = {name: pipeline.model_of(name) for name, engine in megatron.items() if engine.model is not None}
+    drawn = pipeline.model.init or any(model.init for model in own.values())
+    seed = f", start weights drawn from seed {pipeline.run.seed}" if drawn else ""
+    of_engines = "".join(f", {name} is {model.model_dump_json(exclude_none=True)}" for name, model in own.items())
+    stored = "".join(
+        f", {name} from {engine.dist_checkpointing_path}"
+        for name, engine in megatron.items()
+        if engine.dist_checkpointing_path
+    )
+    return pipeline.model.model_dump_json(exclude_none=True) + seed + of_engines + stored
+
+
+def another_name(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """How the names of two resolved pipelines differ, as the end of a sentence; None if they are equal."""
+    before, after = earlier.get("name"), now.get("name")
+    return None if before == after else f"the run `{before}`, and this pipeline's name is `{after}`"
+
+
+def another_run(earlier: Mapping[str, Any], now: Mapping[str, Any], *, with_model: bool) -> str | None:
+    """Why one resolved pipeline cannot go on with what the other has trained, as the end of a sentence; None if it can.
+
+    `with_model`: compare the models as the files say them, where no checkpoint knows them better.
+    """
+    before, after = _trained(earlier), _trained(now)
+    if before != after:
+        return f"a run that trains {_told(before)}, and this pipeline trains {_told(after)}"
+    for engine in before:
+        # The sections of the two kinds of optimizers are stored in different ways.
+        kinds = [_section(tree, "engines", engine, "optimizer").get(_DISTRIBUTED, True) for tree in (earlier, now)]
+        if kinds[0] != kinds[1]:
+            return f"a run with another `engines.{engine}.optimizer.{_DISTRIBUTED}` than the pipeline's"
+    return "another model's run" if with_model and _models(earlier) != _models(now) else None
+
+
+_DISTRIBUTED = "use_distributed_optimizer"
+
+
+def _trained(tree: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Engine -> ops that train it."""
+    found: dict[str, set[str]] = {}
+    for _, node in _sections(tree, "nodes"):
+        if node.get("op") in _TRAINING:
+            found.setdefault(str(node.get("engine")), set()).add(node["op"])
+    return {engine: sorted(found[engine]) for engine in sorted(found)}
+
+
+def _told(trained: Mapping[str, list[str]]) -> str:
+    return ", ".join(f"`{engine}` by {' and '.join(ops)}" for engine, ops in trained.items()) or "no engine"
+
+
+def _models(tree: Mapping[str, Any]) -> list[Any]:
+    own = [
+        (name, engine.get("model"), engine.get("dist_checkpointing_path"))
+        for name, engine in _sections(tree, "engines")
+    ]
+    return [tree.get("model"), sorted((each for each in own if each[1:] != (None, None)), key=lambda each: each[0])]
+
+
+def _sections(tree: Mapping[str, Any], kind: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for name, section in _section(tree, kind).items():
+        if isinstance(section, Mapping):
+            yield name, section
+
+
+def _section(tree: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+    """The mapping at a place; an empty one if there is none."""
+    for key in keys:
+        inner = tree.get(key)
+        tree = inner if isinstance(inner, Mapping) else {}
+    return tree

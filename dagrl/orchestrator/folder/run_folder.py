@@ -1,0 +1,141 @@
+"""The folder of one run: who writes to it, and whether there is something to go on from."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from dagrl.config.loading.yaml_source import dump_document
+from dagrl.config.schema import Pipeline
+from dagrl.orchestrator.folder.changes import changes
+from dagrl.orchestrator.folder.checkpoint import Checkpoints, RunState
+from dagrl.orchestrator.folder.examine import LOCK, MODULES, PIPELINE, examine
+from dagrl.tracking.base import replace_text
+from dagrl.workers.errors import RefusedFolderError, RunError
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """A run's folder, held by this process alone."""
+
+    path: Path
+    checkpoints: Checkpoints
+    resumed: RunState | None
+    """Where an earlier run got to."""
+    resumed_from: Path | None
+    torn: tuple[str, ...] = ()
+    """Of newer checkpoints that are not whole, what is wrong with each, and where they were put."""
+    changed: str = ""
+    """What of the pipeline is another than it was in the run that is gone on with."""
+
+    def keep_details(self, error: RunError) -> None:
+        """Keep the traceback of a worker where a developer finds it, and off the terminal."""
+        if error.details:
+            log = self.path / "logs" / "failure.txt"
+            with suppress(OSError):  # on a full disk the sentence on the terminal is what remains
+                log.parent.mkdir(exist_ok=True)
+                log.write_text(error.details)
+                error.log = str(log)
+
+
+@contextmanager
+def open_run_folder(
+    path: Path, pipeline: Pipeline, resolved: Mapping[str, Any], *, modules: Path | None = None, again: bool = False
+) -> Iterator[RunFolder]:
+    """Take `path` for this run and write the resolved pipeline there. At the end no torn checkpoint stays.
+
+    `modules`: the folder of the user's own, which is noted for `modules_of`.
+    `again`: what is there is this run's own, which it goes on from after a failure, whatever ``resume`` says.
+
+    RefusedFolderError where another process holds the folder, or `examine` refuses it, or it cannot be written. Nothing
+    in the folder changes then, nor if the run has finished before.
+    """
+    with ExitStack() as stack:
+        lock = _lock_of(path)
+        if lock is not None:
+            stack.enter_context(lock)
+            _take(lock, path)
+        examined = examine(path, pipeline, resolved, again=again)
+        found, changed = examined.found, ""
+        if found.state:
+            changed = changes(examined.earlier, resolved) if examined.earlier else ""
+            if found.state.step >= pipeline.run.steps:
+                yield RunFolder(path, _checkpoints(path, pipeline), found.state, found.folder, changed=changed)
+                return
+        if lock is None:
+            with _writing(path):
+                path.mkdir(parents=True, exist_ok=True)
+                lock = stack.enter_context((path / LOCK).open("a+"))
+            _take(lock, path)
+            # Another process may have begun a run here in the meantime.
+            found = examine(path, pipeline, resolved, again=again).found
+        with _writing(path):
+            _sign(lock)
+            replace_text(path / PIPELINE, dump_document(dict(resolved)))
+            if modules is not None:
+                replace_text(path / MODULES, f"{modules.resolve()}\n")
+            checkpoints = _checkpoints(path, pipeline)
+            checkpoints.remove_torn()
+            torn = tuple(f"{what}; it is now {checkpoints.set_aside(each).name}" for each, what in found.torn.items())
+        try:
+            yield RunFolder(path, checkpoints, found.state, found.folder, torn, changed)
+        finally:
+            # Of a save that has failed; whoever wrote it is gone.
+            checkpoints.remove_torn()
+
+
+def modules_of(path: Path) -> Path:
+    """Where the user's own modules of the run in a folder are: where its pipeline file was, as far as that is known."""
+    try:
+        return Path((path / MODULES).read_text(encoding="utf-8").strip())
+    except (OSError, ValueError):
+        return path
+
+
+def _checkpoints(path: Path, pipeline: Pipeline) -> Checkpoints:
+    return Checkpoints(path, pipeline.run.keep, pipeline.run.keep_best)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        message = f"cannot write to the run folder {path}: {error.strerror}"
+        raise RefusedFolderError(
+            message, hint="make room or check its permissions, or give another --run-dir"
+        ) from error
+
+
+def _lock_of(path: Path) -> TextIO | None:
+    """The folder's lock, which stays as it is; None if there is none, or `examine` refuses it."""
+    lock = path / LOCK
+    try:
+        return lock.open("r+") if lock.is_file() else None
+    except OSError:
+        return None
+
+
+def _take(lock: TextIO, path: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        lock.seek(0)
+        holder = lock.read().strip() or "unknown"
+        raise RefusedFolderError(
+            f"another run (pid {holder}) is writing to {path}", hint="wait for it, or give this one its own --run-dir"
+        ) from error
+    except OSError as error:  # such as a file system without locks
+        message = f"{path / LOCK} cannot be locked: {error.strerror}"
+        raise RefusedFolderError(message, hint="give the run a --run-dir on another file system") from error
+
+
+def _sign(lock: TextIO) -> None:
+    """Write this process's id into the lock, past Python's buffers: on a full disk the file stays as it is."""
+    text = f"{os.getpid()}\n".encode()
+    os.ftruncate(lock.fileno(), os.pwrite(lock.fileno(), text, 0))

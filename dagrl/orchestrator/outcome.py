@@ -1,0 +1,73 @@
+"""How a run has ended, and what it says at its end."""
+
+from __future__ import annotations
+
+import shlex
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from dagrl.tracking.report import in_a_line, read_run
+
+_CONTENTS = {
+    "metrics.jsonl": "metrics, one line a step",
+    "samples": "what the policy said, as parquet",
+    "timeline.json": "what ran when: open it in ui.perfetto.dev",
+    "profile": "traces of the profiled steps, by step",
+    "tensorboard": "tensorboard --logdir",
+    "checkpoints": "where `dagrl run` goes on",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run has ended well."""
+
+    step: int
+    """Newest finished step."""
+    stopped: bool
+    """Whether the user stopped it before its last step."""
+    before: bool = False
+    """Whether there was nothing left to do."""
+    changed: str = ""
+    """How the pipeline differs from that of the run that was finished before."""
+    seconds: float | None = None
+    """Time that this start of the run has taken."""
+    policies: tuple[str, ...] = ()
+    """Trained engines whose weights can be exported."""
+
+    def summary(self, folder: Path) -> str:
+        """The last words of a run: how far it got, what it came to, where to look, what to do next."""
+        took = "" if self.seconds is None else f" in {in_words(self.seconds)}"
+        lines = [f"finished step {self.step}{took}"]
+        if self.stopped:
+            lines = [f"stopped after step {self.step}{took}; `dagrl run` with the same folder goes on"]
+        elif self.before:
+            lines = [f"finished step {self.step} before; nothing is left to do, a larger run.steps goes on"]
+            if self.changed:
+                lines.append(f"  without effect, and not noted in the folder: {self.changed}")
+        with suppress(ValueError):  # the run has ended well, also where its metrics were removed meanwhile
+            lines += [f"  {told}" for told in [in_a_line(read_run(folder))] if told]
+        for name, what in _CONTENTS.items():
+            if (folder / name).exists():
+                lines.append(f"  {folder / name}  {what}")
+        return "\n".join([*lines, "next", *(f"  {command}" for command in self._next(folder))])
+
+    def _next(self, folder: Path) -> list[str]:
+        run, name = shlex.quote(str(folder)), folder.resolve().name
+        several = len(self.policies) > 1
+        exports = [
+            f"dagrl export {run} -o {shlex.quote(f'{name}-{policy}-hf')} --engine {policy}"
+            if several
+            else f"dagrl export {run} -o {shlex.quote(f'{name}-hf')}"
+            for policy in self.policies
+        ]
+        return [f"dagrl report {run}", *exports]
+
+
+def in_words(seconds: float) -> str:
+    """A duration as people say it: ``36 s``, ``12 min``, ``3 h 05 min``."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"

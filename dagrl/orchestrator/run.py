@@ -1,0 +1,136 @@
+"""A run from a checked pipeline file to its end: folder, cluster, workers, driver; and back down in reverse order."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+from dagrl.config.loading.loader import LoadedPipeline
+from dagrl.orchestrator.driver import Driver
+from dagrl.orchestrator.export import policies
+from dagrl.orchestrator.folder.run_folder import RunFolder, open_run_folder
+from dagrl.orchestrator.outcome import Outcome
+from dagrl.orchestrator.steps.kl_control import KlControl
+from dagrl.scheduler.placement import make_plan
+from dagrl.scheduler.plan import Plan
+from dagrl.scheduler.scheduler import Scheduler
+from dagrl.tracking import Trackers, open_trackers
+from dagrl.validation import CheckedPipeline
+from dagrl.workers.cluster.ray_cluster import cluster
+from dagrl.workers.errors import InterruptedRunError, RefusedFolderError, RunError, WorkerLostError
+from dagrl.workers.groups.restart_policy import Restarts
+from dagrl.workers.groups.worker_group import Fleet
+from dagrl.workers.groups.worker_info import write_workers
+from dagrl.workers.interrupts import Interrupts, kin_of_ctrl_c
+from dagrl.workers.messages import StartEngine
+
+
+def run_pipeline(checked: CheckedPipeline, run_dir: Path) -> Outcome:
+    """Train as the file says, or go on where the run folder got to. RunError for whatever ends the run early,
+    RefusedFolderError if the folder is not for this run.
+
+    Lost workers that cannot be made up for one by one end all others, and the run goes on from its last checkpoint.
+    """
+    began = time.monotonic()
+    plan = make_plan(checked.loaded.pipeline, checked.graph)
+    restarts = Restarts(checked.loaded.pipeline.run.max_restarts)
+    told = ""
+    with kin_of_ctrl_c():
+        while True:
+            try:
+                outcome = _go_on(checked, plan, run_dir, restarts, told)
+                exported = tuple(policies(checked.loaded.pipeline))
+                return replace(outcome, seconds=time.monotonic() - began, policies=exported)
+            except RefusedFolderError as refused:
+                if told:  # a run that was under way has failed
+                    raise RunError(refused.cause, hint=refused.hint) from refused
+                raise
+            except WorkerLostError as lost:
+                told = restarts.once_more(lost, "all of the run goes on from its last checkpoint")
+
+
+def _go_on(checked: CheckedPipeline, plan: Plan, run_dir: Path, restarts: Restarts, told: str) -> Outcome:
+    """One life of a run, from its last checkpoint, or the beginning; `told`: why the one before has ended."""
+    loaded = checked.loaded
+    pipeline = loaded.pipeline
+    with open_run_folder(run_dir, pipeline, loaded.resolved, modules=loaded.folder, again=bool(told)) as folder:
+        done = folder.resumed.step if folder.resumed else 0
+        if done >= pipeline.run.steps:
+            return Outcome(done, stopped=False, before=True, changed=folder.changed)
+        with _opened(loaded, folder) as trackers:
+            changed = folder.changed and f"changed since the run was last under way: {folder.changed}"
+            for note in filter(None, (told, *folder.torn, changed)):
+                trackers.note(note)
+            trackers.note(f"run folder {folder.path}" + (f", going on after step {done}" if done else ""))
+            with cluster(pipeline, folder.path / "logs", trackers.note, patient=bool(told)) as ray:
+                return asyncio.run(_train(ray, loaded, plan, folder, trackers, restarts))
+
+
+def _opened(loaded: LoadedPipeline, folder: RunFolder) -> Trackers:
+    pipeline = loaded.pipeline
+    try:
+        return open_trackers(
+            pipeline.track,
+            run_dir=folder.path,
+            run_name=pipeline.name,
+            config=loaded.resolved,
+            total_steps=pipeline.run.steps,
+            resumed_step=folder.resumed.step if folder.resumed else None,
+            shown_samples=pipeline.run.log_val_generations,
+        )
+    except (OSError, ValueError) as error:
+        raise RunError(str(error)) from error
+
+
+async def _train(
+    ray: ModuleType, loaded: LoadedPipeline, plan: Plan, folder: RunFolder, trackers: Trackers, restarts: Restarts
+) -> Outcome:
+    resumed = folder.resumed
+    scheduler = Scheduler(plan, first_step=resumed.step + 1 if resumed else 1)
+    fleet = Fleet(ray, plan, loaded.pipeline)
+    position, carried = (resumed.position, resumed.carried) if resumed else (0, ())
+    kl_control = KlControl(loaded.pipeline, resumed.kl_weights if resumed else {}, resumed.step + 1 if resumed else 1)
+    driver = Driver(loaded.pipeline, plan, scheduler, fleet, folder, trackers, restarts, position, carried, kl_control)
+    with Interrupts(driver, trackers) as interrupts:
+        try:
+            began = time.time()
+            trackers.note(f"starting {', '.join(plan.executors)}")
+            resumed_from = folder.resumed_from and folder.resumed_from.resolve()
+            await fleet.launch(_common_setup(loaded, folder), resumed_from, trackers.note)
+            write_workers(fleet, plan, folder.path)
+            trackers.note(f"{len(plan.executors)} executors started in {time.time() - began:.0f} s")
+            interrupts.training = restarts.has_run = True
+            await driver.train()
+            if any(driver.overlong.values()):
+                found = ", ".join(f"{count} {what}" for what, count in driver.overlong.items())
+                trackers.note(f"prompts longer than max_prompt_tokens: {found}")
+        except asyncio.CancelledError as cancelled:
+            raise InterruptedRunError from cancelled
+        except RunError as error:
+            folder.keep_details(error)
+            with suppress(asyncio.CancelledError):  # Ctrl-C ends the wait; what has failed is to be heard of
+                await fleet.abandon()
+            raise
+        except OSError as error:
+            raise RunError(str(error), hint="is the disk full, or the run folder no longer writable?") from error
+    with suppress(asyncio.CancelledError):  # all is saved: Ctrl-C only makes the farewell shorter
+        await fleet.close()
+    return Outcome(scheduler.committed, stopped=scheduler.committed < plan.steps)
+
+
+def _common_setup(loaded: LoadedPipeline, folder: RunFolder) -> StartEngine:
+    return StartEngine(
+        pipeline=loaded.pipeline,
+        folder=loaded.folder,
+        run_dir=folder.path.resolve(),
+        engine=None,
+        rank=0,
+        world_size=1,
+        replica=0,
+        trained=False,
+        keeps_start_weights=False,
+    )

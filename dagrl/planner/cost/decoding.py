@@ -1,0 +1,206 @@
+"""Seconds of generation: prefill by operations, decoding by the bytes that each step reads.
+
+A step of a server reads its weights and the keys and values of all that it decodes, multiplies, draws tokens, and has
+the host note them; responses end one by one and others take their places, until the last one is there. The steps are
+followed from end to end of a response, not token by token.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+from dagrl.models.flops import ModelFlops, model_flops
+from dagrl.models.shape import ModelShape
+from dagrl.planner.cost.device import Device
+from dagrl.planner.cost.lengths import Lengths
+
+_BYTES = 2
+_SAMPLING_PASSES = 6
+"""Times that float32 logits are read or written to draw tokens and tell their log-probs."""
+_STEP_S = 1.1e-3
+"""Of the host between two steps, that it does not hide. This and the next two: the rollouts that
+tests/planner/cost/test_measured.py holds, of 64 to 512 responses at a time."""
+_REQUEST_S = 7e-6
+"""Of the host for each response in a step."""
+_SHARED_PROMPT_SHARE = 0.75
+"""Of the prompt's keys and values, where several responses are decoded to each: they are read together, partly from the
+GPU's own cache."""
+_REDUCTION_S = 10e-6
+"""Start of SGLang's all-reduce within a step; two in each layer."""
+_WITHOUT_GRAPH_S = 0.4e-3
+"""A layer whose kernels are launched one by one: 512 responses beyond the largest graph ran at 19.8k instead of 34.3k
+tokens/s."""
+_PREFILL_SHARE = 0.7
+"""Of the rate of training's products, in chunks of some thousand tokens, without a graph."""
+_HF_LAYER_S = {True: 0.9e-3, False: 0.35e-3}
+"""A layer of Transformers' Python, on a GPU and on a CPU: typical, not measured."""
+_BUNDLES = 128
+"""Responses of one server are followed in at most so many bundles, or as many as there are shards."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One copy of the model that generates."""
+
+    shape: ModelShape
+    device: Device
+    tensor: int = 1
+    """GPUs that share each layer."""
+    stages: int = 1
+    per_node: int = 1
+    """GPUs on a machine."""
+    running: int = 512
+    """Responses decoded together, at most."""
+    cache_tokens: float = float("inf")
+    """Tokens whose keys and values fit."""
+    largest_graph: int = 512
+    """Responses up to which a step is one CUDA graph; 0 without graphs."""
+    shares_prompts: bool = True
+    """Whether responses to one prompt read it once (SGLang's radix cache)."""
+    in_process: bool = False
+    """Transformers in the worker, batch after batch."""
+
+    def step(self, running: float, context: float) -> float:
+        """Seconds to decode one token of so many responses, `context` tokens each on average."""
+        shape, gpus, device = self.shape, self.tensor * self.stages, self.device
+        flops = _flops(shape)
+        read = self._weights_read(running) * _BYTES / gpus / device.decode_memory
+        multiplied = running * (flops.per_token + flops.per_prediction) / gpus / device.decode_matmul
+        # Latent attention's cache is whole on every GPU, and so are key heads that are fewer than the GPUs.
+        parts = 1 if shape.latent else min(self.tensor, shape.key_value_heads)
+        cached = running * context * shape.cache_values_per_token * shape.layers * _BYTES / (parts * self.stages)
+        drawn = running * shape.vocabulary * 4 * _SAMPLING_PASSES / device.decode_memory
+        # Where a product takes about as long as its weights are read, neither hides the other: 8B with 128 responses.
+        seconds = math.hypot(read, multiplied) + cached / device.decode_memory
+        seconds = self.stages * seconds + drawn  # A token passes all stages before the next begins.
+        if self.tensor > 1:
+            link = device.link(self.tensor, self.per_node)
+            size = running * shape.hidden * _BYTES
+            seconds += 2 * shape.layers * (_REDUCTION_S + 2 * size * (self.tensor - 1) / self.tensor / link)
+        if self.in_process:
+            return seconds + shape.layers * _HF_LAYER_S[device.is_gpu]
+        if running > self.largest_graph:
+            seconds += shape.layers * _WITHOUT_GRAPH_S
+        return seconds + _STEP_S + running * _REQUEST_S
+
+    def prefill(self, tokens: float, length: float) -> float:
+        """Seconds to take in prompts of so many tokens together, `length` each."""
+        flops = _flops(self.shape)
+        operations = tokens * (flops.per_token + flops.per_pair * length / 2)
+        return operations / (self.tensor * self.stages) / (self.device.matmul * _PREFILL_SHARE)
+
+    def _weights_read(self, running: float) -> float:
+        """Parameters that a step reads: of a mixture, the experts that some token of it is sent to."""
+        always, routed = _parameters(self.shape)
+        if self.shape.experts is None:
+            return always
+        share = self.shape.experts.chosen / self.shape.experts.count
+        return always + routed * (1 - (1 - share) ** running)
+
+
+@lru_cache(maxsize=64)
+def _flops(shape: ModelShape) -> ModelFlops:
+    return model_flops(shape)
+
+
+@lru_cache(maxsize=64)
+def _parameters(shape: ModelShape) -> tuple[int, int]:
+    """Of all layers and the head, without the embedding; and of routed experts, which are not among the former."""
+    layers = [shape.layer(index) for index in shape.positions]
+    routed = sum(layer.experts for layer in layers)
+    return sum(layer.total for layer in layers) - routed + shape.embedding, routed
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What one server has to generate."""
+
+    prompts: float
+    per_prompt: int
+    lengths: Lengths
+    shards: int = 1
+    """Its prompts lie in so many shards of the step, evenly."""
+    enough: float = 1.0
+    """Share of the prompts after which it stops: below 1 where more are begun than the step needs."""
+
+
+@lru_cache(maxsize=4096)
+def shard_ends(server: Server, work: Generation) -> tuple[float, ...]:
+    """Seconds after the begin at which each shard is there, ascending; the last is the end of the generation."""
+    responses = work.prompts * work.per_prompt
+    bundles = max(1, min(max(_BUNDLES, work.shards), round(responses)))
+    each = responses / bundles
+    lengths = [work.lengths.quantile(_spread(index, bundles)) for index in range(bundles)]
+    if work.lengths.varied:
+        # Of so many responses the longest comes near the limit, whatever bundle it is in.
+        longest = max(range(bundles), key=lengths.__getitem__)
+        lengths[longest] = work.lengths.quantile(1 - 0.5 / max(1.0, responses))
+    prefix = work.lengths.prompt
+    unique = work.prompts if server.shares_prompts else responses
+    shared = server.shares_prompts and work.per_prompt > 1
+    read = prefix * (_SHARED_PROMPT_SHARE if shared else 1.0)
+    ends = _follow(server, lengths, each, prefix, read, prefill=server.prefill(unique * prefix, prefix))
+    needed = sorted(ends)[: max(1, round(work.enough * bundles))][-1]
+    shards = [0.0] * work.shards
+    for index, end in enumerate(ends):
+        shard = index * work.shards // bundles
+        shards[shard] = max(shards[shard], min(end, needed))
+    return tuple(sorted(end or needed for end in shards))
+
+
+def _follow(
+    server: Server, lengths: list[float], each: float, prompt: float, read: float, *, prefill: float
+) -> list[float]:
+    """When each bundle of `each` responses of these lengths is over, seconds; of a prompt, `read` tokens in each step.
+
+    They begin in order, as places in the batch and in the cache come free; prefill is spread over their begins.
+    """
+    mean = sum(lengths) / len(lengths)
+    places = max(each, min(server.running, server.cache_tokens / (prompt + mean)))
+    most = max(1, int(places / each + 1e-9))
+    ends = [0.0] * len(lengths)
+    running: list[tuple[float, int]] = []
+    """Steps at which bundles end, and which."""
+    waiting, now, step, begun_at = 0, 0.0, 0.0, 0.0
+    if server.in_process:
+        return _batch_after_batch(server, lengths, each, prompt, most, prefill=prefill)
+    while running or waiting < len(lengths):
+        while len(running) < most and waiting < len(lengths):
+            heapq.heappush(running, (step + lengths[waiting], waiting))
+            begun_at += step
+            now += prefill / len(lengths)
+            waiting += 1
+        until, _ = running[0]
+        count = len(running)
+        context = read + (step + until) / 2 - begun_at / count
+        now += (until - step) * server.step(count * each, context)
+        step = until
+        while running and running[0][0] <= step:
+            _, index = heapq.heappop(running)
+            begun_at -= step - lengths[index]
+            ends[index] = now
+    return ends
+
+
+def _batch_after_batch(
+    server: Server, lengths: list[float], each: float, prompt: float, most: int, *, prefill: float
+) -> list[float]:
+    ends: list[float] = []
+    now = 0.0
+    for first in range(0, len(lengths), most):
+        batch = lengths[first : first + most]
+        longest = max(batch)
+        now += prefill * len(batch) / len(lengths)
+        now += longest * server.step(len(batch) * each, prompt + longest / 2)
+        ends += [now] * len(batch)
+    return ends
+
+
+def _spread(index: int, count: int) -> float:
+    """The middle of one of `count` equal shares; neighbours get shares far apart (golden ratio), so that any run of
+    bundles has short and long ones.
+    """
+    return ((index * 0.6180339887498949) % 1.0 * (count - 1) + 0.5) / count

@@ -1,0 +1,44 @@
+"""Seconds of the nodes that run on hosts' CPUs: prompts, rewards, advantages, samples, and the user's own."""
+
+from __future__ import annotations
+
+from dagrl.config.schema import AdvantageNode, JudgeNode, NodeBase, Pipeline, RewardNode
+from dagrl.graph.dag import PROMPTS_NODE, SAMPLES_NODE
+from dagrl.graph.filtering import prompts_per_round
+from dagrl.planner.cost.lengths import MEAN_RESPONSE
+
+_NODE_S = 5e-3
+_ROW_S = 50e-6
+"""A row unpacked, looked at and packed: orders of magnitude, as are the others, on one core of a server."""
+_MATH_ROW_S = 1.2e-3
+"""A short answer compared by math-verify: measured on one core."""
+_CODE_ROW_S = 0.3
+"""A program tried with some tests in processes of 60 ms, measured on one core; others are tried beside it."""
+_REMOTE_TOKEN_S = 0.015
+"""A token of a judge's reply, at a server that nobody here knows."""
+_ADVANTAGE_ROW_S = 20e-6
+_PROMPT_S = 150e-6
+"""A prompt read and tokenized."""
+_SAMPLE_S = 0.5e-3
+"""A row decoded and written."""
+
+
+def node_seconds(node: NodeBase | None, name: str, rows: float, pipeline: Pipeline) -> float:
+    """Of a node on `rows` rows; those without an entry in the file are known by their `name`."""
+    if name == PROMPTS_NODE:
+        return _NODE_S + prompts_per_round(pipeline) * _PROMPT_S
+    if name == SAMPLES_NODE:
+        return _NODE_S + min(rows, pipeline.run.samples_per_step) * _SAMPLE_S
+    each = _ROW_S
+    if isinstance(node, RewardNode) and node.expected_s is not None:
+        each = _ROW_S + node.expected_s / (node.concurrency or 1)
+    elif isinstance(node, RewardNode) and node.fn == "math":
+        each = _MATH_ROW_S
+    elif isinstance(node, RewardNode) and node.fn == "code":
+        each = _CODE_ROW_S
+    elif isinstance(node, JudgeNode):
+        answer = node.sampling.max_new_tokens * MEAN_RESPONSE * _REMOTE_TOKEN_S
+        each = (answer if node.expected_s is None else node.expected_s) / node.concurrency
+    elif isinstance(node, AdvantageNode):
+        each = _ADVANTAGE_ROW_S
+    return _NODE_S + rows * each

@@ -1,0 +1,231 @@
+"""Seconds that one layer, and the head, take of one rank of a Megatron engine, for a micro-batch of packed tokens.
+
+A layer is its matrix products, its attention, what only reads and writes, and what its ranks tell each other:
+
+- matrix products at the rate of `device`, less where there are few tokens or narrow matrices, and never faster than
+  their weights can be read;
+- attention by the squares of the rows' lengths, causal;
+- norms, rotary embedding, activation and residuals by the bytes that they move;
+- tensor parallelism: four collectives of the activations each way ("Reducing Activation Recomputation in Large
+  Transformer Models", arXiv 2205.05198, section 4.2), context parallelism: a ring of keys and values behind attention,
+  experts: tokens to them and back.
+
+A kernel has to be launched, too: below some thousands of tokens the host is what a layer waits for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dagrl.config.schema import ParallelSpec
+from dagrl.models.flops import attention_weights, pair_products
+from dagrl.models.shape import GATED_MLP_MATRICES, ModelShape
+from dagrl.planner.cost.device import Device
+
+_BYTES = 2
+"""Of a value in bfloat16."""
+_HALF_SPEED_TOKENS = 256
+"""Rows of a matrix product at which it reaches half of its rate: 1.7B at 16k and 32k tokens, 519 and 535 TFLOP/s."""
+_HALF_SPEED_WIDTH = 96
+"""The same for the narrower side of the matrix: tiles of 128 and more."""
+_NORM_WIDTHS = 10
+"""Values read and written for each one of the residual stream: two norms (4), two residual sums (6)."""
+_QUERY_WIDTHS = 6
+"""For each of queries and keys: split (2), norm (2), rotary embedding (2)."""
+_ACTIVATION_WIDTHS = 3
+"""For each of the MLP's width: two halves read, one written, in one kernel."""
+_ROUTED_WIDTHS = 6
+"""For each token and expert: permuted and brought back, with their weights."""
+_LOGIT_PASSES = 3
+"""Times that the logits are written or read, forward; as often backward."""
+_BACKWARD_PRODUCTS = 2.0
+_BACKWARD_ATTENTION = 2.5
+"""Five products to the forward's two (FlashAttention-2, arXiv 2307.08691)."""
+_BACKWARD_BYTES = 2.0
+_COLLECTIVES = 4
+_COLLECTIVE_S = 30e-6
+"""Start of a collective between GPUs."""
+_LAUNCHES_S = {"dense": (1.5e-3, 2.0e-3), "mixture": (1.8e-3, 2.2e-3)}
+"""What the host takes for a layer of Megatron with Transformer Engine, forward and backward: typical, not measured."""
+_EXPERT_LAUNCHES_S = (0.31e-3, 0.5e-3)
+"""What it takes for each expert that a rank holds, whose products and gradients are handled one by one. Six layers of
+30B-A3B, 64 experts a rank, took 28 ms each forward and 43 backward; all 48, with half as many experts and tokens a rank
+and a second forward pass, 45 ms in all. GPUs would need a third of that. That it is the host is concluded: times vary
+by a third, and bare Megatron, whose permutations are fused, takes as long."""
+_COLLECTIVE_LAUNCH_S = 0.5e-3
+"""What it takes for each collective of tensor parallelism, in which ranks wait for the slowest of their processes: a
+layer of 1.7B with TP2 and 16k tokens took 3.1 ms forward, and 4.7 on a busier host, where the GPUs need 2.2."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """A micro-batch of one model replica."""
+
+    tokens: float
+    squares: float
+    """Sum of the squares of its rows' tokens."""
+    predictions: float
+    """Positions that reach the head."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """Of a forward and of a backward pass; the forward is done again first where the layer is recomputed."""
+
+    forward: float
+    backward: float
+
+    def __add__(self, other: Seconds) -> Seconds:
+        return Seconds(self.forward + other.forward, self.backward + other.backward)
+
+    def times(self, factor: float) -> Seconds:
+        """So often."""
+        return Seconds(self.forward * factor, self.backward * factor)
+
+
+@dataclass(frozen=True, slots=True)
+class Recompute:
+    """What of a layer's forward pass is done once more before its backward pass."""
+
+    whole: float = 0.0
+    """Share of the layers that are recomputed as a whole."""
+    modules: frozenset[str] = frozenset()
+    """Else: Megatron's names of the parts that are."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSeconds:
+    """Layers of one model in one layout."""
+
+    shape: ModelShape
+    parallel: ParallelSpec
+    device: Device
+    per_node: int
+    """Ranks on a machine."""
+    recompute: Recompute = field(default_factory=Recompute)
+
+    def of(self, pack: Pack, layer: int) -> Seconds:
+        """Of that layer, on one of the ranks that share it."""
+        mixture = self.shape.is_mixture(layer)
+        products = self._attention_products(pack) + self._mlp_products(pack, mixture)
+        attention, moved = self._attention(pack), self._moved(pack, mixture)
+        told = self._tensor_parallel(pack)
+        exchanged = self._experts_exchange(pack) if mixture else 0.0
+        ring = self._ring(pack)
+        to_launch, to_launch_back = self._launches(mixture)
+        forward = max(products + max(attention, ring) + moved + told + exchanged, to_launch)
+        backward = products * _BACKWARD_PRODUCTS + moved * _BACKWARD_BYTES + told + exchanged
+        backward += max(attention * _BACKWARD_ATTENTION, 2 * ring)
+        again = self.recompute.whole * forward
+        if not self.recompute.whole:
+            parts = {
+                "core_attn": max(attention, ring),
+                "mlp": self._mlp_products(pack, mixture) if not mixture else 0.0,
+                "moe": self._mlp_products(pack, mixture) + exchanged if mixture else 0.0,
+                "layernorm": moved * 0.2,
+                "moe_act": moved * 0.2 if mixture else 0.0,
+                "mla_up_proj": self._attention_products(pack) * 0.3 if self.shape.latent else 0.0,
+            }
+            again = sum(parts.get(module, 0.0) for module in self.recompute.modules)
+        return Seconds(forward, max(backward, to_launch_back) + again)
+
+    def head(self, pack: Pack, *, outputs: int | None = None, fused: bool = False) -> Seconds:
+        """Of the output layer and what is read off it; `outputs` for one position, by default the vocabulary."""
+        width = outputs or self.shape.vocabulary / self._tensor
+        positions = pack.predictions / self.parallel.context_parallel_size
+        products = self._product(positions, self.shape.hidden * width, self.shape.hidden)
+        logits = positions * width * _BYTES * _LOGIT_PASSES / self.device.memory
+        backward = products * _BACKWARD_PRODUCTS + logits
+        return Seconds(products + logits, backward + (products + logits if fused else 0.0))
+
+    # -- parts of a layer
+
+    def _launches(self, mixture: bool) -> tuple[float, float]:
+        """What the host takes, forward and backward."""
+        forward, backward = _LAUNCHES_S["mixture" if mixture else "dense"]
+        if self._tensor > 1:
+            forward += _COLLECTIVES * _COLLECTIVE_LAUNCH_S
+            backward += _COLLECTIVES * _COLLECTIVE_LAUNCH_S
+        if mixture and self.shape.experts is not None:
+            held = self.shape.experts.count / self.parallel.expert_model_parallel_size
+            forward += held * _EXPERT_LAUNCHES_S[0]
+            backward += held * _EXPERT_LAUNCHES_S[1]
+        return forward, backward
+
+    @property
+    def _tensor(self) -> int:
+        return self.parallel.tensor_model_parallel_size
+
+    def _tokens(self, pack: Pack) -> float:
+        return pack.tokens / self.parallel.context_parallel_size
+
+    def _product(self, rows: float, weights: float, width: float) -> float:
+        """Of `rows` with a matrix of so many weights on this rank, whose narrower side is `width`."""
+        if rows <= 0:
+            return 0.0
+        rate = self.device.matmul
+        if self.device.is_gpu:
+            rate *= rows / (rows + _HALF_SPEED_TOKENS) * width / (width + _HALF_SPEED_WIDTH)
+        return max(2 * rows * weights / rate, weights * _BYTES / self.device.memory)
+
+    def _attention_products(self, pack: Pack) -> float:
+        width = self.shape.heads * self.shape.head_dim / self._tensor
+        return self._product(self._tokens(pack), attention_weights(self.shape) / self._tensor, width)
+
+    def _mlp_products(self, pack: Pack, mixture: bool) -> float:
+        tokens, hidden, experts = self._tokens(pack), self.shape.hidden, self.shape.experts
+        if not mixture or experts is None:
+            width = self.shape.dense_width / self._tensor
+            return self._product(tokens, GATED_MLP_MATRICES * hidden * width, width)
+        sizes = self.parallel
+        width = experts.width / sizes.expert_tensor_parallel_size
+        held = experts.count / sizes.expert_model_parallel_size
+        # A rank's share of its stage's work: tokens are spread evenly over experts, experts over ranks.
+        sent = tokens / self._tensor * experts.chosen * sizes.expert_tensor_parallel_size
+        weights = GATED_MLP_MATRICES * hidden * width
+        seconds = held * self._product(sent / held, weights, width)
+        if experts.shared_width:
+            shared = experts.shared_width / self._tensor
+            seconds += self._product(tokens, GATED_MLP_MATRICES * hidden * shared, shared)
+        return seconds
+
+    def _attention(self, pack: Pack) -> float:
+        pairs = pack.squares / 2 / self.parallel.context_parallel_size
+        return 2 * pair_products(self.shape) / self._tensor * pairs / self.device.attention
+
+    def _moved(self, pack: Pack, mixture: bool) -> float:
+        shape, tokens = self.shape, self._tokens(pack)
+        whole = _NORM_WIDTHS * shape.hidden / (self._tensor if self.parallel.sequence_parallel else 1)
+        parted = _QUERY_WIDTHS * (shape.heads + shape.key_value_heads) * shape.head_dim
+        if mixture and shape.experts:
+            experts = shape.experts
+            parted += _ACTIVATION_WIDTHS * (experts.width * experts.chosen + experts.shared_width)
+            parted += _ROUTED_WIDTHS * experts.chosen * shape.hidden
+        else:
+            parted += _ACTIVATION_WIDTHS * shape.dense_width
+        return tokens * (whole + parted / self._tensor) * _BYTES / self.device.memory
+
+    def _tensor_parallel(self, pack: Pack) -> float:
+        if self._tensor == 1:
+            return 0.0
+        link = self.device.link(self._tensor, self.per_node)
+        size = self._tokens(pack) * self.shape.hidden * _BYTES
+        return _COLLECTIVES * (size * (self._tensor - 1) / self._tensor / link + _COLLECTIVE_S)
+
+    def _ring(self, pack: Pack) -> float:
+        ranks = self.parallel.context_parallel_size
+        if ranks == 1:
+            return 0.0
+        link = self.device.link(self._tensor * ranks, self.per_node)
+        size = self._tokens(pack) * self.shape.cache_values_per_token / self._tensor * _BYTES
+        return (ranks - 1) * (size / link + _COLLECTIVE_S)
+
+    def _experts_exchange(self, pack: Pack) -> float:
+        """To the experts and back."""
+        sizes, experts = self.parallel, self.shape.experts
+        ranks = sizes.expert_model_parallel_size * sizes.expert_tensor_parallel_size
+        if ranks == 1 or experts is None:
+            return 0.0
+        link = self.device.link(ranks, self.per_node)
+        size = self._tokens(pack) / self._tensor * experts.chosen * self.shape.hidden * _BYTES
+        return 2 * (size * (ranks - 1) / ranks / link + _COLLECTIVE_S)

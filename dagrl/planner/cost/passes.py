@@ -1,0 +1,152 @@
+"""Seconds of a batch through a Megatron engine: micro-batches through layers, stages and their pipeline.
+
+The schedule is Megatron's ("Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM",
+arXiv 2104.04473, section 2.2): with p stages of v chunks and m micro-batches the pipeline is filled and emptied in
+``(p - 1) / v`` of a micro-batch's forward and backward time, beside the m of its slowest stage.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+
+from dagrl.config.schema import MegatronEngineSpec
+from dagrl.models.shape import ModelShape
+from dagrl.planner.cost.device import Device
+from dagrl.planner.cost.layers import LayerSeconds, Pack, Recompute, Seconds
+from dagrl.planner.cost.lengths import Lengths
+from dagrl.planner.memory.parameters import RankParameters, rank_parameters
+from dagrl.planner.memory.stages import Stage, stages_of
+
+_BEGIN_S = 10e-3
+"""To pack a batch, agree on its micro-batches and hand the result over."""
+_STAGE_S = 0.2e-3
+"""Start of a message between stages, its length told first."""
+_BYTES = 2
+_ADDED_BYTES = 10
+"""A weight's gradient read (2), and its sum read and written (8)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows that go through a model together, shared out over its replicas."""
+
+    rows: float
+    lengths: Lengths
+    budget: int
+    """Tokens of a micro-batch at most."""
+
+
+@dataclass(frozen=True)
+class Passes:
+    """A model in its layout, on so many ranks."""
+
+    shape: ModelShape
+    spec: MegatronEngineSpec
+    ranks: int
+    per_node: int
+    """Ranks on a machine."""
+    device: Device
+
+    @property
+    def replicas(self) -> int:
+        """Data-parallel ranks."""
+        return self.spec.parallel.data_parallel_size(self.ranks)
+
+    @cached_property
+    def held(self) -> RankParameters:
+        """Parameters of a rank of the stage that holds most."""
+        held = (rank_parameters(self.shape, self.spec, stage) for stage in self._stages)
+        return max(held, key=lambda each: each.total)
+
+    def forward(self, batch: Batch) -> float:
+        """Seconds of a pass without gradients."""
+        count, pack = self.micro_batches(batch)
+        told = self._told(pack)
+        stages = [stage.forward + told for stage in self._of_stages(pack)]
+        return _BEGIN_S + count * max(stages) + (sum(stages) - max(stages)) / self._chunks
+
+    def train(self, batch: Batch) -> float:
+        """Seconds of a forward and a backward pass, without what comes after: see `optimizer`."""
+        count, pack = self.micro_batches(batch)
+        # Gradients are added to float32 buffers, weight by weight.
+        added = self.held.total * _ADDED_BYTES / self.device.memory
+        told = 2 * self._told(pack)
+        stages = [stage.forward + stage.backward + told for stage in self._of_stages(pack)]
+        return _BEGIN_S + count * (max(stages) + added) + (sum(stages) - max(stages)) / self._chunks
+
+    def micro_batches(self, batch: Batch) -> tuple[int, Pack]:
+        """How many a replica has, and their mean."""
+        rows = max(1.0, batch.rows / self.replicas)
+        alignment = self.spec.parallel.row_alignment
+        row = math.ceil(batch.lengths.row / alignment) * alignment
+        if batch.lengths.varied:
+            count = math.ceil(rows * row / batch.budget)
+        else:
+            count = math.ceil(math.ceil(rows) / max(1, batch.budget // row))
+        if self._chunks > 1:
+            stages = self.spec.transformer.get("microbatch_group_size_per_vp_stage")
+            stages = stages if isinstance(stages, int) else self.spec.parallel.pipeline_model_parallel_size
+            # The interleaved schedule takes them in rounds.
+            count = math.ceil(count / stages) * stages
+        each = rows / count
+        return count, Pack(each * row, each * batch.lengths.mean_square, each * batch.lengths.response)
+
+    # -- parts
+
+    @property
+    def _chunks(self) -> int:
+        """Of each stage."""
+        return self.spec.parallel.virtual_pipeline_model_parallel_size or 1
+
+    @cached_property
+    def _seconds(self) -> LayerSeconds:
+        return LayerSeconds(
+            self.shape, self.spec.parallel, self.device, self.per_node, recompute_of(self.spec, self.shape)
+        )
+
+    @cached_property
+    def _stages(self) -> list[Stage]:
+        return stages_of(self.spec, self.shape.layers)
+
+    def _of_stages(self, pack: Pack) -> list[Seconds]:
+        """Of each pipeline stage, for one micro-batch."""
+        kinds = {self.shape.is_mixture(layer): layer for layer in self.shape.positions}
+        each = {kind: self._seconds.of(pack, layer) for kind, layer in kinds.items()}
+        found = []
+        for stage in self._stages:
+            total = self._head(pack) if stage.is_last else Seconds(0.0, 0.0)
+            for kind, count in Counter(self.shape.is_mixture(layer) for layer in stage.layers).items():
+                total += each[kind].times(count)
+            found.append(total)
+        return found
+
+    def _head(self, pack: Pack) -> Seconds:
+        outputs = None if self.spec.head == "lm" else 1
+        return self._seconds.head(pack, outputs=outputs, fused=self.spec.fused_linear_cross_entropy)
+
+    def _told(self, pack: Pack) -> float:
+        """From one stage to the next, for one micro-batch in one direction: once for each chunk."""
+        sizes = self.spec.parallel
+        if sizes.pipeline_model_parallel_size == 1:
+            return 0.0
+        parts = sizes.context_parallel_size * (sizes.tensor_model_parallel_size if sizes.sequence_parallel else 1)
+        size = pack.tokens * self.shape.hidden * _BYTES / parts
+        return self._chunks * (size / self.device.link(self.ranks, self.per_node) + _STAGE_S)
+
+
+def recompute_of(spec: MegatronEngineSpec, shape: ModelShape) -> Recompute:
+    """What the engine's ``transformer:`` says of recomputation, in Megatron's names and with its defaults."""
+    fields = spec.transformer
+    match fields.get("recompute_granularity"):
+        case "full" if fields.get("recompute_method") == "block":
+            stages = spec.parallel.pipeline_model_parallel_size
+            each = shape.layers / stages / (spec.parallel.virtual_pipeline_model_parallel_size or 1)
+            return Recompute(whole=min(1.0, (fields.get("recompute_num_layers") or 1) / each))
+        case "full":
+            return Recompute(whole=1.0)
+        case "selective":
+            return Recompute(modules=frozenset(fields.get("recompute_modules") or ("core_attn",)))
+    return Recompute()

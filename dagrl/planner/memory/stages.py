@@ -1,0 +1,118 @@
+"""Which layers lie on which pipeline stage, as Megatron shares them out, and how many micro-batches are under way.
+
+Plain arithmetic on the `parallel:` and `transformer:` sections of an engine.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dagrl.config.schema import MegatronEngineSpec
+
+_LAYOUT_WORDS = {"e": "embedding", "t": "decoder", "l": "loss", "m": "mtp"}
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One pipeline stage's part of the model."""
+
+    index: int
+    stages: int
+    chunks: tuple[tuple[int, ...], ...]
+    """Layers of each chunk, by their numbers in the whole model; one chunk without virtual stages."""
+    round_size: int
+    """Micro-batches that the interleaved schedule takes through a chunk before the next chunk's turn."""
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """All layers on the stage."""
+        return tuple(layer for chunk in self.chunks for layer in chunk)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it has the embedding."""
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it has the output layer."""
+        return self.index == self.stages - 1
+
+    def in_flight(self, micro_batches: int) -> float:
+        """Micro-batches whose activations the whole stage holds at most; of a chunk alone, its share of one.
+
+        One-forward-one-backward: as many forward passes as there are stages to come, and its own. Interleaved: as in
+        Megatron's ``get_pp_rank_microbatches`` (arXiv 2104.04473, section 2.2).
+        """
+        if len(self.chunks) == 1:
+            return min(self.stages - self.index, micro_batches)
+        ahead = 2 * (self.stages - self.index - 1) + (len(self.chunks) - 1) * self.round_size + 1
+        return min(ahead, micro_batches * len(self.chunks)) / len(self.chunks)
+
+
+def stages_of(engine: MegatronEngineSpec, layers: int) -> list[Stage]:
+    """The stages of a model of so many layers. ValueError where they cannot be shared out so."""
+    sizes, fields = engine.parallel, engine.transformer
+    stages, chunks = sizes.pipeline_model_parallel_size, sizes.virtual_pipeline_model_parallel_size or 1
+    counts = _counts(fields, stages, chunks, layers)
+    if sum(map(sum, counts)) != layers:
+        raise ValueError(
+            f"{layers} layers do not lie evenly on {stages} pipeline stages"
+            + (f" of {chunks} chunks" if chunks > 1 else "")
+            + "; choose a divisor, or `transformer: {num_layers_in_first_pipeline_stage: ...}`"
+        )
+    # The first chunks of all stages come first.
+    held: list[list[tuple[int, ...]]] = [[] for _ in range(stages)]
+    next_layer = 0
+    for chunk in range(len(counts[0])):
+        for stage in range(stages):
+            held[stage].append(tuple(range(next_layer, next_layer + counts[stage][chunk])))
+            next_layer += counts[stage][chunk]
+    round_size = int(fields.get("microbatch_group_size_per_vp_stage") or stages)
+    return [Stage(index, stages, tuple(chunks), round_size) for index, chunks in enumerate(held)]
+
+
+def _counts(fields: dict[str, Any], stages: int, chunks: int, layers: int) -> list[list[int]]:
+    """Layers of each chunk of each stage."""
+    if layout := fields.get("pipeline_model_parallel_layout"):
+        return _of_layout(layout, stages)
+    first, last = (fields.get(f"num_layers_in_{which}_pipeline_stage") for which in ("first", "last"))
+    if first is not None or last is not None:
+        middle = stages - (first is not None) - (last is not None)
+        rest = layers - (first or 0) - (last or 0)
+        each = rest // middle if middle else 0
+        of_stages = [each] * stages
+        if first is not None:
+            of_stages[0] = first
+        if last is not None:
+            of_stages[-1] = last
+        return [[count // chunks] * chunks for count in of_stages]
+    embedding, loss = (bool(fields.get(f"account_for_{what}_in_pipeline_split")) for what in ("embedding", "loss"))
+    each = (layers + embedding + loss) // (stages * chunks)
+    counts = [[each] * chunks for _ in range(stages)]
+    counts[0][0] -= embedding
+    counts[-1][-1] -= loss
+    return counts
+
+
+def _of_layout(layout: str | Sequence[Sequence[str]], stages: int) -> list[list[int]]:
+    """Megatron's own notation: ``Et*3|t*4|...|L`` or lists of words, chunk by chunk and within one stage by stage."""
+    parts = _words(layout) if isinstance(layout, str) else layout
+    counts = [sum(str(word).strip().lower() == "decoder" for word in part) for part in parts]
+    if len(counts) % stages:
+        raise ValueError(
+            f"transformer.pipeline_model_parallel_layout has {len(counts)} parts, which {stages} pipeline stages do "
+            "not divide; give each stage as many"
+        )
+    return [counts[stage::stages] for stage in range(stages)]
+
+
+def _words(layout: str) -> list[list[str]]:
+    text = layout.replace(",", "").replace(" ", "")
+    # Brackets are repeated first, single letters then: `(tt|)*2` and `t*3`.
+    text = re.sub(r"\(([^()]*)\)\*(\d+)", lambda found: found[1] * int(found[2]), text)
+    text = re.sub(r"(.)\*(\d+)", lambda found: found[1] * int(found[2]), text)
+    return [[_LAYOUT_WORDS.get(letter.lower(), letter) for letter in part] for part in text.split("|")]

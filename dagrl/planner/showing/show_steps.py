@@ -1,0 +1,169 @@
+"""What `dagrl plan` prints of time: seconds of a step and its nodes, idle GPUs, bytes along edges, and proposals."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dagrl.config.loading.loader import load_pipeline
+from dagrl.config.schema import FilterNode, NodeBase, RolloutNode
+from dagrl.graph.offline import is_offline
+from dagrl.graph.rollouts import leading_rollout, rollouts
+from dagrl.models.gpus import DEFAULT_GPU, gpu_named
+from dagrl.planner.cost.costs import PipelineCosts
+from dagrl.planner.cost.estimate import StepEstimate, estimate_step
+from dagrl.planner.cost.lengths import Assumed
+from dagrl.planner.search.proposals import Proposal, search
+from dagrl.planner.search.space import Cluster, cluster_of
+from dagrl.planner.showing.report import Report
+from dagrl.planner.showing.show import Section, aligned
+from dagrl.scheduler.plan import PlannedTask
+
+_MIB = 2**20
+
+
+def step_section(report: Report, assumed: Assumed) -> Section:
+    """A step in the steady state. ValueError where `assumed` does not go with the pipeline."""
+    pipeline = report.pipeline
+    if not report.fits:
+        return Section(["a step: not estimated, as it does not fit"], "steps", None)
+    costs = PipelineCosts(pipeline, report.fit.plan, report.fit.shape, report.gpu, assumed)
+    estimate = estimate_step(costs)
+    slots = sum(group.ranks for group in pipeline.groups.values())
+    rate = estimate.response_tokens / estimate.step_s
+    lengths = costs.lengths(_leading(report))
+    lines = [
+        f"a step: {_seconds(estimate.step_s)} s, {rate:,.0f} response tokens/s, {rate / slots:,.0f} a slot",
+        f"  with prompts of {lengths.prompt:,.0f} tokens and responses of {lengths.response:,.0f} on average, the "
+        f"longest {lengths.longest:,}",
+    ]
+    if chooser := next((task.node for task in report.fit.plan.tasks if task.selects), None):
+        lines.append(f"  {_rounds(pipeline.nodes[chooser], chooser, report.fit.plan.expected_rounds)}")
+    lines += [f"  {_answers(name, node)}" for name, node in rollouts(pipeline).items() if node.multi_turn]
+    if any(group.is_cpu for group in pipeline.groups.values()):
+        lines.append("  on CPU slots these are orders of magnitude")
+    lines += ["", *(f"  {line}" for line in aligned(_stages(costs, estimate)))]
+    lines += ["", *(f"  {line}" for line in aligned(_idle(estimate)))]
+    lines += ["", *(f"  {line}" for line in aligned(_edges(estimate)))]
+    value = _value(estimate) | {
+        "response_tokens_per_s": rate,
+        "assumed": {"prompt_tokens": lengths.prompt, "response_tokens": lengths.response},
+    }
+    return Section(lines, "steps", value)
+
+
+def _leading(report: Report) -> PlannedTask:
+    """The task whose rows are spoken of: the rollout, or what learns from the data set."""
+    plan = report.fit.plan
+    if is_offline(report.pipeline):
+        return next(task for task in plan.tasks if task.trains or not task.inputs)
+    return plan.task(leading_rollout(report.pipeline))
+
+
+def search_sections(
+    path: Path,
+    overrides: Sequence[str],
+    *,
+    gpu: str | None,
+    assumed: Assumed,
+    gpus: int | None = None,
+    nodes: int | None = None,
+    gpus_per_node: int | None = None,
+    top: int = 5,
+) -> list[Section]:
+    """Search layouts for a pipeline file: on so many `gpus` or `nodes`, by default on as many GPUs as it has.
+
+    PipelineError where the file is wrong; ValueError where the call is, or where a search cannot change the pipeline.
+    """
+    gpu = gpu_named(gpu).name if gpu is not None else None
+    pipeline = load_pipeline(path, overrides).pipeline
+    cluster = cluster_of(pipeline, gpus=gpus, nodes=nodes, gpus_per_node=gpus_per_node, gpu=gpu)
+    found = search(path, overrides, cluster, gpu=gpu or DEFAULT_GPU, assumed=assumed, top=top)
+    return proposal_sections(found, cluster, gpu or DEFAULT_GPU)
+
+
+def proposal_sections(proposals: Sequence[Proposal], cluster: Cluster, gpu: str) -> list[Section]:
+    """The proposals of a search for a cluster, the best as what to paste; `gpu` is what it has if it does not say."""
+    looked_for = f"{cluster.gpus} x {cluster.gpu or gpu}, {cluster.gpus_per_node} on a machine"
+    if not proposals:
+        return [Section([f"layouts for {looked_for}: none that was tried fits"], "proposals", None)]
+    rows = [["", "s a step", "groups", "trainer", "servers", "idle"]]
+    for number, each in enumerate(proposals, start=1):
+        groups = " + ".join(f"{group.ranks} {name}" for name, group in each.placing.groups.items())
+        idle = " + ".join(f"{share:.0%}" for share in each.estimate.idle.values())
+        rows.append(
+            [f"{number}", _seconds(each.estimate.step_s), groups, each.trainer.told(), _servers(each) or "-", idle]
+        )
+    lines = [f"layouts for {looked_for}, by the simulated step:", "", *(f"  {line}" for line in aligned(rows))]
+    lines += ["", "the first is this pipeline with", ""]
+    lines.append("  " + " \\\n  ".join(shlex.quote(override) for override in proposals[0].overrides))
+    values = [
+        _value(each.estimate)
+        | {
+            "groups": {name: group.model_dump(exclude_defaults=True) for name, group in each.placing.groups.items()},
+            "trainer": each.trainer.told(),
+            "servers": _servers(each),
+            "overrides": list(each.overrides),
+        }
+        for each in proposals
+    ]
+    return [Section(lines if not number else [], "proposals", value) for number, value in enumerate(values)]
+
+
+def _servers(proposal: Proposal) -> str | None:
+    return proposal.server.told() if proposal.server else None
+
+
+def _stages(costs: PipelineCosts, estimate: StepEstimate) -> list[list[str]]:
+    """A row for each node and each move, the share of the step that it takes behind it."""
+    rows = [["seconds of a step", "on", "s", "of the step"]]
+    for name, seconds in (*estimate.node_s.items(), *estimate.move_s.items()):
+        executor = next((task.executor for task in costs.plan.tasks if task.name == name), "")
+        rows.append([name, executor, _seconds(seconds), f"{seconds / estimate.step_s:.0%}"])
+    return rows
+
+
+def _rounds(node: NodeBase, name: str, rounds: int) -> str:
+    """How often what is before a filter runs, and why it is thought so."""
+    assert isinstance(node, FilterNode)
+    often = "in one round" if rounds == 1 else f"in {rounds} rounds"
+    if node.expected_kept_fraction is None:
+        return f"{often}, as nothing is said of how much `{name}` keeps (expected_kept_fraction)"
+    return f"{often}, as `{name}` is expected to keep {node.expected_kept_fraction:.0%} of the groups"
+
+
+def _answers(name: str, node: RolloutNode) -> str:
+    """What the plan takes a rollout's tools or environment to need."""
+    if node.expected_call_s is None:
+        return f"answers to the turns of `{name}` take no time here, as nothing is said of them (expected_call_s)"
+    return f"`{name}` waits for {node.expected_answers:g} answers of {node.expected_call_s:g} s in each response"
+
+
+def _idle(estimate: StepEstimate) -> list[list[str]]:
+    return [["idle", ""], *([f"group {name}", f"{share:.0%}"] for name, share in estimate.idle.items())]
+
+
+def _edges(estimate: StepEstimate) -> list[list[str]]:
+    rows = [["data of a step", "MiB"]]
+    for (writer, reader), nbytes in estimate.edge_bytes.items():
+        rows.append([f"{writer} -> {reader}", f"{nbytes / _MIB:.2f}"])
+    return rows
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f}" if seconds >= 10 else f"{seconds:.2f}" if seconds >= 0.1 else f"{seconds:.3f}"
+
+
+def _value(estimate: StepEstimate) -> dict[str, Any]:
+    return {
+        "step_s": estimate.step_s,
+        "node_s": dict(estimate.node_s),
+        "move_s": dict(estimate.move_s),
+        "idle": dict(estimate.idle),
+        "edges": [
+            {"from": writer, "to": reader, "bytes": round(nbytes)}
+            for (writer, reader), nbytes in estimate.edge_bytes.items()
+        ],
+    }

@@ -1,0 +1,173 @@
+"""What a run will be like: the scheduler of a run, driven by what its commands cost instead of by workers.
+
+Without chance: the same plan and costs give the same simulation. Of what happens at the same time, what was begun first
+is told first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
+from typing import NamedTuple
+
+from dagrl.planner.simulation.costs import Costs
+from dagrl.scheduler.commands import (
+    BatchShort,
+    Command,
+    Commit,
+    Event,
+    Restart,
+    Run,
+    Save,
+    ShardDone,
+    Sleep,
+    Sync,
+    Wake,
+    outcome_of,
+)
+from dagrl.scheduler.plan import HOST, Plan
+from dagrl.scheduler.scheduler import Scheduler
+
+
+class Activity(NamedTuple):
+    """That something runs, from `start` to `end` in seconds since the first step began."""
+
+    name: str
+    """The task, or ``sync``, ``sleep``, ``wake``, ``restart``, ``save``."""
+    category: str
+    """The op, or the name."""
+    start: float
+    end: float
+    """Of a run that streams, each shard has the time from the one before it to its own end."""
+    step: int
+    shard: int | None
+    """None: all of the step's batch, or no rows at all."""
+    executor: str
+    """Of a sync, the one that follows."""
+    group: str
+    """The host's is ``host``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """What a simulation has seen."""
+
+    activities: tuple[Activity, ...]
+    """All that had ended when the last step was committed, in the order of their ends."""
+    under_way: tuple[Activity, ...]
+    """What had begun by then and had not ended, with the ends that it would have had."""
+    step_seconds: dict[int, float]
+    """Step -> what it adds to the run: from the commit of the step before it to its own."""
+    seconds: float
+    """From the beginning of the first step to the commit of the last."""
+
+
+def simulate(plan: Plan, costs: Costs, steps: int) -> Simulated:
+    """The first `steps` of the run that `plan` is for. Later steps are begun as they would be, and cut off."""
+    assert 1 <= steps <= plan.steps, f"{steps} steps of a plan for {plan.steps}"
+    simulation = _Simulation(plan, costs)
+    simulation.go_on_until(steps)
+    return simulation.seen()
+
+
+class _Simulation:
+    def __init__(self, plan: Plan, costs: Costs) -> None:
+        self._plan, self._costs = plan, costs
+        self._scheduler = Scheduler(plan)
+        self._now = 0.0
+        self._task_of = {task.name: task for task in plan.tasks}
+        self._group_of = {name: executor.group or HOST for name, executor in plan.executors.items()}
+        self._through = dict.fromkeys(plan.executors, 0.0)
+        """When each executor is through with the runs and syncs that it has been sent; nothing of the host, where runs
+        are beside each other."""
+        self._coming: list[tuple[float, int, float, Command, Event]] = []
+        """Heap of what will have happened: when, in which order, since when, the command, its event."""
+        self._order = count()
+        self._activities: list[Activity] = []
+        self._commits: dict[int, float] = {}
+
+    def go_on_until(self, step: int) -> None:
+        """Carry out commands until `step` is committed."""
+        self._begin(self._scheduler.start())
+        while step not in self._commits:
+            assert self._coming, "nothing is under way and nothing may start"
+            self._now, _, since, command, event = heappop(self._coming)
+            self._note(since, command, event)
+            self._begin(self._scheduler.handle(event))
+
+    def seen(self) -> Simulated:
+        """What there was, up to now."""
+        ends = sorted(self._commits.items(), key=lambda commit: commit[1])
+        begins = [0.0, *(end for _, end in ends)]
+        step_seconds = {step: end - begin for (step, end), begin in zip(ends, begins, strict=False)}
+        return Simulated(tuple(self._activities), tuple(self._under_way()), step_seconds, self._now)
+
+    def _under_way(self) -> Iterator[Activity]:
+        for end, _, since, command, event in sorted(self._coming, key=lambda coming: coming[:2]):
+            if since < self._now:
+                yield from self._activity(since, end, command, event)
+
+    def _begin(self, commands: Iterable[Command]) -> None:
+        for command in commands:
+            seconds = self._costs.seconds(command)
+            assert seconds >= 0, f"{command} takes {seconds} s"
+            since = now = self._beginning(command, seconds)
+            if isinstance(command, Run) and self._task_of[command.task].streams:
+                offsets = list(self._costs.shard_offsets(command))
+                # The last shard is the end of the run.
+                for shard, offset in zip(command.shards[:-1], offsets[:-1], strict=True):
+                    self._expect(
+                        since, now + offset, command, ShardDone(command.step, command.task, shard, command.round)
+                    )
+                    since = now + offset
+            self._expect(since, now + seconds, command, self._outcome(command))
+
+    def _beginning(self, command: Command, seconds: float) -> float:
+        """Now, or when what a run, or weights, were sent behind is over."""
+        match command:
+            case Run(_, task):
+                waits_for, busy = self._task_of[task].executor, {self._task_of[task].executor}
+            case Sync(_, follower, source, _):
+                waits_for, busy = source, {follower, source}
+            case _:
+                return self._now
+        begins = max(self._now, self._through[waits_for])
+        for name in busy - {HOST}:
+            # What is in flight comes in the midst of a run.
+            self._through[name] = max(self._through[name], begins + seconds)
+        return begins
+
+    def _outcome(self, command: Command) -> Event:
+        """As it is likely to be: a filter's batch is full in the round that the plan counts with."""
+        selects = isinstance(command, Run) and self._task_of[command.task].selects
+        if isinstance(command, Run) and selects and command.round + 1 < self._plan.expected_rounds:
+            return BatchShort(command)
+        return outcome_of(command)
+
+    def _expect(self, since: float, when: float, command: Command, event: Event) -> None:
+        heappush(self._coming, (when, next(self._order), since, command, event))
+
+    def _note(self, since: float, command: Command, event: Event) -> None:
+        if isinstance(command, Commit):
+            self._commits[command.step] = self._now
+        self._activities += self._activity(since, self._now, command, event)
+
+    def _activity(self, start: float, end: float, command: Command, event: Event) -> Iterator[Activity]:
+        """What ends with `event`; nothing of a commit."""
+        match command:
+            case Run(step, name, shards, _):
+                task = self._task_of[name]
+                last = shards[-1] if shards and (task.streams or len(shards) == 1) else None
+                shard = event.shard if isinstance(event, ShardDone) else last
+                group = self._group_of[task.executor]
+                yield Activity(name, task.op, start, end, step, shard, task.executor, group)
+            case Sync(step, executor, _, _) | Sleep(step, executor, _) | Wake(step, executor, _):
+                yield self._other(command, start, end, step, executor)
+            case Restart(step, executor) | Save(step, executor):
+                yield self._other(command, start, end, step, executor)
+
+    def _other(self, command: Command, start: float, end: float, step: int, executor: str) -> Activity:
+        name = type(command).__name__.lower()
+        return Activity(name, name, start, end, step, None, executor, self._group_of[executor])

@@ -1,0 +1,117 @@
+"""Which machines a group gets: every group wants so many slots on each of so many different machines. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from dagrl.config.schema import GroupSpec
+
+_MOST_NAMED = 16
+"""Machines that a message names one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A machine of the cluster, and what groups may have of it."""
+
+    name: str
+    """For messages: host name and address."""
+    gpus: int
+    cpus: int
+    id: str = ""
+    """Ray's name for it."""
+
+    def slots(self, cpu: bool) -> int:
+        """What it has for a group of CPU slots, or of GPUs."""
+        return self.cpus if cpu else self.gpus
+
+    def holding(self, cpu: bool) -> str:
+        """What it has, in words."""
+        return f"{self.name} with {_counted(self.slots(cpu), cpu)}"
+
+
+class MisfitError(ValueError):
+    """Groups that the machines cannot hold, with what is there and what is asked."""
+
+
+def assign_machines(groups: Mapping[str, GroupSpec], machines: Sequence[Machine]) -> dict[str, tuple[int, ...]]:
+    """The machines of each group, by index, ascending. A way is found wherever there is one.
+
+    MisfitError where there is none. Machines that hold a part of another group already are filled first, so that whole
+    ones stay free.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    for cpu in (False, True):
+        alike = {name: group for name, group in groups.items() if group.is_cpu == cpu}
+        # Large pieces first: small ones find room between them.
+        order = sorted(alike.items(), key=lambda item: (-_each(item[1]), -item[1].nodes))
+        placed = _place(order, [machine.slots(cpu) for machine in machines])
+        if placed is None:
+            raise MisfitError(_misfit(alike, machines, cpu))
+        found |= placed
+    return {name: found[name] for name in groups}
+
+
+def _each(group: GroupSpec) -> int:
+    return group.gpus_per_node or group.cpus_per_node
+
+
+def _place(order: Sequence[tuple[str, GroupSpec]], free: list[int]) -> dict[str, tuple[int, ...]] | None:
+    if not order:
+        return {}
+    if sum(group.ranks for _, group in order) > sum(free):
+        return None
+    (name, group), *others = order
+    for chosen in _choices(free, _each(group), group.nodes):
+        left = [room - _each(group) * (index in chosen) for index, room in enumerate(free)]
+        placed = _place(others, left)
+        if placed is not None:
+            return {name: tuple(sorted(chosen)), **placed}
+    return None
+
+
+def _choices(free: Sequence[int], each: int, nodes: int) -> Iterator[frozenset[int]]:
+    """Sets of `nodes` machines with room for `each`, one of those that differ in nothing but names; fullest first."""
+    fitting = sorted((index for index, room in enumerate(free) if room >= each), key=lambda index: (free[index], index))
+    alike = [list(members) for _, members in groupby(fitting, key=lambda index: free[index])]
+
+    def take(levels: Sequence[list[int]], wanted: int) -> Iterator[frozenset[int]]:
+        if wanted == 0:
+            yield frozenset()
+        elif levels:
+            for count in range(min(wanted, len(levels[0])), -1, -1):
+                for others in take(levels[1:], wanted - count):
+                    yield others.union(levels[0][:count])
+
+    return take(alike, nodes)
+
+
+def _misfit(groups: Mapping[str, GroupSpec], machines: Sequence[Machine], cpu: bool) -> str:
+    asked = ", ".join(f"{name} {_wish(group)}" for name, group in groups.items())
+    verb = "asks" if len(groups) == 1 else "ask"
+    groups_of = "group" if len(groups) == 1 else "groups"
+    return f"the {groups_of} {verb} for {asked}; there {_inventory(machines, cpu)}"
+
+
+def _wish(group: GroupSpec) -> str:
+    slots = _counted(_each(group), group.is_cpu)
+    return f"{slots} on one machine" if group.nodes == 1 else f"{slots} on each of {group.nodes} machines"
+
+
+def _inventory(machines: Sequence[Machine], cpu: bool) -> str:
+    """What there is, machine by machine; of a large cluster, how many of each kind."""
+    if not machines:
+        return "is no machine"
+    if len(machines) <= _MOST_NAMED:
+        words = [machine.holding(cpu) for machine in machines]
+    else:
+        sizes = Counter(machine.slots(cpu) for machine in machines)
+        words = [f"{count} machines with {_counted(size, cpu)}" for size, count in sorted(sizes.items(), reverse=True)]
+    return f"{'is' if len(machines) == 1 else 'are'} {', '.join(words)}"
+
+
+def _counted(slots: int, cpu: bool) -> str:
+    return f"{slots} {'CPU slot' if cpu else 'GPU'}{'' if slots == 1 else 's'}"

@@ -1,0 +1,148 @@
+"""From a checked pipeline and its graph to a plan: engines to executors, nodes to tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from dagrl.backends.sglang.layout import server_slots
+from dagrl.config.schema import (
+    EngineSpec,
+    GroupSpec,
+    HfEngineSpec,
+    MegatronEngineSpec,
+    Pipeline,
+    RolloutNode,
+    SglangEngineSpec,
+    TrainingNode,
+    UpdateNode,
+    ValuesNode,
+)
+from dagrl.graph.dag import Graph, GraphNode
+from dagrl.graph.filtering import expected_rounds
+from dagrl.graph.offline import rows_per_prompt
+from dagrl.graph.op_contracts import Capability
+from dagrl.graph.rollouts import leading_rollout
+from dagrl.graph.sleeping import sleeps
+from dagrl.graph.streaming import update_pieces
+from dagrl.scheduler.coordinates import Coordinates, coordinates
+from dagrl.scheduler.plan import HOST, Executor, Plan, PlannedTask, Rows
+
+_VALIDATION_PREFIX = "val/"
+
+
+def make_plan(pipeline: Pipeline, graph: Graph) -> Plan:
+    """The plan of a pipeline that has passed its checks, without the nodes that the graph skips."""
+    graph = graph.working
+    tasks = [
+        *_tasks(graph.training, pipeline, Rows.TRAIN),
+        *(_tasks(graph.validation, pipeline, Rows.VALIDATION) if pipeline.run.validates else ()),
+    ]
+    return Plan(
+        executors=_executors(pipeline, graph),
+        tasks=tuple(tasks),
+        samples_per_prompt=rows_per_prompt(pipeline),
+        val_samples_per_prompt=rows_per_prompt(pipeline, validation=True),
+        shards=pipeline.schedule.shards_per_step,
+        steps=pipeline.run.steps,
+        max_staleness=pipeline.schedule.max_staleness,
+        in_flight=pipeline.schedule.in_flight_weight_update,
+        save_every=pipeline.run.save_every,
+        validate_every=pipeline.run.validate_every,
+        validate_first=pipeline.run.validate_first,
+        expected_rounds=expected_rounds(pipeline),
+    )
+
+
+def _executors(pipeline: Pipeline, graph: Graph) -> dict[str, Executor]:
+    trained = {node.spec.engine for node in graph.nodes.values() if node.contract.needs is Capability.TRAIN}  # type: ignore[union-attr]
+    host = tuple(Coordinates(0, 0, rank, 0, primary=True) for rank in range(pipeline.run.host_workers))
+    executors = {HOST: Executor(HOST, None, host)}
+    for name, engine in pipeline.engines.items():
+        if isinstance(engine, MegatronEngineSpec) and engine.shares:
+            continue
+        assert engine.group is not None
+        group = pipeline.groups[engine.group]
+        executors[name] = Executor(
+            name,
+            engine.group,
+            tuple(_places(engine, group)),
+            (name, *guests_of(name, pipeline)),
+            follows=None if isinstance(engine, MegatronEngineSpec) else engine.follows,
+            trained=name in trained,
+            on_gpus=not group.is_cpu,
+            sleeps=sleeps(pipeline, name),
+            measures_memory=isinstance(engine, SglangEngineSpec),
+            leaders_speak=isinstance(engine, SglangEngineSpec),
+        )
+    return executors
+
+
+def guests_of(name: str, pipeline: Pipeline) -> Iterable[str]:
+    """Engines that live on another one's ranks."""
+    for guest, spec in pipeline.engines.items():
+        if isinstance(spec, MegatronEngineSpec) and spec.shares == name:
+            yield guest
+
+
+def _places(engine: EngineSpec, group: GroupSpec) -> list[Coordinates]:
+    match engine:
+        case MegatronEngineSpec():
+            return coordinates(engine.parallel, group.ranks)
+        case SglangEngineSpec():
+            # Servers are the replicas; how each splits the model over its slots is SGLang's own affair.
+            slots = server_slots(engine, group)
+            return [Coordinates(slot.place, 0, slot.server, 0, primary=slot.leads) for slot in slots]
+        case HfEngineSpec():
+            return [Coordinates(0, 0, rank, 0, primary=True) for rank in range(group.ranks)]
+    raise AssertionError(f"no places for {engine!r}")
+
+
+def _tasks(graph: Graph, pipeline: Pipeline, rows: Rows) -> Iterable[PlannedTask]:
+    read = {wire for node in graph.nodes.values() for wire in node.inputs.values()}
+    for node in graph.nodes.values():
+        wanted = {wire.column for wire in read if wire.node == node.name}
+        task = _task(node, pipeline, rows, wanted, graph.sampled_by(node.name))
+        yield replace(task, in_rounds=node.name in graph.in_rounds, selects=node.name == graph.filter)
+
+
+def _is_carried(node: GraphNode, rows: Rows) -> bool:
+    """Whether a node's columns may come back to it in a later step."""
+    return isinstance(node.spec, RolloutNode) and node.spec.partial_rollout and rows is Rows.TRAIN
+
+
+def _told_as(node: GraphNode, pipeline: Pipeline) -> str:
+    """What comes before the names of a node's metrics: several of one kind have metrics of the same names."""
+    alike = [name for name, other in pipeline.nodes.items() if type(other) is type(node.spec)]
+    named = isinstance(node.spec, TrainingNode | ValuesNode | RolloutNode) and node.name != (
+        leading_rollout(pipeline) if isinstance(node.spec, RolloutNode) else alike[0]
+    )
+    return f"{node.name}/" if named else ""
+
+
+def _task(node: GraphNode, pipeline: Pipeline, rows: Rows, wanted: set[str], sampled_by: str | None) -> PlannedTask:
+    prefix = _VALIDATION_PREFIX if rows is Rows.VALIDATION else ""
+    engine = getattr(node.spec, "engine", None)
+    spec = pipeline.engines[engine] if engine else None
+    guest_of = spec.shares if isinstance(spec, MegatronEngineSpec) else None
+    generates = node.contract.needs is Capability.GENERATE
+    return PlannedTask(
+        name=prefix + node.name,
+        node=node.name,
+        op=node.spec.op if node.spec is not None else node.name,  # type: ignore[attr-defined]
+        executor=guest_of or engine or HOST,
+        scope=node.contract.scope,
+        rows=rows,
+        engine=engine,
+        inputs={column: (prefix + wire.node, wire.column) for column, wire in node.inputs.items()},
+        # What nobody reads is not worth a place in the object store, unless a response is to go on with it.
+        outputs={mine: column for mine, column in node.outputs.items() if column in wanted or _is_carried(node, rows)},
+        streams=generates,
+        trains=node.contract.needs is Capability.TRAIN,
+        generates=generates,
+        frozen=guest_of is not None,
+        pieces=update_pieces(pipeline, node.spec) if isinstance(node.spec, UpdateNode) else (),
+        sampled_by=sampled_by,
+        whole_groups=node.contract.whole_groups,
+        told_as=_told_as(node, pipeline),
+    )

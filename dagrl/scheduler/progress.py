@@ -1,0 +1,199 @@
+"""How far a task of a step is: which shards have their inputs, which were started, which are done.
+
+Each note costs as much as the shards that it is about, however many there are beside them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from heapq import heappop, heappush
+from typing import override
+
+from dagrl.graph.op_contracts import Scope
+from dagrl.scheduler.plan import PlannedTask
+
+
+class TaskProgress(ABC):
+    """One task in one step."""
+
+    __slots__ = ("_done", "left")
+
+    def __init__(self, shards: int) -> None:
+        self.left = shards
+        """Shards that are not done."""
+        self._done = bytearray(shards)
+
+    @property
+    @abstractmethod
+    def ready(self) -> bool:
+        """Whether there are shards that have their inputs and may be started."""
+
+    @property
+    @abstractmethod
+    def next(self) -> tuple[int, ...]:
+        """The shards to be started next, together, of a task that is ready."""
+
+    @property
+    @abstractmethod
+    def takes_rest(self) -> bool:
+        """Whether nothing is left behind the `next` shards, or nothing that could be run together with them."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """The `next` shards are being run."""
+
+    @abstractmethod
+    def supply(self, shards: Iterable[int]) -> None:
+        """One of the tasks that this one needs has done `shards`."""
+
+    @abstractmethod
+    def give_back(self, shards: Iterable[int]) -> None:
+        """`shards` were started together, and those that are not done will not be: they are to be started again."""
+
+    def finish(self, shards: Iterable[int]) -> list[int]:
+        """Note `shards` as done; returns those that were not before."""
+        done = self._done
+        new = [shard for shard in shards if not done[shard]]
+        for shard in new:
+            done[shard] = True
+        self.left -= len(new)
+        return new
+
+
+class ShardByShard(TaskProgress):
+    """Shards are run as they come: each by itself, those that come first in the batch first, or all that are there."""
+
+    __slots__ = ("_lacking", "_to_start", "_together", "_waiting")
+
+    def __init__(self, shards: int, needs: int, *, together: bool = False) -> None:
+        """`together`: a run takes all that may be started."""
+        super().__init__(shards)
+        self._lacking = [needs] * shards
+        self._to_start = shards
+        self._together = together
+        self._waiting: list[int] = [] if needs else list(range(shards))
+        """Heap of the shards that have their inputs and were not started."""
+
+    @property
+    @override
+    def ready(self) -> bool:
+        return bool(self._waiting)
+
+    @property
+    @override
+    def next(self) -> tuple[int, ...]:
+        return tuple(sorted(self._waiting)) if self._together else (self._waiting[0],)
+
+    @property
+    @override
+    def takes_rest(self) -> bool:
+        return (len(self._waiting) if self._together else 1) == self._to_start
+
+    @override
+    def start(self) -> None:
+        self._to_start -= len(self._waiting) if self._together else 1
+        if self._together:
+            self._waiting.clear()
+        else:
+            heappop(self._waiting)
+
+    @override
+    def supply(self, shards: Iterable[int]) -> None:
+        lacking = self._lacking
+        for shard in shards:
+            lacking[shard] -= 1
+            if not lacking[shard]:
+                heappush(self._waiting, shard)
+
+    @override
+    def give_back(self, shards: Iterable[int]) -> None:
+        for shard in shards:
+            if not self._done[shard]:
+                self._to_start += 1
+                heappush(self._waiting, shard)
+
+
+class PieceByPiece(TaskProgress):
+    """The shards of a piece are run together, one piece after the other; a batch in one go is a single piece."""
+
+    __slots__ = ("_lacking", "_left_of_piece", "_piece", "_piece_of", "_pieces", "_under_way")
+
+    def __init__(self, shards: int, needs: int, pieces: tuple[tuple[int, ...], ...], piece_of: list[int]) -> None:
+        """`piece_of`: where each shard is found in `pieces`."""
+        super().__init__(shards)
+        self._pieces, self._piece_of = pieces, piece_of
+        self._lacking = [len(piece) * needs for piece in pieces]
+        self._piece = 0
+        self._left_of_piece = len(pieces[0])
+        self._under_way = False
+
+    @property
+    @override
+    def ready(self) -> bool:
+        return not self._under_way and self._piece < len(self._pieces) and not self._lacking[self._piece]
+
+    @property
+    @override
+    def next(self) -> tuple[int, ...]:
+        piece = self._pieces[self._piece]
+        if self._left_of_piece == len(piece):
+            return piece
+        return tuple(shard for shard in piece if not self._done[shard])
+
+    @property
+    @override
+    def takes_rest(self) -> bool:
+        return True
+
+    @override
+    def start(self) -> None:
+        self._under_way = True
+
+    @override
+    def supply(self, shards: Iterable[int]) -> None:
+        for shard in shards:
+            self._lacking[self._piece_of[shard]] -= 1
+
+    @override
+    def give_back(self, shards: Iterable[int]) -> None:
+        self._under_way = False
+
+    @override
+    def finish(self, shards: Iterable[int]) -> list[int]:
+        new = super().finish(shards)
+        self._left_of_piece -= len(new)
+        if new and not self._left_of_piece:
+            self._under_way = False
+            self._piece += 1
+            self._left_of_piece = len(self._pieces[self._piece]) if self._piece < len(self._pieces) else 0
+        return new
+
+
+class Cut:
+    """How one task takes the shards of each step."""
+
+    def __init__(self, task: PlannedTask, shards: int, needs: int) -> None:
+        """`needs`: how many tasks it waits for."""
+        self._shards, self._needs = shards, needs
+        # An engine does one thing at a time, and each thing has its price: a call to every rank, weights swapped in.
+        # The host's workers share the shards out among them.
+        self._together = task.engine is not None
+        self._pieces = task.pieces
+        if not task.pieces and (task.streams or task.trains or task.scope is Scope.BATCH):
+            self._pieces = (tuple(range(shards)),)
+        places = {shard: place for place, piece in enumerate(self._pieces) for shard in piece}
+        in_pieces = len(places) == shards == sum(len(piece) for piece in self._pieces) and all(self._pieces)
+        assert not self._pieces or in_pieces, f"the pieces of {task.name} are not each shard once"
+        self._piece_of = [places[shard] for shard in range(shards)] if places else []
+
+    @property
+    def last_piece(self) -> tuple[int, ...]:
+        """The shards that are run last, of a task that takes them in pieces."""
+        return self._pieces[-1]
+
+    def begin(self) -> TaskProgress:
+        """The task in a new step, or in a further round of one."""
+        if self._pieces:
+            return PieceByPiece(self._shards, self._needs, self._pieces, self._piece_of)
+        return ShardByShard(self._shards, self._needs, together=self._together)

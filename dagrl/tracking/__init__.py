@@ -1,0 +1,140 @@
+"""What a run leaves for people to look at: console, metrics.jsonl, TensorBoard, wandb, MLflow, SwanLab, timeline.
+
+`open_trackers` opens those that a pipeline asks for; the runtime talks to all of them as one, by `Trackers`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from dagrl.tracking.background_tracker import Guest
+from dagrl.tracking.base import Progress, SampleTracker, Tracker
+from dagrl.tracking.console import Console
+from dagrl.tracking.metrics_file import MetricsFile
+from dagrl.tracking.mlflow import Mlflow
+from dagrl.tracking.redact import without_secrets
+from dagrl.tracking.samples import read_samples
+from dagrl.tracking.swanlab import SwanLab
+from dagrl.tracking.tensorboard import TensorBoard
+from dagrl.tracking.timeline import Timeline
+from dagrl.tracking.wandb import Wandb
+
+__all__ = ["Timeline", "Tracker", "Trackers", "open_trackers"]
+
+
+class Trackers:
+    """All trackers of a run. A context manager: it closes them, as failed where an exception comes through."""
+
+    def __init__(
+        self, trackers: Sequence[Tracker], timeline: Timeline, console: Console | None, samples: Path, shown: int
+    ) -> None:
+        """`samples` is the folder with the steps' samples, of which trackers show `shown` of each validation."""
+        self._trackers = trackers
+        self._console = console
+        self._samples, self._shown = samples, shown
+        self.timeline = timeline
+        """Where the runtime records what ran when."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record a step everywhere, in metrics.jsonl first. OSError where a file cannot be written."""
+        for tracker in self._trackers:
+            tracker.log(step, metrics)
+        if any(name.startswith("val/") for name in metrics):
+            self._show_samples(step)
+
+    def _show_samples(self, step: int) -> None:
+        showing = [tracker for tracker in self._trackers if isinstance(tracker, SampleTracker)]
+        if not showing:
+            return
+        try:
+            table = read_samples(self._samples / f"step_{step}_val.parquet", self._shown)
+        except (OSError, ValueError) as error:
+            self.note(f"the samples of step {step} cannot be shown: {error}")
+            return
+        if table is not None:
+            for tracker in showing:
+                tracker.samples(step, table)
+
+    def progress(self, progress: Progress) -> None:
+        """Show how far a rollout is; cheap, and only on the console."""
+        if self._console is not None:
+            self._console.progress(progress)
+
+    def note(self, message: str) -> None:
+        """Tell the user something; on stderr if the pipeline has no console."""
+        if self._console is not None:
+            self._console.note(message)
+        else:
+            with suppress(OSError):  # nobody is there to read it
+                print(message, file=sys.stderr, flush=True)
+
+    def close(self, ok: bool) -> None:
+        """Close all, also if closing one fails; the first such OSError is raised at the end."""
+        self.timeline.close()
+        failure: OSError | None = None
+        for tracker in reversed(self._trackers):
+            try:
+                tracker.close(ok)
+            except OSError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close(ok=error is None)
+        except OSError as failure:
+            # What ended the run must stay the error that is seen.
+            if error is None:
+                raise
+            self.note(str(failure))
+
+
+def open_trackers(
+    names: Sequence[str],
+    *,
+    run_dir: Path,
+    run_name: str,
+    config: Mapping[str, Any],
+    total_steps: int,
+    resumed_step: int | None,
+    shown_samples: int = 0,
+) -> Trackers:
+    """Open metrics.jsonl, the timeline, and what `names` asks for.
+
+    These are ``console``, ``tensorboard``, ``wandb``, ``mlflow`` and ``swanlab``. `config` is the resolved pipeline as
+    plain YAML values; what looks like a secret in it is told to nobody. `resumed_step` is the last step that stays,
+    None in a run from the start: whatever the folder holds of later steps is cut. `shown_samples` of each validation
+    are shown as a table. Raises OSError where a file cannot be written.
+    """
+    console = Console(total_steps) if "console" in names else None
+    trackers: list[Tracker] = [MetricsFile()]
+    together = Trackers(trackers, Timeline(), console, run_dir / "samples", shown_samples)
+    if console is not None:
+        trackers.append(console)
+    if "tensorboard" in names:
+        trackers.append(TensorBoard())
+    if "wandb" in names:
+        trackers.append(Wandb(run_name, together.note))
+    if "mlflow" in names:
+        trackers.append(Guest("mlflow", Mlflow(run_name, together.note), together.note))
+    if "swanlab" in names:
+        trackers.append(Guest("swanlab", SwanLab(run_name, together.note), together.note))
+    config = without_secrets(config)
+    with ExitStack() as on_failure:
+        on_failure.callback(together.close, ok=False)
+        together.timeline.start(run_dir, resumed_step)
+        for tracker in trackers:
+            tracker.start(run_dir, config, resumed_step)
+        on_failure.pop_all()
+    return together

@@ -1,0 +1,220 @@
+"""The terminal: a line for each step, which stays, above the bars of what is under way.
+
+Where output is not a terminal there are no bars, and a line names each of its numbers.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console as Terminal
+from rich.console import Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+
+from dagrl.tracking.base import Progress
+from dagrl.tracking.other_policies import same_of_others
+
+QUIET_S = 10.0
+"""Between two lines about a rollout, where output is not a terminal."""
+STEPS_PER_HEADING = 20
+"""Rows of a terminal's table from one line of headings to the next."""
+_WIDTH = 7
+"""Characters of a table's column at least."""
+
+COLUMNS: tuple[tuple[str, tuple[str, ...], Callable[[float], str]], ...] = (
+    ("reward", ("reward/mean",), "{:.3f}".format),
+    ("margin", ("dpo/margin",), "{:.3f}".format),
+    ("loss", ("loss/policy", "loss/dpo", "loss/sft"), "{:.4f}".format),
+    ("kl", ("kl/ref",), "{:.5f}".format),
+    ("entropy", ("entropy",), "{:.3f}".format),
+    ("tokens", ("response_tokens/mean", "demonstration_tokens/mean"), "{:.1f}".format),
+    ("staleness", ("staleness/mean",), "{:.2f}".format),
+    ("grad norm", ("grad_norm",), "{:.3f}".format),
+    ("tokens/s", ("throughput/tokens_per_s",), "{:,.0f}".format),
+    ("seconds", ("time/step_s",), "{:.2f}".format),
+)
+"""Heading, metrics of which the first that there is is shown, format. ``tokens`` is the mean length of a response."""
+_OF_EVERY_POLICY = ("reward", "loss")
+"""Headings that are shown of policies beside the first, too."""
+
+VALIDATION = (
+    ("val/reward/mean", "reward"),
+    ("val/response_tokens/mean", "tokens"),
+    ("val/loss/dpo", "loss of dpo"),
+    ("val/dpo/accuracy", "accuracy of dpo"),
+    ("val/loss/sft", "loss of sft"),
+)
+"""Metric, heading: what is shown of a validation."""
+
+
+OF_A_SET = re.compile(r"val/(.+/mean@\d+)")
+"""Metrics that tell a validation set, or one of its data sources, from the others."""
+VISIBLE_SETS = 8
+"""That are shown of a validation. metrics.jsonl has all of them."""
+
+
+class _Terminal(Terminal):
+    """Standard output; where its reader has gone, silence, for a run does not end with a closed pipe or terminal."""
+
+    def _write_buffer(self) -> None:
+        try:
+            super()._write_buffer()
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            # A terminal that was hung up: rich knows of pipes alone.
+            self.on_broken_pipe()
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        # Python writes what is left in its buffer when it exits: that must not fail either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _values(metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
+    """Heading and text of what is shown of a step, in the order of `COLUMNS`."""
+    for heading, names, form in COLUMNS:
+        name = next((name for name in names if name in metrics), None)
+        if name is not None:
+            yield heading, form(metrics[name])
+        if heading in _OF_EVERY_POLICY:
+            others = (pair for each in names for pair in same_of_others(each, metrics))
+            yield from ((f"{heading} {other}", form(metrics[metric])) for metric, other in others)
+
+
+class Console:
+    """Shows the run to whoever watches it."""
+
+    def __init__(
+        self, total_steps: int, terminal: Terminal | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`total_steps` of the whole run; `terminal` is standard output unless given. `clock` gives seconds."""
+        self._terminal = terminal or _Terminal(highlight=False)
+        self._total_steps = total_steps
+        self._headings: list[str] = []
+        """Columns of the table, in order."""
+        self._rows = 0
+        """Steps below the last line of headings."""
+        self._is_stale = False
+        """Whether a step has been trained on samples of older weights; until then their age is not shown."""
+        self._progress = Bars(
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn("elapsed"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            auto_refresh=False,
+        )
+        self._task = self._progress.add_task("steps", total=total_steps, start=False)
+        self._rollout = Bars(
+            TextColumn("{task.description}"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn("{task.fields[rate]}"),
+            auto_refresh=False,
+        )
+        self._prompts = self._rollout.add_task("", visible=False, rate="")
+        self._clock = clock
+        self._quiet_until: float | None = None
+        """When the next line about a rollout may come; None where none is under way."""
+        self._live: Live | None = None
+
+    def start(self, run_dir: Path, config: Mapping[str, Any], resumed_step: int | None) -> None:
+        """Begin to draw; the progress counts from `resumed_step`."""
+        self._progress.update(self._task, completed=resumed_step or 0)
+        self._progress.start_task(self._task)
+        if self._terminal.is_terminal and not self._terminal.is_dumb_terminal:
+            self._live = Live(console=self._terminal, get_renderable=self._picture, refresh_per_second=2)
+            self._live.start()
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Show a step; of a validation, its own line."""
+        if step > 0:
+            self._progress.update(self._task, completed=step)
+            self._is_stale |= metrics.get("staleness/mean", 0.0) > 0
+            values = {head: value for head, value in _values(metrics) if head != "staleness" or self._is_stale}
+            if self._live is None:
+                shown = "  ".join(f"{head} {value}" for head, value in values.items())
+                self._line(f"step {step}/{self._total_steps}  {shown}")
+            else:
+                self._row(step, values)
+        validation = [f"{head} {metrics[name]:.4g}" for name, head in VALIDATION if name in metrics]
+        others = same_of_others("val/reward/mean", metrics)
+        validation += [f"reward {other} {metrics[name]:.4g}" for name, other in others]
+        sets = [(found[1], value) for name, value in metrics.items() if (found := OF_A_SET.fullmatch(name))]
+        validation += [f"{head} {value:.4g}" for head, value in sets[:VISIBLE_SETS]]
+        if validation:
+            self._line(f"step {step}/{self._total_steps} validation  " + "  ".join(validation))
+        if self._live is not None:
+            self._live.refresh()
+
+    def progress(self, progress: Progress) -> None:
+        """Show how far a rollout is: a bar, or a line every `QUIET_S` seconds."""
+        over = progress.done >= progress.total
+        rate = f"{progress.tokens:,} tokens  {progress.tokens / max(progress.seconds, 1e-9):,.0f} tokens/s"
+        if self._live is not None:
+            self._rollout.update(
+                self._prompts,
+                # Where steps overlap, it is not the one that is shown next.
+                description=f"{progress.name} of step {progress.step}",
+                completed=progress.done,
+                total=progress.total,
+                rate=rate,
+                visible=not over,
+            )
+            return
+        now = self._clock()
+        if over or self._quiet_until is None:
+            self._quiet_until = None if over else now + QUIET_S
+        elif now >= self._quiet_until:
+            self._quiet_until = now + QUIET_S
+            done = f"{progress.name} {progress.done}/{progress.total} prompts"
+            self._line(f"step {progress.step}/{self._total_steps}  {done}  {rate}")
+
+    def note(self, message: str) -> None:
+        """Print a line."""
+        self._line(message)
+
+    def close(self, ok: bool) -> None:
+        """Leave the last bar on the screen and give the cursor back."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _row(self, step: int, values: Mapping[str, str]) -> None:
+        """Print a step as a row of the table, below headings where they are new or have scrolled up."""
+        new = [head for head in values if head not in self._headings]
+        if new or self._rows == STEPS_PER_HEADING:
+            order = [head for head, _, _ in COLUMNS]
+            # The other policies' come behind the first one's, of which they repeat the heading.
+            self._headings = sorted([*self._headings, *new], key=lambda head: _place(head, order))
+            self._rows = 0
+        if self._rows == 0:
+            self._line("  ".join(["step", *(head.rjust(_WIDTH) for head in self._headings)]), style="bold")
+        self._rows += 1
+        cells = (values.get(head, "-").rjust(max(_WIDTH, len(head))) for head in self._headings)
+        self._line("  ".join([str(step).rjust(len("step")), *cells]))
+
+    def _line(self, text: str, style: str | None = None) -> None:
+        # soft_wrap: a log file has no width to wrap at.
+        self._terminal.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+        self._terminal.file.flush()
+
+    def _picture(self) -> Group:
+        return Group(self._progress, self._rollout)
+
+
+def _place(heading: str, order: list[str]) -> int:
+    """The place of the column that a heading is of, or whose heading it repeats with a policy's name behind it."""
+    return next(place for place, head in enumerate(order) if heading == head or heading.startswith(f"{head} "))

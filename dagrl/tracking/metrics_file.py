@@ -1,0 +1,72 @@
+"""``metrics.jsonl``: one JSON object for each step. The record that tools and tests read; it must not lose a line."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from dagrl.tracking.base import is_kept, naming, replace_text
+
+
+class MetricsFile:
+    """Appends a line a step, each in the file before `log` returns.
+
+    Raises OSError, with a sentence that names the file, where it cannot be written.
+    """
+
+    def __init__(self) -> None:
+        self._path = Path()
+        self._file: TextIO | None = None
+
+    def start(self, run_dir: Path, config: Mapping[str, Any], resumed_step: int | None) -> None:
+        """Cut off the lines after `resumed_step` and a torn last line, then open for appending.
+
+        ValueError where an earlier line is no step of a run.
+        """
+        self._path = run_dir / "metrics.jsonl"
+        with naming(self._path):
+            run_dir.mkdir(parents=True, exist_ok=True)
+            if self._path.is_file():
+                replace_text(self._path, "".join(kept_lines(self._path, resumed_step)))
+            self._file = self._path.open("a", encoding="utf-8")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append a step; NaN and infinity become null."""
+        assert self._file is not None, "log before start"
+        record = {"step": step, **{name: _json_number(value) for name, value in metrics.items()}}
+        with naming(self._path):
+            self._file.write(json.dumps(record, allow_nan=False) + "\n")
+            self._file.flush()
+
+    def close(self, ok: bool) -> None:
+        """Close the file."""
+        file, self._file = self._file, None
+        if file is not None:
+            with naming(self._path):
+                file.close()
+
+
+def _json_number(value: float) -> float | None:
+    """JSON knows no NaN, no infinity, and nothing of numpy."""
+    if isinstance(value, int):
+        return value
+    return float(value) if math.isfinite(value) else None
+
+
+def kept_lines(path: Path, resumed_step: int | None) -> list[str]:
+    """Lines of steps up to `resumed_step`; a last one that a kill tore apart is left out."""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    kept = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            step = int(json.loads(line)["step"])
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            if number == len(lines):
+                break
+            raise ValueError(f"{path}:{number}: not a step's metrics; remove the line to go on") from error
+        if line.endswith("\n") and is_kept(step, resumed_step):
+            kept.append(line)
+    return kept

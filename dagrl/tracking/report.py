@@ -1,0 +1,219 @@
+"""What a run has come to, out of its folder, whether it has ended or goes on: `metrics.jsonl`, `timeline.json`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any, NamedTuple
+
+from dagrl.tracking.other_policies import same_of_others
+from dagrl.tracking.timeline import read_events
+
+_OWN_TIMES = ("time/step_s",)
+_OF_A_SET = re.compile(r"val/.+/mean@\d+")
+"""Metrics that tell a validation set, or one of its data sources, from the others."""
+_MOST_IN_A_LINE = 4
+"""Metrics."""
+_COUNTED = {
+    "staleness/masked": "samples masked as too old",
+    "staleness/dropped": "samples dropped as too old",
+    "data/dropped_prompts": "prompts dropped as too long",
+    "filter/filled_prompts": "prompts that steps were filled up with, though they did not pass the filter",
+}
+
+
+_PROGRESS: tuple[tuple[str, Callable[[list[float]], float] | None], ...] = (
+    ("reward/mean", max),
+    ("val/reward/mean", max),
+    ("loss/dpo", min),
+    ("val/loss/dpo", min),
+    ("dpo/accuracy", max),
+    ("val/dpo/accuracy", max),
+    ("loss/sft", min),
+    ("val/loss/sft", min),
+    ("response_tokens/mean", None),
+    ("filter/kept_fraction", None),
+)
+"""Metrics that show what a run has come to, and what is best of each."""
+_STALENESS = ("staleness/mean", "staleness/max")
+"""Shown where samples were ever older than the weights."""
+
+
+class Span(NamedTuple):
+    """That something ran, from `start` to `end` in seconds since the epoch."""
+
+    name: str
+    category: str
+    start: float
+    end: float
+    step: int
+    shard: int | None
+    group: str
+    worker: str
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What a run has left."""
+
+    folder: Path
+    steps: Sequence[dict[str, Any]]
+    """A step's metrics each, in order, as far as they are numbers; ``step`` among them."""
+    spans: Sequence[Span]
+    torn: int
+    """Lines of the metrics that cannot be read."""
+
+    @property
+    def last_step(self) -> int:
+        """The newest step that was finished; 0 where there is none."""
+        return max((line["step"] for line in self.steps), default=0)
+
+    def of(self, name: str) -> list[float]:
+        """The metric in all steps that have it."""
+        return [line[name] for line in self.steps if isinstance(line.get(name), int | float)]
+
+
+def read_run(folder: Path) -> RunRecord:
+    """Read a run folder. ValueError, with one sentence, where it is none or what is in it cannot be read."""
+    metrics = folder / "metrics.jsonl"
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is no folder; name the one that `dagrl run` wrote to, runs/NAME if you did not say")
+    if not metrics.is_file():
+        has_begun = (folder / "pipeline.yaml").is_file()
+        why = "its run has not finished a step" if has_begun else "no run has written there"
+        raise ValueError(f"{folder} holds no metrics.jsonl: {why}")
+    steps, torn = [], 0
+    for line in metrics.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            step = json.loads(line)
+            number = int(step["step"])
+        except (ValueError, KeyError, TypeError, OverflowError):
+            torn += 1
+            continue
+        steps.append({name: value for name, value in step.items() if isinstance(value, int | float)} | {"step": number})
+    timeline = folder / "timeline.json"
+    events = read_events(timeline) if timeline.is_file() else []
+    return RunRecord(folder, sorted(steps, key=lambda step: step["step"]), _spans(events, timeline), torn)
+
+
+def summary(run: RunRecord, idle: Mapping[str, float], steps: int | None = None) -> str:
+    """A run in a screenful. `idle`: share of the time for each group; `steps`: those that the run was to have."""
+    of = f" of {steps}" if steps else ""
+    lines = [f"{run.folder}: {run.last_step}{of} steps"]
+    if run.torn:
+        what = "a line is" if run.torn == 1 else f"{run.torn} lines are"
+        lines.append(f"  {what} torn in metrics.jsonl and left out")
+    trained = [line for line in run.steps if line["step"] > 0]
+    if not trained:
+        return "\n".join([*lines, "  no step has been finished yet"]) + "\n"
+    lines += ["", *aligned(_progress(run))]
+    best = run.folder / "checkpoints" / "best"
+    if best.is_file():
+        lines += [f"  best checkpoint: {best.read_text().strip()}; dagrl export {run.folder} --best -o DIR"]
+    lines += ["", *aligned(_times(run))]
+    if idle:
+        lines += [
+            "",
+            *aligned([["group", "idle"], *([name, f"{share:.0%}"] for name, share in sorted(idle.items()))]),
+        ]
+    return "\n".join([*lines, *_troubles(run)]) + "\n"
+
+
+def in_a_line(run: RunRecord) -> str:
+    """The first and last rewards of a run, or losses where it has no rewards. Empty without either."""
+    told = [f"{name} {first} -> {last} (best {best})" for name, first, last, best in _progress(run)[1:] if best]
+    return ", ".join(told[:_MOST_IN_A_LINE])
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table: the first column to the left, the others to the right."""
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    return [
+        "  "
+        + "  ".join(
+            cell.ljust(width) if place == 0 else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _progress(run: RunRecord) -> list[list[str]]:
+    rows = [["", "first", "last", "best"]]
+    known = dict.fromkeys(name for line in run.steps for name in line)
+    sets = [(name, max) for name in known if _OF_A_SET.fullmatch(name)]
+    shown: list[tuple[str, Callable[[list[float]], float] | None]] = []
+    for name, best in _PROGRESS:
+        shown += [(name, best), *((other, best) for other, _ in same_of_others(name, known))]
+    if any(run.of("staleness/max")):
+        shown += [(name, None) for name in _STALENESS]
+    for name, best in (*shown, *sets):
+        if values := run.of(name):
+            rows.append([name, _number(values[0]), _number(values[-1]), _number(best(values)) if best else ""])
+    return rows
+
+
+def _times(run: RunRecord) -> list[list[str]]:
+    """Seconds of steps and nodes, and tokens a second."""
+    step_s = run.of("time/step_s")
+    rows = [["", "mean", "median", "most", "of a step"]]
+    if step_s:
+        rows.append(["step_s", *_three(step_s), ""])
+    names = {name for line in run.steps for name in line if name.startswith("time/")} - {*_OWN_TIMES}
+    nodes = [(name, values) for name in names if (values := run.of(name))]
+    for name, values in sorted(nodes, key=lambda node: -sum(node[1])):
+        share = f"{sum(values) / sum(step_s):.0%}" if step_s and sum(step_s) else ""
+        rows.append([f"  {name.removeprefix('time/')}", *_three(values), share])
+    for name in ("throughput/tokens_per_s", "throughput/tokens_per_s_per_gpu"):
+        if values := run.of(name):
+            rows.append([name.removeprefix("throughput/"), *_three(values), ""])
+    return rows
+
+
+def _troubles(run: RunRecord) -> list[str]:
+    """What went wrong and was made up for."""
+    lines = []
+    if restarts := run.of("run/restarts"):
+        # Counted anew by each `dagrl run`, and told by every step after one.
+        risen = sum(max(0.0, later - before) for before, later in zip([0.0, *restarts], restarts, strict=False))
+        if risen:
+            lines.append(f"restarts after losses: {risen:.0f}")
+    for name, what in _COUNTED.items():
+        if total := sum(run.of(name)):
+            lines.append(f"{what}: {total:.0f}")
+    return ["", *(f"  {line}" for line in lines)] if lines else []
+
+
+def _three(values: Sequence[float]) -> list[str]:
+    return [_number(fmean(values)), _number(median(values)), _number(max(values))]
+
+
+def _number(value: float) -> str:
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if abs(value) < 1 else f"{value:.2f}"
+
+
+def _spans(events: Iterable[dict[str, Any]], path: Path) -> list[Span]:
+    try:
+        return [
+            Span(
+                str(event["name"]),
+                str(event["cat"]),
+                event["ts"] / 1e6,
+                (event["ts"] + event["dur"]) / 1e6,
+                int(event["args"]["step"]),
+                event["args"]["shard"],
+                str(event["args"]["group"]),
+                str(event["args"]["worker"]),
+            )
+            for event in events
+        ]
+    except KeyError as error:
+        raise ValueError(f"{path} is no timeline of a run: an event lacks {error}") from error
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path} is no timeline of a run: an event holds what none does ({error})") from error

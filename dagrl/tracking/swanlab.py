@@ -1,0 +1,79 @@
+"""SwanLab, online or offline; its files are under ``swanlab/`` of the run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dagrl.tracking.background_tracker import GuestFailedError, failures_of, stable_id
+from dagrl.tracking.base import SampleTable
+
+if TYPE_CHECKING:
+    import swanlab
+
+
+class SwanLab:
+    """Logs to SwanLab: metrics, the pipeline as its configuration, samples as tables.
+
+    Without a key (``SWANLAB_API_KEY``, or `swanlab login`) it works offline, and ``swanlab sync`` uploads later. A run
+    that goes on stays one run, by an id kept in the run folder.
+    """
+
+    def __init__(self, name: str, note: Callable[[str], None]) -> None:
+        """`name` is the run's; `note` tells the user something."""
+        self._name, self._note = name, note
+        self._run: swanlab.Run | None = None
+
+    def start(self, run_dir: Path, config: Mapping[str, Any], resumed_step: int | None) -> None:
+        """Begin the run, or go on with it; offline where the server does not let it in."""
+        import swanlab
+
+        # Its own lines would tear the live table apart, and there is no public way to be rid of them.
+        with suppress(AttributeError):
+            swanlab.pkg.console.c.quiet = True
+        folder = (run_dir / "swanlab").resolve()
+        settings = swanlab.Settings(interactive=False, terminal=swanlab.Settings.Terminal(proxy_type="none"))
+        begin = partial(
+            swanlab.init,
+            project=settings.project.name or "dagrl",
+            name=self._name,
+            id=stable_id(folder / "run_id"),
+            resume="allow",
+            log_dir=str(folder),
+            config=dict(config),
+            settings=settings,
+        )
+        try:
+            with failures_of("swanlab"):
+                no_key = settings.mode == "online" and settings.api_key is None
+                self._run = begin(mode="offline" if no_key else settings.mode)
+        except GuestFailedError as error:
+            self._note(f"swanlab: {error}; logging offline")
+            self._run = begin(mode="offline")
+        if self._run.mode == "online":
+            self._note(f"swanlab: {self._run.url}")
+        else:
+            self._note(f"swanlab: {self._run.mode}; upload with: swanlab sync {self._run.dir}")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record a step's metrics."""
+        assert self._run is not None, "log before start"
+        self._run.log({name: float(value) for name, value in metrics.items()}, step=step)
+
+    def samples(self, step: int, table: SampleTable) -> None:
+        """Show a table."""
+        import swanlab
+
+        assert self._run is not None, "samples before start"
+        shown = swanlab.echarts.Table()
+        shown.add(list(table.columns), [[str(value) for value in row] for row in table.rows])
+        self._run.log({"val/samples": shown}, step=step)
+
+    def close(self, ok: bool) -> None:
+        """Upload the rest, and mark the run as finished or failed."""
+        run, self._run = self._run, None
+        if run is not None:
+            run.finish(state="success" if ok else "crashed", error=None if ok else "the run failed")

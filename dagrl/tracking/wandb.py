@@ -1,0 +1,123 @@
+"""Weights & Biases, online or offline. A guest of the run: where it fails, the run goes on and says so once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from dagrl.tracking.background_tracker import GuestFailedError, failures_of, stable_id
+from dagrl.tracking.base import SampleTable
+
+if TYPE_CHECKING:
+    import wandb
+
+START_TIMEOUT_S = 60.0
+"""Longest wait for the server when the run starts."""
+FINISH_TIMEOUT_S = 120.0
+"""Longest wait for uploads at the end; what is not uploaded by then stays in the run folder."""
+
+
+class Wandb:
+    """Logs to wandb; its files are under ``wandb/`` of the run folder.
+
+    Without a key (``WANDB_API_KEY``) and without ``WANDB_MODE`` it works offline, and ``wandb sync`` uploads later. A
+    run that goes on stays one run, by an id kept in the run folder; as wandb cannot take steps back, metrics are
+    plotted over their ``step``, and steps that were done again are there twice.
+    """
+
+    def __init__(self, name: str, note: Callable[[str], None]) -> None:
+        """`name` is the run's; `note` tells the user something."""
+        self._name = name
+        self._note = note
+        self._run: wandb.Run | None = None
+
+    def start(self, run_dir: Path, config: Mapping[str, Any], resumed_step: int | None) -> None:
+        """Begin the run, or go on with it; offline where the server does not answer."""
+        mode: Literal["offline"] | None = None
+        if not os.environ.keys() & {"WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_MODE"}:
+            mode = "offline"
+        with self._forgiven():
+            run_id = stable_id(run_dir / "wandb" / "run_id")
+            try:
+                with failures_of("wandb"):
+                    self._run = self._begin(run_dir, config, run_id, mode)
+            except GuestFailedError as error:
+                self._note(f"wandb: {error}; logging offline")
+                # The failed start still holds the run's id in wandb's process.
+                self._stop()
+                self._run = self._begin(run_dir, config, run_id, "offline")
+        if self._run is not None and self._run.offline:
+            self._note(f"wandb: offline; upload with: wandb sync {run_dir / 'wandb'}/offline-run-*")
+        elif self._run is not None and self._run.url:
+            self._note(f"wandb: {self._run.url}")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Hand a step's metrics to wandb's own process."""
+        if self._run is not None:
+            with self._forgiven():
+                self._run.log({"step": step, **metrics})
+
+    def samples(self, step: int, table: SampleTable) -> None:
+        """Show a table."""
+        if self._run is not None:
+            import wandb
+
+            with self._forgiven():
+                shown = wandb.Table(columns=list(table.columns), data=[*map(list, table.rows)])
+                self._run.log({"step": step, "val/samples": shown})
+
+    def close(self, ok: bool) -> None:
+        """Upload the rest, mark the run as finished or failed, and end wandb's process."""
+        if self._run is None:
+            return
+        with self._forgiven():
+            self._run.finish(exit_code=0 if ok else 1)
+        if self._run is not None:
+            self._stop()
+
+    def _begin(
+        self, run_dir: Path, config: Mapping[str, Any], run_id: str, mode: Literal["offline"] | None
+    ) -> wandb.Run:
+        import wandb
+
+        settings = wandb.Settings(
+            # wandb's own lines would tear the live table apart, and it would capture the table as output.
+            silent=True,
+            console="off",
+            init_timeout=START_TIMEOUT_S,
+            finish_timeout=FINISH_TIMEOUT_S,
+        )
+        run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "dagrl"),
+            name=self._name,
+            id=run_id,
+            resume="allow",
+            dir=run_dir,
+            mode=mode,
+            config=dict(config),
+            settings=settings,
+        )
+        run.define_metric("*", step_metric="step")
+        return run
+
+    @contextmanager
+    def _forgiven(self) -> Iterator[None]:
+        """Within the context a failure of wandb becomes a note, and the end of wandb for this run."""
+        try:
+            with failures_of("wandb"):
+                yield
+        except GuestFailedError as error:
+            self._note(f"wandb stopped: {error}; metrics.jsonl has every step")
+            self._stop()
+
+    def _stop(self) -> None:
+        """End wandb's process; it is our child, and must not outlive the run."""
+        self._run = None
+        import wandb
+
+        # What cannot even be ended has been spoken of already.
+        with suppress(GuestFailedError), failures_of("wandb"):
+            wandb.teardown()

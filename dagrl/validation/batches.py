@@ -1,0 +1,195 @@
+"""Sizes of batches, mini-batches and shards, and what the schedule asks for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dagrl.config.errors import Place
+from dagrl.config.loading.positions import Findings
+from dagrl.config.schema import (
+    DemonstrationNode,
+    DpoNode,
+    HfEngineSpec,
+    MegatronEngineSpec,
+    NodeBase,
+    PackingNode,
+    Pipeline,
+    TrainingNode,
+    UpdateNode,
+)
+from dagrl.graph.dag import Graph, GraphNode
+from dagrl.graph.offline import longest_demonstration
+from dagrl.graph.rollouts import leading_rollout, longest_by_key, rollouts
+from dagrl.models.sizes import ModelSizes
+
+_PROMPTS: Place = ("data", "prompts_per_step")
+_MOST_SAMPLES = 10**7
+"""In one step: ten times the largest batches of published runs."""
+
+
+def check_batches(pipeline: Pipeline, graph: Graph | None, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:
+    """Report sizes that do not divide or fit; `graph` is None where the columns are not sorted out yet."""
+    for name, node in pipeline.nodes.items():
+        if isinstance(node, TrainingNode):
+            _check_mini_batches(pipeline, name, node, graph, findings)
+        if isinstance(node, PackingNode):
+            _check_micro_batch(pipeline, name, node, graph, findings)
+    _warn_of_long_samples(pipeline, sizes, findings)
+    _warn_of_long_demonstrations(pipeline, sizes, findings)
+    _check_schedule(pipeline, findings)
+    _check_samples(pipeline, findings)
+
+
+def _check_mini_batches(
+    pipeline: Pipeline, name: str, node: TrainingNode, graph: Graph | None, findings: Findings
+) -> None:
+    prompts = pipeline.data.prompts_per_step
+    mini_batch = node.mini_batch or prompts
+    place: Place = ("nodes", name, "mini_batch")
+    if mini_batch > prompts:
+        message = f"{mini_batch} prompts are more than a step has (data.prompts_per_step = {prompts}); lower it"
+        findings.error(place, message, depends_on=[_PROMPTS])
+    elif prompts % mini_batch:
+        message = (
+            f"{mini_batch} prompts do not divide the step's {prompts} (data.prompts_per_step); choose a divisor, "
+            f"such as {_nearest_divisor(prompts, mini_batch)}"
+        )
+        findings.error(place, message, depends_on=[_PROMPTS])
+        return
+    updates = node.optimizer_steps(prompts)
+    if updates > 1 and graph is not None and _lacks_old(node, graph.nodes[name]):
+        message = (
+            f"{updates} optimizer steps on one batch need the log-probs from before the first; add a node "
+            f"`{{op: logprob, engine: {node.engine}, write: old_logprob}}`"
+        )
+        blamed = place if mini_batch < prompts else ("nodes", name, "epochs")
+        findings.error(blamed, message, depends_on=[_PROMPTS])
+
+
+def _lacks_old(node: NodeBase, placed: GraphNode) -> bool:
+    """Whether an update compares the policy with itself before the step, and nobody tells it how it was."""
+    compares = isinstance(node, UpdateNode) and node.loss.policy not in ("reinforce", "opmd")
+    return compares and "old_logprob" in placed.contract.reads_if_written and "old_logprob" not in placed.inputs
+
+
+def _nearest_divisor(number: int, wanted: int) -> int:
+    small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
+    return min((*small, *(number // size for size in small)), key=lambda size: (abs(size - wanted), size))
+
+
+@dataclass(frozen=True, slots=True)
+class _Longest:
+    """The most tokens that rows have which go into a micro-batch together."""
+
+    tokens: int
+    """Of one row."""
+    said: str
+    """Where the file says so."""
+    depends_on: list[Place]
+    rows: int = 1
+
+
+def _longest_of(pipeline: Pipeline, name: str, node: PackingNode, graph: Graph | None) -> list[_Longest]:
+    """What a node's rows may come to; of each rollout, where it is not known whose responses it works on."""
+    sampled_by = graph.sampled_by(name) if graph else None
+    if sampled_by is None and graph is not None and pipeline.data.responses:
+        said = "data.max_prompt_tokens + data.max_response_tokens"
+        depends: list[Place] = [("data", "max_prompt_tokens"), ("data", "max_response_tokens")]
+        return [_Longest(longest_demonstration(pipeline), said, depends, 2 if isinstance(node, DpoNode) else 1)]
+    validated = pipeline.run.validates and graph is not None and name in graph.validation.nodes
+    together = graph is not None and graph.nodes[name].contract.whole_groups
+    return [
+        _Longest(
+            tokens,
+            f"data.max_prompt_tokens + nodes.{rollout}.{key}.max_new_tokens",
+            [("data", "max_prompt_tokens"), ("nodes", rollout, key, "max_new_tokens")],
+            rollouts(pipeline)[leading_rollout(pipeline)].n if together else 1,
+        )
+        for rollout in ([sampled_by] if sampled_by else rollouts(pipeline))
+        for key, tokens in longest_by_key(pipeline, rollout, validated=validated).items()
+    ]
+
+
+def _check_micro_batch(
+    pipeline: Pipeline, name: str, node: PackingNode, graph: Graph | None, findings: Findings
+) -> None:
+    if isinstance(pipeline.engines.get(node.engine), HfEngineSpec):
+        return  # It has tokens of its own, and takes a long row by itself.
+    multiple, engine = _row_alignment(pipeline, node.engine)
+    for longest in _longest_of(pipeline, name, node, graph):
+        padded = longest.rows * (-(-longest.tokens // multiple) * multiple)
+        if node.tokens_per_micro_batch < padded:
+            whole = longest.rows * longest.tokens
+            what, said = "sample", longest.said
+            if longest.rows > 1:
+                what, said = f"{longest.rows} samples of a prompt", f"{longest.rows} x ({longest.said})"
+            ranks = f", padded to {padded} (a multiple of {multiple}) for the layout of `{engine}`"
+            message = (
+                f"{node.tokens_per_micro_batch} tokens cannot hold the longest {what}, {whole} "
+                f"({said}){ranks if padded > whole else ''}; set it to {padded} or more"
+            )
+            depends = [*longest.depends_on, ("engines", engine, "parallel")]
+            findings.error(("nodes", name, "tokens_per_micro_batch"), message, depends_on=depends)
+
+
+def _warn_of_long_samples(pipeline: Pipeline, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:
+    for rollout, node in rollouts(pipeline).items():
+        positions = sizes[node.engine].positions if node.engine in sizes else None
+        for key, longest in longest_by_key(pipeline, rollout, validated=pipeline.run.validates).items():
+            if positions is None or longest <= positions.value:
+                continue
+            new, place = getattr(node, key).max_new_tokens, ("nodes", rollout, key, "max_new_tokens")
+            if isinstance(pipeline.engines.get(node.engine), HfEngineSpec) and new >= positions.value:
+                message = (
+                    f"{new} tokens behind a prompt exceed the model's {positions.name}, {positions.value}, which "
+                    "the hf engine refuses; lower it"
+                )
+                findings.error(place, message, depends_on=[("model",), ("engines",)])
+            else:
+                message = (
+                    f"with a prompt of data.max_prompt_tokens a sample can be {longest} tokens long, more than the "
+                    f"model's {positions.name}, {positions.value}; lower one of the two"
+                )
+                findings.warning(place, message, depends_on=[("data", "max_prompt_tokens"), place, ("model",)])
+
+
+def _warn_of_long_demonstrations(pipeline: Pipeline, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:
+    longest = longest_demonstration(pipeline)
+    for node in pipeline.nodes.values():
+        if not isinstance(node, DemonstrationNode) or node.engine not in sizes:
+            continue
+        positions = sizes[node.engine].positions
+        if pipeline.data.max_response_tokens and positions is not None and longest > positions.value:
+            message = (
+                f"with a prompt of data.max_prompt_tokens the longest ends at {longest} tokens, more than the model's "
+                f"{positions.name}, {positions.value}; lower one of the two"
+            )
+            findings.warning(("data", "max_response_tokens"), message, depends_on=[("model",)])
+
+
+def _row_alignment(pipeline: Pipeline, engine: str) -> tuple[int, str]:
+    """What an engine pads rows to a multiple of, and the engine that says the layout."""
+    spec = pipeline.engines.get(engine)
+    if isinstance(spec, MegatronEngineSpec) and spec.shares is not None:
+        engine, spec = spec.shares, pipeline.engines.get(spec.shares)
+    return (spec.parallel.row_alignment if isinstance(spec, MegatronEngineSpec) else 1), engine
+
+
+def _check_samples(pipeline: Pipeline, findings: Findings) -> None:
+    """Report steps whose samples no host would hold the numbers of."""
+    prompts = pipeline.data.prompts_per_step
+    largest = max((node.n for node in rollouts(pipeline).values()), default=1)
+    if prompts * largest > _MOST_SAMPLES:
+        message = f"a step has {prompts} prompts x {largest} responses, more than {_MOST_SAMPLES} samples; lower them"
+        findings.error(_PROMPTS, message, depends_on=[("nodes",)])
+
+
+def _check_schedule(pipeline: Pipeline, findings: Findings) -> None:
+    schedule, prompts = pipeline.schedule, pipeline.data.prompts_per_step
+    if "shards_per_step" in schedule.model_fields_set and schedule.shards_per_step > prompts:
+        message = (
+            f"a shard holds whole prompts, and a step has {prompts} (data.prompts_per_step); choose {prompts} or less"
+        )
+        findings.error(("schedule", "shards_per_step"), message, depends_on=[_PROMPTS])

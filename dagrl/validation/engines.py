@@ -1,0 +1,223 @@
+"""Groups and engines: that they exist, fit each other, and that each node's engine can do what the node asks."""
+
+from __future__ import annotations
+
+from dagrl.config.errors import Place, listed, shown, suggest
+from dagrl.config.loading.positions import Findings
+from dagrl.config.schema import (
+    CustomNode,
+    HfEngineSpec,
+    MegatronEngineSpec,
+    Pipeline,
+    RolloutNode,
+    SglangEngineSpec,
+    TrainingNode,
+)
+from dagrl.graph.op_contracts import CAPABILITIES, Capability, contract_of
+from dagrl.models.gpus import gpu_named
+
+_HOST = "host"
+"""Runs the nodes without an engine; the plan and the timeline call it so."""
+_MOST_RANKS = 2**17
+"""Ranks of one group. No cluster is larger, and the plan of a larger one fills the memory of the machine."""
+_OWN_SECTIONS = (
+    *("parallel", "transformer", "optimizer", "lr_schedule", "ddp", "offload"),
+    *("model", "head", "bridge", "dist_checkpointing_path", "fused_linear_cross_entropy", "sleep"),
+)
+"""What an engine on another one's ranks has from that one."""
+_VERBS = {
+    Capability.GENERATE: "generates",
+    Capability.SCORE: "computes log-probs and values",
+    Capability.JUDGE: "judges",
+    Capability.REPLY: "replies in words",
+    Capability.TRAIN: "trains",
+}
+
+
+def check_engines(pipeline: Pipeline, findings: Findings) -> None:
+    """Report what is wrong with groups, engines and the nodes' use of them."""
+    _check_groups(pipeline, findings)
+    _check_use(pipeline, findings)
+    _check_trained(pipeline, findings)
+    for name, engine in pipeline.engines.items():
+        place: Place = ("engines", name)
+        if name == _HOST:
+            findings.error(place, f"`{name}` is the name of the workers without an engine; choose another name")
+        if engine.group is not None and engine.group not in pipeline.groups:
+            message = f"there is no group `{engine.group}`; {suggest(engine.group, pipeline.groups)}"
+            findings.error((*place, "group"), message, depends_on=[("groups", engine.group)])
+        if isinstance(engine, MegatronEngineSpec):
+            _check_home(pipeline, name, engine, findings)
+        else:
+            _check_follows(pipeline, name, engine, findings)
+    _warn_of_unused(pipeline, findings)
+
+
+def trained_by(pipeline: Pipeline) -> dict[str, list[str]]:
+    """Engine -> the nodes that train it."""
+    trained: dict[str, list[str]] = {}
+    for name, node in pipeline.nodes.items():
+        if isinstance(node, TrainingNode):
+            trained.setdefault(node.engine, []).append(name)
+    return trained
+
+
+def _policies(pipeline: Pipeline) -> list[str]:
+    """Engines that are trained and can be followed by generators: critics cannot."""
+    trained = [name for name in trained_by(pipeline) if name in pipeline.engines]
+    return [name for name in trained if getattr(pipeline.engines[name], "head", "lm") == "lm"]
+
+
+def _check_groups(pipeline: Pipeline, findings: Findings) -> None:
+    for name, group in pipeline.groups.items():
+        if bool(group.gpus_per_node) == bool(group.cpus_per_node):
+            what = "both gpus_per_node and cpus_per_node" if group.gpus_per_node else "neither GPUs nor CPU slots"
+            message = f"the group has {what}; give one of `gpus_per_node:` and `cpus_per_node:`, 1 or more"
+            findings.error(("groups", name), message)
+        if group.ranks > _MOST_RANKS:
+            what = f"the group has {group.ranks} slots, and a process runs on each; give {_MOST_RANKS} or fewer"
+            findings.error(("groups", name), what)
+        if group.gpu is not None:
+            try:
+                gpu_named(group.gpu)
+            except ValueError as error:
+                findings.error(("groups", name, "gpu"), str(error))
+
+
+def _check_home(pipeline: Pipeline, name: str, engine: MegatronEngineSpec, findings: Findings) -> None:
+    place: Place = ("engines", name)
+    if engine.shares is None:
+        if engine.group is None:
+            message = "the engine has no place to run; add `group:`, or `shares:` to live on another engine's ranks"
+            findings.error(place, message)
+        return
+    if engine.group is not None:
+        findings.error((*place, "shares"), "the engine has `group` and `shares`; take one of them out")
+    shares: Place = (*place, "shares")
+    owner = pipeline.engines.get(engine.shares)
+    candidates = [
+        other
+        for other, spec in pipeline.engines.items()
+        if isinstance(spec, MegatronEngineSpec) and spec.shares is None and other != name
+    ]
+    if engine.shares == name:
+        findings.error(shares, f"an engine cannot share its own ranks; {suggest(name, candidates)}")
+    elif owner is None:
+        message = f"there is no engine `{engine.shares}`; {suggest(engine.shares, candidates)}"
+        findings.error(shares, message, depends_on=[("engines", engine.shares)])
+    elif not isinstance(owner, MegatronEngineSpec):
+        message = f"`{engine.shares}` is a {owner.backend} engine; share a megatron engine ({listed(candidates)})"
+        findings.error(shares, message)
+    elif owner.shares is not None:
+        findings.error(shares, f"`{engine.shares}` shares `{owner.shares}` itself; name an engine with a group")
+    else:
+        for section in _OWN_SECTIONS:
+            if section in engine.model_fields_set and getattr(engine, section) != getattr(owner, section):
+                message = f"differs from that of `{engine.shares}`, whose model this engine is; take `{section}` out"
+                findings.error((*place, section), message, depends_on=[("engines", engine.shares, section)])
+
+
+def _check_follows(pipeline: Pipeline, name: str, engine: HfEngineSpec | SglangEngineSpec, findings: Findings) -> None:
+    if engine.follows is None:
+        return
+    place: Place = ("engines", name, "follows")
+    if engine.model is not None:
+        message = f"weights of `{engine.follows}` come to it, and so its model is that one's; take `model` out"
+        findings.error(("engines", name, "model"), message, depends_on=[place])
+    trained = _policies(pipeline)
+    if engine.follows not in pipeline.engines:
+        message = f"there is no engine `{engine.follows}`; {suggest(engine.follows, trained or pipeline.engines)}"
+        findings.error(place, message, depends_on=[("engines", engine.follows)])
+    elif not isinstance(pipeline.engines[engine.follows], MegatronEngineSpec):
+        backend = pipeline.engines[engine.follows].backend
+        remedy = f"follow {listed(trained)}" if trained else "follow a megatron engine that an update node trains"
+        findings.error(place, f"`{engine.follows}` is a {backend} engine, which is never trained; {remedy}")
+    elif engine.follows not in trained_by(pipeline) and findings.readable(("nodes",)):
+        remedy = f"follow {listed(trained)}" if trained else f"add a node `{{op: update, engine: {engine.follows}}}`"
+        message = f"no update node trains `{engine.follows}`, so there is nothing to follow; {remedy}"
+        updates = [update for names in trained_by(pipeline).values() for update in names]
+        findings.error(place, message, depends_on=[("nodes", update, "engine") for update in updates])
+
+
+def _check_use(pipeline: Pipeline, findings: Findings) -> None:
+    for name, node in pipeline.nodes.items():
+        engine_name = getattr(node, "engine", None)
+        if engine_name is None or isinstance(node, CustomNode):
+            continue
+        need = contract_of(node).needs
+        assert need is not None, f"op {node.op} has an engine and asks nothing of it"
+        place: Place = ("nodes", name, "engine")
+        able = [other for other, spec in pipeline.engines.items() if need in CAPABILITIES[spec.backend]]
+        engine = pipeline.engines.get(engine_name)
+        if engine is None:
+            message = f"there is no engine `{engine_name}`; {suggest(engine_name, able or pipeline.engines)}"
+            findings.error(place, message, depends_on=[("engines", engine_name)])
+        elif engine_name not in able:
+            backends = [backend for backend, can in CAPABILITIES.items() if need in can]
+            remedy = f"take {' or '.join(f'`{other}`' for other in able)}" if able else "add one that does"
+            fact = f"`{engine_name}` is a {engine.backend} engine, and only {' or '.join(backends)} {_VERBS[need]}"
+            message = f"{fact}; {remedy}"
+            findings.error(place, message)
+
+
+def _check_trained(pipeline: Pipeline, findings: Findings) -> None:
+    for engine_name, updates in trained_by(pipeline).items():
+        for update in updates[1:]:
+            message = f"`{engine_name}` is trained by `{updates[0]}` already; keep one node that trains it"
+            findings.error(("nodes", update, "engine"), message)
+        engine = pipeline.engines.get(engine_name)
+        if not isinstance(engine, MegatronEngineSpec):
+            continue
+        place: Place = ("engines", engine_name)
+        if engine.shares is not None:
+            message = f"`{engine_name}` is the frozen start of `{engine.shares}`; train `{engine.shares}`"
+            findings.error(("nodes", updates[0], "engine"), message)
+        elif "lr" not in engine.optimizer:
+            message = f"`{updates[0]}` trains the engine, and it has no learning rate; add `optimizer: {{lr: 1e-6}}`"
+            findings.error((*place, "optimizer"), message)
+        else:
+            _check_learning_rate(pipeline, place, engine, findings)
+
+
+def _check_learning_rate(pipeline: Pipeline, place: Place, engine: MegatronEngineSpec, findings: Findings) -> None:
+    schedule = engine.lr_schedule
+    peak = engine.optimizer["lr"]
+    if isinstance(peak, bool) or not isinstance(peak, int | float):
+        return  # `megatron_fields.py` says what is wrong.
+    lr: Place = (*place, "optimizer", "lr")
+    if not 0 < peak <= 1:
+        # A step of Adam moves each weight by about so much, and weights are far below 1.
+        findings.error(lr, f"the learning rate is {shown(peak)}; choose a number above 0, at most 1, such as 1e-6")
+    elif schedule.min_lr > peak:
+        message = f"the floor {schedule.min_lr:g} is above the peak, optimizer.lr = {peak:g}; lower it"
+        findings.error((*place, "lr_schedule", "min_lr"), message, depends_on=[lr])
+    end = schedule.lr_decay_steps
+    if end is not None and schedule.lr_warmup_steps >= end:
+        message = (
+            f"the warm-up takes {schedule.lr_warmup_steps} steps, and the decay ends at lr_decay_steps = {end}; "
+            "shorten it, or raise lr_decay_steps"
+        )
+        depends = [(*place, "lr_schedule", "lr_decay_steps")]
+        findings.error((*place, "lr_schedule", "lr_warmup_steps"), message, depends_on=depends)
+
+
+def _warn_of_unused(pipeline: Pipeline, findings: Findings) -> None:
+    homes = {engine.group for engine in pipeline.engines.values()}
+    for name in pipeline.groups:
+        if name not in homes:
+            message = "no engine runs on the group; take it out, or name it in an engine"
+            findings.warning(("groups", name), message, depends_on=[("engines",)])
+    used = {getattr(node, "engine", None) for node in pipeline.nodes.values()}
+    for name in pipeline.engines:
+        if name not in used:
+            message = "no node uses the engine; take it out, or name it in a node"
+            findings.warning(("engines", name), message, depends_on=[("nodes",)])
+    if not (trained := _policies(pipeline)):
+        return
+    for node in pipeline.nodes.values():
+        if not isinstance(node, RolloutNode):
+            continue
+        engine = pipeline.engines.get(node.engine)
+        if isinstance(engine, HfEngineSpec | SglangEngineSpec) and engine.follows is None and engine.model is None:
+            message = "samples come from the start weights for ever; to sample from what is trained, "
+            findings.warning(("engines", node.engine), f"{message}say `follows: {trained[0]}`")

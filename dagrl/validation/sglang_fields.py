@@ -1,0 +1,45 @@
+"""``server:`` of an engine, held against the installed SGLang.
+
+ServerArgs is read as text: importing sglang takes seconds and torch. Without SGLang nothing is checked here; it checks
+once more, and more closely, when the server starts.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from dagrl.backends.sglang.unsupported import clashes_of
+from dagrl.config.errors import Place
+from dagrl.config.loading.positions import Findings
+from dagrl.config.schema import Pipeline, SglangEngineSpec
+from dagrl.models.library_classes import fields_of_class, source_of
+from dagrl.validation.library_fields import check_fields
+
+
+def check_sglang_fields(pipeline: Pipeline, findings: Findings) -> None:
+    """Report fields that SGLang does not have, that clash with how dagrl uses it, or that have a wrong value."""
+    for name, engine in pipeline.engines.items():
+        if not isinstance(engine, SglangEngineSpec):
+            continue
+        place: Place = ("engines", name, "server")
+        refused = dict(clashes_of(engine))
+        for field, reason in refused.items():
+            findings.error((*place, field), reason)
+        known = sglang_fields()
+        if known is not None:
+            given = {field: value for field, value in engine.server.items() if field not in refused}
+            check_fields(place, given, known, "SGLang's ServerArgs", "SGLang", findings)
+
+
+@cache
+def sglang_fields() -> dict[str, str] | None:
+    """Fields of ServerArgs -> their type as SGLang writes it; None without SGLang."""
+    source = source_of("sglang", "srt/server_args.py")
+    return _fields(source) if source else None
+
+
+def _fields(source: str) -> dict[str, str] | None:
+    """The fields stand before the methods, which are two thirds of a very long file."""
+    start = source.find("\nclass ServerArgs:")
+    end = source.find("\n    def ", start)
+    return fields_of_class(source[start:end], "ServerArgs") or None

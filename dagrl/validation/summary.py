@@ -1,0 +1,160 @@
+"""A checked pipeline in a few readable lines: what `dagrl validate` says when all is well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from dagrl.backends.sglang.layout import gpus_per_server
+from dagrl.config.schema import (
+    GroupSpec,
+    MegatronEngineSpec,
+    ModelSpec,
+    ParallelSpec,
+    Pipeline,
+    SglangEngineSpec,
+    TokenizerSpec,
+)
+from dagrl.graph.dag import Graph
+from dagrl.graph.drawing.draw import executor_of
+from dagrl.graph.sleeping import sleeps
+from dagrl.validation import CheckedPipeline
+
+
+def summarize(checked: CheckedPipeline) -> str:
+    """Name, model, data, groups, engines with their layouts, nodes in order, and warnings."""
+    pipeline = checked.loaded.pipeline
+    files = pipeline.data.files
+    step = pipeline.data.prompts_per_step
+    repeats = f"; a step takes {step}, so some come more than once"
+    data = _columns(
+        (key, _path(files[key]), f"({rows} prompts{repeats if key == 'train' and rows < step else ''})")
+        for key, rows in checked.rows.items()
+    )
+    sections = [
+        ("model", [_model(pipeline.model)]),
+        ("data", [*data, f"{step} prompts a step, {pipeline.run.steps} steps"]),
+        ("groups", _columns((name, _group(group)) for name, group in pipeline.groups.items())),
+        ("engines", _columns(_engines(pipeline))),
+        ("nodes", _columns(_nodes(checked.graph))),
+    ]
+    lines = [f"{checked.loaded.path}: {pipeline.name} is valid"]
+    if schedule := list(_schedule(pipeline)):
+        sections.append(("schedule", schedule))
+    for title, rows in sections:
+        lines += ["", title, *(f"  {row}" for row in rows)]
+    if checked.warnings:
+        lines += ["", "warnings", *(f"  {warning}" for warning in checked.warnings)]
+    return "\n".join(lines) + "\n"
+
+
+def _schedule(pipeline: Pipeline) -> Iterable[str]:
+    """How steps overlap, where they do."""
+    schedule, moment = pipeline.schedule, "between rollouts"
+    if schedule.max_staleness:
+        moment = "in the midst of rollouts" if schedule.in_flight_weight_update else moment
+        versions = "1 version" if schedule.max_staleness == 1 else f"{schedule.max_staleness} versions"
+        yield f"samples up to {versions} behind the weights that train on them; new weights come {moment}"
+    if schedule.stream_update:
+        yield "updates begin with the first mini-batch that is ready"
+
+
+def _path(path: Path) -> str:
+    """A path as it is shortest to read."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _model(model: ModelSpec) -> str:
+    if model.path is not None:
+        text = _path(model.path)
+    else:
+        assert model.init is not None
+        sizes = [f"{key} {model.init[key]}" for key in ("hidden_size", "num_hidden_layers") if key in model.init]
+        text = f"{model.init['model_type']} with random weights" + (f" ({', '.join(sizes)})" if sizes else "")
+    if isinstance(model.tokenizer, TokenizerSpec):
+        return f"{text}, a tokenizer of {model.tokenizer.kind}"
+    return f"{text}, tokenizer {_path(model.tokenizer)}" if model.tokenizer else text
+
+
+def _group(group: GroupSpec) -> str:
+    each = f"{group.cpus_per_node} CPU slot" if group.is_cpu else f"{group.gpus_per_node} GPU"
+    each += "" if each.startswith("1 ") else "s"
+    return each if group.nodes == 1 else f"{group.nodes} nodes with {each} each"
+
+
+def _engines(pipeline: Pipeline) -> Iterable[tuple[str, ...]]:
+    for name, engine in pipeline.engines.items():
+        if isinstance(engine, MegatronEngineSpec) and engine.shares is not None:
+            yield name, engine.backend, f"start weights of {engine.shares}, on its ranks"
+            continue
+        head, follows = getattr(engine, "head", "lm"), getattr(engine, "follows", None)
+        told = [
+            layout_in_words(pipeline, name),
+            f"{head} head" if head != "lm" else "",
+            f"follows {follows}" if follows else "",
+            f"its own model {_model(engine.model)}" if engine.model else "",
+        ]
+        what = ", ".join(filter(None, told))
+        yield name, engine.backend, f"on {engine.group}: {what}{_turns(pipeline, name)}"
+
+
+def layout_in_words(pipeline: Pipeline, name: str) -> str:
+    """How an engine with a group of its own lies on it: ``tp 2 + sp, pp 4, dp 1``, ``4 servers of 2 GPUs``."""
+    engine = pipeline.engines[name]
+    assert engine.group is not None, f"{name} lives on another engine's ranks"
+    group = pipeline.groups[engine.group]
+    if isinstance(engine, MegatronEngineSpec):
+        return _layout(engine.parallel, group.ranks)
+    each = gpus_per_server(engine) if isinstance(engine, SglangEngineSpec) else 1
+    copies = f"{group.ranks // each} {'server' if isinstance(engine, SglangEngineSpec) else 'replica'}"
+    copies += "s" if group.ranks > each else ""
+    return copies + (f" of {each} {'slots' if group.is_cpu else 'GPUs'}" if each > 1 else "")
+
+
+def _turns(pipeline: Pipeline, name: str) -> str:
+    return ", sleeps while others work there" if sleeps(pipeline, name) else ""
+
+
+def _layout(layout: ParallelSpec, ranks: int) -> str:
+    """Sizes of a layout: tensor and data parallel always, the others where there is more than one part."""
+    stages, chunks = layout.pipeline_model_parallel_size, layout.virtual_pipeline_model_parallel_size
+    sizes = [
+        f"tp {layout.tensor_model_parallel_size}" + (" + sp" if layout.sequence_parallel else ""),
+        f"pp {stages}" + (f" x {chunks}" if chunks else "") if stages > 1 else "",
+        *(
+            f"{name} {size}" if size > 1 else ""
+            for name, size in (
+                ("cp", layout.context_parallel_size),
+                ("ep", layout.expert_model_parallel_size),
+                ("etp", layout.expert_tensor_parallel_size),
+            )
+        ),
+        f"dp {layout.data_parallel_size(ranks)}",
+    ]
+    return ", ".join(filter(None, sizes))
+
+
+def _nodes(graph: Graph) -> Iterable[tuple[str, ...]]:
+    read = {(wire.node, wire.column) for node in graph.nodes.values() for wire in node.inputs.values()}
+    for name, node in graph.nodes.items():
+        if node.spec is None:
+            continue
+        reads = ", ".join(
+            column if column == wire.column else f"{column} = {wire.node}.{wire.column}"
+            for column, wire in node.inputs.items()
+        )
+        # Generators tell of experts where somebody asks.
+        told = (to for column, to in node.outputs.items() if column != "routed_experts" or (name, to) in read)
+        writes = ", ".join(told) or ("which groups pass" if name == graph.filter else "nothing")
+        if name in graph.skipped:
+            writes += f"  (skipped: {graph.skipped[name]})"
+        elif name in graph.validates_only:
+            writes += "  (in validation alone: nothing is trained on it)"
+        yield name, f"{getattr(node.spec, 'op', '')} on {executor_of(node)}", f"{reads} -> {writes}"
+
+
+def _columns(rows: Iterable[tuple[str, ...]]) -> list[str]:
+    """Rows with their cells one below the other."""
+    table = list(rows)
+    widths = [max(len(cell) for cell in column) for column in zip(*table, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]

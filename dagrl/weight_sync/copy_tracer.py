@@ -1,0 +1,266 @@
+"""Watches a model take in its weights: what it writes where, from which bytes of a bucket, and what it leaves out.
+
+Models load Hugging Face's tensors by code of their own, which joins some, takes slices of others, and costs time for
+each of them. All that it does in the end is copying views. So it is watched once, below Python's tensors, by torch's
+dispatcher: `Recorder` notes the copies, for `replay` to make again without that code, and `Comparer` compares instead
+of copying, to see that what a model holds is what was sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dagrl.weight_sync.copies import first_byte, storage_of
+
+_DIMS_OF_EXPERTS = 3
+_aten = torch.ops.aten
+_CONSTANTS = {_aten.fill_.Scalar, _aten.zero_.default}
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """A copy from a bucket into a parameter."""
+
+    target: Tensor
+    """View of the parameter."""
+    dtype: torch.dtype
+    """Of the source, as are the rest."""
+    offset: int
+    """In elements of `dtype`, from the beginning of the bucket."""
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What was written into the parameters' memory, in elements, by memory."""
+
+    starts: dict[int, list[np.ndarray]] = field(default_factory=dict)
+    lengths: dict[int, list[np.ndarray]] = field(default_factory=dict)
+    copied: dict[int, list[bool]] = field(default_factory=dict)
+    """Whether it was copied there, of each write."""
+
+    def add(self, target: Tensor, *, copied: bool) -> None:
+        starts, length = _runs(target)
+        memory = storage_of(target)
+        self.starts.setdefault(memory, []).append(starts)
+        self.lengths.setdefault(memory, []).append(np.full(len(starts), length))
+        self.copied.setdefault(memory, []).append(copied)
+
+    def overwritten(self) -> bool:
+        """Whether anything was written where something had been copied to before."""
+        return any(map(self._is_overwritten, self.starts))
+
+    def _is_overwritten(self, memory: int) -> bool:
+        counts = [len(starts) for starts in self.starts[memory]]
+        begins, lengths = (np.concatenate(each[memory]) for each in (self.starts, self.lengths))
+        ends, turns = begins + lengths, np.repeat(np.arange(len(counts)), counts)
+        copied = np.repeat(self.copied[memory], counts)
+        order = np.argsort(begins[copied], kind="stable")
+        copy_begins, copy_ends, copy_turns = (each[copied][order] for each in (begins, ends, turns))
+        if (copy_begins[1:] < copy_ends[:-1]).any():
+            return True
+        # The copies that each filled stretch lies over are neighbours, and the first of them to be made tells.
+        first = np.searchsorted(copy_ends, begins[~copied], side="right")
+        beyond = np.searchsorted(copy_begins, ends[~copied], side="left")
+        covers = first < beyond
+        if not covers.any():
+            return False
+        spans = np.stack([first, beyond], axis=1)[covers].ravel()
+        earliest = np.minimum.reduceat(np.append(copy_turns, len(counts)), spans)[::2]
+        return bool((earliest < turns[~copied][covers]).any())
+
+    def covered(self, parameter: Tensor) -> np.ndarray:
+        """Elements that were written at least once, of each slice of a parameter along its first dimension."""
+        slices = parameter.shape[0] if parameter.dim() else 1
+        memory = storage_of(parameter)
+        if memory not in self.starts or not parameter.numel():
+            return np.zeros(slices, dtype=np.int64)
+        starts, lengths = (np.concatenate(each[memory]) for each in (self.starts, self.lengths))
+        order = np.argsort(starts, kind="stable")
+        starts, ends = starts[order], (starts + lengths)[order]
+        # What others have covered already counts once.
+        starts = np.maximum(starts, np.maximum.accumulate(np.concatenate([starts[:1], ends[:-1]])))
+        ends = np.maximum(starts, ends)
+        before = np.concatenate([[0], np.cumsum(ends - starts)])
+        borders = int(parameter.storage_offset()) + parameter.numel() // slices * np.arange(slices + 1)
+        begun = np.searchsorted(starts, borders, side="right")
+        last = np.maximum(begun - 1, 0)
+        below = before[last] + np.clip(borders - starts[last], 0, (ends - starts)[last])
+        return np.diff(np.where(begun > 0, below, 0))
+
+
+class _Watch(TorchDispatchMode):
+    """Sees every operation on a model's parameters and on one bucket; knows nothing of what is done with them."""
+
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._parameters = parameters
+        self._memories = {name: storage_of(tensor) for name, tensor in parameters.items()}
+        self._names = {memory: name for name, memory in self._memories.items()}
+        self._seen = _Seen()
+        self._bucket = 0
+        self._read: set[int] = set()
+        self.obstacle = ""
+        """Why what was seen is more than copies that could be made again; empty where it is not."""
+
+    def look_at(self, bucket: Tensor) -> None:
+        """What is loaded from now on lies in `bucket`, uint8."""
+        self._bucket = storage_of(bucket)
+
+    def missed(self) -> list[str]:
+        """Parameters that were not written wholly, and how much of them was.
+
+        Experts may be larger in memory than they are, all of them alike.
+        """
+        missed = []
+        for name, tensor in self._parameters.items():
+            covered = self._seen.covered(tensor)
+            if covered.sum() < tensor.numel() and not _are_padded(tensor, covered):
+                missed.append(f"{name} ({covered.sum()} of {tensor.numel()} elements)")
+        return missed
+
+    def moved(self) -> list[str]:
+        """Parameters that were given other memory instead of being written into."""
+        return [name for name, tensor in self._parameters.items() if storage_of(tensor) != self._memories[name]]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        touched = [(tensor, storage_of(tensor)) for tensor in _tensors((args, kwargs))]
+        if func.is_view:
+            result = func(*args, **kwargs)
+            # Such as `contiguous`, which may copy.
+            if all(storage_of(tensor) in {memory for _, memory in touched} for tensor in _tensors(result)):
+                return result
+        self._read.update(first_byte(tensor) for tensor, memory in touched if memory == self._bucket)
+        if func.is_view:
+            return result
+        into = self._names.get(touched[0][1]) if touched else None
+        if into is not None and func is _aten.copy_.default:
+            target, source = args[:2]
+            self._seen.add(target, copied=True)
+            if storage_of(source) != self._bucket:
+                self._note(f"{into} is no copy of what was sent, but computed from it")
+            return self._copy(func, target, source, args, kwargs)
+        if into is not None and func in _CONSTANTS:
+            self._seen.add(args[0], copied=False)
+            return self._fill(func, args[0], args[1] if len(args) > 1 else 0.0, args, kwargs)
+        if any(memory == self._bucket or memory in self._names for _, memory in touched):
+            self._note(f"{func} works on weights")
+        return func(*args, **kwargs)
+
+    def _copy(self, func: Any, target: Tensor, source: Tensor, args: Any, kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    def _fill(self, func: Any, target: Tensor, value: float, args: Any, kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    def _note(self, obstacle: str) -> None:
+        self.obstacle = self.obstacle or obstacle
+
+
+class Recorder(_Watch):
+    """Lets a model load, and notes the copies."""
+
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+        """`parameters` are the model's by name."""
+        super().__init__(parameters)
+        self._copied: list[Copied] = []
+        self._filled: list[tuple[Tensor, float]] = []
+
+    def constants(self) -> list[tuple[Tensor, float]]:
+        """What is to be filled before the copies, and with what: what the loader filled, and experts with padding."""
+        padded = [
+            tensor.detach()
+            for tensor in self._parameters.values()
+            if (covered := self._seen.covered(tensor)).sum() < tensor.numel() and _are_padded(tensor, covered)
+        ]
+        return [*((tensor, 0.0) for tensor in padded), *self._filled]
+
+    def overwrites(self) -> bool:
+        """Whether what a copy has brought was written over: then their order matters, which `replay` does not keep."""
+        return self._seen.overwritten()
+
+    def take_notes(self) -> tuple[list[Copied], set[int]]:
+        """The copies since the last call, and the bytes of the bucket at which anything began that was read."""
+        notes = self._copied, self._read
+        self._copied, self._read = [], set()
+        return notes
+
+    def _copy(self, func: Any, target: Tensor, source: Tensor, args: Any, kwargs: Any) -> Any:
+        if storage_of(source) == self._bucket:
+            # Copying stretches dimensions of size 1, or that are not there, over those of the target.
+            wide = source.expand(target.shape)
+            where = int(wide.storage_offset()), tuple(wide.shape), tuple(wide.stride())
+            self._copied.append(Copied(target.detach(), source.dtype, *where))
+        return func(*args, **kwargs)
+
+    def _fill(self, func: Any, target: Tensor, value: float, args: Any, kwargs: Any) -> Any:
+        if target.numel():
+            self._filled.append((target.detach(), value))
+        return func(*args, **kwargs)
+
+
+class Comparer(_Watch):
+    """Lets a model go through loading without writing, and counts what is not there already, bit by bit."""
+
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+        """`parameters` as for `Recorder`."""
+        super().__init__(parameters)
+        self._differing: dict[str, list[Tensor]] = {}
+
+    def differing(self) -> dict[str, int]:
+        """Parameters with elements that differ from what was sent, and how many of them."""
+        counts = {name: int(torch.stack(each).sum()) for name, each in self._differing.items()}
+        return {name: count for name, count in counts.items() if count}
+
+    def _copy(self, func: Any, target: Tensor, source: Tensor, args: Any, kwargs: Any) -> Any:
+        return self._compare(target, source.to(device=target.device, dtype=target.dtype).expand(target.shape))
+
+    def _fill(self, func: Any, target: Tensor, value: float, args: Any, kwargs: Any) -> Any:
+        return self._compare(target, torch.full_like(target, value))
+
+    def _compare(self, target: Tensor, sent: Tensor) -> Tensor:
+        bits = _BITS[target.element_size()]
+        differs = target.view(bits) != sent.contiguous().view(bits)
+        self._differing.setdefault(self._names[storage_of(target)], []).append(differs.sum())
+        return target
+
+
+def _are_padded(tensor: Tensor, covered: np.ndarray) -> bool:
+    """Whether a parameter has as much of each expert, and room besides."""
+    return tensor.dim() == _DIMS_OF_EXPERTS and len(set(covered)) == 1 and covered[0] > 0
+
+
+def _runs(view: Tensor) -> tuple[np.ndarray, int]:
+    """Where the stretches of elements that lie side by side begin in memory, and the length of each."""
+    dims = sorted(
+        ((stride, size) for size, stride in zip(view.shape, view.stride(), strict=True) if size != 1), reverse=True
+    )
+    if not view.numel():
+        return np.zeros(0, dtype=np.int64), 0
+    length = 1
+    while dims and dims[-1][0] == length:
+        length *= dims.pop()[1]
+    starts = np.array([view.storage_offset()], dtype=np.int64)
+    for stride, size in dims:
+        starts = (starts[:, None] + stride * np.arange(size)).reshape(-1)
+    return starts, length
+
+
+def _tensors(thing: Any) -> Iterable[Tensor]:
+    if isinstance(thing, Tensor):
+        yield thing
+    elif isinstance(thing, tuple | list):
+        for each in thing:
+            yield from _tensors(each)
+    elif isinstance(thing, dict):
+        yield from _tensors(tuple(thing.values()))

@@ -1,0 +1,169 @@
+"""Ray for the length of a run: joins the cluster that is there, or starts a small one on this machine and ends it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
+
+import psutil
+
+from dagrl.config.schema import Pipeline
+from dagrl.scheduler.machines import MisfitError, assign_machines
+from dagrl.workers.cluster import reaper
+from dagrl.workers.cluster.addresses import OWN, RUNNING_CLUSTER, is_of_a_client, knock, running_here
+from dagrl.workers.cluster.machines import machines_of
+from dagrl.workers.cluster.session import (
+    RAY_VARIABLES,
+    fewer_processes,
+    keep_worker_logs,
+    object_store_bytes,
+    session_folder,
+    small_shared_memory,
+    watched,
+)
+from dagrl.workers.errors import RunError, WorkerLostError
+from dagrl.workers.interrupts import ray_starts, undisturbed
+
+_PAUSE_S = 0.5
+_LEAST_GIB_OF_A_SLOT = 0.1
+"""What the process on a slot takes before it has a model: 33 workers with their Ray hold 3.4 GiB."""
+
+
+@contextmanager
+def cluster(
+    pipeline: Pipeline, logs: Path, note: Callable[[str], None], *, patient: bool = False
+) -> Iterator[ModuleType]:
+    """The `ray` module, connected; RunError where the pipeline asks for more than there is.
+
+    `note` tells the user something. `patient`: wait, as long as workers may take to start, for machines that were lost
+    and may come back.
+
+    The cluster is the one at RAY_ADDRESS, or else the one that `ray start` has started on this machine, or else one
+    that is started here. The last is ended with the context, its processes and files with it; what its workers have
+    printed is kept in `logs`.
+    """
+    for name, value in RAY_VARIABLES.items():
+        os.environ.setdefault(name, value)
+    import ray
+
+    told = os.environ.get("RAY_ADDRESS")
+    address = told or running_here()
+    if address and not told:
+        note(f"joining the Ray that runs on this machine, at {address}; RAY_ADDRESS=local keeps a run to itself")
+    with _joined(ray, address) if address and address != OWN else _started(ray, pipeline, logs, note):
+        _check_resources(ray, pipeline, pipeline.run.start_timeout_s if patient else 0.0)
+        if crowded := _crowded(pipeline.run.host_workers, sum(machine.cpus for machine in machines_of(ray))):
+            note(crowded)
+        yield ray
+
+
+@contextmanager
+def _joined(ray: ModuleType, address: str) -> Iterator[None]:
+    if is_of_a_client(address):
+        raise RunError(
+            f"RAY_ADDRESS is {address}, where Ray's client is served, and a run has to be part of the cluster",
+            hint="start `dagrl run` on a machine of the cluster, with the HOST:PORT of its head in RAY_ADDRESS",
+        )
+    try:
+        knock(address)
+        with ray_starts():
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR", namespace="dagrl")
+    except (OSError, ValueError) as error:
+        raise RunError(
+            f"no Ray cluster answers at {address}: {error}",
+            hint="if it asks for a token, set RAY_AUTH_MODE=token; for a local one, unset RAY_ADDRESS",
+        ) from error
+    except (RuntimeError, ray.exceptions.RayError) as error:
+        # Other versions of Ray or Python, or a token that is not the cluster's: told in several lines.
+        told = " ".join(str(error).split())
+        raise RunError(
+            f"the Ray cluster at {address} cannot be joined: {told}",
+            hint="use the versions and the token of the cluster; or, for a Ray of the run's own, unset RAY_ADDRESS "
+            f"and end the one that {RUNNING_CLUSTER} names, if there is one",
+        ) from error
+    # Where the cluster's head dies, Ray ends this process a minute later, and Python is not asked.
+    epitaph = f"{reaper.EPITAPH}. Ray ends it, too, where the cluster at {address} is gone"
+    with TemporaryDirectory(prefix="dagrl-") as nothing, watched(Path(nothing), epitaph):
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+@contextmanager
+def _started(ray: ModuleType, pipeline: Pipeline, logs: Path, note: Callable[[str], None]) -> Iterator[None]:
+    slots = sum(group.ranks for group in pipeline.groups.values() if group.is_cpu)
+    _check_memory(slots, pipeline.run.host_workers)
+    if told := small_shared_memory():
+        note(told)
+    note("starting Ray on this machine")
+    with session_folder() as folder, watched(folder, reaper.EPITAPH) as watch:
+        try:
+            try:
+                with ray_starts(), fewer_processes():
+                    ray.init(
+                        address="local",
+                        num_cpus=max(os.cpu_count() or 1, slots),
+                        include_dashboard=False,
+                        object_store_memory=object_store_bytes(),
+                        _temp_dir=str(folder),
+                        log_to_driver=False,
+                        logging_level="ERROR",
+                        namespace="dagrl",
+                    )
+            except Exception as error:
+                # Ray has no kind of its own for processes that do not come up in time.
+                raise WorkerLostError(
+                    f"Ray did not start on this machine: {error}",
+                    hint=f"is it overloaded, or full ({folder.parent}, /dev/shm)?",
+                ) from error
+            watch()
+            yield
+        finally:
+            # From here on everything has a bound, and half of it would leave processes behind.
+            with undisturbed():
+                watch()
+                ray.shutdown()
+                keep_worker_logs(folder, logs)
+
+
+def _check_memory(slots: int, host_workers: int) -> None:
+    """RunError where the run's processes cannot all live here: some hundreds take the machine down first."""
+    needed, free = (slots + host_workers) * _LEAST_GIB_OF_A_SLOT, psutil.virtual_memory().available / 2**30
+    if needed > free:
+        raise RunError(
+            f"the run starts a process for each of {slots} CPU slots and {host_workers} host workers on this machine: "
+            f"they take {needed:.0f} GiB of memory at least, and {free:.0f} GiB are free",
+            hint="make the groups smaller (cpus_per_node), or lower run.host_workers",
+        )
+
+
+def _crowded(host_workers: int, cores: int) -> str:
+    """A note if host workers outnumber the CPU cores they run on; empty if they do not."""
+    if host_workers <= cores:
+        return ""
+    return (
+        f"run.host_workers is {host_workers}, more than there are CPU cores ({cores}): each worker is a process of its "
+        f"own, and the others wait; {cores} is enough unless rewards wait for other machines"
+    )
+
+
+def _check_resources(ray: ModuleType, pipeline: Pipeline, patience_s: float) -> None:
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            assign_machines(pipeline.groups, machines_of(ray))
+        except MisfitError as error:
+            if time.monotonic() >= deadline:
+                raise RunError(
+                    (f"waited {patience_s:g} s for machines to come back: " if patience_s else "") + str(error),
+                    hint="make the groups smaller, or run where there is more; `dagrl launch` starts several machines",
+                ) from error
+            time.sleep(_PAUSE_S)
+        else:
+            return

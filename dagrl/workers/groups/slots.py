@@ -1,0 +1,128 @@
+"""Where workers live: actors on the slots of their groups, machine by machine, each slot with the same GPU for all."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from dagrl.config.schema import Pipeline
+from dagrl.scheduler.machines import MisfitError, assign_machines
+from dagrl.scheduler.plan import Executor, Plan
+from dagrl.workers.cluster.machines import machines_of
+from dagrl.workers.errors import RunError, WorkerLostError
+from dagrl.workers.profiled import python_under_nsys
+from dagrl.workers.worker import Worker
+
+_NODE_LABEL = "ray.io/node-id"
+_PAUSE_S = 0.1
+_SLICE_S = 1.0
+
+
+class Slots:
+    """The slots of a run's groups, reserved when the first executor comes to them."""
+
+    def __init__(self, ray: ModuleType, plan: Plan, pipeline: Pipeline) -> None:
+        self._ray = ray
+        self._plan = plan
+        self._pipeline = pipeline
+        self._reserved: dict[str, Any] = {}
+        """Group -> its placement group, with a bundle for each slot."""
+        self._homes: dict[str, list[str]] | None = None
+        """Group -> Ray's ids of its machines, once they are known."""
+
+    async def place(self, executor: Executor, run_dir: Path, threads: int, ranks: Iterable[int]) -> list[Any]:
+        """Create the actors of these ranks, each with so many threads; they may not have started yet."""
+        # Ray's control store would keep an account of each call, 39 KB a step, until it has 100,000 of them.
+        remote = self._ray.remote(enable_task_events=False)(Worker)
+        if executor.group is None:
+            homes = self._host_homes(executor)
+            options = [{"num_cpus": 0, "scheduling_strategy": homes[rank]} for rank in ranks]
+            return await self._create(remote, options)
+        self._check_homes(executor.group)
+        placement = await self._reserve(executor.group)
+        tenants = sum(other.group == executor.group for other in self._plan.executors.values())
+        share = {"num_cpus": 0, "num_gpus": 1 / tenants} if executor.on_gpus else {"num_cpus": 1 / tenants}
+        options = []
+        for rank in ranks:
+            python = python_under_nsys(self._pipeline, executor.engines[0], rank, run_dir)
+            pinned = {"placement_group": placement, "placement_group_bundle_index": rank}
+            env = {"py_executable": python} if python else None
+            options.append({**share, **pinned, "max_concurrency": threads, "runtime_env": env})
+        return await self._create(remote, options)
+
+    async def _create(self, remote: Any, options: Iterable[dict[str, Any]]) -> list[Any]:
+        """Create one actor for each of the options. The loop hears of Ctrl-C in between: there may be thousands."""
+        actors = []
+        for each in options:
+            actors.append(remote.options(**each).remote())
+            await asyncio.sleep(0)
+        return actors
+
+    def _check_homes(self, group: str) -> None:
+        """WorkerLostError where a machine of a group is gone that its slots were on: nothing can start there again."""
+        if self._homes is not None:
+            there = {machine.id for machine in machines_of(self._ray)}
+            if gone := sum(home not in there for home in self._homes[group]):
+                few = "1 machine" if gone == 1 else f"{gone} machines"
+                raise WorkerLostError(f"{few} of group {group} {'is' if gone == 1 else 'are'} gone")
+
+    def release(self) -> None:
+        """Give all slots back."""
+        from ray.util.placement_group import remove_placement_group
+
+        for placement in self._reserved.values():
+            remove_placement_group(placement)
+        self._reserved = {}
+
+    def _host_homes(self, executor: Executor) -> list[Any]:
+        """Workers without an engine are spread over all machines; the first is on the driver's, where the data is."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        machines = machines_of(self._ray)
+        homes = [machines[rank % len(machines)].id for rank in range(executor.ranks)]
+        return [NodeAffinitySchedulingStrategy(home, soft=False) for home in homes]
+
+    async def _reserve(self, group: str) -> Any:
+        """A bundle for each slot, machine by machine. Ranks that talk to each other most are then on the same one."""
+        from ray.util.placement_group import placement_group
+
+        if group not in self._reserved:
+            if self._homes is None:
+                self._homes = await self._find_homes()
+            spec, bound = self._pipeline.groups[group], self._pipeline.run.start_timeout_s
+            each = spec.gpus_per_node or spec.cpus_per_node
+            pinned = [{_NODE_LABEL: machine} for machine in self._homes[group] for _ in range(each)]
+            bundles = [{"CPU" if spec.is_cpu else "GPU": 1}] * spec.ranks
+            placement = placement_group(bundles, strategy="PACK", bundle_label_selector=pinned)
+            self._reserved[group] = placement
+            deadline = time.monotonic() + bound
+            # In slices: Ctrl-C must not have to wait for the thread, nor Ray end while it is at work.
+            while not await asyncio.to_thread(placement.wait, _SLICE_S):
+                if time.monotonic() > deadline:
+                    raise RunError(
+                        f"waited {bound:g} s for the slots of group {group}",
+                        hint="are there enough free CPUs and GPUs? `ray status` says who has them",
+                    )
+        return self._reserved[group]
+
+    async def _find_homes(self) -> dict[str, list[str]]:
+        """Ray's ids of each group's machines; waits for what others hold, as they may be about to leave it."""
+        bound = self._pipeline.run.start_timeout_s
+        deadline = time.monotonic() + bound
+        while True:
+            machines = machines_of(self._ray, free=True)
+            try:
+                found = assign_machines(self._pipeline.groups, machines)
+            except MisfitError as error:
+                if time.monotonic() > deadline:
+                    raise RunError(
+                        f"waited {bound:g} s for free slots: {error}",
+                        hint="others use the rest of the cluster (see `ray status`); wait for them, or ask for less",
+                    ) from error
+                await asyncio.sleep(_PAUSE_S)
+            else:
+                return {group: [machines[index].id for index in chosen] for group, chosen in found.items()}

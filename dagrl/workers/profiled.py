@@ -1,0 +1,71 @@
+"""What the profile section means: which runs, on which engines, and by which Python; without torch, for the driver."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+from dagrl.config.schema import NodeBase, Pipeline, ProfileSpec
+from dagrl.tracking.base import naming
+from dagrl.workers.errors import RunError
+from dagrl.workers.messages import TaskWork
+
+FOLDER = "profile"
+"""In the run folder."""
+_NSYS_OPTIONS = (
+    "--trace=cuda,nvtx",
+    "--sample=none",
+    "--cpuctxsw=none",
+    "--capture-range=cudaProfilerApi",
+    "--capture-range-end=repeat",
+    "--force-overwrite=true",
+)
+_UNDER_NSYS = "NSYS_PROFILING_SESSION_ID"
+"""nsys puts it into the environment of what it profiles."""
+
+
+def python_under_nsys(pipeline: Pipeline, engine: str, rank: int, run_dir: Path) -> str | None:
+    """The shell command that takes Python's place for a rank of `engine` that runs under nsys; None for the others.
+
+    Reports go to ``profile/ENGINE-RANK.*.nsys-rep``, one for each profiled step. Where dagrl itself runs under nsys, it
+    sees the workers already. RunError where there is no nsys.
+    """
+    profile = pipeline.profile
+    if profile is None or profile.tool != "nsys" or rank not in profile.ranks or _UNDER_NSYS in os.environ:
+        return None
+    if engine not in profiled_engines(pipeline, profile):
+        return None
+    nsys = shutil.which("nsys")
+    if nsys is None:
+        raise RunError(
+            "profile.tool is nsys, and there is no nsys on the PATH",
+            hint="install NVIDIA Nsight Systems, or say profile.tool: torch",
+        )
+    folder = run_dir / FOLDER
+    with naming(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    output = folder / f"{engine}-{rank}"
+    return shlex.join([nsys, "profile", *_NSYS_OPTIONS, f"--output={output}", sys.executable])
+
+
+def profiled_engines(pipeline: Pipeline, profile: ProfileSpec) -> set[str]:
+    """Engines whose workers run profiled nodes: of one that shares another's ranks, the other."""
+    named = {engine_of(node) for name, node in pipeline.nodes.items() if _is_named(profile, name)} - {""}
+    return {getattr(pipeline.engines[engine], "shares", None) or engine for engine in named}
+
+
+def is_profiled(profile: ProfileSpec, work: TaskWork) -> bool:
+    """Whether a run is to be looked into, on the ranks that are."""
+    return work.step in profile.steps and work.node is not None and _is_named(profile, work.node)
+
+
+def engine_of(node: NodeBase) -> str:
+    """The engine that a node runs on; empty on the host."""
+    return getattr(node, "engine", None) or ""
+
+
+def _is_named(profile: ProfileSpec, node: str) -> bool:
+    return profile.nodes is None or node in profile.nodes

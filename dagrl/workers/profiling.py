@@ -1,0 +1,140 @@
+"""Looks into the nodes of some steps: Chrome traces by torch's profiler, or ranges and a capture for Nsight Systems.
+
+A worker holds one profiler, around each of its runs. Results do not depend on it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from dagrl.config.schema import Pipeline, ProfileSpec
+from dagrl.tracking.base import naming
+from dagrl.workers.messages import StartEngine, TaskWork
+from dagrl.workers.profiled import FOLDER, engine_of, is_profiled, profiled_engines
+
+
+class Profiler(Protocol):
+    """What a worker asks of a profiler."""
+
+    def around(self, work: TaskWork) -> AbstractContextManager[None]:
+        """The context in which a run happens. OSError where a trace cannot be written."""
+        ...
+
+    def close(self) -> None:
+        """No run comes any more."""
+        ...
+
+
+def make_profiler(setup: StartEngine) -> Profiler | None:
+    """The profiler of one rank of an engine; None where its pipeline has none for it.
+
+    ValueError for nsys on a machine without a GPU.
+    """
+    profile = setup.pipeline.profile
+    if profile is None or setup.engine not in profiled_engines(setup.pipeline, profile):
+        return None
+    if profile.tool == "nsys":
+        if not torch.cuda.is_available():
+            raise ValueError(
+                f"profile.tool: nsys looks at GPUs, and engine {setup.engine} has none; say tool: torch instead"
+            )
+        return NvtxRanges(profile, setup.rank)
+    return (
+        TorchTraces(profile, setup.pipeline, setup.run_dir / FOLDER, setup.rank)
+        if setup.rank in profile.ranks
+        else None
+    )
+
+
+class TorchTraces:
+    """One Chrome trace for each profiled run: ``step_N/NODE-ENGINE-RANK.json.gz``, numbered from the second on."""
+
+    def __init__(self, profile: ProfileSpec, pipeline: Pipeline, folder: Path, rank: int) -> None:
+        self._profile = profile
+        self._pipeline = pipeline
+        self._folder = folder
+        self._rank = rank
+        self._runs: Counter[tuple[int, str]] = Counter()
+
+    @contextmanager
+    def around(self, work: TaskWork) -> Iterator[None]:
+        """See `Profiler.around`."""
+        if not is_profiled(self._profile, work):
+            yield
+            return
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        with torch.profiler.profile(
+            activities=activities,
+            with_stack=self._profile.with_stack,
+            profile_memory=self._profile.with_memory,
+            acc_events=True,
+        ) as profiler:
+            about = {"step": work.step, "node": work.task, "engine": self._engine(work), "engine_rank": self._rank}
+            profiler.add_metadata_json("dagrl", json.dumps(about))
+            with torch.profiler.record_function(_label(work)):
+                yield
+        self._write(profiler, work)
+
+    def close(self) -> None:
+        """Nothing is left open between runs."""
+
+    def _write(self, profiler: torch.profiler.profile, work: TaskWork) -> None:
+        self._runs[work.step, work.task] += 1
+        run = self._runs[work.step, work.task]
+        parts = [work.task.replace("/", "-"), self._engine(work), str(self._rank), *([str(run)] if run > 1 else [])]
+        path = self._folder / f"step_{work.step}" / ("-".join(parts) + ".json.gz")
+        with naming(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            aside = path.with_name(f".{path.name}")
+            profiler.export_chrome_trace(str(aside))
+            aside.replace(path)
+
+    def _engine(self, work: TaskWork) -> str:
+        return engine_of(self._pipeline.nodes[work.node]) if work.node else ""
+
+
+class NvtxRanges:
+    """A range ``step N/NODE`` around every run, and CUDA's profiler switched on during profiled steps.
+
+    The step ends, for the capture, with the rank's first run in another one: weight sync and what else comes between
+    is seen too.
+    """
+
+    def __init__(self, profile: ProfileSpec, rank: int) -> None:
+        self._profile = profile
+        self._captures = rank in profile.ranks
+        self._capturing: int | None = None
+
+    @contextmanager
+    def around(self, work: TaskWork) -> Iterator[None]:
+        """See `Profiler.around`."""
+        if self._capturing not in (None, work.step):
+            self.close()
+        if self._captures and self._capturing is None and is_profiled(self._profile, work):
+            torch.cuda.profiler.start()
+            self._capturing = work.step
+        torch.cuda.nvtx.range_push(_label(work))
+        try:
+            yield
+        finally:
+            torch.cuda.nvtx.range_pop()
+
+    def close(self) -> None:
+        """End a capture."""
+        if self._capturing is not None:
+            torch.cuda.synchronize()
+            torch.cuda.profiler.stop()
+            self._capturing = None
+
+
+def _label(work: TaskWork) -> str:
+    return f"step {work.step}/{work.task}"

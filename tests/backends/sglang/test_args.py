@@ -1,0 +1,90 @@
+"""What SGLang is told: the file's own fields, what follows from its other sections, and defaults for the devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dagrl.backends.sglang.args import server_arguments
+from dagrl.backends.sglang.layout import KEPT_BACK
+from dagrl.backends.sglang.share import ServerShare
+from dagrl.config.schema import SglangEngineSpec
+
+
+def told(*, server=None, gpus=("0",), seed=1, sleeps=False, node=0, nodes=1, index=0, follows="actor", **_):
+    spec = SglangEngineSpec(backend="sglang", group="rollout", follows=follows, server=server or {})
+    share = ServerShare(f"generator/{index}", index, node, nodes, tuple(gpus), "10.0.0.1", 4000, Path("logs"), 60)
+    return server_arguments(spec, share, Path("model"), positions=64, seed=seed, sleeps=sleeps)
+
+
+def test_tokens_go_in_and_out_by_their_ids_and_weights_by_our_loader():
+    arguments = told()
+    assert arguments["skip_tokenizer_init"] is True and arguments["model_path"] == "model"
+    assert arguments["custom_weight_loader"] == ["dagrl.backends.sglang.loader.take_weights"]
+
+
+def test_weights_that_come_from_another_engine_are_not_read():
+    assert told()["load_format"] == "dummy"
+    assert told(server={"load_format": "auto"})["load_format"] == "dummy"
+    assert told(follows=None)["load_format"] == "auto"
+    assert told(follows=None, server={"load_format": "presharded"})["load_format"] == "presharded"
+
+
+def test_responses_may_use_all_of_a_context():
+    assert told()["context_length"] == 64 + KEPT_BACK
+    assert told(server={"context_length": 32})["context_length"] == 32 + KEPT_BACK
+
+
+def test_the_file_has_its_way_with_defaults():
+    on_gpu = told()
+    assert (on_gpu["dtype"], on_gpu["cuda_graph_backend_prefill"], on_gpu["device"]) == ("bfloat16", "disabled", "cuda")
+    assert "attention_backend" not in on_gpu, "SGLang knows which suits the GPU"
+    on_cpu = told(gpus=())
+    assert (on_cpu["dtype"], on_cpu["attention_backend"], on_cpu["device"]) == ("float32", "torch_native", "cpu")
+    assert told(server={"dtype": "float16", "log_level": "info"})["dtype"] == "float16"
+    assert told(gpus=(), server={"max_total_tokens": 99})["max_total_tokens"] == 99
+
+
+@pytest.mark.parametrize(
+    ("server", "largest"),
+    [
+        ({}, 512),
+        ({"max_running_requests": 64}, 64),
+        ({"max_running_requests": 2048}, 512),
+        ({"cuda_graph_max_bs_decode": 16}, 16),
+        ({"cuda_graph_bs_decode": [1, 2]}, None),
+    ],
+)
+def test_decoding_is_captured_for_all_requests_that_run(server, largest):
+    assert told(server=server).get("cuda_graph_max_bs_decode") == largest
+
+
+def test_servers_draw_apart_and_the_same_in_each_run():
+    seeds = {told(index=index, seed=seed)["random_seed"] for index in range(8) for seed in (-1, 0, 1, 2**62)}
+    assert len(seeds) == 32 and all(0 <= seed < 2**31 for seed in seeds)
+    assert told(seed=3)["random_seed"] == told(seed=3)["random_seed"]
+
+
+def test_memory_is_saved_for_those_that_sleep():
+    assert (told()["enable_memory_saver"], told()["enable_weights_cpu_backup"]) == (False, False)
+    asleep = told(sleeps=True)
+    assert (asleep["enable_memory_saver"], asleep["enable_weights_cpu_backup"]) == (True, False)
+    assert told(sleeps=True, follows=None)["enable_weights_cpu_backup"], "nobody sends them again"
+    assert not told(sleeps=True, gpus=())["enable_memory_saver"]
+    assert asleep["mem_fraction_static"] == 0.8 and "mem_fraction_static" not in told()
+    assert told(sleeps=True, server={"mem_fraction_static": 0.6})["mem_fraction_static"] == 0.6
+
+
+def test_processes_of_a_machine_meet_at_a_port_and_those_of_several_at_an_address():
+    alone = told()
+    assert alone["nccl_port"] == 4000 and "dist_init_addr" not in alone
+    second = told(node=1, nodes=2)
+    assert (second["dist_init_addr"], second["nnodes"], second["node_rank"]) == ("10.0.0.1:4000", 2, 1)
+    spread = told(server={"tp_size": 2, "dp_size": 2, "enable_dp_attention": True})
+    assert spread["dist_init_addr"] == "10.0.0.1:4000"
+
+
+def test_what_clashes_is_refused_once_more():
+    with pytest.raises(ValueError, match=r"^server.port is of the HTTP server"):
+        told(server={"port": 30000})

@@ -1,0 +1,48 @@
+"""Which slots of a group a server takes."""
+
+import pytest
+
+from dagrl.backends.sglang.layout import gpus_per_server, nodes_per_server, server_slots
+from dagrl.config.schema import GroupSpec, SglangEngineSpec
+
+
+def engine(**server: object) -> SglangEngineSpec:
+    return SglangEngineSpec(backend="sglang", group="rollout", server=server)
+
+
+@pytest.mark.parametrize(
+    ("server", "gpus"),
+    [
+        ({}, 1),
+        ({"tp_size": 2}, 2),
+        ({"tp_size": 2, "pp_size": 3}, 6),
+        ({"tp_size": 2, "dp_size": 4}, 8),
+        ({"tp_size": 4, "dp_size": 4, "enable_dp_attention": True}, 4),
+        ({"tp_size": 4, "ep_size": 4, "moe_dp_size": 2}, 4),
+    ],
+)
+def test_what_a_server_takes(server, gpus):
+    assert gpus_per_server(engine(**server)) == gpus
+
+
+def test_servers_lie_side_by_side_on_a_machine():
+    slots = server_slots(engine(tp_size=2), GroupSpec(gpus_per_node=4))
+    assert [(slot.server, slot.place) for slot in slots] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert [slot.leads for slot in slots] == [slot.starts for slot in slots] == [True, False, True, False]
+    assert {slot.node for slot in slots} == {0}
+    assert nodes_per_server(engine(tp_size=2), GroupSpec(gpus_per_node=4)) == 1
+
+
+def test_a_server_across_machines_has_a_starter_on_each():
+    group = GroupSpec(nodes=4, gpus_per_node=2)
+    slots = server_slots(engine(tp_size=4), group)
+    assert [slot.server for slot in slots] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert [slot.node for slot in slots] == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert [rank for rank, slot in enumerate(slots) if slot.starts] == [0, 2, 4, 6]
+    assert [rank for rank, slot in enumerate(slots) if slot.leads] == [0, 4]
+    assert nodes_per_server(engine(tp_size=4), group) == 2
+
+
+def test_a_server_on_each_cpu_slot():
+    slots = server_slots(engine(), GroupSpec(cpus_per_node=3))
+    assert [slot.server for slot in slots] == [0, 1, 2] and all(slot.leads for slot in slots)

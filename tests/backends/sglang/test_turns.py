@@ -1,0 +1,132 @@
+"""Rollouts of several turns on a server: each response goes on by itself, and knows all that was said before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dagrl.backends.base import GenerationRequest
+from dagrl.backends.sglang.engine import SglangEngine
+from dagrl.config.schema import ModelSpec, Pipeline, SamplingSpec
+from dagrl.data.batch import Batch, Column
+from dagrl.data.tokenizer import load_tokenizer
+from dagrl.ops.base import Context, Output, Part, Resources
+from dagrl.ops.rollout import rollout
+from dagrl.ops.turns.reading import passages
+
+pytestmark = pytest.mark.slow
+
+INIT = {"model_type": "qwen3"}
+TOKENIZER = {"kind": "characters", "alphabet": "0123456789+="}
+PROMPTS = ("1+1=", "1+1=", "2+3=", "2+3=", "10+7=", "10+7=")
+PATIENCE = '''
+import threading
+
+import dagrl
+
+others_done = threading.Event()
+calls = []
+
+def every_turn(text):
+    return [("wait_for_others", {})]
+
+@dagrl.tool
+def wait_for_others(*, extra_info: dict) -> str:
+    """The first row's first call is answered once the others have had all of theirs."""
+    calls.append(extra_info["row"])
+    if sum(row != 0 for row in calls) >= 10:
+        others_done.set()
+    if extra_info["row"] == 0 and calls.count(0) == 1:
+        assert others_done.wait(60), "the others have waited for it"
+    return "=7="
+'''
+OPTIONS = {"tools": ["patience:wait_for_others"], "tool_format": "patience:every_turn", "max_turns": 3}
+
+
+@pytest.fixture(scope="module")
+def server(
+    start_engine: Callable[..., SglangEngine], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SglangEngine]:
+    """One that tells where it sent each token."""
+    logs = tmp_path_factory.mktemp("sglang-logs")
+    engine = start_engine(logs, max_running_requests=8, enable_return_routed_experts=True)
+    yield engine
+    engine.close()
+
+
+def played(server: SglangEngine, folder: Path, **sampling: Any) -> list[Output]:
+    """A rollout of `PROMPTS`, two to a group."""
+    node = {"op": "rollout", "engine": "generator", "n": 2, "sampling": {"max_new_tokens": 200, **sampling}, **OPTIONS}
+    pipeline = Pipeline.model_validate(
+        {
+            "name": "turns",
+            "model": {"init": INIT, "tokenizer": TOKENIZER},
+            "data": {"train": "train.parquet", "prompts_per_step": 3, "max_prompt_tokens": 8},
+            "groups": {"rollout": {"cpus_per_node": 1}},
+            "engines": {"generator": {"backend": "sglang", "group": "rollout"}},
+            "nodes": {"rollout": node, "reward": {"op": "reward", "fn": "exact"}},
+            "run": {"steps": 1},
+        }
+    )
+    (folder / "patience.py").write_text(PATIENCE)
+    tokenizer = load_tokenizer(ModelSpec.model_validate({"init": INIT, "tokenizer": TOKENIZER}))
+    rows = np.arange(len(PROMPTS), dtype=np.int64)
+    columns = {
+        "group_id": Column(rows // 2),
+        "prompt_tokens": Column.ragged([tokenizer.encode(prompt) for prompt in PROMPTS], "int64"),
+        "extra_info": Column.text([f'{{"row": {row}}}' for row in rows]),
+    }
+    context = Context(
+        pipeline.nodes["rollout"],
+        1,
+        False,
+        0,
+        1,
+        Resources(pipeline, folder, folder / "run"),
+        server,
+        sampled_by="rollout",
+    )
+    return list(rollout([Part(0, Batch(rows, columns))], context))
+
+
+def test_responses_go_on_by_themselves_and_know_what_was_said(server, model_of, tmp_path: Path) -> None:
+    # Half of the characters end a turn, so that turns are short.
+    outputs = played(server, tmp_path, stop_token_ids=[*range(3, 10)])
+    whole = Batch.concat([Batch(output.rows, output.columns) for output in outputs]).in_order(np.arange(len(PROMPTS)))
+    assert whole["turns"].values.tolist() == [3] * len(PROMPTS)
+    tokenizer = load_tokenizer(ModelSpec.model_validate({"init": INIT, "tokenizer": TOKENIZER}))
+    for row in range(len(PROMPTS)):
+        said = passages(whole, row)
+        assert [each.turn for each in said] == [1, 0, 2, 0, 3]
+        assert all(tokenizer.decode(each.tokens) == "=7=" for each in said if not each.turn)
+        prompt, response = tokenizer.encode(PROMPTS[row]), whole["response_tokens"][row]
+        tokens = torch.tensor([*prompt, *response.tolist()])
+        with torch.no_grad():
+            logprobs = model_of(5)(tokens[None]).logits[0].log_softmax(-1)
+        places = torch.arange(len(prompt), len(tokens))
+        expected = logprobs[places - 1, tokens[places]].numpy() * whole["response_mask"][row]
+        np.testing.assert_allclose(whole["rollout_logprob"][row], expected, atol=1e-4)
+        assert whole["routed_experts"].lengths[row] == len(tokens) - 1
+
+
+def test_a_group_that_shares_its_prompt_is_told_all_routes(server, model_of) -> None:
+    """The prompt is computed once, by a request that nobody reads: what it was routed by is everybody's."""
+    generator = np.random.default_rng(1)
+    prompt = generator.integers(3, 15, 100)
+    sampling = SamplingSpec(max_new_tokens=12, ignore_eos=True)
+    group = list(server.generate([GenerationRequest(prompt, seed) for seed in range(4)], sampling))
+    assert len({tuple(each.tokens) for each in group}) > 1
+    for each in group:
+        tokens = torch.tensor([*prompt, *each.tokens])
+        with torch.no_grad():
+            told = model_of(5)(tokens[None], output_router_logits=True)
+        places = torch.arange(len(prompt), len(tokens))
+        logprobs = told.logits[0].log_softmax(-1)[places - 1, tokens[places]]
+        np.testing.assert_allclose(each.logprobs, logprobs.numpy(), atol=1e-4)
+        chosen = torch.stack([layer[:-1].topk(2).indices for layer in told.router_logits], dim=1)
+        np.testing.assert_array_equal(np.sort(each.routed_experts), chosen.sort().values.numpy())

@@ -1,0 +1,188 @@
+"""Several files laid over each other: whose word counts, and whose line is told."""
+
+import itertools
+
+import pytest
+
+from dagrl.config.errors import PipelineError
+from dagrl.config.loading.extends import read_with_parents
+from dagrl.config.loading.loader import load_pipeline
+from dagrl.validation import check_file
+
+
+@pytest.fixture
+def merged(tmp_path):
+    """Name -> text of files, the last of which is read -> what comes out of it."""
+
+    def read(**files):
+        for name, text in files.items():
+            (tmp_path / f"{name}.yaml").write_text(text)
+        return read_with_parents(tmp_path / f"{list(files)[-1]}.yaml")
+
+    return read
+
+
+def test_later_files_are_laid_over_earlier_ones_and_the_file_itself_over_all(merged):
+    document = merged(
+        one="a: 1\nb: 1\nc: {x: 1, y: 1, z: 1}\n",
+        two="b: 2\nc: {y: 2, z: 2}\nd: 2\n",
+        three="extends: [one, two]\nc: {z: 3}\nd: null\n",
+    )
+    assert document.tree == {"a": 1, "b": 2, "c": {"x": 1, "y": 2, "z": 3}, "d": None}
+
+
+def test_every_key_knows_the_file_and_line_it_comes_from(merged, tmp_path):
+    document = merged(
+        one="a: 1\nc:\n  x: 1\n  y: 1\n",
+        two="c:\n  y: 2\n  list: [1,\n    2]\n",
+        three="extends:\n- one\n- two\nz: 3\n",
+    )
+    places = [(), ("a",), ("c", "x"), ("c", "y"), ("c", "list", 1), ("z",)]
+    known = [(document.positions[place].file, document.positions[place].line) for place in places]
+    told = [("three", 1), ("one", 1), ("one", 3), ("two", 2), ("two", 4), ("three", 4)]
+    assert known == [(str(tmp_path / f"{name}.yaml"), line) for name, line in told]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(["base", "left", "right"])))
+def test_what_two_of_them_extend_lies_under_both(merged, order):
+    document = merged(
+        base="name: base\nleft: base\nright: base\nboth: base\n",
+        left="extends: base\nleft: left\nboth: left\n",
+        right="extends: base\nright: right\nboth: right\n",
+        child=f"extends: [{', '.join(order)}]\n",
+    )
+    last = max(("left", "right"), key=order.index)
+    assert document.tree == {"name": "base", "left": "left", "right": "right", "both": last}
+
+
+def test_a_null_takes_away_what_an_earlier_file_says_and_a_later_one_brings_it_back(merged):
+    files = {"one": "a: {x: 1, y: 1}\n", "two": "a: null\n", "three": "a: {x: 3}\n"}
+    assert merged(**files, child="extends: [one, two]\n").tree == {"a": None}
+    assert merged(**files, child="extends: [one, two, three]\n").tree == {"a": {"x": 3}}
+
+
+def test_each_problem_names_the_file_that_it_is_in(project):
+    one = project.write("one.yaml", "data:\n  max_prompt_tokens: many\n")
+    two = project.write("two.yaml", "nodes:\n  rollout:\n    n: few\n")
+    child = project.write("child.yaml", "extends: [p, one, two]\nrun: {steps: soon}\n")
+    with pytest.raises(PipelineError) as caught:
+        load_pipeline(child)
+    told = [(problem.file, problem.line, problem.place) for problem in caught.value.problems]
+    assert told == [
+        (str(child), 2, "run.steps"),
+        (str(one), 2, "data.max_prompt_tokens"),
+        (str(two), 3, "nodes.rollout.n"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("entry", "place", "message"),
+    [
+        ("gone", "extends[1]", "there is no template `gone`; choose from: "),
+        ("./gone.yaml", "extends[1]", "there is no file "),
+        ("7", "extends[1]", "expected a template's name or a file's path, got 7; write `extends: NAME`"),
+        ("null", "extends[1]", "expected a template's name or a file's path, got null; write `extends: NAME`"),
+        ("a" * 5000, "extends[1]", "'aaaaaaaaaaaaaaa"),
+        ("off", "extends[1]", "a bare `off` can mean two things"),
+        ("./child.yaml", "extends[1]", "the files extend each other in a circle ("),
+        ("other", "extends", "the files extend each other in a circle ("),
+    ],
+)
+def test_an_entry_that_cannot_be_had_is_told_alone_with_its_line(project, entry, place, message):
+    project.write("other.yaml", "extends: child\n")
+    child = project.write("child.yaml", f"extends:\n- p\n- {entry}\n")
+    with pytest.raises(PipelineError) as caught:
+        load_pipeline(child)
+    (problem,) = caught.value.problems
+    line = (str(child), 3) if entry != "other" else (str(project.folder / "other.yaml"), 1)
+    assert (problem.file, problem.line, problem.place) == (*line, place)
+    assert problem.message.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("", "expected a template's name or a file's path, got null; write `extends: NAME`"),
+        ("off", "a bare `off` can mean two things"),
+        (r'"\ud800"', "holds half of a character"),
+    ],
+)
+def test_what_a_parent_that_is_not_named_may_have_held_is_not_called_missing(project, said, message):
+    child = project.write("child.yaml", f"name: x\nextends: {said}\n")
+    with pytest.raises(PipelineError) as caught:
+        load_pipeline(child)
+    (problem,) = caught.value.problems
+    assert (problem.line, problem.place) == (2, "extends")
+    assert problem.message.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("path", "remedy"),
+    [
+        ("run.steps=3", "the pipeline's file comes first, and KEY=VALUE behind it"),
+        ("tiny_grpo", "the template of this name is "),
+        ("a" * 5000, "cannot be read"),
+        ("gone.yaml", "does not exist; check the path"),
+    ],
+)
+def test_a_path_to_nowhere_says_what_may_have_been_meant(path, remedy):
+    with pytest.raises(PipelineError) as caught:
+        load_pipeline(path)
+    (problem,) = caught.value.problems
+    assert (problem.file, problem.line, problem.place) == (path, 1, "file")
+    assert remedy in problem.message
+
+
+class TestNulls:
+    def test_take_away_what_any_kind_of_engine_or_node_has(self, project):
+        child = project.write(
+            "child.yaml", "extends: p\nengines: {generator: {server: null}}\nnodes: {reward: {engine: null, n: null}}\n"
+        )
+        load_pipeline(child)
+
+    @pytest.mark.parametrize(
+        ("said", "place", "message"),
+        [
+            ("foo:", "foo", "unknown key `foo`; choose from: name, model"),
+            ("nodes: {rollout: {samplng: null}}", "nodes.rollout.samplng", "did you mean `sampling`?"),
+            ("nodes: {update: {loss: {kl_coeff: null}}}", "nodes.update.loss.kl_coeff", "did you mean `kl_coef`?"),
+            ("engines: {actor: {parallel: {tp: null}}}", "engines.actor.parallel.tp", "unknown key `tp`; choose"),
+        ],
+    )
+    def test_of_a_misspelt_key_are_told(self, project, said, place, message):
+        child = project.write("child.yaml", f"extends: p\n{said}\n")
+        with pytest.raises(PipelineError) as caught:
+            load_pipeline(child)
+        (problem,) = caught.value.problems
+        assert (problem.line, problem.place) == (2, place)
+        assert message in problem.message
+
+
+def test_a_node_of_a_misspelt_name_is_told_the_right_one(project):
+    child = project.write("child.yaml", "extends: p\nnodes: {rolout: {n: 3}}\nengines: {judge: {group: train}}\n")
+    with pytest.raises(PipelineError) as caught:
+        load_pipeline(child)
+    assert [(problem.place, problem.message) for problem in caught.value.problems] == [
+        ("nodes.rolout.op", "the key is missing; add `op:`, or say `rollout` if you mean that"),
+        ("engines.judge.backend", "the key is missing; add `backend:`, or take `judge` out"),
+    ]
+
+
+def test_what_a_template_has_too_much_of_is_taken_away_with_null(project):
+    inherited = project.pipeline(("estimator: grpo}", "estimator: grpo, baseline: mean} #!"))
+    child = project.write("child.yaml", f"extends: {inherited}\n")
+    (problem,) = project.problems(child)
+    assert problem.file == str(inherited)
+    assert problem.message.endswith("; take it out, or write `baseline: null` in child.yaml")
+    child.write_text(f"extends: {inherited}\nnodes: {{advantage: {{baseline: null}}}}\n")
+    check_file(child)  # nothing is left to be told
+    (problem,) = project.problems(inherited)
+    assert problem.message.endswith("; take it out")
+
+
+def test_keys_of_a_templates_other_backend_are_taken_away_with_null(project):
+    inherited = project.pipeline(("backend: hf,", "backend: hf, max_batch_size: 8,"))
+    child = project.write("child.yaml", f"extends: {inherited}\nengines: {{generator: {{backend: sglang}}}}\n")
+    (problem,) = project.problems(child)
+    message = "is for other kinds of engines; take it out, or write `max_batch_size: null` in child.yaml"
+    assert (problem.place, problem.message) == ("engines.generator.max_batch_size", message)

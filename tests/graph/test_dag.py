@@ -1,0 +1,349 @@
+import os
+import subprocess
+import sys
+import types
+
+import networkx as nx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dagrl.config.errors import PipelineError
+from dagrl.config.loading.loader import load_pipeline
+from dagrl.config.schema import CustomNode, Pipeline
+from dagrl.graph.dag import Wire, build_graph
+from dagrl.graph.plugins.custom import node
+from dagrl.validation import check_file
+
+
+def graph_of(path, *overrides):
+    loaded = load_pipeline(path, overrides)
+    return build_graph(loaded.pipeline, loaded.folder, loaded.positions)
+
+
+class TestInference:
+    def test_order_is_that_of_the_file_among_ready_nodes(self, project):
+        graph = graph_of(project.folder / "p.yaml")
+        assert graph.order == ("prompts", "rollout", "reward", "ref", "advantage", "update", "samples")
+
+    def test_edges_follow_from_columns(self, project):
+        graph = graph_of(project.folder / "p.yaml")
+        assert graph.nodes["update"].inputs["ref_logprob"] == Wire("ref", "ref_logprob")
+        assert graph.nodes["ref"].outputs == {"logprob": "ref_logprob"}
+        assert graph.producers("advantage") == ("prompts", "rollout", "reward")
+        assert graph.consumers("reward") == ("advantage", "samples")
+        assert graph.ancestors("reward") == {"prompts", "rollout"}
+        assert graph.edges["rollout", "update"] == (
+            *("response_tokens", "response_mask", "policy_version"),
+            "rollout_logprob",
+        )
+        assert graph.digraph.number_of_edges() == len(graph.edges) == 16
+
+    def test_optional_columns_are_read_only_where_written(self, project):
+        path = project.folder / "p.yaml"
+        assert "old_logprob" not in graph_of(path).nodes["update"].inputs
+        graph = graph_of(path, "nodes.old={op: logprob, engine: actor, write: old_logprob}")
+        assert graph.nodes["update"].inputs["old_logprob"] == Wire("old", "old_logprob")
+
+    def test_read_takes_another_column_or_that_of_a_named_node(self, project):
+        path = project.pipeline(
+            ("  ref:", "  judge: {op: reward, fn: math}\n  ref:"),
+            ("estimator: grpo}", "estimator: grpo, read: {reward: judge.reward}}"),
+            ("fn: exact}", "fn: exact, write: exactness}"),
+        )
+        graph = graph_of(path)
+        assert graph.nodes["advantage"].inputs["reward"] == Wire("judge", "reward")
+        assert graph_of(path, "nodes.advantage.read.reward=exactness").nodes["advantage"].inputs["reward"] == Wire(
+            "reward", "exactness"
+        )
+
+    def test_two_writers_are_fine_where_every_reader_says_which(self, project):
+        path = project.pipeline(
+            ("write: ref_logprob}", "}\n  old: {op: logprob, engine: actor}"),
+            ("op: update,", "op: update, read: {ref_logprob: ref.logprob, old_logprob: old.logprob},"),
+        )
+        inputs = graph_of(path).nodes["update"].inputs
+        assert inputs["ref_logprob"] == Wire("ref", "logprob")
+        assert inputs["old_logprob"] == Wire("old", "logprob")
+
+    def test_one_of_two_writers_of_a_single_column_is_named_by_its_node(self, project):
+        again = "{op: logprob, engine: actor, write: old_logprob}"
+        path = project.pipeline(
+            ("  update: {op: update,", f"  a: {again}\n  b: {again}\n  update: {{op: update, read_from: [b],")
+        )
+        assert graph_of(path).nodes["update"].inputs["old_logprob"] == Wire("b", "old_logprob")
+
+    def test_validation_stops_at_the_reward(self, project):
+        validation = graph_of(project.folder / "p.yaml").validation
+        assert validation.order == ("prompts", "rollout", "reward", "samples")
+        assert set(validation.nodes["samples"].inputs) == {
+            "group_id",
+            "prompt_tokens",
+            "response_tokens",
+            "reward",
+            "data_set",
+            "answer",
+            "data_source",
+            "policy_version",
+            "finish_reason",
+        }
+
+    def test_the_graph_cannot_be_changed(self, project):
+        graph = graph_of(project.folder / "p.yaml")
+        with pytest.raises(TypeError):
+            graph.nodes["x"] = graph.nodes["ref"]
+        with pytest.raises(TypeError):
+            graph.nodes["ref"].inputs["x"] = Wire("ref", "x")
+        with pytest.raises(nx.NetworkXError):
+            graph.digraph.add_edge("ref", "reward")
+
+    def test_order_does_not_depend_on_the_hash_seed(self, project):
+        code = (
+            "import sys\nfrom dagrl.config.loading.loader import load_pipeline\n"
+            "from dagrl.graph.dag import build_graph\n"
+            "graph = build_graph(load_pipeline(sys.argv[1]).pipeline); print(graph.order, list(graph.edges))"
+        )
+        told = {
+            subprocess.run(
+                [sys.executable, "-c", code, str(project.folder / "p.yaml")],
+                env={**os.environ, "PYTHONHASHSEED": seed},
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout
+            for seed in ("1", "2")
+        }
+        assert len(told) == 1
+
+    def test_unread_columns_are_a_warning(self, project):
+        path = project.pipeline(("kl_coef: 0.01", "kl_coef: 0"), (", write: ref_logprob", ""))
+        (warning,) = check_file(path).warnings
+        assert str(warning) == (
+            f"{path}:22: nodes.ref: nobody reads what it writes (`logprob`); "
+            "say `write: old_logprob` or `write: ref_logprob`"
+        )
+
+
+REF = "{op: logprob, engine: reference, write: ref_logprob}"
+ADVANTAGE = "{op: advantage, estimator: grpo}"
+REWARD = "{op: reward, fn: exact}"
+CASES = {
+    "nobody writes": (
+        REF,
+        "null",
+        "nodes.update",
+        "column `ref_logprob` is read by `update`, but no node writes it; add",
+    ),
+    "misspelt name": (
+        REF,
+        REF.replace("ref_log", "reff_log"),
+        "nodes.update",
+        "column `ref_logprob` is read by `update`",
+    ),
+    "sink": (REWARD, "null", "nodes.advantage", "column `reward` is read by `advantage` and `samples`, but no node"),
+    "renamed to nothing": (
+        ADVANTAGE,
+        "{op: advantage, estimator: grpo, read: {reward: rewrad}} #!",
+        "nodes.advantage.read.reward",
+        "column `rewrad` is read by `advantage`, but no node writes it; did you mean `reward`?",
+    ),
+    "two writers": (
+        REWARD,
+        REWARD + "\n  judge: {op: reward, fn: math} #!",
+        "nodes.judge",
+        "column `reward` is written by `reward` and `judge`; give one of them another name with `write:`, or say which "
+        "is meant with `read_from: [reward]` in `advantage` and `samples`",
+    ),
+    "two unread logprobs": (
+        REF,
+        REF + "\n  a: {op: logprob, engine: actor}\n  b: {op: logprob, engine: actor} #!",
+        "nodes.b",
+        "column `logprob` is written by `a` and `b`",
+    ),
+    "writes a column of the data": (
+        REF,
+        REF + "\n  a: {op: logprob, engine: actor, write: answer} #!",
+        "nodes.a.write",
+        "`a` writes `logprob`, which is float32 per response token, but `answer` is uint8 text",
+    ),
+    "no such column to read": (
+        ADVANTAGE,
+        "{op: advantage, estimator: grpo, read: {rewrd: reward}} #!",
+        "nodes.advantage.read.rewrd",
+        "the op reads no column `rewrd`; did you mean `reward`?",
+    ),
+    "no such node": (
+        ADVANTAGE,
+        "{op: advantage, estimator: grpo, read: {reward: rewad.reward}} #!",
+        "nodes.advantage.read.reward",
+        "there is no node `rewad`; did you mean `reward`?",
+    ),
+    "no such column of the node": (
+        ADVANTAGE,
+        "{op: advantage, estimator: grpo, read: {reward: reward.score}} #!",
+        "nodes.advantage.read.reward",
+        "`reward` writes no column `score`; choose from: reward",
+    ),
+    "wrong kind": (
+        ADVANTAGE,
+        "{op: advantage, estimator: grpo, read: {reward: ref_logprob}} #!",
+        "nodes.advantage.read.reward",
+        "`ref.ref_logprob` is float32 per response token, but `reward` is float32 per sample; choose",
+    ),
+    "no such column to write": (
+        REF,
+        "{op: logprob, engine: reference, write: {logprb: ref_logprob}, read: {}} #!",
+        "nodes.ref.write.logprb",
+        "the op writes no column `logprb`; did you mean `logprob`?",
+    ),
+    "one name for several": (
+        "n: 4, sampling: {max_new_tokens: 8}}",
+        "n: 4, write: responses, sampling: {max_new_tokens: 8}} #!",
+        "nodes.rollout.write",
+        "the op writes 6 columns (`response_tokens`, `response_mask`, `rollout_logprob`, `policy_version`,",
+    ),
+    "two into one": (
+        "n: 4, sampling: {max_new_tokens: 8}}",
+        "n: 4, write: {rollout_logprob: response_mask}, sampling: {max_new_tokens: 8}} #!",
+        "nodes.rollout.write",
+        "`response_mask` and `rollout_logprob` would both be `response_mask`; give each its own name",
+    ),
+    "name for none": (
+        "kl_coef: 0.01}}",
+        "kl_coef: 0.01}, write: x} #!",
+        "nodes.update.write",
+        "the op writes no column, so one name does not do; take `write` out",
+    ),
+    "no column's name": (
+        REF,
+        "{op: logprob, engine: reference, write: ref.logprob} #!",
+        "nodes.ref.write",
+        "'ref.logprob' is not a column's name; begin with a lower-case letter",
+    ),
+    "cycle": (
+        REWARD,
+        "{op: reward, fn: exact, read: {extra_info: hint}} #!\n  loop: {op: 'loops:loop'}",
+        "nodes.reward",
+        "nodes wait for each other in a circle: reward -> loop (`reward`) -> reward (`hint`); let one of them",
+    ),
+    "reads its own": (
+        REF,
+        REF + "\n  own: {op: 'loops:own'} #!",
+        "nodes.own",
+        "it reads `score`, which it writes itself; rename one with `write:` or `read:`",
+    ),
+    "reserved name": (
+        REF,
+        REF + "\n  samples: {op: reward, fn: math} #!",
+        "nodes.samples",
+        "`samples` is the name of a",
+    ),
+    "second rollout": (
+        REF,
+        REF + "\n  again: {op: rollout, engine: generator, n: 2, sampling: {max_new_tokens: 8}} #!",
+        "nodes.again",
+        "columns `response_tokens`, `response_mask`, `rollout_logprob` and `policy_version` are written by `rollout` "
+        "and `again`; give one of them another name with `write:`, or say which is meant with `read_from: [rollout]` "
+        "in `reward`, `ref`, `update` and `advantage`",
+    ),
+    "no rollout": (
+        "{op: rollout, engine: generator, n: 4, sampling: {max_new_tokens: 8}}",
+        "null",
+        "nodes",
+        "no node samples responses; add `rollout: {op: rollout, engine: ..., sampling: ...}`",
+    ),
+    "custom op not there": (REF, REF + "\n  x: {op: 'loops:lop'} #!", "nodes.x.op", "did you mean `loop`?"),
+    "custom op undecorated": (REF, REF + "\n  x: {op: 'loops:bare'} #!", "nodes.x.op", "does not say its columns"),
+}
+LOOPS = """\
+import dagrl
+@dagrl.node(reads=["reward"], writes=["hint"])
+def loop(batch): ...
+@dagrl.node(reads=["score"], writes=["score"])
+def own(batch): ...
+def bare(batch): ...
+"""
+
+
+@pytest.mark.parametrize(("old", "new", "place", "fragment"), CASES.values(), ids=CASES.keys())
+def test_what_is_wrong_with_columns_is_told_once(project, monkeypatch, old, new, place, fragment):
+    monkeypatch.delitem(sys.modules, "loops", raising=False)
+    project.write("loops.py", LOOPS)
+    path = project.pipeline((old, new))
+    with pytest.raises(PipelineError) as caught:
+        graph_of(path)
+    (problem,) = caught.value.problems
+    assert problem.place == place
+    assert fragment in problem.message
+    assert "; " in problem.message
+    marked = [number for number, line in enumerate(path.read_text().splitlines(), start=1) if "#!" in line]
+    if marked:
+        assert problem.line == marked[0]
+
+
+def test_all_problems_are_told_at_once(project):
+    path = project.pipeline(
+        (REF, "null"),
+        (REWARD, "{op: reward, fn: exact, read: {anser: answer}}"),
+        (ADVANTAGE, "{op: advantage, estimator: grpo, kl_in_reward: {coef: 0.1}}"),
+    )
+    with pytest.raises(PipelineError) as caught:
+        graph_of(path)
+    assert [(problem.place, problem.message.partition(" is read by")[0]) for problem in caught.value.problems] == [
+        ("nodes.reward.read.anser", "the op reads no column `anser`; did you mean `answer`?"),
+        ("nodes.advantage", "column `old_logprob`"),
+        ("nodes.advantage", "column `ref_logprob`"),
+    ]
+
+
+def _pipeline(base_pipeline: Pipeline, names: list[str]) -> Pipeline:
+    extra = {name: CustomNode(op=f"generated_ops:{name}") for name in names}
+    return base_pipeline.model_copy(update={"nodes": {**base_pipeline.nodes, **extra}})
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    parents=st.lists(st.sets(st.integers(0, 7)), min_size=1, max_size=8),
+    data=st.data(),
+)
+def test_order_is_topological_and_edges_do_not_depend_on_declaration_order(tmp_path_factory, parents, data):
+    """Random DAGs: node i reads a column of each of some nodes before it."""
+    reads = {
+        f"n{index}": sorted({f"n{other}" for other in earlier if other < index})
+        for index, earlier in enumerate(parents)
+    }
+    module = types.ModuleType("generated_ops")
+    for name, sources in reads.items():
+        columns = [f"{source}_out" for source in sources] or ["reward"]
+        setattr(module, name, node(reads=columns, writes=[f"{name}_out"])(lambda batch: {}))
+    sys.modules["generated_ops"] = module
+    base_pipeline = _base_pipeline(tmp_path_factory)
+
+    graph = build_graph(_pipeline(base_pipeline, list(reads)))
+    shuffled = build_graph(_pipeline(base_pipeline, data.draw(st.permutations(list(reads)))))
+
+    assert {edge for edge in graph.edges if edge[1] in reads} == {
+        (source, name) for name, sources in reads.items() for source in sources or ["reward"]
+    }
+    assert dict(shuffled.edges) == dict(graph.edges)
+    for each in (graph, shuffled):
+        place = {name: index for index, name in enumerate(each.order)}
+        assert all(place[producer] < place[consumer] for producer, consumer in each.edges)
+        assert (each.order[0], each.order[-1]) == ("prompts", "samples")
+
+
+_cached: list[Pipeline] = []
+
+
+def _base_pipeline(tmp_path_factory) -> Pipeline:
+    if not _cached:
+        path = tmp_path_factory.mktemp("graph") / "p.yaml"
+        path.write_text(
+            "name: g\nmodel: {init: {model_type: qwen3}}\n"
+            "data: {train: t, prompts_per_step: 1, max_prompt_tokens: 1}\ngroups: {g: {cpus_per_node: 1}}\n"
+            "engines: {e: {backend: hf, group: g}}\nrun: {steps: 1}\n"
+            "nodes:\n  rollout: {op: rollout, engine: e, sampling: {max_new_tokens: 1}}\n"
+            "  reward: {op: reward, fn: exact}\n"
+        )
+        _cached.append(load_pipeline(path).pipeline)
+    return _cached[0]

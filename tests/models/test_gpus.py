@@ -1,0 +1,51 @@
+"""GPUs by the names that people and drivers give them."""
+
+from __future__ import annotations
+
+import pytest
+
+from dagrl.models.gpus import DEFAULT_GPU, GPUS, gpu_named, gpu_of_driver
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("H200", "H200"),
+        ("h200", "H200"),
+        ("nvidia-h200", None),
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("A100-80gb", "A100-80GB"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
+        ("A100 80GB PCIe", "A100-80GB"),
+        ("L40S", "L40S"),
+        ("L4", "L4"),
+    ],
+)
+def test_a_gpu_is_found_by_its_names(name: str, found: str | None) -> None:
+    if found is None:
+        with pytest.raises(ValueError, match="no GPU is known as 'nvidia-h200'; "):
+            gpu_named(name)
+    else:
+        assert gpu_named(name).name == found
+
+
+def test_a_misspelt_name_is_met_with_the_nearest() -> None:
+    with pytest.raises(ValueError, match=r"no GPU is known as 'A100-80G'; did you mean `A100-80GB`\?"):
+        gpu_named("A100-80G")
+    with pytest.raises(ValueError, match=r"choose from: GB300, GB200, .*L4$"):
+        gpu_named("?")
+
+
+def test_a_slice_is_not_the_whole() -> None:
+    assert gpu_of_driver("NVIDIA H100 80GB HBM3 MIG 1g.10gb") is None
+    assert gpu_of_driver("NVIDIA GeForce RTX 4090") is None
+
+
+def test_every_gpu_has_a_name_of_its_own_and_figures() -> None:
+    names = [gpu.name.casefold() for gpu in GPUS]
+    assert len(set(names)) == len(names)
+    assert gpu_named(DEFAULT_GPU) in GPUS
+    for gpu in GPUS:
+        assert gpu_named(gpu.name) is gpu
+        assert min(gpu.memory_gib, gpu.tflops, gpu.memory_gb_per_s, gpu.pcie_gb_per_s, gpu.network_gb_per_s) > 0

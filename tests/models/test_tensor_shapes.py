@@ -1,0 +1,44 @@
+"""The table of tensors is that of transformers' own models, and that of the engine's families."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tiny_models import DENSE, MIXTURES, tiny_hf_model
+
+from dagrl.models.families import FAMILIES
+from dagrl.models.shape import shape_of
+from dagrl.models.tensor_shapes import is_prediction_layer, published_tensors
+
+
+@pytest.mark.parametrize("name", [*DENSE, *MIXTURES])
+def test_names_and_shapes_are_those_of_transformers(name: str) -> None:
+    from dagrl.backends.megatron.families import tensors
+    from dagrl.backends.model_source import published_shapes
+
+    config = tiny_hf_model(name).config
+    fields: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
+    table = dict(published_tensors(shape_of(fields)))
+    assert table == dict(published_shapes(config))
+    assert table.keys() == {hf for mapped in tensors(config, config.vocab_size) for hf in mapped.hf}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fields_that_a_config_leaves_out_are_those_of_its_class(family: str) -> None:
+    from transformers import CONFIG_MAPPING
+
+    from dagrl.backends.model_source import published_shapes
+
+    # The defaults of some classes are models of thousands of tensors.
+    few = {"num_hidden_layers": 2}
+    if family == "deepseek_v3":
+        few |= {"first_k_dense_replace": 1, "n_routed_experts": 8}
+    config = CONFIG_MAPPING[family](**few)
+    assert dict(published_tensors(shape_of({"model_type": family, **few}))) == dict(published_shapes(config))
+
+
+def test_layers_behind_the_models_own_predict_further_tokens() -> None:
+    names = ["model.layers.3.mlp.gate.weight", "model.layers.4.eh_proj.weight", "model.layers.5.eh_proj.weight"]
+    assert [is_prediction_layer(name, 4, 1) for name in (*names, "model.norm.weight")] == [False, True, False, False]

@@ -1,0 +1,199 @@
+"""Judges: what they are asked, what becomes of what they say, and of what they do not say."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dagrl.backends.base import Completion, GenerationRequest
+from dagrl.config.schema import SamplingSpec
+from dagrl.data.batch import Column
+from dagrl.ops.base import Output, Part
+from dagrl.ops.judge import JudgeError, judge
+
+KEY = "sk-very-secret"
+QUESTION = "Task {prompt} of {data_source}: is {response} {answer}?"
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
+    monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.02)
+
+
+def part_of(bench, responses: list[str], index: int = 0, first: int = 10, messages: list[dict] | None = None) -> Part:
+    rows = list(range(first, first + len(responses)))
+    asked = json.dumps(messages or [{"role": "user", "content": "1+1="}])
+    batch = bench.batch(
+        rows, response_tokens=responses, answer=["2"] * len(rows), data_source=["sums"] * len(rows)
+    ).with_columns({"messages": Column.text([asked] * len(rows))})
+    return Part(index, batch)
+
+
+def node(**options: Any) -> dict[str, Any]:
+    return {"reward": {"op": "judge", "prompt": QUESTION, **options}}
+
+
+def at(chat_server, **options: Any) -> dict[str, Any]:
+    return node(endpoint=chat_server.url, model="judge-7b", retries=0, **options)
+
+
+def means(output: Output) -> dict[str, float]:
+    return {name: stat.mean for name, stat in output.stats.items()}
+
+
+class TestOverAnEndpoint:
+    def test_each_response_is_scored_by_what_the_judge_says_of_it(self, bench, chat_server) -> None:
+        chat_server.reply = lambda body: f"It is worth {body['messages'][-1]['content'].count('2')} of it"
+        parts = [part_of(bench, ["2", "3"]), part_of(bench, [], 1), part_of(bench, ["22"], 2, 12)]
+        outputs = list(judge(parts, bench.context("reward", nodes=at(chat_server))))
+        assert [output.shards for output in outputs] == [(0,), (1,), (2,)]
+        assert [output.rows.tolist() for output in outputs] == [[10, 11], [], [12]]
+        assert [output.columns["reward"].values.tolist() for output in outputs] == [[2, 1], [], [3]]
+        assert outputs[0].columns["reward"].values.dtype == np.float32
+        assert means(outputs[0]) == {"judge/failed_fraction": 0, "judge/reply_tokens": 2}
+        assert outputs[0].sampled == 0, "nobody here has sampled them"
+
+    def test_the_question_is_made_of_the_sample(self, bench, chat_server) -> None:
+        context = bench.context("reward", nodes=at(chat_server, system="Be {strict}: {answer}.", write="score"))
+        end = [*bench.tokenizer.encode("3"), bench.tokenizer.eos_token_id]
+        (output,) = judge([part_of(bench, [end])], context)
+        (request,) = chat_server.requests
+        assert request.body["messages"] == [
+            {"role": "system", "content": "Be {strict}: {answer}."},
+            {"role": "user", "content": "Task 1+1= of sums: is 3 2?"},
+        ]
+        assert means(output)["reward/score"] == 7
+
+    def test_a_prompt_of_several_messages_is_told_with_their_roles(self, bench, chat_server) -> None:
+        messages = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1="}]
+        list(judge([part_of(bench, ["2"], messages=messages)], bench.context("reward", nodes=at(chat_server))))
+        assert "Task system: Add.\n\nuser: 1+1= of" in chat_server.requests[0].body["messages"][0]["content"]
+
+    def test_questions_of_all_shards_are_asked_at_once(self, bench, chat_server) -> None:
+        everybody = threading.Barrier(4, timeout=20)
+        chat_server.reply = lambda body: str(everybody.wait() * 0 + 1)
+        parts = [part_of(bench, ["2", "3"]), part_of(bench, ["2", "3"], 1, 12)]
+        outputs = judge(parts, bench.context("reward", nodes=at(chat_server, concurrency=4)))
+        assert [output.columns["reward"].values.tolist() for output in outputs] == [[1, 1], [1, 1]]
+
+    def test_judges_of_one_expression_keep_to_their_own_scores(self, bench, chat_server) -> None:
+        chat_server.reply = lambda body: "YES"
+        nodes = {
+            name: at(chat_server, parser="YES", scores={"YES": score})["reward"]
+            for name, score in (("one", 1.0), ("two", 2.0))
+        }
+        one, two = bench.context("one", nodes=nodes), bench.context("two", nodes=nodes)
+        two = replace(two, resources=one.resources)
+        found = [next(iter(judge([part_of(bench, ["2"])], each))).columns["reward"].values[0] for each in (one, two)]
+        assert found == [1.0, 2.0]
+
+    def test_a_users_parser_is_given_what_it_asks_for(self, bench, chat_server) -> None:
+        bench.write_module("own_parser", "def read(reply, answer):\n    return float(reply) / int(answer)\n")
+        context = bench.context("reward", nodes=at(chat_server, parser="own_parser:read"))
+        (output,) = judge([part_of(bench, ["2"])], context)
+        assert output.columns["reward"].values.tolist() == [3.5]
+
+    def test_a_reply_without_a_score_ends_the_run_with_the_sample(self, bench, chat_server) -> None:
+        chat_server.reply = lambda body: "7" if "is 2 2" in body["messages"][0]["content"] else "no idea"
+        with pytest.raises(JudgeError) as told:
+            list(judge([part_of(bench, ["2", "3"])], bench.context("reward", nodes=at(chat_server))))
+        said = str(told.value)
+        assert said.startswith("there is no score in the judge's reply: nothing in it matches")
+        assert "sample 11 data_source: sums" in said and "response: '3'" in said and "reply: 'no idea'" in said
+
+    def test_a_parser_that_raises_is_told_with_its_line(self, bench, chat_server) -> None:
+        bench.write_module("bad_parser", "def read(reply):\n    return {}[reply]\n")
+        context = bench.context("reward", nodes=at(chat_server, parser="bad_parser:read"))
+        with pytest.raises(JudgeError, match=r"bad_parser:read raised KeyError: '7' \(.*bad_parser.py:2\)"):
+            list(judge([part_of(bench, ["2"])], context))
+
+    def test_failures_can_count_as_a_value(self, bench, chat_server) -> None:
+        chat_server.reply = lambda body: "7" if "is 2 2" in body["messages"][0]["content"] else "no idea"
+        chat_server.answers[:] = [(500, {"error": {}})]
+        context = bench.context("reward", nodes=at(chat_server, on_error=-1.0, concurrency=1))
+        (output,) = judge([part_of(bench, ["2", "2", "3"])], context)
+        assert output.columns["reward"].values.tolist() == [-1, 7, -1]
+        assert means(output)["judge/failed_fraction"] == pytest.approx(2 / 3)
+
+    def test_no_answer_ends_the_run(self, bench, chat_server) -> None:
+        chat_server.answers[:] = [(400, {"error": {"message": "too long"}})]
+        with pytest.raises(JudgeError, match=r"the judge has not answered: .* answers 400: .*too long"):
+            list(judge([part_of(bench, ["2"])], bench.context("reward", nodes=at(chat_server))))
+
+    def test_a_key_that_is_refused_ends_the_run_whatever_failures_count(self, bench, chat_server, monkeypatch) -> None:
+        monkeypatch.setenv("JUDGE_KEY", KEY)
+        chat_server.answers[:] = [(401, {"error": {"message": f"wrong key {KEY}"}})]
+        context = bench.context("reward", nodes=at(chat_server, on_error=0.0, api_key_env="JUDGE_KEY"))
+        with pytest.raises(JudgeError, match=r"the judge cannot be asked: .* look at the key in JUDGE_KEY") as told:
+            list(judge([part_of(bench, ["2"])], context))
+        assert KEY not in str(told.value)
+
+    def test_after_a_failure_nobody_is_asked_any_more(self, bench, chat_server) -> None:
+        chat_server.reply = lambda body: "no idea"
+        chat_server.delay_s = 0.05
+        context = bench.context("reward", nodes=at(chat_server, concurrency=1))
+        with pytest.raises(JudgeError):
+            list(judge([part_of(bench, ["2"] * 50)], context))
+        assert len(chat_server.requests) < 10
+
+
+class Talker:
+    """Says of each question how many tokens it has, and ends with a token that ends replies."""
+
+    def __init__(self, bench) -> None:
+        self._tokenizer = bench.tokenizer
+        self.asked: list[str] = []
+        self.seeds: list[int] = []
+
+    def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> Iterator[Completion]:
+        self.asked += [self._tokenizer.decode(request.prompt) for request in requests]
+        self.seeds += [request.seed for request in requests]
+        self.sampling = sampling
+        # The last is ready first.
+        for index in reversed(range(len(requests))):
+            said = [*self._tokenizer.encode(str(len(requests[index].prompt))), self._tokenizer.eos_token_id]
+            yield Completion(index, np.array(said), np.zeros(len(said)), "stop", 0)
+
+
+class TestOnAnEngine:
+    ENGINES = {"judge": {"backend": "hf", "group": "rollout"}}  # noqa: RUF012
+
+    def context(self, bench, engine: Talker, **options: Any):
+        told = {"engine": "judge", "prompt": "{prompt}{response}", "sampling": {"max_new_tokens": 4}} | options
+        return bench.context("reward", engine=engine, engines=self.ENGINES, nodes=node(**told))
+
+    def test_replies_go_to_their_questions_and_are_counted(self, bench) -> None:
+        engine = Talker(bench)
+        parts = [part_of(bench, ["2", "345"]), part_of(bench, [], 1), part_of(bench, ["12"], 2, 12)]
+        outputs = list(judge(parts, self.context(bench, engine)))
+        assert engine.asked == ["1+1=2", "1+1=345", "1+1=12"]
+        assert [output.columns["reward"].values.tolist() for output in outputs] == [[5, 7], [], [6]]
+        assert means(outputs[0]) == {"judge/failed_fraction": 0, "judge/reply_tokens": 2}
+        assert outputs[0].sampled == 4
+        assert len(set(engine.seeds)) == 3
+        assert engine.sampling.max_new_tokens == 4
+
+    def test_the_same_sample_is_judged_with_the_same_draws(self, bench) -> None:
+        one, other = Talker(bench), Talker(bench)
+        list(judge([part_of(bench, ["2", "3"])], self.context(bench, one)))
+        list(judge([part_of(bench, ["3"], first=11)], self.context(bench, other)))
+        assert one.seeds[1:] == other.seeds
+
+    def test_a_question_that_is_too_long_fails_alone(self, bench) -> None:
+        parts = [part_of(bench, ["2", "345"])]
+        (output,) = judge(parts, self.context(bench, Talker(bench), max_prompt_tokens=5, on_error=0.0))
+        assert output.columns["reward"].values.tolist() == [5, 0]
+        with pytest.raises(JudgeError, match="the question has 7 tokens, more than max_prompt_tokens, 5"):
+            list(judge(parts, self.context(bench, Talker(bench), max_prompt_tokens=5)))
+
+    def test_an_engine_that_has_nothing_to_judge_is_not_asked(self, bench) -> None:
+        engine = Talker(bench)
+        (output,) = judge([part_of(bench, [])], self.context(bench, engine))
+        assert len(output.columns["reward"]) == 0 and engine.asked == []

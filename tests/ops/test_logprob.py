@@ -1,0 +1,68 @@
+"""Log-probs: of which weights, at which temperature."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from dagrl.data.batch import Batch, Column
+from dagrl.ops.base import Part
+from dagrl.ops.logprob import logprob
+
+
+class Scorer:
+    """Gives each response token the log-prob -1, or -9 under the start weights."""
+
+    def __init__(self) -> None:
+        self.frozen = False
+        self.asked: list[tuple[float, int]] = []
+
+    @contextmanager
+    def start_weights(self) -> Iterator[None]:
+        self.frozen = True
+        yield
+        self.frozen = False
+
+    def logprobs(self, batch: Batch, *, temperature: float, tokens_per_micro_batch: int) -> Column:
+        self.asked.append((temperature, tokens_per_micro_batch))
+        value = -9.0 if self.frozen else -1.0
+        return Column.ragged([[value] * length for length in batch["response_tokens"].lengths], "float32")
+
+
+@pytest.fixture
+def parts(bench) -> list[Part]:
+    return [
+        Part(1, bench.batch([2, 3], prompt_tokens=["1+1=", "1="], response_tokens=["2", "345"])),
+        Part(4, bench.batch([], prompt_tokens=[], response_tokens=[])),
+    ]
+
+
+def test_each_shard_gets_its_log_probs(bench, parts) -> None:
+    first, empty = logprob(parts, bench.context("old", engine=Scorer()))
+    assert (first.shards, first.rows.tolist()) == ((1,), [2, 3])
+    assert first.columns["logprob"].lengths.tolist() == [1, 3]
+    assert (empty.shards, len(empty.columns["logprob"])) == ((4,), 0)
+
+
+@pytest.mark.parametrize(("frozen", "value"), [(False, -1.0), (True, -9.0)])
+def test_only_a_frozen_engine_computes_with_its_start_weights(bench, parts, frozen: bool, value: float) -> None:
+    engine = Scorer()
+    first, _ = logprob(parts, bench.context("old", engine=engine, frozen=frozen))
+    assert set(first.columns["logprob"].values.tolist()) == {value}
+    assert not engine.frozen, "the current weights must be back afterwards"
+
+
+@pytest.mark.parametrize(("sampled_at", "scored_at"), [(0.7, 0.7), (0.0, 1.0)])
+def test_logits_are_divided_by_the_temperature_of_the_samples(
+    bench, parts, sampled_at: float, scored_at: float
+) -> None:
+    engine = Scorer()
+    sampling = {"max_new_tokens": 3, "temperature": sampled_at}
+    nodes = {
+        "rollout": {"op": "rollout", "engine": "generator", "sampling": sampling},
+        "old": {"op": "logprob", "engine": "actor", "tokens_per_micro_batch": 99},
+    }
+    list(logprob(parts, bench.context("old", engine=engine, nodes=nodes)))
+    assert engine.asked == [(scored_at, 99)] * 2

@@ -1,0 +1,161 @@
+"""The source: which rows a step's batch has, and how they are cut into shards."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dagrl.data.batch import Batch
+from dagrl.graph.columns import SOURCE_COLUMNS
+from dagrl.ops.prompts import prompts
+
+
+def whole(outputs) -> Batch:
+    return Batch.concat([Batch(output.rows, output.columns) for output in outputs])
+
+
+@pytest.fixture
+def trained_on(bench):
+    bench.write_prompts("train.parquet")
+
+    def context(n=2, **options):
+        data = {"train": bench.folder / "train.parquet", **options.pop("data", {})}
+        rollout = {"op": "rollout", "engine": "generator", "n": n, "sampling": {"max_new_tokens": 3}}
+        return bench.context(data=data, nodes={"rollout": rollout}, **options)
+
+    return context
+
+
+@pytest.mark.parametrize(("count", "n", "shards"), [(4, 3, 2), (5, 2, 3), (1, 4, 1), (2, 1, 5)])
+def test_each_prompt_comes_n_times_in_shards_of_whole_groups(bench, trained_on, texts, count, n, shards) -> None:
+    outputs = list(prompts((), trained_on(n, shards=shards, data={"prompts_per_step": count})))
+    assert [output.shards for output in outputs] == [(shard,) for shard in range(shards)]
+    batch = whole(outputs)
+    assert set(batch.columns) == set(SOURCE_COLUMNS)
+    assert batch.rows.tolist() == batch["sample_id"].values.tolist() == list(range(count * n))
+    assert batch["group_id"].values.tolist() == [group for group in range(count) for _ in range(n)]
+    assert texts(batch["prompt_tokens"]) == [text for text in bench.questions[:count] for _ in range(n)]
+    groups = [set(output.columns["group_id"].values.tolist()) for output in outputs]
+    assert sum(len(each) for each in groups) == count, "a group lies in two shards"
+
+
+def test_the_texts_of_a_prompt_go_with_each_of_its_rows(trained_on) -> None:
+    batch = whole(prompts((), trained_on(2, data={"prompts_per_step": 2})))
+    assert batch["answer"].strings() == ["0", "0", "1", "1"]
+    assert batch["data_source"].strings() == ["source 0", "source 0", "source 1", "source 1"]
+    assert batch["data_set"].strings() == ["train"] * 4
+    assert batch["extra_info"].strings() == ['{"index": 0}'] * 2 + ['{"index": 1}'] * 2
+
+
+def test_a_further_round_counts_its_groups_on_and_takes_as_many_prompts_as_it_is_told(bench, trained_on, texts) -> None:
+    context = trained_on(2, shards=2, data={"prompts_per_step": 4})
+    outputs = list(prompts((), replace(context, position=1, first_group=4, prompts=3)))
+    batch = whole(outputs)
+    assert batch["group_id"].values.tolist() == [4, 4, 5, 5, 6, 6]
+    assert batch.rows.tolist() == batch["sample_id"].values.tolist() == [*range(8, 14)]
+    assert texts(batch["prompt_tokens"])[::2] == list(bench.questions[1:4])
+    assert np.concatenate([output.positions for output in outputs]).tolist() == [1, 2, 3]
+
+
+def test_a_step_goes_on_where_the_one_before_ended(bench, trained_on, texts) -> None:
+    context = trained_on(1, data={"prompts_per_step": 3})
+    seen, position = [], 0
+    for step in (1, 2, 3):
+        outputs = list(prompts((), replace(context, step=step, position=position)))
+        seen += texts(whole(outputs)["prompt_tokens"])
+        position = outputs[0].facts["next_position"]
+    assert position == 9
+    assert seen == [*bench.questions, *bench.questions[:4]]
+
+
+@pytest.mark.parametrize(("overlong", "dropped", "cut", "next_position"), [("drop", 1, 0, 3), ("cut", 0, 1, 2)])
+def test_the_first_shard_alone_tells_the_position_and_what_was_too_long(
+    bench, overlong, dropped, cut, next_position
+) -> None:
+    train = bench.write_prompts("train.parquet", ("1+1=", "1+1+1+1=", "2+2=", "3+3="))
+    data = {"train": train, "prompts_per_step": 2, "max_prompt_tokens": 4, "overlong_prompts": overlong}
+    first, second = prompts((), bench.context(data=data))
+    assert first.facts == {"next_position": next_position}
+    assert {name: stat.total for name, stat in first.stats.items()} == {
+        "data/dropped_prompts": dropped,
+        "data/cut_prompts": cut,
+    }
+    assert (second.facts, second.stats) == ({}, {})
+
+
+def test_prompts_that_were_left_come_first_and_the_others_go_on(bench, trained_on, texts) -> None:
+    rollout = {"op": "rollout", "engine": "generator", "n": 2, "sampling": {"max_new_tokens": 3}}
+    bench.write_prompts("train.parquet")
+    data = {"train": bench.folder / "train.parquet", "prompts_per_step": 2}
+    context = bench.context(
+        data=data, nodes={"rollout": rollout | {"over_sampling_batch_size": 4}}, position=3, shards=2
+    )
+    outputs = list(prompts((), replace(context, carried=(1, 0))))
+    assert texts(whole(outputs)["prompt_tokens"])[::2] == [bench.questions[place] for place in (1, 0, 3, 4)]
+    assert outputs[0].facts == {"next_position": 5}
+    assert [output.positions.tolist() for output in outputs] == [[1, 0], [3, 4]]
+
+
+def test_validation_takes_each_prompt_of_its_own_file_once_in_order(bench, trained_on, texts) -> None:
+    questions = tuple(f"{number}+{number}=" for number in range(7))
+    data = {"val": bench.write_prompts("val.parquet", questions), "shuffle": True}
+    context = trained_on(4, validation=True, position=3, data=data)
+    outputs = list(prompts((), context))
+    batch = whole(outputs)
+    assert texts(batch["prompt_tokens"]) == list(questions)
+    assert batch["group_id"].values.tolist() == list(range(7))
+    assert [output.facts for output in outputs] == [{}, {}], "validation must not move the training's position"
+
+
+def test_validation_can_be_of_the_first_prompts_of_each_set_only(bench, trained_on, texts) -> None:
+    sums, doubles = ("7+1=", "8+1=", "9+1="), ("4+4=", "5+5=", "6+6=")
+    sets = {"sums": bench.write_prompts("sums.parquet", sums), "doubles": bench.write_prompts("d.parquet", doubles)}
+    batch = whole(prompts((), trained_on(validation=True, data={"val": sets, "val_prompts": 2})))
+    assert texts(batch["prompt_tokens"]) == ["7+1=", "8+1=", "4+4=", "5+5="]
+    batch = whole(prompts((), trained_on(validation=True, data={"val": sets["sums"], "val_prompts": 2})))
+    assert texts(batch["prompt_tokens"]) == ["7+1=", "8+1="]
+
+
+def test_validation_sets_come_one_after_the_other_each_prompt_val_n_times(bench, texts) -> None:
+    sets = {"sums": bench.write_prompts("a.parquet", ("1+1=", "1+2=")), "doubles": bench.write_prompts("b.parquet")}
+    rollout = {"op": "rollout", "engine": "generator", "n": 5, "val_n": 3, "sampling": {"max_new_tokens": 3}}
+    context = bench.context(data={"val": sets}, nodes={"rollout": rollout}, validation=True, shards=3)
+    outputs = list(prompts((), context))
+    batch = whole(outputs)
+    assert batch["data_set"].strings() == ["sums"] * 6 + ["doubles"] * 15
+    assert batch["group_id"].values.tolist() == [group for group in range(7) for _ in range(3)]
+    assert texts(batch["prompt_tokens"])[::3] == ["1+1=", "1+2=", *bench.questions]
+    assert [len(output.rows) % 3 for output in outputs] == [0, 0, 0], "a group lies in two shards"
+
+
+def test_prompts_of_all_validation_sets_that_are_left_out_are_counted(bench) -> None:
+    sets = {name: bench.write_prompts(f"{name}.parquet", ("1+1=", "1+1+1+1+1=")) for name in ("a", "b")}
+    (first, *_) = prompts((), bench.context(data={"val": sets}, validation=True))
+    assert first.stats["data/dropped_prompts"].total == 2
+
+
+def test_a_worker_serves_training_and_validation_from_different_files(bench, trained_on, texts) -> None:
+    data = {"val": bench.write_prompts("val.parquet", ("9+9=",)), "prompts_per_step": 1}
+    context = trained_on(1, data=data)
+    train = whole(prompts((), context))
+    val = whole(prompts((), replace(context, validation=True)))
+    again = whole(prompts((), context))
+    assert [texts(batch["prompt_tokens"]) for batch in (train, val, again)] == [["1+1="], ["9+9="], ["1+1="]]
+
+
+def test_a_worker_reads_its_file_once(bench, trained_on) -> None:
+    context = trained_on()
+    list(prompts((), context))
+    (bench.folder / "train.parquet").unlink()
+    assert len(whole(prompts((), replace(context, position=4)))) == 8
+
+
+def test_the_same_position_gives_the_same_shuffled_rows(trained_on) -> None:
+    def tokens(seed: int) -> np.ndarray:
+        context = trained_on(data={"shuffle": True, "prompts_per_step": 5}, run={"steps": 1, "seed": seed})
+        return whole(prompts((), context))["prompt_tokens"].values
+
+    assert tokens(3).tolist() == tokens(3).tolist()
+    assert len({tuple(tokens(seed)) for seed in range(5)}) > 1

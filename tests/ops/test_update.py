@@ -1,0 +1,165 @@
+"""Update: which mini-batches reach the engine, with which objective, and how old their samples are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dagrl.algorithms.objective import PolicyObjective
+from dagrl.data.batch import Batch
+from dagrl.data.stats import Stat
+from dagrl.ops.base import Part
+from dagrl.ops.update import update
+
+
+class Trainer:
+    """Notes what it is told to train on; each call is a new version of the policy."""
+
+    policy_version = 7
+
+    def update(
+        self,
+        mini_batches: Sequence[Batch],
+        objective: PolicyObjective,
+        *,
+        tokens_per_micro_batch: int,
+        begins: bool = True,
+        ends: bool = True,
+    ) -> dict[str, Stat]:
+        self.trained_on = [batch.rows.tolist() for batch in mini_batches]
+        self.masks = [batch["response_mask"].values.tolist() for batch in mini_batches if "response_mask" in batch]
+        self.objective, self.tokens_per_micro_batch = objective, tokens_per_micro_batch
+        self.part = (begins, ends)
+        self.policy_version += ends
+        return {"grad_norm": Stat.of([0.25])}
+
+
+@pytest.fixture
+def parts(bench) -> list[Part]:
+    """Three mini-batches, the second without rows on this rank."""
+    return [
+        Part(0, bench.batch([0, 3], policy_version=[7, 6], advantage=[[1], [1]], response_mask=[[1], [1]])),
+        Part(1, bench.batch([], policy_version=[], advantage=[], response_mask=[])),
+        Part(2, bench.batch([5], policy_version=[4], advantage=[[1]], response_mask=[[1]])),
+    ]
+
+
+def node(**options) -> dict:
+    return {"update": {"op": "update", "engine": "actor", **options}}
+
+
+def test_mini_batches_are_taken_in_order_once_an_epoch(bench, parts) -> None:
+    engine = Trainer()
+    (output,) = update(parts, bench.context("update", engine=engine, nodes=node(epochs=2, tokens_per_micro_batch=77)))
+    assert engine.trained_on == [[0, 3], [], [5], [0, 3], [], [5]]
+    assert engine.tokens_per_micro_batch == 77
+    assert (output.shards, output.rows.tolist(), output.columns) == ((), [0, 3, 5], {})
+    assert output.stats["grad_norm"].mean == 0.25
+
+
+def test_staleness_counts_from_the_weights_that_the_update_began_with(bench, parts) -> None:
+    (output,) = update(parts, bench.context("update", engine=Trainer(), nodes=node(epochs=2)))
+    staleness = output.stats["staleness"]
+    assert (staleness.low, staleness.high, staleness.total, staleness.count) == (0, 3, 4, 3)
+
+
+def test_the_objective_uses_the_nodes_loss_the_rollouts_temperature_and_what_columns_there_are(bench) -> None:
+    batch = bench.batch([0], policy_version=[7], advantage=[[1]], old_logprob=[[-1]])
+    sampling = {"max_new_tokens": 3, "temperature": 0.6}
+    nodes = {"rollout": {"op": "rollout", "engine": "generator", "sampling": sampling}}
+    nodes |= node(loss={"clip_ratio": 0.1, "aggregation": "seq-mean-token-sum-norm"})
+    engine = Trainer()
+    list(update([Part(0, batch)], bench.context("update", engine=engine, nodes=nodes)))
+    assert engine.objective.loss.clip_ratio == 0.1
+    assert engine.objective.temperature == 0.6
+    assert engine.objective.longest_response == 3
+    assert engine.objective.columns == ("advantage", "old_logprob")
+
+
+@pytest.mark.parametrize("read", [{}, {"old_logprob": "rollout_logprob"}])
+def test_corrections_reach_the_objective_and_whose_log_probs_the_old_ones_are(bench, read) -> None:
+    logprobs = {"old_logprob": [[-1]], "rollout_logprob": [[-1]]}
+    batch = bench.batch([0], policy_version=[7], advantage=[[1]], **logprobs)
+    engine = Trainer()
+    nodes = node(rollout_correction={"rollout_is": "token"}, read=read)
+    list(update([Part(0, batch)], bench.context("update", engine=engine, nodes=nodes)))
+    assert engine.objective.correction.rollout_is == "token"
+    assert engine.objective.old_is_rollout == bool(read)
+    assert engine.objective.columns == ("advantage", "old_logprob", "rollout_logprob")
+
+
+def test_a_rank_without_any_rows_takes_part(bench) -> None:
+    engine = Trainer()
+    empty = bench.batch([], policy_version=[], advantage=[])
+    (output,) = update([Part(0, empty)], bench.context("update", engine=engine))
+    assert engine.trained_on == [[]]
+    assert output.stats["staleness"].count == 0
+
+
+def test_an_engine_is_told_which_part_of_a_step_it_trains_on(bench) -> None:
+    batch = bench.batch([0], policy_version=[7], advantage=[[1]])
+    engine = Trainer()
+    context = bench.context("update", engine=engine)
+    for begins, ends in ((True, False), (False, False), (False, True)):
+        (output,) = update([Part(0, batch)], replace(context, begins=begins, ends=ends))
+        assert engine.part == (begins, ends)
+        assert output.stats["staleness"].high == 0, "the version moves with the last part"
+    assert engine.policy_version == 8
+
+
+@pytest.fixture
+def aged() -> Callable[[Any], Part]:
+    """Samples that are 0, 1 and 2 versions behind, of 2, 1 and 2 tokens."""
+    masks = [[1, 1], [1], [0, 1]]
+    return lambda bench: Part(0, bench.batch([0, 3, 5], policy_version=[7, 6, 5], advantage=masks, response_mask=masks))
+
+
+@pytest.mark.parametrize("choice", ["auto", "mask"])
+def test_samples_too_old_are_masked_and_counted(bench, aged, choice) -> None:
+    engine = Trainer()
+    schedule = {"max_staleness": 1, "stale_samples": choice}
+    (output,) = update([aged(bench)], bench.context("update", engine=engine, schedule=schedule))
+    assert engine.trained_on == [[0, 3, 5]]
+    assert engine.masks == [[1, 1, 1, 0, 0]]
+    assert output.stats["staleness/masked"].total == 1
+    assert (output.stats["staleness"].high, output.stats["staleness"].mean) == (2, 1)
+
+
+def test_samples_too_old_are_dropped_and_counted(bench, aged) -> None:
+    engine = Trainer()
+    schedule = {"max_staleness": 0, "stale_samples": "drop"}
+    (output,) = update([aged(bench)], bench.context("update", engine=engine, schedule=schedule))
+    assert engine.trained_on == [[0]]
+    assert output.stats["staleness/dropped"].total == 2
+    assert output.rows.tolist() == [0, 3, 5]
+
+
+def test_a_sample_too_old_can_end_the_run(bench, aged) -> None:
+    context = bench.context("update", engine=Trainer(), schedule={"max_staleness": 1, "stale_samples": "stop"})
+    with pytest.raises(ValueError, match=r"sample 5 comes from policy version 5, 2 behind .*max_staleness is 1; "):
+        list(update([aged(bench)], context))
+    engine, schedule = Trainer(), {"max_staleness": 2, "stale_samples": "stop"}
+    list(update([aged(bench)], bench.context("update", engine=engine, schedule=schedule)))
+    assert engine.trained_on == [[0, 3, 5]], "none is too old"
+
+
+def test_what_partial_rollouts_have_begun_has_a_bound_of_its_own(bench, aged) -> None:
+    rollout = {"op": "rollout", "engine": "generator", "sampling": {"max_new_tokens": 3}, "partial_rollout": True}
+    for most, masked in ((2, 0), (1, 1)):
+        nodes = {"rollout": rollout | {"partial_rollout_max_age": most}}
+        (output,) = update([aged(bench)], bench.context("update", engine=Trainer(), nodes=nodes))
+        assert output.stats["staleness/masked"].total == masked
+    strict = {"stale_samples": "mask"}
+    (output,) = update([aged(bench)], bench.context("update", engine=Trainer(), nodes=nodes, schedule=strict))
+    assert output.stats["staleness/masked"].total == 2
+
+
+def test_a_generator_that_never_changes_has_no_age(bench, aged) -> None:
+    generator = {"generator": {"backend": "hf", "group": "rollout"}}
+    engine = Trainer()
+    (output,) = update([aged(bench)], bench.context("update", engine=engine, engines=generator))
+    assert engine.masks == [[1, 1, 1, 0, 1]]
+    assert "staleness/masked" not in output.stats

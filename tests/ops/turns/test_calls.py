@@ -1,0 +1,120 @@
+"""How policies write calls of tools, read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dagrl.graph.plugins.tool import load_tool
+from dagrl.ops.turns.calls import Call, Unreadable, hermes_calls, parser_of
+
+ONE = '<tool_call>\n{"name": "search", "arguments": {"query": "a \\"b\\"", "count": 2}}\n</tool_call>'
+SEARCH = Call("search", {"query": 'a "b"', "count": 2})
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ("The answer is 7.", []),
+        ("", []),
+        (ONE, [SEARCH]),
+        (f"I look it up.\n{ONE}\n{ONE}", [SEARCH, SEARCH]),
+        # A turn may end with the closing tag as its end token, which is not part of the text.
+        (ONE.removesuffix("</tool_call>"), [SEARCH]),
+        ('<tool_call>{"name": "now"}</tool_call>', [Call("now", {})]),
+        ('<tool_call>{"name": "f", "arguments": "{\\"x\\": 1}"}</tool_call>', [Call("f", {"x": 1})]),
+        ('<tool_call>{"name": "f", "arguments": {"x": "two\nlines"}}</tool_call>', [Call("f", {"x": "two\nlines"})]),
+        (f"<think>I could say {ONE}</think>\nNo need.", []),
+        (f"I could say {ONE}</think>\n{ONE}", [SEARCH]),
+    ],
+)
+def test_calls_in_hermes_format(text: str, calls: list[Call]) -> None:
+    assert hermes_calls(text) == calls
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("search('dag')", "a tool call is JSON, and this is not: Expecting value"),
+        ('{"name": "f", "arguments": {', "a tool call is JSON, and this is not"),
+        ('["f"]', 'a tool call has a "name" and "arguments"'),
+        ('{"arguments": {}}', 'a tool call has a "name" and "arguments"'),
+        ('{"name": 3, "arguments": {}}', 'a tool call has a "name" and "arguments"'),
+        ('{"name": "f", "arguments": [1]}', "the arguments of f are names with values"),
+        ('{"name": "f", "arguments": "x"}', "the arguments of f are not JSON"),
+        ("[" * 100_000, "a tool call is JSON, and this is not"),
+        ('{"name": "f", "arguments": ' + "9" * 5000 + "}", "a tool call is JSON, and this is not"),
+    ],
+)
+def test_what_was_meant_as_a_call_and_is_none_has_a_reason(body: str, why: str) -> None:
+    (found,) = hermes_calls(f"<tool_call>{body}</tool_call>")
+    assert isinstance(found, Unreadable)
+    assert found.why.startswith(why)
+
+
+PARSERS = """
+def brackets(text):
+    if "[" not in text:
+        return []
+    name, _, argument = text.partition("[")
+    if not argument.endswith("]"):
+        raise ValueError("a bracket is not closed")
+    return [(name, {"text": argument[:-1]})]
+
+def wrong(text):
+    return [text]
+
+def broken(text):
+    return [][1]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "own_parsers.py").write_text(PARSERS)
+    return tmp_path
+
+
+def test_a_parser_of_the_users_own(folder: Path) -> None:
+    parse = parser_of("own_parsers:brackets", [], folder)
+    assert parse("no call") == []
+    assert parse("echo[hello]") == [Call("echo", {"text": "hello"})]
+    assert parse("echo[hello") == [Unreadable("a bracket is not closed")]
+
+
+def test_a_parser_that_returns_something_else_ends_the_run(folder: Path) -> None:
+    with pytest.raises(
+        ValueError,
+        match=r"own_parsers:wrong \(.*own_parsers\.py:\d+\) returned 'text'; return pairs of a name and arguments",
+    ):
+        parser_of("own_parsers:wrong", [], folder)("text")
+
+
+def test_a_parser_that_fails_ends_the_run_and_is_named_with_its_line(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"`own_parsers:broken` raised IndexError: .*own_parsers\.py:14\)"):
+        parser_of("own_parsers:broken", [], folder)("text")
+
+
+@pytest.mark.slow
+def test_sglangs_parsers_read_the_formats_of_other_families() -> None:
+    schemas = [load_tool("calculator", {}).schema]
+    call = Call("calculator", {"expression": "3*4"})
+    llama = parser_of("llama3", schemas)
+    assert llama('<|python_tag|>{"name": "calculator", "parameters": {"expression": "3*4"}}') == [call]
+    assert llama("It is twelve.") == []
+    mistral = parser_of("mistral", schemas)
+    assert mistral('[TOOL_CALLS] [{"name": "calculator", "arguments": {"expression": "3*4"}}]') == [call]
+    qwen = parser_of("qwen25", schemas)
+    assert qwen('<tool_call>\n{"name": "calculator", "arguments": {"expression": "3*4"}}\n</tool_call>') == [call]
+    (unknown,) = qwen('<tool_call>\n{"name": "search", "arguments": {}}\n</tool_call>')
+    assert isinstance(unknown, Unreadable)
+
+
+@pytest.mark.slow
+def test_the_formats_that_validation_knows_are_sglangs() -> None:
+    from sglang.srt.function_call.function_call_parser import FunctionCallParser
+
+    from dagrl.validation.turns import sglang_parsers
+
+    assert set(sglang_parsers()) == set(FunctionCallParser.ToolCallParserEnum)

@@ -1,0 +1,84 @@
+"""Work in threads: so many at a time, and nobody waits for what takes too long."""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+import pytest
+
+from dagrl.ops.turns.jobs import Done, Jobs, JobTimeoutError
+
+
+class Bench:
+    """Jobs, and the ends that they have delivered."""
+
+    def __init__(self, at_once: int = 2, timeout_s: float = 60.0) -> None:
+        self.ended: queue.SimpleQueue[Done] = queue.SimpleQueue()
+        self.jobs = Jobs(self.ended.put, at_once=at_once, timeout_s=timeout_s)
+
+    def next(self) -> Done:
+        done = self.ended.get(timeout=30)
+        assert self.jobs.settle(done)
+        return done
+
+
+def test_work_ends_with_its_result_or_with_what_it_raised() -> None:
+    bench = Bench()
+
+    def fail() -> None:
+        raise KeyError("nothing here")
+
+    right, wrong = bench.jobs.begin(lambda: 7), bench.jobs.begin(fail)
+    ends = {done.job: done for done in (bench.next(), bench.next())}
+    assert (ends[right].result, ends[right].failure) == (7, None)
+    assert isinstance(ends[wrong].failure, KeyError)
+
+
+def test_an_exit_in_the_work_is_a_failure_of_the_work() -> None:
+    bench = Bench()
+
+    def leave() -> None:
+        raise SystemExit(3)
+
+    bench.jobs.begin(leave)
+    assert isinstance(bench.next().failure, SystemExit)
+
+
+def test_no_more_run_at_once_than_may() -> None:
+    bench, gate, under_way, most = Bench(at_once=3), threading.Semaphore(0), [], []
+    lock = threading.Lock()
+
+    def work() -> None:
+        with lock:
+            under_way.append(1)
+            most.append(len(under_way))
+        gate.acquire()
+        with lock:
+            under_way.pop()
+
+    for _ in range(10):
+        bench.jobs.begin(work)
+    for _ in range(10):
+        gate.release()
+        bench.next()
+    assert max(most) == 3
+
+
+def test_what_takes_too_long_is_over_makes_room_and_is_not_heard_any_more() -> None:
+    bench, gate = Bench(at_once=1, timeout_s=0.05), threading.Event()
+    slow = bench.jobs.begin(gate.wait)
+    after = bench.jobs.begin(lambda: "after")
+    assert bench.jobs.late() == []
+    with pytest.raises(queue.Empty):
+        bench.ended.get(timeout=bench.jobs.left_s())
+    (late,) = bench.jobs.late()
+    assert late.job == slow
+    assert isinstance(late.failure, JobTimeoutError)
+    assert str(late.failure) == "no answer within 0.05 s"
+    assert bench.jobs.settle(late)
+    done = bench.next()
+    assert (done.job, done.result) == (after, "after")
+    gate.set()
+    assert not bench.jobs.settle(bench.ended.get(timeout=30)), "it came too late"
+    assert bench.jobs.left_s() is None

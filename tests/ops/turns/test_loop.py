@@ -1,0 +1,260 @@
+"""Rollouts of several turns with a real model: what it says is answered, and it goes on from exactly that."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from dagrl.backends.base import RankContext
+from dagrl.backends.hf.engine import HfEngine
+from dagrl.backends.model_source import load_hf_config, weight_source
+from dagrl.config.residency import Residency
+from dagrl.config.schema import HfEngineSpec, ModelSpec, TokenizerSpec
+from dagrl.data.batch import Batch
+from dagrl.graph.op_contracts import contract_of
+from dagrl.ops.base import Output, Part
+from dagrl.ops.rollout import rollout
+from dagrl.ops.turns.reading import passages
+
+MODEL = ModelSpec(
+    init={
+        "model_type": "qwen3",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": False,
+        # Wide enough that the next token depends visibly on those before it.
+        "initializer_range": 0.4,
+    },
+    tokenizer=TokenizerSpec(kind="characters", alphabet="0123456789+="),
+)
+PROMPTS = ("1+1=", "1+1=", "2+3=", "2+3=", "10+7=", "10+7=", "4+4=", "4+4=")
+LONGEST = 40
+OTHERS = """
+import threading
+import time
+
+import dagrl
+
+hold = threading.Event()
+
+def all_of_it(text):
+    return [("echo", {"text": text[-3:]})]
+
+@dagrl.tool
+def echo(text: str, *, slow: bool = False, stuck: bool = False) -> str:
+    '''Says it again.'''
+    if stuck:
+        hold.wait()
+    if slow:
+        time.sleep(0.01 * (sum(map(ord, text)) % 7))
+    return "=" + text + "="
+
+class Counting:
+    def reset(self, answer, seed):
+        self.answer, self.seed, self.turns = answer, seed, 0
+    def step(self, response):
+        self.turns += 1
+        if self.answer == "raise":
+            raise RuntimeError("this game is over")
+        return dagrl.Observation(self.answer + str(self.seed % 10), reward=self.turns / 2, done=self.turns == 2)
+"""
+TOOLS = {"tools": ["others:echo"], "tool_format": "others:all_of_it", "max_turns": 3}
+GAME = {"environment": "others:Counting"}
+
+
+@pytest.fixture(scope="module")
+def build() -> Callable[..., HfEngine]:
+    def build(max_batch_size: int = 64) -> HfEngine:
+        spec = HfEngineSpec(backend="hf", group="rollout", max_batch_size=max_batch_size)
+        return HfEngine(MODEL, spec, RankContext(0, 1, "127.0.0.1", 0, 10.0, 11))
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def reference() -> PreTrainedModel:
+    source = weight_source(MODEL, 11)
+    model = AutoModelForCausalLM.from_config(load_hf_config(MODEL), dtype=torch.float32).eval()
+    model.load_state_dict({name: source.get(name) for name in source.names()})
+    return model
+
+
+@pytest.fixture
+def play(bench) -> Callable[..., list[Output]]:
+    """Roll out `PROMPTS`, two to a group, with some options of the node."""
+    bench.write_module("others", OTHERS)
+
+    def play(engine: HfEngine, *, answers: tuple[str, ...] = ("7",) * 8, **options: Any) -> list[Output]:
+        sampling = {"max_new_tokens": LONGEST}
+        node = {"op": "rollout", "engine": "generator", "n": 2, "sampling": sampling, **options}
+        context = bench.context("rollout", engine=engine, nodes={"rollout": node})
+        rows = list(range(len(PROMPTS)))
+        batch = bench.batch(
+            rows,
+            prompt_tokens=list(PROMPTS),
+            group_id=[row // 2 for row in rows],
+            answer=list(answers),
+            data_source=["sums"] * len(rows),
+            extra_info=["{}"] * len(rows),
+        )
+        outputs = list(rollout([Part(0, batch)], context))
+        for output in outputs:
+            if not output.unfinished:
+                assert set(output.columns) | {"routed_experts"} == set(contract_of(context.node).writes)
+        return outputs
+
+    return play
+
+
+def together(outputs: list[Output]) -> Batch:
+    """All rows of finished outputs, in their order."""
+    whole = Batch.concat([Batch(output.rows, output.columns) for output in outputs if not output.unfinished])
+    return whole.in_order(np.sort(whole.rows))
+
+
+@pytest.fixture
+def conversations(bench) -> Callable[[Batch], list[list[tuple[int, str]]]]:
+    """Each row as (turn, text); what ends a turn is part of its text."""
+
+    def read(batch: Batch) -> list[list[tuple[int, str]]]:
+        decode = bench.tokenizer.decode
+        return [[(each.turn, decode(each.tokens)) for each in passages(batch, row)] for row in range(len(batch))]
+
+    return read
+
+
+def test_each_turn_is_answered_and_the_next_one_follows_from_that(build, play, reference, bench, conversations) -> None:
+    batch = together(play(build(), **TOOLS))
+    assert batch.rows.tolist() == list(range(8))
+    several = 0
+    for row, talk in enumerate(conversations(batch)):
+        for (_, said), (turn, answer) in pairwise(talk):
+            if not turn:
+                echo = bench.tokenizer.encode("=" + said.removesuffix("<eos>")[-3:] + "=")
+                assert answer == bench.tokenizer.decode(echo)
+        several += len(talk) > 1
+        assert [turn for turn, _ in talk if turn] == list(range(1, batch["turns"].values[row] + 1))
+        assert (batch["response_mask"][row] > 0).tolist() == (batch["token_turn"][row] > 0).tolist()
+        # Another way to the log-probs: all of it at once, through the same weights.
+        tokens = torch.tensor([*bench.tokenizer.encode(PROMPTS[row]), *batch["response_tokens"][row].tolist()])
+        with torch.no_grad():
+            logprobs = reference(tokens[None]).logits[0].log_softmax(-1)
+        places = torch.arange(len(bench.tokenizer.encode(PROMPTS[row])), len(tokens))
+        expected = logprobs[places - 1, tokens[places]].numpy() * batch["response_mask"][row]
+        np.testing.assert_allclose(batch["rollout_logprob"][row], expected, atol=2e-5)
+    assert several >= 4
+
+
+def test_a_response_ends_where_turns_or_tokens_do(build, play) -> None:
+    batch = together(play(build(), **TOOLS | {"max_turns": 2}))
+    reasons = batch["finish_reason"].strings()
+    assert {"turns", "length"} == set(reasons)
+    for row, reason in enumerate(reasons):
+        assert len(batch["response_tokens"][row]) <= LONGEST
+        assert batch["token_turn"][row][-1] > 0, "the last word is the policy's"
+        if reason == "turns":
+            assert batch["turns"].values[row] == 2
+
+
+def test_it_does_not_matter_who_waits_for_whom(build, play) -> None:
+    first = together(play(build(), **TOOLS))
+    for engine, args in ((build(3), {}), (build(), {"slow": True}), (build(2), {"slow": True})):
+        again = together(play(engine, **TOOLS, tool_args={"echo": args}, tool_concurrency=2))
+        for name, column in first.columns.items():
+            assert again[name].values.shape == column.values.shape, name
+            np.testing.assert_allclose(again[name].values, column.values, atol=1e-5, err_msg=name)
+
+
+def test_groups_come_one_by_one_with_their_metrics(build, play) -> None:
+    outputs = play(build(), **TOOLS)
+    assert sorted(output.rows.tolist() for output in outputs) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    for output in outputs:
+        turns, mask = output.columns["turns"].values, output.columns["response_mask"].values
+        assert output.sampled == np.count_nonzero(mask)
+        assert output.stats["turns"].mean == turns.mean()
+        assert output.stats["turns/observation_token_fraction"].mean == pytest.approx(1 - mask.mean())
+        assert output.stats["tools/calls_per_response"].mean >= turns.mean() - 1
+
+
+def test_an_environment_rewards_each_turn(build, play, conversations) -> None:
+    outputs = play(build(), **GAME)
+    batch = together(outputs)
+    ended = 0
+    for row, talk in enumerate(conversations(batch)):
+        rewards = [each.reward for each in passages(batch, row) if each.turn]
+        assert rewards == [0.5, 1.0][: len(rewards)]
+        assert batch["token_reward"][row].nonzero()[0].tolist() == [
+            place
+            for place, turn in enumerate(batch["token_turn"][row])
+            if turn and (place + 1 == len(batch["token_turn"][row]) or batch["token_turn"][row][place + 1] != turn)
+        ]
+        assert all(text[0] == "7" and len(text) == 2 for turn, text in talk if not turn)
+        ended += len(rewards) == 2
+    assert ended >= 4
+    assert outputs[0].stats["environment/failed_fraction"].mean == 0
+
+
+def test_an_environment_that_fails_ends_the_run(build, play) -> None:
+    with pytest.raises(
+        ValueError, match=r"`others:Counting` raised RuntimeError: this game is over \(.*others\.py:\d+\)"
+    ):
+        play(build(), answers=("7",) * 7 + ("raise",), **GAME)
+
+
+def test_an_environment_that_fails_may_end_its_response_alone(build, play) -> None:
+    outputs = play(build(), answers=("7",) * 7 + ("raise",), **GAME, on_environment_error="end")
+    reasons = together(outputs)["finish_reason"].strings()
+    assert reasons[7] == "error"
+    assert "error" not in reasons[:7]
+
+
+def test_a_tool_that_hangs_holds_nobody_up(build, play, bench) -> None:
+    options = {"tool_args": {"echo": {"stuck": True}}, "tool_timeout_s": 0.05, "max_observation_tokens": 4}
+    outputs = play(build(), **TOOLS, **options)
+    batch = together(outputs)
+    assert len(batch) == 8
+    unknown = bench.tokenizer.unk_token_id
+    said = [each.tokens.tolist() for row in range(8) for each in passages(batch, row) if not each.turn]
+    assert said and all(tokens == [unknown] * 4 for tokens in said), "Error: no answer, in a tokenizer without letters"
+
+
+def test_an_engine_that_fails_is_heard_of(build, play) -> None:
+    engine = build()
+    engine.sleep(Residency.ASLEEP)
+    with pytest.raises(RuntimeError, match="the engine sleeps"):
+        play(engine, **TOOLS)
+
+
+def test_an_abort_leaves_whole_groups_unfinished(build, play, bench) -> None:
+    engine = build(2)
+    told = threading.Event()
+    generate = engine.generate
+
+    def generate_some(requests: Any, sampling: Any) -> Any:
+        """The first group's first turns, and then an abort."""
+        for count, completion in enumerate(generate(requests, sampling)):
+            if count == 2 and not told.is_set():
+                told.set()
+                engine.abort()
+            yield completion
+
+    engine.generate = generate_some  # type: ignore[method-assign]
+    outputs = play(engine, **TOOLS)
+    assert told.is_set()
+    (left,) = [output for output in outputs if output.unfinished]
+    assert left.columns == {}
+    assert sorted(row for output in outputs for row in output.rows.tolist()) == list(range(8))
+    assert len(left.rows) >= 4
+    assert len(left.rows) % 2 == 0

@@ -1,0 +1,212 @@
+"""The ledger: which block holds which rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dagrl.data.shards import shard_bounds
+from dagrl.graph.op_contracts import Scope
+from dagrl.orchestrator.steps.batch_index import Arrival, Ledger
+from dagrl.scheduler.plan import HOST, PlannedTask, Rows
+from dagrl.workers.messages import Block, Source, Span
+
+SPAN = Span(0.0, 1.0)
+
+
+def block(rows, ref="ref", tokens=None, shards=()):
+    return Block(np.asarray(rows), ref, None if tokens is None else np.asarray(tokens), SPAN, shards)
+
+
+def ledger_of_two_shards() -> Ledger:
+    ledger = Ledger(group_size=2, shards=2)
+    ledger.add_source("prompts", block([2, 3], "p1", [5, 5], shards=(1,)))
+    ledger.add_source("prompts", block([0, 1], "p0", [3, 3], shards=(0,)))
+    return ledger
+
+
+def test_rows_come_by_shard_whatever_the_order_of_arrival():
+    ledger = ledger_of_two_shards()
+    assert ledger.rows((0, 1)).tolist() == [0, 1, 2, 3]
+    assert ledger.groups(ledger.rows((0, 1))).tolist() == [0, 0, 1, 1]
+
+
+def test_tokens_of_a_row_add_up_over_the_blocks_that_bring_some():
+    ledger = ledger_of_two_shards()
+    ledger.add("rollout", block([3, 0], tokens=[7, 1]))
+    assert ledger.tokens(np.array([0, 1, 2, 3])).tolist() == [4, 3, 5, 12]
+    assert ledger.total_tokens == 24
+
+
+def test_what_is_promised_is_found_as_what_is_there():
+    update = PlannedTask(
+        "update", "update", "update", "actor", Scope.BATCH, Rows.TRAIN, inputs={"ref_logprob": ("ref", "ref_logprob")}
+    )
+    promising, told = ledger_of_two_shards(), ledger_of_two_shards()
+    promising.promise("ref", np.array([0, 3]), "r0")
+    promising.promise("ref", np.array([2, 1]), "r1")
+    # A rank without rows promises nothing.
+    promising.promise("ref", np.zeros(0, dtype=np.int64), "r2")
+    told.add("ref", block([0, 3], "r0"))
+    told.add("ref", block([2, 1], "r1"))
+    for rows in (np.arange(4), np.array([3]), np.array([1, 2])):
+        assert promising.sources(update, rows) == told.sources(update, rows)
+    assert promising.total_tokens == told.total_tokens == 16
+    assert promising.sources(update, np.array([3]))[0].refs == ("r0",)
+
+
+def test_a_shard_is_complete_when_all_its_groups_are_there():
+    ledger = Ledger(group_size=2, shards=2)
+    ledger.add_source("prompts", block(range(4), "p0", shards=(0,)))
+    ledger.add_source("prompts", block(range(4, 6), "p1", shards=(1,)))
+    ledger.expect("rollout")
+    assert ledger.arrived("rollout", np.array([2, 3])) == Arrival(shards=(0,), complete=(), surplus=())
+    assert not ledger.complete("rollout")
+    assert ledger.arrived("rollout", np.array([4, 5, 0, 1])) == Arrival(shards=(1, 0), complete=(1, 0), surplus=())
+    assert ledger.complete("rollout")
+    assert ledger.rows((0,)).tolist() == [0, 1, 2, 3]
+
+
+def over_sampled(groups: int, group_size: int, shards: int) -> Ledger:
+    ledger = Ledger(group_size, shards)
+    for shard, (begin, end) in enumerate(shard_bounds(groups * group_size, group_size, shards)):
+        rows = np.arange(begin, end)
+        ledger.add_source("prompts", block(rows, f"p{shard}", rows % 7, shards=(shard,)))
+    return ledger
+
+
+@given(
+    groups=st.integers(1, 12),
+    needed=st.integers(1, 12),
+    group_size=st.integers(1, 3),
+    shards=st.integers(1, 5),
+    data=st.data(),
+)
+def test_shards_are_filled_with_the_groups_that_come_first(groups, needed, group_size, shards, data) -> None:
+    needed = min(needed, groups)
+    ledger = over_sampled(groups, group_size, shards)
+    ledger.expect("rollout", choose=needed)
+    order = data.draw(st.permutations(range(groups)))
+    cuts = sorted(data.draw(st.lists(st.integers(0, groups), max_size=4)))
+    complete, surplus = [], []
+    for begin, end in zip([0, *cuts], [*cuts, groups], strict=True):
+        arrival = ledger.arrived("rollout", ledger.rows_of(order[begin:end]))
+        assert set(arrival.complete) <= set(arrival.shards)
+        complete += arrival.complete
+        surplus += arrival.surplus
+        assert ledger.complete("rollout") == (end >= needed)
+    assert surplus == list(order[needed:])
+    bounds = shard_bounds(needed * group_size, group_size, shards)
+    assert complete == [shard for shard, (begin, end) in enumerate(bounds) if begin < end]
+    for shard, (begin, end) in enumerate(bounds):
+        mine = order[begin // group_size : end // group_size]
+        assert ledger.rows((shard,)).tolist() == sorted(ledger.rows_of(mine).tolist()), "whole groups, each row once"
+    chosen = ledger.rows(tuple(range(shards)))
+    assert chosen.tolist() == sorted(ledger.rows_of(order[:needed]).tolist())
+    # What was left out costs nothing from here on.
+    assert ledger.total_tokens == sum(row % 7 for row in chosen.tolist())
+
+
+def test_the_place_of_a_prompt_in_the_data_set_is_known_by_its_group():
+    ledger = Ledger(group_size=2, shards=2)
+    for shard, (rows, places) in enumerate((([0, 1, 2, 3], [17, 4]), ([4, 5], [18]))):
+        ledger.add_source("prompts", replace(block(rows, "p", shards=(shard,)), positions=np.array(places)))
+    assert [ledger.position(group) for group in range(3)] == [17, 4, 18]
+
+
+def test_sources_name_each_producers_blocks_once_with_the_columns_wanted_of_it():
+    ledger = ledger_of_two_shards()
+    ledger.add("rollout", block([3, 1, 0], "r0"))
+    ledger.add("rollout", block([2], "r1"))
+    inputs = {
+        "prompt_tokens": ("prompts", "prompt_tokens"),
+        "answer": ("prompts", "answer"),
+        "tokens": ("rollout", "response_tokens"),
+    }
+    task = PlannedTask("reward", "reward", "reward", HOST, Scope.ROW, Rows.TRAIN, inputs=inputs)
+    prompts, rollout = ledger.sources(task, np.array([2, 3]))
+    assert prompts == Source(("p1",), {"prompt_tokens": "prompt_tokens", "answer": "answer"})
+    assert rollout == Source(("r0", "r1"), {"tokens": "response_tokens"})
+
+
+def test_an_object_that_several_blocks_share_is_named_once():
+    ledger = Ledger(2, 2)
+    ledger.add_source("prompts", block([0, 1], "both", shards=(0,)))
+    ledger.add_source("prompts", block([2, 3], "both", shards=(1,)))
+    (source,) = ledger.sources(reads_prompts(), np.array([3, 0]))
+    assert source.refs == ("both",)
+
+
+def test_a_rank_without_rows_still_gets_the_columns():
+    ledger = ledger_of_two_shards()
+    (source,) = ledger.sources(reads_prompts(), np.zeros(0, dtype=np.int64))
+    assert source.refs == ("p1",)
+
+
+@given(
+    groups=st.integers(1, 12),
+    group_size=st.integers(1, 3),
+    shards=st.integers(1, 5),
+    data=st.data(),
+)
+def test_each_group_completes_the_shard_that_the_source_has_put_it_into(groups, group_size, shards, data) -> None:
+    ledger = over_sampled(groups, group_size, shards)
+    ledger.expect("rollout")
+    bounds = shard_bounds(groups * group_size, group_size, shards)
+    left = {shard: set(range(begin // group_size, end // group_size)) for shard, (begin, end) in enumerate(bounds)}
+    order = data.draw(st.permutations(range(groups)))
+    cuts = sorted(data.draw(st.lists(st.integers(0, groups), max_size=4)))
+    for begin, end in zip([0, *cuts], [*cuts, groups], strict=True):
+        here = order[begin:end]
+        arrival = ledger.arrived("rollout", ledger.rows_of(here))
+        touched = {shard for shard, mine in left.items() if mine & set(here)}
+        left = {shard: mine - set(here) for shard, mine in left.items()}
+        assert (set(arrival.shards), arrival.surplus) == (touched, ())
+        assert set(arrival.complete) == {shard for shard in touched if not left[shard]}
+        assert ledger.complete("rollout") == (not any(left.values()))
+    for shard, (begin, end) in enumerate(bounds):
+        assert ledger.rows((shard,)).tolist() == list(range(begin, end))
+    assert ledger.total_tokens == sum(row % 7 for row in range(groups * group_size))
+
+
+def test_a_further_rounds_rows_are_the_batch_until_it_is_chosen_of_all() -> None:
+    ledger = Ledger(group_size=2, shards=2)
+    for shard, rows in enumerate((range(4), range(4, 6))):
+        ledger.add_source("prompts", block(rows, f"p{shard}", [1] * len(rows), shards=(shard,)))
+    ledger.begin_round()
+    assert (ledger.first_group, ledger.rows((0, 1)).tolist()) == (3, [])
+    for shard, rows in enumerate((range(6, 8), range(8, 12))):
+        ledger.add_source("prompts", block(rows, f"q{shard}", [2] * len(rows), shards=(shard,)))
+    assert ledger.rows((0, 1)).tolist() == [*range(6, 12)]
+    ledger.select([0, 2, 4])
+    assert [ledger.rows((shard,)).tolist() for shard in (0, 1)] == [[0, 1], [4, 5, 8, 9]]
+    assert ledger.total_tokens == 1 * 4 + 2 * 2, "what was left out costs nothing from here on"
+    # What was written in any round is found.
+    (source,) = ledger.sources(reads_prompts(), np.array([4, 5, 8, 9]))
+    assert source.refs == ("p1", "q1")
+
+
+@settings(deadline=None)
+@given(groups=st.integers(1, 12), shards=st.integers(1, 5), over=st.integers(0, 4), data=st.data())
+def test_a_task_behind_a_filter_brings_the_groups_that_were_chosen(groups, shards, over, data) -> None:
+    ledger = over_sampled(groups + over, 2, shards)
+    ledger.expect("rollout", choose=groups if over else None)
+    ledger.arrived("rollout", ledger.rows_of(data.draw(st.permutations(range(groups + over)))))
+    there = ledger.groups_in(ledger.rows(tuple(range(shards))))
+    chosen = sorted(data.draw(st.sets(st.sampled_from(there), min_size=1)))
+    ledger.select(chosen)
+    assert ledger.groups_in(ledger.rows(tuple(range(shards)))) == chosen
+    ledger.expect("answers")
+    complete = [ledger.arrived("answers", ledger.rows_of([group])) for group in data.draw(st.permutations(chosen))]
+    assert ledger.complete("answers")
+    told = [shard for arrival in complete for shard in arrival.complete]
+    assert sorted(told) == [shard for shard in range(shards) if len(ledger.rows((shard,)))]
+    assert not any(arrival.surplus for arrival in complete)
+
+
+def reads_prompts() -> PlannedTask:
+    inputs = {"prompt_tokens": ("prompts", "prompt_tokens")}
+    return PlannedTask("ref", "ref", "logprob", "actor", Scope.ROW, Rows.TRAIN, inputs=inputs)

@@ -1,0 +1,109 @@
+"""From a filter's blocks to the batch: what the driver does when a round is over."""
+
+from __future__ import annotations
+
+import pytest
+from plan_parts import ONE_RANK, task
+
+from dagrl.config.schema import Pipeline
+from dagrl.graph.op_contracts import Scope
+from dagrl.orchestrator.steps.batch_index import Ledger
+from dagrl.orchestrator.steps.dispatch import share_out
+from dagrl.orchestrator.steps.dynamic_sampling import Rounds
+from dagrl.orchestrator.steps.record import StepRecord
+from dagrl.scheduler.commands import BatchShort, Run, RunDone
+from dagrl.scheduler.plan import HOST, Executor, Plan, PlannedTask, Rows
+from dagrl.workers.errors import RunError
+from dagrl.workers.messages import Block, Span
+
+N, SHARDS, STEP = 2, 2, 4
+HOST_EXECUTOR = Executor(HOST, None, ONE_RANK)
+
+
+class Step:
+    """A step of four prompts behind a filter, whose blocks are put down by hand."""
+
+    def __init__(self, lab, **node) -> None:
+        declared = lab.tiny_pipeline()
+        declared["data"]["prompts_per_step"] = 4
+        declared["nodes"]["update"]["mini_batch"] = 2
+        declared["nodes"]["keep"] = {"op": "filter", **node}
+        self.pipeline = Pipeline.model_validate(declared)
+        tasks = (
+            task("prompts", HOST, scope=Scope.BATCH, in_rounds=True),
+            task("keep", HOST, "prompts", scope=Scope.BATCH, in_rounds=True, selects=True),
+        )
+        plan = Plan({HOST: HOST_EXECUTOR}, tasks, shards=SHARDS, steps=9, samples_per_prompt=N)
+        self.source, self.chooser = tasks
+        self.rounds, self.ledger, self.record = Rounds(self.pipeline, plan), Ledger(N, SHARDS), StepRecord(STEP)
+
+    def sampled(self, at: int) -> list[int]:
+        """The groups of a round, put into the ledger as the source would have brought them."""
+        run = Run(STEP, "prompts", (0, 1), at)
+        (work,) = share_out(
+            *(run, self.source, HOST_EXECUTOR, self.ledger, self.pipeline),
+            position=0,
+            committed=3,
+            prompts=self.rounds.prompts(run),
+        )
+        assert work.round == at and work.prompts is not None
+        groups = list(range(work.first_group, work.first_group + work.prompts))
+        for shard in range(SHARDS):
+            rows = self.ledger.rows_of(groups[shard::SHARDS])
+            self.ledger.add_source("prompts", Block(rows, f"{at} {shard}", None, Span(0, 1), (shard,)))
+        return groups
+
+    def end(self, at: int, passed: list[int]):
+        run = Run(STEP, "keep", (0, 1), at)
+        self.rounds.note(run, self.ledger, Block(self.ledger.rows_of(passed), None, None, Span(0, 1)))
+        return self.rounds.end(run, self.ledger, self.record)
+
+    def batch(self, *shards: int) -> list[int]:
+        return self.ledger.groups_in(self.ledger.rows(shards))
+
+
+def test_rounds_count_their_groups_on_until_the_batch_is_full(lab):
+    step = Step(lab)
+    assert step.sampled(0) == [0, 1, 2, 3]
+    assert step.end(0, [1, 3]) == BatchShort(Run(STEP, "keep", (0, 1), 0))
+    # Half have passed: two groups take four prompts, and no round is larger than the first.
+    assert step.sampled(1) == [4, 5, 6, 7]
+    assert step.batch(0, 1) == [4, 5, 6, 7]
+    assert step.end(1, [5]) == BatchShort(Run(STEP, "keep", (0, 1), 1))
+    third = step.sampled(2)
+    assert third[0] == 8
+    assert step.end(2, third) == RunDone(Run(STEP, "keep", (0, 1), 2))
+    assert [step.batch(shard) for shard in range(SHARDS)] == [[1, 3], [5, 8]]
+    metrics = step.record.metrics(tokens=1, policy_version=STEP, slots=1)
+    assert metrics["filter/rounds"] == 3
+    assert metrics["filter/surplus_prompts"] == len(third) - 1
+    assert metrics["filter/kept_fraction"] == pytest.approx((3 + len(third)) / (8 + len(third)))
+
+
+def test_what_is_behind_the_filter_takes_mini_batches_of_what_has_passed(lab):
+    step = Step(lab, prompts_per_round=8)
+    step.sampled(0)
+    assert isinstance(step.end(0, [0, 2, 3, 6, 7]), RunDone)
+    inputs = {"advantage": ("prompts", "answer")}
+    update = PlannedTask("update", "update", "update", HOST, Scope.BATCH, Rows.TRAIN, inputs=inputs, trains=True)
+    (work,) = share_out(
+        Run(STEP, "update", (0, 1)), update, HOST_EXECUTOR, step.ledger, step.pipeline, position=0, committed=3
+    )
+    assert [part.rows.tolist() for part in work.parts] == [[0, 1, 4, 5], [6, 7, 12, 13]]
+
+
+def test_a_step_that_cannot_be_full_ends_the_run_and_its_batch_stays_as_it_is(lab):
+    step = Step(lab, max_rounds=1)
+    step.sampled(0)
+    with pytest.raises(RunError, match="2 of 4 prompts have passed in 1 round, and the step needs 4"):
+        step.end(0, [0, 1])
+
+
+def test_steps_that_overlap_have_rounds_of_their_own(lab):
+    step = Step(lab)
+    step.sampled(0)
+    step.end(0, [1])
+    assert step.rounds.prompts(Run(STEP + 1, "prompts", (0, 1))) == 4
+    assert step.rounds.prompts(Run(STEP, "prompts", (0, 1), 1)) == 4
+    step.rounds.forget(STEP)
+    step.rounds.forget(STEP + 1)

@@ -1,0 +1,67 @@
+"""Prompts left unfinished: they come first, and a checkpoint holds each that was not trained on."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagrl.orchestrator.steps.partial_rollouts import Carried
+from dagrl.workers.messages import Begun
+
+
+def test_what_was_left_comes_first_oldest_first_with_what_there_is_of_it() -> None:
+    carried = Carried.of_checkpoint([40, 7])
+    begun = Begun("ref", None)
+    carried.leave(3, [(50, begun), (51, None)])
+    assert carried.take(4, 3) == (40, 7, 50)
+    assert carried.begun(4) == {50: begun}
+    assert carried.take(5, 3) == (51,)
+    assert carried.begun(5) == {}
+    assert carried.take(6, 3) == ()
+
+
+def test_a_prompt_may_be_left_again() -> None:
+    carried = Carried()
+    carried.leave(1, [(9, Begun("one", None))])
+    assert carried.take(2, 4) == (9,)
+    carried.leave(2, [(9, Begun("two", None))])
+    assert carried.after(1) == (9,)
+    assert carried.after(2) == (9,)
+    carried.commit(1)
+    carried.commit(2)
+    assert carried.take(3, 4) == (9,)
+    assert carried.begun(3)[9].ref == "two"
+    carried.commit(3)
+    assert carried.after(3) == ()
+
+
+@given(
+    needed=st.integers(1, 4),
+    more=st.integers(1, 5),
+    ahead=st.integers(0, 2),
+    draw=st.data(),
+)
+def test_no_prompt_is_lost_wherever_a_run_is_taken_up_again(needed: int, more: int, ahead: int, draw) -> None:
+    """Steps take prompts up to `ahead` steps before earlier ones are committed."""
+    carried, position = Carried(), 0
+    cursor: dict[int, int] = {0: 0}
+    trained: dict[int, list[int]] = {0: []}
+    taken: dict[int, tuple[int, ...]] = {}
+    steps = 6
+    for step in range(1, steps + ahead + 1):
+        if step <= steps:
+            mine = carried.take(step, needed + more)
+            fresh = range(position, position + needed + more - len(mine))
+            position, taken[step] = fresh.stop, (*mine, *fresh)
+            cursor[step] = position
+        done = step - ahead
+        if done >= 1:
+            order = draw.draw(st.permutations(taken[done]))
+            trained[done] = list(order[:needed])
+            carried.leave(done, [(each, None) for each in taken[done] if each not in order[:needed]])
+            saved = carried.after(done)
+            assert len(set(saved)) == len(saved)
+            so_far = [each for at in range(done + 1) for each in trained[at]]
+            # Each prompt before the cursor was trained on, or comes again: nothing else, and none twice.
+            assert sorted([*so_far, *saved]) == list(range(cursor[done]))
+            carried.commit(done)

@@ -1,0 +1,170 @@
+"""`dagrl report`, and the trace of `dagrl plan --simulate`: what was planned beside what was."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dagrl.cli import main
+from dagrl.config.errors import PipelineError
+from dagrl.config.loading.loader import load_pipeline
+from dagrl.graph.dag import build_graph
+from dagrl.orchestrator.report import report_run
+from dagrl.planner.simulation.costs import CostTable
+from dagrl.planner.simulation.simulate import Simulated, simulate
+from dagrl.scheduler.placement import make_plan
+from dagrl.tracking.timeline import Timeline
+
+TEMPLATE = Path(__file__).parents[2] / "dag_templates" / "tiny_grpo.yaml"
+SECONDS = CostTable({"rollout": 3.0, "reward": 1.0, "update": 2.0}, sync=1.0, save=8.0)
+STEPS = 4
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """The folder of a run that took just the `SECONDS`, beginning at some time of the day."""
+    return write_run(tmp_path / "run")
+
+
+def write_run(folder: Path, *overrides: str) -> Path:
+    folder.mkdir()
+    loaded = load_pipeline(TEMPLATE, ["schedule.shards_per_step=2", "run.validate_first=false", *overrides])
+    (folder / "pipeline.yaml").write_text(loaded.to_yaml())
+    simulated = simulate(make_plan(loaded.pipeline, build_graph(loaded.pipeline)), SECONDS, STEPS)
+    write_timeline(folder, simulated)
+    lines = [{"step": step, "time/step_s": seconds} for step, seconds in simulated.step_seconds.items()]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def write_timeline(folder: Path, simulated: Simulated) -> None:
+    timeline = Timeline()
+    timeline.start(folder, None)
+    for each in simulated.activities:
+        start, end = 1e9 + each.start, 1e9 + each.end
+        where = {"step": each.step, "shard": each.shard, "group": each.group, "worker": f"{each.executor}/0"}
+        timeline.complete(each.name, each.category, start, end, **where)
+    timeline.close()
+
+
+def test_the_pause_between_two_runs_of_a_folder_is_nobodys_idle_time(tmp_path):
+    """Two steps of 4 s, in which `train` has 1 s to do, then a night, then a third one; the folder knows no more."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    timeline = Timeline()
+    timeline.start(folder, None)
+    for step, begin in ((1, 0.0), (2, 4.0), (3, 30_000.0)):
+        for name, group, start, end in (("rollout", "rollout", 0.5, 3.0), ("update", "train", 3.0, 4.0)):
+            where = {"step": step, "shard": None, "group": group, "worker": f"{name}/0"}
+            timeline.complete(name, name, 1e9 + begin + start, 1e9 + begin + end, **where)
+    timeline.close()
+    lines = [{"step": step, "time/step_s": 4.0, "reward/mean": 0.5} for step in (1, 2, 3)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = report_run(folder)
+    assert row(text, "train")[1] == "75%"
+    # The half second before each rollout is the driver's, and in the step.
+    assert row(text, "rollout")[1] == "38%"
+
+
+def row(text: str, *name: str) -> list[str]:
+    return next(line.split() for line in text.splitlines() if line.split()[: len(name)] == [*name])
+
+
+def complete_events(path: Path) -> list[dict]:
+    return [event for event in json.loads(path.read_text()) if event["ph"] == "X"]
+
+
+def test_a_run_as_it_was_planned_is_the_same_by_node_and_group(run):
+    text = report_run(run, timeline=True)
+    assert (
+        "planned by what the run itself took in the first half of its steps (no cost model: there is none of CPU"
+        in text
+    )
+    assert row(text, "rollout", "generator") == ["rollout", "generator", "6.000", "6.000", "1.00"]
+    assert row(text, "update", "actor") == ["update", "actor", "4.000", "4.000", "1.00"]
+    assert row(text, "a", "step")[-1] == "1.00"
+    idle = text[text.index("  idle ") :]
+    assert row(idle, "train")[1] == row(idle, "train")[2] != "0%"
+
+
+def test_the_trace_has_both_side_by_side_from_one_beginning(run):
+    report_run(run, timeline=True)
+    events = complete_events(run / "timeline_planned.json")
+    updates = {
+        which: [
+            event["ts"]
+            for event in events
+            if event["name"] == "update" and event["args"]["group"] == f"train ({which})"
+        ]
+        for which in ("planned", "actual")
+    }
+    assert len(updates["planned"]) == STEPS and updates["planned"] == updates["actual"]
+
+
+def test_nothing_in_a_row_of_a_trace_overlaps(run, tmp_path):
+    assert (
+        main(["plan", str(run / "pipeline.yaml"), "run.host_workers=3", "--simulate", str(tmp_path / "plan.json")]) == 0
+    )
+    report_run(run, timeline=True)
+    for path in (tmp_path / "plan.json", run / "timeline_planned.json"):
+        rows: dict[int, int] = {}
+        for event in sorted(complete_events(path), key=lambda event: (event["ts"], event["ts"] + event["dur"])):
+            # A microsecond for rounding.
+            assert event["ts"] >= rows.get(event["tid"], 0) - 1
+            rows[event["tid"]] = event["ts"] + event["dur"]
+
+
+def test_on_gpus_that_are_named_the_cost_model_plans(tmp_path):
+    groups = "groups={train: {gpus_per_node: 1, gpu: H200}, rollout: {gpus_per_node: 1}}"
+    folder = write_run(tmp_path / "run", groups)
+    assert "no cost model: group rollout names no GPU" in report_run(folder, timeline=True)
+    assert "planned by the cost model of `dagrl plan`" in report_run(folder, timeline=True, gpu="H200")
+    with pytest.raises(ValueError, match="no GPU is known as 'H999'"):
+        report_run(folder, timeline=True, gpu="H999")
+
+
+def test_without_timeline_nothing_is_planned_or_written(run, capsys):
+    assert main(["report", str(run)]) == 0
+    assert "planned" not in capsys.readouterr().out
+    assert not (run / "timeline_planned.json").exists()
+
+
+def test_where_the_trace_cannot_be_written_the_tables_are_told(run, tmp_path):
+    (run / "timeline_planned.json.new").mkdir()
+    told = report_run(run, timeline=True)
+    assert "planned / actual" in told
+    assert f"no trace: cannot write {run / 'timeline_planned.json'}: Is a directory" in told
+
+
+def test_nodes_of_the_users_own_are_found_where_the_run_found_them(run, tmp_path):
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "weighing.py").write_text(
+        "import dagrl\n\n@dagrl.node(reads=['response_tokens'], writes=['token_weight'])\n"
+        "def weigh(batch):\n    return {}\n"
+    )
+    text = (run / "pipeline.yaml").read_text()
+    (run / "pipeline.yaml").write_text(text.replace("nodes:\n", "nodes:\n  weigh:\n    op: weighing:weigh\n"))
+    with pytest.raises(PipelineError, match="no module 'weighing'"):
+        report_run(run, timeline=True)
+    (run / ".modules").write_text(f"{code}\n")
+    assert "weigh" in report_run(run, timeline=True)
+
+
+def test_a_pipeline_that_this_dagrl_cannot_read_hides_no_metrics(run):
+    (run / "pipeline.yaml").write_text("name: [\n")
+    assert "step_s" in report_run(run)
+    with pytest.raises(PipelineError):
+        report_run(run, timeline=True)
+
+
+def test_what_cannot_be_compared_is_told_in_a_sentence(run, tmp_path, capsys):
+    assert main(["report", str(tmp_path / "nowhere")]) == 2
+    assert capsys.readouterr().err.startswith("dagrl report: ")
+    (run / "timeline.json").unlink()
+    with pytest.raises(ValueError, match="no finished step with a timeline yet"):
+        report_run(run, timeline=True)
+    (run / "pipeline.yaml").unlink()
+    with pytest.raises(ValueError, match=r"holds no pipeline\.yaml"):
+        report_run(run, timeline=True)
+    assert report_run(run)

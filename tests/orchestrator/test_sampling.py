@@ -1,0 +1,354 @@
+"""A rollout's run, from the driver's side: servers that answer in an order of their own, and stop when told to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dagrl.backends.base import Appetite
+from dagrl.config.schema import Pipeline
+from dagrl.data.shards import shard_bounds
+from dagrl.graph.op_contracts import Scope
+from dagrl.orchestrator.sampling import Books, Sampling
+from dagrl.orchestrator.steps.batch_index import Ledger
+from dagrl.orchestrator.steps.record import StepRecord
+from dagrl.scheduler.commands import Run
+from dagrl.scheduler.plan import PlannedTask, Rows
+from dagrl.tracking.base import Progress
+from dagrl.workers.errors import RunError, WorkerDiedError
+from dagrl.workers.messages import Beat, Begun, Block, Coming, Effort, Span, TaskWork
+
+N = 2
+COMING = Coming(7, 3)
+ROLLOUT = PlannedTask(
+    *("rollout", "rollout", "rollout", "generator", Scope.ROW, Rows.TRAIN, "generator"),
+    {"prompt_tokens": ("prompts", "prompt_tokens")},
+    {"response_tokens": "response_tokens"},
+    streams=True,
+    generates=True,
+)
+
+
+@dataclass(frozen=True)
+class Server:
+    """All that a rollout has to know of a worker."""
+
+    name: str
+
+
+def server(number: int) -> Server:
+    return Server(f"generator/{number}")
+
+
+class Servers:
+    """Stands in for a fleet: servers that finish a group whenever the loop comes to it, `patience` rounds apiece."""
+
+    def __init__(self, appetite: Appetite, patience: Sequence[int], gives_up: int | None = None) -> None:
+        self.appetite, self.patience, self.gives_up = appetite, patience, gives_up
+        self.works: list[tuple[str, TaskWork]] = []
+        self.aborts: set[str] = set()
+        self.sampled: Counter[str] = Counter()
+        self.lives: dict[str, int] = {}
+        """How many more groups a server finishes before it dies; the others live."""
+        self.asked = 0
+        """How often somebody wanted to know the appetite."""
+
+    async def call(self, member: Server, method: str, *args: Any, waits_for: str) -> Any:
+        if method == "appetite":
+            self.asked += 1
+            return self.appetite
+        self._check(member)
+        assert (method, args[:2]) == ("abort", (4, "rollout"))
+        self.aborts.add(member.name)
+        return None
+
+    async def stream(self, member: Server, work: TaskWork, tally: Callable[[int], None]) -> AsyncIterator[Block | Beat]:
+        self.works.append((member.name, work))
+        (part,) = work.parts
+        yield Beat(self.sampled[member.name])
+        left = list(dict.fromkeys((part.rows // N).tolist()))
+        while left and member.name not in self.aborts and left[0] != self.gives_up:
+            for _ in range(self.patience[left[0] % len(self.patience)]):
+                await asyncio.sleep(0)
+            if member.name in self.aborts:
+                break
+            self._check(member)
+            if member.name in self.lives:
+                self.lives[member.name] -= min(2, len(left))
+            # Two at a time where there are as many: some come when there is enough already.
+            now, left = left[:2], left[2:]
+            self.sampled[member.name] += 3 * N * len(now)
+            yield block_of(now, f"done {now}")
+            yield Beat(self.sampled[member.name])
+        self._check(member)
+        if left:
+            yield replace(block_of(left, f"begun {left}"), unfinished=True)
+
+    def _check(self, member: Server) -> None:
+        if self.lives.get(member.name, 1) <= 0:
+            error = WorkerDiedError(f"{member.name} died")
+            error.lost = (member.name,)
+            raise error
+
+    def revive(self) -> None:
+        """Those who died are there again, and nobody has been told to stop."""
+        self.lives = {name: left for name, left in self.lives.items() if left > 0}
+        self.aborts = set()
+
+
+def block_of(groups: Sequence[int], ref: str) -> Block:
+    rows = np.concatenate([np.arange(group * N, (group + 1) * N) for group in groups])
+    return Block(rows, ref, np.full(len(rows), 3), Span(0.0, 1.0), effort=Effort(3 * len(rows), None, None, None))
+
+
+class WatchedLedger(Ledger):
+    """Knows what was put into it."""
+
+    def __init__(self, group_size: int, shards: int) -> None:
+        super().__init__(group_size, shards)
+        self.added: list[int] = []
+        """Rows of responses."""
+
+    def add(self, task: str, block: Block) -> None:
+        super().add(task, block)
+        self.added += block.rows.tolist() if task == "rollout" else []
+
+
+@dataclass
+class Ran:
+    """A run that is over."""
+
+    sampling: Sampling
+    ledger: WatchedLedger
+    record: StepRecord
+    fleet: Servers
+    shards: list[int]
+    told: list[Progress]
+    deaths: int = 0
+
+
+@pytest.fixture(scope="module")
+def ran(lab) -> Any:
+    """Runs a rollout; `begun` by places in the data set, which are 100 and the group's number."""
+
+    def run(
+        fleet: Servers, groups: int, needed: int, shards: int, servers: int, *, partial: bool, begun=None, round_=None
+    ) -> Ran:
+        declared = lab.tiny_pipeline()
+        declared["data"]["prompts_per_step"] = needed
+        declared["nodes"]["rollout"] |= {"n": N, "partial_rollout": partial}
+        if groups > needed:
+            declared["nodes"]["rollout"]["over_sampling_batch_size"] = groups
+        ledger, record = WatchedLedger(N, shards), StepRecord(4)
+        for shard, (begin, end) in enumerate(shard_bounds(groups * N, N, shards)):
+            rows = np.arange(begin, end)
+            places = 100 + np.unique(rows // N)
+            ledger.add_source("prompts", Block(rows, f"p{shard}", None, Span(0, 1), (shard,), positions=places))
+        complete: list[int] = []
+        told: list[Progress] = []
+        sampling = Sampling(
+            Run(4, "rollout", tuple(range(shards)), round_ or 0),
+            replace(ROLLOUT, in_rounds=round_ is not None),
+            Pipeline.model_validate(declared),
+            fleet,  # type: ignore[arg-type]
+            [server(number) for number in range(servers)],  # type: ignore[misc]
+            Books(ledger, record, complete.append, told.append, {}),
+            committed=3,
+            begun=begun or {},
+        )
+        deaths = 0
+        while True:
+            try:
+                asyncio.run(sampling.finish())
+            except WorkerDiedError as loss:
+                deaths += 1
+                assert set(loss.lost) == {name for name, left in fleet.lives.items() if left <= 0}
+                fleet.revive()
+                todo = tuple(shard for shard in range(shards) if shard not in complete)
+                sampling.again(Run(4, "rollout", todo), [server(number) for number in range(servers)])  # type: ignore[misc]
+            else:
+                return Ran(sampling, ledger, record, fleet, complete, told, deaths)
+
+    return run
+
+
+def filled(ran: Ran, layout: dict[str, int]) -> set[int]:
+    """Shards that have rows."""
+    return {shard for shard in range(layout["shards"]) if len(ran.ledger.rows((shard,)))}
+
+
+def metrics(ran: Ran) -> dict[str, float]:
+    return ran.record.metrics(tokens=1, policy_version=4, slots=1)
+
+
+appetites = st.builds(lambda portion, more: Appetite(portion, portion + more), st.integers(1, 12), st.integers(0, 12))
+layouts = st.fixed_dictionaries({"shards": st.integers(1, 4), "servers": st.integers(1, 4)})
+patience = st.lists(st.integers(0, 5), min_size=1, max_size=7)
+
+
+@settings(deadline=None)
+@given(appetite=appetites, layout=layouts, patience=patience, groups=st.integers(1, 12))
+def test_every_group_is_sampled_once_and_no_shard_told_twice(ran, appetite, layout, patience, groups) -> None:
+    over = ran(Servers(appetite, patience), groups, groups, partial=False, **layout)
+    dealt = [row for _, work in over.fleet.works for part in work.parts for row in part.rows.tolist()]
+    assert sorted(dealt) == list(range(groups * N))
+    assert over.ledger.complete("rollout")
+    assert len(over.shards) == len(set(over.shards))
+    assert set(over.shards) < filled(over, layout), "the run ends with the last"
+    assert over.told[-1] == Progress("rollout", 4, groups, groups, groups * N * 3, over.told[-1].seconds)
+    assert over.fleet.aborts == set()
+    assert "rollout/aborted_prompts" not in metrics(over)
+
+
+@settings(deadline=None)
+@given(
+    appetite=appetites,
+    layout=layouts,
+    patience=patience,
+    needed=st.integers(1, 8),
+    more=st.integers(1, 8),
+    partial=st.booleans(),
+)
+def test_enough_is_enough_and_what_is_left_is_known(ran, appetite, layout, patience, needed, more, partial) -> None:
+    groups = needed + more
+    over = ran(Servers(appetite, patience), groups, needed, partial=partial, **layout)
+    chosen = np.unique(over.ledger.rows(tuple(range(layout["shards"]))) // N).tolist()
+    assert len(chosen) == needed
+    left = over.sampling.left()
+    assert sorted([*(place - 100 for place, _ in left), *chosen]) == list(range(groups)), "lost, or there twice"
+    assert [place for place, _ in left] == sorted(place for place, _ in left), "in their order"
+    assert set(over.fleet.aborts) == {server(number).name for number in range(layout["servers"])}
+    dealt = {group for _, work in over.fleet.works for group in (work.parts[0].rows // N).tolist()}
+    for place, begun in left:
+        # What was dealt and left is there to go on with, under the ids that it had.
+        assert (begun is not None) == (partial and place - 100 in dealt)
+        if begun is not None:
+            assert begun.rows.tolist() == [(place - 100) * N, (place - 100) * N + 1]
+            assert str(place - 100) in begun.ref
+    assert metrics(over)["rollout/aborted_prompts"] == more
+    told = over.told[-1]
+    assert (told.done, told.total) == (needed, needed)
+
+
+lives = st.dictionaries(st.integers(0, 3), st.integers(0, 8), max_size=4)
+
+
+@settings(deadline=None)
+@given(
+    appetite=appetites,
+    layout=layouts,
+    patience=patience,
+    lives=lives,
+    needed=st.integers(1, 8),
+    more=st.integers(0, 8),
+    partial=st.booleans(),
+)
+def test_whoever_dies_no_group_is_lost_or_there_twice(
+    ran, appetite, layout, patience, lives, needed, more, partial
+) -> None:
+    fleet = Servers(appetite, patience)
+    fleet.lives = {f"generator/{number}": groups for number, groups in lives.items() if number < layout["servers"]}
+    doomed = dict(fleet.lives)
+    over = ran(fleet, needed + more, needed, partial=partial, **layout)
+    shards = tuple(range(layout["shards"]))
+    chosen = np.unique(over.ledger.rows(shards) // N).tolist()
+    assert len(chosen) == needed
+    added = over.ledger.added
+    assert len(added) == len(set(added)), "there twice"
+    assert {group * N for group in chosen} <= set(added)
+    left = [place - 100 for place, _ in over.sampling.left()]
+    assert sorted([*left, *chosen]) == list(range(needed + more)), "lost, or there twice"
+    assert len(over.shards) == len(set(over.shards))
+    # Where servers have to be stopped first, the run goes on after its last shard.
+    assert set(over.shards) == filled(over, layout) if more else set(over.shards) < filled(over, layout)
+    if doomed and all(groups == 0 for groups in doomed.values()) and len(doomed) == layout["servers"]:
+        assert over.deaths, "nobody lived to sample anything"
+
+
+def test_what_was_begun_goes_to_whoever_gets_the_prompt_and_is_kept_where_nobody_does(ran) -> None:
+    begun = {100 + group: Begun(f"older {group}", np.arange(N)) for group in (0, 1, 5)}
+    # One group at a time; the first is enough.
+    over = ran(Servers(Appetite(1, 1), [0]), 6, 1, 1, 1, partial=True, begun=begun)
+    handed = {group: what.ref for _, work in over.fleet.works for group, what in work.begun.items()}
+    assert handed[0] == "older 0"
+    left = dict(over.sampling.left())
+    assert set(left) == {101, 102, 103, 104, 105}
+    assert left[105].ref == "older 5", "it was not dealt"
+
+
+def test_a_server_that_gives_up_by_itself_ends_the_run(ran) -> None:
+    with pytest.raises(RunError, match="generator has ended the responses to 1 of 4 prompts early"):
+        ran(Servers(Appetite(2, 2), [0], gives_up=1), 4, 4, 1, 1, partial=False)
+
+
+def test_servers_say_how_much_they_take_at_a_time_once(ran) -> None:
+    fleet = Servers(Appetite(2, 4), [1])
+    fleet.lives = {"generator/0": 1}
+    over = ran(fleet, 6, 6, partial=False, shards=2, servers=2)
+    assert (over.deaths, fleet.asked) == (1, 1)
+
+
+@pytest.mark.parametrize(("patience", "told"), [([0], []), ([0, 50], [0])], ids=["together", "one after the other"])
+def test_shards_that_are_there_when_the_run_ends_are_told_of_with_its_end(ran, patience, told) -> None:
+    """So that they are taken together."""
+    assert ran(Servers(Appetite(1, 1), patience), 2, 2, 2, 2, partial=False).shards == told
+
+
+def lost_with_a_sync(lab, *, dealt: bool) -> tuple[Servers, WorkerDiedError]:
+    """What becomes of a rollout that stands behind a sync in which a server dies that has no share of it."""
+    declared = lab.tiny_pipeline()
+    declared["data"]["prompts_per_step"] = 1
+    declared["nodes"]["rollout"] |= {"n": N}
+    fleet, ledger = Servers(Appetite(1, 1), [1000]), WatchedLedger(N, 1)
+    ledger.add_source("prompts", Block(np.arange(N), "p", None, Span(0, 1), (0,), positions=np.array([100])))
+    sampling = Sampling(
+        Run(4, "rollout", (0,)),
+        ROLLOUT,
+        Pipeline.model_validate(declared),
+        fleet,  # type: ignore[arg-type]
+        [server(number) for number in range(2)],  # type: ignore[misc]
+        Books(ledger, StepRecord(4), lambda _: None, lambda _: None, {}),
+        committed=3,
+        begun={},
+        weights=COMING,
+    )
+    loss = WorkerDiedError("generator/1 died")
+    loss.lost = ("generator/1",)
+
+    async def act() -> WorkerDiedError:
+        finishing = asyncio.ensure_future(sampling.finish())
+        while dealt and not fleet.works:
+            await asyncio.sleep(0)
+        sampling.lose(loss)
+        with pytest.raises(WorkerDiedError) as caught:
+            await finishing
+        return caught.value
+
+    return fleet, asyncio.run(act())
+
+
+@pytest.mark.parametrize("dealt", [True, False])
+def test_a_rollout_behind_a_sync_ends_with_the_loss_of_that(lab, dealt) -> None:
+    fleet, loss = lost_with_a_sync(lab, dealt=dealt)
+    assert loss.lost == ("generator/1",)
+    assert fleet.aborts == {"generator/0", "generator/1"}, "somebody waits for weights that do not come"
+    assert [work.weights for _, work in fleet.works] == [COMING] * dealt
+
+
+@settings(deadline=None)
+@given(appetite=appetites, layout=layouts, patience=patience, needed=st.integers(1, 8), more=st.integers(0, 8))
+def test_a_round_is_told_to_be_complete_when_nothing_of_it_can_come(ran, appetite, layout, patience, needed, more):
+    fleet = Servers(appetite, patience)
+    over = ran(fleet, needed + more, needed, partial=True, round_=2, **layout)
+    assert {work.round for _, work in fleet.works} == {2}
+    # The last shard comes with the end of the run, when the aborted groups are there too.
+    assert len(over.shards) < len(filled(over, layout))
+    assert len(over.sampling.left()) == more

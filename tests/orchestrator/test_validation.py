@@ -1,0 +1,73 @@
+"""A real run that validates on several sets with several responses to each prompt, and keeps its best checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from dagrl.config.schema import KeepBestSpec
+from dagrl.graph.val_metrics import names_at_k
+from dagrl.orchestrator.folder.checkpoint import Checkpoints, Score
+
+METRIC = "val/half/best@4"
+
+
+@pytest.fixture(scope="module")
+def run(lab, tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("validation")
+    pipeline = lab.tiny_pipeline()
+    pipeline["data"]["val"] = {"all": "train.parquet", "half": "half.parquet"}
+    pipeline["nodes"]["rollout"] |= {"val_n": 4, "val_sampling": {"max_new_tokens": 3, "temperature": 1.0}}
+    pipeline["nodes"]["reward"] = {"op": "reward", "fn": "rewards:even"}
+    pipeline["data"]["val_vote"] = "exact"
+    best = {"metric": METRIC, "mode": "min"}
+    pipeline["run"] |= {"steps": 4, "save_every": 1, "keep": 1, "validate_every": 1, "keep_best": best}
+    pipeline["run"]["validate_first"] = True
+    pipeline["track"] = ["console", "tensorboard", "swanlab"]
+    path = lab.write_pipeline(folder, pipeline)
+    rows = pq.read_table(folder / "train.parquet")
+    pq.write_table(rows.slice(0, 8), folder / "half.parquet")
+    run = lab.start(path, folder / "run")
+    assert run.wait() == 0, run.output
+    return run
+
+
+def test_each_set_has_its_metrics_in_each_validation(run) -> None:
+    lines = run.metrics()
+    assert [line["step"] for line in lines] == [0, 1, 2, 3, 4]
+    for line in lines:
+        for name in names_at_k(4, votes=True):
+            assert f"val/all/{name}" in line
+            assert f"val/half/{name}" in line
+        for name in ("all", "half"):
+            assert line[f"val/{name}/mean@4"] == pytest.approx(line[f"val/{name}/pass@1"])
+            assert line[f"val/{name}/worst@4"] <= line[f"val/{name}/mean@4"] <= line[f"val/{name}/best@4"]
+        # 16 prompts and 8.
+        mean = (2 * line["val/all/mean@4"] + line["val/half/mean@4"]) / 3
+        assert line["val/reward/mean"] == pytest.approx(mean, abs=1e-6)
+
+
+def test_samples_of_both_sets_are_written_and_differ_within_a_group(run) -> None:
+    rows = pq.read_table(run.folder / "samples" / "step_2_val.parquet").to_pylist()
+    assert [row["data_set"] for row in rows] == ["all"] * 64 + ["half"] * 32
+    groups = [[row["response"] for row in rows[first : first + 4]] for first in range(0, 96, 4)]
+    assert all(len({row["group_id"] for row in rows[first : first + 4]}) == 1 for first in range(0, 96, 4))
+    assert any(len(set(group)) > 1 for group in groups)
+
+
+def test_the_best_checkpoint_is_kept_beside_the_newest(run) -> None:
+    values = {line["step"]: line[METRIC] for line in run.metrics() if line["step"] > 0}
+    best = min(values, key=values.__getitem__)
+    checkpoints = Checkpoints(run.folder, keep=1, keep_best=KeepBestSpec(metric=METRIC, mode="min"))
+    assert checkpoints.steps() == sorted({best, 4})
+    assert checkpoints.best() == checkpoints.of_step(best)
+    assert (run.folder / "checkpoints" / "best").read_text() == f"step_{best}\n"
+    assert checkpoints.read(checkpoints.of_step(4)).score == Score(METRIC, values[4])
+
+
+def test_trackers_show_the_samples(run) -> None:
+    tables: list[Path] = list(run.folder.glob("swanlab/run-*/media/**/*.json"))
+    assert len(tables) == 5
+    assert "swanlab: offline; upload with: swanlab sync" in run.output

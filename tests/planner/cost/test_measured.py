@@ -1,0 +1,192 @@
+"""Estimates against everything of benchmarks/RESULTS.md that was measured on GPUs: within 20 %."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagrl.config.schema import MegatronEngineSpec, ParallelSpec
+from dagrl.models.gpus import gpu_named
+from dagrl.models.shape import ModelShape, shape_of
+from dagrl.planner.cost import transfers
+from dagrl.planner.cost.costs import PipelineCosts
+from dagrl.planner.cost.decoding import Generation, Server, shard_ends
+from dagrl.planner.cost.device import device_of
+from dagrl.planner.cost.estimate import estimate_step
+from dagrl.planner.cost.lengths import Assumed, Lengths
+from dagrl.planner.cost.optimizer import STATE_BYTES, OptimizerSteps
+from dagrl.planner.cost.passes import Batch, Passes
+from dagrl.planner.showing.report import report
+
+H200 = device_of(gpu_named("H200"))
+QWEN3 = {"model_type": "qwen3", "head_dim": 128, "vocab_size": 151936, "num_key_value_heads": 8}
+BILLIONS_1_7 = shape_of(
+    QWEN3
+    | {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16}
+    | {"tie_word_embeddings": True}
+)
+BILLIONS_8 = shape_of(
+    QWEN3
+    | {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32}
+    | {"tie_word_embeddings": False}
+)
+SIX_LAYERS = shape_of(
+    {"model_type": "qwen3_moe", "head_dim": 128, "vocab_size": 151936, "num_key_value_heads": 4, "num_experts": 128}
+    | {"hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts_per_tok": 8}
+    | {"num_hidden_layers": 6, "num_attention_heads": 32, "tie_word_embeddings": False}
+)
+
+
+def trainer(shape: ModelShape, tensor: int, experts: int = 1) -> Passes:
+    parallel = ParallelSpec(
+        tensor_model_parallel_size=tensor, sequence_parallel=tensor > 1, expert_model_parallel_size=experts
+    )
+    spec = MegatronEngineSpec(backend="megatron", group="gpu", parallel=parallel)
+    ranks = max(tensor, experts)
+    return Passes(shape, spec, ranks, ranks, H200)
+
+
+def log_probs(shape: ModelShape, tensor: int, micro_batches: int, tokens: int, experts: int = 1) -> float:
+    """As ``benchmarks/train_step.py``: rows of 2048 tokens, all but the first of them the response."""
+    passes = trainer(shape, tensor, experts)
+    return passes.forward(rows(passes, micro_batches, tokens))
+
+
+def train_step(shape: ModelShape, tensor: int, micro_batches: int, tokens: int, experts: int = 1) -> float:
+    passes = trainer(shape, tensor, experts)
+    steps = OptimizerSteps(passes.held, passes.spec, passes.ranks, passes.ranks, H200)
+    return passes.train(rows(passes, micro_batches, tokens)) + steps.seconds()
+
+
+def rows(passes: Passes, micro_batches: int, tokens: int) -> Batch:
+    """So many micro-batches of each replica."""
+    return Batch(passes.replicas * micro_batches * tokens / 2048, Lengths(1, 2047, 2047), tokens)
+
+
+def rollout(shape: ModelShape, tensor: int, prompts: int, n: int, lengths: Lengths) -> float:
+    server = Server(shape, H200, tensor=tensor, per_node=4, cache_tokens=1e6)
+    return shard_ends(server, Generation(prompts, n, lengths))[-1]
+
+
+@pytest.mark.parametrize(
+    ("estimate", "measured"),
+    [
+        # "The train step", 2026-11-21.
+        pytest.param(lambda: log_probs(BILLIONS_1_7, 1, 4, 16384), 0.463, id="log-probs of 1.7B"),
+        pytest.param(lambda: train_step(BILLIONS_1_7, 1, 4, 16384), 1.449, id="train step of 1.7B"),
+        pytest.param(lambda: log_probs(BILLIONS_8, 2, 4, 16384), 1.037, id="log-probs of 8B, TP2"),
+        pytest.param(lambda: train_step(BILLIONS_8, 2, 4, 16384), 3.149, id="train step of 8B, TP2"),
+        # Bare, another day: 48.5k tokens/s with 32k tokens in a micro-batch, two of them.
+        pytest.param(lambda: train_step(BILLIONS_1_7, 1, 2, 32768), 65536 / 48500, id="train step of 1.7B, 32k tokens"),
+        # A mixture, 2026-11-22.
+        pytest.param(
+            lambda: log_probs(SIX_LAYERS, 1, 4, 16384, 2), 0.742, id="log-probs of six layers of 30B-A3B, EP2"
+        ),
+        pytest.param(
+            lambda: train_step(SIX_LAYERS, 1, 4, 16384, 2), 1.978, id="train step of six layers of 30B-A3B, EP2"
+        ),
+        # "SGLang": the node of a pipeline on one GPU, and a whole server's share of four GPUs.
+        pytest.param(lambda: rollout(BILLIONS_1_7, 1, 512, 1, Lengths(256, 512, 512)), 9.30, id="rollout of 1.7B"),
+        pytest.param(lambda: rollout(BILLIONS_8, 2, 8, 8, Lengths(1024, 2048, 2048)), 13.7, id="rollout of 8B, TP2"),
+        # 2026-11-22: several responses to each prompt, and 128 to 512 at a time.
+        pytest.param(lambda: rollout(BILLIONS_1_7, 1, 64, 8, Lengths(1024, 512, 512)), 12.3, id="1.7B, 8 to a prompt"),
+        pytest.param(lambda: rollout(BILLIONS_1_7, 1, 128, 4, Lengths(256, 512, 512)), 7.53, id="1.7B, 4 to a prompt"),
+        pytest.param(lambda: rollout(BILLIONS_1_7, 1, 64, 4, Lengths(256, 512, 512)), 4.2, id="1.7B, 256 at a time"),
+        pytest.param(lambda: rollout(BILLIONS_1_7, 1, 32, 4, Lengths(256, 768, 768)), 4.25, id="1.7B, 128 at a time"),
+        pytest.param(lambda: rollout(BILLIONS_1_7, 2, 64, 4, Lengths(256, 768, 768)), 5.27, id="1.7B, TP2"),
+        pytest.param(lambda: rollout(BILLIONS_8, 1, 32, 4, Lengths(256, 768, 768)), 7.87, id="8B, 128 at a time"),
+    ],
+)
+def test_work(estimate: Any, measured: float) -> None:
+    assert estimate() == pytest.approx(measured, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("shape", "way", "measured"),
+    [
+        (BILLIONS_1_7, "cuda_ipc", 34.2e-3),
+        (BILLIONS_1_7, "broadcast", 33.2e-3),
+        (BILLIONS_8, "broadcast", 72.5e-3),
+    ],
+)
+def test_weight_syncs(shape: ModelShape, way: Any, measured: float) -> None:
+    """From the end of the update to servers that are ready."""
+    seconds = transfers.sync_seconds(way, 2 * shape.parameters, H200, link=H200.peers, gathered=0.0, neighbours=1)
+    assert seconds == pytest.approx(measured, rel=0.2)
+
+
+def test_a_step_of_8b() -> None:
+    """The last step of "Sleep and offload"'s run of 8B on four GPUs, trainer TP2 x PP2, servers TP2, which take turns.
+
+    Its weights are random, so that nearly all responses are cut at 2048 tokens; prompts were made of all of their 1024.
+    """
+    template = Path(__file__).parents[3] / "dag_templates" / "qwen3_8b_megatron.yaml"
+    overrides = [
+        "groups.gpu.gpus_per_node=4",
+        "engines.actor.parallel.pipeline_model_parallel_size=2",
+        "data.prompts_per_step=16",
+        # As it was then.
+        "engines.actor.keep_communicators=false",
+    ]
+    found = report(template, overrides, gpu="H200")
+    costs = PipelineCosts(found.pipeline, found.fit.plan, found.fit.shape, found.gpu, Assumed(1024, 2048))
+    estimate = estimate_step(costs)
+    told = {"step": estimate.step_s, **estimate.node_s}
+    measured = {"step": 32.7, "rollout": 13.4, "update": 10.4, "ref": 4.8}
+    assert {name: told[name] for name in measured} == pytest.approx(measured, rel=0.2)
+
+
+def test_a_step_of_a_mixture() -> None:
+    """The last step of 30B-A3B on four GPUs, trainer TP2 and EP4, one server; its updates still became faster."""
+    template = Path(__file__).parents[3] / "dag_templates" / "qwen3_30b_a3b_8gpu.yaml"
+    overrides = [
+        *("groups.gpu.gpus_per_node=4", "data.prompts_per_step=16", "engines.generator.server.mem_fraction_static=0.2"),
+        *("engines.actor.parallel.expert_model_parallel_size=4", "engines.actor.offload.grad=true"),
+        "engines.actor.optimizer.use_precision_aware_optimizer=true",
+        *("engines.actor.optimizer.exp_avg_dtype=bf16", "engines.actor.optimizer.exp_avg_sq_dtype=bf16"),
+    ]
+    found = report(template, overrides, gpu="H200")
+    costs = PipelineCosts(found.pipeline, found.fit.plan, found.fit.shape, found.gpu, Assumed(1024, 2048))
+    estimate = estimate_step(costs)
+    told = {"step": estimate.step_s, **estimate.node_s}
+    measured = {"step": 47.5, "rollout": 18.9, "update": 27.8}
+    assert {name: told[name] for name in measured} == pytest.approx(measured, rel=0.2)
+
+
+PARAMETERS = 1.72e9
+"""Of the model of "Plans beside runs", in bfloat16, with float32 weights and moments."""
+
+
+@pytest.mark.parametrize("down", [0.45, 0.52])
+def test_a_trainer_takes_turns_on_a_gpu(down: float) -> None:
+    """In the steps after the second: the first two take the host's memory. `down`: two runs of a day."""
+    weights, state = PARAMETERS * 2, PARAMETERS * STATE_BYTES
+    # Before a sync all but the weights goes, after it the rest.
+    assert transfers.trainer_down_seconds(state, H200, ranks=1) == pytest.approx(down, rel=0.2)
+    assert transfers.trainer_sleep_seconds(weights, H200, closing=1) == pytest.approx(0.076, rel=0.2)
+    assert transfers.trainer_wake_seconds(weights + state, H200, closed=1) == pytest.approx(0.488, rel=0.2)
+
+
+def test_two_replicas_go_down_to_their_weights() -> None:
+    """Each with half of the optimizer: means of the measured steps of three runs, the slower rank."""
+    for measured in (0.347, 0.391, 0.353):
+        down = transfers.trainer_down_seconds(PARAMETERS * STATE_BYTES / 2, H200, ranks=2)
+        assert down == pytest.approx(measured, rel=0.2)
+
+
+def test_a_server_takes_turns_on_a_gpu() -> None:
+    """Its room for weights comes back before that of its cache, in two moves."""
+    assert transfers.server_sleep_seconds(0.0, H200, ranks=1) == pytest.approx(0.047, rel=0.2)
+    assert transfers.server_wake_seconds(PARAMETERS * 2, 0.0, H200) == pytest.approx(0.06, rel=0.2)
+    assert transfers.server_wake_seconds(0.0, 0.0, H200) == pytest.approx(0.021, rel=0.2)
+    # 8B, all of it on one GPU.
+    assert transfers.server_wake_seconds(2 * BILLIONS_8.parameters, 0.0, H200) == pytest.approx(0.13, rel=0.2)
+
+
+def test_ranks_close_their_communicators_when_they_sleep() -> None:
+    """The arithmetic task with TP2, whose weights are next to nothing; 1.7B, replicas with their weights. All that was
+    measured was of engines that do."""
+    assert transfers.trainer_sleep_seconds(0.0, H200, closing=2) == pytest.approx(0.40, rel=0.2)
+    assert transfers.trainer_sleep_seconds(PARAMETERS * 2, H200, closing=2) == pytest.approx(0.53, rel=0.2)

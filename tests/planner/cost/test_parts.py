@@ -1,0 +1,565 @@
+"""Parts of the estimate: what follows from their definitions, and in which direction each option moves them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagrl.config.residency import Residency
+from dagrl.config.schema import MegatronEngineSpec, ParallelSpec
+from dagrl.graph.rollouts import rollouts
+from dagrl.models.gpus import GPUS, gpu_named
+from dagrl.models.shape import ModelShape, model_shape, shape_of
+from dagrl.planner.cost.communicators import gathering_seconds
+from dagrl.planner.cost.costs import PipelineCosts
+from dagrl.planner.cost.decoding import Generation, Server, shard_ends
+from dagrl.planner.cost.device import device_of
+from dagrl.planner.cost.estimate import StepEstimate, estimate_step
+from dagrl.planner.cost.layers import Pack
+from dagrl.planner.cost.lengths import Assumed, Lengths, lengths_of, lengths_of_demonstrations
+from dagrl.planner.cost.optimizer import OptimizerSteps
+from dagrl.planner.cost.passes import Batch, Passes, recompute_of
+from dagrl.planner.cost.transfers import sync_seconds
+from dagrl.scheduler.commands import Command, Run, Save, Sleep, Sync, Wake
+from dagrl.scheduler.placement import make_plan
+from dagrl.scheduler.plan import Rows
+from dagrl.validation import check_file
+
+TEMPLATES = Path(__file__).parents[3] / "dag_templates"
+H200 = device_of(gpu_named("H200"))
+DENSE = shape_of(
+    {"model_type": "qwen3", "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36}
+    | {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936}
+)
+MIXTURE = shape_of(
+    {"model_type": "qwen3_moe", "hidden_size": 2048, "moe_intermediate_size": 768, "num_hidden_layers": 48}
+    | {"num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936}
+    | {"num_experts": 128, "num_experts_per_tok": 8, "intermediate_size": 6144}
+)
+BATCH = Batch(512, Lengths(512, 1536, 1536), 16384)
+
+
+def engine(fields: dict[str, Any] | None = None, **sizes: Any) -> MegatronEngineSpec:
+    parallel = ParallelSpec(**sizes, sequence_parallel=sizes.get("tensor_model_parallel_size", 1) > 1)
+    return MegatronEngineSpec(backend="megatron", group="gpu", parallel=parallel, **(fields or {}))
+
+
+def passes(spec: MegatronEngineSpec, shape: ModelShape = DENSE, ranks: int = 8) -> Passes:
+    return Passes(shape, spec, ranks, 8, H200)
+
+
+def optimizer_seconds(spec: MegatronEngineSpec, ranks: int = 8, per_node: int = 8) -> float:
+    found = passes(spec, ranks=ranks)
+    return OptimizerSteps(found.held, spec, ranks, per_node, H200).seconds()
+
+
+# -- lengths
+
+
+@given(st.floats(0.05, 1.0), st.integers(16, 8192))
+def test_the_spread_of_lengths_has_the_mean_that_is_asked_for(share: float, longest: int) -> None:
+    lengths = Lengths(100, share * longest, longest)
+    drawn = [lengths.quantile((index + 0.5) / 4000) for index in range(4000)]
+    assert max(drawn) <= longest
+    assert sum(drawn) / 4000 == pytest.approx(lengths.response, rel=0.02, abs=1)
+    assert sum((100 + each) ** 2 for each in drawn) / 4000 == pytest.approx(lengths.mean_square, rel=0.03)
+
+
+def test_lengths_that_the_file_does_not_allow_are_refused() -> None:
+    pipeline = check_file(TEMPLATES / "qwen3_8b_megatron.yaml", with_files=False).loaded.pipeline
+    node = rollouts(pipeline)["rollout"]
+    assert lengths_of(pipeline, node, Assumed()) == Lengths(512, 1024, 2048)
+    assert lengths_of(pipeline, node, Assumed(1024, 2048)) == Lengths(1024, 2048, 2048)
+    with pytest.raises(ValueError, match=r"responses of 4096 tokens .* do not fit .* 2048; choose"):
+        lengths_of(pipeline, node, Assumed(response_tokens=4096))
+    for tokens in (2000, 0, -1, float("nan")):
+        with pytest.raises(ValueError, match=rf"prompts of {tokens} tokens"):
+            lengths_of(pipeline, node, Assumed(prompt_tokens=tokens))
+
+
+def test_of_several_rollouts_those_with_shorter_limits_keep_to_them() -> None:
+    lengths = ("nodes.verify.sampling.max_new_tokens=2", "nodes.solve.sampling.max_new_tokens=64")
+    overrides = (*lengths, "model.init.max_position_embeddings=128")
+    pipeline = check_file(TEMPLATES / "multi_agent.yaml", overrides, with_files=False).loaded.pipeline
+    found = {name: lengths_of(pipeline, node, Assumed(response_tokens=50)) for name, node in rollouts(pipeline).items()}
+    assert {name: each.response for name, each in found.items()} == {"solve": 50, "verify": 2}
+
+
+def test_where_nothing_is_sampled_the_data_sets_responses_have_lengths() -> None:
+    checked = check_file(TEMPLATES / "tiny_dpo.yaml", with_files=False)
+    pipeline = checked.loaded.pipeline
+    assert lengths_of_demonstrations(pipeline, Assumed()) == Lengths(4, 1.5, 3)
+    for tokens in (4, 0):
+        expected = rf"responses of {tokens} tokens .* do not fit .* data\.max_response_tokens, 3; choose"
+        with pytest.raises(ValueError, match=expected):
+            lengths_of_demonstrations(pipeline, Assumed(response_tokens=tokens))
+    with pytest.raises(ValueError, match="prompts of 0 tokens"):
+        lengths_of_demonstrations(pipeline, Assumed(prompt_tokens=0))
+    costs = PipelineCosts(pipeline, make_plan(pipeline, checked.graph), model_shape(pipeline.model))
+    estimate = estimate_step(costs)
+    # 25 pairs.
+    assert estimate.response_tokens == 50 * 1.5
+    assert set(estimate.node_s) == {"prompts", "ref", "dpo", "samples"}
+    # In validation the op computes log-probs alone.
+    every = tuple(range(costs.plan.shards))
+    assert costs.seconds(Run(1, "val/dpo", every)) < costs.seconds(Run(1, "dpo", every))
+
+
+# -- passes
+
+
+def test_micro_batches_fill_the_budget_and_rounds_of_chunks() -> None:
+    # 512 rows of 2048 tokens on 4 replicas: 128 rows, 8 to a micro-batch.
+    assert passes(engine(tensor_model_parallel_size=2)).micro_batches(BATCH)[0] == 16
+    chunked = engine(pipeline_model_parallel_size=2, virtual_pipeline_model_parallel_size=3)
+    odd = replace(BATCH, rows=4 * 8 * 3)
+    assert passes(chunked).micro_batches(odd)[0] == 4, "three micro-batches are not a whole round of two stages"
+    count, pack = passes(engine(tensor_model_parallel_size=2)).micro_batches(BATCH)
+    assert count * pack.tokens * 4 == 512 * 2048
+    assert count * pack.predictions * 4 == 512 * 1536
+    # Fewer rows than replicas: some have one, and the others wait for them.
+    assert passes(engine()).micro_batches(replace(BATCH, rows=1)) == (1, Pack(2048, BATCH.lengths.mean_square, 1536))
+
+
+def test_a_pipeline_costs_its_filling_once() -> None:
+    found = passes(engine(pipeline_model_parallel_size=4))
+    once, twice, thrice = (found.train(replace(BATCH, rows=512 * times)) for times in (1, 2, 3))
+    assert thrice - twice == pytest.approx(twice - once), "each further micro-batch costs the slowest stage"
+    assert 2 * once > twice
+    chunks = passes(engine(pipeline_model_parallel_size=4, virtual_pipeline_model_parallel_size=3))
+    assert chunks.train(BATCH) < found.train(BATCH)
+    assert chunks.forward(BATCH) < found.forward(BATCH)
+    # But each chunk sends what it has on.
+    slow = {"per_node": 1, "device": replace(H200, network=1e7)}
+    assert replace(chunks, **slow).forward(BATCH) > 2 * replace(found, **slow).forward(BATCH)
+    alone = replace(BATCH, rows=1)
+    # A single micro-batch is on one stage at a time.
+    assert found.forward(alone) == pytest.approx(passes(engine(), ranks=1).forward(alone), rel=0.05)
+
+
+def test_recomputation_adds_a_forward_pass_and_less_of_it_less() -> None:
+    full = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    half = full | {"recompute_method": "block", "recompute_num_layers": 18}
+    selective = {"recompute_granularity": "selective"}
+    none, some, part, whole = (
+        passes(engine({"transformer": fields}), ranks=1).train(replace(BATCH, rows=64))
+        for fields in ({}, selective, half, full)
+    )
+    assert none < some < part < whole
+    # The output layer is not done again.
+    forward = passes(engine(), ranks=1).forward(replace(BATCH, rows=64))
+    assert 0.7 * forward < whole - none < forward
+    assert part - none == pytest.approx((whole - none) / 2)
+    # Megatron counts the layers of a stage's chunk.
+    for sizes, layers in ((1, None), 18), ((2, None), 9), ((2, 3), 3):
+        stages, chunks = sizes
+        split = {"pipeline_model_parallel_size": stages, "virtual_pipeline_model_parallel_size": chunks}
+        assert (
+            recompute_of(engine({"transformer": half | {"recompute_num_layers": layers}}, **split), DENSE).whole == 0.5
+        )
+
+
+@pytest.mark.parametrize(
+    ("shape", "sizes"),
+    [
+        (DENSE, {"tensor_model_parallel_size": 8}),
+        (DENSE, {"context_parallel_size": 4}),
+        (DENSE, {"pipeline_model_parallel_size": 4}),
+        (MIXTURE, {"expert_model_parallel_size": 8}),
+    ],
+)
+def test_what_crosses_machines_is_slower(shape: ModelShape, sizes: dict[str, int]) -> None:
+    inside = Passes(shape, engine(**sizes), 8, 8, H200)
+    assert replace(inside, per_node=2).train(BATCH) > inside.train(BATCH)
+
+
+def test_a_mixture_costs_by_the_experts_that_are_chosen() -> None:
+    assert MIXTURE.experts is not None
+    more = replace(MIXTURE, experts=replace(MIXTURE.experts, chosen=16))
+    # With fewer tokens a micro-batch the host is waited for, which handles all experts in any case.
+    large = replace(BATCH, budget=2**18)
+    assert passes(engine(), more).forward(large) > 1.2 * passes(engine(), MIXTURE).forward(large)
+
+
+def test_ranks_that_split_the_sequence_read_and_write_less_of_it() -> None:
+    large = replace(BATCH, budget=2**18)
+    split = engine(tensor_model_parallel_size=2)
+    whole = split.model_copy(update={"parallel": split.parallel.model_copy(update={"sequence_parallel": False})})
+    assert passes(split).forward(large) < passes(whole).forward(large)
+
+
+def test_little_work_waits_for_the_host() -> None:
+    short = replace(BATCH, rows=1, lengths=Lengths(8, 8, 8))
+    # 36 layers are launched, whatever is in the micro-batch.
+    assert passes(engine(), ranks=1).forward(short) > 36 * 0.5e-3
+
+
+# -- optimizer
+
+
+def test_overlapping_and_more_replicas_save_time_and_offloading_costs_it() -> None:
+    plain = optimizer_seconds(engine())
+    assert optimizer_seconds(engine({"ddp": {"overlap_grad_reduce": True}})) < plain
+    assert optimizer_seconds(engine({"offload": {"optimizer": True}})) > plain
+    assert optimizer_seconds(engine({"optimizer": {"optimizer_cpu_offload": True}})) > plain
+    assert optimizer_seconds(engine(), per_node=2) > plain
+    assert optimizer_seconds(engine({"ddp": {"overlap_param_gather": True}})) < plain
+    assert optimizer_seconds(engine({"optimizer": FEW_BITS})) < plain
+    assert optimizer_seconds(engine({"optimizer": {"use_distributed_optimizer": False}})) > plain
+    assert optimizer_seconds(engine(), ranks=1) < plain, "a single replica has nobody to tell"
+
+
+FEW_BITS = {"use_precision_aware_optimizer": True, "exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "each"),
+    [
+        ({}, 12 / 8),
+        ({"use_distributed_optimizer": False}, 12),
+        # Moments of two bytes, and the two that the weight lacks of its float32 one.
+        (FEW_BITS, 6 / 8),
+        ({"optimizer_cpu_offload": True}, 0),
+        ({"optimizer_cpu_offload": True, "optimizer_offload_fraction": 0.75}, 3 / 8),
+    ],
+)
+def test_states_on_a_gpu_are_its_share_of_them_and_leave_it_at_the_links_rates(fields, each) -> None:
+    spec, offloaded = (engine({"optimizer": fields, "offload": {"optimizer": away}}) for away in (False, True))
+    held = passes(spec).held
+    nbytes = OptimizerSteps(held, spec, 8, 8, H200).state_bytes
+    assert nbytes == pytest.approx(each * DENSE.parameters, rel=1e-3)
+    moved = optimizer_seconds(offloaded) - optimizer_seconds(spec)
+    assert moved == pytest.approx(nbytes / H200.to_host + nbytes / H200.from_host)
+
+
+# -- generation
+
+SERVER = Server(DENSE, H200, tensor=1, per_node=8, cache_tokens=1e6)
+WORK = Generation(64, 8, Lengths(512, 1024, 2048), shards=4)
+
+
+def test_shards_come_in_order_and_the_last_ends_the_run() -> None:
+    ends = shard_ends(SERVER, WORK)
+    assert len(ends) == 4 and list(ends) == sorted(ends) and ends[0] > 0
+    assert shard_ends(SERVER, replace(WORK, shards=1))[-1] == pytest.approx(ends[-1], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        replace(SERVER, running=64),
+        replace(SERVER, cache_tokens=64 * 1536),
+        replace(SERVER, largest_graph=0),
+        replace(SERVER, shares_prompts=False),
+        replace(SERVER, tensor=8, per_node=4, device=replace(H200, network=1e8)),
+        replace(SERVER, device=device_of(gpu_named("A100-80GB"))),
+    ],
+)
+def test_less_of_a_server_takes_longer(server: Server) -> None:
+    assert shard_ends(server, WORK)[-1] > shard_ends(SERVER, WORK)[-1]
+
+
+def test_more_gpus_and_less_work_take_less() -> None:
+    whole = shard_ends(SERVER, WORK)[-1]
+    assert shard_ends(replace(SERVER, tensor=4), WORK)[-1] < whole
+    assert shard_ends(SERVER, replace(WORK, prompts=32))[-1] < whole
+    assert shard_ends(SERVER, replace(WORK, lengths=Lengths(512, 512, 2048)))[-1] < whole
+    assert shard_ends(SERVER, replace(WORK, enough=0.75))[-1] < whole, "the slowest are not waited for"
+
+
+def test_a_single_response_waits_for_the_weights_that_it_reads() -> None:
+    to_read = 2 * (DENSE.parameters - DENSE.embedding) / H200.decode_memory
+    # What the host adds to a step is 1.1 ms.
+    assert to_read < SERVER.step(1, 0) < to_read + 1.2e-3
+    # A token passes all stages before the next begins.
+    assert replace(SERVER, stages=2).step(64, 4096) == pytest.approx(SERVER.step(64, 4096))
+
+
+def test_more_tokens_at_a_time_read_more_of_a_mixtures_experts() -> None:
+    server = replace(SERVER, shape=MIXTURE)
+    few, many = server.step(1, 0), server.step(64, 0)
+    assert few < 2 * 2 * MIXTURE.active_parameters / H200.decode_memory
+    assert many == pytest.approx(2 * MIXTURE.parameters / H200.decode_memory, rel=0.2)
+
+
+def test_batch_after_batch_takes_its_prompts_in_and_then_waits_for_its_longest() -> None:
+    server = Server(DENSE, H200, running=16, shares_prompts=False, in_process=True)
+    ends = shard_ends(server, Generation(32, 2, Lengths(1000, 10, 10), shards=4))
+    first = server.prefill(16 * 1000, 1000) + 10 * server.step(16, 1005)
+    assert ends == pytest.approx([first, 2 * first, 3 * first, 4 * first])
+
+
+# -- whole pipelines
+
+
+def costs_of(template: str, overrides: tuple[str, ...] = (), gpu: str = "H200") -> PipelineCosts:
+    checked = check_file(TEMPLATES / f"{template}.yaml", overrides, with_files=False)
+    pipeline = checked.loaded.pipeline
+    return PipelineCosts(pipeline, make_plan(pipeline, checked.graph), model_shape(pipeline.model), gpu)
+
+
+def test_a_validation_is_as_large_as_its_sets_and_their_responses() -> None:
+    sets = ("data.val={a: a.parquet, b: b.parquet}", "data.val_prompts=100", "run.validate_every=5")
+    several = ("nodes.rollout.val_n=4", "nodes.rollout.val_sampling={max_new_tokens: 64}")
+    for overrides, rows in ((sets, 200), (sets + several, 800)):
+        costs = costs_of("qwen3_8b_megatron", overrides)
+        assert costs.rows(costs.plan.task("val/rollout")) == rows
+
+
+def test_a_validation_has_responses_of_its_own_lengths() -> None:
+    longer = ("nodes.rollout.val_sampling={max_new_tokens: 8192}", "run.validate_every=5")
+    costs = costs_of("qwen3_8b_megatron", longer)
+    lengths = [costs.lengths(costs.plan.task(name)) for name in ("rollout", "val/rollout")]
+    assert lengths == [Lengths(512, 1024, 2048), Lengths(512, 4096, 8192)]
+    # Those of the data set say nothing of what is sampled.
+    offline = costs_of("tiny_sft", ("data.max_response_tokens=64",))
+    offline = replace(offline, assumed=Assumed(response_tokens=50))
+    lengths = [offline.lengths(offline.plan.task(name)) for name in ("sft", "val/rollout")]
+    assert lengths == [Lengths(4, 50, 64), Lengths(4, 1.5, 3)]
+
+
+def whole_seconds(node: str, *overrides: str) -> float:
+    """Of all of a step's shards."""
+    costs = costs_of("qwen3_8b_megatron", overrides)
+    return costs.seconds(Run(1, node, tuple(range(costs.plan.shards))))
+
+
+def test_what_rests_on_the_host_comes_for_each_shard_of_log_probs() -> None:
+    """A shard is a pass of its own; start weights, which are swapped in, stay for all of them."""
+    offloaded, trained = "engines.actor.offload={param: true}", "nodes.ref.engine=actor"
+    brought = costs_of("qwen3_8b_megatron", (offloaded,)).engines["actor"].brought_in_s
+    for shards in (1, 8):
+        cut = f"schedule.shards_per_step={shards}"
+        added = whole_seconds("ref", cut, trained, offloaded) - whole_seconds("ref", cut, trained)
+        assert added == pytest.approx(shards * brought)
+        assert whole_seconds("ref", cut, offloaded) - whole_seconds("ref", cut) == pytest.approx(brought)
+    few, many = (whole_seconds("ref", f"schedule.shards_per_step={shards}") for shards in (1, 8))
+    assert few < many < 1.5 * few
+
+
+def test_ranks_that_close_their_communicators_connect_again_in_their_first_task_and_in_the_update() -> None:
+    closing, awake = "engines.actor.keep_communicators=false", "engines.actor.sleep=false"
+    first, update = (whole_seconds(node, closing) - whole_seconds(node) for node in ("ref", "update"))
+    # Tensor and pipeline parallelism; then the norm's ranks.
+    assert first == pytest.approx(2 * update)
+    assert update > 0
+    assert whole_seconds("ref", closing, awake) == whole_seconds("ref", awake) == whole_seconds("ref")
+    moves = [sum(estimate_step(costs_of("qwen3_8b_megatron", also)).move_s.values()) for also in ((closing,), ())]
+    assert moves[0] > moves[1] + 0.4
+
+
+def test_what_is_before_a_filter_costs_its_rounds_and_what_is_behind_it_once() -> None:
+    keep = "nodes.keep={op: filter}"
+    once = estimate_step(costs_of("qwen3_8b_megatron", (keep,)))
+    twice = estimate_step(costs_of("qwen3_8b_megatron", (keep, "nodes.keep.expected_kept_fraction=0.5")))
+    assert once.response_tokens * 2 == twice.response_tokens
+    for name, times in (("rollout", 2), ("reward", 2), ("ref", 1), ("update", 1)):
+        assert twice.node_s[name] == pytest.approx(times * once.node_s[name]), name
+    # Between two rounds nobody moves.
+    assert twice.move_s == pytest.approx(once.move_s)
+    for edge, times in ((("prompts", "rollout"), 2), (("rollout", "ref"), 1)):
+        assert twice.edge_bytes[edge] == times * once.edge_bytes[edge]
+    large = costs_of("qwen3_8b_megatron", (keep, "nodes.keep.prompts_per_round=256"))
+    assert [large.rows(large.plan.task(name)) for name in ("rollout", "update")] == [2048, 1024]
+
+
+@pytest.mark.parametrize("gpu", [gpu.name for gpu in GPUS])
+def test_every_gpu_has_an_estimate(gpu: str) -> None:
+    assert estimate_step(costs_of("qwen3_8b_megatron", gpu=gpu)).step_s > 0
+
+
+def test_a_colocated_step_is_its_stages_one_after_the_other() -> None:
+    estimate = estimate_step(costs_of("qwen3_8b_megatron"))
+    on_gpus = sum(estimate.node_s[name] for name in ("rollout", "ref", "update")) + sum(estimate.move_s.values())
+    assert on_gpus == pytest.approx(estimate.step_s, rel=0.05)
+    assert estimate.idle["gpu"] < 0.02
+
+
+def test_a_step_has_neither_validation_nor_checkpoint() -> None:
+    often = ("run.validate_first=true", "run.validate_every=1", "run.save_every=1")
+    plain, checked = costs_of("qwen3_8b_megatron"), costs_of("qwen3_8b_megatron", often)
+    assert any(task.rows is Rows.VALIDATION for task in checked.plan.tasks)
+    assert estimate_step(checked) == estimate_step(plain)
+
+
+APART = (
+    "groups={train: {gpus_per_node: 4}, rollout: {gpus_per_node: 4}}",
+    "engines.actor.group=train",
+    "engines.actor.parallel.pipeline_model_parallel_size=2",
+    "engines.generator.group=rollout",
+)
+
+
+def test_apart_and_a_step_ahead_the_slower_side_is_the_step() -> None:
+    in_turn, ahead = (
+        estimate_step(costs_of("qwen3_8b_megatron", (*APART, f"schedule.max_staleness={k}"))) for k in (0, 1)
+    )
+    assert in_turn.step_s == pytest.approx(sides(in_turn)[0] + sides(in_turn)[1], rel=0.1)
+    assert ahead.step_s == pytest.approx(max(sides(ahead)), rel=0.1)
+    slower = "train" if sides(ahead)[0] > sides(ahead)[1] else "rollout"
+    assert ahead.idle[slower] < 0.1
+
+
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_in_turns_a_step_takes_what_its_parts_take_however_many_are_sampled_ahead(ahead: int) -> None:
+    at_once, some = (estimate_step(costs_of("qwen3_8b_megatron", (f"schedule.max_staleness={k}",))) for k in (0, ahead))
+    assert sum(sides(some)) < some.step_s < at_once.step_s
+    # What is saved are moves, of which there are fewer.
+    assert some.step_s == pytest.approx(at_once.step_s - sum(at_once.move_s.values()), rel=0.05)
+
+
+def test_turns_need_not_repeat_themselves_with_the_staleness() -> None:
+    """A judge and a trainer take turns on the steps that a generator has sampled ahead of them elsewhere."""
+    judged = (
+        "groups.rollout={gpus_per_node: 4}",
+        "engines.generator.group=rollout",
+        "engines.judge={backend: sglang, group: gpu, server: {tp_size: 2}}",
+        'nodes.reward={op: judge, engine: judge, fn: null, prompt: "{response}"}',
+    )
+    estimate = estimate_step(costs_of("qwen3_8b_megatron", (*judged, "schedule.max_staleness=4")))
+    at_work = sum(estimate.node_s[node] for node in ("reward", "ref", "update"))
+    assert estimate.step_s == pytest.approx(at_work + sum(estimate.move_s.values()), rel=0.02)
+    assert estimate.idle["gpu"] == pytest.approx(0, abs=0.02)
+
+
+def test_a_generator_that_is_always_at_work_is_not_idle() -> None:
+    """When the last step that is looked at is over, it is in the midst of a rollout of a later one."""
+    long = ("schedule.max_staleness=1", "schedule.shards_per_step=1", "nodes.rollout.sampling.max_new_tokens=8192")
+    estimate = estimate_step(costs_of("qwen3_8b_megatron", (*APART, *long)))
+    assert estimate.idle["rollout"] == pytest.approx(0, abs=0.01)
+    busy = estimate.node_s["ref"] + estimate.node_s["update"]
+    assert estimate.idle["train"] == pytest.approx(1 - busy / estimate.step_s, abs=0.01)
+
+
+@pytest.mark.parametrize(("nodes", "gpus", "link"), [(1, 4, "peers"), (1, 8, "network"), (2, 4, "network")])
+def test_weights_go_over_the_network_unless_both_groups_find_room_on_one_machine(nodes, gpus, link) -> None:
+    group = f"{{nodes: {nodes}, gpus_per_node: {gpus}}}"
+    costs = costs_of("qwen3_8b_megatron", (f"groups={{train: {group}, rollout: {group}}}", *APART[1:]))
+    actor = costs.engines["actor"]
+    sent = actor.shape.parameters * 2
+    between = H200.network if nodes > 1 else H200.peers
+    expected = sync_seconds("broadcast", sent, H200, link=getattr(H200, link), gathered=0.75, neighbours=between)
+    assert costs.seconds(Sync(1, "generator", "actor", 0)) == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("template", "sizes", "lacking"),
+    [
+        ("qwen3_8b_megatron", "{context_parallel_size: 4}", 0),
+        ("qwen3_8b_megatron", "{pipeline_model_parallel_size: 4, context_parallel_size: 2}", 0.75),
+        # Nearly all of it are experts.
+        ("qwen3_30b_a3b_8gpu", "{expert_model_parallel_size: 8}", 0.83),
+    ],
+)
+def test_what_a_rank_lacks_of_the_weights_is_gathered_for_a_sync(template: str, sizes: str, lacking: float) -> None:
+    closing = "engines.actor.keep_communicators=false", "engines.actor.sleep=true"
+    whole, split = (costs_of(template, (*closing, f"engines.actor.parallel={each}")) for each in ("{}", sizes))
+    sync = Sync(1, "generator", "actor", 0)
+    more = lacking * 2 * whole.shape.parameters / H200.peers + gathering_seconds(2 if lacking else 1)
+    assert split.seconds(sync) - whole.seconds(sync) == pytest.approx(more, rel=0.03)
+
+
+def test_engines_move_what_they_have_on_their_gpus() -> None:
+    def seconds(command: Command, *overrides: str) -> float:
+        return costs_of("qwen3_8b_megatron", overrides).seconds(command)
+
+    actor = costs_of("qwen3_8b_megatron").engines["actor"]
+    for command, weights, state in (
+        (Sleep(1, "actor", Residency.WEIGHTS), 0, 1 / H200.to_host),
+        # The rest has gone before the sync.
+        (Sleep(1, "actor", Residency.ASLEEP), 1 / H200.to_host, 0),
+        (Wake(1, "actor", Residency.WEIGHTS), 1 / H200.from_host, 0),
+        (Wake(1, "actor", Residency.AWAKE), 1 / H200.from_host, 1 / H200.from_host),
+        (Save(1, "actor"), 0, 0),
+    ):
+        less = [
+            seconds(command) - seconds(command, f"engines.actor.offload.{part}=true") for part in ("param", "optimizer")
+        ]
+        assert less == pytest.approx([weights * actor.weight_bytes, state * actor.state_bytes]), command
+    # A server's weights come back for the sync, its cache after it.
+    room, cache = (seconds(Wake(1, "generator", up)) for up in (Residency.WEIGHTS, Residency.AWAKE))
+    assert room > 1.5 * cache
+
+
+def test_a_checkpoint_has_the_states_that_are_on_the_host_too() -> None:
+    on_host = "engines.actor.optimizer.optimizer_cpu_offload=true"
+    for in_background in (False, True):
+        background = f"run.async_save={in_background}".lower()
+        here, there = (
+            costs_of("qwen3_8b_megatron", (background, *also)).seconds(Save(1, "actor")) for also in ((), (on_host,))
+        )
+        # What is there already needs no copy of it to be made.
+        assert (there < here) if in_background else (there == here)
+
+
+def sides(estimate: StepEstimate) -> tuple[float, float]:
+    """Seconds of the trainer's tasks, and of the generator's."""
+    return estimate.node_s["ref"] + estimate.node_s["update"], estimate.node_s["rollout"]
+
+
+def test_edges_are_the_columns_bytes() -> None:
+    costs = costs_of("qwen3_8b_megatron")
+    edges = estimate_step(costs).edge_bytes
+    rows, response, prompt = 1024, 1024, 512
+    # int64 tokens, float32 masks, an offset for each row of a ragged column.
+    assert edges["rollout", "ref"] == rows * (8 * response + 8)
+    assert edges["prompts", "ref"] == rows * (8 * prompt + 8)
+    assert edges["ref", "update"] == rows * (4 * response + 8)
+    assert edges["reward", "advantage"] == rows * 4
+
+
+def test_an_update_that_replays_the_routes_of_a_mixture_takes_them_too() -> None:
+    plain, replayed = (
+        estimate_step(costs_of("qwen3_30b_a3b_8gpu", (f"engines.actor.router_replay={on}",)))
+        for on in ("false", "true")
+    )
+    costs = costs_of("qwen3_30b_a3b_8gpu")
+    task = costs.plan.task("rollout")
+    # int16 for each of the 8 experts of 48 layers, at all tokens of a row but its last; and an offset.
+    each = 2 * 8 * 48 * (costs.lengths(task).row - 1) + 8
+    more = replayed.edge_bytes["rollout", "update"] - plain.edge_bytes["rollout", "update"]
+    assert more == costs.rows(task) * each
+
+
+# -- what the pipeline says of tools, judges and rewards
+
+
+TOOLS = ("nodes.rollout.tools=[calculator]", "nodes.rollout.max_turns=8")
+
+
+def node_seconds(node: str, *overrides: str) -> float:
+    return estimate_step(costs_of("qwen3_8b_megatron", overrides)).node_s[node]
+
+
+def rollout_seconds(*overrides: str) -> float:
+    return node_seconds("rollout", *overrides)
+
+
+def test_a_response_waits_for_its_answers() -> None:
+    alone, said = rollout_seconds(*TOOLS), (*TOOLS, "nodes.rollout.tool_concurrency=4096")
+    # Nothing is said of tools, and nothing is made up.
+    assert alone == rollout_seconds()
+    waits = rollout_seconds(*said, "nodes.rollout.expected_call_s=2.0") - alone
+    assert waits == pytest.approx((8 / 2 - 1) * 2.0)
+    waits = rollout_seconds(*said, "nodes.rollout.expected_call_s=2.0", "nodes.rollout.expected_turns=2.5") - alone
+    assert waits == pytest.approx((2.5 - 1) * 2.0)
+
+
+def test_a_worker_has_no_more_answers_under_way_than_it_may() -> None:
+    # 128 prompts x 8 on 4 servers: 256 responses each, of three answers of 10 s, 4 at a time.
+    seconds = rollout_seconds(
+        *TOOLS, "nodes.rollout.expected_call_s=10.0", "nodes.rollout.tool_concurrency=4", "data.prompts_per_step=128"
+    )
+    assert seconds == pytest.approx(256 * 3 * 10 / 4, rel=0.001)
+
+
+def test_a_reward_takes_what_the_pipeline_says() -> None:
+    each = node_seconds("reward", "nodes.reward.expected_s=0.5")
+    beside = node_seconds("reward", "nodes.reward.expected_s=0.5", "nodes.reward.concurrency=8")
+    assert each == pytest.approx(128 * 8 * 0.5, rel=0.01)
+    assert beside == pytest.approx(each / 8, rel=0.01)

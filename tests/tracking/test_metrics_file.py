@@ -1,0 +1,107 @@
+"""metrics.jsonl: a line a step, whatever happens."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dagrl.tracking.metrics_file import MetricsFile
+
+
+def steps(folder: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def write_steps(folder: Path, last: int, resumed_step: int | None = None) -> None:
+    tracker = MetricsFile()
+    tracker.start(folder, {}, resumed_step)
+    for step in range((resumed_step or 0) + 1, last + 1):
+        tracker.log(step, {"reward/mean": step / 4})
+    tracker.close(ok=True)
+
+
+def test_a_line_is_in_the_file_as_soon_as_it_is_logged(tmp_path):
+    tracker = MetricsFile()
+    tracker.start(tmp_path / "new" / "run", {}, None)
+    tracker.log(1, {"reward/mean": 0.5, "policy_version": 1})
+    assert (tmp_path / "new/run/metrics.jsonl").read_text() == '{"step": 1, "reward/mean": 0.5, "policy_version": 1}\n'
+    tracker.close(ok=True)
+
+
+def test_what_json_cannot_say_becomes_null_or_a_plain_number(tmp_path):
+    tracker = MetricsFile()
+    tracker.start(tmp_path, {}, None)
+    tracker.log(1, {"a": math.nan, "b": -math.inf, "c": np.float32(0.25), "d": np.int64(3)})
+    tracker.close(ok=True)
+    record = json.loads((tmp_path / "metrics.jsonl").read_text())
+    assert record == {"step": 1, "a": None, "b": None, "c": 0.25, "d": 3}
+
+
+@pytest.mark.parametrize(("resumed_step", "kept"), [(None, []), (0, []), (2, [1, 2]), (9, [1, 2, 3, 4])])
+def test_resuming_cuts_later_steps(tmp_path, resumed_step, kept):
+    write_steps(tmp_path, 4)
+    tracker = MetricsFile()
+    tracker.start(tmp_path, {}, resumed_step)
+    assert steps(tmp_path) == kept
+    tracker.close(ok=True)
+
+
+def test_a_resumed_run_goes_on_in_the_same_file(tmp_path):
+    write_steps(tmp_path, 4)
+    write_steps(tmp_path, 5, resumed_step=2)
+    assert steps(tmp_path) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("torn", ['{"step": 3, "rew', '{"step": 3}', '{"step": 3, "a": "\udcc3', '{"step": 3e999}\n'])
+def test_a_torn_last_line_is_cut(tmp_path, torn):
+    write_steps(tmp_path, 2)
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(torn.encode("utf-8", "surrogateescape"))
+    write_steps(tmp_path, 3, resumed_step=2)
+    # The torn line may be of a step that the checkpoint holds: it is not whole, so it is not kept either.
+    assert steps(tmp_path) == [1, 2, 3]
+
+
+def test_a_strange_line_in_the_middle_is_named(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\nhello\n{"step": 2}\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl:2: not a step's metrics"):
+        MetricsFile().start(tmp_path, {}, 2)
+
+
+def test_a_full_disk_is_an_error_that_names_the_file(tmp_path):
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    tracker = MetricsFile()
+    tracker.start(tmp_path, {}, None)
+    with pytest.raises(OSError, match=r"cannot write .*metrics\.jsonl: No space left on device$"):
+        tracker.log(1, {"reward/mean": 1.0})
+    with pytest.raises(OSError, match=r"metrics\.jsonl"):
+        tracker.close(ok=False)
+    tracker.close(ok=False)
+
+
+def test_a_killed_process_leaves_every_step_that_it_logged(tmp_path):
+    program = f"""
+import time
+from pathlib import Path
+from dagrl.tracking.metrics_file import MetricsFile
+tracker = MetricsFile()
+tracker.start(Path({str(tmp_path)!r}), {{}}, None)
+for step in range(1, 51):
+    tracker.log(step, {{"reward/mean": 0.5}})
+Path({str(tmp_path / "done")!r}).touch()
+time.sleep(60)
+"""
+    process = subprocess.Popen([sys.executable, "-c", program])
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "done").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert steps(tmp_path) == list(range(1, 51))

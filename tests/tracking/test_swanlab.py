@@ -1,0 +1,88 @@
+"""SwanLab without a key or a network: real offline runs, and failures that the training survives."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from dagrl.tracking.background_tracker import Guest
+from dagrl.tracking.base import SampleTable
+from dagrl.tracking.swanlab import SwanLab
+
+pytest.importorskip("swanlab")
+CONFIG = {"name": "tiny", "data": {"prompts_per_step": 8}}
+TABLE = SampleTable(("prompt", "reward"), (("1+1=", 1.0),))
+
+
+@pytest.fixture(autouse=True)
+def no_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [name for name in os.environ if name.startswith("SWANLAB_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SWANLAB_ROOT", str(tmp_path / "home"))
+
+
+def track(run_dir: Path, steps: list[int], resumed_step: int | None = None) -> list[str]:
+    notes: list[str] = []
+    tracker = Guest("swanlab", SwanLab("tiny", notes.append), notes.append)
+    tracker.start(run_dir, CONFIG, resumed_step)
+    for step in steps:
+        tracker.log(step, {"val/aime/mean@4": 0.123456789, "kl/ref": float("nan")})
+        tracker.samples(step, TABLE)
+    tracker.close(ok=True)
+    return notes
+
+
+def test_without_a_key_it_logs_offline_under_the_run_folder(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    handler, hook = signal.getsignal(signal.SIGINT), sys.excepthook
+    (note,) = track(tmp_path, [0, 1])
+    (folder,) = (tmp_path / "swanlab").glob("run-*")
+    assert note == f"swanlab: offline; upload with: swanlab sync {folder}"
+    (record,) = folder.glob("*.swanlab")
+    assert b"val/aime/mean@4" in record.read_bytes()
+    assert "prompts_per_step" in (folder / "files" / "config.yaml").read_text()
+    tables = [file.read_text() for file in (folder / "media").rglob("*.json")]
+    assert tables
+    assert all("1+1=" in table for table in tables)
+    assert (signal.getsignal(signal.SIGINT), sys.excepthook) == (handler, hook), "Ctrl-C is the run's own affair"
+    captured = capfd.readouterr()
+    assert captured.out + captured.err == "", "its lines would tear the table on the console"
+
+
+def test_a_resumed_run_is_the_same_run(tmp_path: Path) -> None:
+    track(tmp_path, [1])
+    track(tmp_path, [2], resumed_step=1)
+    run_id = (tmp_path / "swanlab" / "run_id").read_text().strip()
+    assert {file.name for file in tmp_path.glob("swanlab/run-*/*.swanlab")} == {f"run-{run_id}.swanlab"}
+
+
+class Closed(BaseHTTPRequestHandler):
+    """A server that lets nobody in."""
+
+    def _refuse(self) -> None:
+        self.send_response(401)
+        self.end_headers()
+
+    do_GET = do_POST = _refuse  # noqa: N815
+
+    def log_message(self, *args: object) -> None:
+        """Say nothing."""
+
+
+def test_where_the_server_lets_nobody_in_it_logs_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Closed) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("SWANLAB_API_KEY", "0" * 21)
+        monkeypatch.setenv("SWANLAB_API_HOST", f"http://127.0.0.1:{server.server_port}")
+        first, second = track(tmp_path, [1])
+        server.shutdown()
+    assert first.startswith("swanlab: ")
+    assert first.endswith("; logging offline")
+    assert second.startswith("swanlab: offline; upload with: swanlab sync ")
+    folders = sorted((tmp_path / "swanlab").glob("run-*"))
+    assert second.endswith(str(folders[-1]))

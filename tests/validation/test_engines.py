@@ -1,0 +1,154 @@
+import pytest
+
+from dagrl.validation import check_file
+
+ACTOR = "    group: train\n"
+CASES = {
+    "no such group": (ACTOR, "    group: trian #!\n", "engines.actor.group", "no group `trian`; did you mean `train`?"),
+    "GPUs and CPUs": (
+        "  train: {cpus_per_node: 2}",
+        "  train: {cpus_per_node: 2, gpus_per_node: 8} #!",
+        "groups.train",
+        "the group has both gpus_per_node and cpus_per_node; give one",
+    ),
+    "name of the workers without an engine": (
+        "  generator: {",
+        "  host: {backend: hf, group: rollout} #!\n  generator: {",
+        "engines.host",
+        "`host` is the name of the workers without an engine; choose another name",
+    ),
+    "a GPU that nobody makes": (
+        "  train: {cpus_per_node: 2}",
+        "  train:\n    gpus_per_node: 2\n    gpu: H200s #!",
+        "groups.train.gpu",
+        "no GPU is known as 'H200s'; did you mean `H200`?",
+    ),
+    "more slots than any cluster": (
+        "  train: {cpus_per_node: 2}",
+        "  train: {nodes: 10000, gpus_per_node: 1000} #!",
+        "groups.train",
+        "the group has 10000000 slots, and a process runs on each; give 131072 or fewer",
+    ),
+    "neither": ("  train: {cpus_per_node: 2}", "  train: {nodes: 2} #!", "groups.train", "neither GPUs nor CPU slots"),
+    "no place": ("  actor:\n", "  critic: {backend: megatron} #!\n  actor:\n", "engines.critic", "has no place to run"),
+    "group and shares": (
+        "shares: actor}",
+        "shares: actor, group: train} #!",
+        "engines.reference.shares",
+        "the engine has `group` and `shares`; take one of them out",
+    ),
+    "shares nobody": ("shares: actor}", "shares: acter} #!", "engines.reference.shares", "did you mean `actor`?"),
+    "shares itself": (
+        "shares: actor}",
+        "shares: reference} #!",
+        "engines.reference.shares",
+        "an engine cannot share its own ranks; choose from: actor",
+    ),
+    "shares a generator": (
+        "shares: actor}",
+        "shares: generator} #!",
+        "engines.reference.shares",
+        "`generator` is a hf engine; share a megatron engine (`actor`)",
+    ),
+    "shares a sharer": (
+        "shares: actor}",
+        "shares: actor}\n  third: {backend: megatron, shares: reference} #!",
+        "engines.third.shares",
+        "`reference` shares `actor` itself; name an engine with a group",
+    ),
+    "shares with a layout of its own": (
+        "shares: actor}",
+        "shares: actor, parallel: {tensor_model_parallel_size: 2}} #!",
+        "engines.reference.parallel",
+        "differs from that of `actor`, whose model this engine is; take `parallel` out",
+    ),
+    "follows nobody": ("follows: actor}", "follows: acto} #!", "engines.generator.follows", "did you mean `actor`?"),
+    "follows a frozen engine": (
+        "follows: actor}",
+        "follows: reference} #!",
+        "engines.generator.follows",
+        "no update node trains `reference`, so there is nothing to follow; follow `actor`",
+    ),
+    "follows a generator": (
+        "follows: actor}",
+        "follows: generator} #!",
+        "engines.generator.follows",
+        "`generator` is a hf engine, which is never trained; follow `actor`",
+    ),
+    "no such engine": (
+        "{op: update, engine: actor, loss: {kl_coef: 0.01}}",
+        "{op: update, engine: acter, loss: {kl_coef: 0.01}} #!",
+        "nodes.update.engine",
+        "there is no engine `acter`; did you mean `actor`?",
+    ),
+    "cannot generate": (
+        "engine: generator, n: 4, sampling: {max_new_tokens: 8}}",
+        "engine: actor, n: 4, sampling: {max_new_tokens: 8}} #!",
+        "nodes.rollout.engine",
+        "`actor` is a megatron engine, and only hf or sglang generates; take `generator`",
+    ),
+    "cannot score": (
+        "engine: reference, write: ref_logprob}",
+        "engine: generator, write: ref_logprob} #!",
+        "nodes.ref.engine",
+        "`generator` is a hf engine, and only megatron computes log-probs and values; take `actor` or `reference`",
+    ),
+    "trained twice": (
+        "loss: {kl_coef: 0.01}}",
+        "loss: {kl_coef: 0.01}}\n  again: {op: update, engine: actor} #!",
+        "nodes.again.engine",
+        "`actor` is trained by `update` already; keep one node that trains it",
+    ),
+    "trains a frozen engine": (
+        "loss: {kl_coef: 0.01}}",
+        "loss: {kl_coef: 0.01}}\n  again: {op: update, engine: reference} #!",
+        "nodes.again.engine",
+        "`reference` is the frozen start of `actor`; train `actor`",
+    ),
+    "no learning rate": (
+        "    optimizer: {lr: 1e-3}",
+        "    optimizer: {} #!",
+        "engines.actor.optimizer",
+        "no learning rate",
+    ),
+    "learning rate of zero": (
+        "{lr: 1e-3}",
+        "{lr: 0} #!",
+        "engines.actor.optimizer.lr",
+        "the learning rate is 0; choose",
+    ),
+    "floor above peak": (
+        ACTOR,
+        ACTOR + "    lr_schedule: {min_lr: 0.01} #!\n",
+        "engines.actor.lr_schedule.min_lr",
+        "the floor 0.01 is above the peak, optimizer.lr = 0.001; lower it",
+    ),
+    "warm-up too long": (
+        ACTOR,
+        ACTOR + "    lr_schedule: {lr_warmup_steps: 10, lr_decay_steps: 10} #!\n",
+        "engines.actor.lr_schedule.lr_warmup_steps",
+        "the warm-up takes 10 steps, and the decay ends at lr_decay_steps = 10; shorten it, or raise lr_decay_steps",
+    ),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "place", "fragment"), CASES.values(), ids=CASES.keys())
+def test_what_is_wrong_with_engines_is_told(project, old, new, place, fragment):
+    project.assert_problem(project.pipeline((old, new)), place, fragment)
+
+
+def test_a_layout_that_is_the_owners_may_be_repeated(project):
+    layout = "{tensor_model_parallel_size: 2}"
+    check_file(project.folder / "p.yaml", [f"engines.actor.parallel={layout}", f"engines.reference.parallel={layout}"])
+
+
+def test_what_is_declared_for_nothing_is_a_warning(project):
+    path = project.pipeline(
+        ("  rollout: {cpus_per_node: 1}", "  rollout: {cpus_per_node: 1}\n  spare: {cpus_per_node: 1}"),
+        ("follows: actor}", "}\n  idle: {backend: hf, group: rollout}"),
+    )
+    assert [(warning.place, warning.message.partition(";")[0]) for warning in check_file(path).warnings] == [
+        ("groups.spare", "no engine runs on the group"),
+        ("engines.generator", "samples come from the start weights for ever"),
+        ("engines.idle", "no node uses the engine"),
+    ]

@@ -1,0 +1,138 @@
+"""``op: filter``: filters that no step could be full with, or that have nothing to choose by."""
+
+from __future__ import annotations
+
+import pytest
+
+from dagrl.validation import check_file
+
+UPDATE = "  update: {op: update, engine: actor, loss: {kl_coef: 0.01}}\n"
+RULES = """
+def mixed(reward, response_tokens, share=0.5):
+    return bool(0 < reward.mean() < share)
+
+
+def of_prompts(prompt_tokens):
+    return True
+
+
+def of_anything(**columns):
+    return True
+
+
+def of_nothing(share=0.5):
+    return True
+"""
+
+
+def with_filter(project, *nodes: str, **edits: str):
+    """The small pipeline with further nodes."""
+    project.write("rules.py", RULES)
+    lines = "".join(f"  {node}\n" for node in nodes)
+    return project.pipeline((UPDATE, UPDATE + lines), *edits.items())
+
+
+CASES = {
+    "columns of tokens": ("keep: {op: filter, metric: ref_logprob} #!", "keep.metric", "per response token"),
+    "the prompts alone": ("keep: {op: filter, fn: 'rules:of_prompts'} #!", "keep.fn", "nothing that `rollout` samples"),
+    "bounds that cross": (
+        "keep: {op: filter, lower: 0.9, upper: 0.1} #!",
+        "keep.lower",
+        "no mean is above 0.9 and below 0.1",
+    ),
+    "arguments of nobody": ("keep: {op: filter, args: {share: 0.5}} #!", "keep.args", "there is no `fn`"),
+    "two judges": (
+        "keep: {op: filter, fn: 'rules:mixed', lower: 0.1, upper: 0.9} #!",
+        "keep.lower",
+        "they have no effect; take `lower` and `upper` out",
+    ),
+    "a wrong argument": (
+        "keep: {op: filter, fn: 'rules:mixed', args: {part: 0.5}} #!",
+        "keep.fn",
+        "the rule rules:mixed has no parameter 'part'",
+    ),
+    "columns by no name": (
+        "keep: {op: filter, fn: 'rules:of_anything'} #!",
+        "keep.fn",
+        "takes **columns; columns are given by name",
+    ),
+    "no column": ("keep: {op: filter, fn: 'rules:of_nothing'} #!", "keep.fn", "takes no column"),
+    "no such rule": ("keep: {op: filter, fn: 'rules:mixt'} #!", "keep.fn", "did you mean `mixed`?"),
+    "rounds that are too small": (
+        "keep: {op: filter, prompts_per_round: 2, max_rounds: 3} #!",
+        "keep.prompts_per_round",
+        "3 rounds of 2 prompts do not make a step of 8 (data.prompts_per_step)",
+    ),
+    "a name for what it writes": ("keep: {op: filter, write: kept} #!", "keep.write", "the op writes no column"),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_what_makes_no_sense_is_refused(project, case) -> None:
+    node, place, *fragments = case
+    project.assert_problem(with_filter(project, node), f"nodes.{place}", *fragments)
+
+
+def test_a_column_that_a_rule_wants_and_nobody_writes_is_told(project) -> None:
+    project.write("unknown_rules.py", "def keep(score):\n    return True\n")
+    path = with_filter(project, "keep: {op: filter, fn: 'unknown_rules:keep'} #!")
+    project.assert_problem(path, "nodes.keep", "column `score` is read by `keep`")
+
+
+def test_a_second_filter_is_refused(project) -> None:
+    path = with_filter(project, "keep: {op: filter}", "again: {op: filter, lower: 0.5} #!")
+    project.assert_problem(path, "nodes.again", "a step is chosen once, and `keep` does that")
+
+
+def test_a_single_response_differs_from_nothing(project) -> None:
+    edits = {"n: 4": "n: 1", "estimator: grpo": "estimator: reinforce_plus_plus"}
+    path = with_filter(project, "keep: {op: filter} #!", **edits)
+    project.assert_problem(path, "nodes.keep", "so that no group would pass", "`lower` and `upper` alone")
+    check_file(with_filter(project, "keep: {op: filter, lower: 0.1}", **edits))
+    path = with_filter(project, "keep: {op: filter, lower: 0.1, min_std: 0} #!", **edits)
+    project.assert_problem(path, "nodes.keep.min_std", "so that no group would pass")
+
+
+def test_an_update_in_pieces_has_nothing_to_begin_with(project) -> None:
+    update = "loss: {policy: reinforce}, mini_batch: 4, read: {old_logprob: rollout_logprob}}\n"
+    path = project.pipeline(
+        (UPDATE, f"  update: {{op: update, engine: actor, {update}  keep: {{op: filter}}\n"),
+        ("  ref: {op: logprob, engine: reference, write: ref_logprob}\n", ""),
+        ("run: {steps: 10}\n", "run: {steps: 10}\nschedule: {stream_update: true} #!\n"),
+    )
+    project.assert_problem(path, "schedule.stream_update", "known when `keep` is through", "take one of the two out")
+
+
+def test_over_sampling_begins_more_than_a_round_takes(project) -> None:
+    rollout = "n: 4, sampling: {max_new_tokens: 8}}"
+    edits = {rollout: f"{rollout[:-1]}, over_sampling_batch_size: 12}} #!"}
+    path = with_filter(project, "keep: {op: filter, prompts_per_round: 16}", **edits)
+    project.assert_problem(
+        path,
+        "nodes.rollout.over_sampling_batch_size",
+        "12 prompts are not more than a round takes (prompts_per_round = 16)",
+        "choose more, such as 20",
+    )
+    check_file(path, ["nodes.keep.prompts_per_round=10"])
+
+
+def test_behind_a_filter_a_node_may_look_at_prompts_that_are_over_sampled(project) -> None:
+    project.write(
+        "my_nodes.py",
+        "import dagrl\n\n\n@dagrl.node(reads=['answer'], writes=['hint'])\ndef hint(batch):\n    return {}\n",
+    )
+    rollout = "n: 4, sampling: {max_new_tokens: 8}}"
+    edits = {rollout: f"{rollout[:-1]}, over_sampling_batch_size: 12}}"}
+    nodes = ("hint: {op: 'my_nodes:hint'}", "keep: {op: filter}")
+    check_file(with_filter(project, *nodes, **edits))
+
+
+def test_a_filter_with_a_rule_of_the_users_own_reads_what_the_rule_takes(project) -> None:
+    path = with_filter(project, "keep: {op: filter, fn: 'rules:mixed', args: {share: 0.9}}")
+    node = check_file(path).graph.nodes["keep"]
+    assert {column: wire.node for column, wire in node.inputs.items()} == {
+        "group_id": "prompts",
+        "reward": "reward",
+        "response_tokens": "rollout",
+    }
+    assert node.outputs == {}

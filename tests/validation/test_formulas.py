@@ -1,0 +1,169 @@
+"""What `dagrl validate` says of advantages and losses."""
+
+import pytest
+
+from dagrl.validation import check_file
+
+UPDATE = "loss: {kl_coef: 0.01}}"
+GREEDY = """  rollout: {op: rollout, engine: generator, n: 4, sampling: {max_new_tokens: 8}}
+  greedy: {op: rollout, engine: generator, n: 4, sampling: {max_new_tokens: 8, temperature: 0}}
+  reward: {op: reward, fn: exact, read_from: [rollout]}
+  baseline: {op: reward, fn: exact, read_from: [greedy], write: baseline_reward}
+  ref: {op: logprob, engine: reference, read_from: [rollout], write: ref_logprob}
+  advantage: {op: advantage, read_from: [rollout], estimator: remax}
+  update: {op: update, read_from: [rollout], engine: actor, loss: {policy: reinforce, kl_coef: 0.01}}
+"""
+OWN = """
+import dagrl
+@dagrl.estimator()
+def best(batch, *, bonus): ...
+@dagrl.loss(reads=["advantage", "my_weights"])
+def weighted(tokens): ...
+@dagrl.loss(reads=["advantage", "reward"])
+def unclipped(tokens): ...
+@dagrl.loss()
+def mine(tokens, power=1.0): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place", "fragment"),
+    [
+        ("grpo}", "grpo, baseline: mean} #!", "nodes.advantage.baseline", "`estimator: grpo` has no use for it; take"),
+        ("grpo}", "rloo, tau: 2.0} #!", "nodes.advantage.tau", "`estimator: rloo` has no use for it"),
+        ("grpo}", "opmd, tau: 2.0} #!", "nodes.advantage.tau", "the mean of a group has no temperature; set"),
+        ("grpo}", "rloo, lam: 0.9} #!", "nodes.advantage.lam", "`estimator: rloo` has no use for it"),
+        ("grpo}", "grpo, args: {a: 1}} #!", "nodes.advantage.args", "`estimator: grpo` has no use for it"),
+        (UPDATE, "loss: {tau: 0.5}} #!", "nodes.update.loss.tau", "`policy: ppo_clip` has no use for it"),
+        (UPDATE, "loss: {policy: opmd, clip_ratio: 0.1}} #!", "nodes.update.loss.clip_ratio", "`policy: opmd` has no"),
+        (UPDATE, "loss: {args: {a: 1}}} #!", "nodes.update.loss.args", "`policy: ppo_clip` has no use for it"),
+        (
+            UPDATE,
+            "loss: {policy: 'own_checks:mine', clip_ratio: 0.1}} #!",
+            "nodes.update.loss.clip_ratio",
+            "has no use for it; give it in `args`, if your function takes it, or take it out",
+        ),
+        (
+            UPDATE,
+            "loss: {policy: 'own_checks:mine', args: {pover: 2}}} #!",
+            "nodes.update.loss.args",
+            "`own_checks:mine` is called with the tokens and the node's args: got an unexpected keyword argument",
+        ),
+        (
+            UPDATE,
+            "loss: {policy: 'own_checks:mine'}, epochs: 2} #!",
+            "nodes.update.epochs",
+            "2 optimizer steps on one batch need the log-probs from before the first",
+        ),
+        (
+            UPDATE,
+            "loss: {policy: 'own_checks:weighted'}} #!",
+            "nodes.update",
+            "column `my_weights` is read by `update`, but no node writes it",
+        ),
+        (
+            UPDATE,
+            "loss: {policy: 'own_checks:best'}} #!",
+            "nodes.update.loss.policy",
+            "`own_checks:best` is decorated with @dagrl.estimator; decorate it with @dagrl.loss",
+        ),
+        (
+            "grpo}",
+            "'own_checks:best'} #!",
+            "nodes.advantage.estimator",
+            "the batch and the node's args: missing a required keyword-only argument: 'bonus'; mend `args`",
+        ),
+        ("grpo}", "'own_checks:gone'} #!", "nodes.advantage.estimator", "has no function 'gone'; "),
+        ("grpo}", "remax} #!", "nodes.advantage", "`baseline_reward` is read by `advantage`, but no node writes it; "),
+        (
+            "grpo}",
+            "grpo, kl_in_reward: {coef: 0.1, horizon: 9}} #!",
+            "nodes.advantage.kl_in_reward.horizon",
+            "without `target_kl` the weight stays as it is; add that",
+        ),
+        (
+            UPDATE,
+            "loss: {policy: opmd_pairwise}, tokens_per_micro_batch: 95} #!",
+            "nodes.update.tokens_per_micro_batch",
+            "95 tokens cannot hold the longest 4 samples of a prompt, 96 (4 x (data.max_prompt_tokens + ",
+        ),
+        (
+            UPDATE,
+            "loss: {policy: clip_cov}} #!",
+            "nodes.update",
+            "column `held_back` is read by `update`, but no node writes it; add a node `{op: covariance}`",
+        ),
+        (UPDATE, "loss: {kl_cov_coef: 2.0}} #!", "nodes.update.loss.kl_cov_coef", "`policy: ppo_clip` has no use for"),
+        (
+            "  advantage:",
+            "  marks: {op: covariance, between: [5.0, 1.0]} #!\n  advantage:",
+            "nodes.marks.between",
+            "no number is above 5 and below 1; write the lower bound first",
+        ),
+        (
+            "grpo}",
+            "grpo, kl_in_reward: {coef: 0, target_kl: 0.1}} #!",
+            "nodes.advantage.kl_in_reward.coef",
+            "a weight that is steered grows and shrinks from where it begins, and 0 stays 0",
+        ),
+    ],
+)
+def test_what_a_formula_does_not_know_or_get_is_told(project, old, new, place, fragment):
+    project.write("own_checks.py", OWN)
+    edits = [(old, new)]
+    if "covariance" in new:
+        edits = [(old, f"  old: {{op: logprob, engine: actor, write: old_logprob}}\n{new}")]
+        edits.append((UPDATE, "loss: {policy: kl_cov, kl_coef: 0.01}}"))
+    if "kl_in_reward" in new:
+        edits.append(("  advantage:", "  old: {op: logprob, engine: actor, write: old_logprob}\n  advantage:"))
+    project.assert_problem(project.pipeline(*edits), place, fragment)
+
+
+def nodes_of(base: str) -> str:
+    """The lines of the pipeline that declare its nodes."""
+    return base[base.index("  rollout: {op") : base.index("run: {steps")]
+
+
+def test_remax_compares_with_a_greedy_rollout(project, base):
+    check_file(project.pipeline((nodes_of(base), GREEDY)))
+
+
+def test_the_baseline_is_not_sampled_in_validation(project, base):
+    checked = check_file(project.pipeline((nodes_of(base), GREEDY)))
+    assert set(checked.graph.validation.nodes) == {"prompts", "rollout", "reward", "samples"}
+
+
+def test_remax_needs_no_group(project, base):
+    check_file(project.pipeline((nodes_of(base), GREEDY.replace("n: 4", "n: 1"))))
+
+
+def test_a_response_is_not_its_own_baseline(project, base):
+    wrong = GREEDY.replace("read_from: [greedy]", "read_from: [rollout]").replace("remax}", "remax} #!")
+    fragments = "both of responses of `rollout`; let its writer, `baseline`, read from a rollout of its own"
+    project.assert_problem(project.pipeline((nodes_of(base), wrong)), "nodes.advantage", fragments)
+
+
+def test_a_greedy_rollout_is_not_trained_on(project, base):
+    wrong = GREEDY.replace("update: {op: update, read_from: [rollout]", "update: {op: update, read_from: [greedy]")
+    wrong = wrong.replace("temperature: 0}}", "temperature: 0}} #!")
+    path = project.pipeline((nodes_of(base), wrong))
+    project.assert_problem(path, "nodes.greedy.sampling.temperature", "0 always draws the same response")
+
+
+@pytest.mark.parametrize("estimator", ["remax", "reinforce_plus_plus"])
+def test_points_for_being_shorter_need_a_group(project, base, estimator):
+    nodes = GREEDY.replace("n: 4", "n: 1")
+    nodes = nodes.replace("estimator: remax", f"estimator: {estimator}, length_reward: {{}}")
+    if estimator != "remax":
+        nodes = nodes.replace("write: baseline_reward", "write: spare")
+    path = project.pipeline((nodes_of(base), nodes))
+    messages = [problem.message for problem in project.problems(path)]
+    assert messages == [
+        "`advantage` compares the responses to a prompt (length_reward), and there is only 1; set `n: 2` or more"
+    ]
+
+
+def test_losses_without_a_ratio_take_several_steps_without_old_log_probs(project):
+    project.write("own_checks.py", OWN)
+    for policy in ("opmd", "'own_checks:unclipped'"):
+        check_file(project.pipeline((UPDATE, f"loss: {{policy: {policy}, kl_coef: 0.01}}, epochs: 2}}")))

@@ -1,0 +1,278 @@
+import pytest
+
+from dagrl.validation import check_file
+
+UPDATE = "loss: {kl_coef: 0.01}}"
+SAMPLING = "sampling: {max_new_tokens: 8}}"
+CASES = {
+    "reward": ("fn: exact}", "fn: exakt} #!", "nodes.reward.fn", "there is no reward `exakt`", "did you mean `exact`?"),
+    "reward module": (
+        "fn: exact}",
+        "fn: 'gone:f'} #!",
+        "nodes.reward.fn",
+        "there is no module 'gone'; put gone.py beside",
+    ),
+    "temperature": (
+        SAMPLING,
+        "sampling: {max_new_tokens: 8, temperature: 0}} #!",
+        "nodes.rollout.sampling.temperature",
+        "0 always draws the same response",
+    ),
+    "top_k": (
+        SAMPLING,
+        "sampling: {max_new_tokens: 8, top_k: 0}} #!",
+        "nodes.rollout.sampling.top_k",
+        "0 tokens to draw from; choose 1 or more, or -1 for all",
+    ),
+    "one response": (
+        f"n: 4, {SAMPLING}",
+        f"n: 1, {SAMPLING} #!",
+        "nodes.rollout.n",
+        "`advantage` compares the responses to a prompt (grpo), and there is only 1; set `n: 2` or more",
+    ),
+    "deviation": (
+        "estimator: grpo}",
+        "estimator: rloo, normalize_by_std: false} #!",
+        "nodes.advantage.normalize_by_std",
+        "`estimator: rloo` has no use for it; take it out",
+    ),
+    "overlong buffer": (
+        "estimator: grpo}",
+        "estimator: grpo, overlong_buffer: {len: 9}} #!",
+        "nodes.advantage.overlong_buffer.len",
+        "9 tokens are more than the longest response has (nodes.rollout.sampling.max_new_tokens = 8); lower it",
+    ),
+    "dual clip of another loss": (
+        UPDATE,
+        "loss: {policy: cispo, dual_clip: 3.0}} #!",
+        "nodes.update.loss.dual_clip",
+        "`policy: cispo` has no use for it; take it out",
+    ),
+    "drift of another loss": (
+        UPDATE,
+        "loss: {drift_coef: 0.01}} #!",
+        "nodes.update.loss.drift_coef",
+        "`policy: ppo_clip` has no use for it; take it out",
+    ),
+    "clip of a loss without": (
+        UPDATE,
+        "loss: {policy: reinforce, clip_ratio_high: 0.3}} #!",
+        "nodes.update.loss.clip_ratio_high",
+        "`policy: reinforce` has no use for it; take it out",
+    ),
+    "mini-batch too large": (
+        UPDATE,
+        "loss: {kl_coef: 0.01}, mini_batch: 16} #!",
+        "nodes.update.mini_batch",
+        "16 prompts are more than a step has (data.prompts_per_step = 8); lower it",
+    ),
+    "micro-batch": (
+        UPDATE,
+        "loss: {kl_coef: 0.01}, tokens_per_micro_batch: 23} #!",
+        "nodes.update.tokens_per_micro_batch",
+        "23 tokens cannot hold the longest sample, 24 (data.max_prompt_tokens + "
+        "nodes.rollout.sampling.max_new_tokens); set it to 24 or more",
+    ),
+    "micro-batch of log-probs": (
+        "write: ref_logprob}",
+        "write: ref_logprob, tokens_per_micro_batch: 8} #!",
+        "nodes.ref.tokens_per_micro_batch",
+        "8 tokens cannot hold the longest sample, 24",
+    ),
+    "epochs": (
+        UPDATE,
+        "loss: {kl_coef: 0.01}, epochs: 2} #!",
+        "nodes.update.epochs",
+        "2 optimizer steps on one batch need the log-probs from before the first; add a node "
+        "`{op: logprob, engine: actor, write: old_logprob}`",
+    ),
+    "several steps": (
+        UPDATE,
+        "loss: {kl_coef: 0.01}, mini_batch: 4} #!",
+        "nodes.update.mini_batch",
+        "2 optimizer steps on one batch need the log-probs",
+    ),
+    "shards": (
+        "run: {steps: 10}",
+        "run: {steps: 10}\nschedule: {shards_per_step: 9} #!",
+        "schedule.shards_per_step",
+        "a step has 8 (data.prompts_per_step); choose 8 or less",
+    ),
+    "nothing to validate on": (
+        "run: {steps: 10}",
+        "run: {steps: 10, validate_first: true} #!",
+        "run.validate_first",
+        "there are no validation prompts; add `val:` under `data`, or take this out",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_what_is_wrong_with_nodes_and_sizes_is_told(project, case):
+    old, new, place, *fragments = case
+    project.assert_problem(project.pipeline((old, new)), place, *fragments)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "nodes.rollout.n=2",
+        "nodes.advantage.overlong_buffer={len: 8}",
+        "nodes.update.tokens_per_micro_batch=24",
+        "nodes.update.mini_batch=8",
+        "data.prompts_per_step=32",
+    ],
+)
+def test_what_just_suffices_passes(project, override):
+    assert check_file(project.folder / "p.yaml", [override]).warnings == ()
+
+
+OWN = """
+import dagrl
+def score(response, scale): return 1.0
+@dagrl.reward(batched=True)
+def together(response): return [1.0]
+@dagrl.node(reads=["reward"], writes=["bonus"])
+def bonus(batch, weight): return {}
+@dagrl.node(reads=[], writes=["clock"])
+def clock(batch): return {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("override", "fragment"),
+    [
+        ("nodes.reward={op: reward, fn: 'own_args:score'}", "wants 'scale', which is none of prompt"),
+        ("nodes.reward={op: reward, fn: 'own_args:score', args: {scale: 1, scal: 2}}", "has no parameter 'scal'"),
+        ("nodes.reward={op: reward, fn: code, args: {continous: true}}", "has no parameter 'continous'"),
+        ("nodes.reward={op: reward, fn: 'own_args:together', concurrency: 2}", "is batched: it is called once"),
+        ("nodes.mine={op: 'own_args:bonus'}", "missing a required argument: 'weight'; mend `args`"),
+        ("nodes.mine={op: 'own_args:bonus', args: {weight: 1, w: 2}}", "got an unexpected keyword argument 'w'"),
+        ("nodes.mine={op: 'own_args:clock'}", "reads no column, so it has no rows to work on"),
+    ],
+)
+def test_own_functions_that_cannot_be_called_are_told(project, override, fragment):
+    project.write("own_args.py", OWN)
+    assert fragment in project.only_problem(project.folder / "p.yaml", override).message
+
+
+@pytest.mark.parametrize("name", ["prompts", "samples", "step", "sync", "save"])
+def test_names_that_are_taken_are_told(project, name):
+    place = "  reward: {op: reward, fn: exact}"
+    path = project.pipeline((place, f"{place}\n  {name}: {{op: reward, fn: exact, write: {{reward: more}}}}"))
+    told = {problem.place: problem.message for problem in project.problems(path)}
+    assert told[f"nodes.{name}"].startswith(f"`{name}` is the name of a ")
+
+
+def test_mini_batches_that_do_not_divide_the_step(project):
+    path = project.pipeline((UPDATE, "loss: {kl_coef: 0.01}, mini_batch: 3}"))
+    messages = [problem.message for problem in project.problems(path)]
+    assert "3 prompts do not divide the step's 8 (data.prompts_per_step); choose a divisor, such as 2" in messages
+
+
+def test_of_a_size_whose_key_is_misspelt_nothing_else_is_said(project):
+    path = project.pipeline(
+        ("prompts_per_step: 8", "promts_per_step: 8 #!"), (UPDATE, "loss: {kl_coef: 0.01}, mini_batch: 8}")
+    )
+    project.assert_problem(path, "data.promts_per_step", "did you mean `prompts_per_step`?")
+
+
+def test_several_steps_with_old_logprobs_pass(project):
+    check_file(
+        project.folder / "p.yaml",
+        ["nodes.old={op: logprob, engine: actor, write: old_logprob}", "nodes.update.mini_batch=4"],
+    )
+
+
+def test_rows_are_padded_for_the_layout_before_they_fill_a_micro_batch(project):
+    # 16 + 8 = 24 tokens; two chunks on each of 2 context-parallel ranks, each shared by 4 sequence-parallel ones.
+    layout = "{tensor_model_parallel_size: 4, context_parallel_size: 2, sequence_parallel: true}"
+    overrides = [
+        "groups.train={gpus_per_node: 8}",
+        "model.init.num_key_value_heads=4",
+        f"engines.actor.parallel={layout}",
+        "nodes.update.tokens_per_micro_batch=32",
+    ]
+    path = project.folder / "p.yaml"
+    check_file(path, [*overrides, "nodes.ref.tokens_per_micro_batch=32"])
+    # The reference lives on the actor's ranks, and so in its layout.
+    (problem,) = project.problems(path, *overrides, "nodes.ref.tokens_per_micro_batch=31")
+    assert problem.message == (
+        "31 tokens cannot hold the longest sample, 24 (data.max_prompt_tokens + "
+        "nodes.rollout.sampling.max_new_tokens), padded to 32 (a multiple of 16) for the layout of `actor`; "
+        "set it to 32 or more"
+    )
+
+
+def test_samples_longer_than_the_models_positions_are_a_warning(project):
+    path = project.pipeline(("hidden_size: 64", "hidden_size: 64, max_position_embeddings: 23"))
+    (warning,) = check_file(path).warnings
+    assert warning.place == "nodes.rollout.sampling.max_new_tokens"
+    assert "can be 24 tokens long, more than the model's max_position_embeddings, 23; lower one" in warning.message
+    assert check_file(path, ["model.init.max_position_embeddings=24"]).warnings == ()
+
+
+def test_a_reward_of_ones_own_passes(project):
+    project.write("own_reward.py", "def score(**sample): return 1.0\n")
+    check_file(project.folder / "p.yaml", ["nodes.reward.fn=own_reward:score"])
+
+
+def test_fewer_prompts_than_the_default_number_of_shards_pass(project):
+    check_file(project.folder / "p.yaml", ["data.prompts_per_step=2"])
+
+
+@pytest.mark.parametrize(
+    ("options", "fragments"),
+    [
+        ({}, []),
+        ({"policy": "gspo"}, ["gspo clips the mean ratio of whole responses, which hardly ever moves by 0.2; set"]),
+        ({"policy": "gspo", "clip_ratio": "3.0e-4", "clip_ratio_high": "4.0e-4"}, []),
+        ({"policy": "reinforce"}, []),
+        ({"policy": "cpgd", "drift_coef": "0.01", "clip_ratio": "0.1"}, []),
+    ],
+)
+def test_losses_that_are_not_what_their_papers_mean_are_a_warning(project, options, fragments):
+    overrides = [f"nodes.update.loss.{name}={value}" for name, value in options.items()]
+    warnings = check_file(project.folder / "p.yaml", overrides).warnings
+    assert len(warnings) == len(fragments)
+    assert all(text in warning.message for text, warning in zip(fragments, warnings, strict=True))
+
+
+@pytest.mark.parametrize("override", ["nodes.update.mini_batch=4", "nodes.update.epochs=2"])
+def test_several_steps_without_a_ratio_are_a_warning(project, override):
+    old = "nodes.old={op: logprob, engine: actor, write: old_logprob}"
+    (warning,) = check_file(project.folder / "p.yaml", ["nodes.update.loss.policy=reinforce", old, override]).warnings
+    assert "from the second optimizer step on" in warning.message
+
+
+def test_reinforce_plus_plus_needs_no_group(project):
+    overrides = ["nodes.advantage.estimator=reinforce_plus_plus", "nodes.rollout.n=1"]
+    check_file(project.folder / "p.yaml", overrides)
+    for estimator in ("dr_grpo", "rloo", "opo", "reinforce_plus_plus_baseline"):
+        named = f"nodes.advantage.estimator={estimator}"
+        assert f"({estimator})" in project.only_problem(project.folder / "p.yaml", named, overrides[1]).message
+
+
+def test_a_token_to_stop_at_that_the_model_does_not_have(project):
+    # 13 characters and three special tokens.
+    told = "the model has 16 tokens, from 0 on, so that 16 is none; take it out"
+    path = project.pipeline(("max_new_tokens: 8}}", "max_new_tokens: 8, stop_token_ids: [15, 16]}} #!"))
+    project.assert_problem(path, "nodes.rollout.sampling.stop_token_ids[1]", told)
+
+
+def test_a_reference_that_is_trained_itself_is_odd(project):
+    checked = check_file(project.pipeline(("op: logprob, engine: reference", "op: logprob, engine: actor")))
+    told = {warning.place: warning.message for warning in checked.warnings}
+    assert "from the policy at the beginning of each step" in told["nodes.ref.engine"]
+    assert "name an engine with `shares: actor`" in told["nodes.ref.engine"]
+
+
+def test_a_mini_batch_that_does_not_divide_is_one_problem(project):
+    path = project.pipeline(("kl_coef: 0.01}", "kl_coef: 0.01}, mini_batch: 3 #!\n   "))
+    project.assert_problem(path, "nodes.update.mini_batch", "3 prompts do not divide the step's 8", "such as 2")
+
+
+def test_a_class_is_no_reward(project):
+    project.write("own.py", "class Judge:\n    pass\n")
+    path = project.pipeline(("fn: exact}", "fn: 'own:Judge'} #!"))
+    project.assert_problem(path, "nodes.reward.fn", "`own:Judge` is a class, and a reward is a function; name one")

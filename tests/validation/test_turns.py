@@ -1,0 +1,176 @@
+"""Tools and environments of rollouts: whether they are there, and what contradicts them."""
+
+from __future__ import annotations
+
+import pytest
+
+from dagrl.validation import check_file
+
+ROLLOUT = "n: 4, sampling: {max_new_tokens: 8}}"
+MODULE = '''
+import dagrl
+
+@dagrl.tool
+def search(query: str, *, url: str) -> str:
+    """Looks something up."""
+
+@dagrl.tool
+def calculator(expression: str) -> str:
+    """Another one."""
+
+def plain(query: str) -> str:
+    """Not declared."""
+
+@dagrl.tool
+def untyped(query) -> str:
+    """Without a hint."""
+
+def parse(text):
+    return []
+
+class Game:
+    def __init__(self, size=3): ...
+    def reset(self, extra_info, seed): ...
+    def step(self, response): ...
+
+class Mute:
+    def reset(self): ...
+
+class Curious:
+    def reset(self, weather): ...
+    def step(self, response): ...
+'''
+CASES = {
+    "no such tool": ("tools: [calculater]", "tools[0]", "there is no tool `calculater`", "did you mean `calculator`?"),
+    "more turns than there may be": (
+        "tools: [calculator], max_turns: 3, expected_turns: 3.5, expected_call_s: 1.0",
+        "expected_turns",
+        "3.5 turns are more than a response may take, 3 (max_turns); lower it",
+    ),
+    "turns for nothing": (
+        "tools: [calculator], expected_turns: 2",
+        "expected_turns",
+        "the plan has no use for it without `expected_call_s`; add that, or take it out",
+    ),
+    "no such module": ("tools: ['nowhere:search']", "tools[0]", "there is no module 'nowhere'"),
+    "not declared": ("tools: ['own:plain']", "tools[0]", "`own:plain` is not declared as a tool", "@dagrl.tool"),
+    "not set": ("tools: ['own:search']", "tools[0]", "wants 'url', behind its `*`", "set it in the node's `tool_args`"),
+    "no hint": ("tools: ['own:untyped']", "tools[0]", "does not say what 'query' is", "give it a type hint"),
+    "twice": ("tools: [calculator, 'own:calculator']", "tools[1]", "there is a tool `calculator` already"),
+    "args of nobody": (
+        "tools: [calculator], tool_args: {calcuator: {}}",
+        "tool_args.calcuator",
+        "there is no tool `calcuator` here",
+        "did you mean `calculator`?",
+    ),
+    "the policy's": (
+        "tools: [calculator], tool_args: {calculator: {expression: '1'}}",
+        "tools[0]",
+        "'expression' of the tool",
+        "is the policy's; take it out of `tool_args`",
+    ),
+    "no such argument": (
+        "tools: [python], tool_args: {python: {memory_mb: 3}}",
+        "tools[0]",
+        "has no parameter 'memory_mb' behind a `*`",
+        "did you mean `memory_mib`?",
+    ),
+    "no such format": (
+        "tools: [calculator], tool_format: hermesse",
+        "tool_format",
+        "there is no format `hermesse`",
+        "did you mean `hermes`?",
+    ),
+    "no such parser": ("tools: [calculator], tool_format: 'own:pars'", "tool_format", "has no function 'pars'"),
+    "nobody answers": ("max_turns: 3", "max_turns", "without `tools` or an `environment` it has nothing to say"),
+    "format of no tools": ("environment: 'own:Game', tool_format: hermes", "tool_format", "without `tools` it has"),
+    "args of no environment": (
+        "tools: [calculator], environment_args: {size: 3}",
+        "environment_args",
+        "without an `environment` it has nothing to say",
+    ),
+    "no class": ("environment: 'own:parse'", "environment", "`own:parse` is no class"),
+    "no step": ("environment: 'own:Mute'", "environment", "`own:Mute` has no method step"),
+    "a wish": ("environment: 'own:Curious'", "environment", "`own:Curious.reset` wants 'weather', which no row has"),
+    "other arguments": (
+        "environment: 'own:Game', environment_args: {width: 3}",
+        "environment",
+        "`own:Game` cannot be called: got an unexpected keyword argument 'width'; mend environment_args",
+    ),
+    "longer than a sign of life": (
+        "tools: [calculator], tool_timeout_s: 1800",
+        "tool_timeout_s",
+        "a worker may be silent for 1800 s at most (run.node_timeout_s)",
+        "lower this, or raise that",
+    ),
+    "partial": (
+        "tools: [calculator], over_sampling_batch_size: 9, partial_rollout: true",
+        "partial_rollout",
+        "cannot go on in a later step; take it out",
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def _own_module(project) -> None:
+    project.write("own.py", MODULE)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_what_cannot_work_is_refused(project, case) -> None:
+    options, key, *fragments = case
+    path = project.pipeline((ROLLOUT, f"{ROLLOUT[:-1]}, {options}}} #!"))
+    project.assert_problem(path, f"nodes.rollout.{key}", *fragments)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "tools: [calculator, python, 'own:search'], tool_args: {search: {url: here}, python: {timeout_s: 3}}",
+        "tools: [calculator], tool_format: llama3, max_turns: 2, max_parallel_calls: 1",
+        "tools: [calculator], tool_format: 'own:parse', environment: 'own:Game', environment_args: {size: 4}",
+    ],
+)
+def test_what_can_work_passes(project, options: str) -> None:
+    assert check_file(project.pipeline((ROLLOUT, f"{ROLLOUT[:-1]}, {options}}}"))).warnings == ()
+
+
+def test_an_environments_reward_needs_an_environment(project) -> None:
+    edit = ("reward: {op: reward, fn: exact}", "reward: {op: reward, fn: environment} #!")
+    project.assert_problem(
+        project.pipeline(edit),
+        "nodes.reward",
+        "column `token_reward` is read by `reward`, but no node writes it",
+        "environment: ...",
+    )
+    check_file(project.pipeline(edit, (ROLLOUT, f"{ROLLOUT[:-1]}, environment: 'own:Game'}}")))
+
+
+RENAMED = (
+    "write: {response_tokens: said, response_mask: b, rollout_logprob: c, policy_version: d, finish_reason: e, "
+    "routed_experts: f}"
+)
+
+
+def test_nobody_reads_the_turns_of_another_rollout(project) -> None:
+    other = f"  other: {{op: rollout, engine: generator, n: 4, sampling: {{max_new_tokens: 8}}, {RENAMED}}}\n"
+    judged = "  judged: {op: reward, fn: exact, read: {response_tokens: said}, write: judgement}\n"
+    leading = (ROLLOUT, f"{ROLLOUT[:-1]}, tools: [calculator]}}")
+    path = project.pipeline(leading, ("  ref: {op", f"{other}{judged}  ref: {{op"))
+    # The prompts are the same, and the other rollout is told of tools that it does not have.
+    assert project.only_problem(path).place == "nodes.other.tools"
+    path.write_text(path.read_text().replace("other: {op: rollout,", "other: {op: rollout, tools: [calculator],"))
+    path.write_text(path.read_text().replace("routed_experts: f}", "routed_experts: f, turns: g, token_turn: h}"))
+    nodes = check_file(path).graph.nodes
+    assert nodes["reward"].inputs["token_turn"].node == "rollout"
+    assert "token_turn" not in nodes["judged"].inputs
+
+
+def test_rollouts_that_share_prompts_share_tools(project) -> None:
+    other = "other: {op: rollout, engine: generator, n: 4, sampling: {max_new_tokens: 8}, tools: [python], "
+    other += RENAMED[:-1] + ", turns: g, token_turn: h}}\n"
+    judged = "  judged: {op: reward, fn: exact, read: {response_tokens: said}, write: judgement}\n"
+    path = project.pipeline(("  ref: {op", f"  {other}{judged}  ref: {{op"))
+    problem = project.only_problem(path)
+    assert problem.place == "nodes.other.tools"
+    assert "it reads the same prompts as `rollout`, and those tell of no tools" in problem.message

@@ -1,0 +1,189 @@
+"""Validation sets, responses to each prompt, answers that are counted, and the metric of the best checkpoint."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dagrl.validation import check_file
+from dagrl.validation.summary import summarize
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "validation.md"
+VAL = ("  train: train.parquet", "  train: train.parquet\n  val: train.parquet")
+SETS = ("  train: train.parquet", "  train: train.parquet\n  val: {sums: train.parquet, more: more.parquet}")
+SAMPLING = "sampling: {max_new_tokens: 8}}"
+
+
+def rollout(extra: str) -> tuple[str, str]:
+    return SAMPLING, f"sampling: {{max_new_tokens: 8}}, {extra}}}"
+
+
+def run(extra: str) -> tuple[str, str]:
+    return "run: {steps: 10}", f"run: {{steps: 10, validate_every: 5, {extra}}}"
+
+
+def test_validation_without_prompts(project):
+    path = project.pipeline(("run: {steps: 10}", "run: {steps: 10, validate_every: 5} #!"))
+    project.assert_problem(path, "run.validate_every", "there are no validation prompts; add `val:` under `data`")
+
+
+def test_several_sets_are_files_of_their_own(project, row):
+    project.write_rows("more.parquet", [row] * 3)
+    checked = check_file(project.pipeline(SETS, run("save_every: 5")))
+    assert checked.rows == {"train": 32, "val.sums": 32, "val.more": 3}
+    assert checked.loaded.pipeline.data.val == {
+        "sums": project.folder / "train.parquet",
+        "more": project.folder / "more.parquet",
+    }
+    assert "val.more" in summarize(checked)
+
+
+def test_a_set_whose_file_is_missing_is_named(project):
+    path = project.pipeline((SETS[0], SETS[1] + " #!"))
+    project.assert_problem(path, "data.val.more", "more.parquet does not exist")
+
+
+@pytest.mark.parametrize(
+    ("sets", "place", "fragment"),
+    [
+        ("{}", "data.val", "is empty; it needs at least one entry"),
+        ("{AIME: a.parquet}", "data.val.AIME", "is not a name that can stand here; begin with a lower-case letter"),
+        ("{aime: 3}", "data.val.aime", "expected text, got 3"),
+        ("[a.parquet]", "data.val", "expected text or a mapping, got a list"),
+    ],
+)
+def test_sets_that_are_none(project, sets, place, fragment):
+    path = project.pipeline((VAL[0], f"{VAL[0]}\n  val: {sets} #!"))
+    project.assert_problem(path, place, fragment)
+
+
+def test_several_responses_need_a_temperature(project):
+    path = project.pipeline(VAL, (SAMPLING, rollout("val_n: 4")[1] + " #!"))
+    message = "4 responses drawn with temperature 0 are all the same; add `val_sampling` with a temperature"
+    project.assert_problem(path, "nodes.rollout.val_n", message)
+    cold = rollout("val_n: 4, val_sampling: {max_new_tokens: 8, temperature: 0}")[1]
+    project.assert_problem(project.pipeline(VAL, (SAMPLING, cold + " #!")), "nodes.rollout.val_n", message)
+    check_file(project.pipeline(VAL, rollout("val_n: 4, val_sampling: {max_new_tokens: 8}")))
+
+
+@pytest.mark.parametrize(
+    ("vote", "fragment"),
+    [
+        (
+            "maths",
+            "there is no way `maths` to find answers (your own is written `module:function`); did you mean `math`?",
+        ),
+        ("no_such_votes:vote", "there is no module 'no_such_votes'"),
+        ("votes:pair", "is called with a response and nothing else"),
+    ],
+)
+def test_votes_that_cannot_be_counted(project, vote, fragment):
+    project.write("votes.py", "def pair(response, other): ...\ndef one(response): ...\n")
+    path = project.pipeline((VAL[0], f"{VAL[1]}\n  val_vote: {vote} #!"))
+    project.assert_problem(path, "data.val_vote", fragment)
+    check_file(project.pipeline((VAL[0], f"{VAL[1]}\n  val_vote: votes:one")))
+
+
+def best(metric: str, more: str = "save_every: 5") -> tuple[str, str]:
+    old, new = run(f"{more}, keep_best: {{metric: {metric}}}")
+    return old, f"{new} #!"
+
+
+@pytest.mark.parametrize(
+    ("metric", "fragment"),
+    [
+        ("val/mean@4", "with 1 responses to a validation prompt there is no `mean@4`; did you mean `mean@1`?"),
+        ("val/maj@2", "there is no `maj@2`"),
+        ("val/sums/pass@2", "there is no `pass@2`"),
+        ("val/accuracy", "no validation writes `val/accuracy`; choose from: val/data/dropped_prompts"),
+        ("val/reward", "no validation writes `val/reward`; did you mean `val/reward/mean` or `val/reward/std`?"),
+        ("val/reward/form", "no validation writes `val/reward/form`; did you mean `val/reward/"),
+        ("val/rewards/mean", "no validation writes `val/rewards/mean`; did you mean `val/reward/mean`?"),
+        ("val/turns/mean", "no validation writes `val/turns/mean`"),
+        ("val/loss/sft", "no validation writes `val/loss/sft`"),
+        ("val/grad_norm", "no validation writes `val/grad_norm`"),
+    ],
+)
+def test_a_metric_that_no_validation_has(project, metric, fragment):
+    project.assert_problem(project.pipeline(VAL, best(metric)), "run.keep_best.metric", fragment)
+
+
+def test_several_sets_have_metrics_of_their_own(project, row):
+    project.write_rows("more.parquet", [row])
+    message = "each validation set has a metric of its own; choose from: val/sums/mean@1, val/more/mean@1"
+    project.assert_problem(project.pipeline(SETS, best("val/mean@1")), "run.keep_best.metric", message)
+    form = (
+        "  reward: {op: reward, fn: exact}",
+        "  reward: {op: reward, fn: exact}\n  form: {op: reward, fn: math, write: form}",
+    )
+    told = ("val/reward/mean", "val/reward/form", "val/more/response_tokens/max", "val/data/dropped_prompts")
+    for metric in ("val/more/mean@1", "val/more/source/mean@1", "reward/mean", *told):
+        check_file(project.pipeline(SETS, form, best(metric)))
+
+
+def test_the_best_has_to_be_saved_and_measured(project):
+    message = "no step is both saved and validated, so that none is the best; set `run.save_every` to a multiple of"
+    edit = ("run: {steps: 10}", "run: {steps: 10, validate_every: 3, keep_best: {}} #!")
+    project.assert_problem(project.pipeline(VAL, edit), "run.keep_best", message)
+    edit = ("run: {steps: 10}", "run: {steps: 10, validate_every: 3, save_every: 4, keep_best: {}} #!")
+    project.assert_problem(project.pipeline(VAL, edit), "run.keep_best", message)
+    edit = ("run: {steps: 10}", "run: {steps: 10, save_every: 4, keep_best: {}} #!")
+    project.assert_problem(
+        project.pipeline(VAL, edit), "run.keep_best.metric", "`val/reward/mean` is never measured; set `run.validate_ev"
+    )
+    for right in ("validate_every: 5", "validate_every: 3, save_every: 2", "validate_every: 2, save_every: 6"):
+        check_file(project.pipeline(VAL, ("run: {steps: 10}", f"run: {{steps: 10, {right}, keep_best: {{}}}}")))
+
+
+OFFLINE = """\
+extends: p.yaml
+data: {val: train.parquet, responses: [response], max_response_tokens: 8}
+nodes: {rollout: null, reward: null, ref: null, advantage: null, update: null, sft: {op: sft, engine: actor}}
+engines: {reference: null, generator: null}
+run: {steps: 4, save_every: 2, keep_best: {metric: val/loss/sft, mode: min}}
+"""
+
+
+def test_what_is_learned_from_given_responses_has_a_best_too(project, row):
+    project.write_rows("train.parquet", [{**row, "response": "2"}] * 32)
+    path = project.write("offline.yaml", OFFLINE)
+    check_file(path, ["run.validate_every=2"])
+    assert "`val/loss/sft` is never measured; set `run.validate_every`" in project.only_problem(path).message
+
+
+def test_what_the_docs_show_is_right(project, row):
+    yaml_block, _, python_block = re.findall(r"```(?:yaml|python)\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    for name in ("gsm8k/train", "gsm8k/test", "aime/test"):
+        (project.folder / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        project.write_rows(f"data/{name}.parquet", [row] * 32)
+    checked = check_file(project.write("docs.yaml", "extends: p.yaml\n" + yaml_block), ["run.steps=20"])
+    assert checked.rows == {"train": 32, "val.gsm8k": 32, "val.aime": 32}
+    scope: dict = {}
+    exec(compile(python_block, "my_votes.py", "exec"), scope)
+    assert scope["choice"]("It is B or rather C") == "C"
+    assert scope["choice"]("no idea") is None
+
+
+def test_what_scores_validation_has_room_for_its_longest_responses(project):
+    judge = "ref: {op: logprob, engine: reference, write: ref_logprob, tokens_per_micro_batch: 24}"
+    longer = rollout("val_sampling: {max_new_tokens: 9}")
+    # Log-probs are not computed in validation.
+    path = project.pipeline(
+        VAL, longer, ("ref: {op: logprob, engine: reference, write: ref_logprob}", judge), run("save_every: 5")
+    )
+    check_file(path)
+    own = '@dagrl.node(reads=["ref_logprob"], writes=["reward"])\ndef kind(batch):\n    return {}\n'
+    project.write("kind_nodes.py", "import dagrl\n\n\n" + own)
+    path = project.pipeline(
+        VAL,
+        longer,
+        ("ref: {op: logprob, engine: reference, write: ref_logprob}", judge + " #!"),
+        ("reward: {op: reward, fn: exact}", 'reward: {op: "kind_nodes:kind"}'),
+        run("save_every: 5"),
+    )
+    message = (
+        "24 tokens cannot hold the longest sample, 25 (data.max_prompt_tokens + nodes.rollout.val_sampling.max_new"
+    )
+    project.assert_problem(path, "nodes.ref.tokens_per_micro_batch", message)

@@ -1,0 +1,121 @@
+"""Joining a Ray that is there, asking for more than there is, and what a Ray of our own starts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dagrl.workers.cluster.ray_cluster import _check_memory, _crowded
+from dagrl.workers.cluster.session import fewer_processes
+from dagrl.workers.errors import RunError
+
+pytestmark = pytest.mark.slow
+
+RAY = Path(sys.executable).parent / "ray"
+
+
+@pytest.fixture(scope="module")
+def running_ray(tmp_path_factory):
+    """A Ray with two CPUs that somebody else has started; yields its address."""
+    address = "127.0.0.1:26379"
+    folder = tmp_path_factory.mktemp("r", numbered=False)
+    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+    start = ["start", "--head", "--port=26379", "--num-cpus=2", f"--temp-dir={folder}", "--include-dashboard=false"]
+    start += ["--object-store-memory=134217728", "--node-ip-address=127.0.0.1", "--block"]
+    # In the foreground, so that it can be ended alone: `ray stop` would end every Ray of the machine.
+    with (folder / "printed").open("w") as printed:
+        process = subprocess.Popen([RAY, *start], env=environment, stdout=printed, stderr=subprocess.STDOUT)
+    deadline = time.monotonic() + 120
+    while "2.0 CPU" not in status(address):
+        assert process.poll() is None and time.monotonic() < deadline, (folder / "printed").read_text()
+        time.sleep(0.5)
+    yield address
+    process.terminate()
+    process.wait(timeout=60)
+
+
+def test_a_running_ray_is_joined_and_left_as_it_was(lab, running_ray, tmp_path):
+    pipeline = lab.tiny_pipeline()
+    pipeline["run"] = {"steps": 1}
+    run = lab.start(lab.write_pipeline(tmp_path, pipeline), tmp_path / "run", ray_address=running_ray)
+    assert run.wait() == 0, run.output
+    assert run.left_behind() == []
+    # The cluster's own account of its resources lags behind by some seconds.
+    deadline = time.monotonic() + 30
+    while "0.0/2.0 CPU" not in (account := status(running_ray)):
+        assert time.monotonic() < deadline, account
+        time.sleep(1)
+    assert kept_calls(running_ray) <= 1, "Ray's control store keeps calls: it grows with every step"
+
+
+def kept_calls(address: str) -> int:
+    """Tasks, calls of actors among them, of which Ray's control store keeps events; the driver itself is one."""
+    program = f"""
+import ray
+from ray._private.state import state
+ray.init(address={address!r}, log_to_driver=False, logging_level="ERROR", namespace="other")
+own = ray.get_runtime_context().get_job_id()
+print(sum(each.job_id.hex() != own for each in state._get_all_task_events()))
+"""
+    environment = {**os.environ, "RAY_AUTH_MODE": "disabled"}
+    command = [sys.executable, "-c", program]
+    return int(subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=True).stdout)
+
+
+def status(address: str) -> str:
+    """What `ray status` says."""
+    environment = {**os.environ, "RAY_AUTH_MODE": "disabled"}
+    command = [RAY, "status", f"--address={address}"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment).stdout
+
+
+def test_a_pipeline_that_asks_for_more_than_there_is_says_so(lab, running_ray, tmp_path):
+    pipeline = lab.tiny_pipeline()
+    pipeline["groups"]["train"] = {"cpus_per_node": 8}
+    run = lab.start(lab.write_pipeline(tmp_path, pipeline), tmp_path / "run", ray_address=running_ray)
+    assert run.wait() == 1
+    assert (
+        "the groups ask for train 8 CPU slots on one machine, rollout 1 CPU slot on one machine; there is" in run.output
+    )
+    assert ") with 2 CPU slots" in run.output
+    assert "Traceback" not in run.output
+
+
+def test_an_address_where_nobody_answers_is_named(lab, tmp_path):
+    pipeline = lab.write_pipeline(tmp_path, lab.tiny_pipeline())
+    run = lab.start(pipeline, tmp_path / "run", ray_address="127.0.0.1:9")
+    assert run.wait() == 1
+    assert "no Ray cluster answers at 127.0.0.1:9" in run.output
+    assert "Traceback" not in run.output
+
+
+def test_a_ray_of_our_own_has_no_processes_that_nobody_needs() -> None:
+    from ray._private import parameter
+
+    whole = parameter.RayParams
+    with fewer_processes():
+        asked = parameter.RayParams(num_cpus=2)
+    assert asked.no_monitor and asked.include_log_monitor is False and asked.num_cpus == 2
+    assert parameter.RayParams is whole
+
+
+def test_more_slots_than_the_machine_has_memory_for_are_refused_before_any_starts() -> None:
+    _check_memory(4, 1)
+    asked = r"each of 1000000 CPU slots and 1 host workers .* take 100000 GiB of memory at least, and \d+ GiB are free"
+    with pytest.raises(RunError, match=asked):
+        _check_memory(1_000_000, 1)
+    with pytest.raises(RunError, match="each of 1 CPU slots and 4096000 host workers"):
+        _check_memory(1, 4_096_000)
+
+
+@pytest.mark.parametrize(
+    ("workers", "cores", "told"), [(2, 2, ""), (1, 8, ""), (30, 2, "run.host_workers is 30, more ")]
+)
+def test_host_workers_that_outnumber_the_cores_are_told(workers: int, cores: int, told: str) -> None:
+    said = _crowded(workers, cores)
+    assert said.startswith(told) and bool(said) == bool(told)

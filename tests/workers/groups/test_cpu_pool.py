@@ -1,0 +1,44 @@
+"""Who of the host's workers takes what comes."""
+
+from __future__ import annotations
+
+import pytest
+
+from dagrl.workers.groups.cpu_pool import IdleHosts
+from dagrl.workers.groups.worker_group import Member
+from dagrl.workers.messages import Whereabouts
+
+HOSTS = [Member(f"host/{rank}", None, Whereabouts("here", "", 0, 0, ())) for rank in range(3)]
+
+
+def test_who_has_read_ahead_reads_again_whoever_was_idle_last() -> None:
+    idle = IdleHosts(HOSTS)
+    reader = idle.take(reads=True)
+    idle.give_back(reader)
+    others = [idle.take(reads=False), idle.take(reads=False)]
+    assert reader not in others, "it is kept for the prompts while another is idle"
+    for other in others:
+        idle.give_back(other)
+    assert idle.take(reads=True) is reader
+
+
+def test_nobody_is_kept_where_there_is_no_other() -> None:
+    idle = IdleHosts(HOSTS)
+    reader = idle.take(reads=True)
+    idle.give_back(reader)
+    assert {idle.take(reads=False).name for _ in HOSTS} == {host.name for host in HOSTS}
+
+
+def test_where_the_reader_is_busy_another_reads_and_goes_on_with_it() -> None:
+    idle = IdleHosts(HOSTS)
+    first, second = idle.take(reads=True), idle.take(reads=True)
+    assert first is not second
+    for host in (second, first):
+        idle.give_back(host)
+    assert idle.take(reads=True) is second
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_each_is_taken_once(reads: bool) -> None:
+    idle = IdleHosts(HOSTS)
+    assert len({idle.take(reads=reads).name for _ in HOSTS}) == len(HOSTS)

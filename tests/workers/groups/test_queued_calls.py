@@ -1,0 +1,66 @@
+"""What a failed run that was sent behind another has to say."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from dagrl.graph.op_contracts import Scope
+from dagrl.scheduler.commands import Command, Run
+from dagrl.scheduler.coordinates import Coordinates
+from dagrl.scheduler.plan import HOST, Executor, Plan, PlannedTask, Rows
+from dagrl.workers.errors import RunError
+from dagrl.workers.groups.queued_calls import runs_ahead_end
+
+RANK = (Coordinates(0, 0, 0, 0, primary=True),)
+PLAN = Plan(
+    {HOST: Executor(HOST, None, RANK), "actor": Executor("actor", "train", RANK, trained=True)},
+    tuple(
+        PlannedTask(name, name, name, executor, Scope.ROW, Rows.TRAIN)
+        for name, executor in (("reward", HOST), ("advantage", HOST), ("ref", "actor"), ("update", "actor"))
+    ),
+    shards=1,
+    steps=1,
+)
+AHEAD = "out of memory"
+
+
+def told_of(second: str, *, first: str = "ref", fails: bool = True) -> str:
+    """What `second` fails with, which was begun behind `first` and fails before that ends."""
+    under_way: dict[asyncio.Task[object], Command] = {}
+
+    async def one_ahead() -> None:
+        await asyncio.sleep(0.02)
+        if fails:
+            raise RunError(AHEAD)
+
+    async def behind() -> None:
+        try:
+            raise RunError("blocks that never came")
+        except RunError:
+            await runs_ahead_end(PLAN.task(second).executor, PLAN, under_way)
+            raise
+
+    async def both() -> str:
+        for name, coroutine in ((first, one_ahead()), (second, behind())):
+            task = asyncio.get_running_loop().create_task(coroutine)
+            under_way[task] = Run(1, name, (0,))
+        told = await asyncio.gather(*under_way, return_exceptions=True)
+        return str(told[1])
+
+    return asyncio.run(both())
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "fails", "said"),
+    [
+        ("ref", "update", True, AHEAD),
+        ("ref", "update", False, "blocks that never came"),
+        ("reward", "advantage", True, "blocks that never came"),
+        ("reward", "update", True, "blocks that never came"),
+    ],
+    ids=["of the one ahead", "its own, where that is well", "on the host", "of other workers"],
+)
+def test_a_failure_is_that_of_the_run_ahead(first, second, fails, said):
+    assert told_of(second, first=first, fails=fails) == said

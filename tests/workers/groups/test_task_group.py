@@ -1,0 +1,89 @@
+"""Coroutines that work together: more may come, and the failure that explains the others is the one that is raised."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import pytest
+
+from dagrl.workers.errors import RunError, WorkerDiedError, WorkerLostError
+from dagrl.workers.groups.task_group import Crew, together
+
+
+async def value(result: int) -> int:
+    await asyncio.sleep(0)
+    return result
+
+
+async def failure(error: Exception) -> None:
+    await asyncio.sleep(0)
+    raise error
+
+
+def test_results_come_in_order() -> None:
+    assert asyncio.run(together([value(3), value(1), value(2)])) == [3, 1, 2]
+    assert asyncio.run(together([])) == []
+
+
+def test_whoever_starts_others_is_waited_for_with_them() -> None:
+    done = []
+
+    async def chain(crew: Crew, left: int) -> None:
+        await asyncio.sleep(0)
+        done.append(left)
+        if left:
+            crew.start(chain(crew, left - 1))
+
+    async def run() -> None:
+        crew = Crew()
+        crew.start(chain(crew, 3))
+        await crew.finish()
+
+    asyncio.run(run())
+    assert done == [3, 2, 1, 0]
+
+
+def test_a_death_is_raised_before_what_its_witnesses_say() -> None:
+    with pytest.raises(WorkerDiedError, match="gone"):
+        asyncio.run(together([failure(RunError("a peer is silent")), failure(WorkerDiedError("gone")), value(1)]))
+
+
+def test_a_loss_that_says_who_it_is_of_is_raised_before_one_that_only_misses_somebody() -> None:
+    named = WorkerLostError("its server has died")
+    named.lost = ("generator/0",)
+    with pytest.raises(WorkerLostError, match="its server has died"):
+        asyncio.run(together([failure(WorkerLostError("a peer has ended")), failure(named), value(1)]))
+
+
+def test_a_death_is_told_of_at_once(monkeypatch) -> None:
+    monkeypatch.setattr("dagrl.workers.groups.task_group._SECOND_FAILURE_S", 3600)
+
+    async def run() -> None:
+        async with asyncio.timeout(60):
+            await together([asyncio.sleep(3600), failure(WorkerDiedError("gone"))])
+
+    with pytest.raises(WorkerDiedError, match="gone"):
+        asyncio.run(run())
+
+
+def test_a_failure_ends_the_others(caplog, monkeypatch) -> None:
+    monkeypatch.setattr("dagrl.workers.groups.task_group._SECOND_FAILURE_S", 0.01)
+    ended = []
+
+    async def patient() -> None:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            ended.append(True)
+            raise
+
+    async def run() -> None:
+        with pytest.raises(RunError, match="no"):
+            await together([patient(), failure(RunError("no"))])
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+    gc.collect()
+    assert ended == [True]
+    assert "never retrieved" not in caplog.text

@@ -1,0 +1,228 @@
+"""The two sides of a sync are called together, unless the weights lie in the object store between them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from dagrl.config.schema import Pipeline
+from dagrl.scheduler.commands import Sync
+from dagrl.weight_sync.channel import Address, PeerError
+from dagrl.weight_sync.protocol import Offer, Sent
+from dagrl.workers.errors import RunError, WorkerDiedError
+from dagrl.workers.groups import weight_syncs
+from dagrl.workers.groups.weight_syncs import WeightSyncs
+from dagrl.workers.groups.worker_group import Asked, Member
+from dagrl.workers.messages import Coming, Handed, Take, Whereabouts
+
+SYNC = Sync(3, "generator", "actor", 2)
+OFFER = Offer(Address("/tmp/door", "", 0, "token"), "GPU-1")
+
+
+def pipeline(**generator: Any) -> Pipeline:
+    return Pipeline.model_validate(
+        {
+            "name": "test",
+            "model": {"init": {"model_type": "qwen3"}},
+            "data": {"train": "t.parquet", "prompts_per_step": 1, "max_prompt_tokens": 4},
+            "groups": {"all": {"gpus_per_node": 2}},
+            "engines": {
+                "actor": {"backend": "megatron", "group": "all"},
+                "generator": {"follows": "actor", "group": "all", **generator},
+            },
+            "nodes": {"rollout": {"op": "rollout", "engine": "generator", "sampling": {"max_new_tokens": 4}}},
+            "run": {"steps": 1},
+        }
+    )
+
+
+class Answer:
+    """A ref of what is being worked on; whoever has it may wait for it."""
+
+    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
+        self.there = asyncio.ensure_future(work)
+
+
+class Workers:
+    """Stands in for two workers on each side. A sync ends only when both sides are in it."""
+
+    def __init__(self, used: tuple[int | None, ...] = (0b01, 0b10), meet: bool = True, lost: str = "") -> None:
+        self.used, self.log, self._inside, self._meet, self._lost = used, [], asyncio.Event(), meet, lost
+        self.left: list[str] = []
+
+    async def call_all(self, executor: str, method: str, *args: Any, waits_for: str) -> list[Any]:
+        assert (method, waits_for) == ("offer_weights", "the weights of actor to reach generator")
+        self.log.append((executor, method, args))
+        return [OFFER, None]
+
+    def ask_all(self, executor: str, method: str, *args: Any, waits_for: str) -> list[Asked]:
+        assert waits_for == "the weights of actor to reach generator"
+        self.log.append((executor, method, args))
+        act = self._send if method == "send_weights" else self._receive
+        members = [Member(f"{executor}/{rank}", None, Whereabouts("", "", 0, 0, ())) for rank in (0, 1)]
+        return [Asked(each, waits_for, Answer(act(rank))) for rank, each in enumerate(members)]
+
+    async def hear(self, asked: Asked) -> Any:
+        return await asked.answer.there
+
+    async def _handed(self) -> None:
+        """As those wait who take what lies in the object store."""
+        if not self._meet:
+            ((_, _, (take,)),) = [each for each in self.log if each[1] == "receive_weights"]
+            await take.handed.there
+
+    async def _send(self, rank: int) -> Handed:
+        if self._lost == f"actor/{rank}":
+            raise lost(self._lost)
+        if self._meet:
+            await asyncio.wait_for(self._inside.wait(), 5)
+        if self._lost:
+            # Those who are left with the failure have some way to go to the end.
+            await asyncio.sleep(0.1)
+            self.left.append(f"actor/{rank}")
+            if rank == 0 and self._meet:
+                raise RunError("generator/1 has ended")
+        names = ("a", "b")
+        sent = [Sent(8, used, names if used is not None else ()) for used in self.used]
+        return Handed(0.5 + rank, 8_000_000, sent[rank] if self._meet else None, ("ref",))
+
+    async def _receive(self, rank: int) -> float:
+        self._inside.set()
+        await self._handed()
+        if self._lost == f"generator/{rank}":
+            raise lost(self._lost)
+        return 0.25 + rank / 2
+
+
+def lost(name: str) -> WorkerDiedError:
+    error = WorkerDiedError(f"{name} died")
+    error.lost = (name,)
+    return error
+
+
+def carry_out(workers: Workers, given: Pipeline, times: int = 1) -> list[dict[str, float]]:
+    async def act() -> list[dict[str, float]]:
+        syncs = WeightSyncs(workers, given)  # type: ignore[arg-type]
+        return [await syncs.carry_out(SYNC) for _ in range(times)]
+
+    return asyncio.run(act())
+
+
+def test_both_sides_are_in_it_together_and_meet_where_they_met_before():
+    workers = Workers()
+    first, second = carry_out(workers, pipeline(backend="sglang"), times=2)
+    assert first == second == {"sync/gb": 0.008, "sync/send_s": 1.5, "sync/receive_s": 0.75}
+    methods = [method for _, method, _ in workers.log]
+    assert methods == ["offer_weights", *["receive_weights", "send_weights"] * 2]
+    takes = [args[0] for _, method, args in workers.log if method == "receive_weights"]
+    assert takes == [Take(1, 2, (OFFER, None)), Take(2, 2, (OFFER, None))]
+    assert [args[2] for _, method, args in workers.log if method == "send_weights"] == [1, 2]
+
+
+def test_weights_lie_in_the_object_store_before_anybody_takes_them():
+    workers = Workers(meet=False)
+    carry_out(workers, pipeline(backend="hf"))
+    methods = [(executor, method) for executor, method, _ in workers.log]
+    assert methods == [("actor", "send_weights"), ("generator", "receive_weights")]
+    ((take,),) = [args for _, method, args in workers.log if method == "receive_weights"]
+    assert (take.number, take.version, take.handed.there.result().refs) == (1, 2, ("ref",))
+
+
+@pytest.mark.parametrize("backend", ["hf", "sglang"])
+def test_behind_an_update_weights_that_may_lie_about_are_asked_for_at_once(backend):
+    """Those that both sides hand over must wait for it: servers that are in a sync do nothing else."""
+    workers, seen = Workers(meet=backend == "sglang"), []
+    syncs = WeightSyncs(workers, pipeline(backend=backend))  # type: ignore[arg-type]
+
+    async def ahead() -> None:
+        await asyncio.sleep(0.02)
+        seen.append(([method for _, method, _ in workers.log], syncs.coming("generator")))
+
+    assert syncs.coming("generator") is None
+    asyncio.run(syncs.carry_out(SYNC, ahead))
+    assert seen == [(["send_weights"] if backend == "hf" else [], Coming(1, 2))]
+    assert syncs.coming("generator") is None
+
+
+def test_where_the_update_fails_its_weights_go_nowhere_and_it_says_why():
+    workers = Workers(meet=False, lost="actor/1")
+
+    async def ahead() -> None:
+        await asyncio.sleep(0.02)
+        raise RunError("the loss is not a number")
+
+    with pytest.raises(RunError, match="the loss is not a number"):
+        asyncio.run(WeightSyncs(workers, pipeline(backend="hf")).carry_out(SYNC, ahead))  # type: ignore[arg-type]
+    assert "receive_weights" not in [method for _, method, _ in workers.log]
+
+
+class SlowSecond(Workers):
+    """Two workers on each side, of which the second sender is through only when somebody takes weights."""
+
+    async def _send(self, rank: int) -> Handed:
+        if rank == 1:
+            await asyncio.wait_for(self._inside.wait(), 5)
+        return Handed(0.5 + rank, 8_000_000, None, ("ref",) if rank == 0 else ())
+
+
+def test_what_lies_in_the_object_store_is_taken_when_the_first_rank_which_has_put_it_there_is_through():
+    (figures,) = carry_out(SlowSecond(), pipeline(backend="hf"))
+    assert figures == {"sync/gb": 0.008, "sync/send_s": 1.5, "sync/receive_s": 0.75}
+
+
+class FullStore(Workers):
+    """Two workers on each side, of which the first sender cannot put its weights down; the takers tell of it first."""
+
+    async def _send(self, rank: int) -> Handed:
+        if rank == 0:
+            await asyncio.sleep(0.02)
+            raise RunError("the object store is full", worker="actor/0")
+        return await super()._send(rank)
+
+    async def hear(self, asked: Asked) -> Any:
+        if asked.member.name == "actor/0":
+            await asyncio.sleep(0.1)
+        try:
+            return await super().hear(asked)
+        except RunError as error:
+            raise RunError(error.cause, worker=asked.member.name) from error
+
+
+def test_where_weights_cannot_be_handed_out_the_failure_is_the_senders():
+    with pytest.raises(RunError, match="the object store is full") as caught:
+        carry_out(FullStore(meet=False), pipeline(backend="hf"))
+    assert caught.value.worker == "actor/0"
+    assert isinstance(caught.value.__cause__, RunError), "what has become of it is still known"
+
+
+def test_what_no_rank_of_the_generator_has_a_place_for_ends_the_run():
+    with pytest.raises(RunError, match=r"the generator has no place for b: the trainer's model and its own") as caught:
+        carry_out(Workers(used=(0b01, None)), pipeline(backend="sglang"))
+    assert caught.value.node == "the weights of actor to reach generator"
+
+
+@pytest.mark.parametrize("meet", [True, False])
+def test_the_loss_of_a_follower_is_told_when_everybody_else_has_left(meet, monkeypatch):
+    told = []
+
+    def knock(address: Address, timeout_s: float, whose: str, **hello: Any) -> Any:
+        told.append((address, hello))
+        raise PeerError("it is through already")
+
+    monkeypatch.setattr(weight_syncs, "knock", knock)
+    workers = Workers(meet=meet, lost="generator/1")
+    with pytest.raises(WorkerDiedError, match="generator/1 died"):
+        carry_out(workers, pipeline(backend="sglang" if meet else "hf"))
+    assert sorted(workers.left) == ["actor/0", "actor/1"]
+    # Of two takers either may be missing.
+    excuse = (OFFER.address, {"who": "generator/1", "sync": 1, "error": "is lost"})
+    assert told == ([excuse] * 2 if meet else [])
+
+
+def test_whoever_leaves_a_sync_without_its_trainer_is_not_waited_for():
+    workers = Workers(lost="actor/0", meet=True)
+    with pytest.raises(WorkerDiedError, match="actor/0 died"):
+        carry_out(workers, pipeline(backend="sglang"))

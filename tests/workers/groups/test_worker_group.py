@@ -1,0 +1,237 @@
+"""What a failure of a worker is taken for: an error of the user's ends the run, a loss may be made up for."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import ray
+from ray import exceptions
+
+from dagrl.backends.base import EngineLostError
+from dagrl.config.schema import Pipeline
+from dagrl.scheduler.plan import Plan
+from dagrl.weight_sync.channel import PeerError
+from dagrl.workers.errors import RunError, WorkerDiedError, WorkerHungError, WorkerLostError
+from dagrl.workers.groups.worker_group import Fleet, Member
+from dagrl.workers.messages import Beat, Block, TaskWork, Told, Whereabouts
+from dagrl.workers.objects import ObjectsLateError
+from dagrl.workers.serialization import pack
+
+HERE = Whereabouts("node7", "10.0.0.7", 1, 4711, ())
+
+
+class Method:
+    """A method of an actor, as Ray has them."""
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+
+    def remote(self, *args: Any) -> Any:
+        async def answer() -> Any:
+            if isinstance(self._answer, Exception):
+                raise self._answer
+            await asyncio.sleep(self._answer)
+            return "answered"
+
+        return answer()
+
+
+class Actor:
+    """A worker whose methods all answer with the same failure, or after so many seconds."""
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+
+    def __getattr__(self, name: str) -> Method:
+        return Method(self._answer)
+
+
+def failed_with(cause: Exception) -> exceptions.RayTaskError:
+    """As Ray tells of an exception in a worker."""
+    return exceptions.RayTaskError("run", "a traceback", cause)
+
+
+@pytest.fixture
+def answer(lab) -> Any:
+    """What becomes of a call to a worker that answers like this, and when."""
+
+    def call(answer: Any, **bounds: float) -> RunError | str:
+        declared = lab.tiny_pipeline()
+        declared["run"] |= bounds
+        fleet = Fleet(ray, Plan({}, (), shards=1, steps=1), Pipeline.model_validate(declared))
+        member = Member("generator/1", Actor(answer), HERE)
+        try:
+            return asyncio.run(fleet.call(member, "appetite", waits_for="the generator to say something"))
+        except RunError as error:
+            return error
+
+    return call
+
+
+USERS = [ValueError("no such column"), OSError(28, "No space left on device"), KeyError("a bug of a reward")]
+
+
+@pytest.mark.parametrize("cause", USERS, ids=lambda cause: type(cause).__name__)
+def test_what_an_op_raises_is_nobody_s_loss(answer, cause) -> None:
+    error = answer(failed_with(cause))
+    assert type(error) is RunError
+    assert str(cause) in error.cause
+    assert error.details
+
+
+LOSSES = [
+    (exceptions.ActorDiedError(), WorkerDiedError, ("generator/1",)),
+    (failed_with(EngineLostError("the server has died")), WorkerLostError, ("generator/1",)),
+    (failed_with(PeerError("the sender of weights has ended")), WorkerLostError, ()),
+    (failed_with(ObjectsLateError("waited 5 s for blocks")), WorkerLostError, ()),
+    (failed_with(exceptions.OwnerDiedError("0" * 56, "", "")), WorkerLostError, ()),
+    (exceptions.ObjectLostError("0" * 56, "", ""), WorkerLostError, ()),
+]
+
+
+@pytest.mark.parametrize(("failure", "kind", "lost"), LOSSES, ids=lambda each: type(each).__name__)
+def test_a_loss_says_who_is_lost_where_that_is_known(answer, failure, kind, lost) -> None:
+    error = answer(failure)
+    assert type(error) is kind
+    assert error.lost == lost
+    assert error.worker == "generator/1 (host node7, pid 4711)"
+    assert error.node == "the generator to say something"
+
+
+def test_a_worker_that_says_nothing_is_lost_and_the_message_has_all_there_is_to_know(answer) -> None:
+    error = answer(5.0, node_timeout_s=0.1)
+    assert type(error) is WorkerHungError
+    assert error.lost == ("generator/1",)
+    assert error.cause == "waited 0.1 s for the generator to say something, from generator/1 (host node7, pid 4711)"
+    assert (error.node, error.worker) == ("the generator to say something", "generator/1 (host node7, pid 4711)")
+    assert error.hint == "raise run.node_timeout_s if it needs longer"
+
+
+def test_equal_bounds_are_not_mistaken_for_each_other(answer) -> None:
+    error = answer(5.0, node_timeout_s=0.1, start_timeout_s=0.1)
+    assert type(error) is WorkerHungError
+    assert error.hint == "raise run.node_timeout_s if it needs longer"
+
+
+def test_one_that_answers_in_time_is_heard(answer) -> None:
+    assert answer(0.0) == "answered"
+
+
+class Streaming:
+    """A worker that tells these parcels of a task; a stream that nobody waits for ends when the test does."""
+
+    def __init__(self, told: list[Told]) -> None:
+        self._told, self._had_last = told, False
+
+    @property
+    def run_streamed(self) -> Streaming:
+        return self
+
+    def remote(self, *parcel: Any) -> Streaming:
+        return self
+
+    def _get_next_ref_n(self, count: int) -> list[Any]:
+        if self._told:
+            return [Ready(None), Ready(pack(self._told[0])[0])]
+        assert not self._had_last, "asked for more behind the last word"
+        return [Ready(exceptions.ObjectRefStreamEndOfStreamError()) for _ in range(count)]
+
+    def _consume_next_ref_n(self, count: int) -> None:
+        self._had_last = self._told.pop(0).last
+
+
+class Ready:
+    """A ref of something that is there, or has failed."""
+
+    def __init__(self, thing: Any) -> None:
+        self._thing = thing
+
+    def binary(self) -> bytes:
+        return b"id"
+
+    def __await__(self) -> Iterator[Any]:
+        yield from ()
+        if isinstance(self._thing, Exception):
+            raise self._thing
+        return self._thing
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_of_a_stream_nobody_waits_for_more_than_the_last_word(lab, last) -> None:
+    fleet = Fleet(ray, Plan({}, (), shards=1, steps=1), Pipeline.model_validate(lab.tiny_pipeline()))
+    worker = Streaming([Told((Beat(0),)), Told((Beat(1), Beat(2)), last=last)])
+    work = TaskWork(1, "rollout", "rollout", "rollout", False, 0, 0, 1, (), {}, False, True, streams=True)
+
+    async def follow() -> list[Block | Beat]:
+        return [each async for each in fleet.stream(Member("generator/0", worker, HERE), work, tally.append)]
+
+    tally: list[int] = []
+    assert asyncio.run(follow()) == [Beat(0), Beat(1), Beat(2)]
+    assert len(tally) == 3, "a parcel there, two back"
+
+
+class InARow:
+    """A worker that takes up one thing after the other, each for so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._through = seconds, 0.0
+
+    @property
+    def run_whole(self) -> InARow:
+        return self
+
+    def remote(self, *parcel: Any) -> tuple[DueAt, Ready]:
+        self._through = max(asyncio.get_running_loop().time(), self._through) + self._seconds
+        return DueAt(self._through, pack([])[0]), Ready(None)
+
+
+class DueAt:
+    """A ref of what is there in time; as with those of Ray, who gives up may wait again."""
+
+    def __init__(self, when: float, thing: Any) -> None:
+        self._when, self._thing = when, thing
+
+    def __await__(self) -> Iterator[Any]:
+        yield from asyncio.sleep(self._when - asyncio.get_running_loop().time()).__await__()
+        return self._thing
+
+
+@pytest.mark.parametrize(("seconds", "in_time"), [(0.3, True), (0.6, False)])
+def test_what_was_sent_behind_another_has_its_time_from_the_end_of_that(lab, seconds, in_time) -> None:
+    declared = lab.tiny_pipeline()
+    declared["run"] |= {"node_timeout_s": 0.4}
+    fleet = Fleet(ray, Plan({}, (), shards=1, steps=1), Pipeline.model_validate(declared))
+    member = Member("actor/0", InARow(seconds), HERE)
+    works = [TaskWork(1, name, name, name, False, 0, 0, 1, (), {}, False, True) for name in ("ref", "update")]
+
+    async def both() -> list[Any]:
+        sent = [fleet.send(member, work, lambda _: None) for work in works]
+        return await asyncio.gather(*(fleet.answer(each, lambda _: None) for each in sent), return_exceptions=True)
+
+    if in_time:
+        assert asyncio.run(both()) == [[], []]
+    else:
+        told = asyncio.run(both())
+        assert "a sign of life of ref (step 1)" in str(told[0])
+
+
+@pytest.mark.parametrize("answer", [OSError("the device is gone"), 60.0, 0.0])
+def test_at_the_end_nobody_is_told_of_one_that_cannot_free_what_it_holds(lab, monkeypatch, caplog, answer) -> None:
+    monkeypatch.setattr("dagrl.workers.groups.worker_group._CLOSE_TIMEOUT_S", 0.05)
+    ended: list[object] = []
+    fleet = Fleet(ray, Plan({}, (), shards=1, steps=1), Pipeline.model_validate(lab.tiny_pipeline()))
+    workers = [Actor(answer), Actor(0.0)]
+    fleet._members = {"actor": [Member(f"actor/{rank}", each, HERE) for rank, each in enumerate(workers)]}
+    monkeypatch.setattr(fleet, "kill", lambda: ended.append(fleet.members("actor")))
+
+    async def close() -> None:
+        await fleet.close()
+        gc.collect()
+
+    asyncio.run(close())
+    assert len(ended) == 1
+    assert caplog.records == []

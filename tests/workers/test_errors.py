@@ -1,0 +1,33 @@
+"""How a failure looks on a terminal."""
+
+from __future__ import annotations
+
+from dagrl.workers.errors import RunError
+
+
+def test_a_failure_says_where_who_why_and_what_to_do() -> None:
+    error = RunError("it broke", node="reward (step 3)", worker="host/0", hint="mend it", details="Traceback ...")
+    error.log = "run/logs/failure.txt"
+    assert error.lines() == [
+        "  node    reward (step 3)",
+        "  worker  host/0",
+        "  cause   it broke",
+        "  hint    mend it",
+        "  details run/logs/failure.txt",
+    ]
+    assert str(error) == "it broke"
+
+
+def test_who_held_shared_devices_stands_below_the_cause() -> None:
+    error = RunError("out of memory", worker="actor/0", hint="mend it")
+    error.memory = "group gpus: actor awake, generator asleep"
+    assert error.lines() == [
+        "  worker  actor/0",
+        "  cause   out of memory",
+        "  memory  group gpus: actor awake, generator asleep",
+        "  hint    mend it",
+    ]
+
+
+def test_what_is_not_known_is_left_out_and_details_never_reach_the_terminal() -> None:
+    assert RunError("it broke", details="Traceback ...").lines() == ["  cause   it broke"]

@@ -1,0 +1,243 @@
+"""What streams out of a worker, and what stops it; what its process does without."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+from refs import Ref
+
+from dagrl.backends.base import Completion, GenerationRequest
+from dagrl.config.schema import Pipeline, SamplingSpec
+from dagrl.data.batch import Batch, Column
+from dagrl.graph.op_contracts import ROLLOUT_WRITES
+from dagrl.ops.base import Resources
+from dagrl.workers.messages import Beat, Begun, Block, Coming, Handed, PartWork, Source, Span, Take, TaskWork, Told
+from dagrl.workers.meter import Meter
+from dagrl.workers.object_cache import Blocks
+from dagrl.workers.serialization import pack, unpack
+from dagrl.workers.worker import Worker
+
+
+class Generator:
+    """Answers each prompt with 7s, as many as the prompt's first token says, when `gate` lets it."""
+
+    policy_version = 3
+
+    def __init__(self) -> None:
+        self.sampled_tokens = 0
+        self.gate = threading.Semaphore(0)
+        self.aborts = 0
+
+    def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> Iterator[Completion]:
+        for index, request in enumerate(requests):
+            self.gate.acquire(timeout=60)
+            aborted = self.aborts > 0
+            tokens = np.full(request.prompt[0] - len(request.begun), 7)[: 1 if aborted else None]
+            self.sampled_tokens += len(tokens)
+            yield Completion(index, tokens, np.zeros(len(tokens), np.float32), "abort" if aborted else "stop", 3)
+
+    def abort(self) -> None:
+        self.aborts += 1
+        self.gate.release(100)
+
+
+class Bench:
+    """A worker with a generator, and the objects that it reads."""
+
+    def __init__(self, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        self.store: dict[str, Any] = {}
+        monkeypatch.setattr(ray, "put", self._put)
+        monkeypatch.setattr(ray, "get", self._get)
+        self.engine = Generator()
+        self.worker = Worker()
+        self.worker._resources = Resources(pipeline, folder, folder)
+        self.worker._engine = self.engine
+        self.worker._blocks = Blocks(1.0, keep=True)
+        self.worker._meter = Meter(pipeline)
+
+    def _put(self, thing: Any) -> str:
+        self.store[f"object {len(self.store)}"] = thing
+        return f"object {len(self.store) - 1}"
+
+    def _get(self, refs: str | list[str], timeout: float | None = None) -> Any:
+        return self.store[refs] if isinstance(refs, str) else [self.store[ref] for ref in refs]
+
+    def work(self, groups: list[int], begun: dict[int, Begun] | None = None) -> TaskWork:
+        """Two samples for each group's prompt, which is the group's number and two more."""
+        rows = np.array([row for group in groups for row in (2 * group, 2 * group + 1)])
+        columns = {
+            "prompt_tokens": Column.ragged([[2 + row // 2] for row in rows], "int64"),
+            "group_id": Column(rows // 2),
+        }
+        ref = self._put(Batch(rows, columns))
+        part = PartWork(0, rows, (Source((Ref(ref),), {name: name for name in columns}),))
+        outputs = {name: "said" if name == "response_tokens" else name for name in ROLLOUT_WRITES}
+        return TaskWork(
+            *(2, "rollout", "rollout", "rollout", False, 0, 1, 1, (part,), outputs, False, True),
+            streams=True,
+            begun=begun or {},
+        )
+
+    def told(self, work: TaskWork) -> Iterator[Block | Beat]:
+        """Its messages, one by one; what is called the last of them is."""
+        last = False
+        for told in self.worker.stream(work):
+            assert not last, f"{told} comes behind the last"
+            last = told.last
+            yield from told.messages
+
+    def said(self, block: Block) -> dict[int, list[int]]:
+        """Row -> response."""
+        batch = block.ref
+        return {int(row): batch["said"][place].tolist() for place, row in enumerate(batch.rows)}
+
+
+@pytest.fixture
+def bench(lab, monkeypatch, tmp_path) -> Bench:
+    declared = lab.tiny_pipeline()
+    declared["nodes"]["rollout"] |= {"n": 2, "over_sampling_batch_size": 10, "partial_rollout": True}
+    return Bench(Pipeline.model_validate(declared), monkeypatch, tmp_path)
+
+
+@pytest.mark.parametrize("aborted", [False, True])
+def test_a_share_that_is_behind_a_sync_shows_life_until_the_weights_are_there(bench, monkeypatch, aborted) -> None:
+    monkeypatch.setattr("dagrl.workers.worker.INTERVAL_S", 0.05)
+    monkeypatch.setattr(bench.worker, "_take_in", lambda take, handed: 0.5)
+    told = bench.worker.stream(replace(bench.work([0]), weights=Coming(5, 3)))
+    bench.worker.receive_weights(Take(4, 3))
+    assert [next(told), next(told)] == [Told(()), Told(())]
+    if aborted:
+        bench.worker.abort(2, "rollout", 0, 0)
+        assert list(told) == []
+    else:
+        assert bench.worker.receive_weights(Take(5, 3)) == 0.5
+        assert next(told) == Told((Beat(0),))
+        bench.engine.gate.release(2)
+        (block, _), *_ = [each.messages for each in told if each.messages]
+        assert bench.said(block) == {0: [7, 7], 1: [7, 7]}
+
+
+def test_a_share_comes_out_group_by_group_or_together_with_signs_of_life(bench) -> None:
+    messages = bench.told(bench.work([0, 1, 2]))
+    assert next(messages) == Beat(0), "that it has begun"
+    bench.engine.gate.release(2)
+    first = next(messages)
+    assert bench.said(first) == {0: [7, 7], 1: [7, 7]}
+    assert (first.tokens.tolist(), first.effort.tokens, first.shards) == ([2, 2], 4, ())
+    bench.engine.gate.release(4)
+    rest = list(messages)
+    blocks = [each for each in rest if isinstance(each, Block)]
+    said = {row: tokens for block in blocks for row, tokens in bench.said(block).items()}
+    assert said == {2: [7] * 3, 3: [7] * 3, 4: [7] * 4, 5: [7] * 4}
+    assert rest[-1] == Beat(2 * (2 + 3 + 4)), "the last word has all tokens"
+
+
+def test_shares_of_a_run_are_sampled_at_once(bench) -> None:
+    first, second = (bench.told(bench.work([group])) for group in (0, 1))
+    assert [type(next(messages)) for messages in (first, second)] == [Beat, Beat]
+    bench.engine.gate.release(4)
+    (later,) = [each for each in second if isinstance(each, Block)]
+    (earlier,) = [each for each in first if isinstance(each, Block)]
+    assert (earlier.rows.tolist(), later.rows.tolist()) == ([0, 1], [2, 3])
+    assert earlier.effort.tokens + later.effort.tokens == 10
+
+
+def test_an_abort_ends_a_share_and_those_that_come_after_it_and_what_there_is_goes_on_later(bench) -> None:
+    messages = bench.told(bench.work([4, 5]))
+    next(messages)
+    bench.engine.gate.release(3)
+    done = next(each for each in messages if isinstance(each, Block))
+    assert done.rows.tolist() == [8, 9]
+    bench.worker.abort(2, "rollout", 0, 0)
+    (left,) = [each for each in messages if isinstance(each, Block)]
+    assert (left.unfinished, left.rows.tolist(), left.tokens) == (True, [10, 11], None)
+    assert list(bench.told(bench.work([6]))) == []
+    # The same prompt in the next step, where its rows have other numbers.
+    said = bench.said(left)
+    assert said[11] == [7]
+    bench.engine.aborts = 0
+    bench.engine.gate.release(10)
+    begun = {5: Begun(bench._put(left.ref), np.array([11, 10]))}
+    again = replace(bench.work([5], begun), step=3)
+    (block,) = [each for each in bench.told(again) if isinstance(each, Block)]
+    assert bench.said(block) == {10: [7] * 7, 11: [7] * 7}
+    assert block.effort.tokens == 14 - len(said[10]) - len(said[11])
+
+
+def test_the_abort_of_a_round_does_not_end_the_next(bench) -> None:
+    bench.worker.abort(2, "rollout", 0, 0)
+    assert list(bench.told(bench.work([0]))) == []
+    bench.engine.aborts = 0
+    bench.engine.gate.release(10)
+    messages = list(bench.told(replace(bench.work([0]), round=1)))
+    assert [each.rows.tolist() for each in messages if isinstance(each, Block)] == [[0, 1]]
+
+
+def test_what_the_engine_raises_ends_the_share(bench) -> None:
+    def broken(requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> Iterator[Completion]:
+        raise ValueError("prompt 0 is empty")
+        yield
+
+    bench.engine.generate = broken
+    with pytest.raises(ValueError, match="prompt 0 is empty"):
+        list(bench.told(bench.work([0])))
+
+
+def test_the_blocks_of_a_run_have_their_columns_in_one_object(bench, monkeypatch) -> None:
+    def block(rows: list[int]) -> Block:
+        columns = Batch(np.array(rows), {"reward": Column(10 * np.array(rows))})
+        return Block(columns.rows, columns if rows else None, None, Span(0, 1))
+
+    for several, object_of in (([[7, 3], [5], []], [7, 3, 5]), ([[4]], [4]), ([[]], None)):
+        monkeypatch.setattr(bench.worker, "run", lambda work, blocks=several: map(block, blocks))
+        message, columns = bench.worker.run_whole(*pack(bench.work([0])))
+        assert (columns and columns.rows.tolist()) == object_of
+        assert object_of is None or columns["reward"].values.tolist() == [10 * row for row in object_of]
+        told = unpack(message, ["the object"])
+        assert [each.rows.tolist() for each in told] == several
+        assert [each.ref for each in told] == ["the object" if rows else None for rows in several]
+
+
+def test_what_a_worker_has_made_it_keeps_under_the_name_that_it_was_told(bench, monkeypatch) -> None:
+    made = Batch(np.array([0, 1]), {"reward": Column(np.array([5, 7]))})
+    work = replace(bench.work([0]), keeps_as=b"mine")
+    monkeypatch.setattr(bench.worker, "run", lambda work: iter([Block(made.rows, made, None, Span(0, 1))]))
+    bench.worker.run_whole(*pack(work))
+    (part,) = bench.worker._parts(
+        replace(work, parts=(PartWork(0, made.rows[::-1], (Source((b"mine",), {"r": "reward"}),)),))
+    )
+    assert part.batch["r"].values.tolist() == [7, 5]
+
+
+def test_a_method_is_called_by_its_name_with_what_is_in_the_parcel(bench, monkeypatch) -> None:
+    monkeypatch.setattr(bench.worker, "_take_in", lambda take, handed: take.version / 4)
+    assert bench.worker.call(*pack(("receive_weights", (Take(5, 3),)))) == 0.75
+
+
+def test_weights_in_the_object_store_are_taken_when_they_are_all_there(bench, monkeypatch) -> None:
+    handed, ref = Handed(0.5, 8, refs=("bucket",)), ray.ObjectRef.from_random()
+    bench.store[ref] = handed
+    monkeypatch.setattr(bench.worker, "_take_in", lambda take, handed: (take.version, handed))
+    assert bench.worker.call(*pack(("receive_weights", (Take(5, 3, handed=ref),)))) == (3, handed)
+
+
+def test_the_driver_and_the_hosts_ops_do_without_torch() -> None:
+    """It takes each of their processes two seconds, for nothing."""
+    modules = (
+        "dagrl.orchestrator.run",
+        "dagrl.workers.worker",
+        "dagrl.ops.advantage",
+        "dagrl.ops.reward",
+        "dagrl.ops.prompts",
+    )
+    program = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], timeout=120).returncode == 0
