@@ -81,7 +81,7 @@ def _rank(
     """A process: build the model, wait for a sign, measure; the first rank sends the seconds of each stage."""
     from bare_step import BareStep
 
-    from dagrl.backends.megatron import distributed
+    from dagrl.backends.megatron.engine import distributed
     from dagrl.config.schema import ParallelSpec
 
     model, workload, mini_batches, warmup, rounds = stages

@@ -15,7 +15,7 @@ import torch
 from torch.nn.functional import silu
 from workload import Workload
 
-from dagrl.backends.megatron.hf_weights import load_hf_weights
+from dagrl.backends.megatron.engine.hf_weights import load_hf_weights
 from dagrl.backends.model_source import load_hf_config, weight_source
 from dagrl.config.schema import ModelSpec
 from dagrl.models.vocabulary import padded_vocab_size
@@ -143,7 +143,7 @@ def _model(config: Any, hf_config: Any) -> Any:
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 
-    from dagrl.backends.megatron.cpu.modules import use_plain_modules
+    from dagrl.backends.megatron.engine.cpu.modules import use_plain_modules
 
     if not torch.cuda.is_available():
         use_plain_modules()

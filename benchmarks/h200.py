@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-MEGATRON = "tests/backends/megatron"
+MEGATRON = "tests/backends/megatron/engine"
 NOISE = ("warn", "it/s]", "__array")
 VERDICTS = ("ok  ", "NOT ")
 SUITES = ("rollout", "trainer", "plan")

@@ -131,7 +131,7 @@ def grpo_pipeline(
         "generator": {
             "backend": "sglang",
             "group": "rollout" if apart else "gpu",
-            "follows": "actor",
+            "weights_from": "actor",
             "server": server,
         },
     }

@@ -123,7 +123,7 @@ def _plan(gpus: int, shards: int, schedule: str) -> Plan:
     executors = [
         Executor(HOST, None, _ranks(max(1, gpus // 16))),
         Executor("actor", "train", _ranks(gpus // 2), ("actor",), trained=True, on_gpus=True),
-        Executor("generator", "rollout", _ranks(gpus * 3 // 8), ("generator",), follows="actor", on_gpus=True),
+        Executor("generator", "rollout", _ranks(gpus * 3 // 8), ("generator",), weights_from="actor", on_gpus=True),
         Executor("reference", "reference", _ranks(gpus // 8), ("reference",), on_gpus=True),
     ]
     quarter = -(-shards // 4)

@@ -66,8 +66,8 @@ class Shape:
             "groups": {"train": {"cpus_per_node": self.trainers}, "rollout": {"cpus_per_node": self.generators}},
             "engines": {
                 "actor": {"backend": "megatron", "group": "train", "optimizer": {"lr": 1e-6}},
-                "reference": {"backend": "megatron", "shares": "actor"},
-                "generator": {"backend": "hf", "group": "rollout", "follows": "actor"},
+                "reference": {"backend": "megatron", "frozen_copy_of": "actor"},
+                "generator": {"backend": "hf", "group": "rollout", "weights_from": "actor"},
             },
             "nodes": {
                 "rollout": {

@@ -206,7 +206,7 @@ def _parallel(options: Options) -> ParallelSpec:
 def _bare(options: Options, context: RankContext) -> Side:
     from bare_step import BareStep
 
-    from dagrl.backends.megatron import distributed
+    from dagrl.backends.megatron.engine import distributed
 
     if not torch.distributed.is_initialized():
         distributed.start(context, _parallel(options))
@@ -216,7 +216,7 @@ def _bare(options: Options, context: RankContext) -> Side:
 def _dagrl(options: Options, context: RankContext) -> Side:
     from megatron.core import parallel_state
 
-    from dagrl.backends.megatron.engine import MegatronEngine
+    from dagrl.backends.megatron.engine.megatron_engine import MegatronEngine
 
     spec = MegatronEngineSpec(
         backend="megatron",

@@ -27,7 +27,7 @@ def pipeline(tmp_path: Path) -> Path:
         "groups: {all: {cpus_per_node: 2}}\n"
         "engines:\n"
         "  actor: {backend: megatron, group: all, optimizer: {lr: 1e-3}}\n"
-        "  generator: {backend: hf, group: all, follows: actor}\n"
+        "  generator: {backend: hf, group: all, weights_from: actor}\n"
         "nodes:\n"
         "  rollout: {op: rollout, engine: generator, n: 4, sampling: {max_new_tokens: 8}}\n"
         "  reward: {op: reward, fn: exact}\n"

@@ -63,12 +63,12 @@ def ppo_clip(
     return PolicyLoss(loss, ratio.detach(), clipped)
 
 
-def clip_cov(clipping: PolicyLoss, held_back: torch.Tensor) -> PolicyLoss:
-    """PPO's clipped loss without the tokens at 1 in `held_back` [T]: they have no gradient.
+def clip_cov(clipping: PolicyLoss, clip_cov_mask: torch.Tensor) -> PolicyLoss:
+    """PPO's clipped loss without the tokens at 1 in `clip_cov_mask` [T]: they have no gradient.
 
     Clip-Cov (arXiv 2505.22617); `dagrl.algorithms.covariance.drawn` says which. `clipping` is `ppo_clip`'s.
     """
-    held = held_back > 0
+    held = clip_cov_mask > 0
     return PolicyLoss(torch.where(held, 0.0, clipping.loss), clipping.ratio, clipping.clipped | held)
 
 
@@ -77,17 +77,17 @@ def kl_cov(
     old_logprob: torch.Tensor,
     advantage: torch.Tensor,
     *,
-    held_back: torch.Tensor,
+    clip_cov_mask: torch.Tensor,
     kl_coef: float,
 ) -> PolicyLoss:
-    """The surrogate without any clip, -r A, and for tokens at 1 in `held_back` [T] kl_coef abs(log r).
+    """The surrogate without any clip, -r A, and for tokens at 1 in `clip_cov_mask` [T] kl_coef abs(log r).
 
     KL-Cov (arXiv 2505.22617); `dagrl.algorithms.covariance.highest` says which. The paper's penalty is KL(old ||
     policy); abs(log r) is how the authors' code estimates it.
     """
     log_ratio = logprob - old_logprob
     ratio = ratio_of(log_ratio)
-    loss = -ratio * advantage + torch.where(held_back > 0, kl_coef * log_ratio.abs(), 0.0)
+    loss = -ratio * advantage + torch.where(clip_cov_mask > 0, kl_coef * log_ratio.abs(), 0.0)
     return PolicyLoss(loss, ratio.detach(), torch.zeros_like(ratio, dtype=torch.bool))
 
 

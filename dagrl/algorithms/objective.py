@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from dagrl.backends.base import ResponseTokens
 
 
-_FURTHER = {"clip_cov": ("held_back",), "kl_cov": ("held_back",), "opmd_pairwise": ("group_id",)}
+_FURTHER = {"clip_cov": ("clip_cov_mask",), "kl_cov": ("clip_cov_mask",), "opmd_pairwise": ("group_id",)}
 """Columns that some losses read beside advantages and log-probs. With ``group_id``, engines keep groups together."""
 
 
@@ -165,9 +165,9 @@ class PolicyObjective:
                 return gspo(*given, rows=rows, clip_low=low, clip_high=high)
             case "clip_cov":
                 clipping = ppo_clip(*given, clip_low=low, clip_high=high)
-                return clip_cov(clipping, tokens.columns["held_back"])
+                return clip_cov(clipping, tokens.columns["clip_cov_mask"])
             case "kl_cov":
-                return kl_cov(*given, held_back=tokens.columns["held_back"], kl_coef=spec.kl_cov_coef)
+                return kl_cov(*given, clip_cov_mask=tokens.columns["clip_cov_mask"], kl_coef=spec.kl_cov_coef)
             case "gmpo":
                 return gmpo(*given, rows=rows, clip_low=low, clip_high=high)
             case "sapo":

@@ -34,7 +34,7 @@ _USUAL_WRITERS = {
     "value": "op: values, engine: CRITIC",
     "return": "op: advantage, estimator: gae",
     "is_expert": "op: mix",
-    "held_back": "op: covariance",
+    "clip_cov_mask": "op: covariance",
     "baseline_reward": "op: reward, write: baseline_reward",
 }
 

@@ -104,7 +104,7 @@ _ESTIMATORS = {
 """Estimators that want anything else than to compare within groups."""
 _WITH_OLD = Formula(("old_logprob",), Scope.BATCH)
 _LOSSES = {
-    **dict.fromkeys(("clip_cov", "kl_cov"), Formula(("old_logprob", "held_back"), Scope.BATCH)),
+    **dict.fromkeys(("clip_cov", "kl_cov"), Formula(("old_logprob", "clip_cov_mask"), Scope.BATCH)),
     "opmd_pairwise": Formula(("old_logprob", "group_id"), Scope.BATCH),
 }
 """Losses that want anything else than the log-probs from before the update."""
@@ -190,7 +190,7 @@ def contract_of(
             compared = ("group_id", "prompt_tokens", "demonstration", "ref_logprob")
             return OpContract(compared, (), Scope.BATCH, needs=Capability.TRAIN, whole_groups=True)
         case CovarianceNode():
-            return OpContract(("old_logprob", "advantage", "response_mask"), ("held_back",), Scope.BATCH)
+            return OpContract(("old_logprob", "advantage", "response_mask"), ("clip_cov_mask",), Scope.BATCH)
         case MixNode():
             mixed = ("group_id", "demonstration", *MIXED)
             return OpContract(mixed, (*MIXED, "is_expert"), Scope.GROUP, replaces=MIXED)

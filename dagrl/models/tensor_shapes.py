@@ -1,6 +1,7 @@
 """Names and shapes of a model's tensors as published checkpoints have them, computed from the shape of the model.
 
-`dagrl.backends.megatron.families` maps the same names to Megatron's parameters; a test holds both against transformers.
+`dagrl.backends.megatron.engine.families` maps the same names to Megatron's parameters; a test compares both with
+transformers.
 """
 
 from __future__ import annotations

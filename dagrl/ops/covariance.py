@@ -39,4 +39,4 @@ def covariance(parts: Sequence[Part], context: Context) -> Iterator[Output]:
             "covariance/held_back_fraction": Stat.of(chosen[counted]),
         }
         marks = Column(chosen.astype(np.float32), mask.offsets).take(np.argsort(order))
-        yield Output((part.index,), part.batch.rows, {"held_back": marks}, stats)
+        yield Output((part.index,), part.batch.rows, {"clip_cov_mask": marks}, stats)

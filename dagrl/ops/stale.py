@@ -44,7 +44,7 @@ def _most_behind(context: Context) -> int | None:
     """Versions that a sample may be behind; None where any number is fine: the generator follows somebody else."""
     schedule, rollout, update = context.pipeline.schedule, context.rollout, context.node
     assert isinstance(update, UpdateNode)
-    if getattr(context.pipeline.engines[rollout.engine], "follows", None) != update.engine:
+    if getattr(context.pipeline.engines[rollout.engine], "weights_from", None) != update.engine:
         return None
     if schedule.stale_samples == "auto" and rollout.partial_rollout:
         return schedule.max_staleness + rollout.partial_rollout_max_age

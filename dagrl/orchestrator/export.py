@@ -61,7 +61,7 @@ def convert_to_megatron(source: Path, output: Path) -> str:
     with _new_folder(output) as aside:
         if problem := folder_problem(source):
             raise WrongCallError(problem)
-        from dagrl.backends.megatron.convert import write_megatron
+        from dagrl.backends.megatron.engine.convert import write_megatron
         from dagrl.backends.model_source import load_hf_config, weight_source
         from dagrl.models.vocabulary import padded_vocab_size
 
@@ -75,7 +75,7 @@ def _megatron_to_hf(source: Path, model: ModelSpec, folder: Path, head: str = "l
     from transformers.models.auto import modeling_auto
 
     from dagrl.backends.hf_folder import copy_tokenizer, write_hf_folder
-    from dagrl.backends.megatron.convert import StoredModel
+    from dagrl.backends.megatron.engine.convert import StoredModel
     from dagrl.backends.model_source import load_hf_config
 
     config = load_hf_config(model)

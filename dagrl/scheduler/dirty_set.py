@@ -17,8 +17,8 @@ class Neighbourhoods:
         for name, executor in plan.executors.items():
             if executor.group is not None:
                 graph.add_edge(name, ("group", executor.group))
-            if executor.follows is not None:
-                graph.add_edge(name, executor.follows)
+            if executor.weights_from is not None:
+                graph.add_edge(name, executor.weights_from)
         sets = nx.connected_components(graph)
         self._sets = [tuple(name for name in plan.executors if name in members) for members in sets]
         self._place_of = {name: place for place, names in enumerate(self._sets) for name in names}

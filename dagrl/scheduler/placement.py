@@ -59,7 +59,7 @@ def _executors(pipeline: Pipeline, graph: Graph) -> dict[str, Executor]:
     host = tuple(Coordinates(0, 0, rank, 0, primary=True) for rank in range(pipeline.run.host_workers))
     executors = {HOST: Executor(HOST, None, host)}
     for name, engine in pipeline.engines.items():
-        if isinstance(engine, MegatronEngineSpec) and engine.shares:
+        if isinstance(engine, MegatronEngineSpec) and engine.frozen_copy_of:
             continue
         assert engine.group is not None
         group = pipeline.groups[engine.group]
@@ -68,7 +68,7 @@ def _executors(pipeline: Pipeline, graph: Graph) -> dict[str, Executor]:
             engine.group,
             tuple(_places(engine, group)),
             (name, *guests_of(name, pipeline)),
-            follows=None if isinstance(engine, MegatronEngineSpec) else engine.follows,
+            weights_from=None if isinstance(engine, MegatronEngineSpec) else engine.weights_from,
             trained=name in trained,
             on_gpus=not group.is_cpu,
             sleeps=sleeps(pipeline, name),
@@ -81,7 +81,7 @@ def _executors(pipeline: Pipeline, graph: Graph) -> dict[str, Executor]:
 def guests_of(name: str, pipeline: Pipeline) -> Iterable[str]:
     """Engines that live on another one's ranks."""
     for guest, spec in pipeline.engines.items():
-        if isinstance(spec, MegatronEngineSpec) and spec.shares == name:
+        if isinstance(spec, MegatronEngineSpec) and spec.frozen_copy_of == name:
             yield guest
 
 
@@ -124,7 +124,7 @@ def _task(node: GraphNode, pipeline: Pipeline, rows: Rows, wanted: set[str], sam
     prefix = _VALIDATION_PREFIX if rows is Rows.VALIDATION else ""
     engine = getattr(node.spec, "engine", None)
     spec = pipeline.engines[engine] if engine else None
-    guest_of = spec.shares if isinstance(spec, MegatronEngineSpec) else None
+    guest_of = spec.frozen_copy_of if isinstance(spec, MegatronEngineSpec) else None
     generates = node.contract.needs is Capability.GENERATE
     return PlannedTask(
         name=prefix + node.name,

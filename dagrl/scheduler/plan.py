@@ -29,7 +29,7 @@ class Executor:
     """Where each rank sits in the layout; ranks with the same dp get the same rows."""
     engines: tuple[str, ...] = ()
     """Engines on these ranks; the first is the one whose weights move, the others are frozen copies of its start."""
-    follows: str | None = None
+    weights_from: str | None = None
     """Executor whose weights it takes."""
     trained: bool = False
     """Whether some task trains it."""
@@ -150,7 +150,7 @@ class Plan:
         nor where others of the group could have their turn between the two.
         """
         mine = self.executors[executor]
-        if executor == HOST or mine.follows or self.generates(executor):
+        if executor == HOST or mine.weights_from or self.generates(executor):
             return False
         others = (other for other in self.executors.values() if other.group == mine.group and other is not mine)
         return all(other.sleeps for other in others)

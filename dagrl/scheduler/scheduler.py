@@ -97,7 +97,7 @@ class Scheduler:
         self._generating = {
             name: [lane for lane in lanes if lane.task.generates]
             for name, lanes in self._steps.lanes_on.items()
-            if plan.executors[name].follows
+            if plan.executors[name].weights_from
         }
         """Executors that follow others -> their tasks that generate."""
 
@@ -187,7 +187,7 @@ class Scheduler:
 
     def _arrive(self, executor: str, residency: Residency) -> None:
         self._turns.arrive(executor, residency)
-        if residency is Residency.ASLEEP and self.plan.executors[executor].follows:
+        if residency is Residency.ASLEEP and self.plan.executors[executor].weights_from:
             self._versions.take(executor, None)
 
     # -- what may start now
@@ -253,7 +253,7 @@ class Scheduler:
         run = Run(step, task.name, lane.progress(step).next, lane.round_in(step))
         if not self._room.free(executor.name):
             return run if self._may_be_sent_behind(step, lane) else None
-        if executor.follows:
+        if executor.weights_from:
             if self._syncs.lacks_weights(step, task):
                 return self._syncs.needed(step, task) or self._sync_behind_update(step, lane)
             if (sync := self._syncs.worthwhile(step, executor.name)) is not None:

@@ -62,7 +62,7 @@ class Syncs:
         """Whether somebody who follows `source` lacks its newest weights, and nobody has to move for them."""
         newest = self.versions.held(source)
         return newest is not None and any(
-            executor.follows == source
+            executor.weights_from == source
             and self.versions.held(name) != newest
             and not self.turns.before(Sync(0, name, source, newest))
             for name, executor in self.plan.executors.items()
@@ -74,7 +74,7 @@ class Syncs:
         return follower.group != source.group
 
     def _source_of(self, follower: str) -> str:
-        source = self.plan.executors[follower].follows
+        source = self.plan.executors[follower].weights_from
         assert source is not None, f"{follower} follows nobody"
         return source
 

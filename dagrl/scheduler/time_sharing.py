@@ -111,7 +111,7 @@ def start_chains(plan: Plan) -> list[tuple[str, ...]]:
     without sleepers have no such order.
     """
     generating = {task.executor for task in plan.tasks if task.generates}
-    followed = {executor.follows for executor in plan.executors.values()}
+    followed = {executor.weights_from for executor in plan.executors.values()}
 
     def place(executor: Executor) -> tuple[bool, ...]:
         generates = executor.name in generating

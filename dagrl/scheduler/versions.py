@@ -14,7 +14,7 @@ class Versions:
     def __init__(self, plan: Plan, first_step: int) -> None:
         self._max_staleness = plan.max_staleness
         self._held: dict[str, int | None] = {
-            name: None if executor.follows else first_step - 1 for name, executor in plan.executors.items()
+            name: None if executor.weights_from else first_step - 1 for name, executor in plan.executors.items()
         }
         self._training: dict[str, tuple[int, str]] = {}
         """Executor -> step and task of an update that has begun and is not over."""

@@ -33,11 +33,11 @@ class WeightRoute:
 def weight_route(pipeline: Pipeline, follower: str) -> WeightRoute:
     """The route of a checked pipeline to an engine that follows another."""
     engine = pipeline.engines[follower]
-    assert not isinstance(engine, MegatronEngineSpec) and engine.follows is not None, f"{follower} follows nobody"
+    assert not isinstance(engine, MegatronEngineSpec) and engine.weights_from is not None, f"{follower} follows nobody"
     group = pipeline.groups[engine.group]
     if isinstance(engine, HfEngineSpec):
         return WeightRoute("object_store", _DEFAULT_BUCKET_MIB << 20, 1, (tuple(range(group.ranks)),))
-    trainer = pipeline.engines[engine.follows]
+    trainer = pipeline.engines[engine.weights_from]
     assert trainer.group is not None, "an engine that is trained has a group of its own"
     asked = engine.weight_sync.route
     way = chosen_way(group, pipeline.groups[trainer.group], shared=trainer.group == engine.group)

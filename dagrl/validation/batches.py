@@ -172,8 +172,8 @@ def _warn_of_long_demonstrations(pipeline: Pipeline, sizes: Mapping[str, ModelSi
 def _row_alignment(pipeline: Pipeline, engine: str) -> tuple[int, str]:
     """What an engine pads rows to a multiple of, and the engine that says the layout."""
     spec = pipeline.engines.get(engine)
-    if isinstance(spec, MegatronEngineSpec) and spec.shares is not None:
-        engine, spec = spec.shares, pipeline.engines.get(spec.shares)
+    if isinstance(spec, MegatronEngineSpec) and spec.frozen_copy_of is not None:
+        engine, spec = spec.frozen_copy_of, pipeline.engines.get(spec.frozen_copy_of)
     return (spec.parallel.row_alignment if isinstance(spec, MegatronEngineSpec) else 1), engine
 
 

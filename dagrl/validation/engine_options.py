@@ -29,8 +29,8 @@ def check_engine_options(pipeline: Pipeline, findings: Findings) -> None:
     for name, engine in pipeline.engines.items():
         place: Place = ("engines", name)
         if isinstance(engine, HfEngineSpec | SglangEngineSpec):
-            if engine.follows is not None:
-                _check_generator(pipeline, engine.follows, engine, place, findings)
+            if engine.weights_from is not None:
+                _check_generator(pipeline, engine.weights_from, engine, place, findings)
             continue
         if engine.bridge == "megatron-bridge" and not _has_bridge():
             message = f"megatron-bridge is not installed; install it with `{_BRIDGE_INSTALL}`, or say `bridge: native`"
@@ -51,19 +51,19 @@ def check_engine_options(pipeline: Pipeline, findings: Findings) -> None:
 
 
 def _check_generator(
-    pipeline: Pipeline, follows: str, engine: HfEngineSpec | SglangEngineSpec, place: Place, findings: Findings
+    pipeline: Pipeline, weights_from: str, engine: HfEngineSpec | SglangEngineSpec, place: Place, findings: Findings
 ) -> None:
-    _check_head_of(pipeline, follows, "lm", (*place, "follows"), "a generator needs", findings)
+    _check_head_of(pipeline, weights_from, "lm", (*place, "weights_from"), "a generator needs", findings)
     if isinstance(engine, HfEngineSpec) and engine.head != "lm":
-        message = "a reward model here is what its folder says, and takes nobody's weights; take `follows` out"
-        findings.error((*place, "follows"), message, depends_on=[(*place, "head")])
+        message = "a reward model here is what its folder says, and takes nobody's weights; take `weights_from` out"
+        findings.error((*place, "weights_from"), message, depends_on=[(*place, "head")])
 
 
 def _check_head_of(pipeline: Pipeline, name: str, needed: str, place: Place, who: str, findings: Findings) -> None:
     """Report an engine that has another head than is needed."""
     engine = pipeline.engines.get(name)
-    if isinstance(engine, MegatronEngineSpec) and engine.shares is not None:
-        engine = pipeline.engines.get(engine.shares)
+    if isinstance(engine, MegatronEngineSpec) and engine.frozen_copy_of is not None:
+        engine = pipeline.engines.get(engine.frozen_copy_of)
     head = getattr(engine, "head", "lm")
     if engine is None or head == needed:
         return

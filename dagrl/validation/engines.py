@@ -86,55 +86,67 @@ def _check_groups(pipeline: Pipeline, findings: Findings) -> None:
 
 def _check_home(pipeline: Pipeline, name: str, engine: MegatronEngineSpec, findings: Findings) -> None:
     place: Place = ("engines", name)
-    if engine.shares is None:
+    if engine.frozen_copy_of is None:
         if engine.group is None:
-            message = "the engine has no place to run; add `group:`, or `shares:` to live on another engine's ranks"
+            message = (
+                "the engine has no place to run; add `group:`, or `frozen_copy_of:` to live on another engine's ranks"
+            )
             findings.error(place, message)
         return
     if engine.group is not None:
-        findings.error((*place, "shares"), "the engine has `group` and `shares`; take one of them out")
-    shares: Place = (*place, "shares")
-    owner = pipeline.engines.get(engine.shares)
+        findings.error((*place, "frozen_copy_of"), "the engine has `group` and `frozen_copy_of`; take one of them out")
+    key: Place = (*place, "frozen_copy_of")
+    owner = pipeline.engines.get(engine.frozen_copy_of)
     candidates = [
         other
         for other, spec in pipeline.engines.items()
-        if isinstance(spec, MegatronEngineSpec) and spec.shares is None and other != name
+        if isinstance(spec, MegatronEngineSpec) and spec.frozen_copy_of is None and other != name
     ]
-    if engine.shares == name:
-        findings.error(shares, f"an engine cannot share its own ranks; {suggest(name, candidates)}")
+    if engine.frozen_copy_of == name:
+        findings.error(key, f"an engine cannot share its own ranks; {suggest(name, candidates)}")
     elif owner is None:
-        message = f"there is no engine `{engine.shares}`; {suggest(engine.shares, candidates)}"
-        findings.error(shares, message, depends_on=[("engines", engine.shares)])
+        message = f"there is no engine `{engine.frozen_copy_of}`; {suggest(engine.frozen_copy_of, candidates)}"
+        findings.error(key, message, depends_on=[("engines", engine.frozen_copy_of)])
     elif not isinstance(owner, MegatronEngineSpec):
-        message = f"`{engine.shares}` is a {owner.backend} engine; share a megatron engine ({listed(candidates)})"
-        findings.error(shares, message)
-    elif owner.shares is not None:
-        findings.error(shares, f"`{engine.shares}` shares `{owner.shares}` itself; name an engine with a group")
+        message = (
+            f"`{engine.frozen_copy_of}` is a {owner.backend} engine; share a megatron engine ({listed(candidates)})"
+        )
+        findings.error(key, message)
+    elif owner.frozen_copy_of is not None:
+        findings.error(
+            key, f"`{engine.frozen_copy_of}` shares `{owner.frozen_copy_of}` itself; name an engine with a group"
+        )
     else:
         for section in _OWN_SECTIONS:
             if section in engine.model_fields_set and getattr(engine, section) != getattr(owner, section):
-                message = f"differs from that of `{engine.shares}`, whose model this engine is; take `{section}` out"
-                findings.error((*place, section), message, depends_on=[("engines", engine.shares, section)])
+                message = (
+                    f"differs from that of `{engine.frozen_copy_of}`, whose model this engine is; take `{section}` out"
+                )
+                findings.error((*place, section), message, depends_on=[("engines", engine.frozen_copy_of, section)])
 
 
 def _check_follows(pipeline: Pipeline, name: str, engine: HfEngineSpec | SglangEngineSpec, findings: Findings) -> None:
-    if engine.follows is None:
+    if engine.weights_from is None:
         return
-    place: Place = ("engines", name, "follows")
+    place: Place = ("engines", name, "weights_from")
     if engine.model is not None:
-        message = f"weights of `{engine.follows}` come to it, and so its model is that one's; take `model` out"
+        message = f"weights of `{engine.weights_from}` come to it, and so its model is that one's; take `model` out"
         findings.error(("engines", name, "model"), message, depends_on=[place])
     trained = _policies(pipeline)
-    if engine.follows not in pipeline.engines:
-        message = f"there is no engine `{engine.follows}`; {suggest(engine.follows, trained or pipeline.engines)}"
-        findings.error(place, message, depends_on=[("engines", engine.follows)])
-    elif not isinstance(pipeline.engines[engine.follows], MegatronEngineSpec):
-        backend = pipeline.engines[engine.follows].backend
+    if engine.weights_from not in pipeline.engines:
+        message = (
+            f"there is no engine `{engine.weights_from}`; {suggest(engine.weights_from, trained or pipeline.engines)}"
+        )
+        findings.error(place, message, depends_on=[("engines", engine.weights_from)])
+    elif not isinstance(pipeline.engines[engine.weights_from], MegatronEngineSpec):
+        backend = pipeline.engines[engine.weights_from].backend
         remedy = f"follow {listed(trained)}" if trained else "follow a megatron engine that an update node trains"
-        findings.error(place, f"`{engine.follows}` is a {backend} engine, which is never trained; {remedy}")
-    elif engine.follows not in trained_by(pipeline) and findings.readable(("nodes",)):
-        remedy = f"follow {listed(trained)}" if trained else f"add a node `{{op: update, engine: {engine.follows}}}`"
-        message = f"no update node trains `{engine.follows}`, so there is nothing to follow; {remedy}"
+        findings.error(place, f"`{engine.weights_from}` is a {backend} engine, which is never trained; {remedy}")
+    elif engine.weights_from not in trained_by(pipeline) and findings.readable(("nodes",)):
+        remedy = (
+            f"follow {listed(trained)}" if trained else f"add a node `{{op: update, engine: {engine.weights_from}}}`"
+        )
+        message = f"no update node trains `{engine.weights_from}`, so there is nothing to follow; {remedy}"
         updates = [update for names in trained_by(pipeline).values() for update in names]
         findings.error(place, message, depends_on=[("nodes", update, "engine") for update in updates])
 
@@ -169,8 +181,10 @@ def _check_trained(pipeline: Pipeline, findings: Findings) -> None:
         if not isinstance(engine, MegatronEngineSpec):
             continue
         place: Place = ("engines", engine_name)
-        if engine.shares is not None:
-            message = f"`{engine_name}` is the frozen start of `{engine.shares}`; train `{engine.shares}`"
+        if engine.frozen_copy_of is not None:
+            message = (
+                f"`{engine_name}` is the frozen start of `{engine.frozen_copy_of}`; train `{engine.frozen_copy_of}`"
+            )
             findings.error(("nodes", updates[0], "engine"), message)
         elif "lr" not in engine.optimizer:
             message = f"`{updates[0]}` trains the engine, and it has no learning rate; add `optimizer: {{lr: 1e-6}}`"
@@ -218,6 +232,6 @@ def _warn_of_unused(pipeline: Pipeline, findings: Findings) -> None:
         if not isinstance(node, RolloutNode):
             continue
         engine = pipeline.engines.get(node.engine)
-        if isinstance(engine, HfEngineSpec | SglangEngineSpec) and engine.follows is None and engine.model is None:
+        if isinstance(engine, HfEngineSpec | SglangEngineSpec) and engine.weights_from is None and engine.model is None:
             message = "samples come from the start weights for ever; to sample from what is trained, "
-            findings.warning(("engines", node.engine), f"{message}say `follows: {trained[0]}`")
+            findings.warning(("engines", node.engine), f"{message}say `weights_from: {trained[0]}`")

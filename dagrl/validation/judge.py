@@ -68,7 +68,7 @@ def _check_address(place: Place, address: str, findings: Findings) -> None:
 
 def _check_engine(place: Place, node: JudgeNode, pipeline: Pipeline, findings: Findings) -> None:
     assert node.engine is not None
-    follows = getattr(pipeline.engines[node.engine], "follows", None)
+    follows = getattr(pipeline.engines[node.engine], "weights_from", None)
     if follows is not None:
         message = (
             f"`{node.engine}` follows `{follows}`, so that the policy judges itself, by another measure in each step; "

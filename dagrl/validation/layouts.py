@@ -31,7 +31,7 @@ UNEVEN_FIELDS = (
 def check_layouts(pipeline: Pipeline, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:
     """Report what is wrong with the engines' layouts; `sizes` are those of their models."""
     for name, engine in pipeline.engines.items():
-        if isinstance(engine, MegatronEngineSpec) and engine.shares is None:
+        if isinstance(engine, MegatronEngineSpec) and engine.frozen_copy_of is None:
             layout = _Layout(pipeline, name, engine, findings)
             layout.check_stages(sizes[name])
             layout.check_experts(sizes[name])

@@ -44,7 +44,9 @@ def check_scale(pipeline: Pipeline, names: Sequence[str], section: Place, findin
 def _too_large_for(pipeline: Pipeline, name: str, parameters: int) -> str | None:
     """The memory that an engine's group lacks for the weights; None if they fit."""
     engine = pipeline.engines[name]
-    group_name = engine.group or getattr(pipeline.engines.get(getattr(engine, "shares", None) or ""), "group", None)
+    group_name = engine.group or getattr(
+        pipeline.engines.get(getattr(engine, "frozen_copy_of", None) or ""), "group", None
+    )
     group = pipeline.groups.get(group_name or "")
     if group is None or not group.ranks:
         return None

@@ -59,9 +59,9 @@ def readers_of(pipeline: Pipeline, engines: Iterable[str]) -> list[Reader]:
     found: dict[Reader, None] = {}
     for engine in (pipeline.engines[name] for name in engines):
         if isinstance(engine, MegatronEngineSpec):
-            if engine.shares is None and engine.dist_checkpointing_path is None:
+            if engine.frozen_copy_of is None and engine.dist_checkpointing_path is None:
                 found[Reader(engine.head)] = None
-        elif engine.follows is None:
+        elif engine.weights_from is None:
             if isinstance(engine, HfEngineSpec):
                 reward = engine.head == "reward"
                 found[Reader(engine.head, strict=not reward, quantised=reward)] = None
@@ -75,7 +75,7 @@ def may_be_quantised(pipeline: Pipeline, engines: Sequence[str]) -> bool:
     specs = [pipeline.engines[name] for name in engines]
     return bool(specs) and all(
         isinstance(spec, HfEngineSpec | SglangEngineSpec)
-        and spec.follows is None
+        and spec.weights_from is None
         and (isinstance(spec, SglangEngineSpec) or spec.head == "reward")
         for spec in specs
     )

@@ -76,7 +76,7 @@ def _check_reference(pipeline: Pipeline, name: str, node: LogprobNode, findings:
     if node.written_as("logprob") == "ref_logprob" and node.engine in trained:
         message = (
             f"`{node.engine}` is trained, so that the divergence is from the policy at the beginning of each step; for "
-            f"one from the start weights, name an engine with `shares: {node.engine}`"
+            f"one from the start weights, name an engine with `frozen_copy_of: {node.engine}`"
         )
         findings.warning(("nodes", name, "engine"), message, depends_on=[("nodes",), ("engines",)])
 

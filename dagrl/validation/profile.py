@@ -45,8 +45,8 @@ def _check_gpus(pipeline: Pipeline, nodes: Iterable[str], findings: Findings) ->
     for node in nodes:
         name = getattr(pipeline.nodes.get(node), "engine", None)
         engine = pipeline.engines.get(name or "")
-        if isinstance(engine, MegatronEngineSpec) and engine.shares is not None:
-            engine = pipeline.engines.get(engine.shares)
+        if isinstance(engine, MegatronEngineSpec) and engine.frozen_copy_of is not None:
+            engine = pipeline.engines.get(engine.frozen_copy_of)
         group = pipeline.groups.get((engine and engine.group) or "")
         if engine is not None and group is not None and group.is_cpu:
             message = f"nsys looks at GPUs, and engine {name} is on CPU slots; say tool: torch"

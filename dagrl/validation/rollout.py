@@ -36,7 +36,7 @@ def _warn_of_foreign_samples(pipeline: Pipeline, name: str, node: UpdateNode, gr
     """Samples of one policy that another learns from as if they were its own."""
     rollout = graph.sampled_by(name)
     sampler = pipeline.engines.get(rollouts(pipeline)[rollout].engine) if rollout else None
-    follows = getattr(sampler, "follows", None)
+    follows = getattr(sampler, "weights_from", None)
     corrected = node.rollout_correction is not None or node.takes_rollout_for_old
     if follows is None or follows == node.engine or corrected or node.loss.policy == "opmd":
         return

@@ -38,7 +38,7 @@ def check_router_replay(pipeline: Pipeline, sizes: Mapping[str, ModelSizes], fin
 def _check_trainer(
     pipeline: Pipeline, engine: MegatronEngineSpec, sizes: ModelSizes, place: Place, findings: Findings
 ) -> None:
-    home = pipeline.engines.get(engine.shares or "")
+    home = pipeline.engines.get(engine.frozen_copy_of or "")
     if sizes.mixture is False:
         message = "is about experts, and the model has none; take it out"
         findings.error(place, message, depends_on=[("model",)])
@@ -51,8 +51,8 @@ def _check_trainer(
         )
         findings.error(place, message)
     elif home is not None and not replays(home):
-        message = f"its model is that of `{engine.shares}`, which does not; set it there too"
-        findings.error(place, message, depends_on=[("engines", str(engine.shares), "router_replay")])
+        message = f"its model is that of `{engine.frozen_copy_of}`, which does not; set it there too"
+        findings.error(place, message, depends_on=[("engines", str(engine.frozen_copy_of), "router_replay")])
     if engine.transformer.get("moe_router_fusion"):
         message = "the fused router chooses experts by itself; take one of the two out"
         findings.error(place, message, depends_on=[(*place[:-1], "transformer", "moe_router_fusion")])

@@ -64,7 +64,7 @@ class _Server:
         for field in wrong:
             self._error(field, "must be a whole number of 1 or more; choose such a number")
         copies = self._given.get("dp_size", 1)
-        if not wrong and self._engine.follows and copies > 1 and not self._given.get("enable_dp_attention"):
+        if not wrong and self._engine.weights_from and copies > 1 and not self._given.get("enable_dp_attention"):
             message = (
                 "copies within a server cannot take new weights; take it out: each further server is a copy anyway"
             )
@@ -233,24 +233,28 @@ class _Server:
     def check_sync(self) -> None:
         """Whether new weights can take the way that is asked for."""
         engine, place = self._engine, ("engines", self._name, "weight_sync")
-        if engine.follows is None:
+        if engine.weights_from is None:
             if "weight_sync" in engine.model_fields_set:
-                message = "has no effect, as the engine follows none; take it out, or say `follows:`"
+                message = "has no effect, as the engine follows none; take it out, or say `weights_from:`"
                 self._findings.warning(place, message)
             return
-        trainer = self._pipeline.engines.get(engine.follows)
+        trainer = self._pipeline.engines.get(engine.weights_from)
         source = self._pipeline.groups.get(trainer.group or "") if trainer else None
         if self._group is None or source is None or trainer is None:
             return
         route, shared = engine.weight_sync.route, trainer.group == engine.group
-        depends: list[Place] = [("groups",), ("engines", engine.follows, "group"), ("engines", self._name, "group")]
+        depends: list[Place] = [
+            ("groups",),
+            ("engines", engine.weights_from, "group"),
+            ("engines", self._name, "group"),
+        ]
         depends += [(*self._place, size) for size in PARALLEL_SIZES]
         message = ""
         if route == "cuda_ipc" and not shared:
-            message = f"is from GPU to the same GPU, and `{engine.follows}` is on group `{trainer.group}`"
+            message = f"is from GPU to the same GPU, and `{engine.weights_from}` is on group `{trainer.group}`"
             message += "; choose broadcast, or name one group for both engines"
         elif route == "broadcast" and shared:
-            message = f"is to other GPUs than those of `{engine.follows}`, which shares the group; choose cuda_ipc"
+            message = f"is to other GPUs than those of `{engine.weights_from}`, which shares the group; choose cuda_ipc"
         elif route in ("cuda_ipc", "broadcast") and source.is_cpu != self._group.is_cpu:
             message = "one of the two engines has GPUs and the other has not; choose object_store"
         elif (route == "object_store" or (route == "auto" and source.is_cpu)) and self._spans_machines():

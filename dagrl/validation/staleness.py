@@ -62,9 +62,9 @@ def _warn_of_pauses(pipeline: Pipeline, findings: Findings) -> None:
 
 def _warn_of_turns(pipeline: Pipeline, findings: Findings, place: Place, told: str) -> None:
     for name, follower in _followers(pipeline).items():
-        trainer = pipeline.engines.get(follower.follows or "")
+        trainer = pipeline.engines.get(follower.weights_from or "")
         if trainer is not None and trainer.group == follower.group:
-            message = f"`{name}` and `{follower.follows}` take turns on group `{follower.group}`: {told}"
+            message = f"`{name}` and `{follower.weights_from}` take turns on group `{follower.group}`: {told}"
             findings.warning(place, message, depends_on=[("engines",), ("groups",)])
 
 
@@ -131,5 +131,5 @@ def _followers(pipeline: Pipeline) -> dict[str, HfEngineSpec | SglangEngineSpec]
     return {
         name: engine
         for name, engine in pipeline.engines.items()
-        if isinstance(engine, HfEngineSpec | SglangEngineSpec) and engine.follows is not None
+        if isinstance(engine, HfEngineSpec | SglangEngineSpec) and engine.weights_from is not None
     }

@@ -84,10 +84,10 @@ def _group(group: GroupSpec) -> str:
 
 def _engines(pipeline: Pipeline) -> Iterable[tuple[str, ...]]:
     for name, engine in pipeline.engines.items():
-        if isinstance(engine, MegatronEngineSpec) and engine.shares is not None:
-            yield name, engine.backend, f"start weights of {engine.shares}, on its ranks"
+        if isinstance(engine, MegatronEngineSpec) and engine.frozen_copy_of is not None:
+            yield name, engine.backend, f"start weights of {engine.frozen_copy_of}, on its ranks"
             continue
-        head, follows = getattr(engine, "head", "lm"), getattr(engine, "follows", None)
+        head, follows = getattr(engine, "head", "lm"), getattr(engine, "weights_from", None)
         told = [
             layout_in_words(pipeline, name),
             f"{head} head" if head != "lm" else "",

@@ -27,7 +27,7 @@ def warn_of_no_effect(pipeline: Pipeline, findings: Findings) -> None:
             message = "has no effect, as the group has CPU slots; take it out"
             findings.warning(("groups", name, "gpu"), message, depends_on=[("groups", name)])
     for name, engine in pipeline.engines.items():
-        if isinstance(engine, MegatronEngineSpec) and engine.shares is None:
+        if isinstance(engine, MegatronEngineSpec) and engine.frozen_copy_of is None:
             for where, why in (*_unread_fields(engine), *_unread_rates(pipeline, engine)):
                 place: Place = ("engines", name, *where)
                 findings.warning(place, f"has no effect, {why}", depends_on=[place[:3]])

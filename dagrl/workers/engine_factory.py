@@ -34,7 +34,7 @@ def make_engine(setup: StartEngine, listen_fd: int | None) -> Any:
     match spec:
         case MegatronEngineSpec():
             with lean_imports(for_good=True):
-                from dagrl.backends.megatron.engine import MegatronEngine
+                from dagrl.backends.megatron.engine.megatron_engine import MegatronEngine
 
             return MegatronEngine(
                 model,

@@ -54,7 +54,7 @@ def python_under_nsys(pipeline: Pipeline, engine: str, rank: int, run_dir: Path)
 def profiled_engines(pipeline: Pipeline, profile: ProfileSpec) -> set[str]:
     """Engines whose workers run profiled nodes: of one that shares another's ranks, the other."""
     named = {engine_of(node) for name, node in pipeline.nodes.items() if _is_named(profile, name)} - {""}
-    return {getattr(pipeline.engines[engine], "shares", None) or engine for engine in named}
+    return {getattr(pipeline.engines[engine], "frozen_copy_of", None) or engine for engine in named}
 
 
 def is_profiled(profile: ProfileSpec, work: TaskWork) -> bool:

@@ -61,7 +61,7 @@ POLICIES = {
     "ppo_clip, dual_clip": Bounded(partial(ppo_clip, **CLIP, dual_clip=3.0), 3 * LARGEST, 3 * LARGEST),
     "clip_cov": Bounded(clip_cov_of, math.exp(20) * LARGEST, math.exp(20) * LARGEST),
     "kl_cov": Bounded(
-        partial(kl_cov, held_back=torch.tensor([0, 1, 1]), kl_coef=2.0),
+        partial(kl_cov, clip_cov_mask=torch.tensor([0, 1, 1]), kl_coef=2.0),
         math.exp(20) * LARGEST + 2 * FARTHEST,
         math.exp(20) * LARGEST + 2,
     ),

@@ -72,7 +72,7 @@ def test_the_upper_clip_may_be_higher(ratio, loss, gradient, clipped):
     "loss",
     [
         partial(ppo_clip, clip_low=0.2, clip_high=0.2),
-        partial(kl_cov, held_back=torch.zeros(1), kl_coef=1.0),
+        partial(kl_cov, clip_cov_mask=torch.zeros(1), kl_coef=1.0),
         partial(gmpo, rows=ONE_ROW, clip_low=0.2, clip_high=0.2),
     ],
 )
@@ -215,7 +215,7 @@ def test_clip_cov_takes_marked_tokens_out_of_ppo(ratio, advantage, held, loss, g
     ],
 )
 def test_kl_cov_draws_marked_tokens_back(ratio, held, loss, gradient):
-    result = one_token(kl_cov, ratio, 2.0, held_back=torch.tensor([held]), kl_coef=3.0)
+    result = one_token(kl_cov, ratio, 2.0, clip_cov_mask=torch.tensor([held]), kl_coef=3.0)
     assert result == (pytest.approx(loss, abs=1e-14), pytest.approx(gradient, abs=1e-14), False)
 
 

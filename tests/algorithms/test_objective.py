@@ -63,7 +63,7 @@ def make_batch(mask: list[list[int]], seed: int) -> tuple[Batch, torch.Tensor]:
         "position": np.arange(count),
     }
     values["rollout_logprob"] = values["old_logprob"] + random.normal(scale=0.7, size=count)
-    values["held_back"] = random.integers(0, 2, count)
+    values["clip_cov_mask"] = random.integers(0, 2, count)
     columns = {name: Column(array, offsets) for name, array in values.items()}
     return Batch(np.arange(len(mask)), columns), torch.from_numpy(random.normal(size=(count, VOCAB)))
 
@@ -344,9 +344,9 @@ def test_a_token_of_weight_0_cannot_spoil_the_loss(policy):
 )
 def test_tokens_that_cost_entropy_are_held_back(spec, loss, gradients):
     old = [math.log(0.25), math.log(0.5), 900.0]
-    tokens = two_tokens(advantage=[1.0, -1.0, 9.0], old_logprob=old, held_back=[1.0, 0.0, 1.0])
+    tokens = two_tokens(advantage=[1.0, -1.0, 9.0], old_logprob=old, clip_cov_mask=[1.0, 0.0, 1.0])
     objective = PolicyObjective(LossSpec(**spec), 1.0, ("old_logprob",))
-    assert objective.columns == ("advantage", "old_logprob", "held_back")
+    assert objective.columns == ("advantage", "old_logprob", "clip_cov_mask")
     result, _ = objective(tokens)
     result.backward()
     assert result.item() == pytest.approx(loss, abs=1e-12)

@@ -80,7 +80,7 @@ def test_every_command_has_a_cost(machine, monkeypatch, name: str) -> None:
             continue
         moves = [Sleep(1, executor.name, Residency.ASLEEP), Wake(1, executor.name, Residency.AWAKE)]
         moves += [Restart(1, executor.name)]
-        moves += [Sync(1, executor.name, executor.follows, 1)] if executor.follows else []
+        moves += [Sync(1, executor.name, executor.weights_from, 1)] if executor.weights_from else []
         moves += [Save(1, executor.name)] if executor.trained else []
         assert all(costs.seconds(command) >= 0 for command in (*moves, Commit(1, save=False)))
 

@@ -37,7 +37,7 @@ DPO = """\
 MIX = NODES.replace("kl_coef: 0.01", "kl_coef: 0.01, sft_coef: 0.1") + "  mix: {op: mix}\n"
 VALIDATES = ("run: {steps: 10}", "run: {steps: 10, validate_every: 5}")
 NO_GENERATOR = (
-    ("  generator: {backend: hf, group: rollout, follows: actor}\n", ""),
+    ("  generator: {backend: hf, group: rollout, weights_from: actor}\n", ""),
     ("  rollout: {cpus_per_node: 1}\n", ""),
 )
 
@@ -64,7 +64,7 @@ def tasks(checked: CheckedPipeline, rows: Rows) -> dict[str, Any]:
 
 
 def test_a_rollout_that_nothing_is_trained_on_is_for_validation(checked) -> None:
-    found = checked(SFT, "response", edits=(("  reference: {backend: megatron, shares: actor}\n", ""),))
+    found = checked(SFT, "response", edits=(("  reference: {backend: megatron, frozen_copy_of: actor}\n", ""),))
     assert found.graph.validates_only == {"rollout", "reward"}
     training, validating = tasks(found, Rows.TRAIN), tasks(found, Rows.VALIDATION)
     assert list(training) == ["prompts", "sft", "samples"]
@@ -98,7 +98,10 @@ def test_a_pipeline_may_do_without_a_rollout(checked) -> None:
 
 def test_without_a_loss_validation_needs_no_responses(checked, project, row) -> None:
     project.write_rows("test.parquet", [row] * 4)
-    edits = (("val: train.parquet", "val: test.parquet"), ("  reference: {backend: megatron, shares: actor}\n", ""))
+    edits = (
+        ("val: train.parquet", "val: test.parquet"),
+        ("  reference: {backend: megatron, frozen_copy_of: actor}\n", ""),
+    )
     found = checked(SFT.replace("engine: actor}", "engine: actor, val_loss: false}"), "response", edits=edits)
     validating = tasks(found, Rows.VALIDATION)
     assert "sft" not in validating

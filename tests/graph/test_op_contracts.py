@@ -33,7 +33,7 @@ SAMPLES = {"engine": "plain", "sampling": {"max_new_tokens": 8}}
     [
         ("update", UPDATE, {"loss": {"kl_coef": 0.1}}, {"ref_logprob"}),
         ("update", UPDATE, {"loss": {"sft_coef": 0.1}}, {"is_expert"}),
-        ("update", UPDATE, {"loss": {"policy": "clip_cov"}}, {"held_back"}),
+        ("update", UPDATE, {"loss": {"policy": "clip_cov"}}, {"clip_cov_mask"}),
         ("update", UPDATE, {"loss": {"policy": "opmd_pairwise"}}, {"group_id"}),
         ("update", UPDATE, {"rollout_correction": {"rollout_is": "token"}}, {"rollout_logprob"}),
         ("update", UPDATE, {"engine": "actor"}, {"routed_experts"}),

@@ -69,9 +69,9 @@ def tiny_pipeline() -> dict[str, Any]:
         "groups": {"train": {"cpus_per_node": 1}, "rollout": {"cpus_per_node": 1}},
         "engines": {
             "actor": {"backend": "megatron", "group": "train", "optimizer": {"lr": 1e-3}},
-            "reference": {"backend": "megatron", "shares": "actor"},
+            "reference": {"backend": "megatron", "frozen_copy_of": "actor"},
             # Batches smaller than a shard, so that a shard is finished while the next is sampled.
-            "generator": {"backend": "hf", "group": "rollout", "follows": "actor", "max_batch_size": 4},
+            "generator": {"backend": "hf", "group": "rollout", "weights_from": "actor", "max_batch_size": 4},
         },
         "nodes": {
             "rollout": {"op": "rollout", "engine": "generator", "n": 4, "sampling": {"max_new_tokens": 3}},

@@ -29,8 +29,8 @@ engines:
     backend: megatron
     group: train
     optimizer: {lr: 1e-3}
-  reference: {backend: megatron, shares: actor}
-  generator: {backend: hf, group: rollout, follows: actor}
+  reference: {backend: megatron, frozen_copy_of: actor}
+  generator: {backend: hf, group: rollout, weights_from: actor}
 nodes:
   rollout: {op: rollout, engine: generator, n: 4, sampling: {max_new_tokens: 8}}
   reward: {op: reward, fn: exact}

@@ -15,7 +15,7 @@ from dagrl.models.tensor_shapes import is_prediction_layer, published_tensors
 
 @pytest.mark.parametrize("name", [*DENSE, *MIXTURES])
 def test_names_and_shapes_are_those_of_transformers(name: str) -> None:
-    from dagrl.backends.megatron.families import tensors
+    from dagrl.backends.megatron.engine.families import tensors
     from dagrl.backends.model_source import published_shapes
 
     config = tiny_hf_model(name).config

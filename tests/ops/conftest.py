@@ -29,7 +29,7 @@ def declaration() -> dict[str, Any]:
         "groups": {"train": {"cpus_per_node": 1}, "rollout": {"cpus_per_node": 1}},
         "engines": {
             "actor": {"backend": "megatron", "group": "train", "optimizer": {"lr": 1e-3}},
-            "generator": {"backend": "hf", "group": "rollout", "follows": "actor"},
+            "generator": {"backend": "hf", "group": "rollout", "weights_from": "actor"},
         },
         "nodes": {
             "rollout": {"op": "rollout", "engine": "generator", "n": 2, "sampling": {"max_new_tokens": 3}},

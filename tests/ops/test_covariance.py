@@ -22,7 +22,7 @@ def marks(bench):
         nodes = {"marks": {"op": "covariance", **options}}
         context = bench.context("marks", nodes=nodes, run={"steps": 6, "seed": seed})
         (output,) = covariance([Part(0, batch)], context)
-        column = output.columns["held_back"]
+        column = output.columns["clip_cov_mask"]
         return {row: column[place].tolist() for place, row in enumerate(rows)}, output.stats
 
     return run
@@ -53,4 +53,4 @@ def test_a_step_without_rows_has_no_marks(marks, bench) -> None:
     batch = bench.batch([], old_logprob=[], advantage=[], response_mask=[])
     context = bench.context("marks", nodes={"marks": {"op": "covariance"}})
     (output,) = covariance([Part(0, batch)], context)
-    assert np.size(output.columns["held_back"].values) == 0
+    assert np.size(output.columns["clip_cov_mask"].values) == 0

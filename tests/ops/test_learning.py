@@ -75,7 +75,7 @@ def learned(bench, estimator: dict[str, Any], loss: dict[str, Any]) -> float:
         "marks": {"op": "covariance", "share": 0.05},
     }
     score, mark = bench.context("advantage", nodes=nodes), bench.context("marks", nodes=nodes)
-    columns = ["old_logprob", *(["held_back"] if loss["policy"].endswith("_cov") else [])]
+    columns = ["old_logprob", *(["clip_cov_mask"] if loss["policy"].endswith("_cov") else [])]
     objective = PolicyObjective(LossSpec(**loss), 1.0, columns)
     logits = torch.zeros(2, VOCAB, dtype=torch.float64, requires_grad=True)
     random = torch.Generator().manual_seed(3)

@@ -10,7 +10,7 @@ import yaml
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(600)]
 
-FOLLOWS = {"follows": "actor", "weight_sync": {"checksum": True}}
+FOLLOWS = {"weights_from": "actor", "weight_sync": {"checksum": True}}
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "it stays as it is": ("one_gpu_colocated", {"group": "train"}, {}),
     "it follows the trainer on its own GPU": ("one_gpu_colocated", {"group": "train", **FOLLOWS}, {}),

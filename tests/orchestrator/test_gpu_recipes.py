@@ -89,7 +89,7 @@ def test_responses_are_learned(lab, tmp_path: Path) -> None:
 
 
 def test_what_is_preferred_gets_likelier(lab, tmp_path: Path) -> None:
-    engines = {"generator": None, "reference": {"backend": "megatron", "shares": "actor"}}
+    engines = {"generator": None, "reference": {"backend": "megatron", "frozen_copy_of": "actor"}}
     metrics = start(lab, tmp_path, ["tiny_dpo"], engines=engines).metrics()
     steps = [line for line in metrics if line["step"]]
     assert steps[0]["loss/dpo"] == pytest.approx(math.log(2), abs=1e-2)

@@ -40,7 +40,7 @@ def run(request, lab, benchmark_module, tmp_path_factory):
     pipeline["engines"]["generator"] = {
         "backend": "sglang",
         "group": "rollout",
-        "follows": "actor",
+        "weights_from": "actor",
         "server": server,
         "weight_sync": {"pause": pause, "checksum": True},
     }

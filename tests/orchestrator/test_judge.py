@@ -32,7 +32,7 @@ def test_their_scores_are_what_the_policy_is_trained_on(lab, tmp_path, chat_serv
     monkeypatch.setenv("JUDGE_KEY", KEY)
     pipeline = lab.tiny_pipeline()
     pipeline["groups"]["judges"] = {"cpus_per_node": 1}
-    pipeline["engines"]["critic"] = {"backend": "hf", "group": "judges", "follows": "actor"}
+    pipeline["engines"]["critic"] = {"backend": "hf", "group": "judges", "weights_from": "actor"}
     pipeline["nodes"] |= {
         "manners": {
             "op": "judge",

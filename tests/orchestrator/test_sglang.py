@@ -23,7 +23,7 @@ def run(lab, tmp_path_factory):
     pipeline["engines"]["generator"] = {
         "backend": "sglang",
         "group": "rollout",
-        "follows": "actor",
+        "weights_from": "actor",
         "server": {"log_level": "info"},
         "weight_sync": {"route": "broadcast", "checksum": True, "bucket_mib": 1},
     }

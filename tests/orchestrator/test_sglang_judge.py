@@ -58,7 +58,7 @@ def run(lab, tmp_path_factory):
     folder = tmp_path_factory.mktemp("sglang_judge")
     pipeline = lab.tiny_pipeline()
     pipeline["groups"]["judges"] = {"cpus_per_node": 1}
-    pipeline["engines"]["generator"] = {"backend": "sglang", "group": "rollout", "follows": "actor"}
+    pipeline["engines"]["generator"] = {"backend": "sglang", "group": "rollout", "weights_from": "actor"}
     pipeline["engines"]["wise"] = {
         "backend": "sglang",
         "group": "judges",

@@ -24,7 +24,7 @@ def plans(draw) -> Plan:
     for pair in range(pairs):
         actor, generator = f"actor{pair}", f"generator{pair}"
         executors.append(executor(actor, draw(groups), trained=True, sleeps=draw(st.booleans())))
-        executors.append(executor(generator, draw(groups), follows=actor, sleeps=draw(st.booleans())))
+        executors.append(executor(generator, draw(groups), weights_from=actor, sleeps=draw(st.booleans())))
         # A second policy answers the first one, or the prompts.
         asked = draw(st.sampled_from(["prompts", *told]))
         rollout = f"rollout{pair}"

@@ -26,7 +26,7 @@ class Watch:
         self.residency = dict.fromkeys(plan.executors, AWAKE)
         for chain in start_chains(plan):
             self.residency |= {name: residency_after_start(plan.executors[name], chain) for name in chain}
-        self.version = {name: None if each.follows else first_step - 1 for name, each in plan.executors.items()}
+        self.version = {name: None if each.weights_from else first_step - 1 for name, each in plan.executors.items()}
         self.training: dict[str, Run] = {}
         """Executor -> the last piece of an update that has begun and is not over."""
         self.lost: set[str] = set()
@@ -109,7 +109,7 @@ class Watch:
                 self.residency[name] = AWAKE
             case Sleep(_, name, residency) | Wake(_, name, residency):
                 self.residency[name] = residency
-                if residency is ASLEEP and self.plan.executors[name].follows:
+                if residency is ASLEEP and self.plan.executors[name].weights_from:
                     self.version[name] = None
         for group in {each.group for each in self.plan.executors.values()}:
             sleepers = [each.name for each in self.plan.executors.values() if each.group == group and each.sleeps]
@@ -130,7 +130,7 @@ class Watch:
                 self.running -= {(command.step, command.task, shard, command.round) for shard in command.shards}
         self.lost.add(name)
         self.residency[name] = ASLEEP
-        if self.plan.executors[name].follows:
+        if self.plan.executors[name].weights_from:
             self.version[name] = None
         return gone
 
@@ -179,7 +179,7 @@ class Watch:
     def _ahead_of(self, run: Run) -> Command | None:
         """What the executor of a run is at, where it takes one run after the other."""
         name = self.task_of[run.task].executor
-        in_a_row = name != HOST and not self.plan.executors[name].follows
+        in_a_row = name != HOST and not self.plan.executors[name].weights_from
         return self.busy[name][0] if in_a_row and self.busy[name] else None
 
     def _promised_to(self, run: Run) -> set[_Row]:
@@ -193,7 +193,7 @@ class Watch:
     def _is_its_own_master(self, name: str) -> bool:
         """Whether an executor has hands free, and neither group nor weights to share."""
         executor = self.plan.executors[name]
-        if executor.trained or executor.follows or name in self.lost or len(self.busy[name]) >= executor.ranks:
+        if executor.trained or executor.weights_from or name in self.lost or len(self.busy[name]) >= executor.ranks:
             return False
         return name == HOST or all(
             other.group != executor.group or other.name == name for other in self.plan.executors.values()
@@ -253,7 +253,7 @@ class Watch:
         version = self.version[executor.name]
         if task.generates and (coming := self._coming_to(executor.name)):
             version = coming.version
-        if executor.follows:
+        if executor.weights_from:
             assert version is not None, f"{run} without weights"
             oldest = run.step if task.rows is Rows.VALIDATION else max(0, run.step - 1 - self.plan.max_staleness)
             # What is left of a run that was lost may have to do with the weights that there are.

@@ -22,7 +22,7 @@ def plan() -> Plan:
 
 def test_each_agent_has_a_trainer_a_generator_and_metrics_of_its_own(plan: Plan):
     assert {name for name, executor in plan.executors.items() if executor.trained} == {"solver", "verifier"}
-    follows = {name: executor.follows for name, executor in plan.executors.items() if executor.follows}
+    follows = {name: executor.weights_from for name, executor in plan.executors.items() if executor.weights_from}
     assert follows == {"solving": "solver", "verifying": "verifier"}
     tasks = {task.name: task for task in plan.tasks}
     assert {name: task.sampled_by for name, task in tasks.items() if not name.startswith("val/")} == {

@@ -52,7 +52,7 @@ def planned(tmp_path: Path):
             },
             "engines": {
                 "actor": {"backend": "megatron", "group": "train", "optimizer": {"lr": 1e-6}},
-                "generator": {"backend": "sglang", "group": "rollout", "follows": "actor"},
+                "generator": {"backend": "sglang", "group": "rollout", "weights_from": "actor"},
                 "wise": {"backend": backend, "group": "judges", "model": {"path": "wise"}},
             },
             "nodes": {

@@ -34,7 +34,7 @@ def plan(*tenants: Executor, **settings) -> Plan:
     executors = [
         Executor(HOST, None, ONE_RANK * 3),
         executor("actor", "train", trained=True),
-        executor("generator", "rollout", follows="actor"),
+        executor("generator", "rollout", weights_from="actor"),
         *tenants,
     ]
     tasks = (

@@ -66,7 +66,7 @@ def generator():
     pytest.importorskip("megatron.core")
     from megatron.core.parallel_state import RankGenerator
 
-    from dagrl.backends.megatron.distributed import RANK_ORDER
+    from dagrl.backends.megatron.engine.distributed import RANK_ORDER
 
     return partial(RankGenerator, order=RANK_ORDER)
 

@@ -37,7 +37,7 @@ def grpo(*, shared: bool = False, sleeps: bool = False, pieces=(), **settings) -
     executors = [
         Executor(HOST, None, ONE_RANK * 3),
         executor("actor", "train", trained=True, sleeps=sleeps),
-        executor("generator", "train" if shared else "rollout", follows="actor", sleeps=sleeps and shared),
+        executor("generator", "train" if shared else "rollout", weights_from="actor", sleeps=sleeps and shared),
         executor("reference", "train" if shared else "third", sleeps=sleeps and shared),
     ]
     tasks = (
@@ -162,7 +162,7 @@ def test_who_is_lost_on_its_way_comes_back_whole(move):
 def test_a_source_that_is_not_trained_comes_back_before_its_weights_are_sent():
     plan = grpo(sleeps=False)
     reference = executor("reference", "rollout")
-    generator = executor("generator", "rollout", follows="reference")
+    generator = executor("generator", "rollout", weights_from="reference")
     play = Play(replace(plan, executors={**plan.executors, "reference": reference, "generator": generator}))
     play.until(lambda pending: Sync(1, "generator", "reference", 0) in pending)
     assert play.lose("reference") == [Restart(1, "reference")]

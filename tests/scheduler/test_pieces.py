@@ -31,7 +31,7 @@ def plan(pieces=((0, 1), (2,)), **settings) -> Plan:
     executors = [
         Executor(HOST, None, ONE_RANK * 3),
         executor("actor", "train", trained=True),
-        executor("generator", "rollout", follows="actor"),
+        executor("generator", "rollout", weights_from="actor"),
     ]
     tasks = (
         task("prompts", HOST, scope=Scope.BATCH),
@@ -78,28 +78,30 @@ def test_a_piece_runs_as_soon_as_its_shards_are_there_and_the_piece_before_is_ov
 def test_nobody_uses_weights_between_two_pieces_but_who_needs_those_of_the_start():
     base = plan(max_staleness=1, steps=4)
     old, ref = task("old", "actor", "rollout"), task("ref", "actor", "rollout", frozen=True)
-    held_back = run("reward", 2)
+    clip_cov_mask = run("reward", 2)
     scheduler = Scheduler(replace(base, tasks=(*base.tasks, old, ref)))
-    begun = everything_but(held_back, scheduler)
+    begun = everything_but(clip_cov_mask, scheduler)
     update = begun.index(run("update", 0, 1))
     later = begun[update + 1 :]
     assert {run("ref", shard, step=2) for shard in ALL} <= {*later}
     assert run("update", 2) not in later
     assert not any(isinstance(each, Sync) or (isinstance(each, Run) and each.task == "old") for each in later)
     # Once it is over they do.
-    begun = everything_but(None, scheduler, [held_back])
+    begun = everything_but(None, scheduler, [clip_cov_mask])
     assert begun.index(run("update", 2)) < begun.index(run("old", 0, step=2))
     assert any(isinstance(each, Sync) and each.step == 3 for each in begun)
 
 
-def everything_but(held_back: Run | None, scheduler: Scheduler, pending: list[Command] | None = None) -> list[Command]:
-    """Carry commands out until nothing is under way but `held_back`; all that were begun."""
+def everything_but(
+    clip_cov_mask: Run | None, scheduler: Scheduler, pending: list[Command] | None = None
+) -> list[Command]:
+    """Carry commands out until nothing is under way but `clip_cov_mask`; all that were begun."""
     pending = scheduler.start() if pending is None else pending
     begun = []
     while pending:
         command = pending.pop(0)
         begun.append(command)
-        if command != held_back:
+        if command != clip_cov_mask:
             pending += scheduler.handle(outcome_of(command))
     return begun
 

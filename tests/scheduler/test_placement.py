@@ -22,8 +22,8 @@ groups:
   rollout: {cpus_per_node: 1}
 engines:
   actor: {backend: megatron, group: train, optimizer: {lr: 1e-3}}
-  reference: {backend: megatron, shares: actor}
-  generator: {backend: hf, group: rollout, follows: actor}
+  reference: {backend: megatron, frozen_copy_of: actor}
+  generator: {backend: hf, group: rollout, weights_from: actor}
 nodes:
   rollout: {op: rollout, engine: generator, n: 4, sampling: {max_new_tokens: 3}}
   reward: {op: reward, fn: exact}
@@ -76,7 +76,7 @@ def test_a_reference_of_its_own_has_its_own_ranks_and_nobody_trains_it(plan_of) 
 def test_the_generator_follows_and_streams(plan_of) -> None:
     plan = plan_of("groups.rollout.cpus_per_node=3")
     generator = plan.executors["generator"]
-    assert (generator.follows, generator.trained) == ("actor", False)
+    assert (generator.weights_from, generator.trained) == ("actor", False)
     assert (generator.ranks, generator.replicas) == (3, 3), "each rank is a replica"
     assert all(place.primary for place in generator.places)
     rollout = plan.task("rollout")
@@ -218,10 +218,10 @@ def test_who_sleeps_and_who_has_gpus_is_in_the_plan(plan_of) -> None:
 def test_servers_are_the_replicas_and_their_first_slots_hand_in(plan_of) -> None:
     servers = (
         "groups.rollout={nodes: 2, gpus_per_node: 4}",
-        "engines.generator={backend: sglang, group: rollout, follows: actor, server: {tp_size: 2, pp_size: 2}}",
+        "engines.generator={backend: sglang, group: rollout, weights_from: actor, server: {tp_size: 2, pp_size: 2}}",
     )
     generator = plan_of(*servers).executors["generator"]
-    assert (generator.follows, generator.ranks, generator.replicas) == ("actor", 8, 2)
+    assert (generator.weights_from, generator.ranks, generator.replicas) == ("actor", 8, 2)
     assert [place.dp for place in generator.places] == [0] * 4 + [1] * 4
     assert [place.primary for place in generator.places] == [True, False, False, False] * 2
 
@@ -229,7 +229,9 @@ def test_servers_are_the_replicas_and_their_first_slots_hand_in(plan_of) -> None
 def test_a_server_on_each_cpu_slot(plan_of) -> None:
     servers = ("groups.rollout={cpus_per_node: 3}", "engines.generator={backend: sglang, group: rollout}")
     generator = plan_of(*servers).executors["generator"]
-    assert (generator.replicas, generator.follows) == (3, None) and all(place.primary for place in generator.places)
+    assert (generator.replicas, generator.weights_from) == (3, None) and all(
+        place.primary for place in generator.places
+    )
 
 
 def test_weights_in_flight_and_pieces_of_updates_are_the_files(plan_of) -> None:

@@ -42,7 +42,7 @@ def plan(*, groups: tuple[str, str] = ("train", "rollout"), sleeps: bool = False
     executors = [
         Executor(HOST, None, ONE_RANK * 2),
         executor("actor", groups[0], trained=True, sleeps=sleeps),
-        executor("generator", groups[1], follows="actor", sleeps=sleeps),
+        executor("generator", groups[1], weights_from="actor", sleeps=sleeps),
         executor("reference", "third"),
     ]
     tasks = (

@@ -46,7 +46,7 @@ def diamond(*, groups: tuple[str, str] = ("train", "rollout"), **settings) -> Pl
         HOST: Executor(HOST, None, ONE_RANK * 2),
         "actor": Executor("actor", groups[0], ONE_RANK, ("actor",), trained=True),
         "reference": Executor("reference", "third", ONE_RANK, ("reference",)),
-        "generator": Executor("generator", groups[1], ONE_RANK, ("generator",), follows="actor"),
+        "generator": Executor("generator", groups[1], ONE_RANK, ("generator",), weights_from="actor"),
     }
     train = [
         PlannedTask("prompts", "prompts", "prompts", HOST, Scope.BATCH, Rows.TRAIN),

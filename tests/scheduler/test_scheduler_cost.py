@@ -20,7 +20,7 @@ def plan(shards: int, max_staleness: int) -> Plan:
     executors = [
         Executor(HOST, None, ONE_RANK * 4),
         executor("actor", "train", trained=True),
-        executor("generator", "rollout", follows="actor"),
+        executor("generator", "rollout", weights_from="actor"),
         executor("reference", "reference"),
     ]
     tasks = (

@@ -23,7 +23,7 @@ def plan(*, old: bool = True, streams: bool = False, **settings) -> Plan:
     executors = [
         Executor(HOST, None, ONE_RANK * 3),
         executor("actor", "train", trained=True),
-        executor("generator", "rollout", follows="actor"),
+        executor("generator", "rollout", weights_from="actor"),
     ]
     tasks = [
         task("prompts", HOST, scope=Scope.BATCH),

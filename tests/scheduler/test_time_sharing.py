@@ -34,7 +34,7 @@ def colocated(*, reference: str | None = None, sleepers=("actor", "reference", "
     """GRPO with actor and generator on group ``gpus``, and a reference on `reference`, if that is a group."""
     executors = [
         executor("actor", "gpus", trained=True, sleeps="actor" in sleepers),
-        executor("generator", "gpus", follows="actor", sleeps="generator" in sleepers),
+        executor("generator", "gpus", weights_from="actor", sleeps="generator" in sleepers),
     ]
     tasks = [
         task("prompts", HOST, scope=Scope.BATCH),
@@ -150,7 +150,7 @@ def test_where_nobody_sleeps_nothing_moves():
 def test_a_sync_to_another_group_takes_an_engine_as_it_is():
     """Actor and reference share a group, the generator has its own: only who stands in the way moves."""
     plan = colocated(reference="gpus", steps=2)
-    generator = executor("generator", "others", follows="actor")
+    generator = executor("generator", "others", weights_from="actor")
     plan = replace(plan, executors={**plan.executors, "generator": generator})
     commands = on_engines(played(Scheduler(plan)))
     turn = [
@@ -170,7 +170,7 @@ def test_a_sync_to_another_group_takes_an_engine_as_it_is():
 def test_weights_that_are_new_enough_are_not_worth_a_move():
     """Rollout 3 may use the first weights, and the actor, which has newer ones, sleeps while the reference works."""
     plan = colocated(reference="gpus", steps=3, max_staleness=2)
-    generator = executor("generator", "others", follows="actor")
+    generator = executor("generator", "others", weights_from="actor")
     scheduler = Scheduler(replace(plan, executors={**plan.executors, "generator": generator}))
     pending = scheduler.start()
     second, last_ref = Run(2, "rollout", ALL), Run(2, "ref", (1,))
@@ -249,7 +249,7 @@ def test_a_stale_step_uses_the_time_in_which_an_older_one_waits_for_its_rewards(
 def judged_on(engine: str, **settings) -> Plan:
     """Rewards are what an engine says: the policy's generator, or servers of its own that follow the policy too."""
     plan = colocated(**settings)
-    servers = {"judges": executor("judges", "gpus", follows="actor", sleeps=True, measures_memory=True)}
+    servers = {"judges": executor("judges", "gpus", weights_from="actor", sleeps=True, measures_memory=True)}
     tasks = [replace(each, executor=engine) if each.node == "reward" else each for each in plan.tasks]
     return replace(plan, executors=plan.executors | (servers if engine == "judges" else {}), tasks=tuple(tasks))
 

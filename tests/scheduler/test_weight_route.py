@@ -20,7 +20,7 @@ def pipeline(generator: dict[str, Any], **groups: Any) -> Pipeline:
             "groups": groups,
             "engines": {
                 "actor": {"backend": "megatron", "group": "train"},
-                "generator": {"follows": "actor", "group": "train", **generator},
+                "generator": {"weights_from": "actor", "group": "train", **generator},
             },
             "nodes": {"rollout": {"op": "rollout", "engine": "generator", "sampling": sampling}},
             "run": {"steps": 1},

@@ -90,7 +90,9 @@ def test_whatever_stands_in_the_file_the_answer_is_a_pipeline_or_lines_with_a_re
                 break
             section = section[key]
         # A copy, as the next round may write into it.
-        section[data.draw(st.sampled_from([key, f"{key}s", "read", "shares", "1"]))] = deepcopy(data.draw(_VALUES))
+        section[data.draw(st.sampled_from([key, f"{key}s", "read", "frozen_copy_of", "1"]))] = deepcopy(
+            data.draw(_VALUES)
+        )
     path = project.write("changed.yaml", dump_document(tree))
     try:
         check_file(path)

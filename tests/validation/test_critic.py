@@ -88,9 +88,9 @@ CASES = {
         "the policy would never be trained: the run has 10 steps (run.steps); lower it",
     ),
     "a follower": (
-        "group: rollout, follows: actor}",
-        "group: rollout, follows: critic} #!",
-        "engines.generator.follows",
+        "group: rollout, weights_from: actor}",
+        "group: rollout, weights_from: critic} #!",
+        "engines.generator.weights_from",
         "`critic` has a value head, and a generator needs the language model's; name an engine with `head: lm`",
     ),
 }
@@ -164,8 +164,8 @@ def test_a_folder_that_does_not_say_what_it_is_is_left_to_the_engine(judged):
 
 
 def test_a_classifier_follows_nobody(project, judged):
-    problems = {problem.place: problem.message for problem in project.problems(judged(extra=", follows: actor"))}
-    assert "takes nobody's weights" in problems["engines.judge.follows"]
+    problems = {problem.place: problem.message for problem in project.problems(judged(extra=", weights_from: actor"))}
+    assert "takes nobody's weights" in problems["engines.judge.weights_from"]
     assert "its model is that one's" in problems["engines.judge.model"]
 
 

@@ -26,7 +26,7 @@ DPO = (
     "  dpo: {op: dpo, engine: actor}\n"
 )
 OFFLINE = (
-    ("  generator: {backend: hf, group: rollout, follows: actor}\n", ""),
+    ("  generator: {backend: hf, group: rollout, weights_from: actor}\n", ""),
     ("  rollout: {cpus_per_node: 1}\n", ""),
 )
 

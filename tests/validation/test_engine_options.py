@@ -11,7 +11,7 @@ ACTOR = "    group: train\n"
 def test_nodes_and_generators_need_a_language_model(project, head):
     path = project.pipeline((ACTOR, f"{ACTOR}    head: {head}\n"))
     problems = {problem.place: problem.message for problem in project.problems(path)}
-    assert list(problems) == ["engines.generator.follows", "nodes.ref.engine", "nodes.update.engine"]
+    assert list(problems) == ["engines.generator.weights_from", "nodes.ref.engine", "nodes.update.engine"]
     assert problems["nodes.ref.engine"] == (
         f"`reference` has a {head} head, and op logprob needs the language model's; name an engine with `head: lm`"
     )
@@ -31,7 +31,7 @@ def test_chunks_of_logits_need_logits(project):
 
 
 def test_a_guest_has_its_owners_head(project):
-    path = project.pipeline(("shares: actor}", "shares: actor, head: value} #!"))
+    path = project.pipeline(("frozen_copy_of: actor}", "frozen_copy_of: actor, head: value} #!"))
     project.assert_problem(path, "engines.reference.head", "differs from that of `actor`")
 
 

@@ -91,7 +91,7 @@ def mine(tokens, power=1.0): ...
             UPDATE,
             "loss: {policy: clip_cov}} #!",
             "nodes.update",
-            "column `held_back` is read by `update`, but no node writes it; add a node `{op: covariance}`",
+            "column `clip_cov_mask` is read by `update`, but no node writes it; add a node `{op: covariance}`",
         ),
         (UPDATE, "loss: {kl_cov_coef: 2.0}} #!", "nodes.update.loss.kl_cov_coef", "`policy: ppo_clip` has no use for"),
         (

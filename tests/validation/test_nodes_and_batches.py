@@ -264,7 +264,7 @@ def test_a_reference_that_is_trained_itself_is_odd(project):
     checked = check_file(project.pipeline(("op: logprob, engine: reference", "op: logprob, engine: actor")))
     told = {warning.place: warning.message for warning in checked.warnings}
     assert "from the policy at the beginning of each step" in told["nodes.ref.engine"]
-    assert "name an engine with `shares: actor`" in told["nodes.ref.engine"]
+    assert "name an engine with `frozen_copy_of: actor`" in told["nodes.ref.engine"]
 
 
 def test_a_mini_batch_that_does_not_divide_is_one_problem(project):

@@ -22,7 +22,7 @@ SAMPLED = """\
 """
 MIX = NODES.replace("kl_coef: 0.01", "kl_coef: 0.01, sft_coef: 0.1") + "  mix: {op: mix}\n"
 NO_GENERATOR = (
-    ("  generator: {backend: hf, group: rollout, follows: actor}\n", ""),
+    ("  generator: {backend: hf, group: rollout, weights_from: actor}\n", ""),
     ("  rollout: {cpus_per_node: 1}\n", ""),
 )
 ONE, TWO = "  responses: [chosen]\n", "  responses: [chosen, rejected]\n"

@@ -80,7 +80,7 @@ def test_paths_and_nulls_are_read_as_in_the_models_section(project):
 def test_whoever_reads_text_needs_a_tokenizer(project):
     folder = project.folder / "small"
     write_model(folder, model_type="qwen3")
-    path = project.pipeline(("rollout, follows: actor}", "rollout, model: {path: small}}"))
+    path = project.pipeline(("rollout, weights_from: actor}", "rollout, model: {path: small}}"))
     problem = project.only_problem(path)
     assert problem.place == "engines.generator.model.path"
     assert "has no tokenizer (tokenizer.json, tokenizer.model); copy it there" in problem.message

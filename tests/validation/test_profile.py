@@ -51,7 +51,7 @@ def test_nsys_records_no_source_lines(project):
 
 @pytest.mark.parametrize("group", ["train", "rollout"])
 def test_nsys_needs_gpus_of_the_nodes_that_are_profiled_only(project, group):
-    """`ref` runs on the ranks of the engine that its own shares: on GPUs here with `update`, or not."""
+    """`ref` runs on the ranks of the engine that it is a frozen copy of: on GPUs here with `update`, or not."""
     edit = GPUS if group == "train" else ("rollout: {cpus_per_node: 1}", "rollout: {gpus_per_node: 1}")
     profile = "{steps: [2], tool: nsys, nodes: [ref]}"
     path = project.pipeline(edit, (RUN, f"{RUN}\nprofile: {profile} #!"))

@@ -13,7 +13,7 @@ MIXTURE = (
     "model.init={model_type: qwen3_moe, hidden_size: 64, num_attention_heads: 4, num_key_value_heads: 2, "
     "num_experts: 8, num_experts_per_tok: 2, moe_intermediate_size: 32, norm_topk_prob: true}"
 )
-SGLANG = "engines.generator={backend: sglang, group: rollout, follows: actor}"
+SGLANG = "engines.generator={backend: sglang, group: rollout, weights_from: actor}"
 REPLAY = "engines.actor.router_replay=true"
 RIGHT = (MIXTURE, SGLANG, REPLAY)
 FLAG = "enable_return_routed_experts"

@@ -4,7 +4,7 @@ import pytest
 
 from dagrl.validation import check_file, sglang_fields
 
-GENERATOR = "  generator: {backend: hf, group: rollout, follows: actor}\n"
+GENERATOR = "  generator: {backend: hf, group: rollout, weights_from: actor}\n"
 GROUPS = "  train: {cpus_per_node: 2}\n  rollout: {cpus_per_node: 1}\n"
 MIXTURE = "model_type: qwen3_moe, num_experts: 8, moe_intermediate_size: 32"
 
@@ -14,7 +14,7 @@ def with_server(project):
     """The pipeline on GPUs, with a SGLang engine that says `line` besides; rollouts run on `rollout`."""
 
     def make(line: str, rollout: str = "gpus_per_node: 4", *edits: tuple[str, str]):
-        engine = f"  generator:\n    backend: sglang\n    group: rollout\n    follows: actor\n    {line}\n"
+        engine = f"  generator:\n    backend: sglang\n    group: rollout\n    weights_from: actor\n    {line}\n"
         groups = f"  train: {{gpus_per_node: 2}}\n  rollout: {{{rollout}}}\n"
         return project.pipeline((GENERATOR, engine), (GROUPS, groups), *edits)
 
@@ -231,7 +231,7 @@ def test_a_route_through_one_machines_memory(project, with_server, size, is_wron
 
 def test_weights_that_nobody_sends(project, with_server):
     path = with_server("weight_sync: {checksum: true}")
-    path.write_text(path.read_text().replace("    follows: actor\n", ""))
+    path.write_text(path.read_text().replace("    weights_from: actor\n", ""))
     warnings = {warning.place: warning.message for warning in check_file(path).warnings}
     assert warnings["engines.generator.weight_sync"].startswith("has no effect, as the engine follows none; ")
     assert warnings["engines.generator"].startswith("samples come from the start weights for ever; ")
@@ -239,16 +239,16 @@ def test_weights_that_nobody_sends(project, with_server):
 
 def test_what_only_a_start_from_files_can_do(with_server):
     path = with_server("server: {quantization: fp8, load_format: presharded, cpu_offload_gb: 4}")
-    path.write_text(path.read_text().replace("    follows: actor\n", ""))
+    path.write_text(path.read_text().replace("    weights_from: actor\n", ""))
     check_file(path)
 
 
 def test_copies_within_a_server_are_for_weights_that_stay_and_one_machine(project, with_server):
     path = with_server("server: {tp_size: 2, dp_size: 2}")
-    path.write_text(path.read_text().replace("    follows: actor\n", ""))
+    path.write_text(path.read_text().replace("    weights_from: actor\n", ""))
     check_file(path)
     path = with_server("server: {tp_size: 2, dp_size: 4} #!", "nodes: 2, gpus_per_node: 4")
-    path.write_text(path.read_text().replace("    follows: actor\n", ""))
+    path.write_text(path.read_text().replace("    weights_from: actor\n", ""))
     project.assert_problem(path, "engines.generator.server.dp_size", "copies of a model do not span machines")
 
 

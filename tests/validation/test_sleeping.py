@@ -10,7 +10,7 @@ from dagrl.validation import check_file
 from dagrl.validation.summary import summarize
 
 GPUS = ("train: {cpus_per_node: 2}", "train: {gpus_per_node: 2}")
-SHARED = ("group: rollout, follows: actor", "group: train, follows: actor")
+SHARED = ("group: rollout, weights_from: actor", "group: train, weights_from: actor")
 NO_ROLLOUT = ("  rollout: {cpus_per_node: 1}\n", "")
 
 
@@ -54,7 +54,9 @@ def test_an_engine_with_a_group_to_itself_has_nobody_to_sleep_for(project):
 
 
 def test_an_engine_on_anothers_ranks_goes_with_that_one(project):
-    path = project.pipeline(("shares: actor}", "shares: actor, sleep: false} #!"), GPUS, SHARED, NO_ROLLOUT)
+    path = project.pipeline(
+        ("frozen_copy_of: actor}", "frozen_copy_of: actor, sleep: false} #!"), GPUS, SHARED, NO_ROLLOUT
+    )
     assert asleep(path) == ["actor", "generator"]
     project.assert_problem(path, "engines.reference.sleep", "differs from that of `actor`", "take `sleep` out")
 

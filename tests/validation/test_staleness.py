@@ -10,7 +10,7 @@ from dagrl.validation import check_file
 
 CORRECTED = "nodes.update.rollout_correction={rollout_is: token}"
 ROLLOUTS_OLD = "nodes.update.read={old_logprob: rollout_logprob}"
-SGLANG = "engines.generator={backend: sglang, group: rollout, follows: actor%s}"
+SGLANG = "engines.generator={backend: sglang, group: rollout, weights_from: actor%s}"
 STREAMS = ["schedule.stream_update=true", ROLLOUTS_OLD, "nodes.update.mini_batch=4"]
 RUN = "run: {steps: 10}"
 
@@ -69,15 +69,15 @@ def test_weights_in_flight_are_refused_where_the_engine_cannot_take_them(project
 def test_weights_in_flight_are_no_matter_to_an_engine_that_only_judges(project):
     judge = "nodes.reward={op: judge, fn: null, engine: wise, prompt: 'Rate {response}', max_prompt_tokens: 64}"
     overrides = ["schedule={max_staleness: 1, in_flight_weight_update: true}", CORRECTED, judge]
-    wise = "engines.wise={backend: hf, group: rollout, follows: actor}"
+    wise = "engines.wise={backend: hf, group: rollout, weights_from: actor}"
     told = warnings(project, *overrides, wise, SGLANG % ", weight_sync: {pause: in_place}")
     assert [each.partition(", so that")[0] for each in told] == ["`wise` follows `actor`"]
 
 
 @pytest.mark.parametrize("given", [True, False])
 def test_weights_in_flight_are_refused_where_responses_would_end(project, given):
-    old = "generator: {backend: hf, group: rollout, follows: actor}"
-    engine = "generator: {backend: sglang, group: rollout, follows: actor"
+    old = "generator: {backend: hf, group: rollout, weights_from: actor}"
+    engine = "generator: {backend: sglang, group: rollout, weights_from: actor"
     engine += ", weight_sync: {pause: abort}} #!" if given else "}"
     schedule = "schedule: {max_staleness: 1, in_flight_weight_update: true}" + ("" if given else " #!")
     path = project.pipeline((old, engine), (RUN, f"{RUN}\n{schedule}"))

@@ -36,7 +36,7 @@ def test_layouts_are_told_in_all_their_sizes(project, parallel, shown):
     ],
 )
 def test_servers_are_told_with_their_size(project, rollout, server, shown):
-    engine = f"{{backend: sglang, group: rollout, follows: actor, server: {server}}}"
+    engine = f"{{backend: sglang, group: rollout, weights_from: actor, server: {server}}}"
     overrides = [f"engines.generator={engine}", f"groups.rollout={rollout}"]
     if "gpus" in rollout:
         overrides.append("groups.train={gpus_per_node: 2}")
@@ -52,7 +52,7 @@ def test_how_steps_overlap_is_told_where_they_do(project):
     assert told() == ""
     sentence = "  samples up to 1 version behind the weights that train on them; new weights come between rollouts\n"
     assert told("schedule.max_staleness=1").startswith(sentence)
-    sglang = "engines.generator={backend: sglang, group: rollout, follows: actor, weight_sync: {pause: retract}}"
+    sglang = "engines.generator={backend: sglang, group: rollout, weights_from: actor, weight_sync: {pause: retract}}"
     ahead = told("schedule={max_staleness: 2, in_flight_weight_update: true, stream_update: true}", sglang)
     assert "up to 2 versions behind" in ahead and "in the midst of rollouts" in ahead and "updates begin with" in ahead
 

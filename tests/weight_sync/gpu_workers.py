@@ -75,7 +75,7 @@ class Trainer:
         from qwen_part import fields
 
         from dagrl.backends.base import RankContext
-        from dagrl.backends.megatron.engine import MegatronEngine
+        from dagrl.backends.megatron.engine.megatron_engine import MegatronEngine
         from dagrl.config.schema import MegatronEngineSpec, ModelSpec
         from dagrl.weight_sync.sender import WeightSender
 

@@ -39,7 +39,7 @@ LOSSES = Chapter(
         ),
         Entry(
             "clip_cov",
-            "ppo_clip, 0 where held_back",
+            "ppo_clip, 0 where clip_cov_mask",
             losses.clip_cov,
             "Clip-Cov (arXiv 2505.22617)",
             "losses::clip_cov_takes_marked_tokens_out_of_ppo",
@@ -47,7 +47,7 @@ LOSSES = Chapter(
         ),
         Entry(
             "kl_cov",
-            "-r A + kl_cov_coef abs(log r) where held_back",
+            "-r A + kl_cov_coef abs(log r) where clip_cov_mask",
             losses.kl_cov,
             "KL-Cov (arXiv 2505.22617)",
             "losses::kl_cov_draws_marked_tokens_back",
@@ -237,7 +237,7 @@ DIVERGENCES = Chapter(
         ),
         Entry(
             "op: covariance",
-            "held_back: highest, or drawn by, (log p - mean log p) (A - mean A)",
+            "clip_cov_mask: highest, or drawn by, (log p - mean log p) (A - mean A)",
             covariance.covariances,
             "arXiv 2505.22617",
             "covariance::a_step_along_the_advantages_changes_the_entropy_by_minus_the_covariance",

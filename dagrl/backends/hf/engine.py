@@ -45,7 +45,7 @@ class HfEngine:
         self._max_batch_size = spec.max_batch_size
         self._eos_token_id = load_tokenizer(model).eos_token_id
         self._model = _build(model)
-        self._follows = spec.follows is not None
+        self._follows = spec.weights_from is not None
         self._weights = SleepingWeights(
             lambda: self._model.parameters(), keep=not self._follows, gib_used_by_others=used_by_others
         )

@@ -1,16 +1,1 @@
-"""The Megatron-core engine: trains, and computes log-probs.
-
-Importing the package readies the process for megatron, so that its modules may import megatron at their top: the noise
-of that import is filtered, and without CUDA the stand-ins of `dagrl.backends.megatron.cpu` are put in place.
-"""
-
-import os
-
-from dagrl.backends.megatron.cpu.shims import install
-from dagrl.backends.megatron.quiet import hush
-
-# Tensor and sequence parallelism overlap communication by the order in which kernels are queued: one queue keeps it.
-# CUDA reads it when it starts.
-os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-hush()
-install()
+"""Megatron-core: trains, and computes log-probs and values."""

@@ -59,14 +59,14 @@ def server_arguments(
         "model_path": str(folder),
         # What the file says, or the model can, is for the responses to use.
         "context_length": (given.get("context_length") or positions) + KEPT_BACK,
-        "load_format": "dummy" if spec.follows else given.get("load_format", "auto"),
+        "load_format": "dummy" if spec.weights_from else given.get("load_format", "auto"),
         "skip_tokenizer_init": True,
         "custom_weight_loader": [WEIGHT_LOADER],
         "device": "cuda" if on_gpus else "cpu",
         "random_seed": _seed(seed, share.server),
         "enable_memory_saver": saves_memory,
         # Weights that nobody sends again have to wait somewhere.
-        "enable_weights_cpu_backup": saves_memory and spec.follows is None,
+        "enable_weights_cpu_backup": saves_memory and spec.weights_from is None,
         **_meeting_point(spec, share),
     }
 

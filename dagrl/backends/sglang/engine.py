@@ -57,12 +57,12 @@ class SglangEngine:
         # Stages are told of an update one after the other.
         stages = spec.server.get("pp_size", 1)
         self._waves = [gpus_per_server(spec) // stages] * stages
-        self._follows = spec.follows is not None
+        self._follows = spec.weights_from is not None
         self._timeout_s = ranks.timeout_s
         self._gpus = share.gpus
         self._gone: frozenset[str] = _KINDS[Residency.AWAKE]
         """Kinds of memory that were given back."""
-        self.policy_version = NO_WEIGHTS if spec.follows else 0
+        self.policy_version = NO_WEIGHTS if spec.weights_from else 0
         eos = load_tokenizer(model).eos_token_id
         routing = _routing(model) if spec.server.get("enable_return_routed_experts") else None
         self._server = start_server(model, spec, share, seed=ranks.seed, sleeps=sleeps)

@@ -33,7 +33,7 @@ def start_server(model: ModelSpec, spec: SglangEngineSpec, share: ServerShare, *
     os.environ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"
     # SGLang reads the folder while it starts, and never again.
     with tempfile.TemporaryDirectory(prefix="dagrl-sglang-") as scratch:
-        folder = model_folder(model, Path(scratch), seed=seed, with_weights=spec.follows is None)
+        folder = model_folder(model, Path(scratch), seed=seed, with_weights=spec.weights_from is None)
         arguments = server_arguments(spec, share, folder, positions=_positions(model), seed=seed, sleeps=sleeps)
         return Server(
             share.name, arguments, share.log_prefix, share.start_timeout_s, circumstances=_memory(spec, share)

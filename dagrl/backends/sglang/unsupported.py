@@ -24,7 +24,7 @@ def clashes_of(engine: SglangEngineSpec) -> Iterator[tuple[str, str]]:
 
 
 def _follows(engine: SglangEngineSpec) -> bool:
-    return engine.follows is not None
+    return engine.weights_from is not None
 
 
 CLASHES: tuple[Clash, ...] = (

@@ -77,7 +77,7 @@ class MegatronEngineSpec(Section):
     """Megatron-core, with Transformer Engine on GPUs."""
     group: Name | None = None
     """The group that holds it."""
-    shares: Name | None = None
+    frozen_copy_of: Name | None = None
     """Instead of a group: live on that engine's ranks, as its frozen start weights, swapped in when asked for."""
     parallel: ParallelSpec = ParallelSpec()
     """Parallel layout."""
@@ -119,7 +119,7 @@ class HfEngineSpec(Section):
     """Transformers, inside the worker."""
     group: Name
     """The group that holds it: one replica for each rank."""
-    follows: Name | None = None
+    weights_from: Name | None = None
     """The trained engine whose weights it takes before each rollout. Default: the model as it is, for ever."""
     model: ModelSpec | None = None
     """A model of its own, with its own tokenizer and chat template. Default: the pipeline's."""
@@ -155,7 +155,7 @@ class SglangEngineSpec(Section):
     """SGLang: its schedulers run in processes of their own, without an HTTP server."""
     group: Name
     """The group that holds them."""
-    follows: Name | None = None
+    weights_from: Name | None = None
     """The trained engine whose weights they take before each rollout. Default: the model as it is, for ever."""
     model: ModelSpec | None = None
     """A model of its own, with its own tokenizer and chat template. Default: the pipeline's."""

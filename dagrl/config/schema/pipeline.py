@@ -40,7 +40,7 @@ class Pipeline(Section):
     def model_section(self, engine: str) -> tuple[str, ...]:
         """Where the file says an engine's model: at itself, at the engine that it shares or follows, or at the top."""
         spec = self.engines[engine]
-        home = getattr(spec, "shares", None) or getattr(spec, "follows", None)
+        home = getattr(spec, "frozen_copy_of", None) or getattr(spec, "weights_from", None)
         holders = [engine, *([home] if home in self.engines else [])]
         own = next((name for name in holders if self.engines[name].model is not None), None)
         return ("engines", own, "model") if own else ("model",)

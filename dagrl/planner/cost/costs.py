@@ -259,7 +259,7 @@ class PipelineCosts:
             if down:
                 return transfers.server_sleep_seconds(engine.backed_up_bytes, engine.device, ranks=ranks)
             # Whoever follows has its weights back before the rest.
-            weights = engine.served_bytes if residency is Residency.WEIGHTS or not engine.spec.follows else 0.0
+            weights = engine.served_bytes if residency is Residency.WEIGHTS or not engine.spec.weights_from else 0.0
             return transfers.server_wake_seconds(weights, engine.backed_up_bytes, engine.device)
         offload, closing = engine.spec.offload, 0 if engine.spec.keep_communicators else ranks
         weights = 0.0 if offload.param else engine.weight_bytes
@@ -275,4 +275,4 @@ class PipelineCosts:
 
     def _is_followed_at_home(self, name: str) -> bool:
         group = self.plan.executors[name].group
-        return any(each.follows == name and each.group == group for each in self.plan.executors.values())
+        return any(each.weights_from == name and each.group == group for each in self.plan.executors.values())

@@ -168,5 +168,5 @@ class PlannedEngine:
     def backed_up_bytes(self) -> float:
         """Of the weights on a GPU, where they wait on the host while it sleeps: nobody sends them again."""
         classifies = isinstance(self.spec, HfEngineSpec) and self.spec.head == "reward"
-        served = isinstance(self.spec, SglangEngineSpec) and not self.spec.follows
+        served = isinstance(self.spec, SglangEngineSpec) and not self.spec.weights_from
         return self.served_bytes if classifies or served else 0.0

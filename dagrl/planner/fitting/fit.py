@@ -129,7 +129,7 @@ class GroupFit:
         for tenant in self.tenants:
             what = f"{tenant.name}: {tenant.memory.moment}"
             yield Moment(what, tenant.name, {**rest, tenant.name: tenant.memory.peak})
-            source = next((each for each in self.tenants if each.name == tenant.executor.follows), None)
+            source = next((each for each in self.tenants if each.name == tenant.executor.weights_from), None)
             if source is not None:
                 both = {
                     each.name: each.memory.weights_alone if each.executor.sleeps else each.memory.peak

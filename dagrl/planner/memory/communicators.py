@@ -1,7 +1,7 @@
 """The communicators of a trainer on several GPUs: how many it connects, and what they hold of each device.
 
 NCCL connects one when its ranks first meet in it. Counted is what the engine was seen to use in each layout: while it
-is built, in a pass, in an update. See `dagrl.backends.megatron.communicators`; groups of one rank have none.
+is built, in a pass, in an update. See `dagrl.backends.megatron.engine.communicators`; groups of one rank have none.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def communicator_bytes(
 
 
 def groups_of_pass(shape: ModelShape, parallel: ParallelSpec, ranks: int) -> int:
-    """How many groups of several ranks meet in a pass; tests/backends/megatron/test_plan_communicators.py looks on."""
+    """How many groups of several ranks meet in a pass; compare tests/backends/megatron/engine/test_plan_communicators.py."""
     sizes = [
         parallel.tensor_model_parallel_size,
         parallel.pipeline_model_parallel_size,

@@ -39,7 +39,7 @@ def engine_memory(pipeline: Pipeline, plan: Plan, executor: str, shape: ModelSha
             work = _work(pipeline, plan, executor)
             return trainer_memory(shape, spec, ours.ranks, work, sleeps=ours.sleeps, on_gpu=gpu is not None)
         case SglangEngineSpec():
-            bucket = weight_route(pipeline, executor).bucket_bytes if spec.follows else 0
+            bucket = weight_route(pipeline, executor).bucket_bytes if spec.weights_from else 0
             serving = Serving(_longest(pipeline, executor), bucket, sleeps=ours.sleeps)
             return server_memory(shape, spec, gpu, serving)
         case HfEngineSpec():
@@ -51,7 +51,7 @@ def engine_memory(pipeline: Pipeline, plan: Plan, executor: str, shape: ModelSha
 def _work(pipeline: Pipeline, plan: Plan, executor: str) -> Work:
     ours = plan.executors[executor]
     nodes = [node for node in pipeline.nodes.values() if getattr(node, "engine", None) in ours.engines]
-    followers = [name for name, each in plan.executors.items() if each.follows == executor]
+    followers = [name for name, each in plan.executors.items() if each.weights_from == executor]
     longest = longest_row(pipeline)
     batch, prompts = 0, pipeline.data.prompts_per_step
     updates = [node for node in nodes if isinstance(node, TrainingNode)]

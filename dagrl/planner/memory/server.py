@@ -81,7 +81,7 @@ def server_memory(shape: ModelShape, engine: SglangEngineSpec, gpu: Gpu | None, 
         weights_alone=weights + 2 * serving.bucket_bytes + stays,
         asleep=stays,
         # Weights that nobody sends again wait on the host.
-        host=weights if serving.sleeps and engine.follows is None else 0,
+        host=weights if serving.sleeps and engine.weights_from is None else 0,
         needs=needed,
         notes=notes,
     )

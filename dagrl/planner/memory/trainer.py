@@ -24,7 +24,7 @@ _KERNELS_OF_SEVERAL = int(0.3 * GIB)
 _UNUSABLE = 0.05
 """Of activations: blocks of torch's allocator that no later tensor fits into. A guess."""
 _LOGIT_CHUNK = 2**27
-"""Logits that are worked on at once where they are never whole; see `dagrl.backends.megatron.logprob`."""
+"""Logits that are worked on at once where they are never whole; see `dagrl.backends.megatron.engine.logprob`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,7 +178,7 @@ class ServerChoice:
 
 
 def _is_trainer(engine: EngineSpec) -> TypeIs[MegatronEngineSpec]:
-    return isinstance(engine, MegatronEngineSpec) and engine.shares is None
+    return isinstance(engine, MegatronEngineSpec) and engine.frozen_copy_of is None
 
 
 def _group(group: GroupSpec) -> str:

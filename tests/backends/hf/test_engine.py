@@ -195,7 +195,7 @@ def test_refused_weights_leave_the_engine_as_it_was(model: ModelSpec, build_engi
 def test_an_engine_that_follows_waits_for_its_first_weights(
     model: ModelSpec, build_engine: Build, complete: Complete
 ) -> None:
-    engine = build_engine(model, follows="actor")
+    engine = build_engine(model, weights_from="actor")
     with pytest.raises(AssertionError, match="before the first load_weights"):
         complete(engine, PROMPTS, WARM)
     engine.load_weights(iter([named_weights(model, 11)]), version=3)

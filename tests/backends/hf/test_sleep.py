@@ -47,7 +47,7 @@ def test_a_follower_comes_back_without_weights_and_takes_new_ones(
 ) -> None:
     start = build_engine(model)
     weights = [(name, tensor.clone()) for name, tensor in start._model.state_dict().items()]
-    engine = build_engine(model, follows="actor")
+    engine = build_engine(model, weights_from="actor")
     engine.load_weights(iter([weights]), version=3)
     before = said(complete(engine, PROMPTS, SAMPLING))
     engine.sleep(Residency.ASLEEP)

@@ -12,8 +12,8 @@ from dagrl.backends.sglang.share import ServerShare
 from dagrl.config.schema import SglangEngineSpec
 
 
-def told(*, server=None, gpus=("0",), seed=1, sleeps=False, node=0, nodes=1, index=0, follows="actor", **_):
-    spec = SglangEngineSpec(backend="sglang", group="rollout", follows=follows, server=server or {})
+def told(*, server=None, gpus=("0",), seed=1, sleeps=False, node=0, nodes=1, index=0, weights_from="actor", **_):
+    spec = SglangEngineSpec(backend="sglang", group="rollout", weights_from=weights_from, server=server or {})
     share = ServerShare(f"generator/{index}", index, node, nodes, tuple(gpus), "10.0.0.1", 4000, Path("logs"), 60)
     return server_arguments(spec, share, Path("model"), positions=64, seed=seed, sleeps=sleeps)
 
@@ -27,8 +27,8 @@ def test_tokens_go_in_and_out_by_their_ids_and_weights_by_our_loader():
 def test_weights_that_come_from_another_engine_are_not_read():
     assert told()["load_format"] == "dummy"
     assert told(server={"load_format": "auto"})["load_format"] == "dummy"
-    assert told(follows=None)["load_format"] == "auto"
-    assert told(follows=None, server={"load_format": "presharded"})["load_format"] == "presharded"
+    assert told(weights_from=None)["load_format"] == "auto"
+    assert told(weights_from=None, server={"load_format": "presharded"})["load_format"] == "presharded"
 
 
 def test_responses_may_use_all_of_a_context():
@@ -70,7 +70,7 @@ def test_memory_is_saved_for_those_that_sleep():
     assert (told()["enable_memory_saver"], told()["enable_weights_cpu_backup"]) == (False, False)
     asleep = told(sleeps=True)
     assert (asleep["enable_memory_saver"], asleep["enable_weights_cpu_backup"]) == (True, False)
-    assert told(sleeps=True, follows=None)["enable_weights_cpu_backup"], "nobody sends them again"
+    assert told(sleeps=True, weights_from=None)["enable_weights_cpu_backup"], "nobody sends them again"
     assert not told(sleeps=True, gpus=())["enable_memory_saver"]
     assert asleep["mem_fraction_static"] == 0.8 and "mem_fraction_static" not in told()
     assert told(sleeps=True, server={"mem_fraction_static": 0.6})["mem_fraction_static"] == 0.6

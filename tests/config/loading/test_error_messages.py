@@ -8,7 +8,7 @@ CASES = [
     ("name: tiny", "name: tiny\nnam: x #!", "nam", "unknown key `nam`; did you mean `name`?"),
     ("steps: 10}", "steps: 10, stepz: 3} #!", "run.stepz", "unknown key `stepz`; did you mean `steps`?"),
     ("  train: {cpus_per_node: 2}", "  train: {cpu_per_node: 2} #!", "groups.train.cpu_per_node", "`cpus_per_node`?"),
-    ("shares: actor}", "share: actor} #!", "engines.reference.share", "did you mean `shares`?"),
+    ("frozen_copy_of: actor}", "share: actor} #!", "engines.reference.share", "did you mean `frozen_copy_of`?"),
     ("kl_coef: 0.01}}", "kl_coeff: 0.01}} #!", "nodes.update.loss.kl_coeff", "did you mean `kl_coef`?"),
     ("run: {steps: 10}", "run: {steps: 10.5} #!", "run.steps", "expected a whole number, got 10.5"),
     ("run: {steps: 10}", 'run: {steps: "10"} #!', "run.steps", "expected a whole number, got '10'"),

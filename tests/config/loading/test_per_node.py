@@ -16,7 +16,7 @@ groups:
   rollout: {nodes: 5, gpus_per_node: 8}
 engines:
   actor: {backend: megatron, group: train, optimizer: {lr: 1e-3}}
-  generator: {backend: hf, group: rollout, follows: actor}
+  generator: {backend: hf, group: rollout, weights_from: actor}
 nodes:
   rollout: {op: rollout, engine: generator, n: 4, sampling: {max_new_tokens: 3}}
   reward: {op: reward, fn: exact}

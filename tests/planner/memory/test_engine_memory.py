@@ -57,6 +57,6 @@ def test_a_frozen_engine_of_its_own_has_weights_alone() -> None:
 
 
 def test_a_model_inside_a_worker_is_counted() -> None:
-    hf = memory_of("generator", "engines.generator={backend: hf, group: gpu, follows: actor}")
+    hf = memory_of("generator", "engines.generator={backend: hf, group: gpu, weights_from: actor}")
     assert hf.awake["weights"] == 2 * 8_190_735_360
     assert hf.moment == "rollout"

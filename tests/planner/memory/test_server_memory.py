@@ -24,7 +24,7 @@ H200, H100, A100 = gpu_named("H200"), gpu_named("H100"), gpu_named("A100-40GB")
 
 
 def engine(**server: Any) -> SglangEngineSpec:
-    return SglangEngineSpec(backend="sglang", group="gpu", follows="actor", server=server)
+    return SglangEngineSpec(backend="sglang", group="gpu", weights_from="actor", server=server)
 
 
 def memory(shape: ModelShape = QWEN3_8B, *, sleeps: bool = False, gpu: Any = H200, **server: Any) -> EngineMemory:

@@ -66,7 +66,7 @@ def test_what_cannot_be_laid_out_is_refused() -> None:
         search(TEMPLATES / "tiny_grpo.yaml", (), Cluster(1, 2))
     sampled = ("nodes.update=null", "nodes.ref=null", "nodes.advantage=null", "engines.reference=null")
     with pytest.raises(ValueError, match="nothing is trained, and layouts are ranked by steps of training"):
-        search(DENSE, (*sampled, "engines.actor=null", "engines.generator.follows=null"), Cluster(1, 2))
+        search(DENSE, (*sampled, "engines.actor=null", "engines.generator.weights_from=null"), Cluster(1, 2))
 
 
 LEARNED = (

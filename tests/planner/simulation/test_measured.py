@@ -22,7 +22,7 @@ def plan(**settings) -> Plan:
     executors = [
         Executor(HOST, None, ONE_RANK * 2),
         executor("actor", "gpus", trained=True, sleeps=True),
-        executor("generator", "gpus", follows="actor", sleeps=True),
+        executor("generator", "gpus", weights_from="actor", sleeps=True),
     ]
     tasks = (
         task("prompts", HOST, scope=Scope.BATCH),

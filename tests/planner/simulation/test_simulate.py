@@ -20,7 +20,7 @@ def grpo(*groups: str, sleeps: bool = False, **settings) -> Plan:
     executors = [
         Executor(HOST, None, ONE_RANK * 2),
         executor("actor", trained, trained=True, sleeps=sleeps),
-        executor("generator", sampled, follows="actor", sleeps=sleeps),
+        executor("generator", sampled, weights_from="actor", sleeps=sleeps),
     ]
     tasks = (
         task("prompts", HOST, scope=Scope.BATCH),

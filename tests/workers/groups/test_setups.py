@@ -21,8 +21,8 @@ groups:
   rollout: {nodes: 2, gpus_per_node: 4}
 engines:
   actor: {backend: megatron, group: train, optimizer: {lr: 1e-3}}
-  reference: {backend: megatron, shares: actor}
-  generator: {backend: sglang, group: rollout, follows: actor, server: {tp_size: 2}}
+  reference: {backend: megatron, frozen_copy_of: actor}
+  generator: {backend: sglang, group: rollout, weights_from: actor, server: {tp_size: 2}}
 nodes:
   rollout: {op: rollout, engine: generator, n: 4, sampling: {max_new_tokens: 3}}
   reward: {op: reward, fn: exact}

@@ -31,7 +31,7 @@ def pipeline(**generator: Any) -> Pipeline:
             "groups": {"all": {"gpus_per_node": 2}},
             "engines": {
                 "actor": {"backend": "megatron", "group": "all"},
-                "generator": {"follows": "actor", "group": "all", **generator},
+                "generator": {"weights_from": "actor", "group": "all", **generator},
             },
             "nodes": {"rollout": {"op": "rollout", "engine": "generator", "sampling": {"max_new_tokens": 4}}},
             "run": {"steps": 1},

@@ -1,0 +1,117 @@
+"""Hugging Face weights into a Megatron model, and out of it again, by megatron-bridge: as `hf_weights` and `export` do.
+
+The model is dagrl's own in any case; megatron-bridge only converts, by its own tables and its own communication. Every
+rank holds each full tensor for a moment when exporting, where `export` collects them on rank 0 alone.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from megatron.core import parallel_state
+
+from dagrl.backends.megatron.engine.bridge_library import import_bridge
+from dagrl.backends.megatron.engine.model import unwrap
+from dagrl.backends.model_source import WeightSource, published_shapes
+from dagrl.backends.weight_names import check_names
+from dagrl.config.schema import MegatronEngineSpec
+from dagrl.models.vocabulary import padded_vocab_size
+from dagrl.weight_sync.exporter import IteratedExporter
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+_EMBEDDING, _OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
+
+
+def check_bridge(hf_config: PretrainedConfig, spec: MegatronEngineSpec) -> None:
+    """ValueError where megatron-bridge is not installed, or cannot convert this model."""
+    if spec.head != "lm":
+        raise ValueError(f"bridge: megatron-bridge has no {spec.head} head; set bridge: native")
+    if not import_bridge().knows(hf_config):
+        raise ValueError(
+            f"bridge: megatron-bridge does not know model type {hf_config.model_type!r}; set bridge: native"
+        )
+
+
+@torch.no_grad()
+def load_hf_weights(chunks: Sequence[torch.nn.Module], hf_config: PretrainedConfig, source: WeightSource) -> None:
+    """Set every parameter of the model from `source`, in the parameters' own dtype. Collective.
+
+    Raises ValueError, on all ranks, where a tensor is missing, has another shape than the config says, or is not part
+    of the model.
+    """
+    models = _models(chunks, hf_config)
+    rows = padded_vocab_size(hf_config.vocab_size, parallel_state.get_tensor_model_parallel_world_size())
+    bridge = import_bridge().auto_bridge(hf_config, source, dict.fromkeys((_EMBEDDING, _OUTPUT), rows))
+    _check_weights(bridge.get_conversion_tasks(models), hf_config, source)
+    # It draws a progress bar.
+    with redirect_stdout(io.StringIO()):
+        bridge.load_hf_weights(models)
+
+
+def make_exporter(
+    chunks: Sequence[torch.nn.Module],
+    hf_config: PretrainedConfig,
+    bucket_bytes: int,
+    present: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> IteratedExporter:
+    """Gives out the model's weights by Hugging Face names, in their dtype, in buckets of at most `bucket_bytes`.
+
+    A tensor that is larger has a bucket to itself. An output layer tied to the embedding is not among them. The weights
+    are on the device within the context that `present` gives. Collective.
+    """
+    models = _models(chunks, hf_config)
+    device = next(models[0].parameters()).device
+    return IteratedExporter(partial(_exported, models, hf_config), bucket_bytes, device, present)
+
+
+def _exported(models: list[torch.nn.Module], hf_config: PretrainedConfig) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor, the same on each rank; collective. They may share the model's memory."""
+    bridge = import_bridge().auto_bridge(hf_config)
+    for name, tensor in bridge.export_hf_weights(models, cpu=False, show_progress=False):
+        if name == _OUTPUT and hf_config.tie_word_embeddings:
+            continue
+        yield name, tensor[: hf_config.vocab_size] if name in (_EMBEDDING, _OUTPUT) else tensor
+
+
+def _models(chunks: Sequence[torch.nn.Module], hf_config: PretrainedConfig) -> list[torch.nn.Module]:
+    """The models within the wrappers, told what megatron-bridge asks of its own configs."""
+    models = [unwrap(chunk) for chunk in chunks]
+    for model in models:
+        model.config.share_embeddings_and_output_weights = hf_config.tie_word_embeddings  # type: ignore[union-attr]
+    return models
+
+
+def _check_weights(tasks: Sequence[Any], hf_config: PretrainedConfig, source: WeightSource) -> None:
+    """Refuse what megatron-bridge would leave out, or fail at on one rank while the others wait for it."""
+    kind = hf_config.model_type
+    if any(task is None for task in tasks):
+        raise ValueError(f"bridge: megatron-bridge has no name for some weights of this {kind}; set bridge: native")
+    wanted, stored = _names_on_all_ranks(tasks), set(source.names())
+    missing = sorted(wanted - stored)
+    if missing:
+        raise ValueError(
+            f"the weights have no tensor {missing[0]!r}: is the model's config.json that of these weights?"
+        )
+    check_names(stored, wanted, hf_config)
+    shapes = published_shapes(hf_config)
+    for name in sorted(wanted):
+        if source.shape(name) != shapes[name]:
+            raise ValueError(f"tensor {name!r} is {list(source.shape(name))}, but its config says {list(shapes[name])}")
+
+
+def _names_on_all_ranks(tasks: Sequence[Any]) -> set[str]:
+    """Hugging Face names of the whole model's weights; collective. A rank's own tasks lack other ranks' experts."""
+    own: set[str] = set()
+    for task in tasks:
+        names = task.mapping.hf_param
+        own.update([names] if isinstance(names, str) else names.values())
+    all_names: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(all_names, own)
+    return set().union(*all_names)

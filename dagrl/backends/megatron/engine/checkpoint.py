@@ -1,0 +1,215 @@
+"""A training engine's state on disk, in Megatron's distributed format: written by all ranks, read by any layout.
+
+The start weights are not in it: they come again from where they came from. Putting the folder in its place, and
+choosing which one to resume from, is the runtime's. Works with `background_save`, which writes while training goes on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.core import CheckpointingException
+from megatron.core.dist_checkpointing.dict_utils import merge
+from megatron.core.dist_checkpointing.mapping import LocalNonpersistentObject, ShardedObject
+from megatron.core.dist_checkpointing.state_dict_utils import load_preprocess
+from megatron.core.dist_checkpointing.utils import extract_sharded_base
+from megatron.core.optimizer import MegatronOptimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
+from megatron.core.transformer import MegatronModule
+from torch.distributed.checkpoint import CheckpointException
+
+from dagrl.backends.megatron.engine.background_save import FILES, BackgroundWriter, write_now
+from dagrl.backends.megatron.engine.model import unwrap
+from dagrl.backends.megatron.engine.stored_tensors import StoredTensors
+from dagrl.backends.megatron.engine.stored_weights import check_fit
+from dagrl.config.schema import ParallelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingState:
+    """What a checkpoint holds, in the engine's own objects, which `load` changes in place."""
+
+    chunks: list[MegatronModule]
+    optimizer: MegatronOptimizer
+    schedule: OptimizerParamScheduler
+    parallel: ParallelSpec
+
+
+@torch.no_grad()
+def save(folder: Path, state: TrainingState, *, policy_version: int) -> None:
+    """Write the state to `folder`. Collective. OSError where it cannot be written.
+
+    RuntimeError, on all ranks, where the optimizer has none yet and cannot make it: Megatron's hybrid one makes its
+    moments and float32 weights in a step only.
+    """
+    write_now(folder, _content(folder, state, policy_version))
+
+
+@torch.no_grad()
+def save_in_background(folder: Path, state: TrainingState, writer: BackgroundWriter, *, policy_version: int) -> None:
+    """Copy the state to the host and let `writer` write it to `folder` while the caller goes on. Collective.
+
+    RuntimeError as in `save`.
+    """
+    writer.start(folder, _content(folder, state, policy_version))
+
+
+@torch.no_grad()
+def load(folder: Path, state: TrainingState) -> int:
+    """Bring back what a save wrote, and return its policy version. Collective.
+
+    Random generators are brought back where the layout is the same; in another one they stay as they are. The learning
+    rate and the optimizer's options are today's pipeline file's, from the step that was saved. Raises FileNotFoundError
+    for a missing folder and ValueError for one that is torn or does not fit the engine.
+    """
+    _check_files(folder)
+    saved = dist_checkpointing.load_common_state_dict(str(folder))
+    _check_optimizer(folder, saved["layout"], _layout(state))
+    wanted, options = _tensors(state, loading=True)
+    check_fit(StoredTensors(folder), load_preprocess(wanted)[0])
+    if saved["layout"] == _layout(state):
+        wanted["rng"] = _rng_of_this_rank()
+    try:
+        loaded = dist_checkpointing.load(wanted, str(folder))
+    except (CheckpointingException, CheckpointException) as error:
+        raise ValueError(f"cannot read checkpoint {folder}; resume from an earlier one") from error
+    for i, chunk in enumerate(state.chunks):
+        unwrap(chunk).load_state_dict(loaded[f"model_{i}"])
+    _set_steps(options, saved["optimizer_steps"])
+    state.optimizer.load_state_dict(merge(options, loaded["optimizer"]))
+    state.schedule.num_steps = saved["schedule_steps"]
+    state.schedule.step(0)
+    if "rng" in loaded:
+        _set_rng(loaded["rng"])
+    return saved["policy_version"]
+
+
+def _content(folder: Path, state: TrainingState, policy_version: int) -> dict[str, Any]:
+    """All that a save writes, still in the engine's own memory. Makes the folder. Collective."""
+    # Megatron would miss the float32 weights in a state that its hybrid optimizer copies from others after a step.
+    if state.optimizer.config.optimizer_cpu_offload and state.schedule.num_steps == 0:
+        raise RuntimeError("with optimizer.optimizer_cpu_offload there is nothing to save before the first update")
+    if dist.get_rank() == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+    dist.barrier()
+    _complete(state.optimizer)
+    tensors, options = _tensors(state, loading=False)
+    return tensors | {
+        "rng": _rng_of_this_rank(),
+        "layout": _layout(state),
+        "optimizer_steps": _steps(options),
+        "schedule_steps": state.schedule.num_steps,
+        "policy_version": policy_version,
+    }
+
+
+def _tensors(state: TrainingState, *, loading: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is saved of model and optimizer, and what the optimizer has beside: its groups' options.
+
+    The second is today's pipeline file's, but for the count of steps, and its form depends on the layout (with experts
+    over ranks there are two optimizers, on a pipeline's stages other groups), so it is not saved. The tensors' names on
+    disk are the same everywhere.
+    """
+    models = [cast(MegatronModule, unwrap(chunk)) for chunk in state.chunks]
+    model = {f"model_{i}": chunk.sharded_state_dict() for i, chunk in enumerate(models)}
+    optimizer = state.optimizer.sharded_state_dict(model, loading, metadata=dict(_ANY_LAYOUT))
+    tensors, options = extract_sharded_base(optimizer)
+    return model | {"optimizer": tensors}, _unwrapped(options)
+
+
+_ANY_LAYOUT = {
+    # The distributed optimizer's format that loads into any layout; its default one fails to.
+    "distrib_optim_sharding_type": "fully_reshardable",
+    # Gathered to one replica by way of the host: the faster way holds the whole state once for each rank of a host.
+    "distrib_optim_fully_reshardable_mem_efficient": True,
+    # Without it the optimizer of experts that are spread over ranks gets names of its own.
+    "chained_optim_avoid_prefix": True,
+}
+
+
+def _unwrapped(options: Any) -> Any:
+    """The options without megatron's marks for what is not saved."""
+    if isinstance(options, dict):
+        return {name: _unwrapped(value) for name, value in options.items()}
+    if isinstance(options, list):
+        return [_unwrapped(value) for value in options]
+    return options.unwrap() if isinstance(options, LocalNonpersistentObject) else options
+
+
+def _groups(options: dict[Any, Any]) -> Iterator[dict[str, Any]]:
+    """The parameter groups in an optimizer's options, however deep they stand."""
+    for name, value in options.items():
+        if name == "param_groups":
+            yield from value
+        elif isinstance(value, dict):
+            yield from _groups(value)
+
+
+def _steps(options: dict[str, Any]) -> int | None:
+    """Optimizer steps so far, which all groups share; None before the first."""
+    steps = {int(group["step"]) for group in _groups(options) if group.get("step") is not None}
+    assert len(steps) <= 1, f"parameter groups disagree about their steps: {steps}"
+    return max(steps, default=None)
+
+
+def _set_steps(options: dict[str, Any], steps: int | None) -> None:
+    for group in _groups(options):
+        group.pop("step", None)
+        if steps is not None:
+            group["step"] = steps
+
+
+def _complete(optimizer: MegatronOptimizer) -> None:
+    """Give the optimizer the moments that it makes in its first step, for it may not have taken one yet."""
+    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+        if part.init_state_fn is not None:
+            part.init_state_fn(part.optimizer, part.config)
+
+
+def _layout(state: TrainingState) -> dict[str, Any]:
+    distributed = state.optimizer.config.use_distributed_optimizer
+    return {"ranks": dist.get_world_size(), "distributed_optimizer": distributed} | state.parallel.model_dump()
+
+
+def _check_optimizer(folder: Path, saved: dict[str, Any], own: dict[str, Any]) -> None:
+    name = "distributed_optimizer"
+    if saved[name] != own[name]:
+        raise ValueError(
+            f"checkpoint {folder} was saved with optimizer.use_{name}: {saved[name]}; load it with the same setting"
+        )
+
+
+def _check_files(folder: Path) -> None:
+    if not folder.is_dir():
+        raise FileNotFoundError(f"checkpoint {folder} does not exist")
+    if not (folder / FILES).is_file():
+        raise ValueError(f"{folder} is no finished checkpoint: it has no {FILES}; resume from an earlier one")
+    for name, size in json.loads((folder / FILES).read_text()).items():
+        path = folder / name
+        found = path.stat().st_size if path.is_file() else None
+        if found != size:
+            state = "is missing" if found is None else f"has {found} bytes"
+            raise ValueError(f"checkpoint {folder} is torn: {name} {state}, not {size}; resume from an earlier one")
+
+
+def _rng_of_this_rank() -> ShardedObject:
+    states = {
+        "cpu": torch.get_rng_state(),
+        "device": torch.cuda.get_rng_state(),
+        "tracker": get_cuda_rng_tracker().get_states(),
+    }
+    return ShardedObject("rng", states, (dist.get_world_size(),), (dist.get_rank(),))
+
+
+def _set_rng(states: dict[str, Any]) -> None:
+    get_cuda_rng_tracker().set_states(states["tracker"])
+    torch.cuda.set_rng_state(states["device"])
+    torch.set_rng_state(states["cpu"])

@@ -1,0 +1,247 @@
+"""Communicators that can be closed and opened again behind process groups that stay the same objects.
+
+NCCL holds hundreds of MiB on the device for each communicator, outside torch's allocator, and this version of it can
+give them back only by destroying the communicator. Megatron keeps its process groups in modules, buffers, optimizers
+and closures, so the groups must outlive their communicators: here a group is a thin shell around another one, which is
+shut down and made anew. torch makes such groups itself, for a backend that is registered with it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import Backend, PrefixStore, ProcessGroup, Store
+
+from dagrl.backends.megatron.engine.alone import Alone
+
+Opened = tuple[str, ProcessGroup.BackendType, Any]
+"""Device that a backend serves, its type, and the backend itself."""
+
+_PREFIX = "reopenable_"
+
+_DELEGATED = (
+    *("allgather", "_allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced"),
+    *("allreduce", "allreduce_coalesced", "alltoall", "alltoall_base", "barrier", "broadcast", "gather"),
+    *("monitored_barrier", "recv", "recv_anysource", "reduce", "reduce_scatter", "_reduce_scatter_base"),
+    *("reduce_scatter_tensor_coalesced", "scatter", "send", "_start_coalescing", "_end_coalescing"),
+    *("name", "set_timeout", "_backend_id", "_enable_collectives_timing", "_get_backend", "_get_backend_name"),
+    *("_get_sequence_number_for_group", "_set_sequence_number_for_group", "_has_hooks"),
+    *("_register_on_completion_hook", "_wait_for_pending_works"),
+)
+"""Methods of ProcessGroup that are the inner group's."""
+
+_groups: list[ReopenableGroup] = []
+"""The groups of this process, in the order of their creation, which is the same on all ranks that share two of them."""
+
+
+def reopenable(backend: str) -> str:
+    """The name of a torch.distributed backend whose groups work as those of `backend` and can be closed meanwhile.
+
+    `backend` is ``nccl`` or ``gloo``. Give the name to ``init_process_group``: groups made later follow it.
+    """
+    name = _PREFIX + backend
+    if name not in Backend.backend_list:
+        device, make = {"nccl": ("cuda", _nccl), "gloo": ("cpu", _gloo)}[backend]
+        Backend.register_backend(name, functools.partial(_group, make), extended_api=True, devices=[device])
+        _batch_point_to_point_through_shells()
+    return name
+
+
+class ReopenableGroup(ProcessGroup):
+    """A process group whose communicators come and go. Made by torch, for a backend named by `reopenable`."""
+
+    def __init__(self, make: Callable[[Any, Store, Any], Opened], options: Any, backend_options: Any) -> None:
+        # The stubs of torch know only a constructor with a store, which cannot make a subclass.
+        super().__init__(options.group_rank, options.group_size)  # type: ignore[call-arg]
+        self._make, self._options, self._backend_options = make, options, backend_options
+        self._times_opened = 0
+        self._labels: dict[str, str] = {}
+        self._inner: ProcessGroup | None = None
+        self.open()
+        _groups.append(self)
+
+    @property
+    def inner(self) -> ProcessGroup:
+        """The group behind this one. RuntimeError while it is closed."""
+        if self._inner is None:
+            raise RuntimeError("the engine sleeps and its communicators are closed; call wake() before anything else")
+        return self._inner
+
+    def open(self) -> None:
+        """Make communicators possible again. NCCL connects them when they are first used."""
+        assert self._inner is None, "the group is open"
+        # Ranks meet through keys in the store: those of an earlier life would answer for this one.
+        store = PrefixStore(f"life_{self._times_opened}/", self._options.store)
+        self._times_opened += 1
+        device, kind, backend = self._make(self._options, store, self._backend_options)
+        inner = ProcessGroup(store, self._options.group_rank, self._options.group_size)
+        inner._set_default_backend(kind)
+        inner._register_backend(torch.device(device), kind, backend)
+        backend._set_sequence_number_for_group()
+        for setter, label in self._labels.items():
+            getattr(inner, setter)(label)
+        self._inner = inner
+
+    def close(self) -> None:
+        """Destroy the communicators once they are idle; all ranks of the group do it. Without effect where closed."""
+        if self._inner is not None:
+            self._inner.shutdown()
+            self._inner = None
+
+    def shutdown(self) -> None:
+        """End the group for good."""
+        self.close()
+        _groups.remove(self)
+
+    def abort(self) -> None:
+        """End the group for good without waiting for anybody."""
+        if self._inner is not None:
+            self._inner.abort()
+            self._inner = None
+        _groups.remove(self)
+
+    def get_group_store(self) -> Store:
+        """Where the group's ranks meet, whatever its life."""
+        return self._options.store
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return self.inner._device_types
+
+    def _set_group_name(self, name: Any) -> None:
+        super()._set_group_name(name)
+        self._label("_set_group_name", name)
+
+    def _set_group_desc(self, description: str) -> None:
+        super()._set_group_desc(description)
+        self._label("_set_group_desc", description)
+
+    def _label(self, setter: str, label: str) -> None:
+        self._labels[setter] = label
+        getattr(self.inner, setter)(label)
+
+
+# The stubs of torch have each collective in a second form too, for tensors that are not in lists.
+class LoneGroup(Alone, ReopenableGroup):  # type: ignore[misc]
+    """Of one rank, which needs no communicator."""
+
+
+def _group(make: Callable[[Any, Store, Any], Opened], options: Any, backend_options: Any) -> ReopenableGroup:
+    kind = LoneGroup if options.group_size == 1 else ReopenableGroup
+    return kind(make, options, backend_options)
+
+
+def _delegate(name: str) -> Callable[..., Any]:
+    def method(self: ReopenableGroup, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.inner, name)(*args, **kwargs)
+
+    return method
+
+
+for _name in _DELEGATED:
+    setattr(ReopenableGroup, _name, _delegate(_name))
+
+
+def close_all(timeout_s: float) -> None:
+    """Destroy the communicators of all reopenable groups of this process. Collective; nothing to do without any.
+
+    Nothing may be under way in them. Raises TimeoutError where the other ranks do not do the same in time.
+    """
+    if not _groups:
+        return
+    _meet(timeout_s)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    failures: list[BaseException] = []
+    device = torch.cuda.current_device() if torch.cuda.is_available() else None
+
+    def close(group: ReopenableGroup) -> None:
+        try:
+            if device is not None:
+                torch.cuda.set_device(device)
+            group.close()
+        except RuntimeError as error:
+            failures.append(error)
+
+    # All at once: one that is destroyed waits for its other ranks and for its watchdog, dozens of milliseconds each.
+    # None can be told to give up, so it is left behind where it does not come back.
+    deadline = time.monotonic() + timeout_s
+    closing = [threading.Thread(target=close, args=(group,), daemon=True) for group in _shared_groups()]
+    for thread in closing:
+        thread.start()
+    for thread in closing:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    if any(thread.is_alive() for thread in closing):
+        raise TimeoutError(f"the communicators were not closed within {timeout_s:.0f} s: a rank ended, or hangs")
+    if failures:
+        raise failures[0]
+
+
+def open_all() -> None:
+    """Undo `close_all`. Collective; NCCL connects each communicator when it is first used."""
+    for group in _shared_groups():
+        group.open()
+
+
+def _shared_groups() -> list[ReopenableGroup]:
+    """Those of more than one rank: the others connect to nobody."""
+    return [group for group in _groups if group.size() > 1]
+
+
+def _meet(timeout_s: float) -> None:
+    """Wait for all ranks, through the store: a communicator might have to be made for it."""
+    store, ranks = _groups[0].get_group_store(), dist.get_world_size()
+    key = f"closing_{_groups[0]._times_opened}"
+    if store.add(key, 1) == ranks:
+        store.set(f"{key}_all", "")
+    try:
+        store.wait([f"{key}_all"], datetime.timedelta(seconds=timeout_s))
+    except dist.DistStoreError as error:
+        raise TimeoutError(
+            f"only {store.add(key, 0)} of {ranks} ranks went to sleep within {timeout_s:.0f} s; see what the others do"
+        ) from error
+
+
+def _nccl(options: Any, store: Store, backend_options: Any) -> Opened:
+    own = backend_options or dist.ProcessGroupNCCL.Options()
+    own._timeout = options.timeout
+    own.global_ranks_in_group = options.global_ranks_in_group
+    own.group_name = options.group_id
+    backend = dist.ProcessGroupNCCL(store, options.group_rank, options.group_size, own)
+    return "cuda", ProcessGroup.BackendType.NCCL, backend
+
+
+def _gloo(options: Any, store: Store, backend_options: Any) -> Opened:
+    backend = dist.ProcessGroupGloo(store, options.group_rank, options.group_size, options.timeout)
+    return "cpu", ProcessGroup.BackendType.GLOO, backend
+
+
+def _batch_point_to_point_through_shells() -> None:
+    """Patch torch's ``batch_isend_irecv``, which sends and receives one by one in any group that is a subclass.
+
+    With NCCL, two ranks that each send before they receive would wait for each other for ever. Pipeline and context
+    parallelism do so. Looked up in ``torch.distributed`` at each call, by megatron and by Transformer Engine.
+    """
+    batch = dist.batch_isend_irecv
+
+    @functools.wraps(batch)
+    def through_shells(p2p_op_list: list[dist.P2POp]) -> list[dist.Work]:
+        return batch([_with_inner_group(operation) for operation in p2p_op_list])
+
+    dist.batch_isend_irecv = through_shells
+
+
+def _with_inner_group(operation: dist.P2POp) -> dist.P2POp:
+    if not isinstance(operation.group, ReopenableGroup):
+        return operation
+    # The peer's place in the group is in the operation already; its constructor would look for the group by name.
+    inner = object.__new__(dist.P2POp)
+    vars(inner).update(vars(operation), group=operation.group.inner)
+    return inner

@@ -1,0 +1,131 @@
+"""Megatron's TransformerConfig of an engine: what the model fixes, what dagrl sets, and what the pipeline file says.
+
+`model` builds by it. Works with `families`, which translates the Hugging Face config, and `fields`, which checks what
+the user gave.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from dagrl.backends.megatron.engine.families import config_class, transformer_defaults, transformer_fields
+from dagrl.backends.megatron.engine.fields import Fixed, join_fields
+from dagrl.config.schema import MegatronEngineSpec, ParallelSpec
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+def transformer_config(hf_config: PretrainedConfig, spec: MegatronEngineSpec) -> TransformerConfig:
+    """Megatron's config: the model's fields, the engine's own, and those of ``spec.transformer``.
+
+    Weights and activations are bfloat16 on a GPU and float32 without one, unless ``transformer.bf16`` says otherwise.
+    ValueError with a line for each field that is unknown, ill-typed or clashing, and where the layout does not divide
+    the model.
+    """
+    from_model = transformer_fields(hf_config)
+    _check_parallel(spec.parallel, mixture=from_model["num_moe_experts"] is not None)
+    on_gpu = torch.cuda.is_available()
+    defaults = {
+        "bf16": on_gpu,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "apply_rope_fusion": on_gpu,
+        "bias_activation_fusion": on_gpu,
+        "deallocate_pipeline_outputs": True,
+        # Megatron asks it of models without experts too, where stages send packs of any length.
+        "moe_token_dispatcher_type": "alltoall",
+        **transformer_defaults(hf_config),
+    }
+    dtype = torch.bfloat16 if spec.transformer.get("bf16", on_gpu) is True else torch.float32
+    fixed = (
+        Fixed(from_model, "follows from the model"),
+        Fixed(_parallel_fields(spec.parallel), "is set by the engine's `parallel` section"),
+        Fixed(_pipeline_fields(spec.parallel), "follows from the pipeline layout: other values give wrong numbers"),
+        Fixed({"params_dtype": dtype, "pipeline_dtype": dtype, "fp16": False}, "follows from `bf16`"),
+        Fixed({"calculate_per_token_loss": True}, "makes the loss a mean over the global batch"),
+        Fixed({"perform_initialization": False}, "is of no use, as all weights are loaded"),
+    )
+    kind = config_class(hf_config)
+    fields = join_fields(kind, "transformer", spec.transformer, defaults=defaults, fixed=fixed)
+    try:
+        config = _build(kind, fields)
+    except (AssertionError, ValueError) as error:
+        raise ValueError(f"transformer: Megatron refuses these fields: {error}") from error
+    stages = spec.parallel.virtual_pipeline_model_parallel_size
+    if config.virtual_pipeline_model_parallel_size != stages:
+        raise ValueError(
+            f"transformer.pipeline_model_parallel_layout: it has {config.virtual_pipeline_model_parallel_size} virtual "
+            f"stages; say so in parallel.virtual_pipeline_model_parallel_size, which is {stages}"
+        )
+    _check_sizes(config, spec.parallel)
+    return config
+
+
+def _build(kind: type[TransformerConfig], fields: dict[str, Any]) -> TransformerConfig:
+    """Build the config, also for a router whose softmax is over a single chosen expert.
+
+    The weight of that expert is always 1, so the router gets no gradient. Megatron refuses such a config, and Hugging
+    Face computes exactly that. Megatron's router itself takes the field as it is set afterwards.
+    """
+    single = fields.get("moe_router_topk") == 1 and fields.get("moe_router_score_function") == "softmax"
+    config = kind(**fields | ({"moe_router_pre_softmax": True} if single else {}))
+    if single:
+        config.moe_router_pre_softmax = fields["moe_router_pre_softmax"]
+    return config
+
+
+def _parallel_fields(parallel: ParallelSpec) -> dict[str, Any]:
+    return parallel.model_dump()
+
+
+def _pipeline_fields(parallel: ParallelSpec) -> dict[str, Any]:
+    if parallel.pipeline_model_parallel_size == 1:
+        return {}
+    # Every packed micro-batch has a length of its own.
+    fields: dict[str, Any] = {"variable_seq_lengths": True}
+    if parallel.virtual_pipeline_model_parallel_size is not None:
+        # With two stages and batched messages the interleaved schedule mixes up what it sends, without a word.
+        fields |= {"overlap_p2p_comm": True, "batch_p2p_comm": False}
+    return fields
+
+
+def _check_parallel(parallel: ParallelSpec, *, mixture: bool) -> None:
+    """Refuse what Megatron's config would refuse too, in words that do not lead here."""
+    if parallel.sequence_parallel and parallel.tensor_model_parallel_size == 1:
+        raise ValueError("parallel.sequence_parallel: needs tensor_model_parallel_size above 1; set it to false")
+    for name in ("expert_model_parallel_size", "expert_tensor_parallel_size"):
+        if not mixture and getattr(parallel, name) > 1:
+            raise ValueError(f"parallel.{name}: the model has no experts; leave it at 1")
+
+
+def _check_sizes(config: TransformerConfig, parallel: ParallelSpec) -> None:
+    """Refuse a layout that does not divide the model; megatron would fail deep within, or not at all."""
+    tensor, expert_tensor = parallel.tensor_model_parallel_size, parallel.expert_tensor_parallel_size
+    mixture = config.num_moe_experts is not None
+    if tensor > 1 and not parallel.sequence_parallel and (mixture or config.multi_latent_attention):
+        kind = "experts" if mixture else "latent attention"
+        raise ValueError(
+            f"parallel.sequence_parallel: Megatron trains a model with {kind} over tensor-parallel ranks with it only; "
+            "set it to true"
+        )
+    # Ranks beyond the number of key heads hold parts of one; Megatron has seen that heads and ranks fit.
+    rows = (config.num_attention_heads + 2 * config.num_query_groups) * config.kv_channels
+    sizes = [
+        ("tensor_model_parallel_size", tensor, "num_attention_heads", config.num_attention_heads),
+        ("tensor_model_parallel_size", tensor, "rows of queries, keys and values", rows),
+    ]
+    if mixture:
+        experts = parallel.expert_model_parallel_size
+        sizes.append(("expert_model_parallel_size", experts, "number of experts", config.num_moe_experts))
+        sizes.append(("expert_tensor_parallel_size", expert_tensor, "expert width", config.moe_ffn_hidden_size))
+    else:
+        sizes.append(("tensor_model_parallel_size", tensor, "intermediate_size", config.ffn_hidden_size))
+    for name, parts, what, size in sizes:
+        if size % parts:
+            raise ValueError(
+                f"parallel.{name}: {parts} does not divide the model's {what}, {size}; take a divisor of it"
+            )

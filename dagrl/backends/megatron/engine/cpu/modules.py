@@ -1,0 +1,218 @@
+"""Plain-torch modules under Transformer Engine's class and parameter names, and the spec provider that hands them out.
+
+With them a model built without Transformer Engine has the same parameters as one built with it, so that weights are
+converted, and checkpoints read, by one set of names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from megatron.core.dist_checkpointing.mapping import ShardedStateDict
+from megatron.core.dist_checkpointing.utils import replace_prefix_for_sharding
+from megatron.core.extensions.transformer_engine import _set_expert_parameter_attributes
+from megatron.core.models.backends import LocalSpecProvider
+from megatron.core.models.gpt import gpt_layer_specs
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear
+from megatron.core.tensor_parallel.random import (
+    get_cuda_rng_tracker,
+    get_data_parallel_rng_tracker_name,
+    get_expert_parallel_rng_tracker_name,
+)
+from megatron.core.transformer import mla_qk_norm_config, multi_latent_attention
+from megatron.core.transformer.moe.experts import GroupedMLPSubmodules, TEGroupedMLP
+from megatron.core.transformer.moe.moe_layer import ExpertsBuilder
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.utils import ensure_metadata_has_dp_cp_group, make_sharded_tensors_for_checkpoint
+
+from dagrl.backends.megatron.engine.cpu.attention import PackedAttention
+
+Initialize = Callable[[torch.Tensor], Any]
+
+
+def use_plain_modules() -> None:
+    """Let megatron's layer specs for Transformer Engine take the modules of this file instead."""
+    gpt_layer_specs.TESpecProvider = PlainSpecProvider
+    gpt_layer_specs.TENorm = TENorm
+    # Latent attention asks for its modules a second time, past the spec.
+    multi_latent_attention.TELinear = TELinear
+    mla_qk_norm_config.get_backend = _backend
+
+
+class TENorm(torch.nn.RMSNorm):
+    """An RMS norm, whose weight is marked as megatron marks those that see only a part of the sequence."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float, **unused: Any) -> None:
+        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+
+class TELinear(torch.nn.Module):
+    """A linear layer that every tensor-parallel rank holds whole: latent attention's projections to small sizes."""
+
+    def __init__(
+        self,
+        input_size: int,
+        output_size: int,
+        *,
+        parallel_mode: str,
+        config: TransformerConfig,
+        init_method: Initialize,
+        bias: bool,
+        **unused: Any,
+    ) -> None:
+        super().__init__()
+        assert parallel_mode == "duplicated" and not bias, "only what latent attention asks for runs on the CPU"
+        self.parallel_mode = None
+        self.weight = torch.nn.Parameter(torch.empty(output_size, input_size, dtype=config.params_dtype))
+        if config.perform_initialization:
+            with get_cuda_rng_tracker().fork(get_data_parallel_rng_tracker_name()):
+                init_method(self.weight)
+        marks = {"allreduce": True, "sequence_parallel": config.sequence_parallel, "tensor_model_parallel": False}
+        for name, value in marks.items():
+            setattr(self.weight, name, value)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """Multiply; there is no bias to return."""
+        return torch.nn.functional.linear(x, self.weight), None
+
+
+class TELayerNormColumnParallelLinear(ColumnParallelLinear):
+    """A column-parallel linear layer behind an RMS norm, which holds its weight as ``layer_norm_weight``."""
+
+    def __init__(self, input_size: int, output_size: int, *, config: TransformerConfig, **kwargs: Any) -> None:
+        super().__init__(input_size, output_size, config=config, **kwargs)
+        self.layer_norm_weight = torch.nn.Parameter(torch.ones(input_size, dtype=config.params_dtype))
+        self.layer_norm_weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Normalise over the hidden size, then multiply."""
+        normed = torch.nn.functional.rms_norm(x, x.shape[-1:], self.layer_norm_weight, self.config.layernorm_epsilon)
+        return super().forward(normed, *args, **kwargs)
+
+
+class _GroupedLinear(torch.nn.Module):
+    """The linear layers of a rank's experts, ``weight0`` and on. The token dispatcher does all communication."""
+
+    parallel_mode: ClassVar[str]
+    split_axis: ClassVar[int]
+    """Axis of a weight that expert tensor parallelism splits."""
+
+    def __init__(
+        self,
+        num_gemms: int,
+        input_size: int,
+        output_size: int,
+        *,
+        config: TransformerConfig,
+        init_method: Initialize,
+        bias: bool,
+        is_expert: bool,
+        pg_collection: ProcessGroupCollection | None = None,
+        **unused: Any,
+    ) -> None:
+        super().__init__()
+        assert is_expert and not bias, "only experts without biases run on the CPU"
+        self._groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups()
+        self.num_gemms = num_gemms
+        shape = [output_size, input_size]
+        shape[self.split_axis] //= self._groups.expt_tp.size()
+        for expert in range(num_gemms):
+            weight = torch.nn.Parameter(torch.empty(shape, dtype=config.params_dtype))
+            if config.perform_initialization:
+                with get_cuda_rng_tracker().fork(get_expert_parallel_rng_tracker_name()):
+                    init_method(weight)
+            self.register_parameter(f"weight{expert}", weight)
+        own_groups = (
+            config.expert_model_parallel_size > 1
+            or config.expert_tensor_parallel_size != config.tensor_model_parallel_size
+        )
+        _set_expert_parameter_attributes(self, self.parallel_mode, own_groups)
+
+    def forward(self, x: torch.Tensor, m_splits: list[int]) -> tuple[torch.Tensor, None]:
+        """Multiply each expert's tokens, which lie one expert after the other, `m_splits` of them each."""
+        outputs = [
+            torch.nn.functional.linear(tokens, getattr(self, f"weight{expert}"))
+            for expert, tokens in enumerate(x.split(m_splits))
+        ]
+        return torch.cat(outputs), None
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
+    ) -> ShardedStateDict:
+        """The weights under Transformer Engine's keys: one for all experts, which are its first axis."""
+        metadata = ensure_metadata_has_dp_cp_group(metadata)
+        experts = self._groups.ep.size() * self.num_gemms
+        sharded: ShardedStateDict = {}
+        for index in range(self.num_gemms):
+            expert = self._groups.ep.rank() * self.num_gemms + index
+            # Each expert under a key of its own, or as one entry along an axis put in front.
+            alone = metadata.get("singleton_local_shards", False)
+            offsets = sharded_offsets if alone else (*sharded_offsets, (len(sharded_offsets), expert, experts))
+            entry = make_sharded_tensors_for_checkpoint(
+                {f"{index}.weight": getattr(self, f"weight{index}")},
+                "",
+                {f"{index}.weight": self.split_axis},
+                offsets,
+                tp_group=self._groups.expt_tp,
+                dp_cp_group=metadata["dp_cp_group"],
+            )
+            replace_prefix_for_sharding(entry, f"{index}.", f"{expert}.{prefix}" if alone else prefix)
+            weight = entry[f"{index}.weight"]
+            weight.replica_id = (*weight.replica_id[:2], self._groups.expt_dp.rank())
+            sharded[f"{prefix}weight{index}"] = weight
+        return sharded
+
+
+class TEColumnParallelGroupedLinear(_GroupedLinear):
+    """Experts' first layers, their outputs split by expert tensor parallelism."""
+
+    parallel_mode = "column"
+    split_axis = 0
+
+
+class TERowParallelGroupedLinear(_GroupedLinear):
+    """Experts' second layers, their inputs split by expert tensor parallelism."""
+
+    parallel_mode = "row"
+    split_axis = 1
+
+
+class PlainSpecProvider(LocalSpecProvider):
+    """Stands where megatron asks for Transformer Engine's modules."""
+
+    def linear(self) -> type:
+        """Linear layers that are not split."""
+        return TELinear
+
+    def fuse_layernorm_and_linear(self) -> bool:
+        """As in Transformer Engine, a norm belongs to the linear layer behind it."""
+        return True
+
+    def column_parallel_layer_norm_linear(self) -> type:
+        """The linear layers that read the residual stream."""
+        return TELayerNormColumnParallelLinear
+
+    def layer_norm(self, rms_norm: bool = False, for_qk: bool = False, has_residual: bool = False) -> type:
+        """Norms that stand alone: of queries and keys, and before experts."""
+        return TENorm
+
+    def core_attention(self) -> type:
+        """Attention over packed sequences."""
+        return PackedAttention
+
+    def grouped_mlp_modules(self, moe_use_grouped_gemm: bool) -> ExpertsBuilder:
+        """Experts whose weights lie in one module, or each in its own."""
+        if not moe_use_grouped_gemm:
+            return super().grouped_mlp_modules(moe_use_grouped_gemm)
+        linears = GroupedMLPSubmodules(linear_fc1=TEColumnParallelGroupedLinear, linear_fc2=TERowParallelGroupedLinear)
+        return partial(TEGroupedMLP, submodules=linears)
+
+
+def _backend(transformer_impl: str) -> PlainSpecProvider:
+    assert transformer_impl == "transformer_engine", f"{transformer_impl} is not what the engine builds"
+    return PlainSpecProvider()

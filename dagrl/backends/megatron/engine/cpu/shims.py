@@ -1,0 +1,270 @@
+"""What megatron takes from CUDA, given on a machine without it: one function for each thing, with the reason.
+
+They change torch and megatron for the whole process, so an engine's worker process is the place for them.
+`dagrl.backends.megatron.engine` installs them before any of its modules imports megatron. With CUDA nothing is changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import queue
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from dagrl.imports import lean_imports
+
+_CPU = torch.device("cpu")
+_CONSTRUCTORS = (
+    *("arange", "empty", "full", "ones", "rand", "randint", "randn", "tensor", "zeros"),
+    *("empty_like", "full_like", "ones_like", "zeros_like"),
+)
+_installed = False
+
+
+def install() -> None:
+    """Put all stand-ins in place; once in a process, and only where there is no CUDA. Imports megatron."""
+    global _installed
+    if _installed or torch.cuda.is_available():
+        return
+    _installed = True
+    disable_compilation()
+    current_device_is_the_cpu()
+    constructors_take_cuda_for_the_cpu()
+    moving_to_cuda_stays()
+    tensor_types_read_as_cuda()
+    streams_do_nothing()
+    random_state_is_the_cpus()
+    # From here on megatron is imported: what stands above has to be there first.
+    kernels_for_gpus_are_not_looked_for()
+    rng_tracker_forks_the_cpu_generator()
+    adam_has_the_layout_of_transformer_engine()
+    checkpoint_results_stay_in_the_process()
+    packed_rope_is_one_operation()
+    expert_splits_are_host_numbers()
+    gathering_takes_uneven_parts()
+    recomputation_knows_no_fp8()
+    recomputed_outputs_are_copied()
+
+
+def disable_compilation() -> None:
+    """Megatron's ``jit_fuser`` is torch.compile, which would start a C++ compiler for minutes to fuse small functions.
+
+    torch asks this variable whenever it is told to compile something, which megatron does when it is imported.
+    """
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"
+
+
+def current_device_is_the_cpu() -> None:
+    """Megatron asks for the current device only to pass it on as ``device=``."""
+    torch.cuda.current_device = lambda: _CPU  # type: ignore[assignment, return-value]
+
+
+def constructors_take_cuda_for_the_cpu() -> None:
+    """Optimizers, gradient clipping and schedules make small tensors with the literal ``device="cuda"``."""
+    # torch recognises constructors, in `with torch.device(...)`, by a set of functions that it collects when first
+    # asked. It must hold the originals: with ours in it, transformers 5 leaves rotary buffers uninitialised.
+    from torch.utils._device import _device_constructors
+
+    _device_constructors()
+    for name in _CONSTRUCTORS:
+        setattr(torch, name, _on_the_cpu(getattr(torch, name)))
+
+
+def _on_the_cpu(construct: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    @functools.wraps(construct)
+    def wrapper(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if "device" in kwargs and str(kwargs["device"]).startswith("cuda"):
+            kwargs["device"] = _CPU
+        # Pinned memory needs a driver.
+        kwargs.pop("pin_memory", None)
+        return construct(*args, **kwargs)
+
+    return wrapper
+
+
+def moving_to_cuda_stays() -> None:
+    """Checkpoints, context-parallel RoPE and gradient scalers move tensors with ``.cuda()``."""
+    torch.Tensor.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
+    torch.nn.Module.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
+
+
+def tensor_types_read_as_cuda() -> None:
+    """The optimizers sort parameters by ``tensor.type()``, a string, and know only the ones of CUDA."""
+    original = torch.Tensor.type
+
+    def read_as_cuda(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if dtype is not None:
+            return original(self, dtype, *args, **kwargs)
+        return original(self).replace("torch.", "torch.cuda.", 1)
+
+    torch.Tensor.type = read_as_cuda  # type: ignore[method-assign, assignment]
+
+
+class _NothingToWaitFor:
+    """A stream or an event on a device where every operation is done when its call returns."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+    def record(self, *args: Any) -> None: ...
+    def synchronize(self) -> None: ...
+    def wait(self, *args: Any) -> None: ...
+    def wait_event(self, *args: Any) -> None: ...
+    def wait_stream(self, *args: Any) -> None: ...
+
+    def record_event(self, event: Any = None) -> Any:
+        return event or _NothingToWaitFor()
+
+    def query(self) -> bool:
+        return True
+
+
+def streams_do_nothing() -> None:
+    """Gradient reduction and checkpoints order themselves behind CUDA streams and events."""
+    stream = _NothingToWaitFor()
+    torch.cuda.Stream = torch.cuda.Event = _NothingToWaitFor  # type: ignore[misc, assignment]
+    torch.cuda.current_stream = torch.cuda.default_stream = lambda *args: stream  # type: ignore[assignment]
+    torch.cuda.stream = lambda stream: contextlib.nullcontext()  # type: ignore[assignment, return-value]
+    torch.cuda.synchronize = lambda *args: None
+    torch.Tensor.record_stream = lambda self, s: None  # type: ignore[method-assign]
+
+
+def random_state_is_the_cpus() -> None:
+    """Seeds and states that megatron sets on the device go to the one generator that there is."""
+    torch.cuda.manual_seed = torch.manual_seed  # type: ignore[assignment]
+    torch.cuda.get_rng_state = lambda *args: torch.get_rng_state()
+    torch.cuda.set_rng_state = lambda state, *args: torch.set_rng_state(state)
+
+
+def kernels_for_gpus_are_not_looked_for() -> None:
+    """Megatron imports flashinfer and flash-attn where SGLang has brought them: seconds, and no use without a GPU.
+
+    Nor are the trackers that its timers could write to.
+    """
+    with lean_imports("flashinfer", "flash_attn", "wandb", "tensorboard"):
+        import megatron.core.models.gpt.gpt_layer_specs  # noqa: F401
+
+
+def rng_tracker_forks_the_cpu_generator() -> None:
+    """Tensor-parallel initialisation and dropout fork the device's generator through megatron's tracker."""
+    from megatron.core.tensor_parallel import random
+
+    random._get_cuda_rng_state = lambda *args, **kwargs: torch.get_rng_state()
+    random._set_cuda_rng_state = lambda state, *args, **kwargs: torch.set_rng_state(state)
+    # The tracker warns when the CPU's generator moves within a fork of the device's: here they are one.
+    logging.getLogger(random.__name__).addFilter(lambda record: "CPU RNG state changed" not in record.getMessage())
+
+
+def adam_has_the_layout_of_transformer_engine() -> None:
+    """With torch's AdamW the distributed optimizer cannot load a state into a fresh optimizer."""
+    from megatron.core import optimizer
+    from megatron.core.optimizer import distrib_optimizer
+
+    from dagrl.backends.megatron.engine.cpu.adam import FusedAdam
+
+    optimizer.Adam = distrib_optimizer.Adam = FusedAdam
+    optimizer.USING_PYTORCH_OPTIMIZER = False
+    distrib_optimizer.HAVE_APEX_OR_TE = distrib_optimizer.USING_TE_OPTIMIZER = True
+
+
+def checkpoint_results_stay_in_the_process() -> None:
+    """A save reports its results through a multiprocessing manager, which costs seconds and imports ``__main__`` again.
+
+    Written by threads of the same process, they need no more than a queue.
+    """
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+    filesystem_async._results_queue = queue.Queue()
+
+
+def packed_rope_is_one_operation() -> None:
+    """Without a fused kernel megatron rotates packed sequences one by one, writing each into its place.
+
+    Its backward pass copies the whole pack once for each sequence. Picking the angle of every token's position does the
+    same in one operation.
+    """
+    from megatron.core.models.common.embeddings import rope_utils
+
+    one_by_one = rope_utils._apply_rotary_pos_emb_thd
+
+    @functools.wraps(one_by_one)
+    def rotate(
+        t: torch.Tensor, cu_seqlens: torch.Tensor, freqs: torch.Tensor, *args: Any, cp_group: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        positions = _positions(tuple(cu_seqlens.tolist()), cp_group.rank(), cp_group.size())
+        rotated = rope_utils._apply_rotary_pos_emb_bshd(t.unsqueeze(1), freqs[positions], *args, **kwargs)
+        return rotated.squeeze(1)
+
+    rope_utils._apply_rotary_pos_emb_thd = rotate
+
+
+@functools.lru_cache(maxsize=64)
+def _positions(bounds: tuple[int, ...], rank: int, size: int) -> torch.Tensor:
+    """Place within its sequence of each token that a context-parallel rank holds of a pack, int64 [tokens]."""
+    from dagrl.backends.megatron.engine.context_parallel import zigzag_index
+
+    starts, lengths = np.array(bounds[:-1]), np.diff(bounds)
+    return torch.from_numpy(zigzag_index(lengths, rank, size) - starts.repeat(lengths // size))
+
+
+def expert_splits_are_host_numbers() -> None:
+    """The all-to-all of experts takes its sizes as numbers; megatron converts only those that it finds on a GPU."""
+    from megatron.core.transformer.moe import token_dispatcher
+
+    def convert(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+        return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
+
+    token_dispatcher.maybe_move_tensor_to_cpu = convert
+
+
+def gathering_takes_uneven_parts() -> None:
+    """Expert tensor parallelism gathers as many tokens as each rank was sent; gloo takes only equal parts."""
+    gather = torch.distributed.all_gather
+
+    @functools.wraps(gather)
+    def gather_any(
+        tensor_list: list[torch.Tensor], tensor: torch.Tensor, group: Any = None, async_op: bool = False
+    ) -> Any:
+        if all(part.shape == tensor_list[0].shape for part in tensor_list):
+            return gather(tensor_list, tensor, group=group, async_op=async_op)
+        assert not async_op, "uneven parts are gathered at once"
+        for source, part in enumerate(tensor_list):
+            if source == torch.distributed.get_rank(group):
+                part.copy_(tensor)
+            torch.distributed.broadcast(part, group=group, group_src=source)
+        return None
+
+    torch.distributed.all_gather = gather_any
+
+
+def recomputation_knows_no_fp8() -> None:
+    """Recomputing parts of a layer asks Transformer Engine about fp8 whether it is used or not.
+
+    ``CheckpointWithoutOutput`` takes fp8=False for an answer other than None. Without Transformer Engine the names that
+    it then reads do not exist.
+    """
+    from megatron.core.tensor_parallel import random
+
+    random.FP8GlobalStateManager = types.SimpleNamespace(is_fp8_enabled=lambda: False)
+    random.activation_recompute_forward = random.fp8_autocast = lambda **kwargs: contextlib.nullcontext()
+
+
+def recomputed_outputs_are_copied() -> None:
+    """An output that was given up and computed again is put back by a C++ extension, compiled when first needed.
+
+    It swaps the memory below the tensors, so that autograd takes no notice. Copying into the old memory is seen as
+    little, and needs no compiler.
+    """
+    from megatron.core.tensor_parallel import random
+
+    def put_back(output: torch.Tensor, again: torch.Tensor) -> None:
+        given_up, computed = output.untyped_storage(), again.untyped_storage()
+        given_up.resize_(computed.nbytes())
+        given_up.copy_(computed)
+
+    random._get_share_storage = lambda: put_back

@@ -1,0 +1,77 @@
+"""How the ranks of one engine find each other, and the groups and seeds that megatron works with.
+
+All of it is global to the process, in torch and in megatron: a worker process holds one rank of one engine.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import time
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+
+from dagrl.backends.base import RankContext
+from dagrl.backends.megatron.engine.communicators import reopenable
+from dagrl.config.schema import ParallelSpec
+
+RANK_ORDER = "tp-cp-ep-dp-pp"
+"""Which ranks are neighbours: tensor parallel fastest, pipeline stages slowest. `plan` counts on the same order."""
+
+
+def start(ranks: RankContext, parallel: ParallelSpec) -> None:
+    """Join the other ranks, split them into parallel groups, and seed the generators. Collective.
+
+    Raises TimeoutError where ranks do not meet in time, and OSError where rank 0 cannot listen on its port.
+    """
+    on_gpu = torch.cuda.is_available()
+    if on_gpu:
+        torch.cuda.set_device(ranks.rank % torch.cuda.device_count())
+    _rendezvous(ranks, reopenable("nccl" if on_gpu else "gloo"))
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=parallel.tensor_model_parallel_size,
+        pipeline_model_parallel_size=parallel.pipeline_model_parallel_size,
+        context_parallel_size=parallel.context_parallel_size,
+        virtual_pipeline_model_parallel_size=parallel.virtual_pipeline_model_parallel_size,
+        expert_model_parallel_size=parallel.expert_model_parallel_size,
+        expert_tensor_parallel_size=parallel.expert_tensor_parallel_size,
+        order=RANK_ORDER,
+        distributed_timeout_minutes=math.ceil(ranks.timeout_s / 60),
+    )
+    torch.manual_seed(ranks.seed)
+    model_parallel_cuda_manual_seed(ranks.seed, force_reset_rng=True)
+
+
+def stop() -> None:
+    """Leave the groups. Not collective; without effect where `start` did not come that far."""
+    parallel_state.destroy_model_parallel()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _rendezvous(ranks: RankContext, backend: str) -> None:
+    timeout = datetime.timedelta(seconds=ranks.timeout_s)
+    begun = time.monotonic()
+    try:
+        store = dist.TCPStore(
+            ranks.master_addr,
+            ranks.master_port,
+            ranks.world_size,
+            is_master=ranks.rank == 0,
+            timeout=timeout,
+            master_listen_fd=ranks.listen_fd,
+        )
+        dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.world_size, timeout=timeout)
+    except (dist.DistStoreError, dist.DistNetworkError) as error:
+        place = f"{ranks.master_addr}:{ranks.master_port}"
+        if "EADDRINUSE" in str(error):
+            raise OSError(f"rank 0 cannot listen on {place}: the port is taken; start again to get another") from error
+        waited = time.monotonic() - begun
+        whom = f"the other {ranks.world_size - 1} ranks" if ranks.rank == 0 else "rank 0"
+        raise TimeoutError(
+            f"rank {ranks.rank} of {ranks.world_size} waited {waited:.0f} s for {whom} at {place}: "
+            "see why they did not start, and whether the hosts reach each other"
+        ) from error

@@ -1,0 +1,132 @@
+"""Weights of a Megatron model out of it, by Hugging Face names, from any layout, in buckets that are planned once.
+
+`weight_plan` says who holds what, `gather` brings the parts of a bucket to rank 0, and `tensor_maps` says how they make
+full tensors, which are written where the caller wants them. At later syncs all of that is a few calls a bucket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+
+from dagrl.backends.megatron.engine.gather import Gatherer
+from dagrl.backends.megatron.engine.model import unwrap
+from dagrl.backends.megatron.engine.weight_plan import PlannedTensor, held_tensors, plan
+from dagrl.weight_sync.copies import Copies, storage_of
+from dagrl.weight_sync.manifest import Described, Manifest
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+class NativeExporter:
+    """A `WeightExporter` of the model that a rank's chunks are a part of."""
+
+    def __init__(
+        self,
+        chunks: Sequence[torch.nn.Module],
+        hf_config: PretrainedConfig,
+        bucket_bytes: int,
+        present: Callable[[], AbstractContextManager[None]] = nullcontext,
+        head: str = "lm",
+    ) -> None:
+        """Buckets hold whole parameters of Megatron's model, at most `bucket_bytes` unless one alone is larger.
+
+        The weights keep their dtype. An output layer tied to the embedding is not among them. They are on the device
+        within the context that `present` gives. Not collective; the buckets are the same at any layout.
+        """
+        self._chunks, self._present = chunks, present
+        self._planned = plan(hf_config, unwrap(chunks[0]).config, head)
+        parameter = next(chunks[0].parameters())
+        self.device, self.everyone = parameter.device, _group_of_all()
+        described = [_described(tensor, parameter.dtype) for tensor in self._planned]
+        self.manifest = Manifest.cut(_undivided(self._planned, described), bucket_bytes)
+        self._buckets = _cut_alike(self._planned, self.manifest)
+        self._gatherer: Gatherer | None = None
+        self._held: dict[str, torch.Tensor] = {}
+        self._memories: list[int] = []
+        self._packs: dict[int, tuple[torch.Tensor, Copies]] = {}
+
+    @contextmanager
+    def exporting(self) -> Iterator[None]:
+        """See `WeightExporter.exporting`."""
+        with self._present():
+            gatherer = self._ready()
+            gatherer.take_room()
+            try:
+                yield
+            finally:
+                if self.device.type == "cuda":
+                    torch.cuda.current_stream().synchronize()
+                gatherer.give_room_back()
+
+    @torch.no_grad()
+    def fill(self, index: int, buffer: torch.Tensor | None) -> None:
+        """See `WeightExporter.fill`."""
+        assert self._gatherer is not None, "fill outside of exporting()"
+        parts = self._gatherer.gather(index)
+        if buffer is None or dist.get_rank():
+            return
+        known = self._packs.get(index)
+        if known is None or known[0] is not buffer:
+            known = self._packs[index] = buffer, self._pack(index, parts, buffer)
+        known[1].run()
+
+    def _ready(self) -> Gatherer:
+        """The gatherer, whose plan holds as long as the parameters stay in the memory that they were found in."""
+        memories = [storage_of(tensor) for tensor in self._held.values()]
+        if self._gatherer is None or memories != self._memories:
+            self._held = held_tensors(self._chunks, self._planned)
+            self._memories = [storage_of(tensor) for tensor in self._held.values()]
+            self._gatherer, self._packs = Gatherer(self._held, self._buckets), {}
+        return self._gatherer
+
+    def _pack(self, index: int, parts: Sequence[Sequence[torch.Tensor]], buffer: torch.Tensor) -> Copies:
+        full = iter(self.manifest.buckets[index].views(buffer))
+        pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for tensor, shards in zip(self._buckets[index], parts, strict=True):
+            places = [next(full)[1] for _ in tensor.mapped.hf]
+            pairs.extend(tensor.mapped.map.pieces(places, shards))
+        return Copies(pairs)
+
+
+def _group_of_all() -> dist.ProcessGroup | None:
+    """If possible, one that training uses too: an engine that sleeps has to connect each group anew."""
+    ranks = dist.get_world_size()
+    used = (
+        parallel_state.get_tensor_model_parallel_group(),
+        parallel_state.get_data_parallel_group(with_context_parallel=True),
+    )
+    whole = next((group for group in used if group.size() == ranks), dist.group.WORLD)
+    return whole if ranks > 1 else None
+
+
+def _described(tensor: PlannedTensor, dtype: torch.dtype) -> list[Described]:
+    return [(name, tensor.dtype(dtype), shape) for name, shape in zip(tensor.mapped.hf, tensor.hf_shapes, strict=True)]
+
+
+def _undivided(planned: Sequence[PlannedTensor], described: Sequence[list[Described]]) -> list[list[Described]]:
+    """What must stay in one bucket."""
+    groups: list[list[Described]] = []
+    for tensor, names in zip(planned, described, strict=True):
+        if tensor.mapped.with_the_one_before:
+            groups[-1].extend(names)
+        else:
+            groups.append(list(names))
+    return groups
+
+
+def _cut_alike(planned: Sequence[PlannedTensor], manifest: Manifest) -> list[list[PlannedTensor]]:
+    """The parameters of each bucket."""
+    remaining, buckets = iter(planned), []
+    for layout in manifest.buckets:
+        bucket: list[PlannedTensor] = []
+        while sum(len(tensor.mapped.hf) for tensor in bucket) < len(layout.tensors):
+            bucket.append(next(remaining))
+        buckets.append(bucket)
+    return buckets

@@ -1,0 +1,221 @@
+"""Brings the parts of a bucket of tensors from the ranks that hold them to rank 0, whatever the layout.
+
+Every rank knows by the `weight_plan` what each of them sends, so only bytes travel: first within a pipeline stage, over
+its tensor-parallel ranks and over those that share its experts, then from stage to stage; each once a bucket. All of it
+is planned at the first use of a bucket, so that later ones cost a few calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from torch import Tensor
+
+from dagrl.backends.megatron.engine.weight_plan import PlannedTensor
+from dagrl.weight_sync.buffer_pool import Room
+from dagrl.weight_sync.copies import Copies
+
+_ALIGNMENT = 16
+"""Bytes that each part begins at a multiple of, so that it can be looked at in its own dtype."""
+
+
+class Gatherer:
+    """One rank's share in gathering; collective: each rank makes one and calls it for the same buckets."""
+
+    def __init__(self, held: Mapping[str, Tensor], buckets: Sequence[Sequence[PlannedTensor]]) -> None:
+        """`held` are this rank's parts by Megatron's names. Parameters have one dtype, the same on all ranks."""
+        self._held, self._buckets = held, buckets
+        some = next(tensor for tensor in held.values() if isinstance(tensor, torch.nn.Parameter))
+        self._device, self._dtype = some.device, some.dtype
+        self._is_root = dist.get_rank() == 0
+        self._stage = parallel_state.get_pipeline_model_parallel_rank()
+        self._dense = _Team(
+            parallel_state.get_tensor_model_parallel_group(),
+            takes_part=parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0,
+        )
+        self._experts = _Team(
+            parallel_state.get_expert_tensor_and_model_parallel_group(),
+            takes_part=parallel_state.get_expert_data_parallel_rank() == 0,
+        )
+        # Of each stage, the rank that has gathered: the first of both teams.
+        self._pipeline = _Team(
+            parallel_state.get_pipeline_model_parallel_group(),
+            takes_part=self._dense.takes_part and self._dense.rank == 0,
+        )
+        assert not self._pipeline.takes_part or (self._experts.takes_part and self._experts.rank == 0)
+        exchanges = [list(self._exchanges(bucket)) for bucket in buckets]
+        self._sent = Room(max((each.sent for bucket in exchanges for each in bucket), default=0), self._device)
+        received = (sum(each.received for each in bucket) for bucket in exchanges)
+        self._received = Room(max(received, default=0), self._device)
+        self._planned: dict[int, _Gathering] = {}
+
+    def take_room(self) -> None:
+        """Take the memory for what is on its way; `gather` needs it."""
+        self._sent.take()
+        self._received.take()
+
+    def give_room_back(self) -> None:
+        """Give that memory back, and with it what was gathered. Nothing may be under way."""
+        self._sent.give_back()
+        self._received.give_back()
+
+    def gather(self, index: int) -> list[list[Tensor]]:
+        """The parts of each tensor of a bucket, in order, on rank 0; nothing elsewhere. Collective.
+
+        They are the same views at each call, whose contents the next bucket overwrites; rank 0's own are the model's.
+        """
+        if index not in self._planned:
+            self._planned[index] = self._plan(self._buckets[index])
+        gathering = self._planned[index]
+        for hop in gathering.hops:
+            hop.run()
+        return gathering.parts
+
+    def _exchanges(self, bucket: Sequence[PlannedTensor]) -> Iterator[_Exchange]:
+        """What travels for a bucket in this rank's teams, in order."""
+        mine = [tensor for tensor in bucket if tensor.stage == self._stage]
+        for team, tensors in (
+            (self._dense, [tensor for tensor in mine if tensor.expert_rank is None]),
+            (self._experts, [tensor for tensor in mine if tensor.expert_rank is not None]),
+        ):
+            if team.takes_part:
+                senders = [[tensor for tensor in tensors if rank in self._holders(tensor)] for rank in range(team.size)]
+                yield _Exchange(team, senders, self._strides(team, senders))
+        if self._pipeline.takes_part and any(tensor.stage for tensor in bucket):
+            stages = range(self._pipeline.size)
+            senders = [[t for t in bucket if t.stage == stage for _ in range(t.parts)] for stage in stages]
+            yield _Exchange(self._pipeline, senders, self._strides(self._pipeline, senders))
+
+    def _plan(self, bucket: Sequence[PlannedTensor]) -> _Gathering:
+        hops = []
+        gathered: dict[str, list[Tensor]] = {}
+        begin = 0
+        for exchange in self._exchanges(bucket):
+            team = exchange.team
+            if team is self._pipeline:
+                own = [part for tensor in bucket for part in gathered.get(tensor.mapped.megatron, ())]
+            else:
+                own = [self._held[tensor.mapped.megatron].detach() for tensor in exchange.senders[team.rank]]
+            received = self._received.bytes[begin : begin + exchange.received]
+            begin += exchange.received
+            if any(exchange.senders[1:]):
+                hops.append(self._hop(exchange, own, received))
+            if team.rank == 0:
+                blocks = received.split(exchange.taken)
+                for sender, (tensors, block) in enumerate(zip(exchange.senders, blocks, strict=True)):
+                    parts = self._unpacked(block, tensors) if sender else own
+                    if team is self._pipeline and not sender:
+                        continue  # There already.
+                    for tensor, part in zip(tensors, parts, strict=True):
+                        gathered.setdefault(tensor.mapped.megatron, []).append(part)
+        return _Gathering(hops, [gathered[tensor.mapped.megatron] for tensor in bucket] if self._is_root else [])
+
+    def _hop(self, exchange: _Exchange, own: Sequence[Tensor], received: Tensor) -> _Hop:
+        sent = self._sent.bytes[: exchange.sent]
+        # The first rank keeps what it has: sending it to itself would be a copy more.
+        places = self._unpacked(sent, exchange.senders[exchange.team.rank]) if exchange.team.rank else []
+        pack = Copies(zip(places, own if places else [], strict=True))
+        given = [exchange.sent, *[0] * (exchange.team.size - 1)]
+        return _Hop(exchange.team.group, pack, sent, received, exchange.taken, given)
+
+    def _holders(self, tensor: PlannedTensor) -> range:
+        """Ranks within the team that a full tensor comes from."""
+        if tensor.expert_rank is None:
+            return range(tensor.parts)
+        # In the team, the ranks that share an expert lie side by side.
+        first = tensor.expert_rank * parallel_state.get_expert_tensor_parallel_world_size()
+        return range(first, first + tensor.parts)
+
+    def _strides(self, team: _Team, senders: Sequence[Sequence[PlannedTensor]]) -> list[int]:
+        """Bytes that each rank of the team sends."""
+        return [0, *(sum(map(self._stride, tensors)) for tensors in senders[1:])]
+
+    def _stride(self, tensor: PlannedTensor) -> int:
+        return _aligned(self._nbytes(tensor))
+
+    def _nbytes(self, tensor: PlannedTensor) -> int:
+        return torch.Size(tensor.shape).numel() * tensor.dtype(self._dtype).itemsize
+
+    def _unpacked(self, block: Tensor, tensors: Sequence[PlannedTensor]) -> list[Tensor]:
+        parts, start = [], 0
+        for tensor in tensors:
+            piece = block[start : start + self._nbytes(tensor)]
+            parts.append(piece.view(tensor.dtype(self._dtype)).view(tensor.shape))
+            start += self._stride(tensor)
+        return parts
+
+
+@dataclass(frozen=True, slots=True)
+class _Team:
+    """Ranks of a process group that gather on their first one."""
+
+    group: dist.ProcessGroup
+    takes_part: bool
+    """Whether this rank's group is the one that gathers; replicas of it need not."""
+
+    @property
+    def rank(self) -> int:
+        return self.group.rank()
+
+    @property
+    def size(self) -> int:
+        return self.group.size()
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    """What the ranks of a team bring to its first one."""
+
+    team: _Team
+    senders: list[list[PlannedTensor]]
+    """What each of them has, in the order in which it lies in its bytes."""
+    nbytes: list[int]
+    """How much of that each sends; the first keeps its own."""
+
+    @property
+    def sent(self) -> int:
+        """Bytes that this rank sends."""
+        return self.nbytes[self.team.rank]
+
+    @property
+    def taken(self) -> list[int]:
+        """Bytes that this rank receives from each."""
+        return self.nbytes if self.team.rank == 0 else [0] * self.team.size
+
+    @property
+    def received(self) -> int:
+        """Bytes that this rank receives."""
+        return sum(self.taken)
+
+
+@dataclass(frozen=True, slots=True)
+class _Hop:
+    """An exchange as it is carried out, at fixed places in memory."""
+
+    group: dist.ProcessGroup
+    pack: Copies
+    sent: Tensor
+    received: Tensor
+    taken: list[int]
+    given: list[int]
+
+    def run(self) -> None:
+        self.pack.run()
+        # Of all collectives only this takes parts of any size on NCCL and on gloo.
+        dist.all_to_all_single(self.received, self.sent, self.taken, self.given, group=self.group)
+
+
+@dataclass(frozen=True, slots=True)
+class _Gathering:
+    """What a rank does for a bucket, and where it finds what has come."""
+
+    hops: list[_Hop]
+    parts: list[list[Tensor]]
+
+
+def _aligned(length: int) -> int:
+    return -(-length // _ALIGNMENT) * _ALIGNMENT

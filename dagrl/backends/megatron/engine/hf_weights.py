@@ -1,0 +1,71 @@
+"""Hugging Face weights into a Megatron model, tensor by tensor, at any layout; `export` is the way out.
+
+`families` names the tensors, `tensor_maps` does the arithmetic and `weight_plan` says who holds what. Here every rank
+cuts its own parts out of full tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from megatron.core import parallel_state
+
+from dagrl.backends.megatron.engine.model import unwrap
+from dagrl.backends.megatron.engine.weight_plan import PlannedTensor, local_tensors, plan
+from dagrl.backends.model_source import WeightSource
+from dagrl.backends.weight_names import check_names
+from dagrl.models.tensor_shapes import SCORE
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+_LM_HEAD = "lm_head.weight"
+
+
+@torch.no_grad()
+def load_hf_weights(
+    chunks: Sequence[torch.nn.Module], hf_config: PretrainedConfig, source: WeightSource, head: str = "lm"
+) -> None:
+    """Set every parameter of the rank's chunks from `source`, in the parameters' own dtype.
+
+    A rank reads only what it holds, and one parameter's full tensors at a time. A value head that `source` does not
+    have starts as zeros. Raises ValueError where a tensor is missing, has another shape than the config says, is in 8
+    bits or is not part of the model, and for a reward head that `source` does not have.
+    """
+    planned = plan(hf_config, unwrap(chunks[0]).config, head)
+    names = set(source.names())
+    # A critic may start from a language model, whose output layer it has no place for.
+    unused = set() if head == "lm" else {_LM_HEAD}
+    check_names(names, {name for tensor in planned for name in tensor.mapped.hf} | unused, hf_config)
+    for tensor, parameter in local_tensors(chunks, planned):
+        if tensor.mapped.hf == (SCORE,) and SCORE not in names and head == "value":
+            parameter.zero_()
+            continue
+        for name, shape in zip(tensor.mapped.hf, tensor.hf_shapes, strict=True):
+            if (found := _shape(source, name)) != shape:
+                raise ValueError(f"tensor {name!r} is {list(found)}, but its config says {list(shape)}")
+        full = [source.get(name) for name in tensor.mapped.hf]
+        parameter.copy_(tensor.mapped.map.shard(full, _part(tensor), tensor.parts))
+
+
+def _shape(source: WeightSource, name: str) -> tuple[int, ...]:
+    try:
+        return source.shape(name)
+    except ValueError as error:
+        if name != SCORE:
+            raise
+        raise ValueError(
+            f"head: reward needs the weights of a reward model, and these have no {SCORE}; "
+            "name a folder of a sequence classifier with one label"
+        ) from error
+
+
+def _part(tensor: PlannedTensor) -> int:
+    """Which of the tensor's parts this rank holds."""
+    if tensor.parts == 1:
+        return 0
+    if tensor.expert_rank is None:
+        return parallel_state.get_tensor_model_parallel_rank()
+    return parallel_state.get_expert_tensor_parallel_rank()

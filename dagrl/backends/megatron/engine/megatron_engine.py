@@ -1,0 +1,244 @@
+"""One rank of a Megatron-core engine: log-probs, updates, weights out, checkpoints. What `TrainEngine` promises.
+
+Here the parts of this package come together; none of the arithmetic is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dagrl.backends.base import Objective, RankContext, Slept
+from dagrl.backends.device_memory import device_gib_used
+from dagrl.backends.megatron.engine import checkpoint, communicators, distributed
+from dagrl.backends.megatron.engine.background_save import BackgroundWriter
+from dagrl.backends.megatron.engine.config import transformer_config
+from dagrl.backends.megatron.engine.converters import choose_converter
+from dagrl.backends.megatron.engine.fields import refuse_clashes
+from dagrl.backends.megatron.engine.loss import join_replicas
+from dagrl.backends.megatron.engine.memory import EngineMemory, release_caches
+from dagrl.backends.megatron.engine.model import build_model
+from dagrl.backends.megatron.engine.optimizer import (
+    apply_gradient,
+    clear_gradients,
+    ddp_config,
+    gather_parameters,
+    make_optimizer,
+    make_schedule,
+    optimizer_config,
+    wrap_for_training,
+)
+from dagrl.backends.megatron.engine.router_replay import RouterReplay
+from dagrl.backends.megatron.engine.start_weights import StartWeights
+from dagrl.backends.megatron.engine.step import PackedModel
+from dagrl.backends.megatron.engine.stored_weights import load_start_weights
+from dagrl.backends.model_source import load_hf_config, weight_source
+from dagrl.config.residency import Residency
+from dagrl.config.schema import MegatronEngineSpec, ModelSpec
+from dagrl.data.batch import Batch, Column
+from dagrl.data.stats import Stat, merge
+from dagrl.weight_sync.exporter import WeightExporter, exported
+from dagrl.weight_sync.manifest import Bucket
+
+
+class MegatronEngine:
+    """A rank of a Megatron engine; a `dagrl.backends.base.TrainEngine`. One in a process."""
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        spec: MegatronEngineSpec,
+        ranks: RankContext,
+        *,
+        train_steps: int,
+        trainable: bool,
+        keep_start_weights: bool = False,
+        keeps_no_cache: bool = False,
+    ) -> None:
+        """Join the other ranks and build the model with its start weights. Collective.
+
+        `train_steps` is the length of the learning-rate schedule. An engine that is not `trainable` has no gradients
+        and no optimizer. `keep_start_weights` holds a copy of the weights in host memory for `start_weights`.
+        `keeps_no_cache` gives the device what a task, a save or a sync took as soon as that is over, for others that
+        come to it. Random start weights are drawn from ``ranks.seed``: engines of one seed have the same. Raises
+        ValueError for what the pipeline file gets wrong, before waiting for any rank where possible, and TimeoutError
+        where ranks do not meet.
+        """
+        self.policy_version = 0
+        refuse_clashes(spec)
+        self._hf_config = load_hf_config(model)
+        dtype = transformer_config(self._hf_config, spec).params_dtype
+        optimizer_config(spec, dtype)
+        ddp_config(spec)
+        self._converter = choose_converter(self._hf_config, spec)
+        distributed.start(ranks, spec.parallel)
+        self._timeout_s, self._gib_used_by_others = ranks.timeout_s, device_gib_used()
+        self._keeps_no_cache, self._keeps_communicators = keeps_no_cache, spec.keep_communicators
+        chunks = build_model(self._hf_config, spec)
+        if spec.dist_checkpointing_path is not None:
+            load_start_weights(chunks, self._hf_config, spec.dist_checkpointing_path, spec.head)
+        else:
+            self._converter.load_hf_weights(chunks, self._hf_config, weight_source(model, ranks.seed))
+        self._start_weights = StartWeights(chunks) if keep_start_weights else None
+        self._training: checkpoint.TrainingState | None = None
+        self._writer = BackgroundWriter(ranks.timeout_s)
+        if trainable:
+            chunks = wrap_for_training(chunks, spec)
+            optimizer = make_optimizer(chunks, spec)
+            schedule = make_schedule(optimizer, spec.lr_schedule, train_steps=train_steps)
+            self._training = checkpoint.TrainingState(chunks, optimizer, schedule, spec.parallel)
+        self._memory = EngineMemory(chunks, self._training.optimizer if self._training else None, spec.offload)
+        self._model = PackedModel(
+            chunks,
+            self._hf_config.vocab_size,
+            spec.parallel.row_alignment,
+            head=spec.head,
+            fused=spec.fused_linear_cross_entropy,
+            replay=RouterReplay(chunks) if spec.router_replay else None,
+        )
+        self._tidy_up()
+
+    def logprobs(self, batch: Batch, *, temperature: float, tokens_per_micro_batch: int) -> Column:
+        """See `TrainEngine.logprobs`. ValueError where a row is longer than `tokens_per_micro_batch`."""
+        with self._at_work(), self._memory.weights():
+            return self._model.logprobs(batch, temperature=temperature, tokens_per_micro_batch=tokens_per_micro_batch)
+
+    def values(self, batch: Batch, *, tokens_per_micro_batch: int) -> Column:
+        """See `TrainEngine.values`. ValueError where a row is longer than `tokens_per_micro_batch`."""
+        with self._at_work(), self._memory.weights():
+            return self._model.values(batch, tokens_per_micro_batch=tokens_per_micro_batch)
+
+    def update(
+        self,
+        mini_batches: Sequence[Batch],
+        objective: Objective[Any],
+        *,
+        tokens_per_micro_batch: int,
+        begins: bool = True,
+        ends: bool = True,
+    ) -> dict[str, Stat]:
+        """See `TrainEngine.update`. The learning rate moves on where a step begins, whatever its mini-batches.
+
+        Metrics are means over the whole call, weighted by their counts; ``grad_norm`` is taken before clipping.
+        """
+        if begins:
+            self._own_training().schedule.step(1)
+        with self._at_work(), self._memory.gradients():
+            stats = self._update(mini_batches, objective, tokens_per_micro_batch)
+        self.policy_version += ends
+        return stats
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        yield
+        self._tidy_up()
+
+    def _tidy_up(self) -> None:
+        if self._keeps_no_cache and torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _update(
+        self, mini_batches: Sequence[Batch], objective: Objective[Any], tokens_per_micro_batch: int
+    ) -> dict[str, Stat]:
+        training = self._own_training()
+        lr = training.schedule.get_lr({})
+        metrics, norms = [], []
+        for mini_batch in mini_batches:
+            clear_gradients(training.chunks, training.optimizer)
+            metrics.append(
+                self._model.accumulate_gradient(mini_batch, objective, tokens_per_micro_batch=tokens_per_micro_batch)
+            )
+            try:
+                with self._memory.optimizer():
+                    norms.append(apply_gradient(training.optimizer))
+            except FloatingPointError as error:
+                place = f"policy version {self.policy_version}, mini-batch {len(metrics)} of {len(mini_batches)}"
+                figures = _readable({"lr": Stat.of([lr]), **join_replicas(metrics[-1])})
+                raise FloatingPointError(f"{place}: {error}; {figures}; norms before it: {norms}") from error
+        gather_parameters(training.chunks)
+        return join_replicas(merge(metrics)) | {"grad_norm": Stat.of(norms), "lr": Stat.of([lr])}
+
+    def sleep(self, residency: Residency = Residency.ASLEEP) -> Slept:
+        """See `TrainEngine.sleep`. RuntimeError where there is no more to give; TimeoutError where other ranks do not.
+
+        The figures are the driver's for the whole device: what other processes took or gave back since this engine
+        began is in `held_gib`, and what they do meanwhile in both.
+        """
+        before = device_gib_used()
+        self._memory.sleep(residency)
+        # Until then, exporting the weights takes them.
+        if residency is Residency.ASLEEP and not self._keeps_communicators:
+            communicators.close_all(self._timeout_s)
+        release_caches()
+        return Slept(freed_gib=before - device_gib_used(), held_gib=before - self._gib_used_by_others)
+
+    def wake(self, residency: Residency = Residency.AWAKE) -> None:
+        """See `TrainEngine.wake`. RuntimeError where it is as awake already.
+
+        Where NCCL's communicators were closed they connect again in the first task.
+        """
+        was_asleep = self._memory.residency is Residency.ASLEEP
+        self._memory.wake(residency)
+        if was_asleep and not self._keeps_communicators:
+            communicators.open_all()
+
+    @contextmanager
+    def start_weights(self) -> Iterator[None]:
+        """See `TrainEngine.start_weights`; an engine that trains must have been built to keep them."""
+        assert self._training is None or self._start_weights, "the engine was not built to keep its start weights"
+        with self._memory.weights():
+            if self._start_weights is None:
+                yield
+                return
+            with self._start_weights.in_place():
+                yield
+
+    def weight_exporter(self, bucket_bytes: int) -> WeightExporter:
+        """See `TrainEngine.weight_exporter`."""
+        chunks = self._model.chunks
+        return self._converter.make_exporter(chunks, self._hf_config, bucket_bytes, present=self._weights_alone)
+
+    @contextmanager
+    def _weights_alone(self) -> Iterator[None]:
+        """What an exporter, and whoever sends what it gives, takes of the device is given back before they return."""
+        with self._at_work(), self._memory.weights_alone():
+            yield
+
+    def export_weights(self, bucket_bytes: int) -> Iterator[Bucket]:
+        """See `TrainEngine.export_weights`."""
+        return exported(self.weight_exporter(bucket_bytes), is_root=torch.distributed.get_rank() == 0)
+
+    def save(self, folder: Path, *, asynchronous: bool = False) -> None:
+        """See `TrainEngine.save`. OSError where the state cannot be written."""
+        training = self._own_training()
+        with self._at_work(), self._memory.optimizer():
+            if asynchronous:
+                checkpoint.save_in_background(folder, training, self._writer, policy_version=self.policy_version)
+            else:
+                self._writer.finish(wait=True)
+                checkpoint.save(folder, training, policy_version=self.policy_version)
+
+    def finish_save(self, *, wait: bool) -> bool:
+        """See `TrainEngine.finish_save`. OSError where the state could not be written."""
+        return self._writer.finish(wait=wait)
+
+    def load(self, folder: Path) -> None:
+        """See `TrainEngine.load`. FileNotFoundError or ValueError for a folder that cannot be resumed from."""
+        with self._at_work(), self._memory.optimizer():
+            self.policy_version = checkpoint.load(folder, self._own_training())
+
+    def close(self) -> None:
+        """Leave the other ranks. The engine is of no use afterwards."""
+        distributed.stop()
+
+    def _own_training(self) -> checkpoint.TrainingState:
+        assert self._training is not None, "the engine was not built to train"
+        return self._training
+
+
+def _readable(stats: Mapping[str, Stat]) -> str:
+    return ", ".join(f"{name} {stat.mean:.6g}" for name, stat in stats.items())

@@ -1,0 +1,194 @@
+"""One packed micro-batch: rows laid end to end, without padding between short and long ones, as megatron takes them.
+
+`step` splits a batch into these and runs the model on each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from megatron.core.packed_seq_params import PackedSeqParams
+
+from dagrl.backends.megatron.engine.context_parallel import zigzag_index
+from dagrl.data.batch import Batch
+from dagrl.data.packing import pack
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Some rows of a batch, packed, as one rank sees them. S rows with R places to read the model's output at.
+
+    Of the pack's tokens, padding included, a context-parallel rank holds N; it reads P of the R places.
+    """
+
+    rows: np.ndarray
+    """Positions in the batch, int64 [S]; none in the micro-batch of a rank that has no rows."""
+    tokens: int
+    """Tokens of the pack, padding included, over all context-parallel ranks."""
+    input_ids: torch.Tensor
+    """Prompt, response and padding of each row, int64 [1, N]."""
+    position_ids: torch.Tensor
+    """Place of each token in its row, int64 [1, N]."""
+    sequences: PackedSeqParams
+    """Where rows begin and end in the whole pack."""
+    reading: torch.Tensor
+    """Places among the rank's tokens whose output is read, in row order, int64 [P]."""
+    targets: torch.Tensor
+    """The token that follows each of them, int64 [P]."""
+    own: torch.Tensor | None
+    """Which of the R places the rank reads, int64 [P]; None where it reads all."""
+    row: torch.Tensor
+    """Row that each of the R places belongs to, int64 [R], in 0..S-1."""
+    routes: torch.Tensor | None = None
+    """Experts that the rank's tokens go to, see `Routes`; None where its routers choose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """What a rank needs of the routes that a batch's tokens took when they were sampled."""
+
+    layers: np.ndarray
+    """Layers with routers on this rank, counted from 0 over all stages."""
+    sequence_rank: int = 0
+    sequence_ranks: int = 1
+    """Ranks that share a context-parallel rank's tokens out between tensor-parallel regions."""
+
+    def of(self, batch: Batch, rows: np.ndarray, starts: np.ndarray, held: np.ndarray, tokens: int) -> np.ndarray:
+        """Experts of the tokens that the rank's routers see, int16 [tokens, layers, chosen]; -1 where nobody has told.
+
+        `starts` are the places of `rows` in a pack of `tokens`, `held` the places that a context-parallel rank holds.
+        ValueError where a row's routes are not those of its tokens.
+        """
+        column, lengths = batch["routed_experts"], _lengths(batch)
+        packed = np.full((tokens, len(self.layers), column.values.shape[2]), -1, dtype=np.int16)
+        for start, row in zip(starts, rows, strict=True):
+            told = column[row]
+            # The last token was sampled, and never sent through the model; of a row without routes, nothing is known.
+            if len(told) not in (0, lengths[row] - 1):
+                raise ValueError(
+                    f"row {batch.rows[row]} has {lengths[row]} tokens, and routes for {len(told)}; the generator must "
+                    "tell of all but the last"
+                )
+            packed[start : start + len(told)] = told[:, self.layers]
+        # Between tensor-parallel regions each rank has a part of the sequence, in their order.
+        return packed[held.reshape(self.sequence_ranks, -1)[self.sequence_rank]]
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How a rank's engine packs rows."""
+
+    alignment: int
+    """What the length of every packed row is a multiple of; see `ParallelSpec.row_alignment`."""
+    context_rank: int = 0
+    context_ranks: int = 1
+    """Ranks that share each row."""
+    at_row_end: bool = False
+    """Read the output at each row's last token; else at every token that predicts one of the response."""
+    routes: Routes | None = None
+    """Let tokens go where they went: the batch has ``routed_experts``."""
+
+    def bins(self, batch: Batch, budget: int, at_least: int = 1, *, whole_groups: bool = False) -> list[np.ndarray]:
+        """Rows of each micro-batch of at most `budget` tokens, padding counted; none for a batch without rows.
+
+        With `whole_groups`, rows of one ``group_id`` go together. ValueError where a row, or a group, alone is longer
+        than the budget.
+        """
+        groups = batch["group_id"].values if whole_groups else None
+        return pack(self._padded(_lengths(batch)), budget, at_least, groups)
+
+    def tokens(self, batch: Batch, rows: np.ndarray) -> int:
+        """Tokens of the pack of `rows`, padding included."""
+        return int(self._padded(_lengths(batch)[rows]).sum()) or self.alignment
+
+    def micro_batch(
+        self, batch: Batch, rows: np.ndarray, device: torch.device, tokens: int | None = None
+    ) -> MicroBatch:
+        """Pack `rows` of `batch`, and take from the pack what this context-parallel rank holds.
+
+        With `tokens`, the pack is filled up to that many, a multiple of the alignment.
+
+        Without rows the micro-batch reads nothing: its rank runs the model all the same, and takes part in what the
+        ranks do together.
+        """
+        lengths = _lengths(batch)[rows]
+        prompts = batch["prompt_tokens"].lengths[rows]
+        assert (prompts > 0).all(), "the first response token needs a prompt to be predicted from"
+        padded = self._padded(lengths)
+        missing = (tokens or self.tokens(batch, rows)) - padded.sum()
+        if missing:
+            # A sequence of nothing but padding.
+            padded = np.append(padded, missing)
+        starts = np.cumsum(padded) - padded
+        token_ids = np.zeros(padded.sum(), dtype=np.int64)
+        for start, row in zip(starts, rows, strict=False):
+            for name in ("prompt_tokens", "response_tokens"):
+                values = batch[name][row]
+                token_ids[start : start + len(values)] = values
+                start += len(values)
+        starts = starts[: len(rows)]
+        if self.at_row_end:
+            counts, first = np.ones_like(lengths), starts + lengths - 1
+        else:
+            # A token is predicted by the one before it.
+            counts, first = lengths - prompts, starts + prompts - 1
+        places = np.repeat(first, counts) + _counting(counts)
+        held = zigzag_index(padded, self.context_rank, self.context_ranks)
+        reading, own = _held_places(places, held, len(token_ids))
+        followers = np.append(token_ids[1:], 0)
+
+        def on_device(array: np.ndarray) -> torch.Tensor:
+            return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
+
+        return MicroBatch(
+            rows=rows,
+            tokens=len(token_ids),
+            input_ids=on_device(token_ids[held])[None],
+            position_ids=on_device(_counting(padded)[held])[None],
+            sequences=_sequences(padded, device),
+            reading=on_device(reading),
+            targets=on_device(followers[places[own]]),
+            own=on_device(own) if len(held) < len(token_ids) else None,
+            row=on_device(np.repeat(np.arange(len(rows)), counts)),
+            # A micro-batch without rows is of padding alone, and its rank may not know how many experts are chosen.
+            routes=on_device(self.routes.of(batch, rows, starts, held, len(token_ids)))
+            if self.routes and len(rows)
+            else None,
+        )
+
+    def _padded(self, lengths: np.ndarray) -> np.ndarray:
+        return -(-lengths // self.alignment) * self.alignment
+
+
+def _lengths(batch: Batch) -> np.ndarray:
+    return batch["prompt_tokens"].lengths + batch["response_tokens"].lengths
+
+
+def _held_places(places: np.ndarray, held: np.ndarray, tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    """Of `places` in a pack of `tokens` those that the rank holds: where among its tokens, and which of `places`."""
+    local = np.full(tokens, -1, dtype=np.int64)
+    local[held] = np.arange(len(held))
+    own = np.flatnonzero(local[places] >= 0)
+    return local[places[own]], own
+
+
+def _sequences(padded: np.ndarray, device: torch.device) -> PackedSeqParams:
+    # Padding belongs to its row: attention is causal, so the row's own tokens never see it.
+    bounds = torch.tensor([0, *np.cumsum(padded)], dtype=torch.int32, device=device)
+    longest = int(padded.max())
+    return PackedSeqParams(
+        qkv_format="thd",
+        cu_seqlens_q=bounds,
+        cu_seqlens_kv=bounds,
+        cu_seqlens_q_padded=bounds,
+        cu_seqlens_kv_padded=bounds,
+        max_seqlen_q=longest,
+        max_seqlen_kv=longest,
+    )
+
+
+def _counting(lengths: np.ndarray) -> np.ndarray:
+    """0, 1, ... for each length, one after the other: [2, 3] gives [0, 1, 0, 1, 2]."""
+    return np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)

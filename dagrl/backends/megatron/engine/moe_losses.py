@@ -1,0 +1,82 @@
+"""The auxiliary losses of a mixture's routers: weighted as means over the global batch, and told as metrics.
+
+Megatron attaches them to the router's output during the forward pass; they never show in the loss that `step` returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.moe.moe_logging import get_moe_metrics_tracker
+
+from dagrl.backends.megatron.engine.micro_batch import MicroBatch
+from dagrl.data.stats import Stat
+
+_TRACKED = {
+    "aux_loss": ("load_balancing_loss", "moe/aux_loss"),
+    "global_aux_loss": ("global_load_balancing_loss", "moe/global_aux_loss"),
+}
+"""Kind of load balancing -> megatron's name for the loss, and ours for the metric."""
+
+
+class MoeLosses:
+    """The router losses of one gradient. Without a mixture, or without such losses, it does nothing."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        self._config = config
+        self._names = _tracked(config)
+        self._micro_batches = 0
+
+    @contextmanager
+    def scaled_by(self, micro_batches: Sequence[MicroBatch]) -> Iterator[None]:
+        """Within the context, each micro-batch's loss counts by its share of all ranks' tokens, padding included.
+
+        Megatron multiplies it by the micro-batch's tokens, and would divide by those of the global batch at the end,
+        with the gradient of everything else; that gradient has been divided already, and so the loss must be too.
+        """
+        if not self._names:
+            yield
+            return
+        self._micro_batches = len(micro_batches)
+        tokens = torch.tensor(float(sum(each.tokens for each in micro_batches)), device=torch.cuda.current_device())
+        dist.all_reduce(tokens, group=parallel_state.get_data_parallel_group())
+        self._config.moe_grad_scale_func = lambda: 1.0 / tokens
+        get_moe_metrics_tracker().clear()
+        try:
+            yield
+        finally:
+            del self._config.moe_grad_scale_func
+
+    def metrics(self) -> dict[str, Stat]:
+        """Mean of each loss over layers and micro-batches, before its coefficient; on every rank."""
+        if not self._names:
+            return {}
+        config = self._config
+        means: dict[str, torch.Tensor] = {}
+        get_moe_metrics_tracker().report(
+            loss_scale=1.0 / self._micro_batches,
+            iteration=0,
+            track_names=list(self._names),
+            # Stages whose layers are all dense take part with zeros.
+            force_initialize=True,
+            num_layers=config.num_layers,
+            moe_layer_freq=config.moe_layer_freq,
+            total_loss_dict=means,
+        )
+        return {metric: Stat.weighted(float(means[name]), 1.0) for name, metric in self._names.items()}
+
+
+def _tracked(config: TransformerConfig) -> dict[str, str]:
+    """Megatron's names of the losses that the model has -> ours."""
+    if config.num_moe_experts is None:
+        return {}
+    kinds, coefficients = config.moe_router_load_balancing_type, config.moe_aux_loss_coeff
+    kinds = [kinds] if isinstance(kinds, str) else list(kinds)
+    weights = coefficients if isinstance(coefficients, list) else [coefficients] * len(kinds)
+    names = dict(_TRACKED[kind] for kind, weight in zip(kinds, weights, strict=True) if kind in _TRACKED and weight)
+    return names | ({"z_loss": "moe/z_loss"} if config.moe_z_loss_coeff else {})

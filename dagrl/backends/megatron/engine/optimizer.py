@@ -1,0 +1,161 @@
+"""Gradient buffers, optimizer and learning-rate schedule: Megatron's own, made from the pipeline file's fields.
+
+The file's ``optimizer:`` and ``ddp:`` pass through by Megatron's names; the few fields that follow from something else
+are refused there, with a hint.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.transformer import MegatronModule
+from megatron.core.utils import get_model_config
+
+from dagrl.backends.megatron.engine import hybrid_optimizer
+from dagrl.backends.megatron.engine.fields import Fixed, join_fields
+from dagrl.config.schema import LearningRateSpec, MegatronEngineSpec
+
+OPTIMIZER_DEFAULTS: dict[str, Any] = {"lr": 1e-6, "use_distributed_optimizer": True}
+"""Where they differ from Megatron's, whose others are Adam, betas 0.9 and 0.999, weight decay 0.01, clipping at 1.0.
+
+The distributed optimizer is on for a single replica too: so a checkpoint fits any number of replicas.
+"""
+
+DDP_DEFAULTS: dict[str, Any] = {"grad_reduce_in_fp32": True}
+
+
+def optimizer_config(spec: MegatronEngineSpec, dtype: torch.dtype) -> OptimizerConfig:
+    """Megatron's OptimizerConfig for weights of `dtype`. ValueError with a line for each wrong field."""
+    fixed = (
+        Fixed({"bf16": dtype == torch.bfloat16, "fp16": False, "params_dtype": dtype}, "follows from transformer.bf16"),
+        Fixed({"min_lr": spec.lr_schedule.min_lr}, "is lr_schedule.min_lr"),
+        Fixed({"overlap_param_gather": spec.ddp.get("overlap_param_gather", False)}, "is ddp.overlap_param_gather"),
+    )
+    defaults = OPTIMIZER_DEFAULTS | hybrid_optimizer.defaults_for(spec.optimizer)
+    fields = join_fields(OptimizerConfig, "optimizer", spec.optimizer, defaults=defaults, fixed=fixed)
+    hybrid_optimizer.refuse_what_the_host_cannot(fields, dtype)
+    if fields["lr"] < spec.lr_schedule.min_lr:
+        raise ValueError(
+            f"lr_schedule.min_lr: {spec.lr_schedule.min_lr} is above the peak, optimizer.lr {fields['lr']}"
+        )
+    return _accepted(OptimizerConfig, "optimizer", fields)
+
+
+def ddp_config(spec: MegatronEngineSpec) -> DistributedDataParallelConfig:
+    """Megatron's DistributedDataParallelConfig. ValueError with a line for each wrong field."""
+    distributed = {**OPTIMIZER_DEFAULTS, **spec.optimizer}["use_distributed_optimizer"]
+    fixed = (
+        Fixed({"use_distributed_optimizer": distributed}, "is optimizer.use_distributed_optimizer"),
+        Fixed({"average_in_collective": False}, "would average gradients, which are parts of one global loss"),
+        Fixed({"use_megatron_fsdp": False, "use_custom_fsdp": False}, "is not in this version"),
+    )
+    fields = join_fields(DistributedDataParallelConfig, "ddp", spec.ddp, defaults=DDP_DEFAULTS, fixed=fixed)
+    return _accepted(DistributedDataParallelConfig, "ddp", fields)
+
+
+def _accepted(config_class: Any, section: str, fields: dict[str, Any]) -> Any:
+    try:
+        return config_class(**fields)
+    except (AssertionError, ValueError) as error:
+        raise ValueError(f"{section}: Megatron refuses these fields: {error}") from error
+
+
+def wrap_for_training(chunks: list[MegatronModule], spec: MegatronEngineSpec) -> list[MegatronModule]:
+    """Give the model's chunks gradient buffers that are reduced over data-parallel ranks.
+
+    Gradients are summed, not averaged: what `step` computes on a rank is its part of one global loss.
+    """
+    config = get_model_config(chunks[0])
+    # Set before the wrapping, which reads it: with it, gradients are not divided by the number of replicas.
+    assert config.calculate_per_token_loss, "gradients would be averaged over replicas"
+    config.finalize_model_grads_func = _reduce_gradients
+    ddp = ddp_config(spec)
+    # Only the first chunk's reduction is on the critical path: the others need no buckets of their own.
+    wrapped = [DistributedDataParallel(config, ddp, chunk, disable_bucketing=i > 0) for i, chunk in enumerate(chunks)]
+    if ddp.overlap_grad_reduce:
+        no_sync = [chunk.no_sync for chunk in wrapped]
+        config.no_sync_func = no_sync if len(no_sync) > 1 else no_sync[0]
+    return wrapped
+
+
+def make_optimizer(chunks: list[MegatronModule], spec: MegatronEngineSpec) -> MegatronOptimizer:
+    """The optimizer of wrapped chunks, whose weights must be in place: it may keep float32 copies of them."""
+    return get_megatron_optimizer(optimizer_config(spec, get_model_config(chunks[0]).params_dtype), chunks)
+
+
+def make_schedule(optimizer: MegatronOptimizer, spec: LearningRateSpec, *, train_steps: int) -> OptimizerParamScheduler:
+    """The learning-rate schedule, counted in pipeline steps: ``step(1)`` comes before a step's optimizer steps.
+
+    So the first step of a warm-up over W steps trains with 1/W of the peak, step W with the peak, and step
+    ``lr_decay_steps`` with ``min_lr``. ValueError where the warm-up leaves no steps for the decay.
+    """
+    config = optimizer.config
+    # A run shorter than its warm-up never gets to the decay; the scheduler asks for room behind it all the same.
+    decay_steps = spec.lr_decay_steps or max(train_steps, spec.lr_warmup_steps + 1)
+    if spec.lr_warmup_steps >= decay_steps:
+        raise ValueError(
+            f"lr_schedule.lr_warmup_steps {spec.lr_warmup_steps} leaves none of {decay_steps} steps for the decay; "
+            "warm up for fewer steps or raise lr_decay_steps"
+        )
+    return OptimizerParamScheduler(
+        optimizer,
+        init_lr=0.0,
+        max_lr=config.lr,
+        min_lr=spec.min_lr,
+        lr_warmup_steps=spec.lr_warmup_steps,
+        lr_decay_steps=decay_steps,
+        lr_decay_style=spec.lr_decay_style,
+        start_wd=config.weight_decay,
+        end_wd=config.weight_decay,
+        wd_incr_steps=decay_steps,
+        wd_incr_style="constant",
+    )
+
+
+def clear_gradients(chunks: list[MegatronModule], optimizer: MegatronOptimizer) -> None:
+    """Make ready for another gradient."""
+    for chunk in chunks:
+        chunk.zero_grad_buffer()
+    optimizer.zero_grad()
+
+
+def apply_gradient(optimizer: MegatronOptimizer) -> float:
+    """Clip the reduced gradient and update the weights. Returns its norm before clipping. Collective.
+
+    Raises FloatingPointError on every rank, before any weight has changed, where the gradient is not finite.
+    """
+    optimizer.prepare_grads()
+    norm = float(optimizer.get_grad_norm())
+    if not math.isfinite(norm):
+        raise FloatingPointError(f"the gradient is not finite: its norm is {norm}")
+    optimizer.step()
+    return norm
+
+
+def gather_parameters(chunks: list[MegatronModule]) -> None:
+    """Complete the weights on every rank where gathering them was left to overlap with the next forward pass."""
+    for chunk in chunks:
+        if not chunk.ddp_config.overlap_param_gather:
+            continue
+        # What is under way still would be waited for, and no more: those would be the weights before the step.
+        waited_for = (group.param_gather_handle is None for group in _bucket_groups(chunk))
+        assert all(waited_for), "the forward pass has not waited for all of its weights"
+        chunk.start_param_sync(force_sync=True)
+
+
+def _bucket_groups(chunk: MegatronModule) -> list[Any]:
+    return [*chunk.bucket_groups, *chunk.expert_parallel_bucket_groups]
+
+
+def _reduce_gradients(chunks: list[MegatronModule], num_tokens: torch.Tensor | None, **options: Any) -> None:
+    """Megatron's reduction at the end of a backward pass, without its division by a number of tokens."""
+    finalize_model_grads(chunks, None, **options)

@@ -1,0 +1,156 @@
+"""What is read off the last layer: log-probs of response tokens, or what a critic's or reward model's head says.
+
+Megatron calls the functions here in place of its own output layer, on the last pipeline stage, so that only the places
+that something is read at reach that layer. `step` runs the model and joins what the ranks read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+    linear_with_grad_accumulation_and_async_allreduce,
+)
+from megatron.core.transformer import MegatronModule, TransformerConfig
+from torch.autograd.function import once_differentiable
+
+from dagrl.backends.megatron.engine.logprob import linear_token_logprobs, token_logprobs
+from dagrl.backends.megatron.engine.micro_batch import MicroBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """What to read; megatron hands it to `__call__` with the hidden states of a micro-batch."""
+
+    vocab_size: int
+    temperature: float = 1.0
+    with_entropy: bool = False
+    fused: bool = False
+    """Make logits chunk by chunk; see `linear_token_logprobs`."""
+    scalar: bool = False
+    """The output layer is a `ScalarHead`."""
+    micro_batch: MicroBatch | None = None
+
+    def on(self, micro_batch: MicroBatch) -> Reader:
+        """The same, for a micro-batch."""
+        return replace(self, micro_batch=micro_batch)
+
+
+def read(
+    *,
+    hidden_states: torch.Tensor,
+    output_layer: MegatronModule,
+    output_weight: torch.Tensor | None,
+    config: TransformerConfig,
+    context: Reader,
+    **unused: Any,
+) -> torch.Tensor:
+    """Float32 [1, R] of log-probs or scalars, or [2, R] of log-probs and entropies; the same on all tp and cp ranks.
+
+    With sequence parallelism hidden states are gathered here and not in the layer, for places are chosen among all of
+    the rank's tokens.
+    """
+    micro_batch = context.micro_batch
+    assert micro_batch is not None
+    hidden = hidden_states.squeeze(1)
+    if config.sequence_parallel:
+        # Behind it, ranks compute each its part of the logits' gradient, or all the same of a scalar's.
+        hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=not context.scalar)
+    hidden = hidden.index_select(0, micro_batch.reading)
+    if context.scalar:
+        return _join_context(output_layer(hidden).t(), micro_batch)
+    _complete_weights(output_layer)
+    weight = output_layer.weight if output_weight is None else output_weight
+    logprob, entropy = _logprobs(hidden, weight, config, context, micro_batch.targets)
+    return _join_context(logprob[None] if entropy is None else torch.stack([logprob, entropy]), micro_batch)
+
+
+def _complete_weights(layer: MegatronModule) -> None:
+    """Wait for weights that are still being gathered over replicas; megatron's hook for that waits for a layer's call.
+
+    The output layer is never called: its weight is read.
+    """
+    for hook in layer._forward_pre_hooks.values():
+        hook(layer, ())
+
+
+class ScalarHead(torch.nn.Linear):
+    """One number for each token, as critics and reward models have it; whole on every tensor-parallel rank.
+
+    The weight has the model's dtype, the numbers are float32: in bfloat16 an advantage, which is a difference of two
+    values, and the order of two scores would be lost in rounding.
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config.hidden_size, 1, bias=False, dtype=config.params_dtype, device=config_device())
+        # As megatron marks output layers, which some optimizers treat otherwise than the matrices within.
+        self.weight.is_embedding_or_output_parameter = True  # type: ignore[attr-defined]
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Of hidden states [N, hidden size], float32 [N, 1]."""
+        return torch.nn.functional.linear(hidden.float(), self.weight.float())
+
+
+def config_device() -> torch.device:
+    """Where a rank's parameters live."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def _logprobs(
+    hidden: torch.Tensor, weight: torch.Tensor, config: TransformerConfig, reader: Reader, targets: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    group = parallel_state.get_tensor_model_parallel_group()
+    # Gathering the sequence sums the gradient already, where it splits it.
+    sums_gradient = dist.get_world_size(group) > 1 and not config.sequence_parallel
+    asked = {
+        "temperature": reader.temperature,
+        "vocab_size": reader.vocab_size,
+        "group": group,
+        "with_entropy": reader.with_entropy,
+    }
+    if reader.fused:
+        if sums_gradient:
+            hidden = copy_to_tensor_model_parallel_region(hidden)
+        return linear_token_logprobs(hidden, weight, targets, **asked)
+    logits = linear_with_grad_accumulation_and_async_allreduce(
+        hidden,
+        weight,
+        None,
+        gradient_accumulation_fusion=config.gradient_accumulation_fusion,
+        allreduce_dgrad=sums_gradient,
+        sequence_parallel=False,
+        tp_group=group,
+    )
+    return token_logprobs(logits, targets, **asked)
+
+
+def _join_context(values: torch.Tensor, micro_batch: MicroBatch) -> torch.Tensor:
+    """All R places, out of the P that each context-parallel rank has read."""
+    return values if micro_batch.own is None else _JoinContext.apply(values, micro_batch.own, len(micro_batch.row))
+
+
+class _JoinContext(torch.autograd.Function):
+    """Every rank gets all values and computes the same loss; its gradient is that of its own values alone.
+
+    Parameter gradients are summed over context-parallel ranks: together they are the gradient of one loss.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, own: torch.Tensor, total: int) -> torch.Tensor:
+        ctx.save_for_backward(own)
+        joined = values.new_zeros(len(values), total)
+        joined[:, own] = values
+        dist.all_reduce(joined, group=parallel_state.get_context_parallel_group())
+        return joined
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (own,) = ctx.saved_tensors
+        return grad[:, own], None, None

@@ -1,0 +1,213 @@
+"""Forward and backward passes: a batch through the model in packed micro-batches, to log-probs or to a gradient.
+
+The schedule of micro-batches is megatron's, with and without a pipeline; `micro_batch` packs, `output` reads what the
+model predicts, and the `Objective` turns that into a loss. What is read on the last pipeline stage is then told to all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer import MegatronModule
+from megatron.core.utils import get_model_config
+
+from dagrl.backends.base import Objective
+from dagrl.backends.megatron.engine.loss import GlobalLoss, LossFunction, loss_is_elsewhere
+from dagrl.backends.megatron.engine.micro_batch import MicroBatch, Packing
+from dagrl.backends.megatron.engine.moe_losses import MoeLosses
+from dagrl.backends.megatron.engine.output import Reader, read
+from dagrl.backends.megatron.engine.router_replay import RouterReplay
+from dagrl.data.batch import Batch, Column
+from dagrl.data.stats import Stat
+from dagrl.data.tally import read_tallies
+
+Head = Literal["lm", "value", "reward"]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedModel:
+    """One rank's part of a model, run over packed micro-batches. Every method is collective."""
+
+    chunks: list[MegatronModule]
+    """The model's chunks on this rank; wrapped for data-parallel training where gradients are asked for."""
+    vocab_size: int
+    """Tokens of the model; columns of the output layer beyond it are padding."""
+    alignment: int
+    """What the length of every packed row is a multiple of; see `ParallelSpec.row_alignment`."""
+    head: Head = "lm"
+    """What stands on the last layer."""
+    fused: bool = False
+    """Make logits chunk by chunk, and once more in the backward pass."""
+    replay: RouterReplay | None = None
+    """Routes tokens as they were routed when they were sampled, where the batch has ``routed_experts``."""
+
+    def logprobs(self, batch: Batch, *, temperature: float, tokens_per_micro_batch: int) -> Column:
+        """Log-probs of the response tokens, without gradients, float32, ragged as response_tokens."""
+        assert self.head == "lm", f"a {self.head} head has no log-probs"
+        reader = Reader(self.vocab_size, temperature, fused=self.fused)
+        return self._read(batch, reader, batch["response_tokens"].lengths, tokens_per_micro_batch)
+
+    def values(self, batch: Batch, *, tokens_per_micro_batch: int) -> Column:
+        """Values of the response tokens, or scores of the rows; see `TrainEngine.values`."""
+        assert self.head != "lm", "a language model has no values"
+        reader = Reader(self.vocab_size, scalar=True)
+        if self.head == "value":
+            return self._read(batch, reader, batch["response_tokens"].lengths, tokens_per_micro_batch)
+        return Column(self._read(batch, reader, np.ones(len(batch), np.int64), tokens_per_micro_batch).values)
+
+    def accumulate_gradient(
+        self, batch: Batch, objective: Objective[Any], *, tokens_per_micro_batch: int
+    ) -> dict[str, Stat]:
+        """Add the gradient of the objective over all ranks' batches to the gradient buffers, and reduce it.
+
+        Returns the data-parallel rank's share of the metrics; see `loss.join_replicas`.
+        """
+        micro_batches = self._split(batch, tokens_per_micro_batch, whole_groups="group_id" in objective.columns)
+        if self.head == "lm":
+            reader = Reader(self.vocab_size, objective.temperature, objective.needs_entropy, fused=self.fused)
+        else:
+            reader = Reader(self.vocab_size, scalar=True)
+        losses = MoeLosses(get_model_config(self.chunks[0]))
+        loss = GlobalLoss.over_all_ranks(objective, batch, of_values=reader.scalar)
+        is_last = parallel_state.is_pipeline_last_stage()
+        shares = [loss.of(micro_batch) if is_last else loss_is_elsewhere for micro_batch in micro_batches]
+        with losses.scaled_by(micro_batches):
+            metrics = self._run(micro_batches, reader, shares, forward_only=False)
+        return {**_from_last_stage(read_tallies(metrics)), **losses.metrics()}
+
+    def _read(self, batch: Batch, reader: Reader, lengths: np.ndarray, tokens_per_micro_batch: int) -> Column:
+        """What `reader` reads without gradients: `lengths` numbers of each row."""
+        micro_batches = self._split(batch, tokens_per_micro_batch)
+
+        def take(output: torch.Tensor, non_loss_data: bool) -> torch.Tensor:
+            return output[0]
+
+        with torch.no_grad():
+            values = self._run(micro_batches, reader, [take] * len(micro_batches), forward_only=True)
+        total = int(lengths.sum())
+        joined = torch.cat(values) if values else torch.empty(total, device=self._device)
+        _broadcast_from_last_stage(joined)
+        rows = np.concatenate([micro_batch.rows for micro_batch in micro_batches])
+        packed = Column(joined.cpu().numpy(), np.concatenate([[0], np.cumsum(lengths[rows])]))
+        return packed.take(np.argsort(rows))
+
+    def _split(self, batch: Batch, budget: int, *, whole_groups: bool = False) -> list[MicroBatch]:
+        """Micro-batches of this rank; as many as the others have, where ranks meet within the model."""
+        packing = Packing(
+            self.alignment,
+            routes=self.replay.routes_of(batch) if self.replay else None,
+            context_rank=parallel_state.get_context_parallel_rank(),
+            context_ranks=parallel_state.get_context_parallel_world_size(),
+            at_row_end=self.head == "reward",
+        )
+        bins = packing.bins(batch, budget, whole_groups=whole_groups)
+        count = self._agree_on_count(len(bins))
+        if count > len(bins):
+            bins = packing.bins(batch, budget, count, whole_groups=whole_groups)
+        # A rank with fewer rows than that runs the model on nothing, and so takes part in what the ranks do together.
+        bins += [np.arange(0)] * (count - len(bins))
+        tokens = self._agree_on_tokens([packing.tokens(batch, rows) for rows in bins])
+        split = [packing.micro_batch(batch, rows, self._device, n) for rows, n in zip(bins, tokens, strict=True)]
+        if self.replay:
+            self.replay.check(split)
+        return split
+
+    def _agree_on_count(self, own: int) -> int:
+        config = get_model_config(self.chunks[0])
+        count = max(own, 1)
+        if config.num_moe_experts is not None:
+            # Experts and the statistics of their use are shared by data-parallel ranks.
+            most = torch.tensor(count, device=self._device)
+            dist.all_reduce(most, op=dist.ReduceOp.MAX, group=parallel_state.get_data_parallel_group())
+            count = int(most)
+        if len(self.chunks) > 1:
+            # The interleaved schedule takes them in rounds.
+            stages = config.microbatch_group_size_per_vp_stage
+            count = -(-count // stages) * stages
+        return count
+
+    def _agree_on_tokens(self, own: list[int]) -> list[int]:
+        """Tokens of each micro-batch: the same on all ranks, where the experts' ranks gather them all."""
+        config = get_model_config(self.chunks[0])
+        if config.fp8:
+            # Its matrix products take lengths that divide by 16, on every rank.
+            unit = 16 * config.context_parallel_size * config.tensor_model_parallel_size
+            own = [-(-tokens // unit) * unit for tokens in own]
+        gathers = config.num_moe_experts is not None and config.moe_token_dispatcher_type == "allgather"
+        if not gathers or config.expert_model_parallel_size * config.expert_tensor_parallel_size == 1:
+            return own
+        most = torch.tensor(own, device=self._device)
+        dist.all_reduce(most, op=dist.ReduceOp.MAX, group=parallel_state.get_data_parallel_group())
+        return most.tolist()
+
+    def _run(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        reader: Reader,
+        endings: Sequence[LossFunction],
+        *,
+        forward_only: bool,
+    ) -> list[Any]:
+        """Take every micro-batch through the model; what its one of `endings` makes of each output.
+
+        Nothing on all but the last pipeline stage.
+        """
+
+        def forward(
+            waiting: Iterator[tuple[MicroBatch, LossFunction]], model: MegatronModule
+        ) -> tuple[torch.Tensor, LossFunction]:
+            micro_batch, ending = next(waiting)
+            if self.replay:
+                self.replay.begin(model, micro_batch)
+            output = model(
+                input_ids=micro_batch.input_ids,
+                position_ids=micro_batch.position_ids,
+                attention_mask=None,
+                packed_seq_params=micro_batch.sequences,
+                output_processor=read,
+                output_processor_context=reader.on(micro_batch),
+            )
+            return output, ending
+
+        for chunk in self.chunks:
+            chunk.train(not forward_only)
+        with self.replay.following(training=not forward_only) if self.replay else nullcontext():
+            return get_forward_backward_func()(
+                forward_step_func=forward,
+                data_iterator=[zip(micro_batches, endings, strict=True) for _ in self.chunks],
+                model=self.chunks,
+                num_microbatches=len(micro_batches),
+                # Stages tell each other every micro-batch's own length.
+                seq_length=max(micro_batch.tokens for micro_batch in micro_batches),
+                micro_batch_size=1,
+                forward_only=forward_only,
+                collect_non_loss_data=forward_only,
+            )
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.chunks[0].parameters()).device
+
+
+def _from_last_stage(metrics: dict[str, Stat]) -> dict[str, Stat]:
+    """The metrics of the last pipeline stage, which alone sees what the model predicts, on every stage."""
+    if parallel_state.get_pipeline_model_parallel_world_size() == 1:
+        return metrics
+    told: list[Any] = [metrics]
+    last = parallel_state.get_pipeline_model_parallel_last_rank()
+    dist.broadcast_object_list(told, src=last, group=parallel_state.get_pipeline_model_parallel_group())
+    return told[0]
+
+
+def _broadcast_from_last_stage(values: torch.Tensor) -> None:
+    if parallel_state.get_pipeline_model_parallel_world_size() > 1:
+        last = parallel_state.get_pipeline_model_parallel_last_rank()
+        dist.broadcast(values, src=last, group=parallel_state.get_pipeline_model_parallel_group())

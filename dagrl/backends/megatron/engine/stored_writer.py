@@ -1,0 +1,97 @@
+"""Writes a folder in Megatron's distributed format out of tensors that are made one at a time, in one process.
+
+The counterpart of `stored_tensors`. Megatron's own writer takes all tensors at once and a process group.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.checkpoint import save as save_pieces
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+from dagrl.backends.megatron.engine.stored_tensors import BACKEND
+from dagrl.models.megatron_folder import CONFIG
+
+_COMMON = "common_state/shard_0_1"
+"""What Megatron stores beside tensors, as a list of one object."""
+
+
+@dataclass(slots=True)
+class TensorToWrite:
+    """A tensor, or one of which each index along the first axes is made by itself."""
+
+    shape: tuple[int, ...]
+    """Of the whole."""
+    dtype: torch.dtype
+    parts: Mapping[tuple[int, ...], Callable[[], torch.Tensor]]
+    """Index -> makes the part there. All indices have the same number of axes; () stands for the whole."""
+
+    def __create_write_items__(self, fqn: str, object: Any) -> list[WriteItem]:
+        """What torch's `_Checkpointable` protocol asks for: what there is to write, without making it."""
+        items = []
+        for number, index in enumerate(self.parts):
+            rest = self.shape[len(index) :]
+            chunk = ChunkStorageMetadata(
+                offsets=torch.Size((*index, *(0 for _ in rest))), sizes=torch.Size((*(1 for _ in index), *rest))
+            )
+            data = TensorWriteData(chunk, TensorProperties(dtype=self.dtype), torch.Size(self.shape))
+            place = MetadataIndex(fqn, chunk.offsets, number)
+            items.append(WriteItem(place, WriteItemType.SHARD, tensor_data=data))
+        return items
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        raise AssertionError("tensors to write are not read into")
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
+        """Make a part."""
+        assert index.offset is not None
+        axes = len(next(iter(self.parts)))
+        part = tuple(index.offset)[:axes]
+        rest = self.shape[axes:]
+        made = self.parts[part]()
+        assert tuple(made.shape) == rest, f"{index.fqn} at {part} is {list(made.shape)}, not {list(rest)}"
+        if made.dtype != self.dtype:
+            raise ValueError(f"{index.fqn} is {self.dtype} in one layer and {made.dtype} in another; use one dtype")
+        return made.reshape(*(1 for _ in part), *rest).contiguous()
+
+
+class _Planner(DefaultSavePlanner):
+    """Torch's, which asks for a part when it is about to write it; its own wants a tensor to begin with."""
+
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        found: Any = self.state_dict[index.fqn]
+        return found.__get_tensor_shard__(index) if isinstance(found, TensorToWrite) else found
+
+
+def write_tensors(folder: Path, tensors: Mapping[str, TensorToWrite], common: Mapping[str, Any]) -> None:
+    """Write `tensors` by key, and the `common` state that Megatron looks for, to `folder`, which exists.
+
+    One part is in memory at a time. Raises OSError where it cannot be written, and what making a part raises.
+    """
+    for key, tensor in tensors.items():
+        axes = len(next(iter(tensor.parts)))
+        expected = math.prod(tensor.shape[:axes])
+        assert len(tensor.parts) == expected, f"{key} has {len(tensor.parts)} parts of {expected}"
+    content = {**tensors, _COMMON: [dict(common)]}
+    try:
+        save_pieces(
+            cast(dict[str, Any], content),
+            storage_writer=FileSystemWriter(folder, single_file_per_rank=True, thread_count=1),
+            planner=_Planner(flatten_state_dict=False, flatten_sharded_tensors=False),
+            no_dist=True,
+        )
+    except CheckpointException as error:
+        # Wraps what happened on the one rank that there is.
+        raise next(iter(error.failures.values()))[0] from error
+    (folder / CONFIG).write_text(json.dumps({"sharded_backend": BACKEND, "sharded_backend_version": 1}))

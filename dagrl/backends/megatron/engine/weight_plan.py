@@ -1,0 +1,168 @@
+"""Which rank holds which part of the model, for any layout: known to every rank without asking the others.
+
+Used by `hf_weights`. Megatron's parallel state must be initialised.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.transformer.enums import LayerType
+from megatron.core.transformer.transformer_block import get_num_layers_to_build
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+
+from dagrl.backends.megatron.engine.families import MappedTensor, tensors
+from dagrl.backends.megatron.engine.model import unwrap
+from dagrl.backends.model_source import published_shapes
+from dagrl.models.tensor_shapes import SCORE
+from dagrl.models.vocabulary import padded_vocab_size
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+_EMBEDDING, _OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
+_LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
+_GROUPED_EXPERT = re.compile(r"(mlp\.experts\.linear_fc[12]\.weight)(\d+)")
+_SINGLE_EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(linear_fc[12]\.weight)")
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTensor:
+    """One tensor of the whole model, and who holds it."""
+
+    mapped: MappedTensor
+    hf_shapes: tuple[tuple[int, ...], ...]
+    """Shapes of the full Hugging Face tensors in it."""
+    shape: tuple[int, ...]
+    """Shape of each rank's part."""
+    parts: int
+    """How many ranks share it; 1 where each holder has all of it."""
+    stage: int
+    """Pipeline rank of its holders."""
+    expert_rank: int | None
+    """Expert-parallel rank of its holders; None for what is no expert's, which all of them hold."""
+
+    @property
+    def numel(self) -> int:
+        """Elements of its Hugging Face tensors together."""
+        return sum(torch.Size(shape).numel() for shape in self.hf_shapes)
+
+    def dtype(self, parameters: torch.dtype) -> torch.dtype:
+        """Its dtype on every rank, in a model whose parameters are of that one."""
+        return torch.float32 if self.mapped.buffer else parameters
+
+
+def plan(hf_config: PretrainedConfig, config: TransformerConfig, head: str) -> list[PlannedTensor]:
+    """All tensors of the model in the order of its layers, the same list on every rank."""
+    shapes = dict(published_shapes(hf_config)) | {SCORE: (1, hf_config.hidden_size)}
+    stages = _stages_of_layers(config)
+    last = config.pipeline_model_parallel_size - 1
+    vocabulary = padded_vocab_size(hf_config.vocab_size, config.tensor_model_parallel_size)
+    planned = []
+    for mapped in tensors(hf_config, vocabulary, head):
+        ranks = config.tensor_model_parallel_size if mapped.expert is None else _expert_tensor_size(config)
+        parts = ranks if mapped.map.split else 1
+        hf_shapes = tuple(shapes[name] for name in mapped.hf)
+        at_the_end = 0 if mapped.megatron == _EMBEDDING else last
+        stage = at_the_end if mapped.layer is None else stages[mapped.layer]
+        expert_rank = None if mapped.expert is None else mapped.expert // _experts_of_a_rank(config)
+        shape = mapped.map.shard_shape(hf_shapes, parts)
+        planned.append(PlannedTensor(mapped, hf_shapes, shape, parts, stage, expert_rank))
+    return planned
+
+
+def held_tensors(chunks: Sequence[torch.nn.Module], planned: Sequence[PlannedTensor]) -> dict[str, torch.Tensor]:
+    """The rank's parts, by the whole model's Megatron names: parameters, and the buffers that are weights.
+
+    The last pipeline stage's copy of a tied embedding is there as the output layer.
+    """
+    wanted = {tensor.mapped.megatron: tensor for tensor in planned}
+    stage = parallel_state.get_pipeline_model_parallel_rank()
+    expert_rank = parallel_state.get_expert_model_parallel_rank()
+    held: dict[str, torch.Tensor] = {}
+    for chunk in chunks:
+        for name, tensor, buffer in _named_tensors(unwrap(chunk)):
+            if not buffer or (name in wanted and wanted[name].mapped.buffer):
+                assert name not in held, f"{name} is in the model twice"
+                held[name] = tensor
+    own = {
+        name for name, tensor in wanted.items() if tensor.stage == stage and tensor.expert_rank in (None, expert_rank)
+    }
+    copies = (
+        {_OUTPUT} - wanted.keys() if stage == parallel_state.get_pipeline_model_parallel_world_size() - 1 else set()
+    )
+    difference = (held.keys() - copies) ^ own
+    assert not difference, f"the tables of this model and the model disagree about {sorted(difference)}"
+    for name in own:
+        assert tuple(held[name].shape) == wanted[name].shape, f"{name} is {list(held[name].shape)} in the model"
+    return held
+
+
+def local_tensors(
+    chunks: Sequence[torch.nn.Module], planned: Sequence[PlannedTensor]
+) -> list[tuple[PlannedTensor, torch.Tensor]]:
+    """All that this rank holds, each with its place in the plan; a copy of a tied embedding with the embedding's."""
+    held = held_tensors(chunks, planned)
+    pairs = [(tensor, held.pop(name)) for tensor in planned if (name := tensor.mapped.megatron) in held]
+    embedding = planned[0]
+    assert embedding.mapped.megatron == _EMBEDDING
+    return [*pairs, *((embedding, copy) for copy in held.values())]
+
+
+def _named_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor, bool]]:
+    """Parameters and buffers (then True) by the whole model's names, whatever the names in this chunk."""
+    layers = getattr(model.decoder, "layers", ())
+    numbers = [layer.layer_number - 1 for layer in layers]
+    first_expert = 0
+    if model.config.num_moe_experts:
+        first_expert = parallel_state.get_expert_model_parallel_rank() * _experts_of_a_rank(model.config)
+    for buffer, named in ((False, model.named_parameters()), (True, model.named_buffers())):
+        for name, tensor in named:
+            if layer := _LAYER.fullmatch(name):
+                rest = _global_expert(layer[2], first_expert)
+                name = f"decoder.layers.{numbers[int(layer[1])]}.{rest}"
+            yield name, tensor, buffer
+
+
+def _global_expert(name: str, first: int) -> str:
+    if match := _GROUPED_EXPERT.fullmatch(name):
+        return f"{match[1]}{first + int(match[2])}"
+    if match := _SINGLE_EXPERT.fullmatch(name):
+        return f"mlp.experts.{match[2]}{first + int(match[1])}"
+    return name
+
+
+def _stages_of_layers(config: TransformerConfig) -> dict[int, int]:
+    """Pipeline rank of each layer, by megatron's own rules."""
+    size, virtual = config.pipeline_model_parallel_size, config.virtual_pipeline_model_parallel_size
+    layout = config.pipeline_model_parallel_layout
+    stages: dict[int, int] = {}
+    if layout is not None:
+        # Megatron's functions answer for the calling rank only here. Its list goes by pipeline rank, then by chunk.
+        order = [(stage, chunk) for chunk in range(virtual or 1) for stage in range(size)]
+        for stage, chunk in order:
+            for _ in range(layout.layout[stage][chunk].count(LayerType.decoder)):
+                stages[len(stages)] = stage
+        return stages
+    for stage in range(size):
+        for part in range(virtual) if virtual else [None]:
+            first = get_transformer_layer_offset(config, part, stage)
+            for layer in range(first, first + get_num_layers_to_build(config, part, stage)):
+                stages[layer] = stage
+    assert sorted(stages) == list(range(config.num_layers)), f"layers of stages: {stages}"
+    return stages
+
+
+def _experts_of_a_rank(config: TransformerConfig) -> int:
+    assert config.num_moe_experts
+    return config.num_moe_experts // config.expert_model_parallel_size
+
+
+def _expert_tensor_size(config: TransformerConfig) -> int:
+    return config.expert_tensor_parallel_size or 1

@@ -1,0 +1,138 @@
+"""Packed attention is the attention of each sequence alone, whatever their lengths, at a bounded cost in padding.
+
+So it is on ranks that share the pack out.
+"""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dagrl.backends.megatron.engine.context_parallel import zigzag_index
+from dagrl.backends.megatron.engine.cpu.attention import PackedAttention, _layout, _similar
+
+HEADS, GROUPS, CHANNELS = 4, 2, 8
+lengths_of_packs = st.lists(st.integers(0, 90), min_size=1, max_size=12).map(tuple).filter(any)
+
+
+def attention(group=None, **fields) -> PackedAttention:
+    config = {"context_parallel_size": 1, "window_size": None, "softmax_type": "vanilla", "attention_dropout": 0.0}
+    config |= {"kv_channels": CHANNELS, **fields}
+    groups = SimpleNamespace(cp=group) if group else None
+    return PackedAttention(
+        SimpleNamespace(**config), 1, attn_mask_type=None, attention_type="self", pg_collection=groups
+    )
+
+
+def packed(query, key, value, lengths) -> torch.Tensor:
+    bounds = torch.tensor([0, *lengths]).cumsum(0).int()
+    params = SimpleNamespace(cu_seqlens_q=bounds, cu_seqlens_q_padded=None)
+    return attention()(query, key, value, packed_seq_params=params)
+
+
+def one_by_one(query, key, value, lengths) -> torch.Tensor:
+    """Softmax of scaled products below the diagonal, written out."""
+    outputs, lengths = [], tuple(map(int, lengths))
+    for q, k, v in zip(query.split(lengths), key.split(lengths), value.split(lengths), strict=True):
+        k, v = (tensor.repeat_interleave(HEADS // GROUPS, dim=1) for tensor in (k, v))
+        scores = torch.einsum("qhc,khc->hqk", q, k) / CHANNELS**0.5
+        hidden = torch.ones(scores.shape[1:], dtype=torch.bool).triu(1)
+        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        outputs.append(torch.einsum("hqk,khc->qhc", weights, v).flatten(1))
+    return torch.cat(outputs)
+
+
+def inputs(tokens: int, value_channels: int = CHANNELS) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(tokens)
+    shapes = [(tokens, HEADS, CHANNELS), (tokens, GROUPS, CHANNELS), (tokens, GROUPS, value_channels)]
+    return [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
+
+
+@settings(deadline=None, max_examples=40)
+@given(lengths_of_packs)
+def test_outputs_and_gradients_are_those_of_each_sequence_alone(lengths):
+    ours, theirs = inputs(sum(lengths)), inputs(sum(lengths))
+    found, expected = packed(*ours, lengths), one_by_one(*theirs, lengths)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+    direction = torch.randn(expected.shape, dtype=torch.float64)
+    found.backward(direction)
+    expected.backward(direction)
+    for our, their in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(our.grad, their.grad, rtol=1e-10, atol=1e-12)
+
+
+@given(st.lists(st.integers(0, 4000), max_size=200).map(tuple))
+def test_few_calls_and_little_padding(lengths):
+    groups = _similar(lengths)
+    assert sorted(index for group in groups for index in group) == [i for i, length in enumerate(lengths) if length]
+    assert len(groups) <= 8, "halving from 4000 down to 32"
+    for group in groups:
+        longest, shortest = lengths[group[0]], lengths[group[-1]]
+        assert longest == max(lengths[index] for index in group)
+        assert longest <= 32 or 2 * shortest > longest
+
+
+def test_all_layers_share_a_layout():
+    assert _layout((5, 9), 0, 1) is _layout((5, 9), 0, 1)
+
+
+def test_padding_within_the_pack_belongs_to_its_sequence():
+    query, key, value = inputs(10)
+    real, padded = torch.tensor([0, 3, 9]).int(), torch.tensor([0, 4, 10]).int()
+    params = SimpleNamespace(cu_seqlens_q=real, cu_seqlens_q_padded=padded)
+    found = attention()(query, key, value, packed_seq_params=params)
+    torch.testing.assert_close(found, one_by_one(query, key, value, (4, 6)), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("fields", [{"softmax_type": "learnable"}, {"window_size": (8, 0)}])
+def test_what_it_cannot_do_is_refused(fields):
+    with pytest.raises(AssertionError, match="on the CPU"):
+        attention(**fields)
+
+
+def test_values_may_have_fewer_channels_than_keys():
+    query, key, value = inputs(10, value_channels=3)
+    found = packed(query, key, value, (4, 6))
+    assert found.shape == (10, HEADS * 3)
+    torch.testing.assert_close(found, one_by_one(query, key, value, (4, 6)), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="megatron gathers on the GPU where there is one")
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("value_channels", [CHANNELS, 3])
+def test_ranks_that_share_a_pack_get_its_outputs_and_gradients(run_ranks, size, value_channels):
+    """One long sequence, many short ones, an empty one, and all lengths that differ."""
+    chunks = [(1,), (30,), (1, 2, 1, 3), (9, 0, 1, 14, 5, 2, 2, 28), (3, 3, 3)]
+    packs = [np.array(pack) * 2 * size for pack in chunks]
+
+    def on_rank(rank: int) -> list[list[np.ndarray]]:
+        shared = attention(torch.distributed.group.WORLD, context_parallel_size=size)
+        results = []
+        for lengths in packs:
+            held = zigzag_index(lengths, rank, size)
+            query, key, value = (
+                whole.detach()[held].requires_grad_() for whole in inputs(int(lengths.sum()), value_channels)
+            )
+            bounds = torch.tensor([0, *lengths]).cumsum(0).int()
+            params = SimpleNamespace(cu_seqlens_q=bounds, cu_seqlens_q_padded=bounds)
+            output = shared(query, key, value, packed_seq_params=params)
+            output.backward(direction(int(lengths.sum()), value_channels)[held])
+            results.append([tensor.detach().numpy() for tensor in (output, query.grad, key.grad, value.grad)])
+        return results
+
+    for rank, results in enumerate(run_ranks(size, on_rank)):
+        for lengths, found in zip(packs, results, strict=True):
+            whole = inputs(int(lengths.sum()), value_channels)
+            output = one_by_one(*whole, lengths)
+            output.backward(direction(int(lengths.sum()), value_channels))
+            held = zigzag_index(lengths, rank, size)
+            for ours, theirs in zip(found, (output.detach(), *(tensor.grad for tensor in whole)), strict=True):
+                np.testing.assert_allclose(ours, theirs[held].numpy(), rtol=1e-10, atol=1e-12)
+
+
+def direction(tokens: int, value_channels: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(tokens)
+    return torch.randn((tokens, HEADS * value_channels), generator=generator, dtype=torch.float64)

@@ -1,0 +1,240 @@
+"""Every parallel layout equals one process: log-probs, loss and each gradient, on a packed batch of uneven rows."""
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from gpu_cases import PARALLEL
+
+from dagrl.config.schema import ModelSpec, ParallelSpec
+from dagrl.scheduler.coordinates import coordinates
+
+if TYPE_CHECKING:
+    from dagrl.data.batch import Batch
+
+BOUND = 1e-5
+BUDGET = 48
+
+DENSE = {
+    "dp2": (2, {}),
+    "tp2": (2, {"tp": 2}),
+    "tp2-sp": (2, {"tp": 2, "sp": True}),
+    "pp2": (2, {"pp": 2}),
+    "pp2-vpp2": (2, {"pp": 2, "vpp": 2}),
+    "pp4": (4, {"pp": 4}),
+    "cp2": (2, {"cp": 2}),
+    "cp4": (4, {"cp": 4}),
+    "tp2-pp2": (4, {"tp": 2, "pp": 2, "sp": True}),
+    "tp2-pp2-vpp2": (4, {"tp": 2, "pp": 2, "vpp": 2, "sp": True}),
+    "cp2-tp2": (4, {"tp": 2, "cp": 2, "sp": True}),
+    "cp2-pp2-vpp2": (4, {"cp": 2, "pp": 2, "vpp": 2}),
+    "dp2-pp2": (4, {"pp": 2}),
+    "tp2-pp2-cp2": (8, {"tp": 2, "pp": 2, "cp": 2, "sp": True}),
+}
+LATENT = {
+    "ep2": (2, {"ep": 2}),
+    "pp2": (2, {"pp": 2}),
+    "tp2-ep2": (2, {"tp": 2, "sp": True, "ep": 2}),
+    "cp2-ep2": (2, {"cp": 2, "ep": 2}),
+    "tp2-pp2-vpp2-ep2": (4, {"tp": 2, "pp": 2, "vpp": 2, "sp": True, "ep": 2}),
+}
+SHARED_KEYS = {
+    "tp4": (4, {"tp": 4}),
+    "tp4-sp": (4, {"tp": 4, "sp": True}),
+    "tp4-cp2": (8, {"tp": 4, "cp": 2, "sp": True}),
+}
+MIXTURE = {
+    "dp2": (2, {}),
+    "ep2": (2, {"ep": 2}),
+    "ep2-tp2": (2, {"ep": 2, "tp": 2, "sp": True}),
+    "etp2-tp2": (2, {"tp": 2, "etp": 2, "sp": True}),
+    "tp2": (2, {"tp": 2, "sp": True}),
+    "cp2-ep2": (2, {"cp": 2, "ep": 2}),
+    "ep2-pp2": (4, {"ep": 2, "pp": 2}),
+    "ep4": (4, {"ep": 4}),
+    "ep2-tp2-pp2": (4, {"ep": 2, "tp": 2, "pp": 2, "sp": True}),
+    "tp2-cp2-ep4": (4, {"tp": 2, "cp": 2, "ep": 4, "sp": True}),
+}
+ROUTER_LOSSES = {
+    "moe_router_load_balancing_type": "aux_loss",
+    "moe_aux_loss_coeff": 0.1,
+    "moe_z_loss_coeff": 0.01,
+}
+
+
+def parallel_of(layout: dict[str, Any]) -> dict[str, Any]:
+    return {PARALLEL[name]: value for name, value in layout.items()}
+
+
+LATENT_SHAPE = {
+    "q_lora_rank": 16,
+    "kv_lora_rank": 12,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "moe_intermediate_size": 24,
+    "routed_scaling_factor": 2.5,
+}
+
+
+def model_of(family: str, **changes: Any) -> ModelSpec:
+    """Four layers, a vocabulary of 61 tokens that has to be padded, and weights with room between experts."""
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4}
+    shape |= LATENT_SHAPE if family == "deepseek_v3" else {"head_dim": 8}
+    groups = 4 if family == "deepseek_v3" else 2
+    heads = {"num_attention_heads": 4, "num_key_value_heads": groups, "tie_word_embeddings": False}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}
+    fields = {"model_type": family, "vocab_size": 61, "initializer_range": 0.15, "pad_token_id": None, **shape, **heads}
+    fields |= (experts if "moe" in family else {}) | changes
+    return ModelSpec.model_validate({"init": fields, "tokenizer": {"kind": "characters", "alphabet": "ab"}})
+
+
+Measure = Callable[..., tuple[dict[str, Any], dict[str, float], dict[int, np.ndarray]]]
+
+
+@pytest.fixture(scope="module")
+def measure(run_engine: Callable[..., list[Any]], samples: "Batch", objective: Any) -> Measure:
+    """``measure(ranks, layout, model, **spec)``: gradients by name, metrics, and each row's log-probs."""
+
+    def run(ranks: int, layout: dict[str, Any], model: ModelSpec, rows: "Batch" = samples, **spec: Any) -> Any:
+        parallel = ParallelSpec.model_validate(parallel_of(layout))
+        places = coordinates(parallel, ranks)
+        replicas = parallel.data_parallel_size(ranks)
+
+        def on_rank(engine: Any) -> Any:
+            import torch.distributed as dist
+            from gradients import gradients_and_sums
+
+            from dagrl.backends.megatron.engine.loss import join_replicas
+
+            place = places[dist.get_rank()]
+            mine = rows.take(np.arange(place.dp, len(rows), replicas))
+            logprobs = engine.logprobs(mine, temperature=0.8, tokens_per_micro_batch=BUDGET)
+            gradients, sums = gradients_and_sums(engine, mine, objective, tokens_per_micro_batch=BUDGET)
+            metrics = {name: stat.mean for name, stat in join_replicas(sums).items()}
+            by_row = {int(row): logprobs[i] for i, row in enumerate(mine.rows)}
+            return gradients, metrics, by_row, place.primary
+
+        spec.setdefault("optimizer", {"lr": 1e-3, "use_distributed_optimizer": False})
+        answers = run_engine(ranks, on_rank, model=model, parallel=parallel.model_dump(), **spec)
+        for _, metrics, _, _ in answers:
+            assert metrics == answers[0][1], "metrics are the same on every rank"
+        logprobs: dict[int, np.ndarray] = {}
+        for _, _, by_row, primary in answers:
+            if primary:
+                assert not logprobs.keys() & by_row.keys(), "each row has one primary"
+                logprobs |= by_row
+        for (_, _, by_row, _), place in zip(answers, places, strict=True):
+            for row, values in by_row.items():
+                assert np.array_equal(values, logprobs[row]), f"rank at {place} reads other log-probs"
+        gradients = {name: tensor.numpy() for name, tensor in answers[0][0].items()}
+        return gradients, answers[0][1], logprobs
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def alone(measure: Measure) -> Callable[[str], Any]:
+    """What one process gives, for a family."""
+    return functools.cache(lambda family: measure(1, {}, model_of(family)))
+
+
+@pytest.mark.parametrize("layout", DENSE)
+def test_a_dense_model_in_any_layout_equals_one_process(layout: str, measure: Measure, alone: Any) -> None:
+    ranks, sizes = DENSE[layout]
+    assert_equal(measure(ranks, sizes, model_of("qwen3")), alone("qwen3"))
+
+
+@pytest.mark.parametrize(
+    ("family", "layout"), [("qwen2", "tp4"), ("qwen2", "tp4-sp"), *(("qwen3", layout) for layout in SHARED_KEYS)]
+)
+def test_more_ranks_than_key_heads_equal_one_process(family: str, layout: str, measure: Measure, alone: Any) -> None:
+    """Two key heads: ranks hold parts of their projections, of biases (qwen2) too, and share their norm (qwen3)."""
+    ranks, sizes = SHARED_KEYS[layout]
+    measured = measure(ranks, sizes, model_of(family))
+    assert ("model.layers.3.self_attn.k_proj.bias" in measured[0]) == (family == "qwen2")
+    assert_equal(measured, alone(family))
+
+
+@pytest.mark.parametrize("layout", MIXTURE)
+def test_a_mixture_in_any_layout_equals_one_process(layout: str, measure: Measure, alone: Any) -> None:
+    ranks, sizes = MIXTURE[layout]
+    assert_equal(measure(ranks, sizes, model_of("qwen3_moe")), alone("qwen3_moe"))
+
+
+@pytest.mark.parametrize("layout", LATENT)
+def test_latent_attention_and_shared_experts_in_any_layout_equal_one_process(
+    layout: str, measure: Measure, alone: Any
+) -> None:
+    ranks, sizes = LATENT[layout]
+    assert_equal(measure(ranks, sizes, model_of("deepseek_v3")), alone("deepseek_v3"))
+
+
+@pytest.fixture(scope="module")
+def without_padding(samples: "Batch") -> "Batch":
+    """Rows of 8 or 16 tokens: no layout pads them, so that each has the same tokens to route."""
+    from dagrl.data.batch import Batch, Column
+
+    random = np.random.default_rng(6)
+    responses = random.integers(2, 8, len(samples))
+    prompts = random.choice([8, 16], len(samples)) - responses
+    return Batch(
+        samples.rows,
+        {
+            "prompt_tokens": Column.ragged([random.integers(0, 61, n) for n in prompts], "int64"),
+            "response_tokens": Column.ragged([random.integers(0, 61, n) for n in responses], "int64"),
+            "response_mask": Column.ragged([np.ones(n) for n in responses], "float32"),
+            "advantage": Column.ragged([random.normal(size=n) for n in responses], "float32"),
+            "reward": samples["reward"],
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def with_router_losses(measure: Measure, without_padding: "Batch") -> Callable[[str], Any]:
+    """``with_router_losses(layout)``: what `measure` gives of a mixture whose routers have losses."""
+    layouts = {"one": (1, {}), **DENSE, **MIXTURE}
+    given = {"model": model_of("qwen3_moe"), "rows": without_padding, "transformer": ROUTER_LOSSES}
+    return functools.cache(lambda layout: measure(*layouts[layout], **given))
+
+
+def test_the_losses_of_routers_have_a_gradient(measure: Measure, with_router_losses: Any, without_padding: Any) -> None:
+    gradients, metrics, _ = with_router_losses("one")
+    assert {"moe/aux_loss", "moe/z_loss"} < metrics.keys()
+    plain = measure(1, {}, model_of("qwen3_moe"), without_padding)
+    router = "model.layers.0.mlp.gate.weight"
+    assert distance(gradients[router], plain[0][router]) > 0.01
+
+
+@pytest.mark.parametrize("layout", ["tp2", "ep2-tp2", "pp2", "cp2", "tp2-cp2-ep4"])
+def test_the_losses_of_routers_are_the_same_in_any_layout(layout: str, with_router_losses: Any) -> None:
+    """Replicas pack other micro-batches, and a router's loss is one of a micro-batch: so layouts have one replica."""
+    assert_equal(with_router_losses(layout), with_router_losses("one"))
+
+
+def assert_equal(measured: Any, expected: Any) -> None:
+    gradients, metrics, logprobs = measured
+    assert gradients.keys() == expected[0].keys()
+    assert len(gradients) > 20
+    # The routers' correction is no parameter: it has no gradient.
+    gradients = {name: tensor for name, tensor in gradients.items() if not name.endswith("e_score_correction_bias")}
+    worst = max(gradients, key=lambda name: distance(gradients[name], expected[0][name]))
+    assert distance(gradients[worst], expected[0][worst]) <= BOUND, worst
+    assert metrics == pytest.approx(expected[1], rel=BOUND)
+    assert logprobs.keys() == expected[2].keys()
+    for row, values in logprobs.items():
+        np.testing.assert_allclose(values, expected[2][row], rtol=0, atol=BOUND)
+
+
+def distance(tensor: np.ndarray, other: np.ndarray) -> float:
+    """Relative to the largest entry of the tensor."""
+    assert tensor.shape == other.shape
+    return float(np.abs(tensor - other).max() / np.abs(other).max())

@@ -1,0 +1,177 @@
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dagrl.backends.megatron.engine.logprob import linear_token_logprobs, token_logprobs
+
+
+def plain(logits: torch.Tensor, targets: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    log_p = torch.log_softmax(logits / temperature, dim=-1)
+    return log_p.gather(1, targets[:, None]).squeeze(1), -(log_p.exp() * log_p).sum(-1)
+
+
+@pytest.fixture
+def sample() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(7, 12, generator=generator, dtype=torch.float64)
+    return logits, torch.randint(0, 12, (7,), generator=generator)
+
+
+def test_two_equally_likely_tokens_have_log_half_and_entropy_log_two() -> None:
+    logits = torch.tensor([[5.0, 5.0]])
+    logprob, entropy = token_logprobs(logits, torch.tensor([1]), temperature=0.7, vocab_size=2, with_entropy=True)
+    assert logprob.tolist() == pytest.approx([-math.log(2)])
+    assert entropy is not None and entropy.tolist() == pytest.approx([math.log(2)])
+
+
+@pytest.mark.parametrize("chunk_elements", [1, 30, 10**6])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_values_and_gradients_are_those_of_log_softmax(sample, temperature: float, chunk_elements: int) -> None:
+    logits, targets = sample
+    up_logprob, up_entropy = torch.randn(2, 7, dtype=torch.float64)
+    ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    logprob, entropy = token_logprobs(
+        ours, targets, temperature=temperature, vocab_size=12, with_entropy=True, chunk_elements=chunk_elements
+    )
+    expected_logprob, expected_entropy = plain(theirs, targets, temperature)
+    assert entropy is not None
+    torch.testing.assert_close(logprob, expected_logprob, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(entropy, expected_entropy, rtol=1e-12, atol=1e-12)
+    (logprob @ up_logprob + entropy @ up_entropy).backward()
+    (expected_logprob @ up_logprob + expected_entropy @ up_entropy).backward()
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-12, atol=1e-12)
+
+
+def test_gradients_hold_against_finite_differences(sample) -> None:
+    logits, targets = sample
+    assert torch.autograd.gradcheck(
+        lambda x: token_logprobs(x, targets, temperature=0.8, vocab_size=12, with_entropy=True),
+        logits.requires_grad_(),
+    )
+
+
+def test_padding_columns_have_no_probability_and_no_gradient(sample) -> None:
+    logits, targets = sample
+    targets = targets % 9
+    padded = logits.clone()
+    padded[:, 9:] = 100.0
+    padded.requires_grad_()
+    logprob, _ = token_logprobs(padded, targets, temperature=1.0, vocab_size=9)
+    torch.testing.assert_close(logprob, plain(logits[:, :9], targets, 1.0)[0], rtol=1e-12, atol=1e-12)
+    logprob.sum().backward()
+    assert padded.grad is not None and padded.grad[:, 9:].abs().max() == 0 and padded.grad[:, :9].abs().max() > 0
+
+
+def test_half_precision_logits_are_worked_on_in_float32(sample) -> None:
+    logits, targets = sample
+    half = logits.to(torch.bfloat16).requires_grad_()
+    logprob, _ = token_logprobs(half, targets, temperature=1.0, vocab_size=12)
+    assert logprob.dtype == torch.float32
+    exact = plain(half.detach().double(), targets, 1.0)[0]
+    torch.testing.assert_close(logprob.double(), exact, rtol=1e-6, atol=1e-6)
+    logprob.sum().backward()
+    assert half.grad is not None and half.grad.dtype == torch.bfloat16
+
+
+def test_entropy_is_left_out_unless_asked_for(sample) -> None:
+    logits, targets = sample
+    assert token_logprobs(logits, targets, temperature=1.0, vocab_size=12)[1] is None
+
+
+def test_no_tokens_give_an_empty_result_with_a_gradient_of_zero(sample) -> None:
+    logits = sample[0][:0].clone().requires_grad_()
+    logprob, entropy = token_logprobs(logits, sample[1][:0], temperature=1.0, vocab_size=12, with_entropy=True)
+    assert entropy is not None and logprob.shape == entropy.shape == (0,)
+    (logprob.sum() + entropy.sum()).backward()
+    assert logits.grad is not None and logits.grad.shape == (0, 12)
+
+
+def test_a_vocabulary_split_over_ranks_gives_the_same_as_a_whole_one(sample, run_ranks) -> None:
+    logits, targets = sample
+    targets = targets % 9
+
+    def on_rank(rank: int) -> tuple[torch.Tensor, ...]:
+        own = logits.chunk(4, dim=1)[rank].clone().requires_grad_()
+        logprob, entropy = token_logprobs(
+            own,
+            targets,
+            temperature=0.8,
+            vocab_size=9,
+            group=torch.distributed.group.WORLD,
+            with_entropy=True,
+            chunk_elements=5,
+        )
+        (logprob.sum() + 0.5 * entropy.square().sum()).backward()
+        return logprob.detach(), entropy.detach(), own.grad
+
+    # Of the 12 columns, the last rank's three are all padding.
+    whole = logits[:, :9].clone().requires_grad_()
+    logprob, entropy = plain(whole, targets, 0.8)
+    (logprob.sum() + 0.5 * entropy.square().sum()).backward()
+    ranks = run_ranks(4, on_rank)
+    for found_logprob, found_entropy, _ in ranks:
+        torch.testing.assert_close(found_logprob, logprob.detach(), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(found_entropy, entropy.detach(), rtol=1e-12, atol=1e-12)
+    found = torch.cat([grad for _, _, grad in ranks], dim=1)
+    torch.testing.assert_close(found[:, :9], whole.grad, rtol=1e-12, atol=1e-12)
+    assert found[:, 9:].abs().max() == 0
+
+
+@pytest.mark.parametrize("chunk_elements", [1, 30, 10**6])
+def test_logits_made_chunk_by_chunk_give_the_same_values_and_gradients(sample, chunk_elements: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(7, 5, generator=generator, dtype=torch.float64)
+    weight = torch.randn(12, 5, generator=generator, dtype=torch.float64)
+    targets = sample[1] % 10
+    how = {"temperature": 0.8, "vocab_size": 10, "with_entropy": True}
+    results = []
+    for fused in (True, False):
+        inputs = [tensor.clone().requires_grad_() for tensor in (hidden, weight)]
+        if fused:
+            logprob, entropy = linear_token_logprobs(*inputs, targets, chunk_elements=chunk_elements, **how)
+        else:
+            logprob, entropy = token_logprobs(inputs[0] @ inputs[1].t(), targets, **how)
+        (logprob.sum() + 0.5 * entropy.square().sum()).backward()
+        results.append([logprob.detach(), entropy.detach(), *(tensor.grad for tensor in inputs)])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("chunk_elements", "rows"), [(30, 2), (12, 1), (1, 1), (10**6, 7)])
+def test_no_more_logits_are_made_at_once_than_asked_for(chunk_elements: int, rows: int) -> None:
+    class Products(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            if func is torch.ops.aten.mm.default:
+                made.append(tuple(result.shape))
+            return result
+
+    made: list[tuple[int, ...]] = []
+    hidden, weight = torch.randn(7, 3, requires_grad=True), torch.randn(12, 3)
+    with Products():
+        how = {"temperature": 1.0, "vocab_size": 12, "chunk_elements": chunk_elements}
+        logprob, _ = linear_token_logprobs(hidden, weight, torch.arange(7), **how)
+        logprob.sum().backward()
+    logits = [shape[0] for shape in made if shape[1] == 12]
+    assert max(logits) == rows and sum(logits) == 2 * 7, "all rows, forward and backward"
+
+
+def test_very_unlike_ranks_are_joined_without_overflow(run_ranks) -> None:
+    logits = torch.tensor([[1e4, -1e4, 3.0, 2.0], [-1e4, -1e4, 1e4, 9.9e3]], dtype=torch.float32)
+
+    def on_rank(rank: int) -> tuple[torch.Tensor, ...]:
+        return token_logprobs(
+            logits.chunk(2, dim=1)[rank],
+            torch.tensor([0, 3]),
+            temperature=1.0,
+            vocab_size=4,
+            group=torch.distributed.group.WORLD,
+            with_entropy=True,
+        )
+
+    for logprob, entropy in run_ranks(2, on_rank):
+        assert logprob.tolist() == [0.0, -100.0]
+        assert entropy.tolist() == [0.0, 0.0]

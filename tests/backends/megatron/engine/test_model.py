@@ -1,0 +1,140 @@
+"""The built model computes what Hugging Face computes, tensor-parallel too; what cannot be built is refused."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from packs import LENGTHS, run_packed, sequences
+
+
+@pytest.mark.parametrize("layout", [(1,), (2,), (2, True)], ids=["tp1", "tp2", "tp2-sequence-parallel"])
+def test_logits_of_a_pack_are_those_of_each_sequence_alone(run_ranks, load_chunks, megatron_spec, hf_model, layout):
+    spec = megatron_spec(*layout)
+    rows = sequences(hf_model.config.vocab_size)
+
+    def on_rank(rank: int) -> Any:
+        from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
+
+        with torch.no_grad():
+            logits = run_packed(load_chunks(hf_model, spec)[0], rows)
+            return gather_from_tensor_model_parallel_region(logits).numpy()
+
+    with torch.no_grad():
+        alone = torch.cat([hf_model(row[None]).logits[0] for row in rows])
+    for logits in run_ranks(layout[0], on_rank):
+        assert logits.shape == (sum(LENGTHS), 64), "59 tokens, and padding that every layout shares"
+        torch.testing.assert_close(torch.from_numpy(logits[:, :59]), alone, atol=5e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"recompute_granularty": "full"}, "no such field; did you mean 'recompute_granularity'?"),
+        ({"recompute_granularity": "ful"}, "'ful' does not fit: Input should be 'full' or 'selective'"),
+        ({"recompute_num_layers": "two"}, "'two' does not fit"),
+        ({"hidden_size": 64}, "64 clashes with 32: the field follows from the model"),
+        ({"num_moe_experts": 4}, "4 clashes with None: the field follows from the model"),
+        ({"tensor_model_parallel_size": 4}, "4 clashes with 1: the field is set by the engine's `parallel` section"),
+        ({"virtual_pipeline_model_parallel_size": 2}, "`parallel` section"),
+        ({"calculate_per_token_loss": False}, "makes the loss a mean over the global batch"),
+        ({"params_dtype": "float16"}, "follows from `bf16`"),
+        ({"grad_scale_func": "mine"}, "takes a function"),
+        ({"attention_backend": "flsh"}, "'flsh' does not fit"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_a_wrong_transformer_field_is_refused_with_the_reason(run_ranks, megatron_spec, qwen3, fields, complaint):
+    from dagrl.backends.megatron.engine.config import transformer_config
+
+    with pytest.raises(ValueError, match="^transformer\\." + next(iter(fields))) as caught:
+        transformer_config(qwen3.config, megatron_spec(**fields))
+    assert complaint in str(caught.value)
+
+
+def test_all_wrong_fields_are_named_at_once(run_ranks, megatron_spec, qwen3):
+    from dagrl.backends.megatron.engine.config import transformer_config
+
+    with pytest.raises(ValueError) as caught:
+        transformer_config(qwen3.config, megatron_spec(hidden_size=64, num_layer=3))
+    lines = str(caught.value).splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["transformer.hidden_size", "transformer.num_layer"]
+
+
+def test_transformer_fields_pass_through_by_name(run_ranks, megatron_spec, qwen3):
+    from megatron.core.transformer.enums import AttnBackend
+
+    from dagrl.backends.megatron.engine.config import transformer_config
+
+    config = transformer_config(
+        qwen3.config,
+        megatron_spec(2, True, recompute_modules=["mlp"], attention_backend="flash", bf16=True, hidden_size=32),
+    )
+    assert config.recompute_modules == ["mlp"]
+    assert config.attention_backend is AttnBackend.flash
+    assert config.params_dtype == config.pipeline_dtype == torch.bfloat16
+    assert config.sequence_parallel and config.tensor_model_parallel_size == 2
+    assert config.hidden_dropout == config.attention_dropout == 0.0
+
+
+def test_what_megatron_itself_refuses_is_the_users_error_too(run_ranks, megatron_spec, qwen3):
+    from dagrl.backends.megatron.engine.config import transformer_config
+
+    with pytest.raises(ValueError, match=r"^transformer: Megatron refuses these fields: .*recompute_method"):
+        transformer_config(qwen3.config, megatron_spec(recompute_granularity="full"))
+
+
+def test_a_layout_that_does_not_divide_the_model_is_refused(run_ranks, megatron_spec, qwen3, hf_model_of):
+    from dagrl.backends.megatron.engine.config import transformer_config
+
+    with pytest.raises(ValueError, match=r"num_attention_heads \(4\) must be a multiple of tensor_model_parallel_size"):
+        transformer_config(qwen3.config, megatron_spec(3))
+    keys = copy.deepcopy(qwen3.config)
+    keys.num_attention_heads, keys.num_key_value_heads = 6, 3
+    with pytest.raises(ValueError, match=r"num_query_groups \(3\) must be a multiple or divisor of tensor_model_par"):
+        transformer_config(keys, megatron_spec(2))
+    keys.num_attention_heads, keys.num_key_value_heads, keys.head_dim = 4, 1, 2
+    transformer_config(keys, megatron_spec(2))
+    keys.head_dim = 1
+    with pytest.raises(ValueError, match="4 does not divide the model's rows of queries, keys and values, 6"):
+        transformer_config(keys, megatron_spec(4))
+    with pytest.raises(ValueError, match="sequence_parallel: needs tensor_model_parallel_size above 1"):
+        transformer_config(qwen3.config, megatron_spec(1, True))
+    with pytest.raises(ValueError, match="expert_model_parallel_size: the model has no experts; leave it at 1"):
+        transformer_config(qwen3.config, megatron_spec(ep=2))
+    with pytest.raises(ValueError, match="expert_model_parallel_size: 3 does not divide the model's number of experts"):
+        transformer_config(hf_model_of("qwen3_moe").config, megatron_spec(ep=3))
+    with pytest.raises(ValueError, match="trains a model with experts over tensor-parallel ranks with it only"):
+        transformer_config(hf_model_of("qwen3_moe").config, megatron_spec(2))
+
+
+def test_stages_send_packs_of_any_length(run_ranks, megatron_spec, qwen3):
+    from dagrl.backends.megatron.engine.config import transformer_config
+
+    assert not transformer_config(qwen3.config, megatron_spec()).variable_seq_lengths
+    config = transformer_config(qwen3.config, megatron_spec(pp=2, num_layers_in_first_pipeline_stage=1))
+    assert config.variable_seq_lengths and config.num_layers_in_first_pipeline_stage == 1
+    interleaved = transformer_config(qwen3.config, megatron_spec(pp=2, vpp=1))
+    assert interleaved.overlap_p2p_comm and not interleaved.batch_p2p_comm
+
+
+def test_virtual_stages_of_a_layout_are_those_of_the_parallel_section(run_ranks, megatron_spec, qwen3):
+    from dagrl.backends.megatron.engine.config import transformer_config
+
+    layout = {"pipeline_model_parallel_layout": "Et|t|t|tL"}
+    with pytest.raises(ValueError, match="pipeline_model_parallel_layout: it has 2 virtual stages"):
+        transformer_config(qwen3.config, megatron_spec(pp=2, **layout))
+
+
+@given(vocab_size=st.integers(1, 300_000), ranks=st.integers(1, 16))
+def test_a_padded_vocabulary_holds_all_tokens_and_divides(vocab_size: int, ranks: int):
+    from dagrl.models.vocabulary import padded_vocab_size
+
+    padded = padded_vocab_size(vocab_size, ranks)
+    assert padded >= vocab_size
+    assert padded % ranks == 0
+    assert padded - vocab_size < ranks * (1024 if vocab_size >= 16384 else 8)
+    if ranks in (1, 2, 4, 8):
+        assert padded == padded_vocab_size(vocab_size, 1), "a checkpoint fits other numbers of ranks"

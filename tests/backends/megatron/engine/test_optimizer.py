@@ -1,0 +1,77 @@
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from dagrl.config.schema import LearningRateSpec, MegatronEngineSpec
+
+
+def spec(**fields: Any) -> MegatronEngineSpec:
+    return MegatronEngineSpec.model_validate({"backend": "megatron", "group": "train", **fields})
+
+
+def rates(schedule: LearningRateSpec, steps: int, *, train_steps: int) -> list[float]:
+    from dagrl.backends.megatron.engine.optimizer import make_schedule
+
+    config = SimpleNamespace(lr=8.0, weight_decay=0.01)
+    optimizer: Any = SimpleNamespace(param_groups=[{"lr": None, "weight_decay": None}], config=config)
+    scheduler = make_schedule(optimizer, schedule, train_steps=train_steps)
+    values = []
+    for _ in range(steps):
+        scheduler.step(1)
+        values.append(optimizer.param_groups[0]["lr"])
+    return values
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ({}, [8, 8, 8, 8]),
+        ({"lr_warmup_steps": 2}, [4, 8, 8, 8]),
+        ({"lr_decay_style": "linear"}, [6, 4, 2, 0]),
+        ({"lr_decay_style": "linear", "lr_decay_steps": 2, "min_lr": 2.0}, [5, 2, 2, 2]),
+        ({"lr_decay_style": "cosine", "lr_warmup_steps": 2}, [4, 8, 4, 0]),
+        ({"lr_decay_style": "inverse-square-root", "lr_warmup_steps": 1}, [8, 8 / 2**0.5, 8 / 3**0.5, 4]),
+        ({"lr_warmup_steps": 8}, [1, 2, 3, 4]),
+        ({"lr_decay_style": "linear", "lr_warmup_steps": 8}, [1, 2, 3, 4]),
+    ],
+)
+def test_learning_rate_of_each_step(schedule: dict[str, Any], expected: list[float]) -> None:
+    assert rates(LearningRateSpec(**schedule), 4, train_steps=4) == pytest.approx(expected)
+
+
+def test_a_warm_up_as_long_as_the_decay_is_refused() -> None:
+    with pytest.raises(ValueError, match="lr_warmup_steps 4 leaves none of 4 steps"):
+        rates(LearningRateSpec(lr_decay_style="linear", lr_warmup_steps=4, lr_decay_steps=4), 1, train_steps=9)
+
+
+def test_optimizer_defaults_and_fields_by_name() -> None:
+    from dagrl.backends.megatron.engine.optimizer import optimizer_config
+
+    config = optimizer_config(spec(optimizer={"adam_beta2": 0.95, "lr": "2e-6"}), torch.bfloat16)
+    assert (config.optimizer, config.lr, config.adam_beta1, config.adam_beta2) == ("adam", 2e-6, 0.9, 0.95)
+    assert (config.weight_decay, config.clip_grad, config.use_distributed_optimizer) == (0.01, 1.0, True)
+    assert (config.bf16, config.params_dtype) == (True, torch.bfloat16)
+    assert optimizer_config(spec(), torch.float32).lr == 1e-6
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"optimizer": {"clip_gard": 1.0}}, r"optimizer\.clip_gard: .*did you mean 'clip_grad'"),
+        ({"optimizer": {"lr": "fast"}}, r"optimizer\.lr: 'fast' does not fit"),
+        ({"optimizer": {"min_lr": 0.1}}, r"optimizer\.min_lr: .*lr_schedule\.min_lr"),
+        ({"optimizer": {"bf16": True}}, r"optimizer\.bf16: .*transformer\.bf16"),
+        ({"lr_schedule": {"min_lr": 1e-3}}, r"lr_schedule\.min_lr: 0\.001 is above the peak"),
+        ({"ddp": {"overlap_grad_reduc": True}}, r"ddp\.overlap_grad_reduc: .*did you mean 'overlap_grad_reduce'"),
+        ({"ddp": {"use_distributed_optimizer": False}}, r"ddp\.use_distributed_optimizer: .*optimizer\.use_dist"),
+        ({"ddp": {"average_in_collective": True}}, r"ddp\.average_in_collective: .*parts of one global loss"),
+    ],
+)
+def test_fields_that_make_no_sense_are_refused(fields: dict[str, Any], message: str) -> None:
+    from dagrl.backends.megatron.engine.optimizer import ddp_config, optimizer_config
+
+    with pytest.raises(ValueError, match=message):
+        optimizer_config(spec(**fields), torch.float32)
+        ddp_config(spec(**fields))

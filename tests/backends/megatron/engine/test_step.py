@@ -1,0 +1,132 @@
+"""Log-probs, loss and every gradient are those of the Hugging Face model on one process, whatever the layout."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dagrl.data.batch import Batch
+
+NO_CLIP = {"clip_grad": 0.0, "use_distributed_optimizer": False}
+BUDGET, SMALL_BUDGET = 1000, 24
+
+LAYOUTS = {
+    "one process": (1, {}),
+    "dp2": (2, {}),
+    "tp2": (2, {"tensor_model_parallel_size": 2}),
+    "tp2 with sequence parallel": (2, {"tensor_model_parallel_size": 2, "sequence_parallel": True}),
+    "dp2 x tp2 with sequence parallel": (4, {"tensor_model_parallel_size": 2, "sequence_parallel": True}),
+    "dp2 x cp2": (4, {"context_parallel_size": 2}),
+    "tp2 with fused logits": (2, {"tensor_model_parallel_size": 2}, {"fused_linear_cross_entropy": True}),
+    "sp2 with fused logits": (
+        2,
+        {"tensor_model_parallel_size": 2, "sequence_parallel": True},
+        {"fused_linear_cross_entropy": True},
+    ),
+}
+
+
+def rows_of_this_rank(batch: Batch) -> Batch:
+    from megatron.core import parallel_state
+
+    rank, size = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
+    return batch.take(np.arange(rank, len(batch), size))
+
+
+def all_rows_on_the_first_rank(batch: Batch) -> Batch:
+    from megatron.core import parallel_state
+
+    return batch.take(np.arange(len(batch) if parallel_state.get_data_parallel_rank() == 0 else 0))
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_model, samples, objective) -> dict[str, Any]:
+    """Log-probs, loss and gradients out of Hugging Face's model, row by row, by plain autograd."""
+    from transformers import AutoModelForCausalLM
+
+    from dagrl.backends.base import ResponseTokens
+    from dagrl.backends.model_source import load_hf_config, weight_source
+
+    source = weight_source(tiny_model, 3)
+    model = AutoModelForCausalLM.from_config(load_hf_config(tiny_model)).float()
+    model.load_state_dict({name: source.get(name) for name in source.names()})
+    logprobs, entropies = [], []
+    for row in range(len(samples)):
+        prompt, response = samples["prompt_tokens"][row], samples["response_tokens"][row]
+        logits = model(torch.from_numpy(np.concatenate([prompt, response]))[None]).logits[0]
+        log_p = torch.log_softmax(logits[len(prompt) - 1 : -1] / objective.temperature, dim=-1)
+        logprobs.append(log_p.gather(1, torch.from_numpy(response)[:, None]).squeeze(1))
+        entropies.append(-(log_p.exp() * log_p).sum(1))
+    weights, (normalizer,) = objective.token_weights(samples)
+    tokens = ResponseTokens(
+        logprob=torch.cat(logprobs),
+        entropy=torch.cat(entropies),
+        weight=torch.from_numpy(weights.values) / normalizer,
+        columns={name: torch.from_numpy(samples[name].values) for name in objective.columns},
+        row=torch.from_numpy(np.repeat(np.arange(12), samples["response_tokens"].lengths)),
+    )
+    loss, _ = objective(tokens)
+    loss.backward()
+    return {
+        "logprobs": torch.cat(logprobs).detach().numpy(),
+        "loss": loss.item(),
+        "gradients": {name: parameter.grad.numpy() for name, parameter in model.named_parameters()},
+    }
+
+
+def compute(engine: Any, batch: Batch, objective: Any, budget: int) -> dict[str, Any]:
+    from gradients import gradients_and_sums
+
+    from dagrl.backends.megatron.engine.loss import join_replicas
+
+    gradients, sums = gradients_and_sums(engine, batch, objective, tokens_per_micro_batch=budget)
+    return {"metrics": join_replicas(sums), "gradients": gradients}
+
+
+@pytest.fixture(scope="module", params=LAYOUTS, ids=lambda name: name.replace(" ", "_"))
+def computed(request, run_engine: Callable[..., list[Any]], samples: Batch, objective: Any) -> list[dict[str, Any]]:
+    """Each rank's results in a layout: log-probs, and gradients for two budgets and for all rows on one rank."""
+    world_size, parallel, *fields = LAYOUTS[request.param]
+
+    def on_rank(engine: Any) -> dict[str, Any]:
+        mine = rows_of_this_rank(samples)
+        return {
+            "rows": mine.rows,
+            "logprobs": engine.logprobs(mine, temperature=0.8, tokens_per_micro_batch=SMALL_BUDGET),
+            "large": compute(engine, mine, objective, BUDGET),
+            "small": compute(engine, mine, objective, SMALL_BUDGET),
+            "uneven": compute(engine, all_rows_on_the_first_rank(samples), objective, SMALL_BUDGET),
+        }
+
+    return run_engine(world_size, on_rank, parallel=parallel, optimizer=NO_CLIP, **dict(*fields))
+
+
+def test_log_probs_are_those_of_hugging_face(computed, samples: Batch, expected) -> None:
+    from dagrl.data.batch import Column
+
+    reference = Column(expected["logprobs"], samples["response_tokens"].offsets)
+    for rank in computed:
+        np.testing.assert_allclose(
+            rank["logprobs"].values, reference.take(rank["rows"] - 100).values, rtol=0, atol=1e-5
+        )
+        assert rank["logprobs"].values.dtype == np.float32
+
+
+@pytest.mark.parametrize("how", ["large", "small", "uneven"])
+def test_loss_and_every_gradient_are_those_of_one_process(computed, expected, how: str) -> None:
+    for rank in computed:
+        assert rank[how]["metrics"] == computed[0][how]["metrics"], "the same on every rank, to the bit"
+    assert computed[0][how]["metrics"]["loss"].total == pytest.approx(expected["loss"], rel=1e-5)
+    found = computed[0][how]["gradients"]
+    assert found.keys() == expected["gradients"].keys()
+    for name, reference in expected["gradients"].items():
+        error = np.abs(found[name].numpy() - reference).max() / np.abs(reference).max()
+        assert error < 1e-5, f"{name}: {error:.1e}"
+
+
+def test_metrics_count_each_response_token_once(computed, samples: Batch, expected) -> None:
+    nll = computed[0]["uneven"]["metrics"]["nll"]
+    assert nll.count == len(samples["response_tokens"].values)
+    assert nll.total == pytest.approx(-expected["logprobs"].sum(), rel=1e-5)

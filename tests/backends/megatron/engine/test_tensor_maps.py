@@ -1,0 +1,80 @@
+"""Splitting and joining of tensors: by hand where the order matters, by property for every layout."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagrl.backends.megatron.engine.tensor_maps import (
+    GateUp,
+    GroupedQkv,
+    Parallel,
+    Replicated,
+    TensorMap,
+    VocabParallel,
+    join,
+)
+
+
+def rows(*values: int) -> torch.Tensor:
+    return torch.tensor(values)
+
+
+def test_queries_stand_before_their_groups_key_and_value():
+    # Two groups of two heads of one channel.
+    qkv, full = GroupedQkv(groups=2, head_dim=1), [rows(0, 1, 2, 3), rows(10, 11), rows(20, 21)]
+    assert qkv.shard(full, 0, 1).tolist() == [0, 1, 10, 20, 2, 3, 11, 21]
+    assert qkv.shard(full, 1, 2).tolist() == [2, 3, 11, 21]
+    # Four ranks share two key heads.
+    assert [qkv.shard(full, part, 4).tolist() for part in range(4)] == [[0, 1], [10, 20], [2, 3], [11, 21]]
+
+
+def test_each_rank_has_its_part_of_the_gate_above_its_part_of_the_up_projection():
+    full = [rows(0, 1, 2, 3), rows(10, 11, 12, 13)]
+    assert [GateUp().shard(full, part, 2).tolist() for part in (0, 1)] == [[0, 1, 10, 11], [2, 3, 12, 13]]
+
+
+def test_a_vocabulary_is_filled_up_with_zeros():
+    vocabulary = VocabParallel(rows=3, padded_rows=8)
+    shards = [vocabulary.shard([rows(7, 8, 9)], part, 4).tolist() for part in range(4)]
+    assert shards == [[7, 8], [9, 0], [0, 0], [0, 0]]
+
+
+def test_sizes_that_ranks_cannot_share_are_a_bug():
+    with pytest.raises(AssertionError, match="3 ranks cannot share"):
+        Parallel(dim=0).shard([torch.zeros(4, 2)], 0, 3)
+
+
+@st.composite
+def maps(draw) -> tuple[TensorMap, list[torch.Tensor], int]:
+    """A map, full tensors that it fits, and a number of ranks."""
+    parts, each, width = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    head_dim, queries = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    groups, rest = parts * each, draw(st.sampled_from([(), (width,)]))
+    kind = draw(st.sampled_from(["replicated", "column", "row", "gate-up", "qkv", "shared keys", "vocabulary"]))
+    vocabulary = draw(st.integers(1, parts * each))
+    tensor_map, shapes = {
+        "replicated": (Replicated(), [(each, *rest)]),
+        "column": (Parallel(dim=0), [(parts * each, *rest)]),
+        "row": (Parallel(dim=1), [(width, parts * each)]),
+        "gate-up": (GateUp(), [(parts * each, width)] * 2),
+        "qkv": (GroupedQkv(groups, head_dim), [(groups * n * head_dim, *rest) for n in (queries, 1, 1)]),
+        # As many ranks as there are channels in a head, for one group.
+        "shared keys": (GroupedQkv(each, parts), [(each * n * parts, *rest) for n in (queries, 1, 1)]),
+        "vocabulary": (VocabParallel(vocabulary, parts * each), [(vocabulary, width)]),
+    }[kind]
+    return tensor_map, [torch.randn(shape) for shape in shapes], parts
+
+
+@given(maps())
+def test_joining_the_shards_gives_the_full_tensors_back(sample):
+    tensor_map, full, parts = sample
+    shards = [tensor_map.shard(full, part, parts) for part in range(parts)]
+    assert len({shard.shape for shard in shards}) == 1, "every rank holds as much"
+    shapes = [tuple(tensor.shape) for tensor in full]
+    assert tensor_map.shard_shape(shapes, parts) == tuple(shards[0].shape)
+    joined = join(tensor_map, shards, shapes)
+    assert len(joined) == len(full)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(joined, full, strict=True))
+    pieces = tensor_map.pieces(joined, shards)
+    assert sum(place.numel() for place, _ in pieces) == sum(tensor.numel() for tensor in full), "each element once"
