@@ -201,7 +201,7 @@ def test_it_looks_at_this_machine_without_torch_and_its_kin(tmp_path: Path):
         (tmp_path / f"{name}.py").write_text("raise ImportError('not here')")
     done = subprocess.run(
         [sys.executable, "-m", "dagrl.cli", "doctor"],
-        env={"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[3]}", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+        env={"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
         capture_output=True,
         text=True,
         timeout=120,

@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = pytest.mark.multinode
 
-LAUNCH = Path(__file__).parents[3] / "launch"
+LAUNCH = Path(__file__).parents[2] / "launch"
 TOKEN = "a-secret-of-the-user-0123456789"
 
 

@@ -208,7 +208,7 @@ def test_a_critic_reads_the_tokens_of_the_policy(project, ppo, rows, tokens, mes
 
 
 def test_what_the_docs_show_is_right(project):
-    document = (Path(__file__).parents[3] / "docs" / "critic.md").read_text()
+    document = (Path(__file__).parents[2] / "docs" / "critic.md").read_text()
     ppo, _, _ = (block.partition("```")[0] for block in document.split("```yaml\n")[1:])
     project.pipeline()
     (project.folder / "p.yaml").rename(project.folder / "base.yaml")

@@ -20,7 +20,7 @@ def test_a_missing_file(project):
     )
 
 
-SCRIPTS = sorted(path.stem for path in (Path(__file__).parents[3] / "data_preprocess").glob("*.py"))
+SCRIPTS = sorted(path.stem for path in (Path(__file__).parents[2] / "data_preprocess").glob("*.py"))
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

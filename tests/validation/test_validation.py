@@ -10,7 +10,7 @@ import pytest
 from dagrl.validation import check_file
 from dagrl.validation.summary import summarize
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "validation.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "validation.md"
 VAL = ("  train: train.parquet", "  train: train.parquet\n  val: train.parquet")
 SETS = ("  train: train.parquet", "  train: train.parquet\n  val: {sums: train.parquet, more: more.parquet}")
 SAMPLING = "sampling: {max_new_tokens: 8}}"

@@ -22,7 +22,7 @@ from typing import Any
 
 from gpu_workers import TIMEOUT_S, serve
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 BUCKET = 4 << 20
 LARGE_BUCKET = 256 << 20
 CYCLES = 200

@@ -40,7 +40,7 @@ def communicator_bytes(
 
 
 def groups_of_pass(shape: ModelShape, parallel: ParallelSpec, ranks: int) -> int:
-    """How many groups of several ranks meet in a pass; compare tests/backends/megatron/engine/test_plan_communicators.py."""
+    """How many groups of several ranks meet in a pass; compare backends/megatron/engine/test_plan_communicators.py."""
     sizes = [
         parallel.tensor_model_parallel_size,
         parallel.pipeline_model_parallel_size,

@@ -281,7 +281,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(bridge, mo
         ValueError, match=r"is not installed; .* `uv pip install --no-deps -r requirements/bridge\.txt`"
     ):
         bridge.check_bridge(load_hf_config(model_of("qwen3")), spec_of({}))
-    assert (Path(__file__).parents[3] / "requirements/bridge.txt").is_file()
+    assert (Path(__file__).parents[4] / "requirements/bridge.txt").is_file()
 
 
 @pytest.mark.skipif(find_spec("transformer_engine") is not None, reason="Transformer Engine is installed")
