@@ -16,8 +16,8 @@ from pipelines import Load
 
 from dagrl.backends.sglang.args import server_arguments
 from dagrl.backends.sglang.layout import KEPT_BACK
+from dagrl.backends.sglang.section import SglangEngineSpec
 from dagrl.backends.sglang.share import ServerShare
-from dagrl.config.schema import SglangEngineSpec
 
 
 class BareServer:

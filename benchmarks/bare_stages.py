@@ -82,7 +82,7 @@ def _rank(
     from bare_step import BareStep
 
     from dagrl.backends.megatron.engine import distributed
-    from dagrl.config.schema import ParallelSpec
+    from dagrl.backends.megatron.section import ParallelSpec
 
     model, workload, mini_batches, warmup, rounds = stages
     distributed.start(next(meetings.join(rank, ranks)), ParallelSpec())

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dagrl.backends.base import RankContext
+from dagrl.backends.backend import RankContext
 
 
 def run_ranks(count: int, function: Callable[[int], Any]) -> None:

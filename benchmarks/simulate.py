@@ -24,11 +24,11 @@ from typing import Any
 
 from reports import Verdict, tell
 
+from dagrl.config.coordinates import Coordinates
 from dagrl.graph.op_contracts import Scope
 from dagrl.planner.simulation.costs import CostTable
 from dagrl.planner.simulation.simulate import simulate
 from dagrl.scheduler.commands import Command, Run
-from dagrl.scheduler.coordinates import Coordinates
 from dagrl.scheduler.plan import HOST, Executor, Plan, PlannedTask, Rows
 
 SHARDS = {64: 156, 512: 1_250, 4_096: 10_000}

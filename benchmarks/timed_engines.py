@@ -20,7 +20,7 @@ import numpy as np
 
 import dagrl
 from dagrl.backends.base import NO_WEIGHTS, Appetite, Completion, GenerationRequest
-from dagrl.config.schema import HfEngineSpec
+from dagrl.backends.hf.section import HfEngineSpec
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
 from dagrl.ops.base import Output, Part

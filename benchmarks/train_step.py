@@ -33,8 +33,9 @@ from ranks import Meetings, run_ranks
 from workload import MODELS, Workload, write_model
 
 from dagrl.algorithms.objective import PolicyObjective
-from dagrl.backends.base import RankContext
-from dagrl.config.schema import LossSpec, MegatronEngineSpec, ModelSpec, ParallelSpec
+from dagrl.backends.backend import RankContext
+from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
+from dagrl.config.schema import LossSpec, ModelSpec
 from dagrl.models.flops import model_flops
 from dagrl.models.shape import model_shape
 

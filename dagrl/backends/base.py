@@ -32,21 +32,6 @@ class EngineLostError(OSError):
 
 
 @dataclass(frozen=True, slots=True)
-class RankContext:
-    """Where a worker stands among the ranks of its engine."""
-
-    rank: int
-    world_size: int
-    master_addr: str
-    master_port: int
-    timeout_s: float
-    """Bound of every collective."""
-    seed: int
-    listen_fd: int | None = None
-    """On rank 0: a socket that listens on `master_port` already, so that nobody else can take the port meanwhile."""
-
-
-@dataclass(frozen=True, slots=True)
 class ResponseTokens:
     """The response tokens of one packed micro-batch, in row order: what an objective sees. T tokens, S rows."""
 

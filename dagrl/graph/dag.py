@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import networkx as nx
 
+from dagrl.config.capability import Capability
 from dagrl.config.errors import Place
 from dagrl.config.loading.positions import Findings, Positions
 from dagrl.config.schema import (
@@ -31,7 +32,7 @@ from dagrl.config.schema import (
 )
 from dagrl.graph.column_resolution import Reading, Wiring
 from dagrl.graph.filtering import filter_contract
-from dagrl.graph.op_contracts import Capability, OpContract, contract_of, sink_contract, source_contract
+from dagrl.graph.op_contracts import OpContract, contract_of, sink_contract, source_contract
 from dagrl.graph.plugins.custom import contract_at
 from dagrl.graph.plugins.formulas import formula_of, own_formula, place_of_formula
 from dagrl.graph.plugins.isolation import ask

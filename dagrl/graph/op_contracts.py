@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 
+from dagrl.config.capability import Capability
 from dagrl.config.schema import (
     AdvantageNode,
     CovarianceNode,
     CriticNode,
     DpoNode,
     EngineSpec,
-    HfEngineSpec,
     JudgeNode,
     LogprobNode,
     MixNode,
@@ -32,7 +32,6 @@ from dagrl.config.schema import (
 from dagrl.graph.columns import SOURCE_COLUMNS
 from dagrl.graph.offline import is_offline
 from dagrl.graph.rollouts import rollouts
-from dagrl.graph.router_replay import replays
 
 
 class Scope(Enum):
@@ -44,27 +43,6 @@ class Scope(Enum):
     """All responses to a prompt: starts on finished shards too, for a shard holds whole groups."""
     BATCH = "batch"
     """The whole step."""
-
-
-class Capability(Enum):
-    """What an op asks of its engine."""
-
-    GENERATE = "generate"
-    SCORE = "score"
-    """Read off tokens: log-probs, or what a critic's head says."""
-    JUDGE = "judge"
-    """Read a score off each row with a reward head."""
-    REPLY = "reply"
-    """Answer questions in words, as it is."""
-    TRAIN = "train"
-
-
-CAPABILITIES: dict[str, frozenset[Capability]] = {
-    "megatron": frozenset({Capability.SCORE, Capability.JUDGE, Capability.TRAIN}),
-    "hf": frozenset({Capability.GENERATE, Capability.JUDGE, Capability.REPLY}),
-    "sglang": frozenset({Capability.GENERATE, Capability.REPLY}),
-}
-"""What each backend can do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +155,8 @@ def contract_of(
             trained_on = ("prompt_tokens", "response_tokens", "response_mask", "value", "return")
             return OpContract(trained_on, (), Scope.BATCH, needs=Capability.TRAIN)
         case RewardModelNode():
-            # A classifier of Hugging Face's has a tokenizer and a chat template of its own.
-            prompt = "messages" if isinstance(engines.get(node.engine), HfEngineSpec) else "prompt_tokens"
+            engine = engines.get(node.engine)
+            prompt = "messages" if engine is not None and engine.reads_messages else "prompt_tokens"
             return OpContract((prompt, "response_tokens"), ("reward",), needs=Capability.JUDGE)
         case JudgeNode():
             told = ("messages", "response_tokens", "answer", "data_source")
@@ -253,4 +231,4 @@ def _of_update(node: UpdateNode, engines: Mapping[str, EngineSpec], formula: For
 
 def _routes(engine: EngineSpec | None) -> tuple[str, ...]:
     """What an op on the engine reads of the routes that tokens took."""
-    return ("routed_experts",) if replays(engine) else ()
+    return ("routed_experts",) if engine is not None and engine.replays_routes else ()

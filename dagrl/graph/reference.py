@@ -19,22 +19,18 @@ from dagrl.config.schema import (
     CustomNode,
     DataSpec,
     DpoNode,
+    EngineSpec,
     FilterNode,
     GroupSpec,
-    HfEngineSpec,
     JudgeNode,
     KeepBestSpec,
     KlInRewardSpec,
-    LearningRateSpec,
     LengthRewardSpec,
     LogprobNode,
     LossSpec,
-    MegatronEngineSpec,
     MixNode,
     ModelSpec,
-    OffloadSpec,
     OverlongBufferSpec,
-    ParallelSpec,
     Pipeline,
     ProfileSpec,
     RewardModelNode,
@@ -45,14 +41,25 @@ from dagrl.config.schema import (
     SamplingSpec,
     ScheduleSpec,
     SftNode,
-    SglangEngineSpec,
     TokenizerSpec,
     TurnOptions,
     UpdateNode,
     ValuesNode,
     WeightSyncSpec,
 )
+from dagrl.config.schema.backends import engine_sections
 from dagrl.graph.columns import CORE_COLUMNS
+
+
+def _engines() -> Iterator[tuple[str, type[BaseModel]]]:
+    """Every backend's section, and the sections in it that all engines do not have."""
+    for name, section in engine_sections().items():
+        yield f"engines.NAME, backend: {name}", section
+        for key, field in section.model_fields.items():
+            kind = field.annotation
+            if key not in EngineSpec.model_fields and isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield f"engines.NAME.{key}", kind
+
 
 _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("The file", Pipeline),
@@ -60,12 +67,7 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("model.tokenizer", TokenizerSpec),
     ("data", DataSpec),
     ("groups.NAME", GroupSpec),
-    ("engines.NAME, backend: megatron", MegatronEngineSpec),
-    ("engines.NAME.parallel", ParallelSpec),
-    ("engines.NAME.lr_schedule", LearningRateSpec),
-    ("engines.NAME.offload", OffloadSpec),
-    ("engines.NAME, backend: hf", HfEngineSpec),
-    ("engines.NAME, backend: sglang", SglangEngineSpec),
+    *_engines(),
     ("engines.NAME.weight_sync", WeightSyncSpec),
     ("nodes.NAME, op: rollout", RolloutNode),
     ("nodes.NAME, op: rollout, several turns", TurnOptions),

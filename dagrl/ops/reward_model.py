@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from dagrl.backends.base import Conversation, JudgeEngine, TrainEngine
-from dagrl.config.schema import HfEngineSpec, RewardModelNode
+from dagrl.config.schema import RewardModelNode
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
 from dagrl.ops.base import Context, Output, Part
@@ -19,7 +19,7 @@ def reward_model(parts: Sequence[Part], context: Context) -> Iterator[Output]:
     """Yield the scores of each shard: of its tokens as they are, or of its text where the model has its own ones."""
     node = context.node
     assert isinstance(node, RewardModelNode)
-    of_text = isinstance(context.pipeline.engines[node.engine], HfEngineSpec)
+    of_text = context.pipeline.engines[node.engine].reads_messages
     column = node.written_as("reward")
     for part in parts:
         scores, stats = (_of_text if of_text else _of_tokens)(part.batch, node, context)

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.config.loading.loader import load_pipeline
-from dagrl.config.schema import KeepBestSpec, MegatronEngineSpec, ModelSpec, Pipeline, TrainingNode
+from dagrl.config.schema import KeepBestSpec, ModelSpec, Pipeline, TrainingNode
 from dagrl.orchestrator.folder.checkpoint import Checkpoints, TornCheckpointError
 from dagrl.orchestrator.weight_folders import WrongCallError, check_is_hf, check_is_megatron
 from dagrl.validation.model_weights import folder_problem

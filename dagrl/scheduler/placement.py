@@ -5,27 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from dagrl.backends.sglang.layout import server_slots
-from dagrl.config.schema import (
-    EngineSpec,
-    GroupSpec,
-    HfEngineSpec,
-    MegatronEngineSpec,
-    Pipeline,
-    RolloutNode,
-    SglangEngineSpec,
-    TrainingNode,
-    UpdateNode,
-    ValuesNode,
-)
+from dagrl.config.capability import Capability
+from dagrl.config.coordinates import Coordinates
+from dagrl.config.schema import Pipeline, RolloutNode, TrainingNode, UpdateNode, ValuesNode
 from dagrl.graph.dag import Graph, GraphNode
 from dagrl.graph.filtering import expected_rounds
 from dagrl.graph.offline import rows_per_prompt
-from dagrl.graph.op_contracts import Capability
 from dagrl.graph.rollouts import leading_rollout
 from dagrl.graph.sleeping import sleeps
 from dagrl.graph.streaming import update_pieces
-from dagrl.scheduler.coordinates import Coordinates, coordinates
 from dagrl.scheduler.plan import HOST, Executor, Plan, PlannedTask, Rows
 
 _VALIDATION_PREFIX = "val/"
@@ -59,21 +47,21 @@ def _executors(pipeline: Pipeline, graph: Graph) -> dict[str, Executor]:
     host = tuple(Coordinates(0, 0, rank, 0, primary=True) for rank in range(pipeline.run.host_workers))
     executors = {HOST: Executor(HOST, None, host)}
     for name, engine in pipeline.engines.items():
-        if isinstance(engine, MegatronEngineSpec) and engine.frozen_copy_of:
+        if engine.frozen_copy_of:
             continue
         assert engine.group is not None
         group = pipeline.groups[engine.group]
         executors[name] = Executor(
             name,
             engine.group,
-            tuple(_places(engine, group)),
+            tuple(engine.layout(group)),
             (name, *guests_of(name, pipeline)),
-            weights_from=None if isinstance(engine, MegatronEngineSpec) else engine.weights_from,
+            weights_from=engine.weights_from,
             trained=name in trained,
             on_gpus=not group.is_cpu,
             sleeps=sleeps(pipeline, name),
-            measures_memory=isinstance(engine, SglangEngineSpec),
-            leaders_speak=isinstance(engine, SglangEngineSpec),
+            measures_memory=engine.replicas_are_servers,
+            leaders_speak=engine.replicas_are_servers,
         )
     return executors
 
@@ -81,21 +69,8 @@ def _executors(pipeline: Pipeline, graph: Graph) -> dict[str, Executor]:
 def guests_of(name: str, pipeline: Pipeline) -> Iterable[str]:
     """Engines that live on another one's ranks."""
     for guest, spec in pipeline.engines.items():
-        if isinstance(spec, MegatronEngineSpec) and spec.frozen_copy_of == name:
+        if spec.frozen_copy_of == name:
             yield guest
-
-
-def _places(engine: EngineSpec, group: GroupSpec) -> list[Coordinates]:
-    match engine:
-        case MegatronEngineSpec():
-            return coordinates(engine.parallel, group.ranks)
-        case SglangEngineSpec():
-            # Servers are the replicas; how each splits the model over its slots is SGLang's own affair.
-            slots = server_slots(engine, group)
-            return [Coordinates(slot.place, 0, slot.server, 0, primary=slot.leads) for slot in slots]
-        case HfEngineSpec():
-            return [Coordinates(0, 0, rank, 0, primary=True) for rank in range(group.ranks)]
-    raise AssertionError(f"no places for {engine!r}")
 
 
 def _tasks(graph: Graph, pipeline: Pipeline, rows: Rows) -> Iterable[PlannedTask]:
@@ -124,7 +99,7 @@ def _task(node: GraphNode, pipeline: Pipeline, rows: Rows, wanted: set[str], sam
     prefix = _VALIDATION_PREFIX if rows is Rows.VALIDATION else ""
     engine = getattr(node.spec, "engine", None)
     spec = pipeline.engines[engine] if engine else None
-    guest_of = spec.frozen_copy_of if isinstance(spec, MegatronEngineSpec) else None
+    guest_of = spec.frozen_copy_of if spec else None
     generates = node.contract.needs is Capability.GENERATE
     return PlannedTask(
         name=prefix + node.name,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from dagrl.config.coordinates import Coordinates
 from dagrl.graph.op_contracts import Scope
-from dagrl.scheduler.coordinates import Coordinates
 
 HOST = "host"
 """The executor of nodes without an engine."""

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dagrl.backends.backend import EngineCheck
+from dagrl.backends.registry import backend_of
 from dagrl.config.errors import Problem
 from dagrl.config.loading.loader import LoadedPipeline, salvage_pipeline
 from dagrl.config.loading.positions import Findings
@@ -23,9 +25,6 @@ from dagrl.validation.engines import check_engines
 from dagrl.validation.filter import check_filter
 from dagrl.validation.formulas import check_formulas
 from dagrl.validation.judge import check_judges
-from dagrl.validation.layouts import check_layouts
-from dagrl.validation.megatron_fields import check_megatron_fields
-from dagrl.validation.megatron_rules import check_megatron_rules
 from dagrl.validation.model import check_models
 from dagrl.validation.nodes import check_nodes
 from dagrl.validation.offline import check_offline
@@ -33,9 +32,6 @@ from dagrl.validation.own_models import check_own_models
 from dagrl.validation.profile import check_profile
 from dagrl.validation.rollout import check_rollout
 from dagrl.validation.rollout_correction import check_rollout_correction
-from dagrl.validation.router_replay import check_router_replay
-from dagrl.validation.sglang_fields import check_sglang_fields
-from dagrl.validation.sglang_rules import check_sglang_rules
 from dagrl.validation.sleeping import check_sleeping
 from dagrl.validation.staleness import check_staleness
 from dagrl.validation.tokenizer_use import check_tokenizer_use
@@ -80,14 +76,10 @@ def _checked(loaded: LoadedPipeline, findings: Findings, *, with_files: bool) ->
     if with_files:
         check_tokenizer_use(pipeline, findings)
     check_engines(pipeline, findings)
-    check_layouts(pipeline, sizes, findings)
     check_engine_options(pipeline, findings)
     check_sleeping(pipeline, findings)
-    check_megatron_fields(pipeline, sizes, findings)
-    check_megatron_rules(pipeline, sizes, findings)
-    check_sglang_fields(pipeline, findings)
-    check_sglang_rules(pipeline, sizes, findings)
-    check_router_replay(pipeline, sizes, findings)
+    for name, engine in pipeline.engines.items():
+        backend_of(engine).validate(EngineCheck(pipeline, name, engine, sizes[name], findings))
     check_nodes(pipeline, loaded.folder, sizes, findings)
     check_judges(pipeline, loaded.folder, sizes, findings)
     check_critic(pipeline, graph, findings)

@@ -8,17 +8,7 @@ from dataclasses import dataclass
 
 from dagrl.config.errors import Place
 from dagrl.config.loading.positions import Findings
-from dagrl.config.schema import (
-    DemonstrationNode,
-    DpoNode,
-    HfEngineSpec,
-    MegatronEngineSpec,
-    NodeBase,
-    PackingNode,
-    Pipeline,
-    TrainingNode,
-    UpdateNode,
-)
+from dagrl.config.schema import DemonstrationNode, DpoNode, NodeBase, PackingNode, Pipeline, TrainingNode, UpdateNode
 from dagrl.graph.dag import Graph, GraphNode
 from dagrl.graph.offline import longest_demonstration
 from dagrl.graph.rollouts import leading_rollout, longest_by_key, rollouts
@@ -115,8 +105,9 @@ def _longest_of(pipeline: Pipeline, name: str, node: PackingNode, graph: Graph |
 def _check_micro_batch(
     pipeline: Pipeline, name: str, node: PackingNode, graph: Graph | None, findings: Findings
 ) -> None:
-    if isinstance(pipeline.engines.get(node.engine), HfEngineSpec):
-        return  # It has tokens of its own, and takes a long row by itself.
+    engine_of_node = pipeline.engines.get(node.engine)
+    if engine_of_node is not None and engine_of_node.reads_messages:
+        return  # It has another tokenizer, and takes a long row alone.
     multiple, engine = _row_alignment(pipeline, node.engine)
     for longest in _longest_of(pipeline, name, node, graph):
         padded = longest.rows * (-(-longest.tokens // multiple) * multiple)
@@ -141,10 +132,11 @@ def _warn_of_long_samples(pipeline: Pipeline, sizes: Mapping[str, ModelSizes], f
             if positions is None or longest <= positions.value:
                 continue
             new, place = getattr(node, key).max_new_tokens, ("nodes", rollout, key, "max_new_tokens")
-            if isinstance(pipeline.engines.get(node.engine), HfEngineSpec) and new >= positions.value:
+            engine = pipeline.engines.get(node.engine)
+            if engine is not None and not engine.replicas_are_servers and new >= positions.value:
                 message = (
                     f"{new} tokens behind a prompt exceed the model's {positions.name}, {positions.value}, which "
-                    "the hf engine refuses; lower it"
+                    f"a {engine.backend} engine refuses; lower it"
                 )
                 findings.error(place, message, depends_on=[("model",), ("engines",)])
             else:
@@ -172,9 +164,9 @@ def _warn_of_long_demonstrations(pipeline: Pipeline, sizes: Mapping[str, ModelSi
 def _row_alignment(pipeline: Pipeline, engine: str) -> tuple[int, str]:
     """What an engine pads rows to a multiple of, and the engine that says the layout."""
     spec = pipeline.engines.get(engine)
-    if isinstance(spec, MegatronEngineSpec) and spec.frozen_copy_of is not None:
+    if spec is not None and spec.frozen_copy_of is not None:
         engine, spec = spec.frozen_copy_of, pipeline.engines.get(spec.frozen_copy_of)
-    return (spec.parallel.row_alignment if isinstance(spec, MegatronEngineSpec) else 1), engine
+    return (spec.row_alignment if spec else 1), engine
 
 
 def _check_samples(pipeline: Pipeline, findings: Findings) -> None:

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from dagrl.config.errors import Place, listed, shown, suggest
+from dagrl.config.capability import Capability
+from dagrl.config.errors import Place, listed, suggest
 from dagrl.config.loading.positions import Findings
-from dagrl.config.schema import (
-    CustomNode,
-    HfEngineSpec,
-    MegatronEngineSpec,
-    Pipeline,
-    RolloutNode,
-    SglangEngineSpec,
-    TrainingNode,
-)
-from dagrl.graph.op_contracts import CAPABILITIES, Capability, contract_of
+from dagrl.config.schema import CustomNode, EngineSpec, Pipeline, RolloutNode, TrainingNode
+from dagrl.config.schema.backends import engine_sections
+from dagrl.graph.op_contracts import contract_of
 from dagrl.models.gpus import gpu_named
 
 _HOST = "host"
@@ -46,10 +40,8 @@ def check_engines(pipeline: Pipeline, findings: Findings) -> None:
         if engine.group is not None and engine.group not in pipeline.groups:
             message = f"there is no group `{engine.group}`; {suggest(engine.group, pipeline.groups)}"
             findings.error((*place, "group"), message, depends_on=[("groups", engine.group)])
-        if isinstance(engine, MegatronEngineSpec):
-            _check_home(pipeline, name, engine, findings)
-        else:
-            _check_follows(pipeline, name, engine, findings)
+        _check_home(pipeline, name, engine, findings)
+        _check_weights_from(pipeline, name, engine, findings)
     _warn_of_unused(pipeline, findings)
 
 
@@ -84,7 +76,7 @@ def _check_groups(pipeline: Pipeline, findings: Findings) -> None:
                 findings.error(("groups", name, "gpu"), str(error))
 
 
-def _check_home(pipeline: Pipeline, name: str, engine: MegatronEngineSpec, findings: Findings) -> None:
+def _check_home(pipeline: Pipeline, name: str, engine: EngineSpec, findings: Findings) -> None:
     place: Place = ("engines", name)
     if engine.frozen_copy_of is None:
         if engine.group is None:
@@ -100,17 +92,16 @@ def _check_home(pipeline: Pipeline, name: str, engine: MegatronEngineSpec, findi
     candidates = [
         other
         for other, spec in pipeline.engines.items()
-        if isinstance(spec, MegatronEngineSpec) and spec.frozen_copy_of is None and other != name
+        if spec.holds_frozen_copies and spec.frozen_copy_of is None and other != name
     ]
     if engine.frozen_copy_of == name:
         findings.error(key, f"an engine cannot share its own ranks; {suggest(name, candidates)}")
     elif owner is None:
         message = f"there is no engine `{engine.frozen_copy_of}`; {suggest(engine.frozen_copy_of, candidates)}"
         findings.error(key, message, depends_on=[("engines", engine.frozen_copy_of)])
-    elif not isinstance(owner, MegatronEngineSpec):
-        message = (
-            f"`{engine.frozen_copy_of}` is a {owner.backend} engine; share a megatron engine ({listed(candidates)})"
-        )
+    elif not owner.holds_frozen_copies or owner.backend != engine.backend:
+        message = f"a {engine.backend} engine cannot be a copy of `{engine.frozen_copy_of}`, a {owner.backend} engine"
+        message += f"; name one of {listed(candidates)}" if candidates else "; add `group:` instead"
         findings.error(key, message)
     elif owner.frozen_copy_of is not None:
         findings.error(
@@ -125,10 +116,14 @@ def _check_home(pipeline: Pipeline, name: str, engine: MegatronEngineSpec, findi
                 findings.error((*place, section), message, depends_on=[("engines", engine.frozen_copy_of, section)])
 
 
-def _check_follows(pipeline: Pipeline, name: str, engine: HfEngineSpec | SglangEngineSpec, findings: Findings) -> None:
+def _check_weights_from(pipeline: Pipeline, name: str, engine: EngineSpec, findings: Findings) -> None:
     if engine.weights_from is None:
         return
     place: Place = ("engines", name, "weights_from")
+    if not engine.generates or engine.head != "lm":
+        message = f"a {engine.backend} engine with head {engine.head} takes no weights from another; take it out"
+        findings.error(place, message, depends_on=[("engines", name, "head")])
+        return
     if engine.model is not None:
         message = f"weights of `{engine.weights_from}` come to it, and so its model is that one's; take `model` out"
         findings.error(("engines", name, "model"), message, depends_on=[place])
@@ -138,9 +133,9 @@ def _check_follows(pipeline: Pipeline, name: str, engine: HfEngineSpec | SglangE
             f"there is no engine `{engine.weights_from}`; {suggest(engine.weights_from, trained or pipeline.engines)}"
         )
         findings.error(place, message, depends_on=[("engines", engine.weights_from)])
-    elif not isinstance(pipeline.engines[engine.weights_from], MegatronEngineSpec):
+    elif Capability.TRAIN not in pipeline.engines[engine.weights_from].capabilities:
         backend = pipeline.engines[engine.weights_from].backend
-        remedy = f"follow {listed(trained)}" if trained else "follow a megatron engine that an update node trains"
+        remedy = f"follow {listed(trained)}" if trained else "name an engine that an update node trains"
         findings.error(place, f"`{engine.weights_from}` is a {backend} engine, which is never trained; {remedy}")
     elif engine.weights_from not in trained_by(pipeline) and findings.readable(("nodes",)):
         remedy = (
@@ -159,13 +154,13 @@ def _check_use(pipeline: Pipeline, findings: Findings) -> None:
         need = contract_of(node).needs
         assert need is not None, f"op {node.op} has an engine and asks nothing of it"
         place: Place = ("nodes", name, "engine")
-        able = [other for other, spec in pipeline.engines.items() if need in CAPABILITIES[spec.backend]]
+        able = [other for other, spec in pipeline.engines.items() if need in spec.capabilities]
         engine = pipeline.engines.get(engine_name)
         if engine is None:
             message = f"there is no engine `{engine_name}`; {suggest(engine_name, able or pipeline.engines)}"
             findings.error(place, message, depends_on=[("engines", engine_name)])
         elif engine_name not in able:
-            backends = [backend for backend, can in CAPABILITIES.items() if need in can]
+            backends = [name for name, section in engine_sections().items() if need in section.capabilities]
             remedy = f"take {' or '.join(f'`{other}`' for other in able)}" if able else "add one that does"
             fact = f"`{engine_name}` is a {engine.backend} engine, and only {' or '.join(backends)} {_VERBS[need]}"
             message = f"{fact}; {remedy}"
@@ -178,41 +173,11 @@ def _check_trained(pipeline: Pipeline, findings: Findings) -> None:
             message = f"`{engine_name}` is trained by `{updates[0]}` already; keep one node that trains it"
             findings.error(("nodes", update, "engine"), message)
         engine = pipeline.engines.get(engine_name)
-        if not isinstance(engine, MegatronEngineSpec):
-            continue
-        place: Place = ("engines", engine_name)
-        if engine.frozen_copy_of is not None:
+        if engine is not None and engine.frozen_copy_of is not None:
             message = (
                 f"`{engine_name}` is the frozen start of `{engine.frozen_copy_of}`; train `{engine.frozen_copy_of}`"
             )
             findings.error(("nodes", updates[0], "engine"), message)
-        elif "lr" not in engine.optimizer:
-            message = f"`{updates[0]}` trains the engine, and it has no learning rate; add `optimizer: {{lr: 1e-6}}`"
-            findings.error((*place, "optimizer"), message)
-        else:
-            _check_learning_rate(pipeline, place, engine, findings)
-
-
-def _check_learning_rate(pipeline: Pipeline, place: Place, engine: MegatronEngineSpec, findings: Findings) -> None:
-    schedule = engine.lr_schedule
-    peak = engine.optimizer["lr"]
-    if isinstance(peak, bool) or not isinstance(peak, int | float):
-        return  # `megatron_fields.py` says what is wrong.
-    lr: Place = (*place, "optimizer", "lr")
-    if not 0 < peak <= 1:
-        # A step of Adam moves each weight by about so much, and weights are far below 1.
-        findings.error(lr, f"the learning rate is {shown(peak)}; choose a number above 0, at most 1, such as 1e-6")
-    elif schedule.min_lr > peak:
-        message = f"the floor {schedule.min_lr:g} is above the peak, optimizer.lr = {peak:g}; lower it"
-        findings.error((*place, "lr_schedule", "min_lr"), message, depends_on=[lr])
-    end = schedule.lr_decay_steps
-    if end is not None and schedule.lr_warmup_steps >= end:
-        message = (
-            f"the warm-up takes {schedule.lr_warmup_steps} steps, and the decay ends at lr_decay_steps = {end}; "
-            "shorten it, or raise lr_decay_steps"
-        )
-        depends = [(*place, "lr_schedule", "lr_decay_steps")]
-        findings.error((*place, "lr_schedule", "lr_warmup_steps"), message, depends_on=depends)
 
 
 def _warn_of_unused(pipeline: Pipeline, findings: Findings) -> None:
@@ -232,6 +197,6 @@ def _warn_of_unused(pipeline: Pipeline, findings: Findings) -> None:
         if not isinstance(node, RolloutNode):
             continue
         engine = pipeline.engines.get(node.engine)
-        if isinstance(engine, HfEngineSpec | SglangEngineSpec) and engine.weights_from is None and engine.model is None:
+        if engine is not None and engine.generates and engine.weights_from is None and engine.model is None:
             message = "samples come from the start weights for ever; to sample from what is trained, "
             findings.warning(("engines", node.engine), f"{message}say `weights_from: {trained[0]}`")

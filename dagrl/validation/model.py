@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dagrl.backends.backend import WeightReader
 from dagrl.config.errors import Place
 from dagrl.config.loading.positions import Findings
-from dagrl.config.schema import ModelSpec, Pipeline, TokenizerSpec
+from dagrl.config.schema import EngineSpec, ModelSpec, Pipeline, TokenizerSpec
 from dagrl.models.sizes import ModelSizes, is_size, sizes_of
 from dagrl.validation.json_files import json_object
 from dagrl.validation.model_family import check_family
 from dagrl.validation.model_fields import check_config
 from dagrl.validation.model_scale import check_scale
 from dagrl.validation.model_weights import (
-    Reader,
     may_be_quantised,
     quantisation_problem,
     readers_of,
@@ -44,7 +44,7 @@ def check_models(pipeline: Pipeline, findings: Findings, *, with_files: bool = T
         declared = pipeline.engines[section[1]].model if len(section) > 1 else pipeline.model
         effective = pipeline.model_of(section[1]) if len(section) > 1 else pipeline.model
         assert declared is not None
-        reads_text = len(section) == 1 or any(pipeline.engines[name].backend != "megatron" for name in engines)
+        reads_text = len(section) == 1 or any(_reads_text(pipeline.engines[name]) for name in engines)
         use = _Use(readers_of(pipeline, engines), reads_text, may_be_quantised(pipeline, engines))
         model = _Model(section, declared, effective.tokenizer, findings, use)
         config = model.check(with_files=with_files)
@@ -55,11 +55,15 @@ def check_models(pipeline: Pipeline, findings: Findings, *, with_files: bool = T
     return found
 
 
+def _reads_text(engine: EngineSpec) -> bool:
+    return engine.generates or engine.reads_messages
+
+
 @dataclass(frozen=True, slots=True)
 class _Use:
     """How a model's engines use its folder."""
 
-    readers: Sequence[Reader]
+    readers: Sequence[WeightReader]
     """How they read its weights."""
     reads_text: bool
     """Whether an engine makes tokens of text with a tokenizer of its own."""

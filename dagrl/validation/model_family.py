@@ -6,9 +6,10 @@ from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dagrl.backends.registry import backend_of
 from dagrl.config.errors import Place, suggest
 from dagrl.config.loading.positions import Findings
-from dagrl.config.schema import MegatronEngineSpec, Pipeline
+from dagrl.config.schema import Pipeline
 from dagrl.models.architecture import unsupported
 from dagrl.models.config_class import model_defaults
 from dagrl.models.families import FAMILIES
@@ -22,11 +23,7 @@ def check_family(
     `section` is where the file says the model's config, ``model.init`` or ``model.path``. The config has no values that
     `wrong_values` finds.
     """
-    native = [
-        name
-        for name in names
-        if isinstance(engine := pipeline.engines[name], MegatronEngineSpec) and engine.bridge == "native"
-    ]
+    native = [name for name in names if backend_of(pipeline.engines[name]).builds_family_itself(pipeline.engines[name])]
     family = config.get("model_type")
     if not native or not isinstance(family, str):
         return

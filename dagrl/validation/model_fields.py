@@ -17,8 +17,8 @@ from dagrl.models.config_class import model_defaults, model_fields
 from dagrl.models.config_fields import wrong_values
 from dagrl.models.config_rules import wrong_combinations
 from dagrl.models.families import FAMILIES
+from dagrl.models.library_fields import check_names
 from dagrl.models.shape import sizes_left_out
-from dagrl.validation.library_fields import check_names
 from dagrl.validation.model_family import said_at
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dagrl.config.capability import Capability
 from dagrl.config.errors import Place
 from dagrl.config.loading.positions import Findings
-from dagrl.config.schema import HfEngineSpec, MegatronEngineSpec, Pipeline
+from dagrl.config.schema import Pipeline
 from dagrl.models.gpus import GPUS, gpu_named
 from dagrl.models.shape import model_shape
 
@@ -44,9 +45,8 @@ def check_scale(pipeline: Pipeline, names: Sequence[str], section: Place, findin
 def _too_large_for(pipeline: Pipeline, name: str, parameters: int) -> str | None:
     """The memory that an engine's group lacks for the weights; None if they fit."""
     engine = pipeline.engines[name]
-    group_name = engine.group or getattr(
-        pipeline.engines.get(getattr(engine, "frozen_copy_of", None) or ""), "group", None
-    )
+    home = pipeline.engines.get(engine.frozen_copy_of or "")
+    group_name = engine.group or (home.group if home else None)
     group = pipeline.groups.get(group_name or "")
     if group is None or not group.ranks:
         return None
@@ -57,8 +57,9 @@ def _too_large_for(pipeline: Pipeline, name: str, parameters: int) -> str | None
     except ValueError:
         return None
     # Generators may hold weights in 4 bits; trainers hold them in bfloat16.
-    needed = parameters * (2.0 if isinstance(engine, MegatronEngineSpec) else 0.5)
-    gpus = 1 if isinstance(engine, HfEngineSpec) else group.ranks
+    trains = Capability.TRAIN in engine.capabilities
+    needed = parameters * (2.0 if trains else 0.5)
+    gpus = group.ranks if engine.replicas_are_servers or trains else 1
     if needed <= gpus * gpu.memory_bytes:
         return None
     return (

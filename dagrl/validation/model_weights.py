@@ -6,11 +6,12 @@ Reads headers only. Without a known family, whose tensors would be known, files 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dagrl.config.schema import HfEngineSpec, MegatronEngineSpec, Pipeline, SglangEngineSpec
+from dagrl.backends.backend import WeightReader
+from dagrl.backends.registry import backend_of
+from dagrl.config.schema import Pipeline
 from dagrl.models.families import FAMILIES
 from dagrl.models.safetensors_header import FLOATING, HeaderEntry, read_header
 from dagrl.models.shape import ModelShape, shape_of, sizes_left_out
@@ -34,18 +35,6 @@ _REMEDY = "give the config.json that belongs to the weights, or copy the folder 
 _DEQUANTISE = "save the model dequantised, in bfloat16 and without quantization_config"
 
 
-@dataclass(frozen=True, slots=True)
-class Reader:
-    """How an engine reads the weights of a folder."""
-
-    head: str = "lm"
-    """``lm``; ``value``, which may be missing; ``reward``."""
-    strict: bool = True
-    """Whether it refuses tensors that the model does not have."""
-    quantised: bool = False
-    """Whether it loads quantised weights."""
-
-
 class _Stored(NamedTuple):
     file: Path
     entry: HeaderEntry
@@ -54,31 +43,18 @@ class _Stored(NamedTuple):
 _Tensors = Mapping[str, _Stored]
 
 
-def readers_of(pipeline: Pipeline, engines: Iterable[str]) -> list[Reader]:
+def readers_of(pipeline: Pipeline, engines: Iterable[str]) -> list[WeightReader]:
     """How those engines read the weights of their model's folder, each way once; engines that do not are left out."""
-    found: dict[Reader, None] = {}
-    for engine in (pipeline.engines[name] for name in engines):
-        if isinstance(engine, MegatronEngineSpec):
-            if engine.frozen_copy_of is None and engine.dist_checkpointing_path is None:
-                found[Reader(engine.head)] = None
-        elif engine.weights_from is None:
-            if isinstance(engine, HfEngineSpec):
-                reward = engine.head == "reward"
-                found[Reader(engine.head, strict=not reward, quantised=reward)] = None
-            elif not {"load_format", "quantization"} & engine.server.keys():
-                found[Reader(strict=False, quantised=True)] = None
-    return list(found)
+    specs = (pipeline.engines[name] for name in engines)
+    readers = (backend_of(spec).weight_reader(spec) for spec in specs)
+    return list(dict.fromkeys(reader for reader in readers if reader is not None and reader.checked))
 
 
 def may_be_quantised(pipeline: Pipeline, engines: Sequence[str]) -> bool:
     """Whether those engines, and they alone, load a model by libraries that dequantise it, and it is never trained."""
     specs = [pipeline.engines[name] for name in engines]
-    return bool(specs) and all(
-        isinstance(spec, HfEngineSpec | SglangEngineSpec)
-        and spec.weights_from is None
-        and (isinstance(spec, SglangEngineSpec) or spec.head == "reward")
-        for spec in specs
-    )
+    readers = [backend_of(spec).weight_reader(spec) for spec in specs]
+    return bool(readers) and all(reader is not None and reader.quantised for reader in readers)
 
 
 def quantisation_problem(path: Path, config: Mapping[str, Any]) -> str | None:
@@ -99,10 +75,10 @@ def folder_problem(folder: Path) -> str | None:
         return f"{path} is not a JSON object that names a model_type; copy the file again"
     if left_out := sizes_left_out(config):
         return f"{path} does not say {left_out[0]}, a size of the model; copy the file again, or add it there"
-    return quantisation_problem(path, config) or weights_problem(folder, config, [Reader()])
+    return quantisation_problem(path, config) or weights_problem(folder, config, [WeightReader()])
 
 
-def weights_problem(folder: Path, config: Mapping[str, Any] | None, readers: Sequence[Reader]) -> str | None:
+def weights_problem(folder: Path, config: Mapping[str, Any] | None, readers: Sequence[WeightReader]) -> str | None:
     """The first thing that is wrong with the weights of a folder. OSError where a file cannot be read.
 
     `config` is None where it is not known, or wrong itself.
@@ -175,7 +151,7 @@ def _sharded(folder: Path, index: Path) -> tuple[dict[str, _Stored], dict[str, P
 
 
 def _misfit(
-    folder: Path, config: Mapping[str, Any], reader: Reader, stored: _Tensors, beside: Mapping[str, Path]
+    folder: Path, config: Mapping[str, Any], reader: WeightReader, stored: _Tensors, beside: Mapping[str, Path]
 ) -> str | None:
     """The first tensor that is missing, wrong or left over for that reader."""
     layers = 1 + max((layer for name in stored if (layer := layer_of(name)) is not None), default=-1)
@@ -209,7 +185,7 @@ def _misfit(
     return _dtype_problem({name: stored[name] for name in wanted}, [reader])
 
 
-def _wanted(shape: ModelShape, reader: Reader, stored: _Tensors) -> tuple[dict[str, tuple[int, ...]], list[str]]:
+def _wanted(shape: ModelShape, reader: WeightReader, stored: _Tensors) -> tuple[dict[str, tuple[int, ...]], list[str]]:
     """The tensors that the reader looks for with their shapes, and those of them that are missing."""
     wanted: dict[str, tuple[int, ...]] = {}
     missing: list[str] = []
@@ -227,7 +203,7 @@ def _wanted(shape: ModelShape, reader: Reader, stored: _Tensors) -> tuple[dict[s
     return wanted, missing
 
 
-def _dtype_problem(tensors: _Tensors, readers: Sequence[Reader]) -> str | None:
+def _dtype_problem(tensors: _Tensors, readers: Sequence[WeightReader]) -> str | None:
     wrong = [name for name, tensor in tensors.items() if tensor.entry.dtype not in FLOATING]
     if not wrong or all(reader.quantised for reader in readers):
         return None
@@ -235,7 +211,7 @@ def _dtype_problem(tensors: _Tensors, readers: Sequence[Reader]) -> str | None:
     return f"{what}, and weights must be {', '.join(FLOATING[:-1])} or {FLOATING[-1]}; {_DEQUANTISE}"
 
 
-def _is_harmless(name: str, shape: ModelShape, config: Mapping[str, Any], reader: Reader) -> bool:
+def _is_harmless(name: str, shape: ModelShape, config: Mapping[str, Any], reader: WeightReader) -> bool:
     """Whether a tensor that the model has no place for is left out by every reader."""
     if name.endswith(DERIVED) or (name == OUTPUT and (shape.tied or reader.head != "lm")):
         return True

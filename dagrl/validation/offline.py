@@ -9,7 +9,6 @@ from dagrl.config.schema import (
     CriticNode,
     DpoNode,
     JudgeNode,
-    MegatronEngineSpec,
     MixNode,
     Pipeline,
     RewardModelNode,
@@ -95,11 +94,7 @@ def _check_mix(pipeline: Pipeline, name: str, node: MixNode, findings: Findings)
         if isinstance(other, CriticNode):
             message = f"`{other_name}` would learn values of responses that the policy never gave; take it out"
             findings.error(place, message, depends_on=[("nodes", other_name)])
-    replaying = [
-        key
-        for key, engine in pipeline.engines.items()
-        if isinstance(engine, MegatronEngineSpec) and engine.router_replay
-    ]
+    replaying = [key for key, engine in pipeline.engines.items() if engine.replays_routes]
     if replaying:
         message = f"an expert's tokens have no routes that {listed(replaying)} could replay; take it out"
         findings.error(place, message, depends_on=[("engines", replaying[0], "router_replay")])

@@ -6,16 +6,7 @@ from pathlib import Path
 
 from dagrl.config.errors import Place
 from dagrl.config.loading.positions import Findings
-from dagrl.config.schema import (
-    HfEngineSpec,
-    LogprobNode,
-    NodeBase,
-    Pipeline,
-    RewardModelNode,
-    RolloutNode,
-    TrainingNode,
-    ValuesNode,
-)
+from dagrl.config.schema import LogprobNode, NodeBase, Pipeline, RewardModelNode, RolloutNode, TrainingNode, ValuesNode
 from dagrl.models.hf_config import read_config, token_ids
 
 _CLASSIFIER = "ForSequenceClassification"
@@ -30,7 +21,7 @@ def check_own_models(pipeline: Pipeline, findings: Findings) -> None:
         section = pipeline.model_section(name)
         if engine.model is not None and section[1] == name and _reads_tokens(pipeline, name):
             _check_vocabulary(pipeline, name, section, findings)
-        if isinstance(engine, HfEngineSpec) and engine.head == "reward":
+        if engine.reads_messages and engine.head == "reward":
             _check_classifier(pipeline, name, findings)
 
 
@@ -47,7 +38,7 @@ def _reads_tokens(pipeline: Pipeline, name: str) -> bool:
 
 def _on_tokens(pipeline: Pipeline, node: NodeBase) -> bool:
     if isinstance(node, RewardModelNode):
-        return pipeline.engines[node.engine].backend == "megatron"
+        return not pipeline.engines[node.engine].reads_messages
     return isinstance(node, RolloutNode | LogprobNode | ValuesNode | TrainingNode)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from dagrl.config.errors import Place, suggest
 from dagrl.config.loading.positions import Findings
-from dagrl.config.schema import MegatronEngineSpec, Pipeline
+from dagrl.config.schema import Pipeline
 
 _PLACE: Place = ("profile",)
 
@@ -45,7 +45,7 @@ def _check_gpus(pipeline: Pipeline, nodes: Iterable[str], findings: Findings) ->
     for node in nodes:
         name = getattr(pipeline.nodes.get(node), "engine", None)
         engine = pipeline.engines.get(name or "")
-        if isinstance(engine, MegatronEngineSpec) and engine.frozen_copy_of is not None:
+        if engine is not None and engine.frozen_copy_of is not None:
             engine = pipeline.engines.get(engine.frozen_copy_of)
         group = pipeline.groups.get((engine and engine.group) or "")
         if engine is not None and group is not None and group.is_cpu:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dagrl.config.errors import Place
 from dagrl.config.loading.positions import Findings
-from dagrl.config.schema import HfEngineSpec, Pipeline, SglangEngineSpec, UpdateNode
+from dagrl.config.schema import EngineSpec, Pipeline, UpdateNode
 from dagrl.graph.dag import Graph
 from dagrl.graph.offline import is_offline
 from dagrl.graph.rollouts import rollouts
@@ -52,7 +52,7 @@ def _warn_of_no_effect(pipeline: Pipeline, findings: Findings) -> None:
 
 def _warn_of_pauses(pipeline: Pipeline, findings: Findings) -> None:
     for name, follower in _followers(pipeline).items():
-        if isinstance(follower, SglangEngineSpec) and follower.weight_sync.pause != "abort":
+        if follower.weight_sync.pause != "abort":
             message = (
                 "has no effect, as new weights come when no response is under way; add `schedule: {max_staleness: 1, "
                 "in_flight_weight_update: true}`, or take it out"
@@ -91,8 +91,11 @@ def _check_in_flight(pipeline: Pipeline, findings: Findings) -> None:
         if name not in sampling:
             continue  # One that judges alone gets its weights between two runs.
         place: Place = ("engines", name)
-        if isinstance(follower, HfEngineSpec):
-            message = f"`{name}`, a hf engine, decodes with the weights that it began with; take it out, or use sglang"
+        if not follower.updates_in_flight:
+            message = (
+                f"`{name}`, a {follower.backend} engine, decodes with the weights that it began with; take it out, or "
+                "sample with another backend"
+            )
             findings.error(_IN_FLIGHT, message, depends_on=[(*place, "backend")])
         elif follower.weight_sync.pause == "abort":
             message = (
@@ -126,10 +129,6 @@ def _check_stream(pipeline: Pipeline, graph: Graph | None, findings: Findings) -
             break
 
 
-def _followers(pipeline: Pipeline) -> dict[str, HfEngineSpec | SglangEngineSpec]:
+def _followers(pipeline: Pipeline) -> dict[str, EngineSpec]:
     """Engines that sample, or judge, with weights that are trained."""
-    return {
-        name: engine
-        for name, engine in pipeline.engines.items()
-        if isinstance(engine, HfEngineSpec | SglangEngineSpec) and engine.weights_from is not None
-    }
+    return {name: engine for name, engine in pipeline.engines.items() if engine.weights_from is not None}

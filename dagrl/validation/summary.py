@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from dagrl.backends.sglang.layout import gpus_per_server
-from dagrl.config.schema import (
-    GroupSpec,
-    MegatronEngineSpec,
-    ModelSpec,
-    ParallelSpec,
-    Pipeline,
-    SglangEngineSpec,
-    TokenizerSpec,
-)
+from dagrl.config.schema import GroupSpec, ModelSpec, Pipeline, TokenizerSpec
 from dagrl.graph.dag import Graph
 from dagrl.graph.drawing.draw import executor_of
 from dagrl.graph.sleeping import sleeps
@@ -84,10 +75,10 @@ def _group(group: GroupSpec) -> str:
 
 def _engines(pipeline: Pipeline) -> Iterable[tuple[str, ...]]:
     for name, engine in pipeline.engines.items():
-        if isinstance(engine, MegatronEngineSpec) and engine.frozen_copy_of is not None:
+        if engine.frozen_copy_of is not None:
             yield name, engine.backend, f"start weights of {engine.frozen_copy_of}, on its ranks"
             continue
-        head, follows = getattr(engine, "head", "lm"), getattr(engine, "weights_from", None)
+        head, follows = engine.head, engine.weights_from
         told = [
             layout_in_words(pipeline, name),
             f"{head} head" if head != "lm" else "",
@@ -103,35 +94,11 @@ def layout_in_words(pipeline: Pipeline, name: str) -> str:
     engine = pipeline.engines[name]
     assert engine.group is not None, f"{name} lives on another engine's ranks"
     group = pipeline.groups[engine.group]
-    if isinstance(engine, MegatronEngineSpec):
-        return _layout(engine.parallel, group.ranks)
-    each = gpus_per_server(engine) if isinstance(engine, SglangEngineSpec) else 1
-    copies = f"{group.ranks // each} {'server' if isinstance(engine, SglangEngineSpec) else 'replica'}"
-    copies += "s" if group.ranks > each else ""
-    return copies + (f" of {each} {'slots' if group.is_cpu else 'GPUs'}" if each > 1 else "")
+    return engine.layout_text(group)
 
 
 def _turns(pipeline: Pipeline, name: str) -> str:
     return ", sleeps while others work there" if sleeps(pipeline, name) else ""
-
-
-def _layout(layout: ParallelSpec, ranks: int) -> str:
-    """Sizes of a layout: tensor and data parallel always, the others where there is more than one part."""
-    stages, chunks = layout.pipeline_model_parallel_size, layout.virtual_pipeline_model_parallel_size
-    sizes = [
-        f"tp {layout.tensor_model_parallel_size}" + (" + sp" if layout.sequence_parallel else ""),
-        f"pp {stages}" + (f" x {chunks}" if chunks else "") if stages > 1 else "",
-        *(
-            f"{name} {size}" if size > 1 else ""
-            for name, size in (
-                ("cp", layout.context_parallel_size),
-                ("ep", layout.expert_model_parallel_size),
-                ("etp", layout.expert_tensor_parallel_size),
-            )
-        ),
-        f"dp {layout.data_parallel_size(ranks)}",
-    ]
-    return ", ".join(filter(None, sizes))
 
 
 def _nodes(graph: Graph) -> Iterable[tuple[str, ...]]:

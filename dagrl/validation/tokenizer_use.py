@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dagrl.config.errors import Place
 from dagrl.config.loading.positions import Findings
-from dagrl.config.schema import HfEngineSpec, JudgeNode, ModelSpec, Pipeline
+from dagrl.config.schema import JudgeNode, ModelSpec, Pipeline
 from dagrl.graph.offline import columns_read
 from dagrl.graph.rollouts import rollouts
 from dagrl.validation.data_files import holds_chats
@@ -52,7 +52,7 @@ def _prompt_files(pipeline: Pipeline) -> Iterator[Path]:
 def _readers_of_chats(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
     """Who asks a model by a chat template of its own, and the engine with that model."""
     for name, engine in pipeline.engines.items():
-        if isinstance(engine, HfEngineSpec) and engine.head == "reward":
+        if engine.reads_messages and engine.head == "reward":
             yield f"reward model `{name}`", name
     for name, node in pipeline.nodes.items():
         if isinstance(node, JudgeNode) and node.engine in pipeline.engines:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from dagrl.backends.device_peaks import peak_flops_per_s
-from dagrl.config.schema import LogprobNode, MegatronEngineSpec, Pipeline, RewardModelNode, TrainingNode, ValuesNode
+from dagrl.config.schema import LogprobNode, Pipeline, RewardModelNode, TrainingNode, ValuesNode
 from dagrl.data.batch import Batch, Column
 from dagrl.models.flops import ModelFlops, model_flops
 from dagrl.models.shape import shape_of
@@ -45,7 +45,7 @@ class Meter:
         """
         account = Account()
         node = self._pipeline.nodes[work.node] if work.node else None
-        if isinstance(node, _Passing) and isinstance(self._pipeline.engines[node.engine], MegatronEngineSpec):
+        if isinstance(node, _Passing) and not self._pipeline.engines[node.engine].reads_messages:
             batches = [part.batch for part in parts] if work.hands_in else []
             # Of a validation set, an op that trains tells the loss alone.
             epochs = node.epochs if isinstance(node, TrainingNode) and not work.validation else 0
@@ -73,7 +73,6 @@ class Meter:
         None where nobody has counted those of the model.
         """
         spec = self._pipeline.engines[node.engine]
-        assert isinstance(spec, MegatronEngineSpec)
         if node.engine not in self._costs:
             self._costs[node.engine] = self._count(node.engine, spec.head)
         cost = self._costs[node.engine]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dagrl.config.schema import ParallelSpec
+from dagrl.backends.megatron.section import ParallelSpec
 from dagrl.planner.showing.report import report
 
 FIGURES = (

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dagrl.config.coordinates import Coordinates
 from dagrl.config.residency import Residency
 from dagrl.graph.op_contracts import Scope
 from dagrl.scheduler.commands import (
@@ -28,7 +29,6 @@ from dagrl.scheduler.commands import (
     WeightsSynced,
     outcome_of,
 )
-from dagrl.scheduler.coordinates import Coordinates
 from dagrl.scheduler.plan import HOST, Executor, Plan, PlannedTask, Rows
 from dagrl.scheduler.scheduler import Scheduler
 

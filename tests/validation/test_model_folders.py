@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from model_folders import FAMILIES, Tensors, tensors_of, whole_config, write_model, write_tensors, write_weights
 
+from dagrl.backends.backend import WeightReader as Reader
 from dagrl.validation import check_file
-from dagrl.validation.model_weights import Reader, readers_of, weights_problem
+from dagrl.validation.model_weights import readers_of, weights_problem
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 NORM, EMBEDDING, OUTPUT = "model.norm.weight", "model.embed_tokens.weight", "lm_head.weight"
@@ -553,9 +554,10 @@ WHOLE: dict[str, Change] = {
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_what_loads_passes(project, folder: Path, name: str) -> None:
-    from dagrl.backends.base import RankContext
+    from dagrl.backends.backend import RankContext
     from dagrl.backends.hf.engine import HfEngine
-    from dagrl.config.schema import HfEngineSpec, ModelSpec
+    from dagrl.backends.hf.section import HfEngineSpec
+    from dagrl.config.schema import ModelSpec
     from dagrl.data.tokenizer import load_tokenizer
 
     WHOLE[name](folder)

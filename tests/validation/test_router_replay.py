@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from dagrl.backends.sglang.descriptor import section_to_start
 from dagrl.graph.dag import Wire
-from dagrl.graph.router_replay import engine_as_started
 from dagrl.scheduler.placement import make_plan
 from dagrl.validation import check_file
 
@@ -38,10 +38,9 @@ def test_what_the_engine_computes_reads_the_routes(project):
 def test_the_server_is_told_to_tell(project):
     path = project.folder / "p.yaml"
     pipeline = check_file(path, [*RIGHT, "engines.generator.server.mem_fraction_static=0.5"]).loaded.pipeline
-    assert engine_as_started(pipeline, "generator").server == {"mem_fraction_static": 0.5, FLAG: True}
-    assert engine_as_started(pipeline, "actor") is pipeline.engines["actor"]
+    assert section_to_start(pipeline, "generator").server == {"mem_fraction_static": 0.5, FLAG: True}
     plain = check_file(path, [MIXTURE, SGLANG]).loaded.pipeline
-    assert engine_as_started(plain, "generator") is plain.engines["generator"]
+    assert section_to_start(plain, "generator") is plain.engines["generator"]
     assert check_file(path, [*RIGHT, f"engines.generator.server.{FLAG}=true"]).warnings == ()
 
 
@@ -49,7 +48,7 @@ def test_the_server_is_told_to_tell(project):
     ("overrides", "fragments"),
     [
         ([SGLANG, REPLAY], ["is about experts, and the model has none"]),
-        ([MIXTURE, REPLAY], ["`generator`, a hf engine, does not tell where it routes tokens; sample with sglang"]),
+        ([MIXTURE, REPLAY], ["`generator`, a hf engine, does not tell where it routes tokens; sample with another"]),
         (
             [MIXTURE, SGLANG, "engines.reference.router_replay=true"],
             ["its model is that of `actor`", "set it there too"],

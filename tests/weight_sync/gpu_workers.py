@@ -74,9 +74,10 @@ class Trainer:
         """Become a rank of a Megatron engine. Collective; returns the offer."""
         from qwen_part import fields
 
-        from dagrl.backends.base import RankContext
+        from dagrl.backends.backend import RankContext
         from dagrl.backends.megatron.engine.megatron_engine import MegatronEngine
-        from dagrl.config.schema import MegatronEngineSpec, ModelSpec
+        from dagrl.backends.megatron.section import MegatronEngineSpec
+        from dagrl.config.schema import ModelSpec
         from dagrl.weight_sync.sender import WeightSender
 
         model = ModelSpec.model_validate({"init": fields(size), "tokenizer": {"kind": "characters", "alphabet": "ab"}})

@@ -14,14 +14,16 @@ import numpy as np
 import torch
 from jinja2 import TemplateError
 
-from dagrl.backends.base import Conversation, RankContext, Scores, Slept
+from dagrl.backends.backend import RankContext
+from dagrl.backends.base import Conversation, Scores, Slept
 from dagrl.backends.device_memory import device_gib_used
 from dagrl.backends.hf.experts import avoid_misaligned_grouped_mm
+from dagrl.backends.hf.section import HfEngineSpec
 from dagrl.backends.hf.sleep import SleepingWeights
 from dagrl.backends.hf.weights import replace_weights
 from dagrl.backends.model_source import check_finite, load_hf_config, model_imports, weight_source
 from dagrl.config.residency import Residency
-from dagrl.config.schema import HfEngineSpec, ModelSpec
+from dagrl.config.schema import ModelSpec
 from dagrl.data.tokenizer import load_tokenizer
 from dagrl.models.tensor_shapes import SCORE
 

@@ -13,16 +13,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from dagrl.backends.base import NO_WEIGHTS, Appetite, Completion, GenerationRequest, RankContext, Slept
+from dagrl.backends.backend import RankContext
+from dagrl.backends.base import NO_WEIGHTS, Appetite, Completion, GenerationRequest, Slept
 from dagrl.backends.device_memory import device_gib_used
 from dagrl.backends.hf.decoding import decode
 from dagrl.backends.hf.experts import avoid_misaligned_grouped_mm
+from dagrl.backends.hf.section import HfEngineSpec
 from dagrl.backends.hf.sleep import SleepingWeights
 from dagrl.backends.hf.weights import replace_weights
 from dagrl.backends.model_source import load_hf_config, model_imports, published_tensors, weight_source
 from dagrl.backends.weight_names import check_names
 from dagrl.config.residency import Residency
-from dagrl.config.schema import HfEngineSpec, ModelSpec, SamplingSpec
+from dagrl.config.schema import ModelSpec, SamplingSpec
 from dagrl.data.tokenizer import load_tokenizer
 from dagrl.weight_sync.manifest import Bucket
 

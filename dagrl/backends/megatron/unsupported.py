@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dagrl.config.schema import MegatronEngineSpec, ParallelSpec
+from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
 from dagrl.config.unsupported import Clash
 
 SECTIONS = ("transformer", "optimizer", "ddp")

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from dagrl.backends.sglang.layout import CPU_CACHE_TOKENS, KEPT_BACK, LARGEST_GRAPH, SLEEPER_FRACTION
+from dagrl.backends.sglang.section import SglangEngineSpec
 from dagrl.backends.sglang.share import ServerShare
 from dagrl.backends.sglang.unsupported import clashes_of
-from dagrl.config.schema import SglangEngineSpec
 
 WEIGHT_LOADER = "dagrl.backends.sglang.loader.take_weights"
 """What an update has SGLang call in its processes."""

@@ -10,17 +10,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 
-from dagrl.backends.base import NO_WEIGHTS, Appetite, Completion, GenerationRequest, RankContext, Slept
+from dagrl.backends.backend import RankContext
+from dagrl.backends.base import NO_WEIGHTS, Appetite, Completion, GenerationRequest, Slept
 from dagrl.backends.model_source import load_hf_config
 from dagrl.backends.sglang.client import Client
 from dagrl.backends.sglang.gpu_memory import gpu_memory
 from dagrl.backends.sglang.layout import KEPT_BACK, gpus_per_server
 from dagrl.backends.sglang.responses import Responses
+from dagrl.backends.sglang.section import SglangEngineSpec
 from dagrl.backends.sglang.server import ServerLostError
 from dagrl.backends.sglang.share import ServerShare
 from dagrl.backends.sglang.start import start_server
 from dagrl.config.residency import Residency
-from dagrl.config.schema import ModelSpec, SamplingSpec, SglangEngineSpec
+from dagrl.config.schema import ModelSpec, SamplingSpec
 from dagrl.data.tokenizer import load_tokenizer
 from dagrl.weight_sync.channel import PeerError
 from dagrl.weight_sync.exporter import BucketExporter
@@ -56,7 +58,7 @@ class SglangEngine:
         self._passes = 2 if spec.weight_sync.checksum else 1
         # Stages are told of an update one after the other.
         stages = spec.server.get("pp_size", 1)
-        self._waves = [gpus_per_server(spec) // stages] * stages
+        self._waves = [gpus_per_server(spec.server) // stages] * stages
         self._follows = spec.weights_from is not None
         self._timeout_s = ranks.timeout_s
         self._gpus = share.gpus

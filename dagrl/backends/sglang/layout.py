@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from dagrl.config.schema import GroupSpec, SglangEngineSpec
+from dagrl.config.schema.model import GroupSpec
 
 TAKEN_OUT_OF_TP = ("ep_size", "attn_cp_size", "moe_dp_size", "dcp_size")
 """Fields of ServerArgs that share out what a server's ``tp_size`` GPUs do; each divides it."""
@@ -18,6 +20,9 @@ CPU_CACHE_TOKENS = 16384
 KEPT_BACK = 8
 """Tokens at the end of a context, and of a cache, that SGLang gives no request: it takes none that begins within six of
 the end, as a response does that goes on behind its last tokens but one, and ends those that come within two."""
+
+ROUTED_EXPERTS = "enable_return_routed_experts"
+"""Field of ServerArgs that has servers return the experts that tokens were routed to."""
 
 SLEEPER_FRACTION = 0.8
 """``mem_fraction_static`` of a server that sleeps, unless the file says otherwise: SGLang would take what is free when
@@ -52,28 +57,27 @@ def kept_of_cache(page_size: int) -> int:
     return max(KEPT_BACK, 2 * page_size)
 
 
-def gpus_per_server(engine: SglangEngineSpec) -> int:
+def gpus_per_server(server: Mapping[str, Any]) -> int:
     """GPUs that one server takes, or CPU slots. The sizes are checked to be whole numbers of 1 or more."""
-    server = engine.server
-    copies = 1 if server.get("enable_dp_attention") else _size(engine, "dp_size")
-    return _size(engine, "tp_size") * _size(engine, "pp_size") * copies
+    copies = 1 if server.get("enable_dp_attention") else _size(server, "dp_size")
+    return _size(server, "tp_size") * _size(server, "pp_size") * copies
 
 
-def nodes_per_server(engine: SglangEngineSpec, group: GroupSpec) -> int:
+def nodes_per_server(server: Mapping[str, Any], group: GroupSpec) -> int:
     """Machines that one server spans."""
-    return -(-gpus_per_server(engine) // (group.gpus_per_node or group.cpus_per_node))
+    return -(-gpus_per_server(server) // (group.gpus_per_node or group.cpus_per_node))
 
 
-def server_slots(engine: SglangEngineSpec, group: GroupSpec) -> list[ServerSlot]:
+def server_slots(server: Mapping[str, Any], group: GroupSpec) -> list[ServerSlot]:
     """The slots of a group in order, machine by machine; servers are known to divide them."""
-    each, per_node = gpus_per_server(engine), group.gpus_per_node or group.cpus_per_node
+    each, per_node = gpus_per_server(server), group.gpus_per_node or group.cpus_per_node
     assert group.ranks % each == 0, f"servers of {each} slots do not divide {group.ranks}"
     slots = []
     for rank in range(group.ranks):
-        server, place = divmod(rank, each)
-        slots.append(ServerSlot(server, place, place // per_node, place % per_node == 0))
+        number, place = divmod(rank, each)
+        slots.append(ServerSlot(number, place, place // per_node, place % per_node == 0))
     return slots
 
 
-def _size(engine: SglangEngineSpec, field: str) -> int:
-    return int(engine.server.get(field, 1))
+def _size(server: Mapping[str, Any], field: str) -> int:
+    return int(server.get(field, 1))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from dagrl.backends.base import Appetite, Completion, GenerationRequest, RankContext, Slept
+from dagrl.backends.backend import RankContext
+from dagrl.backends.base import Appetite, Completion, GenerationRequest, Slept
+from dagrl.backends.sglang.section import SglangEngineSpec
 from dagrl.backends.sglang.share import ServerShare
 from dagrl.backends.sglang.start import start_server
 from dagrl.config.residency import Residency
-from dagrl.config.schema import ModelSpec, SamplingSpec, SglangEngineSpec
+from dagrl.config.schema import ModelSpec, SamplingSpec
 from dagrl.weight_sync.manifest import Bucket
 from dagrl.weight_sync.receiver import Route
 

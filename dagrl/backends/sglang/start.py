@@ -11,9 +11,10 @@ from dagrl.backends.model_source import load_hf_config
 from dagrl.backends.sglang.args import server_arguments
 from dagrl.backends.sglang.gpu_memory import gpu_memory
 from dagrl.backends.sglang.model_folder import model_folder
+from dagrl.backends.sglang.section import SglangEngineSpec
 from dagrl.backends.sglang.server import Server, ServerError
 from dagrl.backends.sglang.share import ServerShare
-from dagrl.config.schema import ModelSpec, SglangEngineSpec
+from dagrl.config.schema import ModelSpec
 
 SGLANG_VERSION = "0.5.17"
 """What `client.py` and `server.py` are written for: they use much that SGLang does not promise to keep."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dagrl.config.schema import SglangEngineSpec
+from dagrl.backends.sglang.section import SglangEngineSpec
 from dagrl.config.unsupported import Clash
 
 

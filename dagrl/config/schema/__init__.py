@@ -1,22 +1,12 @@
-"""What a pipeline file may say: frozen models, one per section, that refuse unknown keys.
+"""Frozen models of the sections of a pipeline file, which refuse unknown keys.
 
-``spec/reading`` turns YAML into a `Pipeline`; ``spec/checks`` holds the rules that join several sections or files;
-``spec/ops.py`` says which columns each node reads and writes.
+`dagrl.config.loading` turns YAML into a `Pipeline`, `dagrl.validation` holds the rules that join several sections or
+files, and `dagrl.graph.op_contracts` the columns that each node reads and writes.
 """
 
 from dagrl.config.schema.covariance import CovarianceNode
 from dagrl.config.schema.critic import CriticNode, RewardModelNode, ValuesNode
-from dagrl.config.schema.engines import (
-    EngineSpec,
-    HfEngineSpec,
-    LearningRateSpec,
-    MegatronEngineSpec,
-    OffloadSpec,
-    ParallelSpec,
-    SglangEngineSpec,
-    Sleep,
-    WeightSyncSpec,
-)
+from dagrl.config.schema.engine import EngineSpec, Sleep, WeightSyncSpec
 from dagrl.config.schema.filter import FilterNode
 from dagrl.config.schema.judge import JudgeNode
 from dagrl.config.schema.model import DataSpec, GroupSpec, ModelSpec, TokenizerSpec
@@ -69,26 +59,21 @@ __all__ = [
     "Estimator",
     "FilterNode",
     "GroupSpec",
-    "HfEngineSpec",
     "ImportanceLevel",
     "JudgeNode",
     "KeepBestSpec",
     "KlInRewardSpec",
-    "LearningRateSpec",
     "LengthRewardSpec",
     "LogprobNode",
     "LossSpec",
-    "MegatronEngineSpec",
     "MixNode",
     "ModelSpec",
     "Name",
     "NodeBase",
     "NodeSpec",
-    "OffloadSpec",
     "OverlongBufferSpec",
     "OwnFunction",
     "PackingNode",
-    "ParallelSpec",
     "Pipeline",
     "PolicyForm",
     "PositiveInt",
@@ -104,7 +89,6 @@ __all__ = [
     "ScheduleSpec",
     "Section",
     "SftNode",
-    "SglangEngineSpec",
     "Sleep",
     "Threshold",
     "TokenizerSpec",

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dagrl.config.schema.engines import EngineSpec
+from dagrl.config.schema.backends import AnyEngineSpec
 from dagrl.config.schema.model import DataSpec, GroupSpec, ModelSpec
 from dagrl.config.schema.nodes import NodeSpec
 from dagrl.config.schema.run import ProfileSpec, RunSpec, ScheduleSpec
@@ -24,7 +24,7 @@ class Pipeline(Section):
     """The prompts."""
     groups: Annotated[dict[Name, GroupSpec], Field(min_length=1)]
     """GPUs or CPU slots, by name."""
-    engines: Annotated[dict[Name, EngineSpec], Field(min_length=1)]
+    engines: Annotated[dict[Name, AnyEngineSpec], Field(min_length=1)]
     """Models with a layout on a group, by name."""
     nodes: Annotated[dict[Name, NodeSpec], Field(min_length=1)]
     """The stages of a step, by name."""
@@ -38,9 +38,9 @@ class Pipeline(Section):
     """Where metrics and tables of samples go, beside metrics.jsonl."""
 
     def model_section(self, engine: str) -> tuple[str, ...]:
-        """Where the file says an engine's model: at itself, at the engine that it shares or follows, or at the top."""
+        """Section of an engine's model: its own, that of the engine it has its weights from, or the pipeline's."""
         spec = self.engines[engine]
-        home = getattr(spec, "frozen_copy_of", None) or getattr(spec, "weights_from", None)
+        home = spec.frozen_copy_of or spec.weights_from
         holders = [engine, *([home] if home in self.engines else [])]
         own = next((name for name in holders if self.engines[name].model is not None), None)
         return ("engines", own, "model") if own else ("model",)

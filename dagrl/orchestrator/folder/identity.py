@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from dagrl.backends.registry import backend_of
+from dagrl.config.capability import Capability
 from dagrl.config.schema import Pipeline
 
 _TRAINING = ("update", "critic", "sft", "dpo")
@@ -13,16 +15,15 @@ _TRAINING = ("update", "critic", "sft", "dpo")
 
 def model_identity(pipeline: Pipeline) -> str:
     """The model of a checkpoint's weights and of the reference beside them, as text that can be compared."""
-    megatron = {name: engine for name, engine in sorted(pipeline.engines.items()) if engine.backend == "megatron"}
-    own = {name: pipeline.model_of(name) for name, engine in megatron.items() if engine.model is not None}
+    trainers = {
+        name: engine for name, engine in sorted(pipeline.engines.items()) if Capability.TRAIN in engine.capabilities
+    }
+    own = {name: pipeline.model_of(name) for name, engine in trainers.items() if engine.model is not None}
     drawn = pipeline.model.init or any(model.init for model in own.values())
     seed = f", start weights drawn from seed {pipeline.run.seed}" if drawn else ""
     of_engines = "".join(f", {name} is {model.model_dump_json(exclude_none=True)}" for name, model in own.items())
-    stored = "".join(
-        f", {name} from {engine.dist_checkpointing_path}"
-        for name, engine in megatron.items()
-        if engine.dist_checkpointing_path
-    )
+    folders = {name: backend_of(engine).start_folder(engine) for name, engine in trainers.items()}
+    stored = "".join(f", {name} from {folder}" for name, folder in folders.items() if folder)
     return pipeline.model.model_dump_json(exclude_none=True) + seed + of_engines + stored
 
 

@@ -11,18 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from dagrl.backends.hf.section import HfEngineSpec
+from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.config.residency import Residency
-from dagrl.config.schema import (
-    HfEngineSpec,
-    JudgeNode,
-    LogprobNode,
-    MegatronEngineSpec,
-    Pipeline,
-    RewardModelNode,
-    RolloutNode,
-    TrainingNode,
-    ValuesNode,
-)
+from dagrl.config.schema import JudgeNode, LogprobNode, Pipeline, RewardModelNode, RolloutNode, TrainingNode, ValuesNode
 from dagrl.graph.filtering import prompts_per_round
 from dagrl.graph.offline import is_offline
 from dagrl.graph.op_contracts import Scope

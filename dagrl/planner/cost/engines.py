@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from dagrl.backends.hf.section import HfEngineSpec
+from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.backends.sglang.layout import LARGEST_GRAPH, gpus_per_server
-from dagrl.config.schema import GroupSpec, HfEngineSpec, MegatronEngineSpec, Pipeline, SglangEngineSpec
+from dagrl.backends.sglang.section import SglangEngineSpec
+from dagrl.config.schema import EngineSpec, GroupSpec, Pipeline
 from dagrl.models.shape import ModelShape
 from dagrl.planner.cost.decoding import Server
 from dagrl.planner.cost.device import Device, device_of
@@ -31,7 +34,7 @@ class PlannedEngine:
     gpu: str = DEFAULT_GPU
 
     @property
-    def spec(self) -> MegatronEngineSpec | SglangEngineSpec | HfEngineSpec:
+    def spec(self) -> EngineSpec:
         """What the file says of it."""
         return self.pipeline.engines[self.executor.name]
 
@@ -125,7 +128,7 @@ class PlannedEngine:
         raise AssertionError(f"{self.executor.name} does not generate")
 
     def _sglang(self, spec: SglangEngineSpec) -> Server:
-        fields, gpus = spec.server, gpus_per_server(spec)
+        fields, gpus = spec.server, gpus_per_server(spec.server)
         stages = int(fields.get("pp_size", 1))
         graph = int(
             fields.get("cuda_graph_max_bs_decode") or min(fields.get("max_running_requests") or 1 << 30, LARGEST_GRAPH)
@@ -143,7 +146,7 @@ class PlannedEngine:
         )
 
     def _room_for_tokens(self, spec: SglangEngineSpec) -> float:
-        gpu = gpu_of_group(self.pipeline, spec.group, self.gpu)
+        gpu = gpu_of_group(self.pipeline, str(spec.group), self.gpu)
         memory = server_memory(self.shape, spec, gpu, Serving(longest=1, sleeps=self.executor.sleeps))
         return max(1, cache_tokens(self.shape, spec, memory, on_gpu=gpu is not None))
 
@@ -161,7 +164,7 @@ class PlannedEngine:
         """Of the weights on a GPU of one that generates or judges."""
         if isinstance(self.spec, HfEngineSpec) and self.spec.head == "reward":
             return self.classifier_parameters * WEIGHT_BYTES
-        gpus = gpus_per_server(self.spec) if isinstance(self.spec, SglangEngineSpec) else 1
+        gpus = gpus_per_server(self.spec.server) if isinstance(self.spec, SglangEngineSpec) else 1
         return self.shape.parameters * WEIGHT_BYTES / gpus
 
     @property

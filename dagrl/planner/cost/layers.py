@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dagrl.config.schema import ParallelSpec
+from dagrl.backends.megatron.section import ParallelSpec
 from dagrl.models.flops import attention_weights, pair_products
 from dagrl.models.shape import GATED_MLP_MATRICES, ModelShape
 from dagrl.planner.cost.device import Device

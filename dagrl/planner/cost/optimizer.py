@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dagrl.config.schema import MegatronEngineSpec
+from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.planner.cost.device import Device
 from dagrl.planner.memory.parameters import RankParameters
 from dagrl.planner.memory.trainer import state_bytes

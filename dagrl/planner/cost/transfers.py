@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dagrl.config.schema.engine import Transport
 from dagrl.planner.cost.communicators import closing_seconds
 from dagrl.planner.cost.device import Device
-from dagrl.scheduler.weight_route import Way
 
 _SYNC_S = 21e-3
 """Of a weight sync whatever its size: the driver's calls and SGLang's pause (14 ms), its processes told (7)."""
@@ -43,7 +43,9 @@ RESTART_S = 60.0
 """Worker, libraries and a server without prefill graphs; 1.7B takes about 30 s."""
 
 
-def sync_seconds(way: Way, weights: float, device: Device, *, link: float, gathered: float, neighbours: float) -> float:
+def sync_seconds(
+    way: Transport, weights: float, device: Device, *, link: float, gathered: float, neighbours: float
+) -> float:
     """New weights from trainer to generators. `weights` in bytes; `link` between their GPUs, bytes a second; `gathered`
     is the share of the weights that the sender's neighbours hold, and `neighbours` the rate from there.
     """

@@ -7,18 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.backends.sglang.layout import gpus_per_server
+from dagrl.backends.sglang.section import SglangEngineSpec
 from dagrl.config.errors import Place, dotted
-from dagrl.config.schema import (
-    DpoNode,
-    GroupSpec,
-    MegatronEngineSpec,
-    NodeBase,
-    PackingNode,
-    Pipeline,
-    SglangEngineSpec,
-    UpdateNode,
-)
+from dagrl.config.schema import DpoNode, GroupSpec, NodeBase, PackingNode, Pipeline, UpdateNode
 from dagrl.graph.dag import Graph
 from dagrl.graph.offline import longest_row
 from dagrl.graph.rollouts import leading_rollout, rollouts
@@ -147,7 +140,7 @@ def _breaks_machines(pipeline: Pipeline) -> bool:
         each = group.gpus_per_node or group.cpus_per_node
         if isinstance(engine, MegatronEngineSpec) and each % engine.parallel.tensor_model_parallel_size:
             return True
-        if isinstance(engine, SglangEngineSpec) and each % (size := gpus_per_server(engine)) and size % each:
+        if isinstance(engine, SglangEngineSpec) and each % (size := gpus_per_server(engine.server)) and size % each:
             return True
     return False
 
@@ -211,7 +204,7 @@ def _ladders(
             space = room(pipeline.groups[engine.group or ""])
             ladders = _trainer_ladders(pipeline, name, engine, engine_shape(pipeline, name, shape), space)
         case SglangEngineSpec() as engine:
-            ladders = _server_ladders(name, engine, room(pipeline.groups[engine.group]))
+            ladders = _server_ladders(name, engine, room(pipeline.groups[str(engine.group)]))
         case _:
             return
     yield from (ladder for ladder in ladders if ladder)
@@ -267,7 +260,7 @@ def _resized_servers(pipeline: Pipeline, name: str, room: Callable[[GroupSpec], 
     """A server of more GPUs that takes another share of each: where its weights fill one, either alone is no help."""
     engine = pipeline.engines[name]
     if isinstance(engine, SglangEngineSpec):
-        *_, fractions, sizes = _server_ladders(name, engine, room(pipeline.groups[engine.group]))
+        *_, fractions, sizes = _server_ladders(name, engine, room(pipeline.groups[str(engine.group)]))
         if sizes:
             yield [_joined([size, fraction]) for size, fraction in itertools.product(sizes, fractions)]
 

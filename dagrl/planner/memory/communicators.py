@@ -6,7 +6,7 @@ is built, in a pass, in an update. See `dagrl.backends.megatron.engine.communica
 
 from __future__ import annotations
 
-from dagrl.config.schema import ParallelSpec
+from dagrl.backends.megatron.section import ParallelSpec
 from dagrl.models.shape import ModelShape
 from dagrl.planner.memory.estimate import GIB
 

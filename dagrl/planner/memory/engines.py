@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import math
 
-from dagrl.config.schema import (
-    HfEngineSpec,
-    JudgeNode,
-    MegatronEngineSpec,
-    PackingNode,
-    Pipeline,
-    SglangEngineSpec,
-    TrainingNode,
-)
+from dagrl.backends.hf.section import HfEngineSpec
+from dagrl.backends.megatron.section import MegatronEngineSpec
+from dagrl.backends.sglang.section import SglangEngineSpec
+from dagrl.config.schema import JudgeNode, PackingNode, Pipeline, TrainingNode
 from dagrl.graph.offline import longest_row
 from dagrl.graph.rollouts import longest_by_key, rollouts
 from dagrl.models.gpus import Gpu

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dagrl.config.schema import MegatronEngineSpec
+from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.models.shape import ModelShape
 from dagrl.models.vocabulary import padded_vocab_size
 from dagrl.planner.memory.stages import Stage

@@ -10,8 +10,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from dagrl.backends.hf.section import HfEngineSpec
 from dagrl.backends.sglang.layout import CPU_CACHE_TOKENS, LARGEST_GRAPH, SLEEPER_FRACTION
-from dagrl.config.schema import HfEngineSpec, SglangEngineSpec
+from dagrl.backends.sglang.section import SglangEngineSpec
 from dagrl.models.gpus import Gpu
 from dagrl.models.shape import ModelShape
 from dagrl.planner.memory.estimate import CONTEXT, GIB, EngineMemory

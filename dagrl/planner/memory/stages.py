@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dagrl.config.schema import MegatronEngineSpec
+from dagrl.backends.megatron.section import MegatronEngineSpec
 
 _LAYOUT_WORDS = {"e": "embedding", "t": "decoder", "l": "loss", "m": "mtp"}
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from dagrl.config.schema import MegatronEngineSpec
+from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.models.number_formats import NUMBER_FORMATS
 from dagrl.models.shape import ModelShape
 from dagrl.models.vocabulary import padded_vocab_size

@@ -12,16 +12,10 @@ from typing import Any
 
 from typing_extensions import TypeIs
 
-from dagrl.config.schema import (
-    EngineSpec,
-    GroupSpec,
-    MegatronEngineSpec,
-    PackingNode,
-    ParallelSpec,
-    Pipeline,
-    SglangEngineSpec,
-)
-from dagrl.validation.layouts import UNEVEN_FIELDS
+from dagrl.backends.megatron.layout_rules import UNEVEN_FIELDS
+from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
+from dagrl.backends.sglang.section import SglangEngineSpec
+from dagrl.config.schema import EngineSpec, GroupSpec, PackingNode, Pipeline
 
 _LAYOUT_FIELDS = (*UNEVEN_FIELDS, "microbatch_group_size_per_vp_stage")
 """Fields of ``transformer:`` that belong to the layout of the file."""

@@ -13,18 +13,12 @@ from dataclasses import dataclass, replace
 from itertools import count, islice, product
 from pathlib import Path
 
+from dagrl.backends.hf.section import HfEngineSpec
+from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
+from dagrl.backends.sglang.section import SglangEngineSpec
 from dagrl.config.errors import PipelineError
 from dagrl.config.loading.loader import load_pipeline
-from dagrl.config.schema import (
-    GroupSpec,
-    HfEngineSpec,
-    MegatronEngineSpec,
-    ParallelSpec,
-    Pipeline,
-    Section,
-    SglangEngineSpec,
-    TrainingNode,
-)
+from dagrl.config.schema import GroupSpec, Pipeline, Section, TrainingNode
 from dagrl.graph.offline import is_offline, longest_row, rows_per_prompt
 from dagrl.graph.op_contracts import Scope
 from dagrl.graph.plugins.isolation import isolated_imports

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from dagrl.config.schema import GroupSpec, ParallelSpec, Pipeline
+from dagrl.backends.megatron.section import ParallelSpec
+from dagrl.config.schema import GroupSpec, Pipeline
 from dagrl.models.shape import ModelShape
 from dagrl.planner.hardware import GPUS_OF_MACHINE
 from dagrl.planner.search.choices import Placing, ServerChoice
@@ -153,7 +154,7 @@ def _powers(most: int) -> list[int]:
 
 
 def _shares_widths(shape: ModelShape, tensor: int) -> bool:
-    """Whether so many ranks share every matrix evenly; `dagrl.validation.layouts` asks the same."""
+    """Whether so many ranks share every matrix evenly; `dagrl.backends.megatron.layout_rules` asks the same."""
     widths = [shape.heads]
     if not all(shape.is_mixture(layer) for layer in shape.positions):
         widths.append(shape.dense_width)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dagrl.backends.sglang.layout import server_slots
-from dagrl.config.schema import Pipeline, SglangEngineSpec
+from dagrl.config.schema import Pipeline
 from dagrl.scheduler.plan import Executor
 from dagrl.workers.messages import StartEngine, Whereabouts
 
@@ -29,33 +28,28 @@ def setups(executor: Executor, where: Sequence[Whereabouts], common: StartEngine
         for rank, place in enumerate(executor.places)
     ]
     spec = common.pipeline.engines[engine] if engine else None
-    return _of_servers(spec, where, mine) if isinstance(spec, SglangEngineSpec) else mine
+    if spec is None or not spec.replicas_are_servers:
+        return mine
+    group = common.pipeline.groups[str(spec.group)]
+    return _of_servers(executor, where, mine, per_node=group.gpus_per_node or group.cpus_per_node)
 
 
 def live_together(executor: Executor, pipeline: Pipeline, rank: int) -> list[int]:
-    """The ranks of a generator that are of no use without `rank`, itself included: those of the same server."""
-    spec = pipeline.engines[executor.engines[0]]
-    if not isinstance(spec, SglangEngineSpec):
+    """The ranks of a generator that are of no use without `rank`, including it: those of the same server."""
+    if not pipeline.engines[executor.engines[0]].replicas_are_servers:
         return [rank]
-    slots = server_slots(spec, pipeline.groups[spec.group])
-    return [other for other, slot in enumerate(slots) if slot.server == slots[rank].server]
+    replica = executor.places[rank].dp
+    return [other for other, place in enumerate(executor.places) if place.dp == replica]
 
 
 def _of_servers(
-    spec: SglangEngineSpec, where: Sequence[Whereabouts], alike: Sequence[StartEngine]
+    executor: Executor, where: Sequence[Whereabouts], alike: Sequence[StartEngine], *, per_node: int
 ) -> list[StartEngine]:
-    """The ranks of a server meet at its first slot; whoever starts its processes on a machine gets their GPUs."""
-    slots = server_slots(spec, alike[0].pipeline.groups[spec.group])
+    """The ranks of a server meet at its first rank. Its first rank on each machine gets all of its GPUs there."""
     found = []
-    for slot, setup in zip(slots, alike, strict=True):
-        leader = where[slots.index(next(other for other in slots if other.server == slot.server))]
-        gpus = tuple(
-            gpu
-            for other, its in zip(slots, where, strict=True)
-            if (other.server, other.node) == (slot.server, slot.node)
-            for gpu in its.gpus
-        )
-        found.append(
-            replace(setup, master_addr=leader.address, master_port=leader.port, gpus=gpus if slot.starts else ())
-        )
+    for rank, setup in enumerate(alike):
+        server = [other for other, place in enumerate(executor.places) if place.dp == executor.places[rank].dp]
+        leader, here = where[server[0]], [other for other in server if other // per_node == rank // per_node]
+        gpus = tuple(gpu for other in here for gpu in where[other].gpus) if rank == here[0] else ()
+        found.append(replace(setup, master_addr=leader.address, master_port=leader.port, gpus=gpus))
     return found

@@ -7,10 +7,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from dagrl.backends.base import Completion, GenerationRequest, RankContext
+from dagrl.backends.backend import RankContext
+from dagrl.backends.base import Completion, GenerationRequest
 from dagrl.backends.hf.engine import HfEngine
+from dagrl.backends.hf.section import HfEngineSpec
 from dagrl.backends.model_source import load_hf_config, weight_source
-from dagrl.config.schema import HfEngineSpec, ModelSpec, SamplingSpec, TokenizerSpec
+from dagrl.config.schema import ModelSpec, SamplingSpec, TokenizerSpec
 
 SEED = 11
 

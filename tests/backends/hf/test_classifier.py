@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from tiny_models import tiny_scorer
 from transformers import AutoModelForSequenceClassification
 
-from dagrl.backends.base import RankContext
+from dagrl.backends.backend import RankContext
 from dagrl.backends.device_memory import storages_of
 from dagrl.backends.hf.classifier import HfClassifier, _batches
+from dagrl.backends.hf.section import HfEngineSpec
 from dagrl.backends.model_source import SCORE, weight_source
 from dagrl.config.residency import Residency
-from dagrl.config.schema import HfEngineSpec, ModelSpec, TokenizerSpec
+from dagrl.config.schema import ModelSpec, TokenizerSpec
 from dagrl.data.tokenizer import make_tokenizer
 
 TOKENIZER = make_tokenizer(TokenizerSpec(kind="characters", alphabet="0123456789+="))

@@ -5,11 +5,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from dagrl.backends.base import RankContext
+from dagrl.backends.backend import RankContext
 from dagrl.backends.hf.classifier import HfClassifier
 from dagrl.backends.hf.experts import avoid_misaligned_grouped_mm
+from dagrl.backends.hf.section import HfEngineSpec
 from dagrl.backends.model_source import load_hf_config, published_tensors, weight_source
-from dagrl.config.schema import HfEngineSpec, ModelSpec, SamplingSpec, TokenizerSpec
+from dagrl.config.schema import ModelSpec, SamplingSpec, TokenizerSpec
 from dagrl.data.tokenizer import load_tokenizer
 
 MIXTURES = {

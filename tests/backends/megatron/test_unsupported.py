@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
+from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.backends.megatron.unsupported import CLASHES, clashes_of
-from dagrl.config.schema import MegatronEngineSpec
 from dagrl.validation import check_file
 
 PP, VPP = "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size"

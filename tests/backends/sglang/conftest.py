@@ -12,12 +12,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from dagrl.backends.base import GenerationRequest, RankContext
+from dagrl.backends.backend import RankContext
+from dagrl.backends.base import GenerationRequest
 from dagrl.backends.hf.weights import replace_weights
 from dagrl.backends.model_source import load_hf_config, weight_source
 from dagrl.backends.sglang.engine import SglangEngine
+from dagrl.backends.sglang.section import SglangEngineSpec
 from dagrl.backends.sglang.share import ServerShare
-from dagrl.config.schema import ModelSpec, SglangEngineSpec, TokenizerSpec
+from dagrl.config.schema import ModelSpec, TokenizerSpec
 from dagrl.weight_sync.exporter import IteratedExporter
 from dagrl.weight_sync.manifest import Bucket
 from dagrl.weight_sync.sender import Reach, WeightSender

@@ -8,8 +8,8 @@ import pytest
 
 from dagrl.backends.sglang.args import server_arguments
 from dagrl.backends.sglang.layout import KEPT_BACK
+from dagrl.backends.sglang.section import SglangEngineSpec
 from dagrl.backends.sglang.share import ServerShare
-from dagrl.config.schema import SglangEngineSpec
 
 
 def told(*, server=None, gpus=("0",), seed=1, sleeps=False, node=0, nodes=1, index=0, weights_from="actor", **_):

@@ -3,7 +3,8 @@
 import pytest
 
 from dagrl.backends.sglang.layout import gpus_per_server, nodes_per_server, server_slots
-from dagrl.config.schema import GroupSpec, SglangEngineSpec
+from dagrl.backends.sglang.section import SglangEngineSpec
+from dagrl.config.schema import GroupSpec
 
 
 def engine(**server: object) -> SglangEngineSpec:

@@ -12,9 +12,10 @@ import pytest
 
 from dagrl.backends.sglang import start
 from dagrl.backends.sglang.gpu_memory import GpuMemory, gpu_memory
+from dagrl.backends.sglang.section import SglangEngineSpec
 from dagrl.backends.sglang.server import ServerError
 from dagrl.backends.sglang.share import ServerShare
-from dagrl.config.schema import ModelSpec, SglangEngineSpec
+from dagrl.config.schema import ModelSpec
 
 SHARE = ServerShare("generator/0", 0, 0, 1, ("2", "3"), "127.0.0.1", 4000, Path("logs"), 60)
 

@@ -12,11 +12,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from dagrl.backends.base import RankContext
+from dagrl.backends.backend import RankContext
 from dagrl.backends.hf.engine import HfEngine
+from dagrl.backends.hf.section import HfEngineSpec
 from dagrl.backends.model_source import load_hf_config, weight_source
 from dagrl.config.residency import Residency
-from dagrl.config.schema import HfEngineSpec, ModelSpec, TokenizerSpec
+from dagrl.config.schema import ModelSpec, TokenizerSpec
 from dagrl.data.batch import Batch
 from dagrl.graph.op_contracts import contract_of
 from dagrl.ops.base import Output, Part

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagrl.config.schema import ParallelSpec, Pipeline
+from dagrl.backends.megatron.section import ParallelSpec, coordinates
+from dagrl.config.coordinates import Coordinates
+from dagrl.config.schema import Pipeline
 from dagrl.data.shards import shard_bounds
 from dagrl.graph.op_contracts import Scope
 from dagrl.orchestrator.steps.batch_index import Ledger
 from dagrl.orchestrator.steps.dispatch import portion, share_out
 from dagrl.scheduler.commands import Run
-from dagrl.scheduler.coordinates import Coordinates, coordinates
 from dagrl.scheduler.plan import HOST, Executor, PlannedTask, Rows
 from dagrl.workers.messages import Begun, Block, PartWork, Span, TaskWork
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dagrl.config.coordinates import Coordinates
 from dagrl.data.stats import Stat
 from dagrl.graph.op_contracts import Scope
 from dagrl.orchestrator.steps.record import Activity, StepRecord
 from dagrl.scheduler.commands import Run
-from dagrl.scheduler.coordinates import Coordinates
 from dagrl.scheduler.plan import HOST, Executor, PlannedTask, Rows
 from dagrl.workers.messages import Block, Effort, Span
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from models import QWEN3_8B, QWEN3_30B
 
-from dagrl.config.schema import ParallelSpec
+from dagrl.backends.megatron.section import ParallelSpec
 from dagrl.models.shape import ModelShape
 from dagrl.planner.cost.communicators import closing_seconds, connecting_seconds, gathering_seconds
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dagrl.config.schema import MegatronEngineSpec, ParallelSpec
+from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
 from dagrl.models.gpus import gpu_named
 from dagrl.models.shape import ModelShape, shape_of
 from dagrl.planner.cost import transfers

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
 from dagrl.config.residency import Residency
-from dagrl.config.schema import MegatronEngineSpec, ParallelSpec
 from dagrl.graph.rollouts import rollouts
 from dagrl.models.gpus import GPUS, gpu_named
 from dagrl.models.shape import ModelShape, model_shape, shape_of

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from dagrl.backends.base import Slept
+from dagrl.config.coordinates import Coordinates
 from dagrl.config.residency import Residency
 from dagrl.scheduler.commands import Sleep, Wake
-from dagrl.scheduler.coordinates import Coordinates
 from dagrl.scheduler.plan import Executor, Plan
 from dagrl.workers.errors import RunError
 from dagrl.workers.groups.offload import Moves

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
+from dagrl.config.coordinates import Coordinates
 from dagrl.graph.op_contracts import Scope
 from dagrl.scheduler.commands import Command, Run
-from dagrl.scheduler.coordinates import Coordinates
 from dagrl.scheduler.plan import HOST, Executor, Plan, PlannedTask, Rows
 from dagrl.workers.errors import RunError
 from dagrl.workers.groups.queued_calls import runs_ahead_end

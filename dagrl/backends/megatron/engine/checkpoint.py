@@ -30,7 +30,7 @@ from dagrl.backends.megatron.engine.background_save import FILES, BackgroundWrit
 from dagrl.backends.megatron.engine.model import unwrap
 from dagrl.backends.megatron.engine.stored_tensors import StoredTensors
 from dagrl.backends.megatron.engine.stored_weights import check_fit
-from dagrl.config.schema import ParallelSpec
+from dagrl.backends.megatron.section import ParallelSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from dagrl.backends.megatron.engine.families import config_class, transformer_defaults, transformer_fields
 from dagrl.backends.megatron.engine.fields import Fixed, join_fields
-from dagrl.config.schema import MegatronEngineSpec, ParallelSpec
+from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dagrl.backends.megatron.engine import bridge, export, hf_weights
-from dagrl.config.schema import MegatronEngineSpec
+from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.weight_sync.exporter import WeightExporter
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
-from dagrl.backends.base import RankContext
+from dagrl.backends.backend import RankContext
 from dagrl.backends.megatron.engine.communicators import reopenable
-from dagrl.config.schema import ParallelSpec
+from dagrl.backends.megatron.section import ParallelSpec
 
 RANK_ORDER = "tp-cp-ep-dp-pp"
 """Which ranks are neighbours: tensor parallel fastest, pipeline stages slowest. `plan` counts on the same order."""

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.backends.megatron.unsupported import clashes_of
-from dagrl.config.schema import MegatronEngineSpec
 from dagrl.models.number_formats import NUMBER_FORMATS
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from dagrl.backends.base import Objective, RankContext, Slept
+from dagrl.backends.backend import RankContext
+from dagrl.backends.base import Objective, Slept
 from dagrl.backends.device_memory import device_gib_used
 from dagrl.backends.megatron.engine import checkpoint, communicators, distributed
 from dagrl.backends.megatron.engine.background_save import BackgroundWriter
@@ -36,9 +37,10 @@ from dagrl.backends.megatron.engine.router_replay import RouterReplay
 from dagrl.backends.megatron.engine.start_weights import StartWeights
 from dagrl.backends.megatron.engine.step import PackedModel
 from dagrl.backends.megatron.engine.stored_weights import load_start_weights
+from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.backends.model_source import load_hf_config, weight_source
 from dagrl.config.residency import Residency
-from dagrl.config.schema import MegatronEngineSpec, ModelSpec
+from dagrl.config.schema import ModelSpec
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat, merge
 from dagrl.weight_sync.exporter import WeightExporter, exported

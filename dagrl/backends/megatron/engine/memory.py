@@ -23,8 +23,8 @@ from megatron.core.transformer import MegatronModule
 from megatron.core.utils import get_model_config
 
 from dagrl.backends.device_memory import Part, Storages, storages_of
+from dagrl.backends.megatron.section import OffloadSpec
 from dagrl.config.residency import Residency
-from dagrl.config.schema import OffloadSpec
 
 _LONG_LOOK_S = 0.05
 _STATES = {Residency.ASLEEP: "asleep", Residency.WEIGHTS: "down to its weights", Residency.AWAKE: "awake"}

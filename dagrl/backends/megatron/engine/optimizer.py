@@ -22,7 +22,7 @@ from megatron.core.utils import get_model_config
 
 from dagrl.backends.megatron.engine import hybrid_optimizer
 from dagrl.backends.megatron.engine.fields import Fixed, join_fields
-from dagrl.config.schema import LearningRateSpec, MegatronEngineSpec
+from dagrl.backends.megatron.section import LearningRateSpec, MegatronEngineSpec
 
 OPTIMIZER_DEFAULTS: dict[str, Any] = {"lr": 1e-6, "use_distributed_optimizer": True}
 """Where they differ from Megatron's, whose others are Adam, betas 0.9 and 0.999, weight decay 0.01, clipping at 1.0.

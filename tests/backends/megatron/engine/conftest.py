@@ -19,7 +19,8 @@ from tiny_models import DENSE, MIXTURES, tiny_hf_model
 
 if TYPE_CHECKING:
     from dagrl.backends.base import ResponseTokens
-    from dagrl.config.schema import MegatronEngineSpec, ModelSpec
+    from dagrl.backends.megatron.section import MegatronEngineSpec
+    from dagrl.config.schema import ModelSpec
     from dagrl.data.batch import Batch, Column
 
 TIMEOUT_S = 90.0
@@ -61,7 +62,7 @@ def hf_model_of() -> Callable[[str], Any]:
 @pytest.fixture(scope="session")
 def megatron_spec() -> Callable[..., "MegatronEngineSpec"]:
     """``megatron_spec(tp, sequence_parallel, pp=, vpp=, cp=, ep=, etp=, head=, **transformer)``."""
-    from dagrl.config.schema import MegatronEngineSpec, ParallelSpec
+    from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
 
     def make(
         tp: int = 1,
@@ -368,10 +369,10 @@ def run_engine(run_ranks: Callable[..., list[Any]], tiny_model: "ModelSpec") -> 
 
     Keyword arguments are fields of MegatronEngineSpec, or of the engine.
     """
-    from dagrl.backends.base import RankContext
+    from dagrl.backends.backend import RankContext
     from dagrl.backends.megatron.engine.megatron_engine import MegatronEngine
+    from dagrl.backends.megatron.section import MegatronEngineSpec
     from dagrl.backends.model_source import weight_source
-    from dagrl.config.schema import MegatronEngineSpec
 
     # Imports Hugging Face's model before the fork, so that no rank has to.
     weight_source(tiny_model, 3).names()

@@ -201,7 +201,7 @@ def _bound() -> socket.socket:
 
 
 def _context(rank: int, ranks: int, port: int, listen_fd: int | None) -> Any:
-    from dagrl.backends.base import RankContext
+    from dagrl.backends.backend import RankContext
 
     return RankContext(rank, ranks, "127.0.0.1", port, RENDEZVOUS_S, SEED, listen_fd=listen_fd)
 
@@ -233,7 +233,7 @@ class _World:
     def _engine(self, case: Case, layout: dict[str, Any], precision: str, meeting: int | None) -> Any:
         """An engine of all ranks, or, without a number of a meeting, of this rank alone."""
         from dagrl.backends.megatron.engine.megatron_engine import MegatronEngine
-        from dagrl.config.schema import MegatronEngineSpec
+        from dagrl.backends.megatron.section import MegatronEngineSpec
 
         context = self.meetings.alone() if meeting is None else self.meetings.context(meeting, self.ranks)
         spec = MegatronEngineSpec.model_validate(spec_fields(case, layout, precision))

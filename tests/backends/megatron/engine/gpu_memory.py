@@ -185,9 +185,10 @@ class _Measured:
 
         from conftest import WeightedLikelihood
 
-        from dagrl.backends.base import RankContext
+        from dagrl.backends.backend import RankContext
         from dagrl.backends.megatron.engine.megatron_engine import MegatronEngine
-        from dagrl.config.schema import MegatronEngineSpec, ModelSpec
+        from dagrl.backends.megatron.section import MegatronEngineSpec
+        from dagrl.config.schema import ModelSpec
 
         tokenizer = {"kind": "characters", "alphabet": "ab"}
         shape = SHAPE | {"num_hidden_layers": case.layers}

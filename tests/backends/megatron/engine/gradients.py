@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dagrl.config.schema import ParallelSpec
-from dagrl.scheduler.coordinates import coordinates
+from dagrl.backends.megatron.section import ParallelSpec, coordinates
 
 if TYPE_CHECKING:
     from dagrl.data.batch import Batch

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
 from dagrl.backends.model_source import RandomWeights, load_hf_config
-from dagrl.config.schema import MegatronEngineSpec, ModelSpec, ParallelSpec
+from dagrl.config.schema import ModelSpec
 from dagrl.weight_sync.exporter import exported
 
 LAYOUTS = {

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dagrl.config.schema import ParallelSpec
-from dagrl.scheduler.coordinates import coordinates
+from dagrl.backends.megatron.section import ParallelSpec, coordinates
 
 
 @pytest.mark.parametrize(

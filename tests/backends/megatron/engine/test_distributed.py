@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from dagrl.backends.base import RankContext
-from dagrl.config.schema import ParallelSpec
+from dagrl.backends.backend import RankContext
+from dagrl.backends.megatron.section import ParallelSpec
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from megatron.core.optimizer import OptimizerConfig
 
 from dagrl.backends.megatron.engine.families import _FAMILIES, transformer_defaults, transformer_fields
 from dagrl.backends.megatron.engine.fields import join_fields, refuse_clashes
+from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.backends.megatron.unsupported import CLASHES, fields_from_the_model
-from dagrl.config.schema import MegatronEngineSpec
 from dagrl.models.families import FAMILIES
 from dagrl.models.sizes import sizes_of
 

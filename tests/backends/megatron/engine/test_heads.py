@@ -9,8 +9,8 @@ import torch
 from squared_error import SquaredError
 from tiny_models import tiny_scorer
 
-from dagrl.config.schema import ModelSpec, ParallelSpec
-from dagrl.scheduler.coordinates import coordinates
+from dagrl.backends.megatron.section import ParallelSpec, coordinates
+from dagrl.config.schema import ModelSpec
 
 if TYPE_CHECKING:
     from dagrl.data.batch import Batch

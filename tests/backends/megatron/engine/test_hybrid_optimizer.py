@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from dagrl.backends.megatron.engine.optimizer import optimizer_config
-from dagrl.config.schema import MegatronEngineSpec
+from dagrl.backends.megatron.section import MegatronEngineSpec
 
 
 @pytest.fixture

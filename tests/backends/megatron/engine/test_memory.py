@@ -274,7 +274,7 @@ def test_a_model_with_recorded_addresses_cannot_be_offloaded(run_engine) -> None
     def on_rank(engine: Any) -> str:
         engine._model.chunks[0].config.cuda_graph_impl = "local"
         from dagrl.backends.megatron.engine.memory import EngineMemory
-        from dagrl.config.schema import OffloadSpec
+        from dagrl.backends.megatron.section import OffloadSpec
 
         with pytest.raises(ValueError) as caught:
             EngineMemory(engine._model.chunks, engine._training.optimizer, OffloadSpec(grad=True))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from dagrl.config.schema import ParallelSpec
+from dagrl.backends.megatron.section import ParallelSpec
 from dagrl.data.batch import Batch, Column
 
 CPU = torch.device("cpu")

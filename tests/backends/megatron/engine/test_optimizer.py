@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from dagrl.config.schema import LearningRateSpec, MegatronEngineSpec
+from dagrl.backends.megatron.section import LearningRateSpec, MegatronEngineSpec
 
 
 def spec(**fields: Any) -> MegatronEngineSpec:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dagrl.config.schema import ModelSpec, ParallelSpec
+from dagrl.backends.megatron.section import ParallelSpec
+from dagrl.config.schema import ModelSpec
 from dagrl.models.shape import model_shape
 from dagrl.planner.memory.communicators import groups_of_pass, groups_of_update
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from dagrl.config.schema import ModelSpec, ParallelSpec
-from dagrl.scheduler.coordinates import coordinates
+from dagrl.backends.megatron.section import ParallelSpec, coordinates
+from dagrl.config.schema import ModelSpec
 
 if TYPE_CHECKING:
     from dagrl.data.batch import Batch

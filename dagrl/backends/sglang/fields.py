@@ -8,27 +8,23 @@ from __future__ import annotations
 
 from functools import cache
 
+from dagrl.backends.backend import EngineCheck
+from dagrl.backends.sglang.section import SglangEngineSpec
 from dagrl.backends.sglang.unsupported import clashes_of
-from dagrl.config.errors import Place
-from dagrl.config.loading.positions import Findings
-from dagrl.config.schema import Pipeline, SglangEngineSpec
 from dagrl.models.library_classes import fields_of_class, source_of
-from dagrl.validation.library_fields import check_fields
+from dagrl.models.library_fields import check_fields
 
 
-def check_sglang_fields(pipeline: Pipeline, findings: Findings) -> None:
-    """Report fields that SGLang does not have, that clash with how dagrl uses it, or that have a wrong value."""
-    for name, engine in pipeline.engines.items():
-        if not isinstance(engine, SglangEngineSpec):
-            continue
-        place: Place = ("engines", name, "server")
-        refused = dict(clashes_of(engine))
-        for field, reason in refused.items():
-            findings.error((*place, field), reason)
-        known = sglang_fields()
-        if known is not None:
-            given = {field: value for field, value in engine.server.items() if field not in refused}
-            check_fields(place, given, known, "SGLang's ServerArgs", "SGLang", findings)
+def check_fields_of(check: EngineCheck[SglangEngineSpec]) -> None:
+    """Report fields that SGLang does not have, that dagrl does not support, or that have a wrong value."""
+    place = (*check.place, "server")
+    refused = dict(clashes_of(check.engine))
+    for field, reason in refused.items():
+        check.findings.error((*place, field), reason)
+    known = sglang_fields()
+    if known is not None:
+        given = {field: value for field, value in check.engine.server.items() if field not in refused}
+        check_fields(place, given, known, "SGLang's ServerArgs", "SGLang", check.findings)
 
 
 @cache

@@ -2,7 +2,8 @@
 
 import pytest
 
-from dagrl.validation import check_file, sglang_fields
+from dagrl.backends.sglang import fields as sglang_fields
+from dagrl.validation import check_file
 
 GENERATOR = "  generator: {backend: hf, group: rollout, weights_from: actor}\n"
 GROUPS = "  train: {cpus_per_node: 2}\n  rollout: {cpus_per_node: 1}\n"

@@ -8,8 +8,8 @@ from itertools import product
 
 import pytest
 
-from dagrl.config.schema import ParallelSpec
-from dagrl.scheduler.coordinates import Coordinates, coordinates
+from dagrl.backends.megatron.section import ParallelSpec, coordinates
+from dagrl.config.coordinates import Coordinates
 
 
 def layout(tp: int = 1, cp: int = 1, pp: int = 1, ep: int = 1, etp: int = 1) -> ParallelSpec:

@@ -5,11 +5,11 @@ Megatron would find most of it out late, when ranks already hold memory and wait
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
+from dagrl.backends.backend import EngineCheck
+from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.config.errors import Place
 from dagrl.config.loading.positions import Findings
-from dagrl.config.schema import GroupSpec, MegatronEngineSpec, Pipeline
+from dagrl.config.schema import GroupSpec, Pipeline
 from dagrl.models.sizes import ModelSizes, Size
 
 _TP = "tensor_model_parallel_size"
@@ -28,17 +28,15 @@ UNEVEN_FIELDS = (
 """Fields of ``transformer:`` that share layers out in another way than evenly; Megatron checks those."""
 
 
-def check_layouts(pipeline: Pipeline, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:
-    """Report what is wrong with the engines' layouts; `sizes` are those of their models."""
-    for name, engine in pipeline.engines.items():
-        if isinstance(engine, MegatronEngineSpec) and engine.frozen_copy_of is None:
-            layout = _Layout(pipeline, name, engine, findings)
-            layout.check_stages(sizes[name])
-            layout.check_experts(sizes[name])
-            layout.check_sequence(sizes[name])
-            layout.check_widths(sizes[name])
-            # Last, as a size that does not fit the model need not fit the ranks.
-            layout.check_ranks()
+def check_layout(check: EngineCheck[MegatronEngineSpec]) -> None:
+    """Report a parallel layout that does not fit the group or the model."""
+    layout = _Layout(check.pipeline, check.name, check.engine, check.findings)
+    layout.check_stages(check.sizes)
+    layout.check_experts(check.sizes)
+    layout.check_sequence(check.sizes)
+    layout.check_widths(check.sizes)
+    # Last, as a size that does not fit the model need not fit the ranks.
+    layout.check_ranks()
 
 
 class _Layout:

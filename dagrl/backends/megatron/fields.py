@@ -12,13 +12,13 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
+from dagrl.backends.backend import EngineCheck
+from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.backends.megatron.unsupported import SECTIONS, clashes_of
 from dagrl.config.errors import Place, shown, suggest
 from dagrl.config.loading.positions import Findings
-from dagrl.config.schema import MegatronEngineSpec, Pipeline
 from dagrl.models.library_classes import fields_of_class, source_of
-from dagrl.models.sizes import ModelSizes
-from dagrl.validation.library_fields import check_fields
+from dagrl.models.library_fields import check_fields
 
 _MODEL_PARALLEL = ("core/model_parallel_config.py", "ModelParallelConfig")
 _TRANSFORMER = ("core/transformer/transformer_config.py", "TransformerConfig")
@@ -38,19 +38,16 @@ _MODULE_LISTS = ("recompute_modules", "offload_modules")
 """Fields of ``transformer:`` that name parts of a layer."""
 
 
-def check_megatron_fields(pipeline: Pipeline, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:
-    """Report fields that Megatron does not have, that clash with how dagrl trains, or that have a wrong value."""
-    for name, engine in pipeline.engines.items():
-        if not isinstance(engine, MegatronEngineSpec):
-            continue
-        refused = {(section, field): reason for section, field, reason in clashes_of(engine)}
-        for (section, field), reason in refused.items():
-            findings.error(("engines", name, section, field), reason)
-        for section in SECTIONS:
-            given = {key: value for key, value in getattr(engine, section).items() if (section, key) not in refused}
-            kind = "latent attention" if section == "transformer" and sizes[name].latent_attention else section
-            _check_section(("engines", name, section), kind, given, findings)
-        _check_module_names(("engines", name, "transformer"), engine.transformer, findings)
+def check_fields_of(check: EngineCheck[MegatronEngineSpec]) -> None:
+    """Report fields that Megatron does not have, that dagrl does not support, or that have a wrong value."""
+    refused = {(section, field): reason for section, field, reason in clashes_of(check.engine)}
+    for (section, field), reason in refused.items():
+        check.findings.error((*check.place, section, field), reason)
+    for section in SECTIONS:
+        given = {key: value for key, value in getattr(check.engine, section).items() if (section, key) not in refused}
+        kind = "latent attention" if section == "transformer" and check.sizes.latent_attention else section
+        _check_section((*check.place, section), kind, given, check.findings)
+    _check_module_names((*check.place, "transformer"), check.engine.transformer, check.findings)
 
 
 def _check_module_names(place: Place, given: Mapping[str, Any], findings: Findings) -> None:

@@ -2,7 +2,8 @@ import dataclasses
 
 import pytest
 
-from dagrl.validation import check_file, megatron_fields
+from dagrl.backends.megatron import fields as megatron_fields
+from dagrl.validation import check_file
 
 
 @pytest.mark.parametrize(

@@ -5,21 +5,25 @@ Single fields are `sglang_fields.py`'s. SGLang would find most of it out late, w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
+from dagrl.backends.backend import EngineCheck
 from dagrl.backends.sglang.layout import (
     CPU_CACHE_TOKENS,
     PARALLEL_SIZES,
+    ROUTED_EXPERTS,
     TAKEN_OUT_OF_TP,
     gpus_per_server,
     kept_of_cache,
     nodes_per_server,
 )
+from dagrl.backends.sglang.section import SglangEngineSpec
 from dagrl.config.errors import Place
 from dagrl.config.loading.positions import Findings
-from dagrl.config.schema import GroupSpec, JudgeNode, Pipeline, RolloutNode, SglangEngineSpec
+from dagrl.config.schema import GroupSpec, JudgeNode, Pipeline, RolloutNode
+from dagrl.config.unsupported import Clash
 from dagrl.graph.rollouts import longest_by_key
-from dagrl.graph.router_replay import SERVER_FIELD, tells_routes
+from dagrl.graph.router_replay import wants_routed_experts
 from dagrl.models.sizes import ModelSizes, is_size
 
 _GPU_ONLY = ("enable_dp_attention", "enable_torch_compile", "enable_two_batch_overlap", "enable_symm_mem")
@@ -27,23 +31,32 @@ _COUNTS = (
     *("max_running_requests", "max_total_tokens", "context_length", "page_size", "max_prefill_tokens"),
     "decode_log_interval",
 )
+_ROUTE_CLASHES = (
+    Clash((ROUTED_EXPERTS,), "this turns off to tell of that; take it out", harmless=(None, True)),
+    Clash(("pp_size",), "each stage of a server tells of its own layers only; leave it at 1", harmless=(1,)),
+    Clash(
+        ("enable_hierarchical_cache",),
+        "what comes back from the host's cache has lost its routes; take it out",
+        harmless=(False,),
+    ),
+)
+"""Fields with which not all routes are reported, and why."""
 _REPEATABLE = ("enable_deterministic_inference", "rl_on_policy_target")
 """Fields that have SGLang draw by the seeds of samples."""
 
 
-def check_sglang_rules(pipeline: Pipeline, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:
-    """Report servers that cannot be placed or built, and ways for weights that are not there."""
-    for name, engine in pipeline.engines.items():
-        if isinstance(engine, SglangEngineSpec):
-            server = _Server(pipeline, name, engine, findings)
-            if server.sizes_are_usable():
-                server.check_place()
-                server.check_split(sizes[name])
-            server.check_numbers()
-            server.check_lengths(sizes[name])
-            server.check_sampling()
-            server.check_experts(sizes[name])
-            server.check_sync()
+def check_server(check: EngineCheck[SglangEngineSpec]) -> None:
+    """Report servers that cannot be placed or built, and weights that cannot reach them."""
+    server = _Server(check.pipeline, check.name, check.engine, check.findings)
+    if server.sizes_are_usable():
+        server.check_place()
+        server.check_split(check.sizes)
+    server.check_numbers()
+    server.check_lengths(check.sizes)
+    server.check_sampling()
+    server.check_experts(check.sizes)
+    server.check_sync()
+    server.check_routes()
 
 
 class _Server:
@@ -54,7 +67,7 @@ class _Server:
         self._name = name
         self._engine = engine
         self._given = engine.server
-        self._group: GroupSpec | None = pipeline.groups.get(engine.group)
+        self._group: GroupSpec | None = pipeline.groups.get(engine.group or "")
         self._findings = findings
         self._place: Place = ("engines", name, "server")
 
@@ -77,7 +90,7 @@ class _Server:
         group = self._group
         if group is None or not group.ranks:
             return
-        each, depends = gpus_per_server(self._engine), ("groups", self._engine.group)
+        each, depends = gpus_per_server(self._given), ("groups", str(self._engine.group))
         largest = self._largest("tp_size", "pp_size", "dp_size")
         per_node = group.gpus_per_node or group.cpus_per_node
         if group.is_cpu and each > 1:
@@ -171,7 +184,7 @@ class _Server:
             for field in _GPU_ONLY:
                 if self._given.get(field):
                     message = f"is for GPUs, and group `{self._engine.group}` has CPU slots; take it out"
-                    self._error(field, message, ("groups", self._engine.group))
+                    self._error(field, message, ("groups", str(self._engine.group)))
 
     def check_lengths(self, model: ModelSizes) -> None:
         """Whether the longest sample fits into the server's context and its cache."""
@@ -217,7 +230,7 @@ class _Server:
             )
             self._findings.error(("engines", self._name, "backend"), message, depends_on=[("model",)])
         if model.mixture is False:
-            for field in ("enable_return_routed_experts", "moe_a2a_backend", "enable_eplb"):
+            for field in (ROUTED_EXPERTS, "moe_a2a_backend", "enable_eplb"):
                 if self._given.get(field) not in (None, False, "none"):
                     self._error(field, "is about experts, and the model has none; take it out", ("model",))
         chunk = self._given.get("chunked_prefill_size")
@@ -227,8 +240,19 @@ class _Server:
             )
             self._error("chunked_prefill_size", f"{message}; take it out")
 
+    def check_routes(self) -> None:
+        """Whether all routes are reported, where a trainer replays them."""
+        if not wants_routed_experts(self._pipeline, self._name):
+            return
+        trainer = next(name for name, engine in self._pipeline.engines.items() if engine.replays_routes)
+        for field, value in self._given.items():
+            for clash in _ROUTE_CLASHES:
+                if clash.hits(self._engine, field, value):
+                    message = f"`{trainer}` routes tokens as they were routed here, but {clash.reason}"
+                    self._error(field, message, ("engines", trainer, "router_replay"))
+
     def _tells_routes(self) -> bool:
-        return bool(self._given.get(SERVER_FIELD)) or tells_routes(self._pipeline, self._name)
+        return bool(self._given.get(ROUTED_EXPERTS)) or wants_routed_experts(self._pipeline, self._name)
 
     def check_sync(self) -> None:
         """Whether new weights can take the way that is asked for."""
@@ -264,7 +288,7 @@ class _Server:
 
     def _spans_machines(self) -> bool:
         group = self._group
-        return group is not None and group.ranks > 0 and nodes_per_server(self._engine, group) > 1
+        return group is not None and group.ranks > 0 and nodes_per_server(self._given, group) > 1
 
     def _nodes(self) -> list[tuple[str, RolloutNode | JudgeNode]]:
         """The nodes that sample on these servers."""

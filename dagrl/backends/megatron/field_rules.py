@@ -5,12 +5,11 @@ Single fields are `megatron_fields.py`'s.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
+from dagrl.backends.backend import EngineCheck
+from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.config.errors import Place, listed, shown
 from dagrl.config.loading.positions import Findings
-from dagrl.config.schema import MegatronEngineSpec, Pipeline
-from dagrl.models.sizes import ModelSizes
+from dagrl.config.schema import Pipeline
 
 _DECAYS = ("adam_beta1", "adam_beta2", "sgd_momentum")
 """Fields of ``optimizer:`` that say how much of a running mean stays."""
@@ -33,20 +32,18 @@ _OF_A_HYBRID = {
 """What ``optimizer_cpu_offload`` needs of other fields of ``optimizer:``, and why."""
 
 
-def check_megatron_rules(pipeline: Pipeline, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:
-    """Report combinations of fields that Megatron refuses; warn of those that nobody has tried with packed rows."""
-    for name, engine in pipeline.engines.items():
-        if isinstance(engine, MegatronEngineSpec):
-            place: Place = ("engines", name)
-            _check_recompute(engine, (*place, "transformer"), findings)
-            _check_ranges(engine, (*place, "optimizer"), findings)
-            _check_optimizer(engine, (*place, "optimizer"), findings)
-            _check_buckets(engine, (*place, "ddp"), findings)
-            _check_offload(engine, place, findings)
-            _check_hardware(pipeline, engine, place, findings)
-            _warn_of_low_precision(engine, (*place, "transformer"), findings)
-            if sizes[name].mixture is False:
-                _warn_of_no_experts(engine, (*place, "transformer"), findings)
+def check_field_rules(check: EngineCheck[MegatronEngineSpec]) -> None:
+    """Report combinations of fields that Megatron refuses; warn of those that were not tried with packed rows."""
+    engine, place, findings = check.engine, check.place, check.findings
+    _check_recompute(engine, (*place, "transformer"), findings)
+    _check_ranges(engine, (*place, "optimizer"), findings)
+    _check_optimizer(engine, (*place, "optimizer"), findings)
+    _check_buckets(engine, (*place, "ddp"), findings)
+    _check_offload(engine, place, findings)
+    _check_hardware(check.pipeline, engine, place, findings)
+    _warn_of_low_precision(engine, (*place, "transformer"), findings)
+    if check.sizes.mixture is False:
+        _warn_of_no_experts(engine, (*place, "transformer"), findings)
 
 
 def _check_ranges(engine: MegatronEngineSpec, place: Place, findings: Findings) -> None:

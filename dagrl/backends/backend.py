@@ -1,0 +1,119 @@
+"""The descriptor of a backend: everything that the rest of dagrl asks of it. Imports neither torch nor Ray."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dagrl.config.errors import Place
+from dagrl.config.loading.positions import Findings
+from dagrl.config.schema import EngineSpec, ModelSpec, Pipeline
+from dagrl.config.schema.engine import Head
+from dagrl.models.sizes import ModelSizes
+
+
+@dataclass(frozen=True, slots=True)
+class RankContext:
+    """Place of a worker among the ranks of its engine, and how they meet."""
+
+    rank: int
+    world_size: int
+    master_addr: str
+    master_port: int
+    timeout_s: float
+    """Bound of every collective, in seconds."""
+    seed: int
+    listen_fd: int | None = None
+    """On rank 0: a socket that listens on `master_port` already, so that no other process can take the port."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStart:
+    """What a backend gets to build one rank of an engine in a worker."""
+
+    pipeline: Pipeline
+    name: str
+    """The engine's name in the pipeline."""
+    ranks: RankContext
+    trained: bool = False
+    """Whether a node trains it."""
+    keeps_start_weights: bool = False
+    """Whether another engine is a ``frozen_copy_of`` it."""
+    gpus: tuple[str, ...] = ()
+    """Where replicas are servers: GPUs of the server on this machine, if this rank starts its processes."""
+    run_dir: Path = Path()
+
+    def section[Spec: EngineSpec](self, kind: type[Spec]) -> Spec:
+        """The engine's section, which is a `kind`."""
+        section = self.pipeline.engines[self.name]
+        assert isinstance(section, kind), f"{self.name} is no {kind.__name__}"
+        return section
+
+    @property
+    def model(self) -> ModelSpec:
+        """The engine's model."""
+        return self.pipeline.model_of(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightReader:
+    """How an engine reads the weights of a model's folder."""
+
+    head: Head = "lm"
+    """A value head may be missing in the folder."""
+    strict: bool = True
+    """Whether it refuses tensors that the model does not have."""
+    quantised: bool = False
+    """Whether it reads quantised weights."""
+    checked: bool = True
+    """Whether the folder can be checked: not if options change how it is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCheck[Spec: EngineSpec]:
+    """What a backend gets to validate one engine of a pipeline."""
+
+    pipeline: Pipeline
+    name: str
+    engine: Spec
+    sizes: ModelSizes
+    """Sizes of its model, as far as they are known."""
+    findings: Findings
+
+    @property
+    def place(self) -> Place:
+        """The engine's place in the file."""
+        return ("engines", self.name)
+
+
+class Backend(ABC):
+    """One backend. A subclass in `dagrl/backends/NAME/descriptor.py`, with one instance called ``BACKEND``."""
+
+    name: str
+    summary: str
+    """One line for ``dagrl doctor``."""
+    requires: tuple[str, ...] = ()
+    """Packages that it imports, by their import names."""
+    gpu_requires: tuple[str, ...] = ()
+    """Further packages on a machine with GPUs."""
+
+    @abstractmethod
+    def build(self, start: EngineStart) -> Any:
+        """Build one rank: a `dagrl.backends.base.TrainEngine`, `GenerateEngine` or `JudgeEngine`. Runs in a worker."""
+
+    def validate(self, check: EngineCheck[Any]) -> None:  # noqa: B027 (a backend need not have rules)
+        """Report to `check.findings` what the backend cannot do. Runs in ``dagrl validate``, without torch."""
+
+    def weight_reader(self, engine: EngineSpec) -> WeightReader | None:
+        """How its ranks read the weights of the model's folder; None if they do not."""
+        return WeightReader(engine.head) if engine.weights_from is None else None
+
+    def builds_family_itself(self, engine: EngineSpec) -> bool:
+        """Whether it builds the model from `dagrl.backends.families`, and so can only have those."""
+        return False
+
+    def start_folder(self, engine: EngineSpec) -> str | None:
+        """A folder of start weights that the engine reads instead of the model's."""
+        return None

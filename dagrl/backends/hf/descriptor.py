@@ -1,0 +1,38 @@
+"""Descriptor of ``backend: hf``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dagrl.backends.backend import Backend, EngineStart, WeightReader
+from dagrl.backends.hf.section import HfEngineSpec
+from dagrl.config.schema import EngineSpec
+from dagrl.imports import lean_imports
+
+
+class HfBackend(Backend):
+    """Hugging Face models inside the worker."""
+
+    name = "hf"
+    summary = "Hugging Face models inside the worker: generates, judges, scores with a reward model"
+    requires = ("transformers",)
+
+    def build(self, start: EngineStart) -> Any:
+        """A generator, or a classifier with ``head: reward``."""
+        spec = start.section(HfEngineSpec)
+        with lean_imports(for_good=True):
+            from dagrl.backends.hf.classifier import HfClassifier
+            from dagrl.backends.hf.engine import HfEngine
+
+        kind = HfClassifier if spec.head == "reward" else HfEngine
+        return kind(start.model, spec, start.ranks)
+
+    def weight_reader(self, engine: EngineSpec) -> WeightReader | None:
+        """Transformers read quantised classifiers; generators with ``weights_from`` start empty."""
+        if engine.weights_from is not None:
+            return None
+        reward = engine.head == "reward"
+        return WeightReader(engine.head, strict=not reward, quantised=reward)
+
+
+BACKEND = HfBackend()

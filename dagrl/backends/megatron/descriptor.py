@@ -1,0 +1,73 @@
+"""Descriptor of ``backend: megatron``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dagrl.backends.backend import Backend, EngineCheck, EngineStart, WeightReader
+from dagrl.backends.megatron.field_rules import check_field_rules
+from dagrl.backends.megatron.fields import check_fields_of
+from dagrl.backends.megatron.layout_rules import check_layout
+from dagrl.backends.megatron.options import check_learning_rate, check_options
+from dagrl.backends.megatron.section import MegatronEngineSpec
+from dagrl.backends.megatron.unused_fields import warn_of_unused_fields
+from dagrl.config.schema import EngineSpec, TrainingNode
+from dagrl.graph.sleeping import stays_beside_sleepers
+from dagrl.imports import lean_imports
+
+
+class MegatronBackend(Backend):
+    """Megatron-core models."""
+
+    name = "megatron"
+    summary = "Megatron-core with TP, PP, CP, EP and DP: trains, computes log-probs and values"
+    requires = ("megatron.core",)
+    gpu_requires = ("transformer_engine",)
+
+    def validate(self, check: EngineCheck[Any]) -> None:
+        """Layout, fields of Megatron's configs, options, and the learning rate of an engine that is trained."""
+        nodes = check.pipeline.nodes.values()
+        trained = any(isinstance(node, TrainingNode) and node.engine == check.name for node in nodes)
+        if check.engine.frozen_copy_of is None:
+            check_layout(check)
+            if trained:
+                check_learning_rate(check)
+            warn_of_unused_fields(check)
+        check_options(check)
+        check_fields_of(check)
+        check_field_rules(check)
+
+    def weight_reader(self, engine: EngineSpec) -> WeightReader | None:
+        """Ranks read the folder of the model, unless they start from a Megatron folder or are a frozen copy."""
+        assert isinstance(engine, MegatronEngineSpec)
+        if engine.frozen_copy_of is not None or engine.dist_checkpointing_path is not None:
+            return None
+        return WeightReader(engine.head)
+
+    def builds_family_itself(self, engine: EngineSpec) -> bool:
+        """Except with megatron-bridge, which knows families of its own."""
+        assert isinstance(engine, MegatronEngineSpec)
+        return engine.bridge == "native"
+
+    def start_folder(self, engine: EngineSpec) -> str | None:
+        """``dist_checkpointing_path``."""
+        assert isinstance(engine, MegatronEngineSpec)
+        return str(engine.dist_checkpointing_path) if engine.dist_checkpointing_path else None
+
+    def build(self, start: EngineStart) -> Any:
+        """One rank of the model."""
+        with lean_imports(for_good=True):
+            from dagrl.backends.megatron.engine.megatron_engine import MegatronEngine
+
+        return MegatronEngine(
+            start.model,
+            start.section(MegatronEngineSpec),
+            start.ranks,
+            train_steps=start.pipeline.run.steps,
+            trainable=start.trained,
+            keep_start_weights=start.keeps_start_weights,
+            keeps_no_cache=stays_beside_sleepers(start.pipeline, start.name),
+        )
+
+
+BACKEND = MegatronBackend()

@@ -1,0 +1,141 @@
+"""Options of a Megatron engine beside its layout and Megatron's fields: bridge, head, start weights, router replay."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from dagrl.backends.backend import EngineCheck
+from dagrl.backends.megatron.section import MegatronEngineSpec
+from dagrl.config.errors import Place, listed, shown
+from dagrl.config.loading.positions import Findings
+from dagrl.graph.router_replay import wants_routed_experts
+from dagrl.graph.sleeping import neighbours, sleeps
+from dagrl.models.megatron_folder import CONFIG, format_of, newest_checkpoint
+
+_BRIDGE_PACKAGES = ("omegaconf", "einops")
+"""Further packages that megatron-bridge needs."""
+_BRIDGE_INSTALL = "uv pip install --no-deps -r requirements/bridge.txt"
+_UNREPORTED_FAMILIES = ("mixtral",)
+"""Model types whose routed experts no generator reports."""
+
+
+def check_options(check: EngineCheck[MegatronEngineSpec]) -> None:
+    """Report options that cannot work here."""
+    engine, place, findings = check.engine, check.place, check.findings
+    if engine.bridge == "megatron-bridge" and not _has_bridge():
+        message = f"megatron-bridge is not installed; install it with `{_BRIDGE_INSTALL}`, or say `bridge: native`"
+        findings.error((*place, "bridge"), message)
+    elif engine.bridge == "megatron-bridge" and engine.head != "lm":
+        message = f"megatron-bridge has no {engine.head} head; set bridge: native"
+        findings.error((*place, "bridge"), message, depends_on=[(*place, "head")])
+    if engine.fused_linear_cross_entropy and engine.head != "lm":
+        message = f"a {engine.head} head has no logits to compute in chunks; take it out"
+        findings.error((*place, "fused_linear_cross_entropy"), message, depends_on=[(*place, "head")])
+    if engine.dist_checkpointing_path is not None:
+        _check_start(engine.dist_checkpointing_path, (*place, "dist_checkpointing_path"), findings)
+    if engine.ddp.get("nccl_ub"):
+        _check_registered_buffers(check)
+    if engine.router_replay:
+        _check_router_replay(check)
+
+
+def check_learning_rate(check: EngineCheck[MegatronEngineSpec]) -> None:
+    """Report a learning rate or a schedule that cannot train."""
+    engine, place, findings = check.engine, check.place, check.findings
+    if "lr" not in engine.optimizer:
+        message = "a node trains the engine, and it has no learning rate; add `optimizer: {lr: 1e-6}`"
+        findings.error((*place, "optimizer"), message)
+        return
+    schedule = engine.lr_schedule
+    peak = engine.optimizer["lr"]
+    if isinstance(peak, bool) or not isinstance(peak, int | float):
+        return  # `fields.py` reports it.
+    lr: Place = (*place, "optimizer", "lr")
+    if not 0 < peak <= 1:
+        # A step of Adam moves each weight by about so much, and weights are far below 1.
+        findings.error(lr, f"the learning rate is {shown(peak)}; choose a number above 0, at most 1, such as 1e-6")
+    elif schedule.min_lr > peak:
+        message = f"the floor {schedule.min_lr:g} is above the peak, optimizer.lr = {peak:g}; lower it"
+        findings.error((*place, "lr_schedule", "min_lr"), message, depends_on=[lr])
+    end = schedule.lr_decay_steps
+    if end is not None and schedule.lr_warmup_steps >= end:
+        message = (
+            f"the warm-up takes {schedule.lr_warmup_steps} steps, and the decay ends at lr_decay_steps = {end}; "
+            "shorten it, or raise lr_decay_steps"
+        )
+        depends = [(*place, "lr_schedule", "lr_decay_steps")]
+        findings.error((*place, "lr_schedule", "lr_warmup_steps"), message, depends_on=depends)
+
+
+def _check_registered_buffers(check: EngineCheck[MegatronEngineSpec]) -> None:
+    """Report memory that is registered with NCCL and would have to be freed."""
+    engine, place = check.engine, check.place
+    message, depends = "", place
+    if sleeps(check.pipeline, check.name):
+        others = listed(neighbours(check.pipeline, check.name))
+        message = f"registers device memory with NCCL, which cannot be left while {others} works there"
+        message, depends = f"{message}; take it out, or say `sleep: false`", (*place, "sleep")
+    elif any(engine.offload.model_dump().values()):
+        message = "registers device memory with NCCL, which cannot be left; take it out, or take `offload` out"
+        depends = (*place, "offload")
+    if message:
+        check.findings.error((*place, "ddp", "nccl_ub"), message, depends_on=[depends, ("groups",)])
+
+
+def _check_router_replay(check: EngineCheck[MegatronEngineSpec]) -> None:
+    pipeline, engine, sizes, findings = check.pipeline, check.engine, check.sizes, check.findings
+    place: Place = (*check.place, "router_replay")
+    home = pipeline.engines.get(engine.frozen_copy_of or "")
+    if sizes.mixture is False:
+        message = "is about experts, and the model has none; take it out"
+        findings.error(place, message, depends_on=[("model",)])
+    elif sizes.family in _UNREPORTED_FAMILIES:
+        message = f"no generator tells how a {sizes.family} model routes; take it out"
+        findings.error(place, message, depends_on=[("model",)])
+    elif engine.head != "lm":
+        message = f"routes are those of the policy, and this is a {engine.head} model with its own weights; take it out"
+        findings.error(place, message)
+    elif home is not None and not home.replays_routes:
+        message = f"its model is that of `{engine.frozen_copy_of}`, which does not; set it there too"
+        findings.error(place, message, depends_on=[("engines", str(engine.frozen_copy_of), "router_replay")])
+    if engine.transformer.get("moe_router_fusion"):
+        message = "the fused router chooses experts by itself; take one of the two out"
+        findings.error(place, message, depends_on=[(*check.place, "transformer", "moe_router_fusion")])
+    for name, other in pipeline.engines.items():
+        if wants_routed_experts(pipeline, name) and not other.reports_routed_experts:
+            message = f"`{name}`, a {other.backend} engine, does not tell where it routes tokens; sample with another"
+            findings.error(place, message, depends_on=[place, ("engines", name)])
+
+
+def _has_bridge() -> bool:
+    # Not find_spec("megatron.bridge"), which would import the package around it.
+    package = importlib.util.find_spec("megatron")
+    locations = package.submodule_search_locations if package else None
+    found = any((Path(location) / "bridge" / "__init__.py").is_file() for location in locations or ())
+    return found and all(importlib.util.find_spec(name) for name in _BRIDGE_PACKAGES)
+
+
+def _check_start(folder: Path, place: Place, findings: Findings) -> None:
+    """Report a folder that holds no checkpoint in Megatron's distributed format."""
+    try:
+        folder = newest_checkpoint(folder)
+        if not folder.is_dir():
+            what = "is a file, not a folder" if folder.exists() else "does not exist"
+            findings.error(place, f"{folder} {what}; give a folder in Megatron's distributed format")
+        elif not (folder / CONFIG).is_file():
+            message = f"{folder} has no {CONFIG}, so it is no checkpoint in Megatron's distributed format, or a "
+            findings.error(place, f"{message}torn one; give a whole one, or make it with `dagrl convert`")
+        elif (kind := format_of(folder)) != "torch_dist":
+            kind = kind or f"of no readable {CONFIG}"
+            message = f"{folder} is in the format {kind}; save it as torch_dist (Megatron's `--ckpt-format`)"
+            findings.error(place, message)
+        elif not (folder / ".metadata").is_file():
+            findings.error(place, f"{folder} has no .metadata, which says where each tensor lies; copy it again")
+        elif not any(file.stat().st_size for file in folder.glob("*.distcp")):
+            findings.error(place, f"{folder} has no *.distcp files with tensors; copy it again")
+    except ValueError as error:
+        findings.error(place, str(error))
+    except OSError as error:
+        message = f"{folder} cannot be read ({error.strerror}); check the path and its permissions"
+        findings.error(place, message)

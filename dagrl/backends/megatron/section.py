@@ -1,0 +1,163 @@
+"""``backend: megatron``: Megatron-core with 5D parallelism."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from dagrl.config.capability import Capability
+from dagrl.config.coordinates import Coordinates
+from dagrl.config.schema.engine import EngineSpec
+from dagrl.config.schema.model import GroupSpec
+from dagrl.config.schema.section import Coefficient, PositiveInt, Section
+
+
+class ParallelSpec(Section):
+    """Megatron's parallel layout. Data parallel is what remains: ranks / (tp * pp * cp)."""
+
+    tensor_model_parallel_size: PositiveInt = 1
+    """Ranks that share each layer's matrices."""
+    pipeline_model_parallel_size: PositiveInt = 1
+    """Stages of layers."""
+    virtual_pipeline_model_parallel_size: PositiveInt | None = None
+    """Chunks of layers on each stage, for the interleaved schedule. Default: one, without interleaving."""
+    context_parallel_size: PositiveInt = 1
+    """Ranks that share each sequence."""
+    expert_model_parallel_size: PositiveInt = 1
+    """Ranks that share the experts of a mixture; taken out of the tensor, context and data-parallel ones."""
+    expert_tensor_parallel_size: PositiveInt = 1
+    """Ranks that share each expert's matrices. Default: 1, whatever the tensor-parallel size: experts stay whole."""
+    sequence_parallel: bool = False
+    """Split activations between tensor-parallel regions along the sequence."""
+
+    @property
+    def row_alignment(self) -> int:
+        """Multiple that the length of each packed row is padded to, so that ranks split its tokens evenly."""
+        context = self.context_parallel_size
+        chunks = 2 * context if context > 1 else 1
+        return chunks * (self.tensor_model_parallel_size if self.sequence_parallel else 1)
+
+    def data_parallel_size(self, ranks: int) -> int:
+        """Model replicas on `ranks` ranks; the sizes are checked to divide when the file is loaded."""
+        return ranks // (
+            self.tensor_model_parallel_size * self.pipeline_model_parallel_size * self.context_parallel_size
+        )
+
+
+class LearningRateSpec(Section):
+    """Learning-rate schedule, in Megatron's names; the peak is ``optimizer.lr``."""
+
+    lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root"] = "constant"
+    """Shape after the warm-up."""
+    lr_warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps of linear rise from 0, counted in pipeline steps."""
+    lr_decay_steps: PositiveInt | None = None
+    """Step at which `min_lr` is reached. Default: ``run.steps``."""
+    min_lr: Coefficient = 0.0
+    """Floor of the decay."""
+
+
+class OffloadSpec(Section):
+    """What waits in host memory while the engine does not use it."""
+
+    param: bool = False
+    """Weights, between the engine's tasks."""
+    grad: bool = False
+    """Gradient buffers, between updates: their memory is freed, as gradients outlive no update."""
+    optimizer: bool = False
+    """Optimizer states and float32 weights, except during the optimizer's step."""
+
+
+class MegatronEngineSpec(EngineSpec):
+    """A Megatron-core model: trains, and computes log-probs."""
+
+    backend: Literal["megatron"]
+    """Megatron-core, with Transformer Engine on GPUs."""
+    parallel: ParallelSpec = ParallelSpec()
+    """Parallel layout."""
+    transformer: dict[str, Any] = Field(default_factory=dict)
+    """Any field of Megatron's TransformerConfig."""
+    optimizer: dict[str, Any] = Field(default_factory=dict)
+    """Any field of Megatron's OptimizerConfig."""
+    lr_schedule: LearningRateSpec = LearningRateSpec()
+    """How the learning rate moves from ``optimizer.lr``."""
+    ddp: dict[str, Any] = Field(default_factory=dict)
+    """Any field of Megatron's DistributedDataParallelConfig."""
+    head: Literal["lm", "value", "reward"] = "lm"
+    """What stands on the last layer: the language model's output, a value for each token, or a score for each row."""
+    bridge: Literal["native", "megatron-bridge"] = "native"
+    """Who converts weights between Hugging Face and Megatron."""
+    dist_checkpointing_path: Path | None = None
+    """Start weights from a folder in Megatron's distributed format, instead of the model's own."""
+    fused_linear_cross_entropy: bool = False
+    """Compute logits and log-probs together in chunks, twice: slower, and without room for [tokens, vocabulary]."""
+    router_replay: bool = False
+    """Mixtures only: send tokens to the experts that the generator sent them to (R3), in log-probs and updates."""
+    offload: OffloadSpec = OffloadSpec()
+    """What waits in host memory."""
+    keep_communicators: bool = True
+    """Leave NCCL's communicators on the GPUs while the engine sleeps, half a GiB or more for each group that ranks meet
+    in, some 2 GiB in all. Closed, each has to connect again: half a second a step, and more."""
+
+    capabilities: ClassVar = frozenset({Capability.SCORE, Capability.JUDGE, Capability.TRAIN})
+    holds_frozen_copies: ClassVar = True
+    path_fields: ClassVar = (("dist_checkpointing_path",),)
+
+    @property
+    def replays_routes(self) -> bool:
+        """Whether ``router_replay`` is on."""
+        return self.router_replay
+
+    @property
+    def row_alignment(self) -> int:
+        """Multiple that the length of each packed row is padded to."""
+        return self.parallel.row_alignment
+
+    def layout(self, group: GroupSpec) -> list[Coordinates]:
+        """Coordinates in Megatron's order; the sizes are known to divide the group's ranks."""
+        return coordinates(self.parallel, group.ranks)
+
+    def layout_text(self, group: GroupSpec) -> str:
+        """For example ``tp 2 + sp, pp 4, dp 1``: sizes above 1, tensor and data parallel always."""
+        layout = self.parallel
+        stages, chunks = layout.pipeline_model_parallel_size, layout.virtual_pipeline_model_parallel_size
+        others = {
+            "cp": layout.context_parallel_size,
+            "ep": layout.expert_model_parallel_size,
+            "etp": layout.expert_tensor_parallel_size,
+        }
+        sizes = [
+            f"tp {layout.tensor_model_parallel_size}" + (" + sp" if layout.sequence_parallel else ""),
+            f"pp {stages}" + (f" x {chunks}" if chunks else "") if stages > 1 else "",
+            *(f"{name} {size}" if size > 1 else "" for name, size in others.items()),
+            f"dp {layout.data_parallel_size(group.ranks)}",
+        ]
+        return ", ".join(filter(None, sizes))
+
+
+def coordinates(parallel: ParallelSpec, ranks: int) -> list[Coordinates]:
+    """Coordinates of ranks 0, 1, ... in Megatron's order: tp fastest, then cp, dp, pp.
+
+    Experts are laid out again over the ranks of each pipeline stage: etp fastest, then ep, expert dp. The primary of a
+    data-parallel rank has tp 0, cp 0 and the last pp.
+    """
+    tp_size = parallel.tensor_model_parallel_size
+    cp_size = parallel.context_parallel_size
+    pp_size = parallel.pipeline_model_parallel_size
+    dp_size = parallel.data_parallel_size(ranks)
+    etp_size, ep_size = parallel.expert_tensor_parallel_size, parallel.expert_model_parallel_size
+    stage_size = tp_size * cp_size * dp_size
+    assert stage_size * pp_size == ranks, f"{parallel} does not divide {ranks} ranks"
+    assert stage_size % (etp_size * ep_size) == 0, f"the experts of {parallel} do not divide {stage_size} ranks"
+    places = []
+    for rank in range(ranks):
+        pp, in_stage = divmod(rank, stage_size)
+        rest, tp = divmod(in_stage, tp_size)
+        dp, cp = divmod(rest, cp_size)
+        rest, etp = divmod(in_stage, etp_size)
+        expert_dp, ep = divmod(rest, ep_size)
+        primary = tp == 0 and cp == 0 and pp == pp_size - 1
+        places.append(Coordinates(tp, cp, dp, pp, primary, etp, ep, expert_dp))
+    return places

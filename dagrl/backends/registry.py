@@ -1,0 +1,28 @@
+"""Finds the descriptors of backends: those in this package and those of other packages' entry points."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+
+from dagrl.backends.backend import Backend
+from dagrl.config.schema import EngineSpec
+from dagrl.config.schema.backends import backend_packages
+
+
+@cache
+def backends() -> Mapping[str, Backend]:
+    """Name -> descriptor."""
+    return {name: _descriptor(package) for name, package in backend_packages().items()}
+
+
+def backend_of(engine: EngineSpec) -> Backend:
+    """The backend that an engine's section names."""
+    return backends()[engine.backend]
+
+
+def _descriptor(package: str) -> Backend:
+    found = import_module(f"{package}.descriptor").BACKEND
+    assert isinstance(found, Backend), f"{package}.descriptor.BACKEND is not a Backend"
+    return found

@@ -1,0 +1,85 @@
+"""Descriptor of ``backend: sglang``."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from dagrl.backends.backend import Backend, EngineCheck, EngineStart, WeightReader
+from dagrl.backends.sglang.fields import check_fields_of
+from dagrl.backends.sglang.layout import ROUTED_EXPERTS, nodes_per_server, server_slots
+from dagrl.backends.sglang.section import SglangEngineSpec
+from dagrl.backends.sglang.server_rules import check_server
+from dagrl.config.schema import EngineSpec, Pipeline
+from dagrl.graph.router_replay import wants_routed_experts
+from dagrl.graph.sleeping import sleeps
+from dagrl.imports import lean_imports
+
+_DRIVER_PATIENCE = 0.95
+"""Share of ``run.start_timeout_s`` after which the engine reports first what it has waited for."""
+
+
+class SglangBackend(Backend):
+    """SGLang servers."""
+
+    name = "sglang"
+    summary = "SGLang servers: generates and judges"
+    requires = ("sglang",)
+
+    def validate(self, check: EngineCheck[Any]) -> None:
+        """Fields of ServerArgs, the place of servers, their model, and the route of new weights."""
+        check_fields_of(check)
+        check_server(check)
+
+    def weight_reader(self, engine: EngineSpec) -> WeightReader | None:
+        """Servers read their model's folder, quantised or not, unless ``server`` says how to read it."""
+        assert isinstance(engine, SglangEngineSpec)
+        if engine.weights_from is not None:
+            return None
+        checked = not {"load_format", "quantization"} & engine.server.keys()
+        return WeightReader(strict=False, quantised=True, checked=checked)
+
+    def build(self, start: EngineStart) -> Any:
+        """One slot of a server: its first worker speaks for it, the first on a further machine starts processes."""
+        spec = section_to_start(start.pipeline, start.name)
+        with lean_imports(for_good=True):
+            from dagrl.backends.sglang.engine import SglangEngine
+            from dagrl.backends.sglang.share import ServerShare
+            from dagrl.backends.sglang.slot import HeldSlot, NodeShare
+
+        pipeline, ranks = start.pipeline, start.ranks
+        group = pipeline.groups[str(spec.group)]
+        slot = server_slots(spec.server, group)[ranks.rank]
+        if ranks.listen_fd is not None:
+            # SGLang listens on this port itself.
+            os.close(ranks.listen_fd)
+        if not slot.starts:
+            return HeldSlot()
+        if start.gpus:
+            # CUDA reads this when it starts: SGLang's processes need all devices of the server.
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(start.gpus)
+        share = ServerShare(
+            name=f"{start.name}/{slot.server}",
+            server=slot.server,
+            node=slot.node,
+            nodes=nodes_per_server(spec.server, group),
+            gpus=start.gpus,
+            address=ranks.master_addr,
+            port=ranks.master_port,
+            logs=start.run_dir / "logs",
+            start_timeout_s=_DRIVER_PATIENCE * pipeline.run.start_timeout_s,
+        )
+        kind = SglangEngine if slot.leads else NodeShare
+        return kind(start.model, spec, ranks, share, sleeps=sleeps(pipeline, start.name))
+
+
+def section_to_start(pipeline: Pipeline, name: str) -> SglangEngineSpec:
+    """The section, with ``enable_return_routed_experts`` where a trainer replays routes."""
+    spec = pipeline.engines[name]
+    assert isinstance(spec, SglangEngineSpec)
+    if not wants_routed_experts(pipeline, name):
+        return spec
+    return spec.model_copy(update={"server": {**spec.server, ROUTED_EXPERTS: True}})
+
+
+BACKEND = SglangBackend()

@@ -1,0 +1,50 @@
+"""``backend: sglang``: servers that generate."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from dagrl.backends.sglang.layout import gpus_per_server, server_slots
+from dagrl.config.capability import Capability
+from dagrl.config.coordinates import Coordinates
+from dagrl.config.schema.engine import EngineSpec
+from dagrl.config.schema.model import GroupSpec
+
+
+class SglangEngineSpec(EngineSpec):
+    """SGLang servers that generate, as many as fit on the group."""
+
+    backend: Literal["sglang"]
+    """SGLang: its schedulers run in processes of their own, without an HTTP server."""
+    head: Literal["lm"] = "lm"
+    """Servers have the language model's head."""
+    server: dict[str, Any] = Field(default_factory=dict)
+    """Fields of SGLang's ServerArgs. A server takes tp_size x pp_size GPUs, times dp_size without DP attention."""
+
+    capabilities: ClassVar = frozenset({Capability.GENERATE, Capability.REPLY})
+    transports: ClassVar = ("cuda_ipc", "broadcast", "object_store")
+    updates_in_flight: ClassVar = True
+    replicas_are_servers: ClassVar = True
+    reports_routed_experts: ClassVar = True
+
+    def layout(self, group: GroupSpec) -> list[Coordinates]:
+        """One replica for each server; SGLang itself splits the model over its slots."""
+        slots = server_slots(self.server, group)
+        return [Coordinates(slot.place, 0, slot.server, 0, primary=slot.leads) for slot in slots]
+
+    def layout_text(self, group: GroupSpec) -> str:
+        """For example ``4 servers of 2 GPUs``."""
+        each = gpus_per_server(self.server)
+        servers = f"{group.ranks // each} server{'s' if group.ranks > each else ''}"
+        return servers + (f" of {each} {'slots' if group.is_cpu else 'GPUs'}" if each > 1 else "")
+
+    def update_waves(self, group: GroupSpec) -> tuple[tuple[int, ...], ...]:
+        """One wave for each pipeline stage: SGLang passes an update on to a stage after the one before has taken it."""
+        each, stages = gpus_per_server(self.server), self.server.get("pp_size", 1)
+        ranks_of_stage = each // stages
+        return tuple(
+            tuple(rank for rank in range(group.ranks) if rank % each // ranks_of_stage == stage)
+            for stage in range(stages)
+        )

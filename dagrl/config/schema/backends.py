@@ -1,0 +1,54 @@
+"""Finds backends and the type of the ``engines`` section, which is the union of their sections.
+
+A backend is a package with two modules: `section`, with a subclass of `EngineSpec`, and `descriptor`, with a `BACKEND`.
+Folders of `dagrl/backends` are found by themselves; other packages name theirs in the entry point group
+``dagrl.backends``: ``NAME = "package"``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Union
+
+from pydantic import Field
+
+from dagrl.config.schema.engine import EngineSpec
+
+_PACKAGE = "dagrl.backends"
+
+
+@cache
+def backend_packages() -> dict[str, str]:
+    """Name of each backend -> its package."""
+    spec = find_spec(_PACKAGE)
+    folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
+    own = sorted(path.parent.name for folder in folders for path in folder.glob("*/descriptor.py"))
+    return {name: f"{_PACKAGE}.{name}" for name in own} | {
+        entry.name: entry.value for entry in entry_points(group=_PACKAGE)
+    }
+
+
+@cache
+def engine_sections() -> dict[str, type[EngineSpec]]:
+    """Name of each backend -> its section."""
+    return {
+        name: _section(name, importlib.import_module(f"{package}.section"))
+        for name, package in backend_packages().items()
+    }
+
+
+def _section(name: str, module: Any) -> type[EngineSpec]:
+    for value in vars(module).values():
+        if isinstance(value, type) and issubclass(value, EngineSpec) and value.__module__ == module.__name__:
+            return value
+    raise ImportError(f"{module.__name__} has no subclass of EngineSpec for the backend {name!r}")
+
+
+if TYPE_CHECKING:
+    AnyEngineSpec = EngineSpec
+else:
+    AnyEngineSpec = Annotated[Union[tuple(engine_sections().values())], Field(discriminator="backend")]  # noqa: UP007

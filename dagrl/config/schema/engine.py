@@ -1,0 +1,104 @@
+"""Options that the engines of all backends have. A backend adds its own in `dagrl/backends/NAME/section.py`."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from dagrl.config.capability import Capability
+from dagrl.config.coordinates import Coordinates
+from dagrl.config.schema.model import GroupSpec, ModelSpec
+from dagrl.config.schema.section import Name, Section
+
+Sleep = Literal["auto"] | bool
+"""Whether an engine frees the memory of its devices while another engine of its group works."""
+Head = Literal["lm", "value", "reward"]
+Transport = Literal["cuda_ipc", "broadcast", "object_store"]
+
+
+class WeightSyncSpec(Section):
+    """How new weights reach an engine with ``weights_from``."""
+
+    route: Literal["auto"] | Transport = "auto"
+    """``cuda_ipc``: from GPU to the same GPU, where trainer and servers share a group. ``broadcast``: NCCL from the
+    trainer to the servers of another group (gloo on CPUs). ``object_store``: through Ray's objects and the host's
+    memory, where there is neither. ``auto``: the first that the groups allow; on CPUs the last."""
+    bucket_mib: Annotated[int, Field(ge=1, le=2**16)] = 256
+    """Weights that travel together, in MiB; up to two buckets wait on each side."""
+    checksum: bool = False
+    """Send everything once more and compare it with what the servers hold; the run ends where they differ."""
+    pause: Literal["abort", "retract", "in_place"] = "abort"
+    """What happens to responses that are being generated. ``abort`` ends them as they are; ``retract`` computes their
+    cache anew with the new weights; ``in_place`` goes on with the cache of the old ones."""
+
+
+class EngineSpec(Section):
+    """A model with a layout on a group.
+
+    A backend derives its section from this class, with ``backend: Literal["NAME"]``. Class variables and methods say
+    what follows from the section alone; everything else is in the backend's `dagrl.backends.registry.Backend`.
+    """
+
+    backend: str
+    """The backend, by the name of its folder."""
+    group: Name | None = None
+    """The group that holds it."""
+    weights_from: Name | None = None
+    """The trained engine whose weights it takes before each rollout. Default: it keeps the weights it starts with."""
+    weight_sync: WeightSyncSpec = WeightSyncSpec()
+    """How new weights reach it."""
+    frozen_copy_of: Name | None = None
+    """Instead of a group: live on that engine's ranks, as its frozen start weights, swapped in when they are needed."""
+    model: ModelSpec | None = None
+    """Another model than the pipeline's, for example that of a critic, a reward model, a judge or a teacher."""
+    head: Head = "lm"
+    """Output layer: the language model's, a value for each token, or a score for each row."""
+    sleep: Sleep = "auto"
+    """Free the GPUs' memory while another engine of the group works. ``auto``: on GPUs that it shares with another
+    engine, unless both fit."""
+
+    capabilities: ClassVar[frozenset[Capability]] = frozenset()
+    """What ops can ask of it."""
+    transports: ClassVar[tuple[Transport, ...]] = ("object_store",)
+    """Values of ``weight_sync.route`` that it can receive weights by."""
+    updates_in_flight: ClassVar[bool] = False
+    """Whether it can take new weights while responses are being generated."""
+    replicas_are_servers: ClassVar[bool] = False
+    """Whether each replica is a server with processes of its own. The worker on the first rank of a server speaks for
+    it; the first one on each machine starts the processes there."""
+    holds_frozen_copies: ClassVar[bool] = False
+    """Whether another engine can be a ``frozen_copy_of`` it."""
+    reads_messages: ClassVar[bool] = False
+    """Whether a reward head reads conversations with a chat template of its own, instead of the policy's tokens."""
+    reports_routed_experts: ClassVar[bool] = False
+    """Whether it can return the experts that tokens were routed to."""
+    path_fields: ClassVar[tuple[tuple[str, ...], ...]] = ()
+    """Fields that hold a path, relative to the file."""
+
+    @property
+    def generates(self) -> bool:
+        """Whether it writes text."""
+        return bool(self.capabilities & {Capability.GENERATE, Capability.REPLY})
+
+    @property
+    def replays_routes(self) -> bool:
+        """Whether it sends tokens to the experts that the generator sent them to."""
+        return False
+
+    @property
+    def row_alignment(self) -> int:
+        """Multiple that the length of each packed row is padded to."""
+        return 1
+
+    def layout(self, group: GroupSpec) -> list[Coordinates]:
+        """Coordinates of the ranks of `group`, in order. Default: one replica on each rank."""
+        return [Coordinates(0, 0, rank, 0, primary=True) for rank in range(group.ranks)]
+
+    def layout_text(self, group: GroupSpec) -> str:
+        """The layout in words, for summaries."""
+        return f"{group.ranks} replica{'s' if group.ranks > 1 else ''}"
+
+    def update_waves(self, group: GroupSpec) -> tuple[tuple[int, ...], ...]:
+        """Ranks that take new weights together, wave after wave."""
+        return (tuple(range(group.ranks)),)
