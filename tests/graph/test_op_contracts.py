@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from dagrl.config.schema import EngineSpec, NodeSpec
+from dagrl.config.schema import NodeSpec
+from dagrl.config.schema.backends import AnyEngineSpec
 from dagrl.graph.op_contracts import OpContract, Scope, contract_of
 
 ENGINES = {
@@ -19,7 +20,7 @@ ENGINES = {
 
 def contract(op: str, options: dict[str, Any]) -> OpContract:
     node: Any = TypeAdapter(NodeSpec).validate_python({"op": op, **options})
-    engine: TypeAdapter[Any] = TypeAdapter(EngineSpec)
+    engine: TypeAdapter[Any] = TypeAdapter(AnyEngineSpec)
     return contract_of(node, {name: engine.validate_python(each) for name, each in ENGINES.items()})
 
 

@@ -79,7 +79,7 @@ CASES = {
         "head: value, optimizer: {lr: 1e-3}}",
         "head: value} #!",
         "engines.critic.optimizer",
-        "`learn` trains the engine, and it has no learning rate; add",
+        "a node trains the engine, and it has no learning rate; add",
     ),
     "warm-up without end": (
         "engine: actor, loss",
@@ -165,7 +165,7 @@ def test_a_folder_that_does_not_say_what_it_is_is_left_to_the_engine(judged):
 
 def test_a_classifier_follows_nobody(project, judged):
     problems = {problem.place: problem.message for problem in project.problems(judged(extra=", weights_from: actor"))}
-    assert "takes nobody's weights" in problems["engines.judge.weights_from"]
+    assert "takes no weights from another" in problems["engines.judge.weights_from"]
     assert "its model is that one's" in problems["engines.judge.model"]
 
 

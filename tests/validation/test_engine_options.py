@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from dagrl.validation import check_file, engine_options
+from dagrl.backends.megatron import options
+from dagrl.validation import check_file
 
 ACTOR = "    group: train\n"
 
@@ -36,17 +37,17 @@ def test_a_guest_has_its_owners_head(project):
 
 
 def test_a_bridge_that_is_not_installed(project, monkeypatch):
-    monkeypatch.setattr(engine_options, "_has_bridge", lambda: False)
+    monkeypatch.setattr(options, "_has_bridge", lambda: False)
     path = project.pipeline((ACTOR, f"{ACTOR}    bridge: megatron-bridge #!\n"))
     project.assert_problem(
         path, "engines.actor.bridge", "megatron-bridge is not installed; install it with `uv pip install"
     )
-    monkeypatch.setattr(engine_options, "_has_bridge", lambda: True)
+    monkeypatch.setattr(options, "_has_bridge", lambda: True)
     check_file(path)
 
 
 def test_a_bridge_that_knows_no_heads(project, monkeypatch):
-    monkeypatch.setattr(engine_options, "_has_bridge", lambda: True)
+    monkeypatch.setattr(options, "_has_bridge", lambda: True)
     critic = "  critic: {backend: megatron, group: train, head: value, bridge: megatron-bridge} #!\n  reference:"
     path = project.pipeline(("  reference:", critic))
     project.assert_problem(path, "engines.critic.bridge", "megatron-bridge has no value head; set bridge: native")

@@ -53,7 +53,7 @@ CASES = {
         "frozen_copy_of: actor}",
         "frozen_copy_of: generator} #!",
         "engines.reference.frozen_copy_of",
-        "`generator` is a hf engine; share a megatron engine (`actor`)",
+        "a megatron engine cannot be a copy of `generator`, a hf engine; name one of `actor`",
     ),
     "shares a sharer": (
         "frozen_copy_of: actor}",
