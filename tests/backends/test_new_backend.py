@@ -1,0 +1,65 @@
+"""A backend of another package, in one folder, is found by its entry point: it validates, plans and runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab import tiny_pipeline, write_pipeline
+
+BACKENDS = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def dagrl(tmp_path_factory):
+    """Runs `dagrl` where the package `repeat_backend` is installed."""
+    site = tmp_path_factory.mktemp("site")
+    info = site / "repeat_backend-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: repeat-backend\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[dagrl.backends]\nrepeat = repeat_backend\n")
+    variables = os.environ | {"PYTHONPATH": f"{site}:{BACKENDS}"}
+
+    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "dagrl.cli", *arguments]
+        return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=240)
+
+    return call
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Path:
+    tree: dict[str, Any] = tiny_pipeline()
+    tree["engines"]["generator"] = {"backend": "repeat", "group": "rollout", "weights_from": "actor", "times": 2}
+    tree["run"] = {"steps": 1}
+    return write_pipeline(tmp_path, tree)
+
+
+def test_it_validates_its_own_options(dagrl, pipeline) -> None:
+    done = dagrl("validate", str(pipeline))
+    assert done.returncode == 0, done.stderr
+    assert "repeat" in done.stdout
+    wrong = dagrl("validate", str(pipeline), "engines.generator.times=0")
+    assert wrong.returncode == 2 and "times" in wrong.stderr and "must be at least 1" in wrong.stderr
+
+
+def test_it_plans(dagrl, pipeline) -> None:
+    done = dagrl("plan", str(pipeline), "--json")
+    assert done.returncode == 0, done.stderr
+    assert "generator" in done.stdout
+
+
+def test_it_runs(dagrl, pipeline, tmp_path) -> None:
+    done = dagrl("run", str(pipeline), "--run-dir", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    (step,) = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert step["response_tokens/mean"] == 2
+
+
+def test_doctor_lists_it(dagrl) -> None:
+    assert "repeat" in dagrl("doctor").stdout
