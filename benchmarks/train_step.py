@@ -34,10 +34,10 @@ from workload import MODELS, Workload, write_model
 
 from dagrl.algorithms.objective import PolicyObjective
 from dagrl.backends.backend import RankContext
+from dagrl.backends.families.flops import model_flops
+from dagrl.backends.families.registry import model_shape
 from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
 from dagrl.config.schema import LossSpec, ModelSpec
-from dagrl.models.flops import model_flops
-from dagrl.models.shape import model_shape
 
 AIMS = {"step": 0.97, "logprob": 2.5}
 GIB = 2**30

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dagrl.backends.families.sizes import ModelSizes
 from dagrl.config.errors import Place
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import EngineSpec, ModelSpec, Pipeline
 from dagrl.config.schema.engine import Head
-from dagrl.models.sizes import ModelSizes
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from dagrl.backends.families.tensors import OUTPUT, SCORE
 from dagrl.config.schema import ModelSpec
 from dagrl.data.lean_transformers import SPARED, import_transformers
 from dagrl.imports import lean_imports
 from dagrl.models.config_class import UNDECLARED
-from dagrl.models.tensor_shapes import OUTPUT, SCORE
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

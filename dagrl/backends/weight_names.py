@@ -9,8 +9,8 @@ import logging
 from collections.abc import Iterable, Set
 from typing import TYPE_CHECKING
 
-from dagrl.models import tensor_shapes
-from dagrl.models.tensor_shapes import DERIVED, SCALES
+from dagrl.backends.families import tensors
+from dagrl.backends.families.tensors import DERIVED, SCALES
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -50,4 +50,4 @@ def check_names(names: Iterable[str], wanted: Set[str], hf_config: PretrainedCon
 def is_prediction_layer(name: str, hf_config: PretrainedConfig) -> bool:
     """Whether a tensor is of the layers for multi-token prediction, which published models have behind their own."""
     extra = getattr(hf_config, PREDICTION_LAYERS, None) or 0
-    return tensor_shapes.is_prediction_layer(name, hf_config.num_hidden_layers, extra)
+    return tensors.is_prediction_layer(name, hf_config.num_hidden_layers, extra)

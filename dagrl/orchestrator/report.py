@@ -9,13 +9,13 @@ from heapq import heappop, heappush
 from pathlib import Path
 from statistics import fmean
 
+from dagrl.backends.families.registry import model_shape
 from dagrl.config.errors import PipelineError
 from dagrl.config.loading.loader import LoadedPipeline, load_pipeline
 from dagrl.config.schema import Pipeline
 from dagrl.graph.dag import build_graph
 from dagrl.graph.plugins.isolation import isolated_imports
 from dagrl.graph.rollouts import rollouts
-from dagrl.models.shape import model_shape
 from dagrl.orchestrator.folder.run_folder import modules_of
 from dagrl.planner.cost.costs import PipelineCosts
 from dagrl.planner.cost.lengths import Assumed

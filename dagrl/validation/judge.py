@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from dagrl.backends.families.sizes import ModelSizes
 from dagrl.config.errors import Place, suggest
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import JudgeNode, Pipeline
 from dagrl.graph.plugins.isolation import ask
 from dagrl.graph.plugins.judging import FIELDS, fields_in, is_function, parser_arguments_at
-from dagrl.models.sizes import ModelSizes
 
 _OF_ENDPOINTS = ("model", "api_key_env", "extra_body", "concurrency", "retries", "timeout_s", "expected_s")
 _OF_ENGINES = ("max_prompt_tokens", "chat_template_kwargs")

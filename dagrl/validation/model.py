@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from dagrl.backends.backend import WeightReader
+from dagrl.backends.families.config_fields import is_size
+from dagrl.backends.families.sizes import ModelSizes, sizes_of
 from dagrl.config.errors import Place
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import EngineSpec, ModelSpec, Pipeline, TokenizerSpec
-from dagrl.models.sizes import ModelSizes, is_size, sizes_of
 from dagrl.validation.json_files import json_object
-from dagrl.validation.model_family import check_family
-from dagrl.validation.model_fields import check_config
-from dagrl.validation.model_scale import check_scale
+from dagrl.validation.model_config import check_config, check_family, check_scale
 from dagrl.validation.model_weights import (
     may_be_quantised,
     quantisation_problem,

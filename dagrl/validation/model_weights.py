@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dagrl.backends.backend import WeightReader
-from dagrl.backends.registry import backend_of
-from dagrl.config.schema import Pipeline
-from dagrl.models.families import FAMILIES
-from dagrl.models.safetensors_header import FLOATING, HeaderEntry, read_header
-from dagrl.models.shape import ModelShape, shape_of, sizes_left_out
-from dagrl.models.sizes import is_size
-from dagrl.models.tensor_shapes import (
+from dagrl.backends.families.base import Family
+from dagrl.backends.families.config_fields import ConfigFields, is_size
+from dagrl.backends.families.registry import find_family
+from dagrl.backends.families.shape import ModelShape
+from dagrl.backends.families.tensors import (
     DERIVED,
     OUTPUT,
     QUANTISED,
@@ -25,6 +23,9 @@ from dagrl.models.tensor_shapes import (
     layer_of,
     published_tensors,
 )
+from dagrl.backends.registry import backend_of
+from dagrl.config.schema import Pipeline
+from dagrl.models.safetensors_header import FLOATING, HeaderEntry, read_header
 from dagrl.validation.json_files import json_object
 
 INDEX, SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
@@ -73,7 +74,8 @@ def folder_problem(folder: Path) -> str | None:
     config = json_object(path)
     if config is None or not isinstance(config.get("model_type"), str):
         return f"{path} is not a JSON object that names a model_type; copy the file again"
-    if left_out := sizes_left_out(config):
+    family = find_family(config["model_type"])
+    if family and (left_out := family.sizes_left_out(config)):
         return f"{path} does not say {left_out[0]}, a size of the model; copy the file again, or add it there"
     return quantisation_problem(path, config) or weights_problem(folder, config, [WeightReader()])
 
@@ -94,12 +96,13 @@ def weights_problem(folder: Path, config: Mapping[str, Any] | None, readers: Seq
         return None
     scale = next((name for name in stored if name.endswith(QUANTISED)), None)
     quantised = scale is not None or quantisation_problem(folder, config) is not None
-    if config.get("model_type") not in FAMILIES:
+    family = find_family(config.get("model_type"))
+    if family is None:
         weights = {} if quantised else {name: stored[name] for name in stored if name.endswith(".weight")}
         return _dtype_problem(weights, readers)
     for reader in readers:
         if not quantised:
-            problem = _misfit(folder, config, reader, stored, beside)
+            problem = _misfit(folder, family.fields(config), family, reader, stored, beside)
         elif scale is not None and not reader.quantised:
             problem = f"{_of(stored, scale)} belongs to quantised weights, which cannot be trained; {_DEQUANTISE}"
         else:
@@ -151,7 +154,12 @@ def _sharded(folder: Path, index: Path) -> tuple[dict[str, _Stored], dict[str, P
 
 
 def _misfit(
-    folder: Path, config: Mapping[str, Any], reader: WeightReader, stored: _Tensors, beside: Mapping[str, Path]
+    folder: Path,
+    config: ConfigFields,
+    family: Family,
+    reader: WeightReader,
+    stored: _Tensors,
+    beside: Mapping[str, Path],
 ) -> str | None:
     """The first tensor that is missing, wrong or left over for that reader."""
     layers = 1 + max((layer for name in stored if (layer := layer_of(name)) is not None), default=-1)
@@ -161,7 +169,7 @@ def _misfit(
     if is_size(told) and told > layers:
         return f"{folder / 'config.json'} says num_hidden_layers {told}, and the weights hold {layers}; {_REMEDY}"
     try:
-        shape = shape_of(config)
+        shape = family.shape(config)
         wanted, missing = _wanted(shape, reader, stored)
     except (ValueError, TypeError, ArithmeticError):
         return None  # Fields that are no sizes are reported with the config.
@@ -189,17 +197,14 @@ def _wanted(shape: ModelShape, reader: WeightReader, stored: _Tensors) -> tuple[
     """The tensors that the reader looks for with their shapes, and those of them that are missing."""
     wanted: dict[str, tuple[int, ...]] = {}
     missing: list[str] = []
-    for name, size in published_tensors(shape):
-        if name == OUTPUT and reader.head != "lm":
+    for name, size in published_tensors(shape, reader.head):
+        if name == SCORE and reader.head == "value" and SCORE not in stored:
             continue
         wanted[name] = size
         if name not in stored:
             missing.append(name)
             if len(missing) == _MOST_MISSING:
                 return wanted, missing
-    if reader.head == "reward" or (reader.head == "value" and SCORE in stored):
-        wanted[SCORE] = (1, shape.hidden)
-        missing += [SCORE] if SCORE not in stored else []
     return wanted, missing
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from dagrl.backends.families.sizes import ModelSizes
 from dagrl.config.errors import Place, suggest
 from dagrl.config.loading.positions import Findings
 from dagrl.config.reward_names import BUILT_IN_REWARDS
@@ -22,7 +23,6 @@ from dagrl.config.schema import (
 from dagrl.graph.plugins.custom import check_arguments_at, contract_at, reward_fields_at, reward_traits_at
 from dagrl.graph.plugins.isolation import ask
 from dagrl.models.hf_config import token_ids
-from dagrl.models.sizes import ModelSizes
 
 _LEAST_TEMPERATURE = 1e-3
 """Logits of some hundreds, divided by it, are far from the end of float32."""

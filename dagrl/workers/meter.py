@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from dagrl.backends.device_peaks import peak_flops_per_s
+from dagrl.backends.families.flops import ModelFlops, model_flops
+from dagrl.backends.families.registry import shape_of
 from dagrl.config.schema import LogprobNode, Pipeline, RewardModelNode, TrainingNode, ValuesNode
 from dagrl.data.batch import Batch, Column
-from dagrl.models.flops import ModelFlops, model_flops
-from dagrl.models.shape import shape_of
 from dagrl.ops.base import Output, Part
 from dagrl.workers.messages import Effort, TaskWork
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from dagrl.backends.families.registry import family_names
 from dagrl.backends.model_source import check_finite, load_hf_config, published_shapes, published_tensors, weight_source
 from dagrl.config.schema import ModelSpec
 from dagrl.models.config_class import UNDECLARED, model_fields
-from dagrl.models.families import FAMILIES
 
 SHAPE = {
     "model_type": "qwen3",
@@ -280,7 +280,7 @@ def test_a_tensor_that_the_model_does_not_have_is_named():
         weight_source(described(), seed=0).get("model.norm.bias")
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("model_type", family_names())
 def test_fields_that_the_checks_read_as_text_are_those_of_the_class(model_type):
     from transformers import CONFIG_MAPPING
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from dagrl.backends.families.registry import model_shape
 from dagrl.cli import main
 from dagrl.config.loading.extends import read_with_parents
 from dagrl.config.loading.yaml_source import read_document
 from dagrl.config.residency import Residency
-from dagrl.models.shape import model_shape
 from dagrl.planner.cost.costs import PipelineCosts
 from dagrl.scheduler.commands import Commit, Restart, Run, Save, Sleep, Sync, Wake
 from dagrl.scheduler.placement import make_plan

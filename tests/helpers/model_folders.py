@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dagrl.models.shape import shape_of
-from dagrl.models.tensor_shapes import OUTPUT, SCORE, published_tensors
+from dagrl.backends.families.registry import shape_of
+from dagrl.backends.families.tensors import OUTPUT, SCORE, published_tensors
 
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
 """Name -> dtype, as safetensors names it, and shape."""

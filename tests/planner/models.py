@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dagrl.models.shape import shape_of
+from dagrl.backends.families.registry import shape_of
 
 _QWEN3: dict[str, Any] = {"model_type": "qwen3", "vocab_size": 151936}
 QWEN3_1B7 = shape_of(

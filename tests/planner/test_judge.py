@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from dagrl.backends.families.registry import model_shape
 from dagrl.models.gpus import gpu_named
-from dagrl.models.shape import model_shape
 from dagrl.planner.cost.costs import PipelineCosts
 from dagrl.planner.cost.estimate import estimate_step
 from dagrl.planner.memory.engines import engine_memory

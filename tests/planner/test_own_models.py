@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from dagrl.backends.families.registry import model_shape
 from dagrl.config.loading.loader import load_pipeline
 from dagrl.config.residency import Residency
 from dagrl.models.gpus import gpu_named
-from dagrl.models.shape import model_shape
 from dagrl.planner.cost.costs import PipelineCosts
 from dagrl.planner.cost.estimate import estimate_step
 from dagrl.planner.fitting.fit import fit

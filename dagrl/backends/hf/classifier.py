@@ -17,6 +17,7 @@ from jinja2 import TemplateError
 from dagrl.backends.backend import RankContext
 from dagrl.backends.base import Conversation, Scores, Slept
 from dagrl.backends.device_memory import device_gib_used
+from dagrl.backends.families.tensors import SCORE
 from dagrl.backends.hf.experts import avoid_misaligned_grouped_mm
 from dagrl.backends.hf.section import HfEngineSpec
 from dagrl.backends.hf.sleep import SleepingWeights
@@ -25,7 +26,6 @@ from dagrl.backends.model_source import check_finite, load_hf_config, model_impo
 from dagrl.config.residency import Residency
 from dagrl.config.schema import ModelSpec
 from dagrl.data.tokenizer import load_tokenizer
-from dagrl.models.tensor_shapes import SCORE
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel

@@ -6,11 +6,11 @@ Megatron would find most of it out late, when ranks already hold memory and wait
 from __future__ import annotations
 
 from dagrl.backends.backend import EngineCheck
+from dagrl.backends.families.sizes import ModelSizes, Size
 from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.config.errors import Place
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import GroupSpec, Pipeline
-from dagrl.models.sizes import ModelSizes, Size
 
 _TP = "tensor_model_parallel_size"
 _PP = "pipeline_model_parallel_size"

@@ -16,8 +16,6 @@ from dagrl.models.megatron_folder import CONFIG, format_of, newest_checkpoint
 _BRIDGE_PACKAGES = ("omegaconf", "einops")
 """Further packages that megatron-bridge needs."""
 _BRIDGE_INSTALL = "uv pip install --no-deps -r requirements/bridge.txt"
-_UNREPORTED_FAMILIES = ("mixtral",)
-"""Model types whose routed experts no generator reports."""
 
 
 def check_options(check: EngineCheck[MegatronEngineSpec]) -> None:
@@ -90,7 +88,7 @@ def _check_router_replay(check: EngineCheck[MegatronEngineSpec]) -> None:
     if sizes.mixture is False:
         message = "is about experts, and the model has none; take it out"
         findings.error(place, message, depends_on=[("model",)])
-    elif sizes.family in _UNREPORTED_FAMILIES:
+    elif not sizes.reports_routed_experts:
         message = f"no generator tells how a {sizes.family} model routes; take it out"
         findings.error(place, message, depends_on=[("model",)])
     elif engine.head != "lm":

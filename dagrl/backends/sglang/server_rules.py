@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dagrl.backends.backend import EngineCheck
+from dagrl.backends.families.config_fields import is_size
+from dagrl.backends.families.sizes import ModelSizes
 from dagrl.backends.sglang.layout import (
     CPU_CACHE_TOKENS,
     PARALLEL_SIZES,
@@ -24,7 +26,6 @@ from dagrl.config.schema import GroupSpec, JudgeNode, Pipeline, RolloutNode
 from dagrl.config.unsupported import Clash
 from dagrl.graph.rollouts import longest_by_key
 from dagrl.graph.router_replay import wants_routed_experts
-from dagrl.models.sizes import ModelSizes, is_size
 
 _GPU_ONLY = ("enable_dp_attention", "enable_torch_compile", "enable_two_batch_overlap", "enable_symm_mem")
 _COUNTS = (
@@ -223,10 +224,10 @@ class _Server:
 
     def check_experts(self, model: ModelSizes) -> None:
         """Whether there are experts where an option is about them, and in all layers where SGLang takes them for it."""
-        if model.family == "qwen3_moe" and model.dense_width is not None:
+        if not model.serves_dense_layers and model.dense_width is not None:
             message = (
-                "SGLang puts experts into every layer of a qwen3_moe, and some layers of this one have none; take a "
-                "model without mlp_only_layers and with decoder_sparse_step 1, or sample with hf"
+                f"SGLang puts experts into every layer of a {model.family}, and some layers of this one have none; "
+                "take a model without mlp_only_layers and with decoder_sparse_step 1, or sample with hf"
             )
             self._findings.error(("engines", self._name, "backend"), message, depends_on=[("model",)])
         if model.mixture is False:

@@ -6,8 +6,8 @@ between replicas in the first update. How many that are, `dagrl.planner.memory.c
 
 from __future__ import annotations
 
+from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.megatron.section import ParallelSpec
-from dagrl.models.shape import ModelShape
 from dagrl.planner.memory.communicators import groups_of_pass, groups_of_update
 
 _CLOSE_S = 0.42

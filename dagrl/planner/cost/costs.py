@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from dagrl.backends.families.registry import engine_shape
+from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.hf.section import HfEngineSpec
 from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.config.residency import Residency
@@ -19,7 +21,6 @@ from dagrl.graph.filtering import prompts_per_round
 from dagrl.graph.offline import is_offline
 from dagrl.graph.op_contracts import Scope
 from dagrl.graph.rollouts import leading_rollout, rollouts
-from dagrl.models.shape import ModelShape, engine_shape
 from dagrl.planner.cost import transfers
 from dagrl.planner.cost.communicators import connecting_seconds, gathering_seconds
 from dagrl.planner.cost.decoding import Generation, shard_ends

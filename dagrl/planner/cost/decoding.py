@@ -12,8 +12,8 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from dagrl.models.flops import ModelFlops, model_flops
-from dagrl.models.shape import ModelShape
+from dagrl.backends.families.flops import ModelFlops, model_flops
+from dagrl.backends.families.shape import ModelShape
 from dagrl.planner.cost.device import Device
 from dagrl.planner.cost.lengths import Lengths
 

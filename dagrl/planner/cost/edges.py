@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from dagrl.backends.families.shape import ModelShape
 from dagrl.graph.columns import CORE_COLUMNS, ColumnSpec, Shape
-from dagrl.models.shape import ModelShape
 from dagrl.planner.cost.lengths import Lengths
 from dagrl.scheduler.plan import PlannedTask
 

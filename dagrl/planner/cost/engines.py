@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.hf.section import HfEngineSpec
 from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.backends.sglang.layout import LARGEST_GRAPH, gpus_per_server
 from dagrl.backends.sglang.section import SglangEngineSpec
 from dagrl.config.schema import EngineSpec, GroupSpec, Pipeline
-from dagrl.models.shape import ModelShape
 from dagrl.planner.cost.decoding import Server
 from dagrl.planner.cost.device import Device, device_of
 from dagrl.planner.cost.optimizer import OptimizerSteps

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dagrl.backends.families.parts import GATED_MLP_MATRICES
+from dagrl.backends.families.shape import ModelShape, attention_weights
 from dagrl.backends.megatron.section import ParallelSpec
-from dagrl.models.flops import attention_weights, pair_products
-from dagrl.models.shape import GATED_MLP_MATRICES, ModelShape
 from dagrl.planner.cost.device import Device
 
 _BYTES = 2
@@ -170,7 +170,7 @@ class LayerSeconds:
 
     def _attention_products(self, pack: Pack) -> float:
         width = self.shape.heads * self.shape.head_dim / self._tensor
-        return self._product(self._tokens(pack), attention_weights(self.shape) / self._tensor, width)
+        return self._product(self._tokens(pack), attention_weights(self.shape.attention) / self._tensor, width)
 
     def _mlp_products(self, pack: Pack, mixture: bool) -> float:
         tokens, hidden, experts = self._tokens(pack), self.shape.hidden, self.shape.experts
@@ -191,7 +191,7 @@ class LayerSeconds:
 
     def _attention(self, pack: Pack) -> float:
         pairs = pack.squares / 2 / self.parallel.context_parallel_size
-        return 2 * pair_products(self.shape) / self._tensor * pairs / self.device.attention
+        return 2 * self.shape.attention.pair_products / self._tensor * pairs / self.device.attention
 
     def _moved(self, pack: Pack, mixture: bool) -> float:
         shape, tokens = self.shape, self._tokens(pack)

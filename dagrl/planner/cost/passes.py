@@ -12,8 +12,8 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
+from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.megatron.section import MegatronEngineSpec
-from dagrl.models.shape import ModelShape
 from dagrl.planner.cost.device import Device
 from dagrl.planner.cost.layers import LayerSeconds, Pack, Recompute, Seconds
 from dagrl.planner.cost.lengths import Lengths

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dagrl.backends.families.registry import engine_shape
+from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.backends.sglang.layout import gpus_per_server
 from dagrl.backends.sglang.section import SglangEngineSpec
@@ -15,7 +17,6 @@ from dagrl.config.schema import DpoNode, GroupSpec, NodeBase, PackingNode, Pipel
 from dagrl.graph.dag import Graph
 from dagrl.graph.offline import longest_row
 from dagrl.graph.rollouts import leading_rollout, rollouts
-from dagrl.models.shape import ModelShape, engine_shape
 from dagrl.planner.fitting.fit import Fit, fit
 from dagrl.planner.hardware import GPUS_OF_MACHINE
 from dagrl.scheduler.placement import guests_of

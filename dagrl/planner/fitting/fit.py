@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from dagrl.backends.families.registry import model_shape
+from dagrl.backends.families.shape import ModelShape
 from dagrl.config.schema import Pipeline
 from dagrl.graph.dag import Graph
-from dagrl.models.shape import ModelShape, model_shape
 from dagrl.planner.hardware import DEFAULT_GPU, Gpu, gpu_of_group
 from dagrl.planner.memory.engines import engine_memory
 from dagrl.planner.memory.estimate import GIB, EngineMemory

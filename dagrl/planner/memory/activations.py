@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.megatron.section import MegatronEngineSpec
-from dagrl.models.shape import ModelShape
 from dagrl.planner.memory.stages import Stage
 
 _UNEVEN_EXPERTS = 1.25

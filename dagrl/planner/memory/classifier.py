@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dagrl.backends.families.registry import engine_shape
+from dagrl.backends.families.shape import ModelShape
 from dagrl.config.schema import Pipeline, RewardModelNode
-from dagrl.models.shape import ModelShape, engine_shape
 from dagrl.planner.memory.estimate import CONTEXT, EngineMemory, Kind
 
 _HIDDEN_STATES = 6

@@ -6,8 +6,8 @@ is built, in a pass, in an update. See `dagrl.backends.megatron.engine.communica
 
 from __future__ import annotations
 
+from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.megatron.section import ParallelSpec
-from dagrl.models.shape import ModelShape
 from dagrl.planner.memory.estimate import GIB
 
 _COMMUNICATOR = 0.53 * GIB

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from dagrl.backends.families.registry import engine_shape
+from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.hf.section import HfEngineSpec
 from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.backends.sglang.section import SglangEngineSpec
@@ -11,7 +13,6 @@ from dagrl.config.schema import JudgeNode, PackingNode, Pipeline, TrainingNode
 from dagrl.graph.offline import longest_row
 from dagrl.graph.rollouts import longest_by_key, rollouts
 from dagrl.models.gpus import Gpu
-from dagrl.models.shape import ModelShape, engine_shape
 from dagrl.planner.memory.classifier import classifier_memory
 from dagrl.planner.memory.estimate import EngineMemory
 from dagrl.planner.memory.server import Serving, hf_memory, server_memory

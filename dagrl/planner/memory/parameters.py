@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.megatron.section import MegatronEngineSpec
-from dagrl.models.shape import ModelShape
 from dagrl.models.vocabulary import padded_vocab_size
 from dagrl.planner.memory.stages import Stage
 

@@ -10,11 +10,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.hf.section import HfEngineSpec
 from dagrl.backends.sglang.layout import CPU_CACHE_TOKENS, LARGEST_GRAPH, SLEEPER_FRACTION
 from dagrl.backends.sglang.section import SglangEngineSpec
 from dagrl.models.gpus import Gpu
-from dagrl.models.shape import ModelShape
 from dagrl.planner.memory.estimate import CONTEXT, GIB, EngineMemory
 
 _MIB = 2**20

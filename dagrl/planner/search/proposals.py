@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from itertools import count, islice, product
 from pathlib import Path
 
+from dagrl.backends.families.registry import engine_shape, model_shape
+from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.hf.section import HfEngineSpec
 from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
 from dagrl.backends.sglang.section import SglangEngineSpec
@@ -22,7 +24,6 @@ from dagrl.config.schema import GroupSpec, Pipeline, Section, TrainingNode
 from dagrl.graph.offline import is_offline, longest_row, rows_per_prompt
 from dagrl.graph.op_contracts import Scope
 from dagrl.graph.plugins.isolation import isolated_imports
-from dagrl.models.shape import ModelShape, engine_shape, model_shape
 from dagrl.planner.cost.costs import PipelineCosts
 from dagrl.planner.cost.estimate import StepEstimate, estimate_step
 from dagrl.planner.cost.lengths import Assumed

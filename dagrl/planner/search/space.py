@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
+from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.megatron.section import ParallelSpec
 from dagrl.config.schema import GroupSpec, Pipeline
-from dagrl.models.shape import ModelShape
 from dagrl.planner.hardware import GPUS_OF_MACHINE
 from dagrl.planner.search.choices import Placing, ServerChoice
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from models import QWEN3_8B, QWEN3_30B
 
+from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.megatron.section import ParallelSpec
-from dagrl.models.shape import ModelShape
 from dagrl.planner.cost.communicators import closing_seconds, connecting_seconds, gathering_seconds
 
 TIED = replace(QWEN3_8B, tied=True)

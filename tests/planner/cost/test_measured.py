@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from dagrl.backends.families.registry import shape_of
+from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
 from dagrl.models.gpus import gpu_named
-from dagrl.models.shape import ModelShape, shape_of
 from dagrl.planner.cost import transfers
 from dagrl.planner.cost.costs import PipelineCosts
 from dagrl.planner.cost.decoding import Generation, Server, shard_ends

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dagrl.backends.families.registry import model_shape, shape_of
+from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
 from dagrl.config.residency import Residency
 from dagrl.graph.rollouts import rollouts
 from dagrl.models.gpus import GPUS, gpu_named
-from dagrl.models.shape import ModelShape, model_shape, shape_of
 from dagrl.planner.cost.communicators import gathering_seconds
 from dagrl.planner.cost.costs import PipelineCosts
 from dagrl.planner.cost.decoding import Generation, Server, shard_ends

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dagrl.backends.families.registry import model_shape
 from dagrl.config.loading.loader import load_pipeline
 from dagrl.graph.dag import build_graph
 from dagrl.models.gpus import gpu_named
-from dagrl.models.shape import model_shape
 from dagrl.planner.memory.engines import engine_memory
 from dagrl.planner.memory.estimate import EngineMemory
 from dagrl.scheduler.placement import make_plan

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from models import DEEPSEEK_V3, QWEN3_1B7, QWEN3_8B, QWEN3_30B
 
+from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.hf.section import HfEngineSpec
 from dagrl.backends.sglang.section import SglangEngineSpec
 from dagrl.models.gpus import gpu_named
-from dagrl.models.shape import ModelShape
 from dagrl.planner.memory.estimate import CONTEXT, GIB, EngineMemory
 from dagrl.planner.memory.server import (
     Serving,

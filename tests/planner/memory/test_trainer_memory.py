@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from models import DEEPSEEK_V3, QWEN3_1B7, QWEN3_8B, QWEN3_30B, SIXTEEN_LAYERS
 
+from dagrl.backends.families.registry import shape_of
+from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.megatron.section import MegatronEngineSpec
-from dagrl.models.shape import ModelShape, shape_of
 from dagrl.models.vocabulary import padded_vocab_size
 from dagrl.planner.memory.activations import stage_activations
 from dagrl.planner.memory.estimate import GIB, EngineMemory

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dagrl.backends.families.registry import model_shape
 from dagrl.config.loading.loader import load_pipeline
 from dagrl.config.schema import Pipeline
-from dagrl.models.shape import model_shape
 from dagrl.planner.cost.costs import PipelineCosts
 from dagrl.planner.cost.estimate import estimate_step
 from dagrl.planner.cost.lengths import Assumed

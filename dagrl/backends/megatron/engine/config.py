@@ -1,7 +1,7 @@
 """Megatron's TransformerConfig of an engine: what the model fixes, what dagrl sets, and what the pipeline file says.
 
-`model` builds by it. Works with `families`, which translates the Hugging Face config, and `fields`, which checks what
-the user gave.
+`model` builds by it. `dagrl.backends.families` translates the Hugging Face config, and `fields` checks what the user
+gave.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+from torch.nn.functional import silu
 
-from dagrl.backends.megatron.engine.families import config_class, transformer_defaults, transformer_fields
+from dagrl.backends.families.registry import buildable
 from dagrl.backends.megatron.engine.fields import Fixed, join_fields
 from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
 
@@ -27,6 +28,7 @@ def transformer_config(hf_config: PretrainedConfig, spec: MegatronEngineSpec) ->
     the model.
     """
     from_model = transformer_fields(hf_config)
+    family, _ = buildable(hf_config.to_dict())
     _check_parallel(spec.parallel, mixture=from_model["num_moe_experts"] is not None)
     on_gpu = torch.cuda.is_available()
     defaults = {
@@ -38,7 +40,7 @@ def transformer_config(hf_config: PretrainedConfig, spec: MegatronEngineSpec) ->
         "deallocate_pipeline_outputs": True,
         # Megatron asks it of models without experts too, where stages send packs of any length.
         "moe_token_dispatcher_type": "alltoall",
-        **transformer_defaults(hf_config),
+        **family.transformer_defaults,
     }
     dtype = torch.bfloat16 if spec.transformer.get("bf16", on_gpu) is True else torch.float32
     fixed = (
@@ -49,7 +51,7 @@ def transformer_config(hf_config: PretrainedConfig, spec: MegatronEngineSpec) ->
         Fixed({"calculate_per_token_loss": True}, "makes the loss a mean over the global batch"),
         Fixed({"perform_initialization": False}, "is of no use, as all weights are loaded"),
     )
-    kind = config_class(hf_config)
+    kind = MLATransformerConfig if from_model.get("multi_latent_attention") else TransformerConfig
     fields = join_fields(kind, "transformer", spec.transformer, defaults=defaults, fixed=fixed)
     try:
         config = _build(kind, fields)
@@ -63,6 +65,27 @@ def transformer_config(hf_config: PretrainedConfig, spec: MegatronEngineSpec) ->
         )
     _check_sizes(config, spec.parallel)
     return config
+
+
+def transformer_fields(hf_config: PretrainedConfig) -> dict[str, Any]:
+    """Fields of Megatron's config that follow from the model. ValueError where the engine cannot build it."""
+    family, fields = buildable(hf_config.to_dict())
+    shape = family.shape(fields)
+    return {
+        "num_layers": shape.layers,
+        "hidden_size": shape.hidden,
+        "ffn_hidden_size": shape.dense_width,
+        "normalization": "RMSNorm",
+        "layernorm_epsilon": fields["rms_norm_eps"],
+        "gated_linear_unit": True,
+        "activation_func": silu,
+        "add_bias_linear": False,
+        "num_moe_experts": None,
+        "mtp_num_layers": None,
+        **shape.attention.transformer_fields(),
+        **(shape.experts.transformer_fields(shape.mixture_layers) if shape.experts else {}),
+        **family.transformer_fields(fields),
+    }
 
 
 def _build(kind: type[TransformerConfig], fields: dict[str, Any]) -> TransformerConfig:

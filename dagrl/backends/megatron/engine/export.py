@@ -107,7 +107,9 @@ def _group_of_all() -> dist.ProcessGroup | None:
 
 
 def _described(tensor: PlannedTensor, dtype: torch.dtype) -> list[Described]:
-    return [(name, tensor.dtype(dtype), shape) for name, shape in zip(tensor.mapped.hf, tensor.hf_shapes, strict=True)]
+    return [
+        (name, tensor.dtype(dtype), shape) for name, shape in zip(tensor.mapped.hf, tensor.mapped.shapes, strict=True)
+    ]
 
 
 def _undivided(planned: Sequence[PlannedTensor], described: Sequence[list[Described]]) -> list[list[Described]]:

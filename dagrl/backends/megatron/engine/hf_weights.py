@@ -1,6 +1,6 @@
 """Hugging Face weights into a Megatron model, tensor by tensor, at any layout; `export` is the way out.
 
-`families` names the tensors, `tensor_maps` does the arithmetic and `weight_plan` says who holds what. Here every rank
+`weight_plan` says which rank holds which tensor, and its map does the arithmetic. Here every rank
 cuts its own parts out of full tensors.
 """
 
@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING
 import torch
 from megatron.core import parallel_state
 
+from dagrl.backends.families.tensors import OUTPUT, SCORE
 from dagrl.backends.megatron.engine.model import unwrap
 from dagrl.backends.megatron.engine.weight_plan import PlannedTensor, local_tensors, plan
 from dagrl.backends.model_source import WeightSource
 from dagrl.backends.weight_names import check_names
-from dagrl.models.tensor_shapes import SCORE
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
-
-_LM_HEAD = "lm_head.weight"
 
 
 @torch.no_grad()
@@ -37,13 +35,13 @@ def load_hf_weights(
     planned = plan(hf_config, unwrap(chunks[0]).config, head)
     names = set(source.names())
     # A critic may start from a language model, whose output layer it has no place for.
-    unused = set() if head == "lm" else {_LM_HEAD}
+    unused = set() if head == "lm" else {OUTPUT}
     check_names(names, {name for tensor in planned for name in tensor.mapped.hf} | unused, hf_config)
     for tensor, parameter in local_tensors(chunks, planned):
         if tensor.mapped.hf == (SCORE,) and SCORE not in names and head == "value":
             parameter.zero_()
             continue
-        for name, shape in zip(tensor.mapped.hf, tensor.hf_shapes, strict=True):
+        for name, shape in zip(tensor.mapped.hf, tensor.mapped.shapes, strict=True):
             if (found := _shape(source, name)) != shape:
                 raise ValueError(f"tensor {name!r} is {list(found)}, but its config says {list(shape)}")
         full = [source.get(name) for name in tensor.mapped.hf]

@@ -15,9 +15,9 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from dagrl.backends.families.registry import buildable
 from dagrl.backends.megatron.engine.config import transformer_config
 from dagrl.backends.megatron.engine.cpu.modules import use_plain_modules
-from dagrl.backends.megatron.engine.families import rope_fields
 from dagrl.backends.megatron.engine.latent_attention import use_latent_norms
 from dagrl.backends.megatron.engine.output import ScalarHead
 from dagrl.backends.megatron.section import MegatronEngineSpec
@@ -51,6 +51,7 @@ def _chunk(
     hf_config: PretrainedConfig, spec: MegatronEngineSpec, config: TransformerConfig, virtual_stage: int | None
 ) -> GPTModel:
     """The layers of one pipeline stage, or of one of its virtual stages."""
+    family, fields = buildable(hf_config.to_dict())
     is_last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=virtual_stage)
     chunk = GPTModel(
         config=config,
@@ -65,7 +66,7 @@ def _chunk(
         share_embeddings_and_output_weights=hf_config.tie_word_embeddings and spec.head == "lm",
         position_embedding_type="rope",
         vp_stage=virtual_stage,
-        **rope_fields(hf_config),
+        **family.rope_arguments(fields),
     )
     if is_last and spec.head != "lm":
         chunk.output_layer = ScalarHead(config)

@@ -17,10 +17,10 @@ from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
-from dagrl.backends.megatron.engine.families import MappedTensor, tensors
+from dagrl.backends.families.registry import buildable
+from dagrl.backends.families.tensor_maps import MappedTensor
+from dagrl.backends.families.tensors import model_tensors
 from dagrl.backends.megatron.engine.model import unwrap
-from dagrl.backends.model_source import published_shapes
-from dagrl.models.tensor_shapes import SCORE
 from dagrl.models.vocabulary import padded_vocab_size
 
 if TYPE_CHECKING:
@@ -37,8 +37,6 @@ class PlannedTensor:
     """One tensor of the whole model, and who holds it."""
 
     mapped: MappedTensor
-    hf_shapes: tuple[tuple[int, ...], ...]
-    """Shapes of the full Hugging Face tensors in it."""
     shape: tuple[int, ...]
     """Shape of each rank's part."""
     parts: int
@@ -51,7 +49,7 @@ class PlannedTensor:
     @property
     def numel(self) -> int:
         """Elements of its Hugging Face tensors together."""
-        return sum(torch.Size(shape).numel() for shape in self.hf_shapes)
+        return self.mapped.numel
 
     def dtype(self, parameters: torch.dtype) -> torch.dtype:
         """Its dtype on every rank, in a model whose parameters are of that one."""
@@ -60,20 +58,19 @@ class PlannedTensor:
 
 def plan(hf_config: PretrainedConfig, config: TransformerConfig, head: str) -> list[PlannedTensor]:
     """All tensors of the model in the order of its layers, the same list on every rank."""
-    shapes = dict(published_shapes(hf_config)) | {SCORE: (1, hf_config.hidden_size)}
+    family, fields = buildable(hf_config.to_dict())
     stages = _stages_of_layers(config)
     last = config.pipeline_model_parallel_size - 1
     vocabulary = padded_vocab_size(hf_config.vocab_size, config.tensor_model_parallel_size)
     planned = []
-    for mapped in tensors(hf_config, vocabulary, head):
+    for mapped in model_tensors(family.shape(fields), vocabulary, head):
         ranks = config.tensor_model_parallel_size if mapped.expert is None else _expert_tensor_size(config)
         parts = ranks if mapped.map.split else 1
-        hf_shapes = tuple(shapes[name] for name in mapped.hf)
         at_the_end = 0 if mapped.megatron == _EMBEDDING else last
         stage = at_the_end if mapped.layer is None else stages[mapped.layer]
         expert_rank = None if mapped.expert is None else mapped.expert // _experts_of_a_rank(config)
-        shape = mapped.map.shard_shape(hf_shapes, parts)
-        planned.append(PlannedTensor(mapped, hf_shapes, shape, parts, stage, expert_rank))
+        shape = mapped.map.shard_shape(mapped.shapes, parts)
+        planned.append(PlannedTensor(mapped, shape, parts, stage, expert_rank))
     return planned
 
 

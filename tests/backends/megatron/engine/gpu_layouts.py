@@ -210,8 +210,8 @@ class _World:
     """One rank, through all cases."""
 
     def __init__(self, rank: int, ranks: int, meetings: _Meetings, scratch: Path) -> None:
-        from conftest import WeightedLikelihood
         from squared_error import SquaredError
+        from weighted_likelihood import WeightedLikelihood
 
         self.rank, self.ranks, self.meetings, self.scratch = rank, ranks, meetings, scratch
         self.objective, self.squared_error = WeightedLikelihood(), SquaredError("reward")

@@ -183,7 +183,7 @@ class _Measured:
         self.bare = 0.0
         self.bare = self.used()
 
-        from conftest import WeightedLikelihood
+        from weighted_likelihood import WeightedLikelihood
 
         from dagrl.backends.backend import RankContext
         from dagrl.backends.megatron.engine.megatron_engine import MegatronEngine

@@ -1,16 +1,16 @@
-"""The engine and `dagrl validate` go by one table of what clashes, and know the same families."""
+"""The engine and `dagrl validate` go by one table of what clashes, for every family."""
 
 import pytest
 import torch
 import transformers
 from megatron.core.optimizer import OptimizerConfig
 
-from dagrl.backends.megatron.engine.families import _FAMILIES, transformer_defaults, transformer_fields
+from dagrl.backends.families.registry import family_names, find_family
+from dagrl.backends.families.sizes import sizes_of
+from dagrl.backends.megatron.engine.config import transformer_fields
 from dagrl.backends.megatron.engine.fields import join_fields, refuse_clashes
 from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.backends.megatron.unsupported import CLASHES, fields_from_the_model
-from dagrl.models.families import FAMILIES
-from dagrl.models.sizes import sizes_of
 
 
 def test_every_clash_is_a_line_with_its_reason():
@@ -35,19 +35,15 @@ def test_an_engine_without_a_clash_passes():
     refuse_clashes(MegatronEngineSpec(backend="megatron", group="train", optimizer={"lr": 1e-6}))
 
 
-def test_validate_knows_the_families_of_the_engine():
-    assert set(FAMILIES) == set(_FAMILIES)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", family_names())
 def test_what_a_family_fixes_is_refused_and_what_it_suggests_is_not(family):
     config = transformers.AutoConfig.for_model(family)
     told = {field for clash in CLASHES["transformer"] for field in clash.fields}
     assert set(transformer_fields(config)) <= told
-    assert not set(transformer_defaults(config)) & fields_from_the_model()
+    assert not set(find_family(family).transformer_defaults) & fields_from_the_model()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", family_names())
 def test_sizes_are_those_that_the_engine_builds_with(family):
     """Of Hugging Face's default config of each family, written out as a checkpoint has it."""
     config = transformers.AutoConfig.for_model(family)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from test_layouts import DENSE, LATENT, MIXTURE, SHARED_KEYS, parallel_of
 
+from dagrl.backends.families.registry import shape_of
 from dagrl.backends.megatron.section import MegatronEngineSpec
-from dagrl.models.shape import shape_of
 from dagrl.planner.memory.parameters import rank_parameters
 from dagrl.planner.memory.stages import stages_of
 

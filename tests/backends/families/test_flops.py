@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from transformers import CONFIG_MAPPING
 
-from dagrl.models.flops import ModelFlops, model_flops
-from dagrl.models.shape import shape_of
+from dagrl.backends.families.flops import ModelFlops, model_flops
+from dagrl.backends.families.registry import shape_of
 
 QWEN3_1B7 = {
     "model_type": "qwen3",

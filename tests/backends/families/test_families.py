@@ -1,19 +1,19 @@
 """What a Hugging Face config may ask for, and what is refused instead of computed wrongly."""
 
 import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
 import torch
+from megatron.core.transformer.transformer_config import MLATransformerConfig
 from transformers import AutoConfig, PretrainedConfig
 
-from dagrl.backends.megatron.engine.families import (
-    config_class,
-    family_of,
-    rope_fields,
-    tensors,
-    transformer_defaults,
-    transformer_fields,
-)
+from dagrl.backends.families.registry import buildable, find_family, shape_of
+from dagrl.backends.families.tensor_maps import MappedTensor
+from dagrl.backends.families.tensors import model_tensors
+from dagrl.backends.megatron.engine.config import transformer_config, transformer_fields
+from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.config.errors import shown
 
 LLAMA3 = {
@@ -31,12 +31,25 @@ def config(model_type: str, **fields) -> PretrainedConfig:
     return AutoConfig.for_model(model_type, **{"num_hidden_layers": 1, "vocab_size": 16, **shape, **fields})
 
 
+def rope_fields(model: PretrainedConfig) -> dict[str, Any]:
+    family, fields = buildable(model.to_dict())
+    return family.rope_arguments(fields)
+
+
+def transformer_defaults(model: PretrainedConfig) -> Mapping[str, Any]:
+    return find_family(model.model_type).transformer_defaults
+
+
+def tensors(model: PretrainedConfig, rows: int, head: str = "lm") -> Iterator[MappedTensor]:
+    return model_tensors(shape_of(model.to_dict()), rows, head)
+
+
 def test_an_unknown_model_type_is_answered_with_the_known_ones():
     with pytest.raises(
         ValueError,
-        match="does not know model type 'gemma2'; it knows llama, qwen2, qwen3, qwen3_moe, mixtral, deepseek_v3",
+        match="does not know model type 'gemma2'; it knows deepseek_v3, llama, mixtral, qwen2, qwen3, qwen3_moe",
     ):
-        family_of(config("gemma2"))
+        transformer_fields(config("gemma2"))
 
 
 @pytest.mark.parametrize(
@@ -146,14 +159,15 @@ def test_weights_of_experts_are_normalised_as_the_config_says(normalised):
 
 
 def test_latent_attention_has_a_config_class_of_its_own():
-    assert config_class(deepseek()).__name__ == "MLATransformerConfig"
-    assert config_class(config("mixtral")).__name__ == "TransformerConfig"
+    spec = MegatronEngineSpec(backend="megatron", group="all")
+    assert type(transformer_config(deepseek(), spec)).__name__ == "MLATransformerConfig"
+    assert type(transformer_config(config("mixtral"), spec)).__name__ == "TransformerConfig"
     assert rope_fields(deepseek()) == {}
 
 
 def test_every_field_and_default_is_one_of_megatrons():
     for model in (deepseek(), config("mixtral"), config("qwen3_moe"), config("llama")):
-        known = {field.name for field in dataclasses.fields(config_class(model))}
+        known = {field.name for field in dataclasses.fields(MLATransformerConfig)}
         assert transformer_fields(model).keys() | transformer_defaults(model).keys() <= known
 
 

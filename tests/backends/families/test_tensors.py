@@ -1,4 +1,4 @@
-"""The table of tensors is that of transformers' own models, and that of the engine's families."""
+"""Names and shapes of tensors are those of transformers' own models."""
 
 from __future__ import annotations
 
@@ -8,24 +8,21 @@ from typing import Any
 import pytest
 from tiny_models import DENSE, MIXTURES, tiny_hf_model
 
-from dagrl.models.families import FAMILIES
-from dagrl.models.shape import shape_of
-from dagrl.models.tensor_shapes import is_prediction_layer, published_tensors
+from dagrl.backends.families.registry import family_names, shape_of
+from dagrl.backends.families.tensors import is_prediction_layer, published_tensors
 
 
 @pytest.mark.parametrize("name", [*DENSE, *MIXTURES])
 def test_names_and_shapes_are_those_of_transformers(name: str) -> None:
-    from dagrl.backends.megatron.engine.families import tensors
+
     from dagrl.backends.model_source import published_shapes
 
     config = tiny_hf_model(name).config
     fields: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
-    table = dict(published_tensors(shape_of(fields)))
-    assert table == dict(published_shapes(config))
-    assert table.keys() == {hf for mapped in tensors(config, config.vocab_size) for hf in mapped.hf}
+    assert dict(published_tensors(shape_of(fields))) == dict(published_shapes(config))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", family_names())
 def test_fields_that_a_config_leaves_out_are_those_of_its_class(family: str) -> None:
     from transformers import CONFIG_MAPPING
 

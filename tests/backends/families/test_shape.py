@@ -10,8 +10,9 @@ import pytest
 import torch
 from tiny_models import DENSE, MIXTURES, tiny_hf_model
 
+from dagrl.backends.families.registry import model_shape, shape_of
+from dagrl.backends.families.shape import ModelShape
 from dagrl.config.schema import ModelSpec
-from dagrl.models.shape import ModelShape, model_shape, shape_of
 
 PUBLISHED: dict[str, dict[str, Any]] = {
     "Qwen3-1.7B": {
@@ -134,8 +135,8 @@ def test_what_a_config_leaves_out_is_its_classes() -> None:
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        ({"model_type": "gpt2"}, "no estimate for model type 'gpt2'.*known are llama, qwen2"),
-        ({"hidden_size": 8}, "no estimate for model type None"),
+        ({"model_type": "gpt2"}, "no family has the model type 'gpt2'; known are deepseek_v3, llama"),
+        ({"hidden_size": 8}, "no family has the model type None"),
         ({"model_type": "llama", "hidden_size": "big"}, "says hidden_size: 'big', which is no size"),
     ],
 )
@@ -146,7 +147,7 @@ def test_a_shape_that_cannot_be_known_says_why(fields: dict[str, Any], complaint
 
 def test_a_size_that_nobody_says_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     # As where transformers is not installed.
-    monkeypatch.setattr("dagrl.models.shape.model_defaults", lambda family: {})
+    monkeypatch.setattr("dagrl.backends.families.base.model_defaults", lambda family: {})
     with pytest.raises(ValueError, match="the model's config does not say hidden_size; add it"):
         shape_of({"model_type": "llama", "vocab_size": 1000, "num_attention_heads": 4})
 

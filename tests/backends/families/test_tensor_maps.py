@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagrl.backends.megatron.engine.tensor_maps import (
+from dagrl.backends.families.tensor_maps import (
     GateUp,
     GroupedQkv,
     Parallel,

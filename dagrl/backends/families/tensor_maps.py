@@ -1,42 +1,80 @@
-"""How one Megatron parameter, split over tensor-parallel ranks, is made of Hugging Face tensors, and back.
+"""Map Hugging Face tensors to one Megatron parameter, split over tensor-parallel ranks, and back.
 
-Pure functions of tensors: no process groups, no models. `families` says which map joins which names, `hf_weights` moves
-the tensors. For every map and any number of parts, `join` makes of ``[shard(full, i, n) for i in range(n)]`` `full`.
+The maps are pure functions of tensors: no process groups, no models. They call methods of tensors only, so that this
+module does not import torch. For every map and any number of parts, ``join`` of ``shard(full, i, n) for i in range(n)``
+is `full`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Shape = tuple[int, ...]
-Pieces = Iterator[tuple[Tensor, Tensor]]
+type Pieces = Iterator[tuple[Tensor, Tensor]]
 """Views of full tensors, each with the view of a rank's parameter that has the same elements."""
 
 
+@dataclass(frozen=True, slots=True)
+class MappedTensor:
+    """One Megatron parameter and the Hugging Face tensors in it.
+
+    In the tensors of a part of a layer both names lack the layer's prefix, and ``{expert}`` stands for the number of
+    each expert. `dagrl.backends.families.tensors.model_tensors` fills both in.
+    """
+
+    megatron: str
+    hf: tuple[str, ...]
+    shapes: tuple[Shape, ...]
+    """Shapes of the full Hugging Face tensors."""
+    map: TensorMap
+    buffer: bool = False
+    """Whether it is a float32 buffer, whatever the dtype of the parameters, that no gradient changes."""
+    layer: int | None = None
+    expert: int | None = None
+    with_the_one_before: bool = False
+    """Whether inference engines fuse it with the tensor before it while they load: both must come together."""
+
+    @property
+    def numel(self) -> int:
+        """Elements of its Hugging Face tensors together."""
+        return sum(math.prod(shape) for shape in self.shapes)
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether it is the weight of a linear layer, which is multiplied with tokens, and could take an adapter."""
+        return len(self.shapes[0]) == 2
+
+    @property
+    def per_expert(self) -> bool:
+        """Whether each routed expert has one."""
+        return "{expert}" in self.megatron
+
+
 class TensorMap(Protocol):
-    """One parameter's relation to the Hugging Face tensors that it holds."""
+    """The relation of one parameter to the Hugging Face tensors that it holds."""
 
     split: bool
-    """Whether tensor-parallel ranks hold parts of it; if not, each holds all."""
+    """Whether tensor-parallel ranks hold parts of it; if not, each holds all of it."""
 
     def shard(self, full: Sequence[Tensor], part: int, parts: int) -> Tensor:
-        """The parameter on rank `part` of `parts`, out of the full Hugging Face tensors."""
+        """Return the parameter of rank `part` of `parts`, made from the full Hugging Face tensors."""
         ...
 
     def pieces(self, full: Sequence[Tensor], shards: Sequence[Tensor]) -> Pieces:
-        """How the full Hugging Face tensors are put together of all ranks' parameters (any one rank's, if not split).
+        """Pair parts of the full Hugging Face tensors with parts of the ranks' parameters (of one rank, if not split).
 
-        Every element of `full` is in one piece.
+        Every element of `full` is in exactly one piece.
         """
         ...
 
     def shard_shape(self, full: Sequence[Shape], parts: int) -> Shape:
-        """Shape of `shard`, out of those of the full tensors."""
+        """Return the shape of `shard`, computed from the shapes of the full tensors."""
         ...
 
 
@@ -88,7 +126,7 @@ class GateUp:
 
     def shard(self, full: Sequence[Tensor], part: int, parts: int) -> Tensor:
         """The rank's rows of the gate, then its rows of the up projection."""
-        return torch.cat([_slice(tensor, 0, part, parts) for tensor in full])
+        return _concatenated([_slice(tensor, 0, part, parts) for tensor in full], 0)
 
     def pieces(self, full: Sequence[Tensor], shards: Sequence[Tensor]) -> Pieces:
         """Gate and up projection, rank by rank."""
@@ -117,7 +155,7 @@ class GroupedQkv:
     def shard(self, full: Sequence[Tensor], part: int, parts: int) -> Tensor:
         """The rank's groups, or its part of one."""
         by_group = [tensor.unflatten(0, (self.groups, -1)) for tensor in full]
-        return _slice(torch.cat(by_group, dim=1).flatten(0, 1), 0, part, parts)
+        return _slice(_concatenated(by_group, 1).flatten(0, 1), 0, part, parts)
 
     def pieces(self, full: Sequence[Tensor], shards: Sequence[Tensor]) -> Pieces:
         """Query, key and value, group by group; a rank's border may run through any of them."""
@@ -150,7 +188,7 @@ class VocabParallel:
         each = self.padded_rows // parts
         rows = full[0][part * each : (part + 1) * each]
         missing = rows.new_zeros(each - len(rows), *rows.shape[1:])
-        return torch.cat([rows, missing]) if len(missing) else rows
+        return _concatenated([rows, missing], 0) if len(missing) else rows
 
     def pieces(self, full: Sequence[Tensor], shards: Sequence[Tensor]) -> Pieces:
         """The vocabulary's own rows."""
@@ -168,6 +206,15 @@ def join(tensor_map: TensorMap, shards: Sequence[Tensor], shapes: Sequence[Shape
     for place, piece in tensor_map.pieces(full, shards):
         place.copy_(piece)
     return full
+
+
+def _concatenated(tensors: Sequence[Tensor], dim: int) -> Tensor:
+    """Do what ``torch.cat`` does."""
+    first, lengths = tensors[0], [tensor.shape[dim] for tensor in tensors]
+    joined = first.new_empty((*first.shape[:dim], sum(lengths), *first.shape[dim + 1 :]))
+    for place, tensor in zip(joined.split(lengths, dim), tensors, strict=True):
+        place.copy_(tensor)
+    return joined
 
 
 def _slice(tensor: Tensor, dim: int, part: int, parts: int) -> Tensor:

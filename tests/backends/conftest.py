@@ -10,18 +10,17 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tiny_models import DENSE, MIXTURES, tiny_hf_model
+from weighted_likelihood import WeightedLikelihood
 
 if TYPE_CHECKING:
-    from dagrl.backends.base import ResponseTokens
     from dagrl.backends.megatron.section import MegatronEngineSpec
     from dagrl.config.schema import ModelSpec
-    from dagrl.data.batch import Batch, Column
+    from dagrl.data.batch import Batch
 
 TIMEOUT_S = 90.0
 
@@ -290,32 +289,6 @@ def _collect(receiving: list[Connection]) -> list[Any]:
 
 
 # -- a tiny engine, and something to train it on --------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class WeightedLikelihood:
-    """An objective that takes everything an engine offers: both shapes of columns, entropy, masked and empty rows."""
-
-    needs_entropy: bool = True
-    entropy_coef: float = 0.3
-    temperature: float = 0.8
-    columns: tuple[str, ...] = ("advantage", "reward")
-
-    def token_weights(self, batch: "Batch") -> "tuple[Column, tuple[float, ...]]":
-        return batch["response_mask"], (float(batch["response_mask"].values.sum()),)
-
-    def __call__(self, tokens: "ResponseTokens") -> Any:
-        import torch
-
-        from dagrl.data.tally import tally, tally_mean
-
-        loss = -(tokens.columns["advantage"] + tokens.columns["reward"][tokens.row]) * tokens.logprob
-        if tokens.entropy is not None:
-            loss = loss - self.entropy_coef * tokens.entropy
-        everything = torch.ones_like(tokens.weight, dtype=torch.bool)
-        # Weights add up to 1 over a mini-batch.
-        metrics = {"loss": tally_mean(loss, tokens.weight)} | tally({"nll": -tokens.logprob}, everything)
-        return (tokens.weight * loss).sum(), metrics
 
 
 @pytest.fixture(scope="session")

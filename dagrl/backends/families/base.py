@@ -1,0 +1,205 @@
+"""The contract of a model family, with the answers of a dense model like Llama as defaults.
+
+A family is one module with a `Family` subclass and an instance of it as ``FAMILY``. It says how a Hugging Face config
+becomes a `ModelShape`, from which tensors, parameters and operations follow; which configs the Megatron backend can
+train exactly; and what inference engines can do with the family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+from dagrl.backends.families.config_fields import COMMON_RANGES, EXPERT_RANGES, ConfigFields, Range, is_size
+from dagrl.backends.families.parts import Attention, GatedExperts, GatedMlp, GroupedQueryAttention
+from dagrl.backends.families.shape import ModelShape
+from dagrl.config.errors import shown
+from dagrl.models.config_class import model_defaults
+
+_LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+"""Parameters of ``llama3`` rope scaling that Megatron holds as constants."""
+_COMMON_SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+
+
+class Family:
+    """Models of one architecture."""
+
+    model_type: ClassVar[str]
+    """The ``model_type`` in Hugging Face's config.json."""
+
+    # -- fields of the config
+
+    sizes: ClassVar[tuple[str, ...]] = ()
+    """Fields that a config.json must say, beside the usual sizes."""
+    expert_count: ClassVar[tuple[str, ...]] = ()
+    """Names of the field with the number of experts, the family's own first; empty for dense models."""
+    expert_width: ClassVar[str] = "moe_intermediate_size"
+    """The field with the width of one expert."""
+    latent: ClassVar[bool] = False
+    """Whether attention is latent."""
+    ranges: ClassVar[Mapping[str, Range]] = COMMON_RANGES | EXPERT_RANGES
+    """Values that fields can have."""
+    heads_divide_hidden: ClassVar[bool] = False
+    """Whether transformers demands it, whatever the head_dim."""
+
+    # -- what the Megatron backend computes as Hugging Face does
+
+    required: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    """Fields with the only values that the backend can build, the usual one first. Null means the usual one."""
+    rope_kinds: ClassVar[tuple[str, ...]] = ("default", "llama3")
+    """Kinds of rotary embedding (``rope_type``)."""
+    transformer_defaults: ClassVar[Mapping[str, Any]] = {}
+    """Fields of Megatron's TransformerConfig that suit the family, and that a pipeline file may change."""
+
+    # -- what inference engines can do
+
+    reports_routed_experts: ClassVar[bool] = True
+    """Whether they can report the experts that each token was sent to."""
+    serves_dense_layers: ClassVar[bool] = True
+    """Whether they load a mixture some of whose layers have no experts."""
+
+    def fields(self, config: Mapping[str, Any]) -> ConfigFields:
+        """Return the fields of a config, with the defaults of its class in the installed transformers."""
+        return ConfigFields(dict(config), model_defaults(self.model_type))
+
+    def attention(self, config: ConfigFields) -> Attention:
+        """Return the attention of a layer."""
+        return self.grouped_query_attention(config)
+
+    def grouped_query_attention(
+        self, config: ConfigFields, *, qkv_bias: bool = False, qk_norm: bool = False
+    ) -> GroupedQueryAttention:
+        """Return grouped-query attention under the usual names of its sizes."""
+        hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
+        head_dim = config.optional("head_dim") or hidden // heads
+        groups = config.optional("num_key_value_heads") or heads
+        return GroupedQueryAttention(hidden, heads, groups, head_dim, qkv_bias, qk_norm)
+
+    def experts(self, config: ConfigFields) -> GatedExperts | None:
+        """Return the experts of a mixture; None for dense models."""
+        return None
+
+    def mixture_layers(self, config: ConfigFields) -> tuple[bool, ...]:
+        """Say of each layer of a mixture whether it has experts."""
+        return (True,) * config.size("num_hidden_layers")
+
+    def shape(self, config: ConfigFields) -> ModelShape:
+        """Return the shape of a model. ValueError for a size that neither the config nor its class says."""
+        experts = self.experts(config)
+        return ModelShape(
+            family=self.model_type,
+            hidden=(hidden := config.size("hidden_size")),
+            layers=config.size("num_hidden_layers"),
+            vocabulary=config.size("vocab_size"),
+            attention=self.attention(config),
+            mlp=GatedMlp(hidden, config.size("intermediate_size")),
+            experts=experts,
+            mixture_layers=self.mixture_layers(config) if experts else (),
+            tied=bool(config.get("tie_word_embeddings", False)),
+        )
+
+    def transformer_fields(self, config: ConfigFields) -> dict[str, Any]:
+        """Return the fields of Megatron's TransformerConfig that do not follow from the `shape`."""
+        return {}
+
+    def rope_arguments(self, config: ConfigFields) -> dict[str, Any]:
+        """Return GPTModel's keyword arguments for the rotary embedding."""
+        rope = config["rope_parameters"]
+        scaled = rope.get("rope_type", "default") != "default"
+        return {
+            "rotary_base": rope["rope_theta"],
+            **({"rope_scaling": True, "rope_scaling_factor": rope["factor"]} if scaled else {}),
+        }
+
+    def sizes_left_out(self, config: Mapping[str, Any]) -> list[str]:
+        """Return the sizes that a config.json must say and does not: its class has those of another model."""
+        needed: list[tuple[str, ...]] = [(name,) for name in (*_COMMON_SIZES, *self.sizes)]
+        if self.expert_count:
+            needed += [self.expert_count, ("num_experts_per_tok",), (self.expert_width,)]
+        return [names[0] for names in needed if all(config.get(name) is None for name in names)]
+
+    def conflicts(self, config: Mapping[str, Any]) -> Iterator[str]:
+        """Yield contradictions between fields, with remedies: its model would fail, or compute wrongly."""
+        yield from self.conflicts_of_heads(config)
+        chosen = config.get("num_experts_per_tok")
+        name = next((name for name in self.expert_count if is_size(config.get(name))), None)
+        if name and is_size(chosen) and chosen > config[name]:
+            yield f"num_experts_per_tok {chosen} is more than {name} {config[name]}; lower it"
+        padding, rows = config.get("pad_token_id"), config.get("vocab_size")
+        if isinstance(padding, int) and is_size(rows) and not -rows <= padding < rows:
+            yield f"pad_token_id {padding} is none of the {rows} tokens (vocab_size); choose one of them, or null"
+        kinds, layers = config.get("layer_types"), config.get("num_hidden_layers")
+        if isinstance(kinds, list) and is_size(layers) and len(kinds) != layers:
+            yield f"layer_types names {len(kinds)} layers and num_hidden_layers is {layers}; make them equal"
+
+    def conflicts_of_heads(self, config: Mapping[str, Any]) -> Iterator[str]:
+        """Yield contradictions between the sizes of attention."""
+        if is_size(config.get("kv_lora_rank")):
+            return  # Latent attention in a family that is not known: the sizes of its heads are independent.
+        heads, hidden, groups, head_dim = (
+            config.get(name) for name in ("num_attention_heads", "hidden_size", "num_key_value_heads", "head_dim")
+        )
+        yield from odd_width(config, "head_dim")
+        if is_size(heads) and is_size(hidden):
+            if (head_dim is None or self.heads_divide_hidden) and hidden % heads:
+                remedy = "" if self.heads_divide_hidden else ", or add head_dim"
+                yield f"num_attention_heads {heads} does not divide hidden_size {hidden}; choose a divisor{remedy}"
+            elif head_dim is None and hidden // heads % 2:
+                yield (
+                    f"heads of hidden_size / num_attention_heads = {hidden // heads} are odd, and the rotary embedding "
+                    "turns pairs; choose sizes with an even quotient, or add head_dim"
+                )
+        if is_size(heads) and is_size(groups) and heads % groups:
+            yield f"num_key_value_heads {groups} does not divide num_attention_heads {heads}; choose a divisor"
+
+    def unsupported(self, config: ConfigFields) -> Iterator[tuple[str, str]]:
+        """Yield fields that the Megatron backend cannot build, or would compute otherwise, each with the reason.
+
+        Their values are among `ranges`.
+        """
+        for field, options in {"hidden_act": ("silu",), **self.required}.items():
+            # Null, and a field that is left out, mean the usual value in Hugging Face's classes.
+            if (value := config.get(field)) is not None and value not in options:
+                takes = " or ".join(shown(option) for option in options)
+                found = f"{self.model_type} with {field} {shown(value)}"
+                yield field, f"the megatron engine has no {found}; it takes {takes}"
+        others = sorted(set(config.get("layer_types") or ()) - {"full_attention"})
+        if others:
+            yield "layer_types", f"the megatron engine has no layers of {others[0]}; it takes full_attention"
+        field = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+        yield from ((field, message) for message in self.unsupported_rope(config, config.get(field) or {}))
+
+    def unsupported_rope(self, config: ConfigFields, rope: Mapping[str, Any]) -> Iterator[str]:
+        """Yield what the Megatron backend would compute otherwise of a rotary embedding."""
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        if kind not in self.rope_kinds:
+            known = " or ".join(self.rope_kinds)
+            yield f"the megatron engine has no rope scaling of type {shown(kind)}; it knows {known}"
+            return
+        if rope.get("partial_rotary_factor", config.get("partial_rotary_factor")) not in (None, 1):
+            yield "the megatron engine rotates whole heads only; set partial_rotary_factor to 1"
+        if kind == "llama3":
+            given = {"original_max_position_embeddings": config.get("max_position_embeddings"), **rope}
+            wrong = next((name for name, value in _LLAMA3_ROPE.items() if given.get(name) != value), None)
+            if wrong:
+                yield (
+                    f"megatron has llama3 rope scaling with {wrong} {_LLAMA3_ROPE[wrong]:g} only, and this model has "
+                    f"{shown(given.get(wrong))}; it cannot be trained exactly"
+                )
+
+    def warnings(self, config: ConfigFields) -> Iterator[tuple[str, str]]:
+        """Yield fields whose values train poorly, each with the reason and a remedy."""
+        yield from ()
+
+
+def odd_width(config: Mapping[str, Any], name: str) -> Iterator[str]:
+    """Yield the conflict of a head's width that is odd."""
+    if is_size(config.get(name)) and config[name] % 2:
+        yield f"{name} {config[name]} is odd, and the rotary embedding turns pairs; choose an even size"
+
+
+def weight_of_one_expert(config: ConfigFields) -> Iterator[tuple[str, str]]:
+    """Yield the warning for a mixture whose weights of experts are normalised, and that chooses a single one."""
+    if config.get("num_experts_per_tok") == 1:
+        message = "the weight of a single chosen expert is always 1, so routers get no gradient and stay as they are"
+        yield "num_experts_per_tok", f"{message}; choose 2 or more to train them"

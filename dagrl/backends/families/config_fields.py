@@ -1,0 +1,226 @@
+"""Fields of a Hugging Face config: read with the defaults of its class, and checked one by one.
+
+A `Range` says the values that a field can have. The config class of the installed transformers says the type of all
+other fields, and which fields may be null; it refuses anything else when an engine reads the config.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from typing_extensions import TypeIs
+
+from dagrl.config.errors import shown
+
+
+class ConfigFields(ChainMap[str, Any]):
+    """Fields of a config, with the defaults of its class behind them."""
+
+    def size(self, *names: str) -> int:
+        """Return a size under one of these names; the config goes before its class. ValueError where there is none."""
+        for source in self.maps:
+            for name in names:
+                if source.get(name) is not None:
+                    if not is_size(source[name]):
+                        raise ValueError(f"the model's config says {name}: {source[name]!r}, which is no size")
+                    return int(source[name])
+        raise ValueError(f"the model's config does not say {names[0]}; add it")
+
+    def optional(self, name: str) -> int | None:
+        """Return a size that need not be there; None where the config says null, or anything but a size."""
+        value = self.get(name)
+        return value if is_size(value) else None
+
+
+def is_size(value: Any) -> TypeIs[int]:
+    """Whether a value is a whole number above 0."""
+    return _is_whole(value) and value > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The values that a field can have."""
+
+    words: str
+    holds: Callable[[Any], bool]
+    nullable: bool = True
+    """Whether null is left to the config class; if not, models cannot do without the field."""
+
+
+def whole(low: int, high: int, *, nullable: bool = True) -> Range:
+    """Whole numbers between two bounds."""
+    return Range(
+        f"a whole number from {low} to {high}", lambda value: _is_whole(value) and low <= value <= high, nullable
+    )
+
+
+def number(words: str, holds: Callable[[float], bool], *, nullable: bool = True) -> Range:
+    """Finite numbers that pass a test."""
+    return Range(words, lambda value: _is_number(value) and math.isfinite(value) and holds(value), nullable)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    # The bound: a larger whole number has no float.
+    return isinstance(value, float) or (_is_whole(value) and abs(value) < 10**300)
+
+
+# The bounds are far above any model that has been trained, and far below what a run, or a plan, would not survive.
+WIDTH = whole(1, 2**21)
+RANK = whole(1, 2**18)
+HEADS = whole(1, 2**14)
+COUNT = whole(1, 2**16)
+LAYERS = whole(0, 10_000, nullable=False)
+LAYER_NUMBERS = Range("a list of layers' numbers", lambda value: isinstance(value, list) and all(map(_is_whole, value)))
+ABOVE_ZERO = number("a number above 0", lambda value: value > 0)
+NOT_NEGATIVE = number("a number of 0 or more", lambda value: value >= 0)
+_SHARE = number("a number from 0 to 1", lambda value: 0 <= value <= 1)
+_POSITIONS = whole(1, 10**8)
+_DTYPES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+_DTYPE = Range(f"a number format ({', '.join(_DTYPES[:4])})", lambda value: value in _DTYPES)
+_ROPE = Range("a mapping, or null", lambda value: isinstance(value, Mapping))
+_LABELS = Range(
+    "a mapping from whole numbers to labels",
+    lambda value: isinstance(value, Mapping) and all(str(key).isdecimal() for key in value),
+)
+
+COMMON_RANGES: dict[str, Range] = {
+    "hidden_size": whole(1, 2**18),
+    "num_hidden_layers": whole(1, 10_000),
+    "vocab_size": whole(1, 2**24),
+    "max_position_embeddings": _POSITIONS,
+    "intermediate_size": WIDTH,
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "head_dim"), HEADS),
+    "rms_norm_eps": ABOVE_ZERO,
+    "rope_theta": number("a number above 0", lambda value: value > 0, nullable=False),
+    **dict.fromkeys(("initializer_range", "attention_dropout"), _SHARE),
+    "sliding_window": whole(1, 2**31 - 1),
+    **dict.fromkeys(("rope_scaling", "rope_parameters"), _ROPE),
+    **dict.fromkeys(("dtype", "torch_dtype"), _DTYPE),
+    "id2label": _LABELS,
+}
+"""Ranges of the fields that configs of many families have."""
+EXPERT_RANGES: dict[str, Range] = {
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), COUNT),
+    "num_experts_per_tok": whole(1, 2**16, nullable=False),
+    "moe_intermediate_size": WIDTH,
+    **dict.fromkeys(("router_aux_loss_coef", "router_jitter_noise"), NOT_NEGATIVE),
+}
+"""Ranges of the fields of mixtures of experts."""
+_ROPE_RANGES: dict[str, Range] = {
+    "rope_theta": ABOVE_ZERO,
+    "factor": number("a number of 1 or more", lambda value: value >= 1),
+    **dict.fromkeys(("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"), ABOVE_ZERO),
+    **dict.fromkeys(("mscale", "mscale_all_dim", "attention_factor"), NOT_NEGATIVE),
+    "partial_rotary_factor": number("a number above 0, at most 1", lambda value: 0 < value <= 1),
+    "original_max_position_embeddings": _POSITIONS,
+    "truncate": Range("true or false", lambda value: isinstance(value, bool)),
+    **dict.fromkeys(("rope_type", "type"), Range("text", lambda value: isinstance(value, str))),
+}
+"""The same for ``rope_parameters``, which older files call ``rope_scaling``."""
+_NULL_IN_ROPE = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor")
+_NEEDED_BY_ROPE = {
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    **dict.fromkeys(("linear", "dynamic", "yarn"), ("factor",)),
+}
+"""Kind of rotary embedding -> the other parameters that it needs."""
+_WORDS = {
+    "int": "a whole number",
+    "float": "a number with a decimal point",
+    "bool": "true or false",
+    "str": "text",
+    "None": "null",
+    "list[int]": "a list of whole numbers",
+    "list[str]": "a list of text",
+}
+
+
+def wrong_values(
+    config: Mapping[str, Any], types: Mapping[str, str], ranges: Mapping[str, Range]
+) -> Iterator[tuple[str, str]]:
+    """Yield the fields of a config with a value that they cannot have, each with the expected values and its own.
+
+    `types` maps fields of the config class to their types as written there; it is empty for an unknown class.
+    """
+    for field, value in config.items():
+        known, annotation = ranges.get(field), types.get(field)
+        # Models ask for an undeclared head_dim with a default, which null is not.
+        needed = known is not None and (not known.nullable or (field == "head_dim" and annotation == "Any"))
+        if known is not None and (value is not None or needed) and not known.holds(value):
+            yield field, f"expected {known.words}, got {shown(value)}"
+        elif annotation is not None and not any(allows(value) for allows in _tests(annotation)):
+            words = known.words if known is not None and value is None else _words(annotation, value)
+            yield field, f"expected {words}, got {shown(value)}"
+        elif known is _ROPE and value:
+            yield from ((field, message) for message in _wrong_rope(value))
+
+
+def _wrong_rope(rope: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in rope.items():
+        known = _ROPE_RANGES.get(str(name))
+        if known is not None and not (value is None and name in _NULL_IN_ROPE) and not known.holds(value):
+            yield f"expected {known.words} for `{name}`, got {shown(value)}"
+            return
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    missing = [name for name in _NEEDED_BY_ROPE.get(kind, ()) if name not in rope]
+    if missing:
+        yield f"lacks `{missing[0]}`, which {kind} needs"
+
+
+def _words(annotation: str, value: Any) -> str:
+    if annotation == "float" and _is_whole(value):
+        return "a number with a decimal point, which transformers insists on"
+    return " or ".join(_WORDS.get(part.strip(), part.strip()) for part in annotation.split("|"))
+
+
+@cache
+def _tests(annotation: str) -> tuple[Callable[[Any], bool], ...]:
+    """Return a test for each member of a union; transformers checks plain types as strictly as these do."""
+    try:
+        return tuple(_members(ast.parse(annotation, mode="eval").body))
+    except SyntaxError:
+        return (lambda value: True,)
+
+
+_PLAIN: dict[str, Callable[[Any], bool]] = {
+    "int": _is_whole,
+    "float": lambda value: isinstance(value, float),
+    "bool": lambda value: isinstance(value, bool),
+    "str": lambda value: isinstance(value, str),
+    "dict": lambda value: isinstance(value, Mapping),
+}
+
+
+def _members(node: ast.expr) -> Iterator[Callable[[Any], bool]]:
+    match node:
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            yield from _members(left)
+            yield from _members(right)
+        case ast.Subscript(value=ast.Name(id="Union" | "Optional" as name), slice=inner):
+            for member in inner.elts if isinstance(inner, ast.Tuple) else [inner]:
+                yield from _members(member)
+            if name == "Optional":
+                yield lambda value: value is None
+        case ast.Subscript(value=ast.Name(id="Literal"), slice=inner):
+            options = ast.literal_eval(inner)
+            yield lambda value: value in (options if isinstance(options, tuple) else (options,))
+        case ast.Subscript(value=ast.Name(id="list"), slice=inner):
+            tests = tuple(_members(inner))
+            yield lambda value: isinstance(value, list) and all(any(test(each) for test in tests) for each in value)
+        case ast.Subscript(value=ast.Name(id="dict")):
+            yield _PLAIN["dict"]
+        case ast.Constant(value=None):
+            yield lambda value: value is None
+        case ast.Name(id=name) if name in _PLAIN:
+            yield _PLAIN[name]
+        case _:
+            yield lambda value: True

@@ -1,0 +1,44 @@
+"""Mixtral (https://arxiv.org/abs/2401.04088): Mistral's attention, and experts in every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from dagrl.backends.families.base import Family, weight_of_one_expert
+from dagrl.backends.families.config_fields import ConfigFields
+from dagrl.backends.families.parts import MIXTURE_DEFAULTS, GatedExperts
+
+
+class Mixtral(Family):
+    """Mixtral 8x7B and 8x22B, and models built alike."""
+
+    model_type = "mixtral"
+    expert_count = ("num_local_experts", "num_experts")
+    expert_width = "intermediate_size"
+    required = {"sliding_window": (None,), "router_jitter_noise": (0.0,)}
+    transformer_defaults = MIXTURE_DEFAULTS
+    # Inference engines do not know the numbers of its layers.
+    reports_routed_experts = False
+
+    def experts(self, config: ConfigFields) -> GatedExperts:
+        """Return the routed experts, under names that only Mixtral has."""
+        return GatedExperts(
+            hidden=config.size("hidden_size"),
+            count=config.size(*self.expert_count),
+            chosen=config.size("num_experts_per_tok"),
+            width=config.size(self.expert_width),
+            block="block_sparse_moe",
+            projections=("w1", "w3", "w2"),
+        )
+
+    def transformer_fields(self, config: ConfigFields) -> dict[str, Any]:
+        """Return the fields of the router: softmax over the chosen experts."""
+        return {"moe_router_score_function": "softmax", "moe_router_pre_softmax": False}
+
+    def warnings(self, config: ConfigFields) -> Iterator[tuple[str, str]]:
+        """Yield the warning for a single expert, whose weight is always normalised."""
+        yield from weight_of_one_expert(config)
+
+
+FAMILY = Mixtral()

@@ -1,0 +1,309 @@
+"""Parts of a layer that families are composed of: attention, gated MLPs and mixtures of experts.
+
+A part knows its tensors, in published checkpoints and in Megatron, and the fields of Megatron's TransformerConfig that
+describe it. The counts of parameters and of operations follow from the tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from dagrl.backends.families.tensor_maps import GateUp, GroupedQkv, MappedTensor, Parallel, Replicated
+
+Tensors = tuple[MappedTensor, ...]
+
+_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+GATED_MLP_MATRICES = len(_PROJECTIONS)
+_INPUT_NORM, _MLP_NORM = "input_layernorm.weight", "post_attention_layernorm.weight"
+
+
+class Attention(Protocol):
+    """Attention of a layer, with the norm before it. Implementations are frozen dataclasses."""
+
+    def __hash__(self) -> int: ...
+
+    @property
+    def heads(self) -> int:
+        """Heads of the queries."""
+        ...
+
+    @property
+    def key_value_heads(self) -> int:
+        """Heads of the keys and values."""
+        ...
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head's value."""
+        ...
+
+    @property
+    def pair_products(self) -> int:
+        """Multiply-adds on one query and one key: the score, and the weighted value."""
+        ...
+
+    @property
+    def cache_values_per_token(self) -> int:
+        """Values that inference keeps for each token."""
+        ...
+
+    def tensors(self) -> Tensors:
+        """Tensors of one layer, without the layer's prefix."""
+        ...
+
+    def transformer_fields(self) -> dict[str, Any]:
+        """Fields of Megatron's TransformerConfig that describe it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedQueryAttention:
+    """Attention in which several heads of queries share a head of keys and values."""
+
+    hidden: int
+    heads: int
+    key_value_heads: int
+    head_dim: int
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    """Whether queries and keys are normed, head by head."""
+
+    @property
+    def pair_products(self) -> int:
+        """Multiply-adds on one query and one key."""
+        return 2 * self.heads * self.head_dim
+
+    @property
+    def cache_values_per_token(self) -> int:
+        """Keys and values."""
+        return 2 * self.key_value_heads * self.head_dim
+
+    def tensors(self) -> Tensors:
+        """The norm, the fused projections with their biases, the output projection, and norms of queries and keys."""
+        queries, keys = self.heads * self.head_dim, self.key_value_heads * self.head_dim
+        qkv, rows = GroupedQkv(self.key_value_heads, self.head_dim), (queries, keys, keys)
+        block = "self_attention.linear_qkv"
+
+        def projections(kind: str) -> tuple[str, ...]:
+            return tuple(f"self_attn.{name}_proj.{kind}" for name in "qkv")
+
+        found = [
+            _replicated(f"{block}.layer_norm_weight", _INPUT_NORM, (self.hidden,)),
+            MappedTensor(f"{block}.weight", projections("weight"), tuple((each, self.hidden) for each in rows), qkv),
+            _row_parallel("self_attention.linear_proj.weight", "self_attn.o_proj.weight", (self.hidden, queries)),
+        ]
+        if self.qk_norm:
+            found += [
+                MappedTensor(
+                    f"self_attention.{name}_layernorm.weight",
+                    (f"self_attn.{name}_norm.weight",),
+                    ((self.head_dim,),),
+                    Replicated(),
+                )
+                for name in "qk"
+            ]
+        if self.qkv_bias:
+            found.append(MappedTensor(f"{block}.bias", projections("bias"), tuple((each,) for each in rows), qkv))
+        return tuple(found)
+
+    def transformer_fields(self) -> dict[str, Any]:
+        """Sizes of heads, and whether there are biases and norms."""
+        return {
+            "num_attention_heads": self.heads,
+            "num_query_groups": self.key_value_heads,
+            "kv_channels": self.head_dim,
+            **({"add_qkv_bias": True} if self.qkv_bias else {}),
+            **({"qk_layernorm": True} if self.qk_norm else {}),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Multi-head latent attention ("DeepSeek-V2", arXiv 2405.04434, section 2.1)."""
+
+    hidden: int
+    heads: int
+    query_rank: int | None
+    """Width of the compressed queries; None where queries are not compressed."""
+    key_rank: int
+    """Width of the compressed keys and values."""
+    plain_dim: int
+    """Width of the part of a head's query and key that has no position."""
+    rotary_dim: int
+    """Width of the part that has the position; all heads share that of the key."""
+    value_dim: int
+    """Width of a head's value."""
+
+    @property
+    def query_dim(self) -> int:
+        """Width of a head's query."""
+        return self.plain_dim + self.rotary_dim
+
+    @property
+    def key_value_heads(self) -> int:
+        """As many as heads of queries."""
+        return self.heads
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head's value."""
+        return self.value_dim
+
+    @property
+    def pair_products(self) -> int:
+        """Multiply-adds on one query and one key, laid out for each head, as training computes them."""
+        return self.heads * (self.query_dim + self.value_dim)
+
+    @property
+    def cache_values_per_token(self) -> int:
+        """The latent that keys and values are expanded from, and the rotated part of the key."""
+        return self.key_rank + self.rotary_dim
+
+    def tensors(self) -> Tensors:
+        """The norm, the projections down to the latents, their norms, and the projections up from them."""
+        ours, theirs = "self_attention", "self_attn"
+        keys = _replicated(
+            f"{ours}.linear_kv_down_proj.weight",
+            f"{theirs}.kv_a_proj_with_mqa.weight",
+            (self.key_rank + self.rotary_dim, self.hidden),
+        )
+        queries = self.heads * self.query_dim
+        if self.query_rank is None:
+            down: Tensors = (
+                _column_parallel(f"{ours}.linear_q_proj.weight", f"{theirs}.q_proj.weight", (queries, self.hidden)),
+                keys,
+            )
+        else:
+            up, rank = f"{ours}.linear_q_up_proj", self.query_rank
+            down = (
+                _replicated(f"{ours}.linear_q_down_proj.weight", f"{theirs}.q_a_proj.weight", (rank, self.hidden)),
+                replace(keys, with_the_one_before=True),
+                _replicated(f"{up}.layer_norm_weight", f"{theirs}.q_a_layernorm.weight", (rank,)),
+                _column_parallel(f"{up}.weight", f"{theirs}.q_b_proj.weight", (queries, rank)),
+            )
+        up, rows = f"{ours}.linear_kv_up_proj", self.heads * (self.plain_dim + self.value_dim)
+        return (
+            _replicated("input_layernorm.weight", _INPUT_NORM, (self.hidden,)),
+            *down,
+            _replicated(f"{up}.layer_norm_weight", f"{theirs}.kv_a_layernorm.weight", (self.key_rank,)),
+            _column_parallel(f"{up}.weight", f"{theirs}.kv_b_proj.weight", (rows, self.key_rank)),
+            _row_parallel(
+                f"{ours}.linear_proj.weight", f"{theirs}.o_proj.weight", (self.hidden, self.heads * self.value_dim)
+            ),
+        )
+
+    def transformer_fields(self) -> dict[str, Any]:
+        """Sizes of heads and latents."""
+        return {
+            "multi_latent_attention": True,
+            # The norms of the latents, which belong to any model with latents.
+            "qk_layernorm": True,
+            "num_attention_heads": self.heads,
+            "num_query_groups": self.heads,
+            "kv_channels": self.value_dim,
+            "q_lora_rank": self.query_rank,
+            "kv_lora_rank": self.key_rank,
+            "qk_head_dim": self.plain_dim,
+            "qk_pos_emb_head_dim": self.rotary_dim,
+            "v_head_dim": self.value_dim,
+            # It would give the parameters other names.
+            "mla_down_proj_fusion": False,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class GatedMlp:
+    """Gate, up and down projection, with the norm before them."""
+
+    hidden: int
+    width: int
+
+    def tensors(self) -> Tensors:
+        """The norm and the projections."""
+        norm = MappedTensor("mlp.linear_fc1.layer_norm_weight", (_MLP_NORM,), ((self.hidden,),), Replicated())
+        return (norm, *_gated("mlp.linear_fc{}.weight", "mlp", _PROJECTIONS, self.hidden, self.width))
+
+
+@dataclass(frozen=True, slots=True)
+class GatedExperts:
+    """A mixture of gated MLPs behind a router, with the norm before it."""
+
+    hidden: int
+    count: int
+    """Routed experts."""
+    chosen: int
+    """Experts that each token is sent to."""
+    width: int
+    """Width of one routed expert."""
+    shared_width: int = 0
+    """Width of the experts that see every token, together."""
+    biased: bool = False
+    """Whether the router has a bias that only chooses: a float32 buffer that no gradient changes."""
+    block: str = "mlp"
+    """Name of the block in published checkpoints."""
+    projections: tuple[str, str, str] = _PROJECTIONS
+    """Names of an expert's gate, up and down projection there."""
+
+    def tensors(self) -> Tensors:
+        """The norm, the router, and the projections of each expert."""
+        gate, experts = f"{self.block}.gate", f"{self.block}.experts.{{expert}}"
+        found = [
+            _replicated("pre_mlp_layernorm.weight", _MLP_NORM, (self.hidden,)),
+            _replicated("mlp.router.weight", f"{gate}.weight", (self.count, self.hidden)),
+            *_gated("mlp.experts.linear_fc{}.weight{{expert}}", experts, self.projections, self.hidden, self.width),
+        ]
+        if self.biased:
+            bias = _replicated("mlp.router.expert_bias", f"{gate}.e_score_correction_bias", (self.count,))
+            found.append(replace(bias, buffer=True))
+        if self.shared_width:
+            ours, theirs = "mlp.shared_experts.linear_fc{}.weight", f"{self.block}.shared_experts"
+            found += _gated(ours, theirs, _PROJECTIONS, self.hidden, self.shared_width)
+        return tuple(found)
+
+    def transformer_fields(self, mixture_layers: Sequence[bool]) -> dict[str, Any]:
+        """Sizes of experts, and which layers have them."""
+        return {
+            "num_moe_experts": self.count,
+            "moe_ffn_hidden_size": self.width,
+            # To Megatron a list says that layers differ.
+            "moe_layer_freq": 1 if all(mixture_layers) else [int(mixture) for mixture in mixture_layers],
+            "moe_router_topk": self.chosen,
+            **({"moe_shared_expert_intermediate_size": self.shared_width} if self.shared_width else {}),
+        }
+
+
+Mlp = GatedMlp | GatedExperts
+
+MIXTURE_DEFAULTS: dict[str, Any] = {
+    "moe_grouped_gemm": True,
+    # The only dispatcher besides `flex` for packs of uneven length.
+    "moe_token_dispatcher_type": "alltoall",
+    # Rewards alone move the weights, unless the user asks for a balance of experts.
+    "moe_router_load_balancing_type": "none",
+    "moe_aux_loss_coeff": 0.0,
+    # The choice of experts depends on the last bits.
+    "moe_router_dtype": "fp32",
+}
+"""Fields of TransformerConfig that suit every mixture, and that a pipeline file may change."""
+
+
+def _gated(megatron: str, block: str, projections: Sequence[str], hidden: int, width: int) -> Tensors:
+    gate, up, down = (f"{block}.{name}.weight" for name in projections)
+    return (
+        MappedTensor(megatron.format(1), (gate, up), ((width, hidden), (width, hidden)), GateUp()),
+        _row_parallel(megatron.format(2), down, (hidden, width)),
+    )
+
+
+def _replicated(megatron: str, hf: str, shape: tuple[int, ...]) -> MappedTensor:
+    return MappedTensor(megatron, (hf,), (shape,), Replicated())
+
+
+def _column_parallel(megatron: str, hf: str, shape: tuple[int, ...]) -> MappedTensor:
+    return MappedTensor(megatron, (hf,), (shape,), Parallel(dim=0))
+
+
+def _row_parallel(megatron: str, hf: str, shape: tuple[int, ...]) -> MappedTensor:
+    return MappedTensor(megatron, (hf,), (shape,), Parallel(dim=1))

@@ -1,0 +1,110 @@
+"""Find model families by the ``model_type`` of a config, and describe models with them.
+
+Families are the modules of this package that define ``FAMILY``, the entry points of installed packages in the group
+``dagrl.families`` (name: the model type; value: a `Family` instance), and what `register` is given.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any
+
+import dagrl.backends.families as package
+from dagrl.backends.families.base import Family
+from dagrl.backends.families.config_fields import ConfigFields
+from dagrl.backends.families.shape import ModelShape
+from dagrl.config.schema import ModelSpec, Pipeline
+from dagrl.models.hf_config import read_config
+
+ENTRY_POINTS = "dagrl.families"
+
+_registered: dict[str, Family] = {}
+
+
+class _Unknown(Family):
+    """Models of other architectures, whose configs often have the usual names."""
+
+    model_type = ""
+    expert_count = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+UNKNOWN = _Unknown()
+"""Stands for a family that there is not, in checks that go by the names of fields."""
+
+
+def register(family: Family) -> None:
+    """Add a family to this process, in place of another one with its model type."""
+    _registered[family.model_type] = family
+
+
+def find_family(model_type: object) -> Family | None:
+    """Return the family with that model type; None where there is none."""
+    if not isinstance(model_type, str):
+        return None
+    return _registered.get(model_type) or _built_in().get(model_type) or _installed().get(model_type)
+
+
+def family_named(model_type: object) -> Family:
+    """Return the family with that model type. ValueError with the known ones where there is none."""
+    family = find_family(model_type)
+    if family is None:
+        raise ValueError(f"no family has the model type {model_type!r}; known are {', '.join(family_names())}")
+    return family
+
+
+def family_names() -> list[str]:
+    """Return the model types of all families."""
+    return list(_built_in() | _installed() | _registered)
+
+
+def shape_of(config: Mapping[str, Any]) -> ModelShape:
+    """Return the shape that a Hugging Face config describes.
+
+    ValueError for an unknown family, or a size that neither the config nor its class says.
+    """
+    family = family_named(config.get("model_type"))
+    return family.shape(family.fields(config))
+
+
+def model_shape(model: ModelSpec) -> ModelShape:
+    """Return the shape of a pipeline's model. ValueError where it cannot be known, with what would help."""
+    return shape_of(read_config(model))
+
+
+def engine_shape(pipeline: Pipeline, engine: str, shape: ModelShape) -> ModelShape:
+    """Return the shape of an engine's model, where `shape` is that of the pipeline's. ValueError as `model_shape`."""
+    return shape if pipeline.model_section(engine) == ("model",) else model_shape(pipeline.model_of(engine))
+
+
+def buildable(config: Mapping[str, Any]) -> tuple[Family, ConfigFields]:
+    """Return the family and the fields of a config that the Megatron backend builds.
+
+    ValueError for an unknown family, and for a config that asks for more than the backend has.
+    """
+    family = find_family(config.get("model_type"))
+    if family is None:
+        raise ValueError(
+            f"the megatron engine does not know model type {config.get('model_type')!r}; it knows "
+            f"{', '.join(family_names())}"
+        )
+    fields = family.fields(config)
+    for _, reason in family.unsupported(fields):
+        raise ValueError(reason)
+    return family, fields
+
+
+@cache
+def _built_in() -> dict[str, Family]:
+    names = [module.name for module in pkgutil.iter_modules(package.__path__)]
+    modules = [importlib.import_module(f"{package.__name__}.{name}") for name in names]
+    found = [getattr(module, "FAMILY", None) for module in modules]
+    return {family.model_type: family for family in found if isinstance(family, Family)}
+
+
+@cache
+def _installed() -> dict[str, Family]:
+    return {point.name: point.load() for point in entry_points(group=ENTRY_POINTS)}

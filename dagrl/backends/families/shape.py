@@ -1,0 +1,166 @@
+"""The shape of a model: everything that its tensors, its memory and its operations follow from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+from dagrl.backends.families.parts import (
+    Attention,
+    GatedExperts,
+    GatedMlp,
+    GroupedQueryAttention,
+    LatentAttention,
+    Mlp,
+    Tensors,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerParameters:
+    """Parameters of one layer, by how tensor-parallel ranks hold them."""
+
+    attention: int
+    """Matrices and biases of attention that the ranks share."""
+    mlp: int
+    """Matrices of the dense MLP, or of the experts that see every token, that the ranks share."""
+    experts: int
+    """Matrices of all routed experts, which expert-parallel ranks share."""
+    whole: int
+    """What every rank holds: norms, the router, the matrices that compress."""
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.attention + self.mlp + self.experts + self.whole
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Sizes of a causal language model."""
+
+    family: str
+    """Its ``model_type``."""
+    layers: int
+    hidden: int
+    vocabulary: int
+    """Rows of the embedding, as published: without padding."""
+    attention: Attention
+    mlp: GatedMlp
+    """The MLP of layers without experts."""
+    experts: GatedExperts | None = None
+    mixture_layers: tuple[bool, ...] = ()
+    """Which layers have experts; empty for none."""
+    tied: bool = False
+    """Whether the output layer is the embedding."""
+
+    @property
+    def heads(self) -> int:
+        """Heads of the queries."""
+        return self.attention.heads
+
+    @property
+    def key_value_heads(self) -> int:
+        """Heads of the keys and values."""
+        return self.attention.key_value_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head; with latent attention that of its value."""
+        return self.attention.head_dim
+
+    @property
+    def latent(self) -> LatentAttention | None:
+        """The attention, if it is latent."""
+        return self.attention if isinstance(self.attention, LatentAttention) else None
+
+    @property
+    def qk_norm(self) -> bool:
+        """Whether queries and keys are normed, head by head."""
+        return isinstance(self.attention, GroupedQueryAttention) and self.attention.qk_norm
+
+    @property
+    def dense_width(self) -> int:
+        """Width of the MLP in layers without experts."""
+        return self.mlp.width
+
+    @property
+    def positions(self) -> range:
+        """The layers, from the first to the last."""
+        return range(self.layers)
+
+    def is_mixture(self, layer: int) -> bool:
+        """Whether that layer has experts."""
+        return self.experts is not None and self.mixture_layers[layer]
+
+    def layer(self, index: int) -> LayerParameters:
+        """Parameters of that layer."""
+        return _parameters(self.attention, self._mlp(index))
+
+    def layer_tensors(self, index: int) -> Tensors:
+        """Tensors of that layer, without the layer's prefix; one entry stands for all experts."""
+        return (*self.attention.tensors(), *self._mlp(index).tensors())
+
+    @property
+    def embedding(self) -> int:
+        """Parameters of the embedding."""
+        return self.vocabulary * self.hidden
+
+    @property
+    def output(self) -> int:
+        """Parameters of the output layer, beside those of the embedding."""
+        return 0 if self.tied else self.embedding
+
+    @property
+    def final_norm(self) -> int:
+        """Parameters of the norm after the last layer."""
+        return self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of the whole model, each counted once."""
+        layers = sum(self.layer(index).total for index in self.positions)
+        return self.embedding + layers + self.final_norm + self.output
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token meets: in a mixture, only the experts that it is sent to."""
+        if self.experts is None:
+            return self.parameters
+        chosen = replace(self.experts, count=self.experts.chosen)
+        routers = sum(self.mixture_layers) * self.hidden * (self.experts.count - self.experts.chosen)
+        return replace(self, experts=chosen).parameters + routers
+
+    @property
+    def cache_values_per_token(self) -> int:
+        """Values that the attention of one layer keeps for each token."""
+        return self.attention.cache_values_per_token
+
+    def _mlp(self, index: int) -> Mlp:
+        return self.experts if self.experts is not None and self.mixture_layers[index] else self.mlp
+
+
+@cache
+def _parameters(attention: Attention, mlp: Mlp) -> LayerParameters:
+    count = mlp.count if isinstance(mlp, GatedExperts) else 0
+    shared = [tensor for tensor in mlp.tensors() if tensor.map.split]
+    whole = [tensor for tensor in (*attention.tensors(), *mlp.tensors()) if not (tensor.map.split or tensor.buffer)]
+    return LayerParameters(
+        attention=sum(tensor.numel for tensor in attention.tensors() if tensor.map.split),
+        mlp=sum(tensor.numel for tensor in shared if not tensor.per_expert),
+        experts=count * sum(tensor.numel for tensor in shared if tensor.per_expert),
+        whole=sum(tensor.numel for tensor in whole),
+    )
+
+
+@cache
+def attention_weights(attention: Attention) -> int:
+    """Weights of the projections of one layer's attention, each of which is multiplied once with every token."""
+    return sum(tensor.numel for tensor in attention.tensors() if tensor.is_linear)
+
+
+@cache
+def mlp_weights(mlp: Mlp) -> int:
+    """Weights that one token meets in a layer's MLP: in a mixture, the router and the experts that it is sent to."""
+    met = mlp.chosen if isinstance(mlp, GatedExperts) else 1
+    return sum(tensor.numel * (met if tensor.per_expert else 1) for tensor in mlp.tensors() if tensor.is_linear)

@@ -1,0 +1,89 @@
+"""Sizes of a model that a layout has to fit, as far as its Hugging Face config says them.
+
+A config may leave sizes out, or belong to a family that is not known: such sizes are None, and are not checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from dagrl.backends.families.base import Family
+from dagrl.backends.families.config_fields import is_size
+from dagrl.backends.families.registry import UNKNOWN, find_family
+
+
+class Size(NamedTuple):
+    """A size by the name that the config has for it."""
+
+    name: str
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSizes:
+    """Sizes of a model; None is what its config does not say."""
+
+    family: str | None = None
+    """Its ``model_type``."""
+    layers: Size | None = None
+    heads: Size | None = None
+    key_value_heads: Size | None = None
+    """Heads of keys and values; None for latent attention, too."""
+    dense_width: Size | None = None
+    """Width of the layers without experts, if the model is known to have any."""
+    expert_width: Size | None = None
+    shared_width: Size | None = None
+    """Width of the experts that see every token, together."""
+    experts: Size | None = None
+    positions: Size | None = None
+    vocabulary: Size | None = None
+    mixture: bool | None = None
+    """Whether it is a mixture of experts."""
+    latent_attention: bool = False
+    reports_routed_experts: bool = True
+    serves_dense_layers: bool = True
+    """As in `Family`."""
+
+
+def sizes_of(config: Mapping[str, Any] | None) -> ModelSizes:
+    """Return the sizes that a config says; none for None, which stands for a config that cannot be read."""
+    config = config or {}
+    family = find_family(config.get("model_type"))
+    names = family or UNKNOWN
+
+    def size(name: str) -> Size | None:
+        value = config.get(name)
+        return Size(name, value) if is_size(value) else None
+
+    experts = next((found for name in names.expert_count if (found := size(name))), None)
+    mixture = bool(family.expert_count) if family else True if experts else None
+    latent = names.latent or is_size(config.get("kv_lora_rank"))
+    shared, width = size("n_shared_experts"), size(names.expert_width)
+    product = "n_shared_experts * moe_intermediate_size"
+    shared_width = Size(product, shared.value * width.value) if shared and width else None
+    return ModelSizes(
+        family=str(config["model_type"]) if config.get("model_type") else None,
+        layers=size("num_hidden_layers"),
+        heads=size("num_attention_heads"),
+        key_value_heads=None if latent else size("num_key_value_heads"),
+        dense_width=size("intermediate_size") if not mixture or _has_dense_layers(family, config) else None,
+        expert_width=width if mixture is not False else None,
+        shared_width=size("shared_expert_intermediate_size") or shared_width,
+        experts=experts,
+        positions=size("max_position_embeddings"),
+        vocabulary=size("vocab_size"),
+        mixture=mixture,
+        latent_attention=latent,
+        reports_routed_experts=names.reports_routed_experts,
+        serves_dense_layers=names.serves_dense_layers,
+    )
+
+
+def _has_dense_layers(family: Family | None, config: Mapping[str, Any]) -> bool:
+    """Whether a mixture is known to have layers without experts."""
+    try:
+        return family is not None and not all(family.mixture_layers(family.fields(config)))
+    except ValueError:
+        return False

@@ -1,0 +1,70 @@
+"""Names and shapes of a model's tensors, in published checkpoints and in Megatron, computed from its shape."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from dagrl.backends.families.shape import ModelShape
+from dagrl.backends.families.tensor_maps import MappedTensor, Replicated, VocabParallel
+
+EMBEDDING, NORM, OUTPUT = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+SCORE = "score.weight"
+"""The head of a critic or reward model, [1, hidden size]."""
+DERIVED = ("rotary_emb.inv_freq",)
+"""Ends of names that old weight files hold although they follow from the config."""
+SCALES = ("weight_scale_inv", "weight_scale")
+"""Ends of names beside weights that are stored in 8 bits."""
+QUANTISED = (*SCALES, ".qweight", ".qzeros", ".weight_packed", ".absmax", ".SCB")
+"""Ends of names of quantised weights, as gptq, awq, compressed-tensors, bitsandbytes and fp8 have them."""
+
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+
+
+def model_tensors(shape: ModelShape, padded_vocabulary: int, head: str = "lm") -> Iterator[MappedTensor]:
+    """Yield all tensors of a model, layer after layer, experts one after the other.
+
+    An output layer that is tied to the embedding is left out. A value or reward `head` takes the output layer's place.
+    """
+    vocabulary = VocabParallel(shape.vocabulary, padded_vocabulary)
+    rows = ((shape.vocabulary, shape.hidden),)
+    yield MappedTensor("embedding.word_embeddings.weight", (EMBEDDING,), rows, vocabulary)
+    count = shape.experts.count if shape.experts else 0
+    for layer in shape.positions:
+        for tensor in shape.layer_tensors(layer):
+            numbers = range(count) if tensor.per_expert else [None]
+            yield from (_numbered(tensor, layer, expert) for expert in numbers)
+    yield MappedTensor("decoder.final_layernorm.weight", (NORM,), ((shape.hidden,),), Replicated())
+    if head != "lm":
+        yield MappedTensor("output_layer.weight", (SCORE,), ((1, shape.hidden),), Replicated())
+    elif not shape.tied:
+        yield MappedTensor("output_layer.weight", (OUTPUT,), rows, vocabulary)
+
+
+def published_tensors(shape: ModelShape, head: str = "lm") -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield name and shape of each tensor of a published checkpoint."""
+    for tensor in model_tensors(shape, shape.vocabulary, head):
+        yield from zip(tensor.hf, tensor.shapes, strict=True)
+
+
+def layer_of(name: str) -> int | None:
+    """Return the number of the layer that a tensor belongs to; None for tensors outside the layers."""
+    found = _LAYER.match(name)
+    return int(found[1]) if found else None
+
+
+def is_prediction_layer(name: str, layers: int, prediction_layers: int) -> bool:
+    """Whether a tensor belongs to the layers for multi-token prediction, which follow the model's own `layers`."""
+    layer = layer_of(name)
+    return layer is not None and 0 <= layer - layers < prediction_layers
+
+
+def _numbered(tensor: MappedTensor, layer: int, expert: int | None) -> MappedTensor:
+    return replace(
+        tensor,
+        megatron=f"decoder.layers.{layer}.{tensor.megatron.format(expert=expert)}",
+        hf=tuple(f"model.layers.{layer}.{name.format(expert=expert)}" for name in tensor.hf),
+        layer=layer,
+        expert=expert,
+    )

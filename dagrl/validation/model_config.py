@@ -1,0 +1,138 @@
+"""The config of a model, in ``model.init`` and in config.json alike: its fields, what can be built of it, its scale.
+
+The config class of the installed transformers says which fields there are. Without transformers, and for model types
+that no family has, names are not checked; the engine checks once more when it builds the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dagrl.backends.families.config_fields import wrong_values
+from dagrl.backends.families.registry import UNKNOWN, family_names, find_family, model_shape
+from dagrl.backends.registry import backend_of
+from dagrl.config.capability import Capability
+from dagrl.config.errors import Place, suggest
+from dagrl.config.loading.positions import Findings
+from dagrl.config.schema import Pipeline
+from dagrl.models.config_class import model_fields
+from dagrl.models.gpus import GPUS, gpu_named
+from dagrl.models.library_fields import check_names
+
+_MOST_PARAMETERS = 10**13
+"""Several times the largest models that have been trained."""
+_MOST_ON_CPUS = 10**12
+"""4 TB in float32, on each of the hosts that generate."""
+_LARGEST_GPU = max(GPUS, key=lambda gpu: gpu.memory_bytes)
+
+
+def check_config(section: Place, config: Mapping[str, Any], file: Path | None, findings: Findings) -> bool:
+    """Report fields that the config class does not have, values that they cannot have, and sizes that do not fit.
+
+    `section` is where the pipeline says the config, ``model.init`` or ``model.path``; `file` is the folder's
+    config.json, which may have fields of its own. Returns whether all values are of the right kind.
+    """
+    family = find_family(config.get("model_type"))
+    class_name, types = (model_fields(family.model_type) if family else None) or ("", {})
+    if file is None and types:
+        given = [name for name in config if name != "model_type"]
+        check_names(section, given, types, class_name, "transformers", findings)
+    known = family or UNKNOWN
+    wrong = [
+        (field, message)
+        for field, message in wrong_values(config, types, known.ranges)
+        if file or not types or field in types
+    ]
+    for field, message in wrong:
+        where = f"{file} has a wrong value of `{field}`: " if file else ""
+        remedy = "copy the file again, or correct it" if file else "write it so, or take it out"
+        findings.error(_place_of(section, field), f"{where}{message}; {remedy}")
+    if wrong:
+        return False
+    if file and family and (left_out := family.sizes_left_out(config)):
+        message = f"{file} does not say {left_out[0]}, a size of the model; copy the file again, or add it there"
+        findings.error(section, message)
+        return False
+    for message in known.conflicts(known.fields(config)):
+        findings.error(section, f"{file}: {message}" if file else message)
+    return True
+
+
+def check_family(
+    pipeline: Pipeline, names: Sequence[str], section: Place, config: Mapping[str, Any], findings: Findings
+) -> None:
+    """Report what megatron engines cannot build of the model that the engines `names` have.
+
+    The config has no values that `check_config` reports.
+    """
+    native = [name for name in names if backend_of(pipeline.engines[name]).builds_family_itself(pipeline.engines[name])]
+    model_type = config.get("model_type")
+    if not native or not isinstance(model_type, str):
+        return
+    depends: list[Place] = [("engines", name, "bridge") for name in native]
+    family = find_family(model_type)
+    if family is None:
+        message = f"the megatron engine has no model type {model_type!r}; {suggest(model_type, family_names())}"
+        findings.error(_place_of(section, "model_type"), message, depends_on=depends)
+        return
+    fields = family.fields(config)
+    for field, message in family.unsupported(fields):
+        findings.error(_place_of(section, field), message, depends_on=depends)
+    for field, message in family.warnings(fields):
+        findings.warning(_place_of(section, field), message)
+
+
+def check_scale(pipeline: Pipeline, names: Sequence[str], section: Place, findings: Findings) -> None:
+    """Report a model of more parameters than can be, or than the groups of the engines `names` have memory for.
+
+    Only the weights count, without gradients, optimizer and activations: `dagrl plan` counts all.
+    """
+    if not names:
+        return
+    try:
+        parameters = model_shape(pipeline.model_of(names[0])).parameters
+    except ValueError:
+        return  # An unknown family, or a file that cannot be read.
+    remedy = "lower hidden_size, num_hidden_layers or its other sizes" if section[-1] == "init" else "copy it again"
+    if parameters > _MOST_PARAMETERS:
+        message = f"this model has {parameters:.2g} parameters, more than any machine can train; {remedy}"
+        findings.error(section, message)
+        return
+    for name in names:
+        if fault := _too_large_for(pipeline, name, parameters):
+            depends: list[Place] = [("groups",), ("engines", name)]
+            findings.error(section, f"this model has {parameters:.3g} parameters, and {fault}", depends_on=depends)
+            return
+
+
+def _too_large_for(pipeline: Pipeline, name: str, parameters: int) -> str | None:
+    """Return the memory that an engine's group lacks for the weights; None if they fit."""
+    engine = pipeline.engines[name]
+    home = pipeline.engines.get(engine.frozen_copy_of or "")
+    group_name = engine.group or (home.group if home else None)
+    group = pipeline.groups.get(group_name or "")
+    if group is None or not group.ranks:
+        return None
+    if group.is_cpu:
+        return "CPU slots cannot hold them; use GPUs, or a smaller model" if parameters > _MOST_ON_CPUS else None
+    try:
+        gpu = gpu_named(group.gpu) if group.gpu else _LARGEST_GPU
+    except ValueError:
+        return None
+    # Generators may hold weights in 4 bits; trainers hold them in bfloat16.
+    trains = Capability.TRAIN in engine.capabilities
+    needed = parameters * (2.0 if trains else 0.5)
+    gpus = group.ranks if engine.replicas_are_servers or trains else 1
+    if needed <= gpus * gpu.memory_bytes:
+        return None
+    return (
+        f"its weights alone take {needed / 2**30:,.0f} GiB, more than the {gpus} x {gpu.memory_gib:,.0f} GiB of group "
+        f"`{group_name}` ({gpu.name}); add GPUs, or take a smaller model"
+    )
+
+
+def _place_of(section: Place, field: str) -> Place:
+    """Return where the file says a field of the config: itself in ``init``, the whole folder otherwise."""
+    return (*section, field) if section[-1] == "init" else section
