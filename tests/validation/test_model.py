@@ -74,7 +74,7 @@ CASES = {
         INIT,
         "  init: {model_type: qwen3, head_dim: 15} #!",
         "model.init",
-        "head_dim 15 is odd, and positions are said by turning pairs; choose an even size",
+        "head_dim 15 is odd, and the rotary embedding turns pairs; choose an even size",
     ),
     "a head's size as text": (
         INIT,
@@ -101,7 +101,7 @@ def test_an_architecture_that_the_engine_does_not_have(project):
     path = project.pipeline(("model_type: qwen3", "model_type: gpt2"))
     problem = project.only_problem(path)
     assert problem.place == "model.init.model_type"
-    assert problem.message.startswith("the megatron engine has no model type 'gpt2'; choose from: llama, qwen2, ")
+    assert problem.message.startswith("the megatron engine has no model type 'gpt2'; choose from: deepseek_v3, llama, ")
 
 
 def test_latent_attention_has_heads_of_a_size_of_their_own(project):
