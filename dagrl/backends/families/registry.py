@@ -45,7 +45,7 @@ def find_family(model_type: object) -> Family | None:
     """Return the family with that model type; None where there is none."""
     if not isinstance(model_type, str):
         return None
-    return _registered.get(model_type) or _built_in().get(model_type) or _installed().get(model_type)
+    return _registered.get(model_type) or _built_in().get(model_type) or installed_families().get(model_type)
 
 
 def family_named(model_type: object) -> Family:
@@ -58,7 +58,7 @@ def family_named(model_type: object) -> Family:
 
 def family_names() -> list[str]:
     """Return the model types of all families."""
-    return list(_built_in() | _installed() | _registered)
+    return list(_built_in() | installed_families() | _registered)
 
 
 def shape_of(config: Mapping[str, Any]) -> ModelShape:
@@ -106,5 +106,6 @@ def _built_in() -> dict[str, Family]:
 
 
 @cache
-def _installed() -> dict[str, Family]:
+def installed_families() -> dict[str, Family]:
+    """Return the families of installed packages, by model type."""
     return {point.name: point.load() for point in entry_points(group=ENTRY_POINTS)}
