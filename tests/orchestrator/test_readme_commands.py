@@ -20,8 +20,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file
+from typer.main import get_command
 
-from dagrl.cli import _parser, main
+from dagrl.cli import app, main
 
 REPOSITORY = Path(__file__).parents[2]
 README = (REPOSITORY / "README.md").read_text()
@@ -184,10 +185,11 @@ PARSED = [command for command, why in NOT_HERE.items() if "dagrl " in command an
 @pytest.mark.parametrize("command", PARSED)
 def test_what_is_not_run_has_arguments_that_are_known(command: str, capsys) -> None:
     words = shlex.split(command)
-    options = _parser().parse_args(words[words.index("dagrl") + 1 :])
-    pipeline = REPOSITORY / str(getattr(options, "pipeline", ""))
+    name, *arguments = words[words.index("dagrl") + 1 :]
+    options = get_command(app).commands[name].make_context(name, arguments).params
+    pipeline = REPOSITORY / str(options.get("pipeline", ""))
     if pipeline.is_file():
-        assert main(["graph", str(pipeline), *options.overrides]) == 0, capsys.readouterr().err
+        assert main(["graph", str(pipeline), *(options["overrides"] or [])]) == 0, capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [command for command in NOT_HERE if command.startswith("make ")])

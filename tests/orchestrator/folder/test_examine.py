@@ -456,7 +456,5 @@ class TestCommand:
         assert {name: after[name] for name in before} == before
 
     def test_an_empty_name_of_a_folder_is_refused(self, file, capsys) -> None:
-        with pytest.raises(SystemExit) as caught:
-            main(["run", str(file), "--run-dir", ""])
-        assert caught.value.code == 2
-        assert "argument --run-dir: expected a path, got an empty text" in capsys.readouterr().err
+        assert main(["run", str(file), "--run-dir", ""]) == 2
+        assert "invalid value for '--run-dir': expected a path, got an empty text" in capsys.readouterr().err

@@ -1,0 +1,89 @@
+"""The command line. One module per command: it parses, calls the package that does the work, and prints.
+
+Exit codes: 0 success; 1 the command failed; 2 the pipeline or the call is wrong, one line for each problem on stderr;
+3 the plan does not fit. A command imports what it needs when it is called, so that `dagrl validate` starts quickly and
+needs neither torch nor ray.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from typer.exceptions import TyperException
+
+from dagrl import __version__
+from dagrl.cli.convert import convert
+from dagrl.cli.doctor import doctor
+from dagrl.cli.export import export
+from dagrl.cli.graph import graph
+from dagrl.cli.launch import launch
+from dagrl.cli.plan import plan
+from dagrl.cli.report import report
+from dagrl.cli.run import run
+from dagrl.cli.validate import validate
+from dagrl.config.errors import PipelineError
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, subcommand_metavar="COMMAND ..."
+)
+for command, summary in (
+    (validate, "Check a pipeline file."),
+    (graph, "Draw the DAG of a pipeline."),
+    (plan, "Estimate memory and time of a run."),
+    (run, "Train."),
+    (launch, "Train on several machines."),
+    (report, "Summarize a run."),
+    (export, "Write the policy of a run as a Hugging Face folder."),
+    (convert, "Convert weights between Hugging Face and Megatron."),
+    (doctor, "Report what this machine can run."),
+):
+    app.command(short_help=summary)(command)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"dagrl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def dagrl(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Reinforcement learning of language models, declared as a DAG in a pipeline file."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code."""
+    try:
+        code = app(arguments, prog_name="dagrl", standalone_mode=False)
+        sys.stdout.flush()
+    except PipelineError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except TyperException as error:
+        print(_one_sentence(error), file=sys.stderr)
+        return error.exit_code
+    except OSError as error:
+        print(f"dagrl: {error}", file=sys.stderr)
+        return 1
+    if code == INTERRUPTED:
+        print("dagrl: interrupted", file=sys.stderr)
+    return code
+
+
+def _one_sentence(error: TyperException) -> str:
+    """Describe a wrong call in one line: the command, the mistake, and where the usage is."""
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "dagrl"
+    message = " ".join(error.format_message().split()).rstrip(".").replace("Value error, ", "")
+    if "." in getattr(error, "option_name", ""):
+        message += "; set a key without dashes, for example run.steps=10"
+    return f"{command}: {message[:1].lower()}{message[1:]}; see `{command} --help`"

@@ -1,0 +1,99 @@
+"""`dagrl plan`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dagrl.cli.parameters import Overrides, Pipeline, parse_path
+from dagrl.config.errors import PipelineError
+
+_DOES_NOT_FIT = 3
+
+
+def plan(
+    pipeline: Pipeline,
+    overrides: Overrides = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="the GPU of groups that name none, such as H200 (default: H100)"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of tables")] = False,
+    simulate: Annotated[
+        Path | None,
+        typer.Option(parser=parse_path, metavar="FILE", help="write the schedule as a Chrome trace, such as plan.json"),
+    ] = None,
+    prompt_tokens: Annotated[
+        float | None,
+        typer.Option(metavar="N", help="mean tokens of a prompt (default: half of the longest)"),
+    ] = None,
+    response_tokens: Annotated[
+        float | None,
+        typer.Option(metavar="N", help="mean tokens of a response (default: half of the longest, all with ignore_eos)"),
+    ] = None,
+    search: Annotated[
+        bool,
+        typer.Option("--search", help="propose layouts and group sizes for a cluster, the fastest step first"),
+    ] = False,
+    gpus: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="with --search: GPUs of the cluster (default: the file's)")
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="with --search: machines of the cluster")
+    ] = None,
+    gpus_per_node: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="with --search: GPUs of each machine (default: 8)")
+    ] = None,
+    top: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="with --search: proposals to show (default: 5)")
+    ] = None,
+) -> int:
+    """Estimate what each engine of a pipeline needs, and whether it fits, without a GPU, the data or the weights.
+
+    Exits 3 where it does not fit, and prints which engine, how many GiB over, and the nearest change that fits.
+    """
+    from dagrl.models.gpus import DEFAULT_GPU
+    from dagrl.planner.cost.lengths import Assumed
+    from dagrl.planner.hardware import why_unread
+    from dagrl.planner.showing import report, show, show_steps
+
+    overrides = overrides or []
+    asked = {"gpus": gpus, "nodes": nodes, "gpus_per_node": gpus_per_node, "top": top}
+    cluster = {name: count for name, count in asked.items() if count is not None}
+    assumed = Assumed(prompt_tokens, response_tokens)
+    try:
+        if search and simulate is not None:
+            raise ValueError("--simulate shows one layout; take --search out, or simulate what it proposes")
+        if cluster and not search:
+            raise ValueError(f"--{next(iter(cluster)).replace('_', '-')} is for --search; add that, or take it out")
+        found = report.report(pipeline, overrides, gpu=DEFAULT_GPU if gpu is None else gpu)
+        if search:
+            sections = show_steps.search_sections(pipeline, overrides, gpu=gpu, assumed=assumed, **cluster)
+        else:
+            sections = [*show.memory_sections(found), show_steps.step_section(found, assumed)]
+    except PipelineError:
+        raise
+    except ValueError as error:
+        print(f"dagrl plan: {error}", file=sys.stderr)
+        return 2
+    if gpu is not None and not search and (why := why_unread(found.pipeline)):
+        print(f"dagrl plan: --gpu {gpu} has no effect, as {why}", file=sys.stderr)
+    print((show.as_json if as_json else show.as_text)(found, sections), end="", flush=True)
+    if search:
+        return 0 if any(section.value for section in sections) else _DOES_NOT_FIT
+    if simulate is not None and found.fits:
+        from dagrl.orchestrator.report import write_planned
+
+        try:
+            written = write_planned(found, simulate, assumed)
+        except OSError as error:
+            print(f"dagrl plan: {error}", file=sys.stderr)
+            return 2
+        # Keep stdout one JSON object.
+        print(written, file=sys.stderr if as_json else sys.stdout)
+    for line in show.problems_in_words(found):
+        print(line, file=sys.stderr)
+    return 0 if found.fits else _DOES_NOT_FIT
