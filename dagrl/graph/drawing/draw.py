@@ -1,20 +1,24 @@
-"""The DAG for people: as text, as Mermaid, as SVG, as PNG. `layout.py` says where things go in a picture."""
+"""Draws the DAG as text, Mermaid, SVG or PNG. graphlay lays the pictures out and writes the SVG."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from itertools import pairwise
 from pathlib import Path
-from xml.sax.saxutils import escape
+from typing import Any
 
 from dagrl.graph.dag import PROMPTS_NODE, SAMPLES_NODE, Graph, GraphNode
-from dagrl.graph.drawing.layout import BOX_HEIGHT, LINE_HEIGHT, PADDING, Picture, lay_out
 
 _FILLS = ("#dbeafe", "#dcfce7", "#fde68a", "#fbcfe8", "#ddd6fe", "#fed7aa", "#cffafe")
 _IMPLICIT_FILL = "#e5e7eb"
 _HOST_FILL = "#f8fafc"
 _SELECTED = "the groups that pass"
 _INK, _FAINT, _LINE = "#1f2937", "#4b5563", "#9ca3af"
+_LAYOUT = {
+    "direction": "topbottom",
+    "spacing": {"node_gap": 22.0, "dummy_gap": 16.0, "layer_gap": 30.0, "port_gap": 14.0},
+}
+_BOX_HEIGHT, _LINE_HEIGHT, _MARGIN = 46.0, 13.0, 20.0
+"""Pixels."""
 
 
 def executor_of(node: GraphNode) -> str:
@@ -68,73 +72,43 @@ def draw_mermaid(graph: Graph) -> str:
 
 
 def draw_svg(graph: Graph) -> str:
-    """A picture of the graph that needs nothing but a browser."""
-    picture = _picture(graph)
-    fills = _fills(graph)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {picture.width:.0f} {picture.height:.0f}" '
-        f'width="{picture.width:.0f}" height="{picture.height:.0f}" '
-        'font-family="ui-sans-serif, system-ui, sans-serif" text-anchor="middle">',
-        '<defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
-        f'<path d="M0 0 L8 4 L0 8 z" fill="{_LINE}"/></marker></defs>',
-        '<rect width="100%" height="100%" fill="white"/>',
-    ]
-    for edge in picture.edges:
-        path = f"M{edge.points[0][0]:.1f} {edge.points[0][1]:.1f}"
-        for (x0, y0), (x1, y1) in pairwise(edge.points):
-            middle = (y0 + y1) / 2
-            path += f" C{x0:.1f} {middle:.1f} {x1:.1f} {middle:.1f} {x1:.1f} {y1:.1f}"
-        parts.append(f'<path d="{path}" fill="none" stroke="{_LINE}" stroke-width="1.4" marker-end="url(#arrow)"/>')
-    for label in picture.labels:
-        left, top = label.x - label.width / 2, label.y - label.height / 2
-        parts.append(
-            f'<rect x="{left:.1f}" y="{top:.1f}" width="{label.width:.1f}" height="{label.height:.1f}" '
-            'rx="4" fill="white" fill-opacity="0.92"/>'
-        )
-        for index, line in enumerate(label.lines):
-            y = top + PADDING / 2 + LINE_HEIGHT * (index + 0.75)
-            parts.append(f'<text x="{label.x:.1f}" y="{y:.1f}" font-size="11" fill="{_FAINT}">{escape(line)}</text>')
-    for box in picture.boxes:
-        left, top = box.x - box.width / 2, box.y - BOX_HEIGHT / 2
-        parts.append(
-            f'<rect x="{left:.1f}" y="{top:.1f}" width="{box.width:.1f}" height="{BOX_HEIGHT}" rx="8" '
-            f'fill="{fills[box.name]}" stroke="{_LINE}"/>'
-            f'<text x="{box.x:.1f}" y="{box.y - 4:.1f}" font-size="14" font-weight="600" fill="{_INK}">'
-            f"{escape(box.name)}</text>"
-            f'<text x="{box.x:.1f}" y="{box.y + 14:.1f}" font-size="11" fill="{_FAINT}">{escape(box.subtitle)}</text>'
-        )
-    return "\n".join([*parts, "</svg>"]) + "\n"
+    """Draw the graph as a picture that needs nothing but a browser."""
+    import graphlay
+
+    scene, _ = _scene(graph)
+    return graphlay.render_scene(scene) + "\n"
 
 
 def draw_png(graph: Graph, path: Path, scale: int = 2) -> None:
-    """The same picture in pixels. ValueError where Pillow, which draws it, is not installed."""
+    """Draw the same picture in pixels. ValueError where Pillow, which draws it, is not installed."""
     try:
         from PIL import Image, ImageDraw, ImageFont
     except ImportError as error:
         raise ValueError("PNG needs the package pillow, which is not installed; write an .svg file instead") from error
-    picture = _picture(graph)
-    fills = _fills(graph)
-    image = Image.new("RGB", (round(picture.width * scale), round(picture.height * scale)), "white")
+    scene, bounds = _scene(graph)
+    left, top = (bounds["min"][axis] - _MARGIN for axis in "xy")
+    right, bottom = (bounds["max"][axis] + _MARGIN for axis in "xy")
+
+    def pixels(*points: tuple[float, float]) -> list[tuple[float, float]]:
+        return [((x - left) * scale, (y - top) * scale) for x, y in points]
+
+    image = Image.new("RGB", (round((right - left) * scale), round((bottom - top) * scale)), "white")
     draw = ImageDraw.Draw(image)
-    fonts = {size: ImageFont.load_default(size * scale) for size in (11, 14)}
-    for edge in picture.edges:
-        points = [(x * scale, y * scale) for x, y in edge.curve()]
+    for edge in scene["edges"]:
+        points = pixels(*((point["x"], point["y"]) for point in edge["points"]))
         draw.line(points, fill=_LINE, width=round(1.4 * scale), joint="curve")
-        (x, y), size = points[-1], 4 * scale
-        draw.polygon([(x, y), (x - size, y - 2 * size), (x + size, y - 2 * size)], fill=_LINE)
-    for label in picture.labels:
-        corner = (label.x - label.width / 2, label.y - label.height / 2)
-        end = (corner[0] + label.width, corner[1] + label.height)
-        draw.rectangle([value * scale for value in (*corner, *end)], fill="white")
-        for index, line in enumerate(label.lines):
-            y = corner[1] + PADDING / 2 + LINE_HEIGHT * (index + 0.5)
-            draw.text((label.x * scale, y * scale), line, fill=_FAINT, font=fonts[11], anchor="mm")
-    for box in picture.boxes:
-        corners = (box.x - box.width / 2, box.y - BOX_HEIGHT / 2, box.x + box.width / 2, box.y + BOX_HEIGHT / 2)
-        shape = [value * scale for value in corners]
-        draw.rounded_rectangle(shape, radius=8 * scale, fill=fills[box.name], outline=_LINE, width=scale)
-        draw.text((box.x * scale, (box.y - 9) * scale), box.name, fill=_INK, font=fonts[14], anchor="mm")
-        draw.text((box.x * scale, (box.y + 10) * scale), box.subtitle, fill=_FAINT, font=fonts[11], anchor="mm")
+        if edge["marker_end"]["kind"] != "none":
+            (x, y), size = points[-1], 4 * scale
+            draw.polygon([(x, y), (x - size, y - 2 * size), (x + size, y - 2 * size)], fill=_LINE)
+    for node in scene["nodes"]:
+        x, y, width, height = (node["rect"][key] for key in "xywh")
+        box = pixels((x, y), (x + width, y + height))
+        radius, outline = node["shape"]["corner_radius"] * scale, node["stroke"]["paint"]
+        draw.rounded_rectangle(box, radius, fill=node["fill"], outline=outline, width=scale)
+        for line in node["content"]:
+            middle = pixels((x + width / 2, y + height / 2 + line["dy"]))[0]
+            font = ImageFont.load_default(line["size"] * scale)
+            draw.text(middle, line["text"], fill=line["color"], font=font, anchor="mm")
     image.save(path, format="PNG")
 
 
@@ -164,9 +138,46 @@ def stages_of(graph: Graph) -> dict[str, int]:
     return stages
 
 
-def _picture(graph: Graph) -> Picture:
-    subtitles = {name: subtitle_of(graph, name) for name in graph.nodes}
-    return lay_out(subtitles, _arrows(graph), stages_of(graph))
+def _scene(graph: Graph) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Lay the graph out: the drawing as graphlay's SVG renderer takes it, and its bounds."""
+    import graphlay
+
+    plan = graphlay.Graph()
+    for name in graph.nodes:
+        width = max(90.0, 9 * len(name) + 24, 6.2 * len(subtitle_of(graph, name)) + 24)
+        plan.node(name, width=width, height=_BOX_HEIGHT)
+    # A label is a node on its arrow, so that the layout keeps it clear of boxes, lines and other labels.
+    arrows = _arrows(graph)
+    for (producer, consumer), columns in arrows.items():
+        width = max(6.4 * len(column) for column in columns) + 8
+        label = plan.node((producer, consumer), width=width, height=_LINE_HEIGHT * len(columns) + 4)
+        plan.edge(producer, label)
+        plan.edge(label, consumer)
+    layout = graphlay.layout(plan, options=_LAYOUT)
+    scene = layout.sketch_scene(padding=_MARGIN)
+    scene["font"]["family"] = "ui-sans-serif, system-ui, sans-serif"
+    boxes, labels = scene["nodes"][: len(graph.nodes)], scene["nodes"][len(graph.nodes) :]
+    fills = _fills(graph)
+    for name, box in zip(graph.nodes, boxes, strict=True):
+        box["fill"], box["stroke"]["paint"], box["shape"]["corner_radius"] = fills[name], _LINE, 8.0
+        box["content"] = [_text(name, -8.0, 14.0, _INK, 600.0), _text(subtitle_of(graph, name), 10.0, 11.0, _FAINT)]
+    for columns, label in zip(arrows.values(), labels, strict=True):
+        label["stroke"] |= {"paint": "#ffffff", "width": 0.0}
+        first = -(len(columns) - 1) / 2
+        label["content"] = [
+            _text(column, (first + place) * _LINE_HEIGHT, 11.0, _FAINT) for place, column in enumerate(columns)
+        ]
+    for edge in scene["edges"]:
+        edge["stroke"] |= {"paint": _LINE, "width": 1.4}
+    for edge in scene["edges"][::2]:
+        edge["marker_end"] = {"kind": "none"}
+    return scene, layout.bounds
+
+
+def _text(text: str, dy: float, size: float, color: str, weight: float = 400.0) -> dict[str, Any]:
+    """One line of text, `dy` below the middle of its box."""
+    line = {"kind": "text", "text": text, "dx": 0.0, "dy": dy, "size": size, "weight": weight, "color": color}
+    return line | {"anchor": "middle", "baseline": "central"}
 
 
 def _arrows(graph: Graph) -> dict[tuple[str, str], tuple[str, ...]]:
