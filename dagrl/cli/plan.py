@@ -85,7 +85,7 @@ def plan(
     if search:
         return 0 if any(section.value for section in sections) else _DOES_NOT_FIT
     if simulate is not None and found.fits:
-        from dagrl.orchestrator.report import write_planned
+        from dagrl.reporting.run_report import write_planned
 
         try:
             written = write_planned(found, simulate, assumed)

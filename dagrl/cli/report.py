@@ -22,7 +22,7 @@ def report(
     ] = None,
 ) -> int:
     """Summarize a run from its folder, also while it runs: rewards, seconds by node, idle groups and restarts."""
-    from dagrl.orchestrator.report import report_run
+    from dagrl.reporting.run_report import report_run
 
     try:
         if gpu is not None and not timeline:

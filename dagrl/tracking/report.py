@@ -10,6 +10,9 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
+from rich.console import RenderableType
+
+from dagrl.tables import table
 from dagrl.tracking.other_policies import same_of_others
 from dagrl.tracking.timeline import read_events
 
@@ -100,50 +103,34 @@ def read_run(folder: Path) -> RunRecord:
     return RunRecord(folder, sorted(steps, key=lambda step: step["step"]), _spans(events, timeline), torn)
 
 
-def summary(run: RunRecord, idle: Mapping[str, float], steps: int | None = None) -> str:
-    """A run in a screenful. `idle`: share of the time for each group; `steps`: those that the run was to have."""
+def summary(run: RunRecord, idle: Mapping[str, float], steps: int | None = None) -> list[RenderableType]:
+    """Text and tables, a screenful. `idle`: share of the time for each group; `steps`: the number the run asked for."""
     of = f" of {steps}" if steps else ""
-    lines = [f"{run.folder}: {run.last_step}{of} steps"]
+    parts: list[RenderableType] = [f"{run.folder}: {run.last_step}{of} steps"]
     if run.torn:
         what = "a line is" if run.torn == 1 else f"{run.torn} lines are"
-        lines.append(f"  {what} torn in metrics.jsonl and left out")
-    trained = [line for line in run.steps if line["step"] > 0]
-    if not trained:
-        return "\n".join([*lines, "  no step has been finished yet"]) + "\n"
-    lines += ["", *aligned(_progress(run))]
+        parts.append(f"  {what} torn in metrics.jsonl and left out")
+    if not any(line["step"] > 0 for line in run.steps):
+        return [*parts, "  no step has been finished yet"]
+    parts += ["", table(_progress(run), headings=["", "first", "last", "best"])]
     best = run.folder / "checkpoints" / "best"
     if best.is_file():
-        lines += [f"  best checkpoint: {best.read_text().strip()}; dagrl export {run.folder} --best -o DIR"]
-    lines += ["", *aligned(_times(run))]
+        parts.append(f"  best checkpoint: {best.read_text().strip()}; dagrl export {run.folder} --best -o DIR")
+    parts += ["", table(_times(run), headings=["", "mean", "median", "most", "of a step"])]
     if idle:
-        lines += [
-            "",
-            *aligned([["group", "idle"], *([name, f"{share:.0%}"] for name, share in sorted(idle.items()))]),
-        ]
-    return "\n".join([*lines, *_troubles(run)]) + "\n"
+        shares = ([name, f"{share:.0%}"] for name, share in sorted(idle.items()))
+        parts += ["", table(shares, headings=["group", "idle"])]
+    return [*parts, *_troubles(run)]
 
 
 def in_a_line(run: RunRecord) -> str:
     """The first and last rewards of a run, or losses where it has no rewards. Empty without either."""
-    told = [f"{name} {first} -> {last} (best {best})" for name, first, last, best in _progress(run)[1:] if best]
+    told = [f"{name} {first} -> {last} (best {best})" for name, first, last, best in _progress(run) if best]
     return ", ".join(told[:_MOST_IN_A_LINE])
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table: the first column to the left, the others to the right."""
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-    return [
-        "  "
-        + "  ".join(
-            cell.ljust(width) if place == 0 else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-
-
 def _progress(run: RunRecord) -> list[list[str]]:
-    rows = [["", "first", "last", "best"]]
+    rows = []
     known = dict.fromkeys(name for line in run.steps for name in line)
     sets = [(name, max) for name in known if _OF_A_SET.fullmatch(name)]
     shown: list[tuple[str, Callable[[list[float]], float] | None]] = []
@@ -160,7 +147,7 @@ def _progress(run: RunRecord) -> list[list[str]]:
 def _times(run: RunRecord) -> list[list[str]]:
     """Seconds of steps and nodes, and tokens a second."""
     step_s = run.of("time/step_s")
-    rows = [["", "mean", "median", "most", "of a step"]]
+    rows = []
     if step_s:
         rows.append(["step_s", *_three(step_s), ""])
     names = {name for line in run.steps for name in line if name.startswith("time/")} - {*_OWN_TIMES}

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from rich.console import RenderableType
+from rich.text import Text
+
 from dagrl.config.schema import GroupSpec, ModelSpec, Pipeline, TokenizerSpec
 from dagrl.graph.dag import Graph
 from dagrl.graph.drawing.draw import executor_of
 from dagrl.graph.sleeping import sleeps
+from dagrl.tables import HEADING, render, table
 from dagrl.validation import CheckedPipeline
 
 
@@ -18,25 +22,27 @@ def summarize(checked: CheckedPipeline) -> str:
     files = pipeline.data.files
     step = pipeline.data.prompts_per_step
     repeats = f"; a step takes {step}, so some come more than once"
-    data = _columns(
+    data = [
         (key, _path(files[key]), f"({rows} prompts{repeats if key == 'train' and rows < step else ''})")
         for key, rows in checked.rows.items()
-    )
-    sections = [
-        ("model", [_model(pipeline.model)]),
-        ("data", [*data, f"{step} prompts a step, {pipeline.run.steps} steps"]),
-        ("groups", _columns((name, _group(group)) for name, group in pipeline.groups.items())),
-        ("engines", _columns(_engines(pipeline))),
-        ("nodes", _columns(_nodes(checked.graph))),
     ]
-    lines = [f"{checked.loaded.path}: {pipeline.name} is valid"]
-    if schedule := list(_schedule(pipeline)):
-        sections.append(("schedule", schedule))
-    for title, rows in sections:
-        lines += ["", title, *(f"  {row}" for row in rows)]
-    if checked.warnings:
-        lines += ["", "warnings", *(f"  {warning}" for warning in checked.warnings)]
-    return "\n".join(lines) + "\n"
+    parts: list[RenderableType] = [f"{checked.loaded.path}: {pipeline.name} is valid"]
+    for title, content in (
+        ("model", [f"  {_model(pipeline.model)}"]),
+        ("data", [*([_table(data)] if data else []), f"  {step} prompts a step, {pipeline.run.steps} steps"]),
+        ("groups", [_table((name, _group(group)) for name, group in pipeline.groups.items())]),
+        ("engines", [_table(_engines(pipeline))]),
+        ("nodes", [_table(_nodes(checked.graph))]),
+        ("schedule", [f"  {line}" for line in _schedule(pipeline)]),
+        ("warnings", [f"  {warning}" for warning in checked.warnings]),
+    ):
+        if content:
+            parts += ["", Text(title, HEADING), *content]
+    return render(parts)
+
+
+def _table(rows: Iterable[tuple[str, ...]]) -> RenderableType:
+    return table(rows, left=range(3))
 
 
 def _schedule(pipeline: Pipeline) -> Iterable[str]:
@@ -118,10 +124,3 @@ def _nodes(graph: Graph) -> Iterable[tuple[str, ...]]:
         elif name in graph.validates_only:
             writes += "  (in validation alone: nothing is trained on it)"
         yield name, f"{getattr(node.spec, 'op', '')} on {executor_of(node)}", f"{reads} -> {writes}"
-
-
-def _columns(rows: Iterable[tuple[str, ...]]) -> list[str]:
-    """Rows with their cells one below the other."""
-    table = list(rows)
-    widths = [max(len(cell) for cell in column) for column in zip(*table, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]

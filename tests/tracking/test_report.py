@@ -6,8 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from dagrl.tracking.report import read_run, summary
+from dagrl.tables import render
+from dagrl.tracking.report import RunRecord, read_run, summary
 from dagrl.tracking.timeline import Timeline
+
+
+def said(run: RunRecord, idle: dict[str, float], steps: int | None = None) -> str:
+    return render(summary(run, idle, steps))
 
 
 def write(folder: Path, *steps: dict, end: str = "") -> Path:
@@ -27,7 +32,7 @@ def words(line: str) -> list[str]:
 
 def told(folder: Path, about: str) -> list[str]:
     """The line of the summary that begins so, in words."""
-    lines = summary(read_run(folder), {}).splitlines()
+    lines = said(read_run(folder), {}).splitlines()
     return next(words(line) for line in lines if line.strip().startswith(about))
 
 
@@ -38,7 +43,7 @@ def test_steps_rewards_and_seconds_are_told(tmp_path):
         step(2, reward__mean=0.75, throughput__tokens_per_s=1100.0, time__rollout_s=8.0),
         step(3, reward__mean=0.5, throughput__tokens_per_s=2200.0, time__rollout_s=10.0),
     )
-    text = summary(read_run(folder), {"train": 0.255}, 9)
+    text = said(read_run(folder), {"train": 0.255}, 9)
     assert text.startswith(f"{folder}: 3 of 9 steps\n")
     assert told(folder, "reward/mean") == ["reward/mean", "0.25", "0.5", "0.75"]
     assert told(folder, "rollout_s") == ["rollout_s", "8.00", "8.00", "10.00", "80%"]
@@ -53,10 +58,10 @@ def test_validation_sets_and_the_best_checkpoint_are_told(tmp_path):
     steps = [{**step(number), "val/aime/mean@4": value} for number, value in ((1, 0.25), (2, 0.75), (3, 0.5))]
     folder = write(tmp_path / "run", *steps)
     assert told(folder, "val/aime") == ["val/aime/mean@4", "0.25", "0.5", "0.75"]
-    assert "best checkpoint" not in summary(read_run(folder), {})
+    assert "best checkpoint" not in said(read_run(folder), {})
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints" / "best").write_text("step_2\n")
-    assert f"best checkpoint: step_2; dagrl export {folder} --best -o DIR" in summary(read_run(folder), {})
+    assert f"best checkpoint: step_2; dagrl export {folder} --best -o DIR" in said(read_run(folder), {})
 
 
 def test_every_policy_and_its_staleness_are_told(tmp_path):
@@ -65,7 +70,7 @@ def test_every_policy_and_its_staleness_are_told(tmp_path):
     folder = write(tmp_path / "run", *steps)
     assert told(folder, "reward/verdict") == ["reward/verdict", "0.25", "0.25", "0.25"]
     assert told(folder, "verify/response_tokens/mean") == ["verify/response_tokens/mean", "2.00", "2.00"]
-    text = summary(read_run(folder), {})
+    text = said(read_run(folder), {})
     assert "overlong" not in text and "staleness" not in text
     stale = [{**each, "staleness/mean": 0.5 * at, "staleness/max": 2.0 * at} for at, each in enumerate(steps)]
     folder = write(tmp_path / "run", *stale)
@@ -76,13 +81,13 @@ def test_every_policy_and_its_staleness_are_told(tmp_path):
 def test_restarts_are_added_up_over_the_lives_of_a_run(tmp_path):
     counts = [0, 1, 1, 2, 0, 1]
     folder = write(tmp_path, *(step(number, run__restarts=count) for number, count in enumerate(counts, start=1)))
-    assert "restarts after losses: 3" in summary(read_run(folder), {})
+    assert "restarts after losses: 3" in said(read_run(folder), {})
 
 
 def test_what_was_not_lost_is_not_told(tmp_path):
-    text = summary(read_run(write(tmp_path, step(1, run__restarts=0, staleness__masked=0))), {})
+    text = said(read_run(write(tmp_path, step(1, run__restarts=0, staleness__masked=0))), {})
     assert "restarts" not in text and "masked" not in text
-    assert "samples masked as too old: 5" in summary(read_run(write(tmp_path, step(1, staleness__masked=5))), {})
+    assert "samples masked as too old: 5" in said(read_run(write(tmp_path, step(1, staleness__masked=5))), {})
 
 
 def test_metrics_that_are_null_are_left_out(tmp_path):
@@ -94,11 +99,11 @@ def test_metrics_that_are_null_are_left_out(tmp_path):
 def test_a_torn_line_is_left_out_and_told(tmp_path, torn):
     run = read_run(write(tmp_path, step(1), end=torn))
     assert (run.last_step, run.torn) == (1, 1)
-    assert "a line is torn in metrics.jsonl and left out" in summary(run, {})
+    assert "a line is torn in metrics.jsonl and left out" in said(run, {})
 
 
 def test_a_run_before_its_first_step_says_so(tmp_path):
-    assert "no step has been finished yet" in summary(read_run(write(tmp_path, step(0))), {}, 5)
+    assert "no step has been finished yet" in said(read_run(write(tmp_path, step(0))), {}, 5)
 
 
 def test_a_folder_that_is_no_run_is_an_error(tmp_path):

@@ -1,20 +1,24 @@
-"""What `dagrl plan` prints: sections of text for people, and one JSON object for programs.
+"""Prints a plan: sections of text for people, and one JSON object for programs.
 
-Each part of a plan is a `Section`: lines, and a key with plain values. `memory_sections` are the first; whoever finds
-out more adds sections of its own to the list that `as_text` and `as_json` take.
+Each part of a plan is a `Section`: text and tables, and a key with plain values. `as_text` and `as_json` take a list of
+them: `memory_sections` first, then those of `show_steps`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich.console import RenderableType
+
 from dagrl.config.schema import Pipeline
+from dagrl.models.gpus import Gpu
 from dagrl.planner.fitting.fit import GroupFit, Tenant, gib
 from dagrl.planner.memory.estimate import GIB, KINDS
 from dagrl.planner.showing.report import Report
+from dagrl.tables import render, table
 from dagrl.validation.summary import layout_in_words
 
 _BAR = 24
@@ -26,23 +30,24 @@ _STAYS = "stays awake"
 class Section:
     """A part of the plan."""
 
-    lines: Sequence[str]
+    content: Sequence[RenderableType]
+    """Lines of text and tables."""
     key: str
     value: Any
-    """As JSON has it, in a list of those of all sections with that key; None for nothing to say."""
+    """An item of the JSON list with that key; None adds none."""
 
 
 def as_text(report: Report, sections: Iterable[Section]) -> str:
-    """All sections, an empty line between them."""
+    """All sections, with an empty line between them."""
     shape = report.fit.shape
     size = f"{_count(shape.parameters)} parameters"
     if shape.experts is not None:
         size += f", {_count(shape.active_parameters)} of them for each token"
-    lines = [f"{report.checked.loaded.path}: {report.pipeline.name}, {size}"]
+    parts: list[RenderableType] = [f"{report.checked.loaded.path}: {report.pipeline.name}, {size}"]
     for section in sections:
-        if section.lines:
-            lines += ["", *section.lines]
-    return "\n".join(lines) + "\n"
+        if section.content:
+            parts += ["", *section.content]
+    return render(parts)
 
 
 def as_json(report: Report, sections: Iterable[Section]) -> str:
@@ -76,37 +81,42 @@ def problems_in_words(report: Report) -> list[str]:
 
 
 def memory_sections(report: Report) -> list[Section]:
-    """Of each group: the engines on it, their memory by kind, and how full its GPUs are by turns."""
-    return [Section(_group_lines(report.pipeline, group), "groups", _group_value(group)) for group in report.fit.groups]
+    """One section for each group: its engines, their memory by kind, and how full its GPUs are at each moment."""
+    return [
+        Section(list(_group_content(report.pipeline, group)), "groups", _group_value(group))
+        for group in report.fit.groups
+    ]
 
 
 def _count(parameters: int) -> str:
     return f"{parameters / 1e9:.2f} billion" if parameters >= 1e8 else f"{parameters / 1e6:.2f} million"
 
 
-def _group_lines(pipeline: Pipeline, group: GroupFit) -> list[str]:
+def _group_content(pipeline: Pipeline, group: GroupFit) -> Iterator[RenderableType]:
     slots = group.nodes * group.slots_per_node
     kind = f"{group.gpu.name} of {group.gpu.memory_gib:g} GiB" if group.gpu else "CPU slot"
     machines = f"{group.nodes} machines" if group.nodes > 1 else "1 machine"
-    lines = [f"group {group.name}: {slots} x {kind}, {machines}"]
+    yield f"group {group.name}: {slots} x {kind}, {machines}"
     if not group.tenants:
-        return [*lines, "  no engine is here"]
-    lines += ["", *(f"  {line}" for line in _table(pipeline, group))]
+        yield "  no engine is here"
+        return
+    yield from ("", _memory_table(pipeline, group))
     if group.gpu is not None:
-        lines += ["", *(f"  {line}" for line in _turns(group))]
+        yield from ("", _moments_table(group, group.gpu))
         if group.host_per_node:
-            lines += ["", f"  host memory: {gib(group.host_per_node)} GiB of each machine wait for its devices"]
-    notes = [f"  {tenant.name}: {note}" for tenant in group.tenants for note in tenant.memory.notes]
-    return [*lines, "", *notes] if notes else lines
+            yield from ("", f"  host memory: {gib(group.host_per_node)} GiB of each machine wait for its devices")
+    if notes := [f"  {tenant.name}: {note}" for tenant in group.tenants for note in tenant.memory.notes]:
+        yield from ("", *notes)
 
 
-def _table(pipeline: Pipeline, group: GroupFit) -> list[str]:
+def _memory_table(pipeline: Pipeline, group: GroupFit) -> RenderableType:
     """A column for each engine, a row for each kind of memory that one of them has."""
     tenants = group.tenants
     unit, size_of = _unit(max(tenant.memory.peak for tenant in tenants))
-    rows = [[f"{unit} on the fullest {'GPU' if group.gpu else 'slot'}", *map(_names, tenants)]]
-    rows.append(["layout", *(layout_in_words(pipeline, tenant.name) for tenant in tenants)])
-    rows.append(["fullest in", *(tenant.memory.moment for tenant in tenants)])
+    rows = [
+        ["layout", *(layout_in_words(pipeline, tenant.name) for tenant in tenants)],
+        ["fullest in", *(tenant.memory.moment for tenant in tenants)],
+    ]
     for kind in KINDS:
         sizes = [tenant.memory.awake.get(kind, 0) for tenant in tenants]
         if any(sizes):
@@ -120,7 +130,7 @@ def _table(pipeline: Pipeline, group: GroupFit) -> list[str]:
         rows.append(["asleep", *(size_of(each.asleep) if sleeps else _STAYS for each, sleeps in sleepers)])
     if group.gpu is not None and any(tenant.memory.host for tenant in tenants):
         rows.append(["on the host", *(size_of(size) if (size := each.memory.host) else _NOTHING for each in tenants)])
-    return aligned(rows)
+    return table(rows, headings=[f"{unit} on the fullest {'GPU' if group.gpu else 'slot'}", *map(_names, tenants)])
 
 
 def _names(tenant: Tenant) -> str:
@@ -132,29 +142,15 @@ def _unit(largest: int) -> tuple[str, Callable[[float], str]]:
     return ("GiB", gib) if largest >= GIB else ("MiB", lambda nbytes: f"{nbytes / 2**20:.1f}")
 
 
-def _turns(group: GroupFit) -> list[str]:
-    """How full a GPU is when."""
-    assert group.gpu is not None
+def _moments_table(group: GroupFit, gpu: Gpu) -> RenderableType:
+    """How full a GPU is at each moment, the fullest first."""
     rows = []
     for moment in sorted(group.moments, key=lambda moment: -moment.total):
-        share = moment.total / group.gpu.memory_bytes
+        share = moment.total / gpu.memory_bytes
         bar = "#" * min(_BAR, round(share * _BAR))
         over = "  over" if share > 1 else ""
         rows.append([moment.what, gib(moment.total), f"{share:.0%}", f"|{bar.ljust(_BAR)}|{over}"])
-    return aligned([[f"of {group.gpu.memory_gib:g} GiB are taken", "GiB", "", ""], *rows])
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Names to the left, all else to the right of its column; bars to the left too."""
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(width) if i == 0 or cell.startswith("|") else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return lines
+    return table(rows, headings=[f"of {gpu.memory_gib:g} GiB are taken", "GiB", "", ""], left=(0, 3))
 
 
 def _group_value(group: GroupFit) -> dict[str, Any]:

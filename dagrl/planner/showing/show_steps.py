@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import RenderableType
+
 from dagrl.config.loading.loader import load_pipeline
 from dagrl.config.schema import FilterNode, NodeBase, RolloutNode
 from dagrl.graph.offline import is_offline
@@ -18,8 +20,9 @@ from dagrl.planner.cost.lengths import Assumed
 from dagrl.planner.search.proposals import Proposal, search
 from dagrl.planner.search.space import Cluster, cluster_of
 from dagrl.planner.showing.report import Report
-from dagrl.planner.showing.show import Section, aligned
+from dagrl.planner.showing.show import Section
 from dagrl.scheduler.plan import PlannedTask
+from dagrl.tables import table
 
 _MIB = 2**20
 
@@ -34,24 +37,22 @@ def step_section(report: Report, assumed: Assumed) -> Section:
     slots = sum(group.ranks for group in pipeline.groups.values())
     rate = estimate.response_tokens / estimate.step_s
     lengths = costs.lengths(_leading(report))
-    lines = [
+    content: list[RenderableType] = [
         f"a step: {_seconds(estimate.step_s)} s, {rate:,.0f} response tokens/s, {rate / slots:,.0f} a slot",
         f"  with prompts of {lengths.prompt:,.0f} tokens and responses of {lengths.response:,.0f} on average, the "
         f"longest {lengths.longest:,}",
     ]
     if chooser := next((task.node for task in report.fit.plan.tasks if task.selects), None):
-        lines.append(f"  {_rounds(pipeline.nodes[chooser], chooser, report.fit.plan.expected_rounds)}")
-    lines += [f"  {_answers(name, node)}" for name, node in rollouts(pipeline).items() if node.multi_turn]
+        content.append(f"  {_rounds(pipeline.nodes[chooser], chooser, report.fit.plan.expected_rounds)}")
+    content += [f"  {_answers(name, node)}" for name, node in rollouts(pipeline).items() if node.multi_turn]
     if any(group.is_cpu for group in pipeline.groups.values()):
-        lines.append("  on CPU slots these are orders of magnitude")
-    lines += ["", *(f"  {line}" for line in aligned(_stages(costs, estimate)))]
-    lines += ["", *(f"  {line}" for line in aligned(_idle(estimate)))]
-    lines += ["", *(f"  {line}" for line in aligned(_edges(estimate)))]
+        content.append("  on CPU slots these are orders of magnitude")
+    content += ["", _stages(costs, estimate), "", _idle(estimate), "", _edges(estimate)]
     value = _value(estimate) | {
         "response_tokens_per_s": rate,
         "assumed": {"prompt_tokens": lengths.prompt, "response_tokens": lengths.response},
     }
-    return Section(lines, "steps", value)
+    return Section(content, "steps", value)
 
 
 def _leading(report: Report) -> PlannedTask:
@@ -89,16 +90,17 @@ def proposal_sections(proposals: Sequence[Proposal], cluster: Cluster, gpu: str)
     looked_for = f"{cluster.gpus} x {cluster.gpu or gpu}, {cluster.gpus_per_node} on a machine"
     if not proposals:
         return [Section([f"layouts for {looked_for}: none that was tried fits"], "proposals", None)]
-    rows = [["", "s a step", "groups", "trainer", "servers", "idle"]]
+    rows = []
     for number, each in enumerate(proposals, start=1):
         groups = " + ".join(f"{group.ranks} {name}" for name, group in each.placing.groups.items())
         idle = " + ".join(f"{share:.0%}" for share in each.estimate.idle.values())
         rows.append(
             [f"{number}", _seconds(each.estimate.step_s), groups, each.trainer.told(), _servers(each) or "-", idle]
         )
-    lines = [f"layouts for {looked_for}, by the simulated step:", "", *(f"  {line}" for line in aligned(rows))]
-    lines += ["", "the first is this pipeline with", ""]
-    lines.append("  " + " \\\n  ".join(shlex.quote(override) for override in proposals[0].overrides))
+    content: list[RenderableType] = [f"layouts for {looked_for}, by the simulated step:", ""]
+    content.append(table(rows, headings=["", "s a step", "groups", "trainer", "servers", "idle"]))
+    content += ["", "the first is this pipeline with", ""]
+    content.append("  " + " \\\n  ".join(shlex.quote(override) for override in proposals[0].overrides))
     values = [
         _value(each.estimate)
         | {
@@ -109,20 +111,20 @@ def proposal_sections(proposals: Sequence[Proposal], cluster: Cluster, gpu: str)
         }
         for each in proposals
     ]
-    return [Section(lines if not number else [], "proposals", value) for number, value in enumerate(values)]
+    return [Section(content if not number else [], "proposals", value) for number, value in enumerate(values)]
 
 
 def _servers(proposal: Proposal) -> str | None:
     return proposal.server.told() if proposal.server else None
 
 
-def _stages(costs: PipelineCosts, estimate: StepEstimate) -> list[list[str]]:
-    """A row for each node and each move, the share of the step that it takes behind it."""
-    rows = [["seconds of a step", "on", "s", "of the step"]]
+def _stages(costs: PipelineCosts, estimate: StepEstimate) -> RenderableType:
+    """A row for each node and each move, with the share of the step that it takes."""
+    rows = []
     for name, seconds in (*estimate.node_s.items(), *estimate.move_s.items()):
         executor = next((task.executor for task in costs.plan.tasks if task.name == name), "")
         rows.append([name, executor, _seconds(seconds), f"{seconds / estimate.step_s:.0%}"])
-    return rows
+    return table(rows, headings=["seconds of a step", "on", "s", "of the step"])
 
 
 def _rounds(node: NodeBase, name: str, rounds: int) -> str:
@@ -141,15 +143,15 @@ def _answers(name: str, node: RolloutNode) -> str:
     return f"`{name}` waits for {node.expected_answers:g} answers of {node.expected_call_s:g} s in each response"
 
 
-def _idle(estimate: StepEstimate) -> list[list[str]]:
-    return [["idle", ""], *([f"group {name}", f"{share:.0%}"] for name, share in estimate.idle.items())]
+def _idle(estimate: StepEstimate) -> RenderableType:
+    return table(([f"group {name}", f"{share:.0%}"] for name, share in estimate.idle.items()), headings=["idle", ""])
 
 
-def _edges(estimate: StepEstimate) -> list[list[str]]:
-    rows = [["data of a step", "MiB"]]
-    for (writer, reader), nbytes in estimate.edge_bytes.items():
-        rows.append([f"{writer} -> {reader}", f"{nbytes / _MIB:.2f}"])
-    return rows
+def _edges(estimate: StepEstimate) -> RenderableType:
+    rows = [
+        [f"{writer} -> {reader}", f"{nbytes / _MIB:.2f}"] for (writer, reader), nbytes in estimate.edge_bytes.items()
+    ]
+    return table(rows, headings=["data of a step", "MiB"])
 
 
 def _seconds(seconds: float) -> str:

@@ -9,9 +9,9 @@ from dagrl.cli import main
 from dagrl.config.errors import PipelineError
 from dagrl.config.loading.loader import load_pipeline
 from dagrl.graph.dag import build_graph
-from dagrl.orchestrator.report import report_run
 from dagrl.planner.simulation.costs import CostTable
 from dagrl.planner.simulation.simulate import Simulated, simulate
+from dagrl.reporting.run_report import report_run
 from dagrl.scheduler.placement import make_plan
 from dagrl.tracking.timeline import Timeline
 
