@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from dagrl.doctor.findings import Line, hint, missing, ok
 from dagrl.doctor.probe import Edges
-from dagrl.launcher.node_rank import WrongPlaceError, place_from
+from dagrl.launcher.errors import LaunchError
+from dagrl.launcher.node_rank import node_rank_from
 from dagrl.workers.cluster.addresses import OWN, is_of_a_client
 
 
@@ -53,14 +54,14 @@ def _ray(edges: Edges) -> list[Line]:
 def _place(edges: Edges) -> list[Line]:
     name = "PET_* variables"
     try:
-        place = place_from(edges.variables)
-    except WrongPlaceError as error:
+        place = node_rank_from(edges.variables)
+    except LaunchError as error:
         return [missing(name, str(error))]
     if place is None:
         return [ok(name, "none for several machines: `dagrl launch` is `dagrl run`")]
-    where = f"rank {place.rank} of {place.nodes} machines, rank 0 at {place.meeting}"
+    where = f"rank {place.rank} of {place.nodes} machines, rank 0 at {place.endpoint}"
     if not edges.resolves(place.master):
         return [missing(name, f"{where}; the name {place.master} leads to no address")]
-    if place.leads and not edges.can_listen(place.port):
+    if place.is_leader and not edges.can_listen(place.port):
         return [missing(name, f"{where}; the port is taken: choose another PET_MASTER_PORT for all machines")]
     return [ok(name, where)]

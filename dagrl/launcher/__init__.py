@@ -1,6 +1,13 @@
-"""`dagrl launch`: the same command on every machine of a job. One leads, the others join; all end together.
+"""`dagrl launch`: the same command on every machine of a job. Rank 0 leads, the others follow, and all exit together.
 
-``place.py`` reads where this machine stands among the others. They meet at the leader's port (``roll_call.py``,
-``follower.py``) and stay connected (``wire.py``), so that each knows when another is gone. Ray's processes of a machine
-are ``ray_node.py``'s. On the leader `dagrl run` runs as on a single machine (``leader.py``).
+``node_rank.py`` reads the PET_* variables. Followers connect to rank 0 (``rendezvous.py``, ``follower.py``) and stay
+connected, so that each machine notices when another one disappears. Rank 0 runs `dagrl run` (``leader.py``).
+
+Each machine joins the cluster with `ray start --block`. `ray symmetric-run` (Ray 2.60) does not replace this package:
+
+- ranks above 0 exit with 0 whatever happens: they learn neither the exit code nor the reason;
+- SIGTERM ends it without a word to the command, so that a batch system's time limit loses the checkpoint;
+- it names no missing rank, waits for 30 s only, and accepts machines that disagree about ranks or their number;
+- it distributes no token, and `ray start --head` always opens the port of Ray's client;
+- it refuses a machine on which another Ray runs, and its `ray stop` ends every Ray of that user.
 """

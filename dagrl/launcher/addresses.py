@@ -1,4 +1,4 @@
-"""Addresses of this machine."""
+"""IPv4 addresses of this machine."""
 
 from __future__ import annotations
 
@@ -8,67 +8,59 @@ import socket
 import psutil
 
 from dagrl.launcher.errors import LaunchError
-from dagrl.launcher.node_rank import Place
+from dagrl.launcher.node_rank import NodeRank
 
-EVERYWHERE = "0.0.0.0"
-_NAME_TIMEOUT_S, _PAUSE_S = 30.0, 1.0
+ANY = "0.0.0.0"
+_RESOLVE_TIMEOUT_S, _PAUSE_S = 30.0, 1.0
 
 
-async def listening_address(place: Place) -> str:
-    """Where rank 0 listens: PET_MASTER_ADDR, resolved, which must be an address of this machine.
+async def listening_address(node_rank: NodeRank) -> str:
+    """The address on which rank 0 listens: PET_MASTER_ADDR, which must be an address of this machine.
 
-    Kubeflow tells the master that it is `localhost`, and many machines take their own name for that: then all of its
-    addresses, as only the others know at which they find it. LaunchError says what is wrong.
+    Kubeflow gives the master `localhost`, and many machines resolve their own name to the loopback interface. Rank 0
+    then listens on all addresses, because only the others know which one reaches it.
     """
-    address = await _resolved(place.master)
-    if _is_loopback(address):
-        return EVERYWHERE
-    own = own_addresses()
+    address = await _resolve(node_rank.master)
+    if address.startswith("127."):
+        return ANY
+    own = [each for addresses in interfaces().values() for each in addresses]
     if address not in own:
         raise LaunchError(
-            f"PET_MASTER_ADDR is `{place.master}` ({address}), and rank 0 has {', '.join(own)}; start rank 0 where "
-            "that address is, or give its own",
+            f"PET_MASTER_ADDR is `{node_rank.master}` ({address}), and rank 0 has {', '.join(own)}; start rank 0 on "
+            "the machine with that address, or give its own",
             code=2,
         )
     return address
 
 
-def leads_nowhere(place: Place) -> bool:
-    """Whether rank 0 is said to be at an address where each machine finds only itself."""
+def is_loopback(name: str) -> bool:
+    """Whether this machine resolves `name` to itself only."""
     try:
-        found = socket.getaddrinfo(place.master, None, socket.AF_INET, socket.SOCK_STREAM)
+        return socket.gethostbyname(name).startswith("127.")
     except OSError:
         return False
-    return _is_loopback(str(found[0][4][0]))
 
 
-async def _resolved(name: str) -> str:
-    """The address of a name, which a cluster's name server may learn a moment after a machine has started."""
+def interfaces() -> dict[str, list[str]]:
+    """IPv4 addresses by network interface."""
+    return {
+        name: [each.address for each in addresses if each.family == socket.AF_INET]
+        for name, addresses in psutil.net_if_addrs().items()
+    }
+
+
+async def _resolve(name: str) -> str:
+    """The address of `name`. Retries, because a cluster's name server may learn a name after the machine starts."""
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + _NAME_TIMEOUT_S
+    deadline = loop.time() + _RESOLVE_TIMEOUT_S
     while True:
         try:
             found = await loop.getaddrinfo(name, None, family=socket.AF_INET, type=socket.SOCK_STREAM)
+            return str(found[0][4][0])
         except OSError as error:
             if loop.time() > deadline:
                 raise LaunchError(
                     f"PET_MASTER_ADDR is `{name}`, which rank 0 cannot resolve: {error.strerror}; give its address",
                     code=2,
                 ) from error
-            await asyncio.sleep(_PAUSE_S)
-        else:
-            return str(found[0][4][0])
-
-
-def _is_loopback(address: str) -> bool:
-    return address.startswith("127.")
-
-
-def own_addresses() -> list[str]:
-    """IPv4 addresses of this machine."""
-    return [
-        each.address
-        for addresses in psutil.net_if_addrs().values()
-        for each in addresses
-        if each.family == socket.AF_INET
-    ]
+        await asyncio.sleep(_PAUSE_S)

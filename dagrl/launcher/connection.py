@@ -1,7 +1,6 @@
-"""A connection between two machines of a job: words as JSON lines, with signs of life between them.
+"""A connection between two machines of a job: one JSON object per line, with heartbeats.
 
-Nothing that comes in is more than text and numbers. Whoever hears nothing for `SILENCE_S` seconds takes the other for
-lost: a cable that is cut says no goodbye.
+A side that receives nothing for `SILENCE_S` seconds treats the other as lost, because a cut cable closes no connection.
 """
 
 from __future__ import annotations
@@ -10,85 +9,84 @@ import asyncio
 import contextlib
 import json
 import socket
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-BEAT_S = 2.0
-"""Between signs of life."""
+HEARTBEAT_S = 2.0
 SILENCE_S = 20.0
-"""Without a sign of life the other side is lost."""
-_LONGEST_LINE = 1 << 16
-_BEAT = "beat"
+_MAX_LINE_BYTES = 1 << 16
+_HEARTBEAT = "heartbeat"
 
 
 class LostError(ConnectionError):
-    """The other side is gone, or does not speak our language."""
+    """The other side is gone, or sends something else than this protocol."""
 
 
-class Wire:
+class Connection:
     """One end of a connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
-        self._beating = asyncio.create_task(self._beat())
+        self._heartbeat = asyncio.create_task(self._send_heartbeats())
         self.own_address: str = writer.get_extra_info("sockname")[0]
-        """Address of this machine on the way to the other."""
+        """Address of this machine on the route to the other."""
         self.address: str = writer.get_extra_info("peername")[0]
-        """Address of the other."""
+        """Address of the other machine."""
 
     @classmethod
-    async def connect(cls, host: str, port: int, timeout_s: float) -> Wire:
-        """Call somebody who listens. OSError where nobody answers in time."""
-        opening = asyncio.open_connection(host, port, family=socket.AF_INET, limit=_LONGEST_LINE)
+    async def open(cls, host: str, port: int, timeout_s: float) -> Connection:
+        """Connect to a listening machine. OSError if none answers in time."""
+        opening = asyncio.open_connection(host, port, family=socket.AF_INET, limit=_MAX_LINE_BYTES)
         return cls(*await asyncio.wait_for(opening, timeout_s))
 
-    def say(self, word: str, **facts: Any) -> None:
-        """Send a word; it is on its way at once, and lost where the other is."""
+    def send(self, kind: str, **fields: Any) -> None:
+        """Send a message without waiting; it is lost if the other side is gone."""
         if not self._writer.is_closing():
-            self._writer.write(json.dumps({"word": word, **facts}).encode() + b"\n")
+            self._writer.write(json.dumps({"kind": kind, **fields}).encode() + b"\n")
 
-    async def hear(self) -> dict[str, Any]:
-        """The next word, as a mapping with ``word``. LostError where none will come."""
+    async def recv(self) -> dict[str, Any]:
+        """The next message, a mapping with ``kind``. LostError if the connection fails or closes."""
         while True:
             try:
                 line = await asyncio.wait_for(self._reader.readline(), SILENCE_S)
             except TimeoutError:
-                raise LostError(f"nothing was heard for {SILENCE_S:g} s: it is down, or cut off") from None
+                raise LostError(f"no heartbeat for {SILENCE_S:g} s: it is down, or cut off") from None
             except (OSError, ValueError) as error:
                 raise LostError(str(error)) from error
             if not line:
-                raise LostError("it has closed the connection")
+                raise LostError("it closed the connection")
             try:
-                said = json.loads(line)
-                word = said["word"]
+                message = json.loads(line)
+                kind = message["kind"]
             except (ValueError, TypeError, KeyError, RecursionError) as error:
-                raise LostError("it does not speak as `dagrl launch` does") from error
-            if word != _BEAT:
-                return said
+                raise LostError("it does not speak the protocol of `dagrl launch`") from error
+            if kind != _HEARTBEAT:
+                return message
 
     async def close(self) -> None:
-        """Send what is still to be sent, for a moment at most, and hang up."""
-        self._beating.cancel()
+        """Flush for a moment at most, and close."""
+        self._heartbeat.cancel()
         with contextlib.suppress(OSError, TimeoutError):
-            await asyncio.wait_for(self._writer.drain(), BEAT_S)
+            await asyncio.wait_for(self._writer.drain(), HEARTBEAT_S)
         self._writer.close()
         with contextlib.suppress(OSError, TimeoutError):
-            await asyncio.wait_for(self._writer.wait_closed(), BEAT_S)
+            await asyncio.wait_for(self._writer.wait_closed(), HEARTBEAT_S)
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
-            self.say(_BEAT)
-            await asyncio.sleep(BEAT_S)
+            self.send(_HEARTBEAT)
+            await asyncio.sleep(HEARTBEAT_S)
 
 
-async def listen(address: str, port: int, answer: Any) -> asyncio.Server:
-    """Have `answer(wire)` called for whoever calls. OSError where one cannot listen there."""
+async def listen(address: str, port: int, serve: Callable[[Connection], Awaitable[None]]) -> asyncio.Server:
+    """Call `serve` with each incoming connection. OSError if the address cannot be used."""
 
-    async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        wire = Wire(reader, writer)
+    async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = Connection(reader, writer)
         try:
-            await answer(wire)
+            await serve(connection)
         finally:
-            await wire.close()
+            await connection.close()
 
-    return await asyncio.start_server(answered, address, port, limit=_LONGEST_LINE)
+    return await asyncio.start_server(accepted, address, port, limit=_MAX_LINE_BYTES)

@@ -1,18 +1,11 @@
-"""How a launch fails."""
+"""The error that ends a launch."""
 
 from __future__ import annotations
 
 
 class LaunchError(Exception):
-    """The machines cannot work together, in one sentence; `code` is what all of them exit with."""
+    """One sentence on why the machines cannot work together; `code` is the exit code of all of them."""
 
     def __init__(self, sentence: str, code: int = 1) -> None:
         super().__init__(sentence)
         self.code = code
-
-
-class StoppedError(LaunchError):
-    """Somebody wanted the end before the run had begun."""
-
-    def __init__(self, who: str) -> None:
-        super().__init__(f"stopped from {who} before the run had begun", code=130)

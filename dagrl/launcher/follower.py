@@ -1,4 +1,4 @@
-"""What ranks above 0 do: call the leader, run Ray as it says, end when it does."""
+"""Ranks above 0: connect to rank 0, run Ray when it asks for it, and end when it does."""
 
 from __future__ import annotations
 
@@ -7,138 +7,140 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Callable
 
-from dagrl.launcher import secret
-from dagrl.launcher.connection import LostError, Wire
-from dagrl.launcher.errors import LaunchError, StoppedError
-from dagrl.launcher.events import PATIENCE, Asked, Ended, Events, Said, Wrong
-from dagrl.launcher.job import Job
+from dagrl.launcher.connection import Connection, LostError
+from dagrl.launcher.errors import LaunchError
+from dagrl.launcher.handshake import Hello, prove, shared_token, versions
+from dagrl.launcher.job import STOP_AT_ONCE, Job, stop_signals
 from dagrl.launcher.ray_node import MEMBER, RayNode, session
-from dagrl.launcher.versions import versions
 from dagrl.workers.cluster.session import small_shared_memory
 
-_CALL_TIMEOUT_S, _PAUSE_S, _PROGRESS_S = 5.0, 0.5, 10.0
+_CONNECT_TIMEOUT_S, _PAUSE_S, _PROGRESS_S = 5.0, 0.5, 10.0
 
 
 async def follow(job: Job) -> int:
-    """The exit code, which is rank 0's where it can be reached."""
-    events = Events()
-    us = f"rank {job.place.rank}"
-    with events.signals(us):
-        try:
-            wire = await _call(job, events)
-            try:
-                # Closed before the goodbye: rank 0 waits for it with its own end.
-                with contextlib.ExitStack() as stack:
-                    return await _Follower(job, events, wire, stack).follow()
-            finally:
-                wire.say("bye")
-                await wire.close()
-        except LaunchError as error:
-            job.note(str(error))
-            return error.code
-
-
-async def _call(job: Job, events: Events) -> Wire:
-    """A connection to rank 0, which may not be there yet; LaunchError where it does not come."""
-    place, bound = job.place, job.pipeline.run.start_timeout_s
-    begun = told = time.monotonic()
-    while True:
-        try:
-            return await Wire.connect(place.master, place.port, _CALL_TIMEOUT_S)
-        except socket.gaierror as error:
-            why = f"cannot resolve `{place.master}` ({error.strerror})"
-        except TimeoutError:
-            why = "no answer"
-        except OSError as error:
-            why = os.strerror(error.errno).lower() if error.errno else str(error)
-        now = time.monotonic()
-        if now - begun > bound:
-            raise LaunchError(
-                f"waited {bound:g} s for rank 0 at {place.meeting}: {why}; is `dagrl launch` running there with "
-                "PET_NODE_RANK=0, and may this machine reach that port?"
-            )
-        if now - told > _PROGRESS_S:
-            told = now
-            job.note(f"waiting for rank 0 at {place.meeting}: {why}; {bound - (now - begun):.0f} s left")
-        if isinstance(event := await events.next(_PAUSE_S), Asked):
-            raise StoppedError(event.who)
+    """Follow rank 0, and return its exit code."""
+    follower = _Follower(job)
+    try:
+        with stop_signals(follower.stop_requested):
+            return await follower.follow()
+    except LaunchError as error:
+        job.note(str(error))
+        return error.code
 
 
 class _Follower:
-    def __init__(self, job: Job, events: Events, wire: Wire, stack: contextlib.ExitStack) -> None:
+    def __init__(self, job: Job) -> None:
         self._job = job
-        self._events = events
-        self._wire = wire
-        self._stack = stack
-        self._listening = asyncio.create_task(self._listen())
+        self._who = f"rank {job.node_rank.rank}"
+        self._endpoint = job.node_rank.endpoint
+        self._connection: Connection | None = None
         self._node: RayNode | None = None
-        self._watch: Callable[[], None] = lambda: None
+        self._session = contextlib.ExitStack()
+        self._error: LaunchError | None = None
+        self._work = asyncio.create_task(self._run())
 
     async def follow(self) -> int:
         try:
-            while True:
-                match await self._events.next():
-                    case Said("who", facts):
-                        self._introduce(facts)
-                    case Said("join", facts):
-                        await self._join(facts)
-                    case Said("end", facts):
-                        if facts.get("why"):
-                            self._job.note(str(facts["why"]))
-                        return int(facts["code"])
-                    case Wrong(sentence):
-                        raise LaunchError(sentence)
-                    case Ended(name, code):
-                        assert self._node is not None, "only a node has processes"
-                        why = f"{name} has ended with exit code {code}: {self._node.last_words(name)}"
-                        self._wire.say("failed", why=why)
-                        raise LaunchError(why)
-                    case Asked(who, times) if times >= PATIENCE:
-                        raise LaunchError(f"stopped at once from {who}", code=130)
-                    case Asked(who, times):
-                        self._job.note("asked rank 0 to stop")
-                        self._wire.say("stop", times=times)
-        finally:
-            self._listening.cancel()
-            if self._node is not None:
-                # Its children have no parent afterwards, and would not be found.
-                self._watch()
-                await self._node.stop(MEMBER)
+            return await self._work
+        except asyncio.CancelledError:
+            if self._error is None:
+                raise
+            raise self._error from None
 
-    async def _listen(self) -> None:
-        place = self._job.place
+    def stop_requested(self, count: int) -> None:
+        if self._connection is None:
+            self._fail(f"stopped from {self._who} before the run started", code=130)
+        elif count >= STOP_AT_ONCE:
+            self._fail(f"stopped at once from {self._who}", code=130)
+        else:
+            self._job.note("asked rank 0 to stop")
+            self._connection.send("stop", count=count)
+
+    def _fail(self, sentence: str, code: int = 1) -> None:
+        self._error = self._error or LaunchError(sentence, code)
+        self._work.cancel()
+
+    async def _run(self) -> int:
+        self._connection = connection = await self._connect()
+        try:
+            with self._session:
+                try:
+                    return await self._obey(connection)
+                finally:
+                    if self._node is not None:
+                        await self._node.stop(MEMBER)
+        finally:
+            # Rank 0 waits for it before it ends Ray's head.
+            connection.send("bye")
+            await connection.close()
+
+    async def _connect(self) -> Connection:
+        """A connection to rank 0, which may start later. LaunchError after the timeout."""
+        node_rank, timeout_s = self._job.node_rank, self._job.pipeline.run.start_timeout_s
+        start = last_note = time.monotonic()
+        while True:
+            try:
+                return await Connection.open(node_rank.master, node_rank.port, _CONNECT_TIMEOUT_S)
+            except socket.gaierror as error:
+                why = f"cannot resolve `{node_rank.master}` ({error.strerror})"
+            except TimeoutError:
+                why = "no answer"
+            except OSError as error:
+                why = os.strerror(error.errno).lower() if error.errno else str(error)
+            now = time.monotonic()
+            if now - start > timeout_s:
+                raise LaunchError(
+                    f"waited {timeout_s:g} s for rank 0 at {self._endpoint}: {why}; is `dagrl launch` running there "
+                    "with PET_NODE_RANK=0, and can this machine reach that port?"
+                )
+            if now - last_note > _PROGRESS_S:
+                last_note = now
+                self._job.note(f"waiting for rank 0 at {self._endpoint}: {why}; {timeout_s - (now - start):.0f} s left")
+            await asyncio.sleep(_PAUSE_S)
+
+    async def _obey(self, connection: Connection) -> int:
+        """Do what rank 0 says, until it sends the exit code."""
         try:
             while True:
-                said = await self._wire.hear()
-                self._events.put(Said(said.pop("word"), said))
+                match await connection.recv():
+                    case {"kind": "challenge", "challenge": str(challenge)}:
+                        connection.send("hello", **self._hello(connection, challenge).model_dump())
+                        self._job.note(f"connected to rank 0 at {self._endpoint}, which waits for all machines")
+                    case {"kind": "join", "head": str(head), "token": token}:
+                        await self._join(connection, head, token or shared_token(self._job.variables))
+                    case {"kind": "end", "code": int(code), "why": why}:
+                        if why:
+                            self._job.note(str(why))
+                        return code
         except LostError as error:
-            self._events.put(Wrong(f"lost rank 0 at {place.meeting}: {error}"))
+            raise LaunchError(f"lost rank 0 at {self._endpoint}: {error}") from error
 
-    def _introduce(self, asked: dict) -> None:
-        machine, own = self._job.machine, secret.shared_secret(self._job.variables)
-        self._wire.say(
-            "hello",
-            rank=self._job.place.rank,
-            nodes=self._job.place.nodes,
+    def _hello(self, connection: Connection, challenge: str) -> Hello:
+        token = shared_token(self._job.variables)
+        return Hello(
+            rank=self._job.node_rank.rank,
+            nodes=self._job.node_rank.nodes,
             pipeline=self._job.pipeline.name,
             host=socket.gethostname(),
-            address=self._wire.own_address,
-            gpus=machine.gpus,
-            cpus=machine.cpus,
+            address=connection.own_address,
+            gpus=self._job.machine.gpus,
+            cpus=self._job.machine.cpus,
             versions=versions(),
-            proof=secret.proof(own, str(asked["challenge"])) if own else None,
+            proof=prove(token, challenge) if token else None,
         )
-        self._job.note(f"called rank 0 at {self._job.place.meeting}; it says when all are there")
 
-    async def _join(self, facts: dict) -> None:
-        token = facts.get("token") or secret.shared_secret(self._job.variables)
+    async def _join(self, connection: Connection, head: str, token: str | None) -> None:
         if token is None:
             raise LaunchError("rank 0 has a token and this machine has none; give all machines the same RAY_AUTH_TOKEN")
-        if told := small_shared_memory():
-            self._job.note(told)
-        folder, self._watch = self._stack.enter_context(session(self._job.logs, f"rank{self._job.place.rank}-"))
-        self._node = RayNode(folder, self._job.machine, self._wire.own_address, str(token), self._events)
-        await self._node.start_member(str(facts["head"]))
-        self._watch()
+        if warning := small_shared_memory():
+            self._job.note(warning)
+        folder, watch = self._session.enter_context(session(self._job.logs, f"rank{self._job.node_rank.rank}-"))
+        self._node = RayNode(folder, self._job.machine, connection.own_address, token, watch)
+        self._node.on_exit = self._exited
+        await self._node.start_member(head)
+
+    def _exited(self, why: str) -> None:
+        if self._connection is not None:
+            self._connection.send("failed", why=why)
+        self._fail(why)

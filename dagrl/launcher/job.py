@@ -1,29 +1,60 @@
-"""What the machines of a job are to do together, as one of them knows it."""
+"""A job, as one of its machines knows it, and the signals that stop it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from dagrl.config.schema import Pipeline
-from dagrl.launcher.node_rank import Place
+from dagrl.launcher.node_rank import NodeRank
 from dagrl.scheduler.machines import Machine
+from dagrl.workers.interrupts import ONE_WISH_S
+
+STOP_AT_ONCE = 3
+"""After this many stop signals a machine waits for nothing any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job, seen from one machine."""
+    """What this machine has to do, and how it reports to the user."""
 
-    place: Place
+    node_rank: NodeRank
     machine: Machine
-    """This one, and what groups may have of it."""
+    """This machine, and the slots that groups may use."""
     pipeline: Pipeline
     arguments: list[str]
-    """Of `dagrl run`."""
+    """Arguments of `dagrl run`."""
     logs: Path
-    """Where what workers have printed is kept."""
+    """Folder that keeps the output of workers."""
     variables: dict[str, str]
-    """The environment that the command was called in."""
+    """Environment of the command."""
     note: Callable[[str], None]
-    """Says something to the user."""
+    """Prints a message."""
+
+
+@contextmanager
+def stop_signals(on_stop: Callable[[int], None]) -> Iterator[None]:
+    """Call `on_stop` with 1, 2, ... for each Ctrl-C, SIGTERM or SIGHUP of this machine within the context."""
+    loop, count, last = asyncio.get_running_loop(), 0, -ONE_WISH_S
+
+    def handle() -> None:
+        nonlocal count, last
+        if loop.time() - last >= ONE_WISH_S:
+            count, last = count + 1, loop.time()
+            on_stop(count)
+
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    # `nohup` ignores SIGHUP on purpose.
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    for number in numbers:
+        loop.add_signal_handler(number, handle)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)

@@ -1,195 +1,184 @@
-"""What rank 0 does: calls the roll, starts Ray with all, runs the pipeline as `dagrl run` does, ends all."""
+"""Rank 0: waits for all machines, starts Ray on them, runs `dagrl run`, and ends everything."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from dagrl.launcher.addresses import listening_address
-from dagrl.launcher.errors import LaunchError, StoppedError
-from dagrl.launcher.events import PATIENCE, Asked, Came, Ended, Event, Events, Gone, Printed, Wrong
-from dagrl.launcher.job import Job
-from dagrl.launcher.node_rank import Place
+from dagrl.launcher.errors import LaunchError
+from dagrl.launcher.handshake import shared_token
+from dagrl.launcher.job import STOP_AT_ONCE, Job, stop_signals
+from dagrl.launcher.node_rank import NodeRank
 from dagrl.launcher.ray_node import DRIVER, HEAD, RayNode, session
-from dagrl.launcher.rendezvous import RollCall
-from dagrl.launcher.secret import shared_secret
+from dagrl.launcher.rendezvous import Peer, Rendezvous
 from dagrl.scheduler.machines import MisfitError, assign_machines
 from dagrl.workers.cluster.session import small_shared_memory
 
 _PROGRESS_S = 10.0
-_MOST_NAMED = 16
-_US = "rank 0"
+_MAX_NAMED = 16
+_SELF = "rank 0"
 
 
 async def lead(job: Job) -> int:
-    """The exit code of all machines."""
+    """Run the job, and return the exit code of all machines."""
     leader = _Leader(job)
-    with leader.events.signals(_US), session(job.logs, "rank0-") as (folder, watch):
+    stopping = stop_signals(lambda count: leader.stop_requested(_SELF, count))
+    with stopping, session(job.logs, "rank0-") as (folder, watch):
         return await leader.lead(folder, watch)
 
 
-async def dismiss(place: Place, code: int, why: str, note: Callable[[str], None]) -> None:
-    """Tell whoever calls within a while that there will be no run."""
-    events = Events()
-    roll_call = RollCall(place, events, None)
-    with events.signals(_US):
+async def dismiss(node_rank: NodeRank, code: int, why: str, note: Callable[[str], None]) -> None:
+    """End a job that cannot run on all machines that connect within a while."""
+    rendezvous = Rendezvous(node_rank, None)
+    # The wait has a bound, and the job ends anyway.
+    with stop_signals(lambda count: None):
         try:
-            await roll_call.open(await listening_address(place))
+            await rendezvous.open()
         except LaunchError as error:
             note(str(error))
-            return
-        await roll_call.close(code, why, await_missing=True)
+        else:
+            await rendezvous.close(code, why, await_missing=True)
 
 
-class _Leader:
+class _Leader(Rendezvous):
     def __init__(self, job: Job) -> None:
+        super().__init__(job.node_rank, shared_token(job.variables), job.pipeline.name)
         self._job = job
-        self.events = Events()
-        self._roll_call = RollCall(job.place, self.events, shared_secret(job.variables), job.pipeline.name)
+        self._changed = asyncio.Event()
+        self._error: LaunchError | None = None
+        self._node: RayNode | None = None
+        self._head = ""
+        """Address of Ray's head."""
+        self._alive: list[str] = []
+        """Addresses of the machines in the Ray cluster."""
+        self._is_running = False
+        """Whether `dagrl run` runs, which handles the loss of machines itself."""
+        self._stops = 0
+        """Stop signals that were forwarded to it."""
 
     async def lead(self, folder: Path, watch: Callable[[], None]) -> int:
-        code, why = 1, "rank 0 has failed"
-        node: RayNode | None = None
+        code, why = 1, "rank 0 failed"
         try:
-            await self._roll_call.open(await listening_address(self._job.place))
-            await self._gather()
-            address = self._roll_call.met_at
-            node = RayNode(folder, self._job.machine, address, self._roll_call.secret, self.events)
-            head = await self._start_ray(node)
-            await node.start_driver(head, self._job.arguments)
-            watch()
-            code = await self._wait_for_driver(node, head)
-            why = f"the run has ended with exit code {code}, and rank 0 has printed why" if code else ""
+            await self.open()
+            await self._wait(self._missing_machines)
+            self._check_groups()
+            self._node = node = RayNode(folder, self._job.machine, self.own_address, self.token, watch)
+            node.on_line, node.on_exit = self._head_printed, self.failed
+            if warning := small_shared_memory():
+                self._job.note(warning)
+            await node.start_head()
+            await self._wait(self._machines_without_ray, "; can all machines reach all ports of each other?")
+            self._job.note(f"Ray is up on {self._job.node_rank.nodes} machines")
+            driver = await node.start_driver(self._head, self._job.arguments)
+            if self._error is not None:
+                raise self._error
+            self._is_running = True
+            status = await driver.wait()
+            code = status if status >= 0 else 128 - status
+            why = f"the run ended with exit code {code}; rank 0 printed the reason" if code else ""
         except LaunchError as error:
             code, why = error.code, str(error)
             self._job.note(why)
         finally:
-            watch()
-            if node is not None:
-                await node.stop(DRIVER)
-            # The others leave Ray before its head is gone: that would be a failure to them.
-            await self._roll_call.close(code, why)
-            if node is not None:
-                await node.stop(HEAD)
+            if self._node is not None:
+                await self._node.stop(DRIVER)
+            # The other machines must leave Ray before its head ends; otherwise they report a failure.
+            await self.close(code, why)
+            if self._node is not None:
+                await self._node.stop(HEAD)
         return code
 
-    async def _gather(self) -> None:
-        """Wait until all have called; LaunchError where one does not, or where the groups do not fit who has."""
-        bound = self._job.pipeline.run.start_timeout_s
-        deadline = time.monotonic() + bound
-        while missing := self._roll_call.missing:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise LaunchError(f"waited {bound:g} s for {self._absent(missing)}")
-            event = await self.events.next(min(_PROGRESS_S, left))
-            match event:
-                case None:
-                    left = max(0.0, deadline - time.monotonic())
-                    self._job.note(f"waiting for {self._absent(missing)}; {left:.0f} s left")
-                case Came(member):
-                    self._job.note(f"{member.where} is here")
-                case Gone(member, why):
-                    self._job.note(f"{member.where} had called and is gone: {why}")
-                case _:
-                    self._common(event)
-        self._check_groups()
+    def joined(self, peer: Peer) -> None:
+        self._job.note(f"{peer} joined")
+        if self._head:
+            self.ask_to_join(self._head, peer.rank)
+        self._changed.set()
 
-    def _absent(self, missing: list[int]) -> str:
-        """Who has not called, and who has."""
-        place = self._job.place
-        named = ", ".join(map(str, missing[:_MOST_NAMED])) + (", ..." if len(missing) > _MOST_NAMED else "")
-        here = [f"rank 0 ({self._job.machine.name})", *(each.where for each in self._roll_call.members.values())]
-        present = ", ".join(here[:_MOST_NAMED]) + (", ..." if len(here) > _MOST_NAMED else "")
+    def left(self, peer: Peer, why: str) -> None:
+        if self._node is None or self._is_running:
+            self._job.note(f"lost {peer}: {why}; it may join again")
+        else:
+            self.failed(f"lost {peer}: {why}")
+        self._changed.set()
+
+    def stop_requested(self, who: str, count: int) -> None:
+        if not self._is_running or self._node is None:
+            self._error = self._error or LaunchError(f"stopped from {who} before the run started", code=130)
+            self._changed.set()
+        elif count > self._stops:
+            # A batch system that cancels a job signals every machine: that counts once.
+            self._stops = count
+            self._job.note(f"stop requested on {who}")
+            self._node.signal_driver(signal.SIGKILL if count >= STOP_AT_ONCE else signal.SIGINT)
+
+    def failed(self, sentence: str) -> None:
+        if self._is_running:
+            self._job.note(sentence)
+        else:
+            self._error = self._error or LaunchError(sentence)
+            self._changed.set()
+
+    async def _wait(self, subject: Callable[[], str], hint: str = "") -> None:
+        """Wait until `subject()` is empty. LaunchError after the timeout, or if the job fails meanwhile."""
+        timeout_s = self._job.pipeline.run.start_timeout_s
+        deadline = time.monotonic() + timeout_s
+        while self._error is None and (waiting := subject()):
+            if (left := deadline - time.monotonic()) <= 0:
+                raise LaunchError(f"waited {timeout_s:g} s for {waiting}{hint}")
+            if not await self._change(min(_PROGRESS_S, left)):
+                left = max(0.0, deadline - time.monotonic())
+                self._job.note(f"waiting for {waiting}; {left:.0f} s left")
+        if self._error is not None:
+            raise self._error
+
+    async def _change(self, timeout_s: float) -> bool:
+        """Wait until something happens; False after the timeout."""
+        try:
+            await asyncio.wait_for(self._changed.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        self._changed.clear()
+        return True
+
+    def _missing_machines(self) -> str:
+        missing, node_rank = self.missing, self._job.node_rank
+        if not missing:
+            return ""
+        connected = [f"{_SELF} ({self._job.machine.name})", *self.peers.values()]
         return (
-            f"rank{'s' if len(missing) > 1 else ''} {named} of {place.nodes} machines to call at {place.meeting} (is "
-            f"`dagrl launch` running there with that PET_MASTER_ADDR, and may it reach the port?); here: {present}"
+            f"rank{'s' if len(missing) > 1 else ''} {_listed(missing)} of {node_rank.nodes} machines to connect to "
+            f"{node_rank.endpoint} (is `dagrl launch` running there with that PET_MASTER_ADDR, and can it reach the "
+            f"port?); connected: {_listed(connected)}"
         )
 
+    def _machines_without_ray(self) -> str:
+        if len(self._alive) == self._job.node_rank.nodes:
+            return ""
+        own = [] if self._alive else [f"{_SELF} ({self._job.machine.name})"]
+        late = [peer for _, peer in sorted(self.peers.items()) if peer.address not in self._alive]
+        return f"Ray on {_listed([*own, *late])}"
+
+    def _head_printed(self, line: str) -> None:
+        match json.loads(line) if line.startswith("{") else None:
+            case {"address": str(address)}:
+                self._head = address
+                self.ask_to_join(address)
+            case {"alive": list(alive)}:
+                self._alive = alive
+        self._changed.set()
+
     def _check_groups(self) -> None:
-        machines = [self._job.machine, *(member.machine for _, member in sorted(self._roll_call.members.items()))]
+        machines = [self._job.machine, *(peer.machine for _, peer in sorted(self.peers.items()))]
         try:
             assign_machines(self._job.pipeline.groups, machines)
         except MisfitError as error:
             raise LaunchError(f"{error}; change the groups, PET_NNODES or PET_NPROC_PER_NODE") from error
 
-    async def _start_ray(self, node: RayNode) -> str:
-        """Ray's address, once all machines have joined it."""
-        bound = self._job.pipeline.run.start_timeout_s
-        deadline, head = time.monotonic() + bound, ""
-        alive: list[str] = []
-        if told := small_shared_memory():
-            self._job.note(told)
-        await node.start_head()
-        while len(alive) < self._job.place.nodes:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise LaunchError(
-                    f"waited {bound:g} s for Ray on {self._without_ray(alive)}; "
-                    "may all machines reach all ports of each other?"
-                )
-            event = await self.events.next(min(_PROGRESS_S, left))
-            match event:
-                case None:
-                    left = max(0.0, deadline - time.monotonic())
-                    self._job.note(f"waiting for Ray on {self._without_ray(alive)}; {left:.0f} s left")
-                case Printed(line) if line.startswith('{"address"'):
-                    head = json.loads(line)["address"]
-                    self._ask_to_join(head)
-                case Printed(line) if line.startswith('{"alive"'):
-                    alive = json.loads(line)["alive"]
-                case Gone(member, why):
-                    raise LaunchError(f"{member.where} is gone: {why}")
-                case Ended(name, code):
-                    raise LaunchError(f"{name} has ended with exit code {code}: {node.last_words(name)}")
-                case _:
-                    self._common(event)
-        self._job.note(f"Ray is up on {self._job.place.nodes} machines")
-        return head
 
-    def _without_ray(self, alive: list[str]) -> str:
-        """The machines whose addresses are not among these."""
-        machines = {self._roll_call.met_at: f"rank 0 ({self._job.machine.name})"}
-        machines |= {each.address: each.where for _, each in sorted(self._roll_call.members.items())}
-        late = [where for address, where in machines.items() if address not in alive]
-        return ", ".join(late[:_MOST_NAMED]) + (", ..." if len(late) > _MOST_NAMED else "")
-
-    def _ask_to_join(self, head: str, *, only: int | None = None) -> None:
-        self._roll_call.tell("join", only=only, head=head, token=self._roll_call.told_secret)
-
-    async def _wait_for_driver(self, node: RayNode, head: str) -> int:
-        """The driver's exit code.
-
-        A machine that is lost is the driver's affair: it goes back to the last checkpoint and waits, so that one that
-        was started anew can take its place.
-        """
-        passed_on = 0
-        while True:
-            match await self.events.next():
-                case Ended(name, code) if name == DRIVER:
-                    return code if code >= 0 else 128 - code
-                case Ended(name, code):
-                    self._job.note(f"{name} has ended with exit code {code}: {node.last_words(name)}")
-                case Gone(member, why):
-                    self._job.note(f"lost {member.where}: {why}; it may call again")
-                case Came(member):
-                    self._job.note(f"{member.where} is here again")
-                    self._ask_to_join(head, only=member.rank)
-                case Wrong(sentence):
-                    self._job.note(sentence)
-                case Asked(who, times) if times > passed_on:
-                    # A whole job that is cancelled is told on every machine: that is still once.
-                    passed_on = times
-                    self._job.note(f"stop asked for on {who}")
-                    # It has a bound for its own end, but no disk has one.
-                    node.signal_driver(signal.SIGKILL if times >= PATIENCE else signal.SIGINT)
-
-    def _common(self, event: Event) -> None:
-        """What ends everything before the run has begun."""
-        match event:
-            case Asked(who, _):
-                raise StoppedError(who)
-            case Wrong(sentence):
-                raise LaunchError(sentence)
+def _listed(items: Iterable[object]) -> str:
+    texts = [str(item) for item in items]
+    return ", ".join(texts[:_MAX_NAMED]) + (", ..." if len(texts) > _MAX_NAMED else "")

@@ -1,4 +1,4 @@
-"""Ray's processes on one machine of a job, and the driver: started, watched, ended, with nothing left behind."""
+"""Ray's processes on one machine of a job, and the driver: starts, watches and ends them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
-
-from dagrl.launcher.events import Events
-from dagrl.launcher.secret import write_secret
+from dagrl.launcher.addresses import interfaces
+from dagrl.launcher.handshake import write_token
 from dagrl.scheduler.machines import Machine
 from dagrl.workers.cluster.session import (
     RAY_VARIABLES,
@@ -30,29 +28,35 @@ _EPITAPH = "dagrl launch: ended from outside; Ray ends on this machine"
 
 
 class RayNode:
-    """What runs on this machine."""
+    """The processes of this machine."""
 
-    def __init__(self, folder: Path, machine: Machine, address: str, secret: str, events: Events) -> None:
+    def __init__(self, folder: Path, machine: Machine, address: str, token: str, watch: Callable[[], None]) -> None:
+        """`watch` registers new processes, which then end even if this one is killed."""
         self._folder = folder
         self._machine = machine
         self._address = address
-        self._events = events
-        self._environment = ray_environment(os.environ, address, write_secret(secret, folder))
+        self._watch = watch
+        self._environment = ray_environment(os.environ, address, write_token(token, folder))
         self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.on_line: Callable[[str], None] = lambda line: None
+        """Called with each line that Ray's head prints."""
+        self.on_exit: Callable[[str], None] = lambda why: None
+        """Called if Ray exits on this machine before it is stopped."""
 
     async def start_head(self) -> None:
-        """Start Ray here; what its process prints comes to the events (see `head.py`)."""
-        told = {
-            "address": self._address,
-            "folder": str(self._folder),
-            "cpus": self._machine.cpus,
-            "gpus": self._machine.gpus,
-            "object_store": object_store_bytes(),
+        """Start Ray's head, which reports to `on_line` (see ``ray_head.py``)."""
+        options = {
+            "_node_ip_address": self._address,
+            "_temp_dir": str(self._folder),
+            "num_cpus": self._machine.cpus,
+            "num_gpus": self._machine.gpus,
+            "object_store_memory": object_store_bytes(),
         }
-        await self._start(HEAD, ["-m", "dagrl.launcher.head", json.dumps(told)], stdout=asyncio.subprocess.PIPE)
+        await self._start(HEAD, ["dagrl.launcher.ray_head", json.dumps(options)], stdout=asyncio.subprocess.PIPE)
 
     async def start_member(self, head: str) -> None:
-        """Join the Ray whose head is at `head`."""
+        """Join the Ray cluster of this head."""
         options = {
             "address": head,
             "node-ip-address": self._address,
@@ -63,27 +67,23 @@ class RayNode:
             "include-log-monitor": "false",
         }
         arguments = [f"--{name}={value}" for name, value in options.items()]
-        await self._start(MEMBER, ["-m", "ray.scripts.scripts", "start", "--block", *arguments])
+        await self._start(MEMBER, ["ray.scripts.scripts", "start", "--block", *arguments])
 
-    async def start_driver(self, head: str, arguments: list[str]) -> None:
-        """Start `dagrl run` with these arguments; what it prints is for the terminal."""
+    async def start_driver(self, head: str, arguments: list[str]) -> asyncio.subprocess.Process:
+        """Start `dagrl run`, which prints to the terminal."""
         self._environment["RAY_ADDRESS"] = head
-        await self._start(DRIVER, ["-m", "dagrl.cli", "run", *arguments], quiet=False)
+        return await self._start(DRIVER, ["dagrl.cli", "run", *arguments])
 
     def signal_driver(self, number: int) -> None:
-        """Pass a signal on."""
+        """Send a signal to the driver."""
         with contextlib.suppress(ProcessLookupError):
             self._processes[DRIVER].send_signal(number)
 
-    def last_words(self, name: str) -> str:
-        """The last line that a quiet process has printed."""
-        with contextlib.suppress(OSError, IndexError):
-            return self._log(name).read_text(errors="replace").strip().splitlines()[-1]
-        return "it said nothing"
-
     async def stop(self, name: str) -> None:
-        """End a process if it runs, politely at first."""
-        process = self._processes.get(name)
+        """End a process if it runs, with SIGKILL after a timeout."""
+        # Before its children lose their parent: then they could not be found.
+        self._watch()
+        process = self._processes.pop(name, None)
         if process is None or process.returncode is not None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -97,21 +97,35 @@ class RayNode:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
 
-    async def _start(self, name: str, arguments: list[str], *, stdout: int | None = None, quiet: bool = True) -> None:
+    async def _start(self, name: str, module: list[str], *, stdout: int | None = None) -> asyncio.subprocess.Process:
         with contextlib.ExitStack() as files:
-            log = files.enter_context(self._log(name).open("w")) if quiet else None
+            log = None if name == DRIVER else files.enter_context(self._log(name).open("w"))
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *arguments,
+                "-m",
+                *module,
                 env=self._environment,
                 stdin=asyncio.subprocess.PIPE if name == HEAD else asyncio.subprocess.DEVNULL,
-                stdout=stdout if stdout is not None else log,
+                stdout=stdout or log,
                 stderr=log,
-                # A Ctrl-C in the terminal is for the launcher, which tells everybody.
+                # The launcher handles Ctrl-C, and forwards it.
                 start_new_session=True,
             )
         self._processes[name] = process
-        self._events.watch(name, process)
+        self._watch()
+        if name != DRIVER:
+            task = asyncio.create_task(self._monitor(name, process))
+            self._tasks.add(task)
+        return process
+
+    async def _monitor(self, name: str, process: asyncio.subprocess.Process) -> None:
+        if process.stdout is not None:
+            async for line in process.stdout:
+                self.on_line(line.decode(errors="replace").strip())
+        code = await process.wait()
+        if name in self._processes:
+            lines = self._log(name).read_text(errors="replace").strip().splitlines()
+            self.on_exit(f"{name} exited with code {code}: {lines[-1] if lines else 'it printed nothing'}")
 
     def _log(self, name: str) -> Path:
         return self._folder / f"{name.replace(' ', '-').replace(chr(39), '')}.out"
@@ -119,9 +133,9 @@ class RayNode:
 
 @contextmanager
 def session(logs: Path, prefix: str) -> Iterator[tuple[Path, Callable[[], None]]]:
-    """A folder for Ray's files, gone in the end with all processes; what workers have printed stays in `logs`.
+    """A folder for Ray's files, and a function that registers new processes.
 
-    With it comes a function that is called when there are new processes: they end even if this one is killed.
+    The folder and the processes end with the context, or when this process is killed. `logs` keeps the workers' output.
     """
     with session_folder() as folder, watched(folder, _EPITAPH) as watch:
         try:
@@ -131,24 +145,13 @@ def session(logs: Path, prefix: str) -> Iterator[tuple[Path, Callable[[], None]]
             keep_worker_logs(folder, logs, prefix)
 
 
-def ray_environment(variables: Mapping[str, str], address: str, secret: Path) -> dict[str, str]:
-    """What Ray, its workers and the driver find in their environment; `address` is this machine's."""
+def ray_environment(variables: Mapping[str, str], address: str, token: Path) -> dict[str, str]:
+    """The environment of Ray, its workers and the driver on the machine with this address."""
     environment = {
         name: value for name, value in variables.items() if name not in ("RAY_ADDRESS", "RAY_AUTH_TOKEN")
-    } | {
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": str(secret),
-        **RAY_VARIABLES,
-    }
-    # Gloo would look its address up by the host's name, which often means the loopback interface.
-    if interface := interface_of(address):
-        environment.setdefault("GLOO_SOCKET_IFNAME", interface)
+    } | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), **RAY_VARIABLES}
+    # By default, Gloo resolves the host name, often to the loopback interface.
+    for interface, addresses in interfaces().items():
+        if address in addresses:
+            environment.setdefault("GLOO_SOCKET_IFNAME", interface)
     return environment
-
-
-def interface_of(address: str) -> str | None:
-    """The network interface with that address."""
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(each.address == address for each in addresses):
-            return name
-    return None

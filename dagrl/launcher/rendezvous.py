@@ -1,157 +1,192 @@
-"""The leader's side of the meeting: who has called, who is still there, what they want."""
+"""Rank 0's side of the rendezvous: accepts the other machines, sends them messages, notices when they leave."""
 
 from __future__ import annotations
 
 import asyncio
+import secrets
+import time
+from dataclasses import dataclass
 from typing import Any
 
-from dagrl.launcher import secret
-from dagrl.launcher.connection import LostError, Wire, listen
+from pydantic import ValidationError
+
+from dagrl.launcher.addresses import listening_address
+from dagrl.launcher.connection import Connection, LostError, listen
 from dagrl.launcher.errors import LaunchError
-from dagrl.launcher.events import Asked, Came, Events, Gone, Member, Wrong
-from dagrl.launcher.node_rank import Place
-from dagrl.launcher.versions import difference, versions
+from dagrl.launcher.handshake import Hello, is_proof, version_difference, versions
+from dagrl.launcher.node_rank import NodeRank
 from dagrl.scheduler.machines import Machine
 
 _FAREWELL_S = 20.0
-"""For the others to end what they have, and say so."""
+"""Time for the other machines to clean up and leave."""
+_PAUSE_S = 0.1
 
 
-class RollCall:
-    """Machines that call at the leader's port. What they do comes to the events."""
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Another machine, as rank 0 knows it."""
 
-    def __init__(self, place: Place, events: Events, shared_secret: str | None, pipeline: str = "") -> None:
-        """`pipeline`: the name of the one that is to run, where it is known."""
-        self._place = place
+    rank: int
+    machine: Machine
+    address: str
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} ({self.machine.name})"
+
+
+class _RefusedError(Exception):
+    """A machine cannot join; `fatal` if the whole job cannot run then."""
+
+    def __init__(self, sentence: str, *, fatal: bool = False) -> None:
+        super().__init__(sentence)
+        self.fatal = fatal
+
+
+class Rendezvous:
+    """The machines that are connected to rank 0. Subclasses override the four methods that take events."""
+
+    def __init__(self, node_rank: NodeRank, shared_token: str | None, pipeline: str = "") -> None:
+        """`pipeline`: the name of the pipeline, if it is known."""
+        self._node_rank = node_rank
         self._pipeline = pipeline
-        self._events = events
-        self._shared = shared_secret
-        self.secret = shared_secret or secret.new_secret()
-        """Ray's token."""
+        self._shared_token = shared_token
+        self.drawn_token = None if shared_token is not None else secrets.token_hex(32)
+        """Ray's token, if the machines share none; the others receive it."""
         self._server: asyncio.Server | None = None
-        self._wires: dict[int, Wire] = {}
-        self.members: dict[int, Member] = {}
-        """Who is there, by rank; rank 0 is never among them."""
+        self._connections: dict[int, Connection] = {}
+        self.peers: dict[int, Peer] = {}
+        """Connected machines by rank, without rank 0."""
         self._verdict: dict[str, Any] | None = None
-        """What everybody is told from now on, once the end has come."""
-        self._told = 0
-        """Who have called since."""
+        """The end of the job, once it is known."""
+        self._dismissed = 0
+        """Machines that connected after the end."""
+
+    def joined(self, peer: Peer) -> None:
+        """A machine joined."""
+
+    def left(self, peer: Peer, why: str) -> None:
+        """A machine closed its connection, or is lost."""
+
+    def stop_requested(self, who: str, count: int) -> None:
+        """A machine got its `count`-th stop signal."""
+
+    def failed(self, sentence: str) -> None:
+        """The job cannot work, for this reason."""
 
     @property
-    def told_secret(self) -> str | None:
-        """What the others have to be told of it: nothing where they have it from the user, as rank 0 has."""
-        return None if self._shared is not None else self.secret
+    def token(self) -> str:
+        """Ray's token."""
+        return self._shared_token or self.drawn_token or ""
 
     @property
     def missing(self) -> list[int]:
-        """Ranks that have not called."""
-        return [rank for rank in range(1, self._place.nodes) if rank not in self.members]
+        """Ranks that are not connected."""
+        return [rank for rank in range(1, self._node_rank.nodes) if rank not in self.peers]
 
     @property
-    def met_at(self) -> str:
-        """The address of this machine at which the others have found it."""
-        return next(iter(self._wires.values())).own_address
+    def own_address(self) -> str:
+        """The address of this machine that the others use."""
+        return next(iter(self._connections.values())).own_address
 
-    async def open(self, address: str) -> None:
-        """Listen from now on."""
+    async def open(self) -> None:
+        """Start to listen."""
+        address = await listening_address(self._node_rank)
         try:
-            self._server = await listen(address, self._place.port, self._answer)
+            self._server = await listen(address, self._node_rank.port, self._serve)
         except OSError as error:
             raise LaunchError(
-                f"rank 0 cannot listen at {address}:{self._place.port}: {error.strerror}; another program may have the "
-                "port: choose another PET_MASTER_PORT for all machines"
+                f"rank 0 cannot listen on {address}:{self._node_rank.port}: {error.strerror}; another program may use "
+                "the port: choose another PET_MASTER_PORT for all machines"
             ) from error
 
-    def tell(self, word: str, *, only: int | None = None, **facts: Any) -> None:
-        """Say something to all who are there, or to one rank."""
-        for rank, wire in self._wires.items():
-            if only in (None, rank):
-                wire.say(word, **facts)
+    def ask_to_join(self, head: str, rank: int | None = None) -> None:
+        """Ask one machine, or all, to join the Ray cluster at `head`."""
+        for each, connection in self._connections.items():
+            if rank in (None, each):
+                connection.send("join", head=head, token=self.drawn_token)
 
     async def close(self, code: int, why: str, *, await_missing: bool = False) -> None:
-        """Tell all how it has ended, and wait for a while until they have ended too.
+        """Send the end of the job to all machines, and wait a while until they leave.
 
-        `await_missing`: nobody has had a chance to call yet, so whoever calls meanwhile is told as well.
+        `await_missing`: also wait for machines that have not connected yet.
         """
         self._verdict = {"code": code, "why": why}
-        self.tell("end", **self._verdict)
-        deadline = asyncio.get_running_loop().time() + _FAREWELL_S
-        while (self.members or (await_missing and self._told < self._place.nodes - 1)) and self._left(deadline) > 0:
-            await self._events.next(min(0.5, self._left(deadline)))
+        for connection in self._connections.values():
+            connection.send("end", **self._verdict)
+        deadline = time.monotonic() + _FAREWELL_S
+        while self.peers or (await_missing and self._dismissed < self._node_rank.nodes - 1):
+            if time.monotonic() > deadline:
+                break
+            await asyncio.sleep(_PAUSE_S)
         if self._server is not None:
             self._server.close()
 
-    def _left(self, deadline: float) -> float:
-        return deadline - asyncio.get_running_loop().time()
-
-    async def _answer(self, wire: Wire) -> None:
-        """Greet one who calls, and listen to what it says until it hangs up."""
+    async def _serve(self, connection: Connection) -> None:
+        """Accept a machine, and receive its messages until it leaves."""
         try:
-            member = await self._greet(wire)
+            peer = await self._accept(connection)
         except LostError:
             return
-        if member is None:
+        except _RefusedError as error:
+            connection.send("end", code=1, why=str(error))
+            if error.fatal:
+                self.failed(str(error))
             return
-        self.members[member.rank], self._wires[member.rank] = member, wire
-        self._events.put(Came(member))
-        why = "it has hung up"
+        if self._verdict is not None:
+            connection.send("end", **self._verdict)
+            self._dismissed += 1
+            return
+        self.peers[peer.rank], self._connections[peer.rank] = peer, connection
+        self.joined(peer)
+        why = "it left"
         try:
-            while (said := await wire.hear())["word"] != "bye":
-                self._take(member, said)
+            while (message := await connection.recv())["kind"] != "bye":
+                match message:
+                    case {"kind": "stop", "count": int(count)}:
+                        self.stop_requested(str(peer), count)
+                    case {"kind": "failed", "why": sentence}:
+                        self.failed(f"{peer}: {sentence}")
         except LostError as error:
             why = str(error)
         finally:
-            del self.members[member.rank], self._wires[member.rank]
-            self._events.put(Gone(member, why))
+            del self.peers[peer.rank], self._connections[peer.rank]
+            if self._verdict is None:
+                self.left(peer, why)
 
-    def _take(self, member: Member, said: dict[str, Any]) -> None:
-        match said["word"]:
-            case "stop":
-                times = said.get("times")
-                self._events.put(Asked(member.where, times if type(times) is int else 1))
-            case "failed":
-                self._events.put(Wrong(f"{member.where}: {said.get('why')}"))
+    async def _accept(self, connection: Connection) -> Peer:
+        challenge = secrets.token_hex(32)
+        connection.send("challenge", challenge=challenge)
+        try:
+            hello = Hello.model_validate(await connection.recv())
+        except ValidationError as error:
+            raise _RefusedError("it does not speak the protocol of `dagrl launch`") from error
+        if self._shared_token is not None and not is_proof(hello.proof, self._shared_token, challenge):
+            raise _RefusedError(
+                f"the token of {hello.host} ({connection.address}) is not rank 0's, or it has none; give all machines "
+                "the same RAY_AUTH_TOKEN"
+            )
+        self._check(hello)
+        return Peer(hello.rank, Machine(f"{hello.host}, {hello.address}", hello.gpus, hello.cpus), hello.address)
 
-    async def _greet(self, wire: Wire) -> Member | None:
-        """Whoever calls, if it belongs here and there is still something to do; else it is told why not."""
-        challenged = secret.challenge()
-        wire.say("who", challenge=challenged, proves=self._shared is not None)
-        hello = await wire.hear()
-        refusal, fatal = self._objection(hello, wire, challenged)
-        if refusal:
-            wire.say("end", code=1, why=refusal)
-            if fatal:
-                self._events.put(Wrong(refusal))
-            return None
-        if self._verdict is not None:
-            wire.say("end", **self._verdict)
-            self._told += 1
-            return None
-        machine = Machine(f"{hello['host']}, {hello['address']}", hello["gpus"], hello["cpus"])
-        return Member(hello["rank"], machine, hello["address"])
-
-    def _objection(self, hello: dict[str, Any], wire: Wire, challenged: str) -> tuple[str, bool]:
-        """Why one who calls cannot take part, and whether nobody can then; empty where it can."""
-        whole = all(type(hello.get(name)) is int for name in ("rank", "nodes", "gpus", "cpus"))
-        texts = all(type(hello.get(name)) is str for name in ("host", "address"))
-        if hello["word"] != "hello" or not whole or not texts:
-            return "it does not speak as `dagrl launch` does", False
-        if self._shared is not None and not secret.proves(hello.get("proof"), self._shared, challenged):
-            return (
-                f"the token of {hello['host']} ({wire.address}) is not rank 0's, or it has none: give all machines the "
-                "same RAY_AUTH_TOKEN"
-            ), False
-        rank, who = hello["rank"], f"{hello['host']} ({hello['address']})"
-        if self._pipeline and hello.get("pipeline") != self._pipeline:
-            # Of another job, that has nothing to do with this one.
-            said = f"rank 0 at {self._place.meeting} runs the pipeline {self._pipeline}, and {who} wants to run "
-            return f"{said}{hello.get('pipeline')}; give each job a PET_MASTER_PORT of its own", False
-        if hello["nodes"] != self._place.nodes:
-            said = f"PET_NNODES is {hello['nodes']} on {who}, and {self._place.nodes} on rank 0; set the same number"
-            return said, True
-        if rank in self.members or not 0 < rank < self._place.nodes:
-            other = self.members[rank].machine.name if rank in self.members else "rank 0"
-            return f"PET_NODE_RANK is {rank} on {who} and on {other}; give each machine a number of its own", True
-        if differs := difference(hello.get("versions"), versions()):
-            return f"{who} has {differs}; install the same everywhere", True
-        return "", False
+    def _check(self, hello: Hello) -> None:
+        """Refuse a machine that contradicts the others."""
+        own = self._node_rank
+        if self._pipeline and hello.pipeline != self._pipeline:
+            # Another job, which has nothing to do with this one.
+            raise _RefusedError(
+                f"rank 0 at {own.endpoint} runs the pipeline {self._pipeline}, and {hello.who} wants to run "
+                f"{hello.pipeline}; give each job its own PET_MASTER_PORT"
+            )
+        if hello.nodes != own.nodes:
+            raise _RefusedError(
+                f"PET_NNODES is {hello.nodes} on {hello.who}, and {own.nodes} on rank 0; set the same number",
+                fatal=True,
+            )
+        if hello.rank in self.peers or not 0 < hello.rank < own.nodes:
+            other = self.peers[hello.rank].machine.name if hello.rank in self.peers else "rank 0"
+            raise _RefusedError(
+                f"PET_NODE_RANK is {hello.rank} on {hello.who} and on {other}; give each machine its own number",
+                fatal=True,
+            )
+        if differs := version_difference(hello.versions, versions()):
+            raise _RefusedError(f"{hello.who} has {differs}; install the same everywhere", fatal=True)

@@ -15,21 +15,35 @@ import pytest
 
 from dagrl.config.loading.loader import load_pipeline
 from dagrl.config.schema import Pipeline
-from dagrl.launcher import addresses, leader, secret
-from dagrl.launcher import connection as wire
+from dagrl.launcher import addresses, connection, handshake, leader
 from dagrl.launcher.command import offered
-from dagrl.launcher.connection import LostError, Wire, listen
+from dagrl.launcher.connection import Connection, LostError, listen
 from dagrl.launcher.errors import LaunchError
-from dagrl.launcher.events import Came, Events, Gone, Printed, Wrong
 from dagrl.launcher.follower import follow
 from dagrl.launcher.job import Job
-from dagrl.launcher.node_rank import Place
+from dagrl.launcher.node_rank import NodeRank
 from dagrl.launcher.ray_node import RayNode, ray_environment
-from dagrl.launcher.rendezvous import RollCall
-from dagrl.launcher.versions import difference, versions
+from dagrl.launcher.rendezvous import Peer, Rendezvous
 from dagrl.scheduler.machines import Machine
 
 LOOPBACK = "127.0.0.1"
+
+
+class Recorder(Rendezvous):
+    """A rendezvous that queues what happens: a peer that joined, a rank that left, a sentence on a failure."""
+
+    def __init__(self, job: Job, shared_token: str | None = None, pipeline: str = "") -> None:
+        super().__init__(job.node_rank, shared_token, pipeline)
+        self.events: asyncio.Queue[Peer | int | str] = asyncio.Queue()
+
+    def joined(self, peer: Peer) -> None:
+        self.events.put_nowait(peer)
+
+    def left(self, peer: Peer, why: str) -> None:
+        self.events.put_nowait(peer.rank)
+
+    def failed(self, sentence: str) -> None:
+        self.events.put_nowait(sentence)
 
 
 @pytest.fixture
@@ -45,9 +59,9 @@ def make_job(port, lab, tmp_path: Path):
 
     def make(rank: int, *, nodes: int = 3, variables: dict[str, str] | None = None) -> tuple[Job, list[str]]:
         said: list[str] = []
-        place, machine = Place(rank, nodes, LOOPBACK, port, None), Machine(f"host{rank}", 0, 2)
+        node_rank, machine = NodeRank(rank, nodes, LOOPBACK, port, None), Machine(f"host{rank}", 0, 2)
         variables = {"RAY_AUTH_TOKEN": ""} if variables is None else variables
-        return Job(place, machine, pipeline, [], tmp_path / "logs", variables, said.append), said
+        return Job(node_rank, machine, pipeline, [], tmp_path / "logs", variables, said.append), said
 
     return make
 
@@ -57,22 +71,23 @@ def run(meeting) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _no_token_of_mine(monkeypatch, tmp_path: Path):
+def _isolated(monkeypatch, tmp_path: Path):
+    """No token of the user, and no port that other machines can reach."""
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(addresses, "ANY", LOOPBACK)
 
 
 def test_all_who_call_are_known_and_told_the_end(make_job):
     async def meeting():
-        events = Events()
-        roll_call = RollCall(make_job(0)[0].place, events, None)
-        await roll_call.open(LOOPBACK)
+        rendezvous = Recorder(make_job(0)[0])
+        await rendezvous.open()
         jobs = [make_job(rank) for rank in (1, 2)]
         following = [asyncio.create_task(follow(job)) for job, _ in jobs]
-        came = [await events.next(20) for _ in following]
-        assert sorted(event.member.rank for event in came) == [1, 2]
-        assert {event.member.machine.cpus for event in came} == {2}
-        assert (roll_call.missing, roll_call.met_at) == ([], LOOPBACK)
-        await roll_call.close(7, "seven")
+        came = [await rendezvous.events.get() for _ in following]
+        assert sorted(peer.rank for peer in came) == [1, 2]
+        assert {peer.machine.cpus for peer in came} == {2}
+        assert (rendezvous.missing, rendezvous.own_address) == ([], LOOPBACK)
+        await rendezvous.close(7, "seven")
         assert [await each for each in following] == [7, 7]
         assert all(said[-1] == "seven" for _, said in jobs)
 
@@ -88,17 +103,15 @@ def test_all_who_call_are_known_and_told_the_end(make_job):
 )
 def test_one_that_contradicts_the_others_ends_it_for_all(make_job, nodes, rank, sentence):
     async def meeting():
-        events = Events()
-        roll_call = RollCall(make_job(0)[0].place, events, None)
-        await roll_call.open(LOOPBACK)
+        rendezvous = Recorder(make_job(0)[0])
+        await rendezvous.open()
         first = asyncio.create_task(follow(make_job(2)[0]))
-        assert isinstance(await events.next(20), Came)
+        assert isinstance(await rendezvous.events.get(), Peer)
         job, said = make_job(rank, nodes=nodes)
         assert await follow(job) == 1
         assert said[-1].startswith(sentence)
-        wrong = await events.next(20)
-        assert isinstance(wrong, Wrong) and wrong.sentence == said[-1]
-        await roll_call.close(1, wrong.sentence)
+        assert await rendezvous.events.get() == said[-1]
+        await rendezvous.close(1, said[-1])
         assert await first == 1
 
     run(meeting())
@@ -107,16 +120,15 @@ def test_one_that_contradicts_the_others_ends_it_for_all(make_job, nodes, rank, 
 @pytest.mark.parametrize("theirs", ["", "another"])
 def test_where_there_is_a_token_only_those_with_it_are_let_in(make_job, theirs):
     async def meeting():
-        events = Events()
-        roll_call = RollCall(make_job(0)[0].place, events, "the token of the user")
-        await roll_call.open(LOOPBACK)
+        rendezvous = Recorder(make_job(0)[0], "the token of the user")
+        await rendezvous.open()
         job, said = make_job(1, variables={"RAY_AUTH_TOKEN": theirs})
         assert await follow(job) == 1
         assert "give all machines the same RAY_AUTH_TOKEN" in said[-1]
-        assert roll_call.members == {} and roll_call.told_secret is None
+        assert rendezvous.peers == {} and rendezvous.drawn_token is None
         friend = asyncio.create_task(follow(make_job(1, variables={"RAY_AUTH_TOKEN": "the token of the user"})[0]))
-        assert isinstance(await events.next(20), Came)
-        await roll_call.close(0, "")
+        assert isinstance(await rendezvous.events.get(), Peer)
+        await rendezvous.close(0, "")
         assert await friend == 0
 
     run(meeting())
@@ -124,72 +136,66 @@ def test_where_there_is_a_token_only_those_with_it_are_let_in(make_job, theirs):
 
 def test_a_machine_of_another_job_is_told_so_and_the_job_goes_on(make_job):
     async def meeting():
-        events = Events()
-        roll_call = RollCall(make_job(0)[0].place, events, None, "another")
-        await roll_call.open(LOOPBACK)
+        rendezvous = Recorder(make_job(0)[0], pipeline="another")
+        await rendezvous.open()
         job, said = make_job(1)
         assert await follow(job) == 1
         assert "runs the pipeline another, and " in said[-1] and "wants to run tiny; give each job" in said[-1]
-        assert (roll_call.members, await events.next(0.0)) == ({}, None)
-        await roll_call.close(0, "")
+        assert rendezvous.peers == {} and rendezvous.events.empty()
+        await rendezvous.close(0, "")
 
     run(meeting())
 
 
 def test_one_that_hangs_up_is_gone_and_may_call_again(make_job):
     async def meeting():
-        events = Events()
-        roll_call = RollCall(make_job(0)[0].place, events, None)
-        await roll_call.open(LOOPBACK)
+        rendezvous = Recorder(make_job(0)[0])
+        await rendezvous.open()
         for _ in range(2):
             calling = asyncio.create_task(follow(make_job(1)[0]))
-            assert isinstance(await events.next(20), Came)
+            assert isinstance(await rendezvous.events.get(), Peer)
             calling.cancel()
             await asyncio.wait([calling])
-            assert isinstance(await events.next(20), Gone)
-        assert roll_call.missing == [1, 2]
-        await roll_call.close(1, "")
+            assert await rendezvous.events.get() == 1
+        assert rendezvous.missing == [1, 2]
+        await rendezvous.close(1, "")
 
     run(meeting())
 
 
 def test_strangers_are_turned_away_and_disturb_nobody(make_job):
     async def meeting():
-        events = Events()
-        place = make_job(0)[0].place
-        roll_call = RollCall(place, events, None)
-        await roll_call.open(LOOPBACK)
+        rendezvous = Recorder(make_job(0)[0])
+        await rendezvous.open()
         for nonsense in (
             b"GET / HTTP/1.1\r\n\r\n",
             b"[1]\n",
-            b'{"word": "hello"}\n',
+            b'{"kind": "hello"}\n',
             b"x" * 200_000 + b"\n",
             b"\xff\n",
             b"[" * 60_000 + b"\n",
         ):
-            reader, writer = await asyncio.open_connection(LOOPBACK, place.port)
+            reader, writer = await asyncio.open_connection(LOOPBACK, make_job(0)[0].node_rank.port)
             writer.write(nonsense)
-            assert b"who" in await reader.readline()
+            assert b"challenge" in await reader.readline()
             with contextlib.suppress(ConnectionResetError):
                 await reader.read()
             writer.close()
         job, _ = make_job(1)
         friend = asyncio.create_task(follow(job))
-        assert isinstance(await events.next(20), Came)
-        await roll_call.close(0, "")
+        assert isinstance(await rendezvous.events.get(), Peer)
+        await rendezvous.close(0, "")
         assert await friend == 0
 
     run(meeting())
 
 
-def test_where_there_will_be_no_run_whoever_calls_is_told(make_job, monkeypatch):
-    monkeypatch.setattr(leader, "listening_address", _loopback)
-
+def test_a_job_that_cannot_run_ends_on_all_machines(make_job):
     async def meeting():
         notes: list[str] = []
         first, _ = make_job(1)
         calling = asyncio.create_task(follow(first))
-        dismissing = asyncio.create_task(leader.dismiss(make_job(0)[0].place, 2, "the file is wrong", notes.append))
+        dismissing = asyncio.create_task(leader.dismiss(make_job(0)[0].node_rank, 2, "the file is wrong", notes.append))
         assert await calling == 2
         # The last to be told ends the wait.
         second, said = make_job(2)
@@ -200,37 +206,36 @@ def test_where_there_will_be_no_run_whoever_calls_is_told(make_job, monkeypatch)
     run(meeting())
 
 
-async def _loopback(place: Place) -> str:
-    return LOOPBACK
-
-
-def test_whoever_is_missing_is_named_with_the_time_that_is_left_then(make_job, monkeypatch):
+def test_missing_ranks_are_named_with_the_time_that_is_left(make_job, monkeypatch):
     clock = 0.0
 
-    async def nothing(_: Events, timeout_s: float) -> None:
+    async def nothing(_, timeout_s: float) -> bool:
         nonlocal clock
-        # Nobody wakes up to the moment.
+        # No process wakes up to the moment.
         clock += timeout_s + 0.01
+        return False
 
-    monkeypatch.setattr(leader, "listening_address", _loopback)
     monkeypatch.setattr(leader, "_PROGRESS_S", 2.0)
     monkeypatch.setattr(leader, "time", SimpleNamespace(monotonic=lambda: clock))
-    monkeypatch.setattr(Events, "next", nothing)
+    monkeypatch.setattr(leader._Leader, "_change", nothing)
     job, said = make_job(0)
-    assert asyncio.run(leader.lead(job)) == 1
+
+    async def meeting():
+        assert await leader.lead(job) == 1
+
+    run(meeting())
     assert [note.rpartition("; ")[2] for note in said[:-1]] == ["3 s left", "1 s left", "0 s left"]
     assert all("waiting for ranks 1, 2 of 3 machines" in note for note in said[:-1])
     assert said[-1].startswith("waited 5 s for ranks 1, 2 of 3 machines")
 
 
-def test_a_machine_that_ray_does_not_come_to_is_named(make_job, monkeypatch):
-    """A process that says what Ray's head would, in a cluster that nobody joins, stands in for it."""
-    monkeypatch.setattr(leader, "listening_address", _loopback)
+def test_a_machine_that_does_not_join_ray_is_named(make_job, monkeypatch):
+    """The lines that Ray's head prints stand in for it, in a cluster that no machine joins."""
     monkeypatch.setattr(leader, "_PROGRESS_S", 0.5)
 
     async def start_head(node: RayNode) -> None:
-        node._events.put(Printed('{"address": "here:1"}'))
-        node._events.put(Printed(json.dumps({"alive": ["192.0.2.1"]})))
+        node.on_line('{"address": "here:1"}')
+        node.on_line(json.dumps({"alive": ["192.0.2.1"]}))
 
     async def start_member(_node: RayNode, _head: str) -> None:
         pass
@@ -241,11 +246,10 @@ def test_a_machine_that_ray_does_not_come_to_is_named(make_job, monkeypatch):
     async def meeting():
         (first, said), (second, _) = (make_job(rank, nodes=2) for rank in (0, 1))
         first = replace(first, pipeline=_with_start_timeout(first.pipeline, 1.2))
-        monkeypatch.setattr(RollCall, "met_at", "192.0.2.1")
         assert await asyncio.gather(leader.lead(first), follow(second)) == [1, 1]
         named = rf"Ray on rank 1 \(.*, {LOOPBACK}\); "
         assert any(re.match(rf"waiting for {named}\d s left", note) for note in said)
-        assert re.match(f"waited 1.2 s for {named}may all machines", said[-1])
+        assert re.match(f"waited 1.2 s for {named}can all machines", said[-1])
 
     run(meeting())
 
@@ -262,35 +266,35 @@ def _with_start_timeout(pipeline: Pipeline, seconds: float) -> Pipeline:
     ],
 )
 def test_rank_0_must_be_where_it_is_said_to_be(make_job, monkeypatch, master, sentence):
-    monkeypatch.setattr(addresses, "_NAME_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(addresses, "_RESOLVE_TIMEOUT_S", 0.0)
     with pytest.raises(LaunchError, match=re.escape(sentence)) as caught:
-        asyncio.run(addresses.listening_address(replace(make_job(0)[0].place, master=master)))
+        asyncio.run(addresses.listening_address(replace(make_job(0)[0].node_rank, master=master)))
     assert caught.value.code == 2
 
 
 def test_a_master_that_is_told_it_is_localhost_listens_wherever_the_others_may_look(make_job):
-    place = replace(make_job(0)[0].place, master="localhost")
-    assert asyncio.run(addresses.listening_address(place)) == addresses.EVERYWHERE
-    assert addresses.leads_nowhere(place)
-    assert not addresses.leads_nowhere(replace(place, master="10.9.8.7"))
+    node_rank = replace(make_job(0)[0].node_rank, master="localhost")
+    assert asyncio.run(addresses.listening_address(node_rank)) == addresses.ANY
+    assert addresses.is_loopback(node_rank.master)
+    assert not addresses.is_loopback("10.9.8.7")
 
 
 def test_silence_is_noticed_on_both_sides(monkeypatch, port):
-    monkeypatch.setattr(wire, "SILENCE_S", 0.3)
-    monkeypatch.setattr(wire, "BEAT_S", 60.0)
+    monkeypatch.setattr(connection, "SILENCE_S", 0.3)
+    monkeypatch.setattr(connection, "HEARTBEAT_S", 60.0)
     lost = []
 
-    async def listening(mine: Wire):
-        with pytest.raises(LostError, match=r"nothing was heard for 0\.3 s"):
-            await mine.hear()
+    async def listening(mine: Connection):
+        with pytest.raises(LostError, match=r"no heartbeat for 0\.3 s"):
+            await mine.recv()
         lost.append("server")
 
     async def meeting():
         server = await listen(LOOPBACK, port, listening)
         # Each end says that it is there once, when it begins.
-        mine = await Wire.connect(LOOPBACK, port, 5)
-        with pytest.raises(LostError, match=r"nothing was heard for 0\.3 s|closed"):
-            await mine.hear()
+        mine = await Connection.open(LOOPBACK, port, 5)
+        with pytest.raises(LostError, match=r"no heartbeat for 0\.3 s|closed"):
+            await mine.recv()
         await mine.close()
         server.close()
 
@@ -298,30 +302,29 @@ def test_silence_is_noticed_on_both_sides(monkeypatch, port):
     assert lost == ["server"]
 
 
-def test_a_secret_is_proved_without_being_told():
-    challenged = secret.challenge()
-    proof = secret.proof("mine", challenged)
+def test_a_token_is_proved_without_being_sent():
+    proof = handshake.prove("mine", "challenge")
     assert "mine" not in proof
-    assert secret.proves(proof, "mine", challenged)
-    assert not secret.proves(proof, "mine", secret.challenge())
-    assert not secret.proves(secret.proof("other", challenged), "mine", challenged)
-    assert not secret.proves(None, "mine", challenged)
-    assert not secret.proves("\ud800", "mine", challenged)
+    assert handshake.is_proof(proof, "mine", "challenge")
+    assert not handshake.is_proof(proof, "mine", "another")
+    assert not handshake.is_proof(handshake.prove("other", "challenge"), "mine", "challenge")
+    assert not handshake.is_proof(None, "mine", "challenge")
+    assert not handshake.is_proof("\ud800", "mine", "challenge")
 
 
 def test_the_users_token_is_where_ray_looks_for_it(tmp_path: Path):
     (tmp_path / "token").write_text("from a file\n")
     path = {"RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
-    assert secret.shared_secret({}) is None
-    assert secret.shared_secret(path) == "from a file"
-    assert secret.shared_secret(path | {"RAY_AUTH_TOKEN": "said"}) == "said"
+    assert handshake.shared_token({}) is None
+    assert handshake.shared_token(path) == "from a file"
+    assert handshake.shared_token(path | {"RAY_AUTH_TOKEN": "said"}) == "said"
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").write_text("at home")
-    assert secret.shared_secret({}) == "at home"
+    assert handshake.shared_token({}) == "at home"
 
 
 def test_rays_environment_names_the_token_and_does_not_hold_it(tmp_path: Path):
-    path = secret.write_secret("secret", tmp_path)
+    path = handshake.write_token("secret", tmp_path)
     assert path.stat().st_mode & 0o777 == 0o600
     environment = ray_environment({"RAY_AUTH_TOKEN": "secret", "RAY_ADDRESS": "x", "KEPT": "1"}, LOOPBACK, path)
     assert "secret" not in environment.values() and "RAY_ADDRESS" not in environment
@@ -331,17 +334,18 @@ def test_rays_environment_names_the_token_and_does_not_hold_it(tmp_path: Path):
 
 
 def test_another_version_is_named():
-    assert difference(versions(), versions()) == ""
-    assert difference(versions() | {"ray": "2.0"}, versions()).startswith("ray 2.0, and rank 0 has ")
-    assert difference(None, versions()).startswith("dagrl None")
+    ours = handshake.versions()
+    assert handshake.version_difference(ours, ours) == ""
+    assert handshake.version_difference(ours | {"ray": "2.0"}, ours).startswith("ray 2.0, and rank 0 has ")
+    assert handshake.version_difference({}, ours).startswith("dagrl None")
 
 
 def test_what_a_machine_offers(make_job):
     job, _ = make_job(1)
-    place = job.place
-    assert offered(place, job.pipeline, gpus=0, cpus=1) == Machine(socket.gethostname(), 0, 2), "as the groups ask"
-    assert offered(place, job.pipeline, gpus=8, cpus=96) == Machine(socket.gethostname(), 8, 96)
-    assert offered(replace(place, slots=4), job.pipeline, gpus=8, cpus=96).gpus == 4
-    assert offered(replace(place, slots=4), job.pipeline, gpus=0, cpus=96) == Machine(socket.gethostname(), 0, 4)
+    node_rank = job.node_rank
+    assert offered(node_rank, job.pipeline, gpus=0, cpus=1) == Machine(socket.gethostname(), 0, 2), "as the groups ask"
+    assert offered(node_rank, job.pipeline, gpus=8, cpus=96) == Machine(socket.gethostname(), 8, 96)
+    assert offered(replace(node_rank, slots=4), job.pipeline, gpus=8, cpus=96).gpus == 4
+    assert offered(replace(node_rank, slots=4), job.pipeline, gpus=0, cpus=96) == Machine(socket.gethostname(), 0, 4)
     with pytest.raises(LaunchError, match=r"PET_NPROC_PER_NODE is 8 and .* \(rank 1\) has 4 GPUs to use; set it to 4"):
-        offered(replace(place, slots=8), job.pipeline, gpus=4, cpus=96)
+        offered(replace(node_rank, slots=8), job.pipeline, gpus=4, cpus=96)

@@ -49,8 +49,8 @@ def test_a_host_that_is_missing_is_named_to_all_within_the_bound(make_job, pipel
     assert job.codes() == [1, 1], job.everything()
     for rank in (0, 2):
         said = job.output(rank)
-        assert "waited 12 s for rank 1 of 3 machines to call at" in said
-        assert f"here: rank 0 (node0), rank 2 (node2, {job.hosts[2].address})" in said
+        assert "waited 12 s for rank 1 of 3 machines to connect to" in said
+        assert f"connected: rank 0 (node0), rank 2 (node2, {job.hosts[2].address})" in said
         assert "Traceback" not in said
     assert "waiting for rank 1 of 3 machines" in job.output(0)
     assert [host.left_behind() for host in job.hosts] == [[], [], []]
@@ -85,8 +85,8 @@ def test_a_host_that_is_cut_off_in_mid_run_ends_it_on_both_sides(make_job, pipel
     job.hosts[1].cut_off()
     assert job.codes() == [1, 1], job.everything()
     lost, told = job.output(1), job.output(0)
-    assert f"lost rank 0 at {job.hosts[0].address}:29511: nothing was heard for 20 s" in lost
-    assert f"lost rank 1 (node1, {job.hosts[1].address}): nothing was heard for 20 s" in told
+    assert f"lost rank 0 at {job.hosts[0].address}:29511: no heartbeat for 20 s" in lost
+    assert f"lost rank 1 (node1, {job.hosts[1].address}): no heartbeat for 20 s" in told
     assert "dagrl run: failed" in told
     assert "Traceback" not in lost + told
     assert TOKEN not in lost + told + "".join(log.read_text() for log in (job.run_dir / "logs").iterdir())
@@ -131,7 +131,7 @@ def test_a_launcher_that_is_killed_takes_everything_with_it(make_job, pipeline):
     job.wait_for(0, "step 1/")
     job.processes[0].kill()
     assert job.code(1) == 1, job.everything()
-    assert f"lost rank 0 at {job.hosts[0].address}:29511: it has closed the connection" in job.output(1)
+    assert f"lost rank 0 at {job.hosts[0].address}:29511: it closed the connection" in job.output(1)
     assert [host.left_behind() for host in job.hosts] == [[], []]
 
 

@@ -1,36 +1,37 @@
-"""A machine's place, from the variables of torchrun and Kubeflow."""
+"""The rank of a machine, from the variables of torchrun and Kubeflow."""
 
 from __future__ import annotations
 
 import pytest
 
-from dagrl.launcher.node_rank import Place, WrongPlaceError, place_from
+from dagrl.launcher.errors import LaunchError
+from dagrl.launcher.node_rank import NodeRank, node_rank_from
 
 TWO = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "node0"}
 
 
 @pytest.mark.parametrize(
-    ("variables", "place"),
+    ("variables", "node_rank"),
     [
         ({}, None),
         ({"PET_NNODES": "1"}, None),
         ({"PET_NNODES": "1", "PET_NODE_RANK": "0", "MASTER_ADDR": "x", "PET_NPROC_PER_NODE": "8"}, None),
         ({"PET_NNODES": " ", "PET_NODE_RANK": "0"}, None),
-        (TWO, Place(1, 2, "node0", 29500, None)),
-        (TWO | {"PET_NNODES": "2:2"}, Place(1, 2, "node0", 29500, None)),
-        (TWO | {"PET_NPROC_PER_NODE": "8", "PET_MASTER_PORT": "29511"}, Place(1, 2, "node0", 29511, 8)),
-        (TWO | {"PET_NPROC_PER_NODE": "auto", "MASTER_PORT": "23456"}, Place(1, 2, "node0", 23456, None)),
-        ({"PET_NNODES": "2", "PET_NODE_RANK": "0", "MASTER_ADDR": "10.0.0.1"}, Place(0, 2, "10.0.0.1", 29500, None)),
+        (TWO, NodeRank(1, 2, "node0", 29500, None)),
+        (TWO | {"PET_NNODES": "2:2"}, NodeRank(1, 2, "node0", 29500, None)),
+        (TWO | {"PET_NPROC_PER_NODE": "8", "PET_MASTER_PORT": "29511"}, NodeRank(1, 2, "node0", 29511, 8)),
+        (TWO | {"PET_NPROC_PER_NODE": "auto", "MASTER_PORT": "23456"}, NodeRank(1, 2, "node0", 23456, None)),
+        ({"PET_NNODES": "2", "PET_NODE_RANK": "0", "MASTER_ADDR": "10.0.0.1"}, NodeRank(0, 2, "10.0.0.1", 29500, None)),
         # Those of torchrun's own name count more than those that other tools set too.
-        (TWO | {"MASTER_ADDR": "other", "PET_MASTER_PORT": "1", "MASTER_PORT": "2"}, Place(1, 2, "node0", 1, None)),
+        (TWO | {"MASTER_ADDR": "other", "PET_MASTER_PORT": "1", "MASTER_PORT": "2"}, NodeRank(1, 2, "node0", 1, None)),
     ],
 )
-def test_what_the_variables_say(variables, place):
-    assert place_from(variables) == place
+def test_node_rank_from_the_variables(variables, node_rank):
+    assert node_rank_from(variables) == node_rank
 
 
 def test_the_first_machine_leads():
-    assert [Place(rank, 2, "node0", 29500, None).leads for rank in range(2)] == [True, False]
+    assert [NodeRank(rank, 2, "node0", 29500, None).is_leader for rank in range(2)] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -58,6 +59,6 @@ def test_the_first_machine_leads():
     ],
 )
 def test_a_wrong_variable_is_named_with_what_it_should_be(variables, message):
-    with pytest.raises(WrongPlaceError) as caught:
-        place_from(variables)
-    assert str(caught.value) == message
+    with pytest.raises(LaunchError) as caught:
+        node_rank_from(variables)
+    assert (str(caught.value), caught.value.code) == (message, 2)
