@@ -1,3 +1,253 @@
 """Summarizes a run, compares it with its plan, and writes both as Chrome traces."""
 
 from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+from pathlib import Path
+from statistics import fmean
+
+from rich.console import RenderableType
+
+from dagrl.backends.families.registry import model_shape
+from dagrl.config.errors import PipelineError
+from dagrl.config.loading.loader import LoadedPipeline, load_pipeline
+from dagrl.config.schema import Pipeline
+from dagrl.graph.dag import build_graph
+from dagrl.graph.plugins.isolation import isolated_imports
+from dagrl.graph.rollouts import rollouts
+from dagrl.orchestrator.folder.run_folder import modules_of
+from dagrl.planner.cost.costs import PipelineCosts
+from dagrl.planner.cost.lengths import Assumed
+from dagrl.planner.fitting.sleep_policy import with_sleep_decided
+from dagrl.planner.hardware import DEFAULT_GPU, gpu_named
+from dagrl.planner.showing.report import Report
+from dagrl.planner.simulation.costs import Costs
+from dagrl.planner.simulation.measured import measured_costs
+from dagrl.planner.simulation.simulate import Activity, Simulated, simulate
+from dagrl.scheduler.intervals import Interval, busy_seconds
+from dagrl.scheduler.placement import make_plan
+from dagrl.scheduler.plan import Plan
+from dagrl.tables import render, table
+from dagrl.tracking.report import RunRecord, read_run, summary
+from dagrl.tracking.timeline import Event, complete_event, write_trace
+
+MOST_STEPS = 20
+"""Steps that are planned again, from the first: the others are like them."""
+TRACE = "timeline_planned.json"
+_TRACED_STEPS = 4
+"""Steps of a plan's trace, and one more for each that may overlap."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A run as it was to be."""
+
+    simulated: Simulated
+    steps: int
+    """That many from the first."""
+    basis: str
+    """Where its seconds come from."""
+
+
+def report_run(folder: Path, *, timeline: bool = False, gpu: str | None = None) -> str:
+    """Summarize a run; with `timeline` compare it with its plan, and write both as a trace in the folder.
+
+    `gpu` is the GPU of groups that name none. ValueError where there is no run, or nothing to be planned by;
+    PipelineError where the folder's `pipeline.yaml` is wrong and it is needed.
+    """
+    if gpu is not None:
+        gpu = gpu_named(gpu).name
+    run = read_run(folder)
+    loaded = _pipeline_of(folder, needed=timeline)
+    actual = activities_of(run)
+    parts = summary(run, idle_shares(actual, _step_seconds(run)), loaded.pipeline.run.steps if loaded else None)
+    if not timeline:
+        return render(parts)
+    if loaded is None:
+        raise ValueError(f"{folder} holds no pipeline.yaml, so that there is nothing to plan its steps by")
+    if not run.last_step or not actual:
+        raise ValueError(f"{folder} has no finished step with a timeline yet, so that there is nothing to compare")
+    planned = plan_again(run, loaded, actual, gpu)
+    actual = [each for each in actual if 0 < each.step <= planned.steps]
+    trace = folder / TRACE
+    begin = min(each.start for each in actual)
+    drawn = f"{trace}: both, to be opened in ui.perfetto.dev"
+    try:
+        events = [*_events(planned.simulated.activities, " (planned)", begin), *_events(actual, " (actual)")]
+        write_trace(trace, events)
+    except OSError as error:
+        # The folder may be another user's: the tables are still of use.
+        drawn = f"no trace: {error}"
+    return render(
+        [
+            *parts,
+            "",
+            f"planned beside actual, steps 1 to {planned.steps}; planned by {planned.basis}",
+            "",
+            _by_node(planned, actual, run),
+            "",
+            _by_group(planned, actual, run),
+            "",
+            f"  {drawn}",
+        ]
+    )
+
+
+def _pipeline_of(folder: Path, *, needed: bool) -> LoadedPipeline | None:
+    """The run's pipeline; None where there is none, or where another dagrl wrote it and it is not `needed`."""
+    path = folder / "pipeline.yaml"
+    try:
+        return load_pipeline(path) if path.is_file() else None
+    except PipelineError:
+        if needed:
+            raise
+        return None
+
+
+def write_planned(found: Report, path: Path, assumed: Assumed) -> str:
+    """Write the first steps of a plan that fits as a trace; returns what it is, in a line. OSError, ValueError."""
+    plan = found.fit.plan
+    costs = PipelineCosts(found.pipeline, plan, found.fit.shape, found.gpu, assumed)
+    steps = min(plan.steps, _TRACED_STEPS + plan.max_staleness)
+    simulated = simulate(plan, costs, steps)
+    write_trace(path, _events(simulated.activities))
+    return f"{path}: {steps} steps as they are planned, {simulated.seconds:,.1f} s; open it in ui.perfetto.dev"
+
+
+def activities_of(run: RunRecord) -> list[Activity]:
+    """A run's timeline as a simulation has it, in seconds since the epoch."""
+    return [
+        Activity(
+            each.name, each.category, each.start, each.end, each.step, each.shard, _executor(each.worker), each.group
+        )
+        for each in run.spans
+    ]
+
+
+def plan_again(run: RunRecord, loaded: LoadedPipeline, actual: Sequence[Activity], gpu: str | None) -> Planned:
+    """Simulate the run's first steps: by the cost model where it knows GPUs and model, else by the run itself."""
+    with isolated_imports():
+        graph = build_graph(loaded.pipeline, modules_of(run.folder), loaded.positions)
+    pipeline = with_sleep_decided(loaded.pipeline, graph)
+    plan = make_plan(pipeline, graph)
+    steps = min(run.last_step, MOST_STEPS)
+    costs, basis = _costs(run, pipeline, plan, actual, gpu)
+    longer = replace(plan, steps=max(plan.steps, steps))
+    return Planned(simulate(longer, costs, steps), steps, basis)
+
+
+def idle_shares(activities: Iterable[Activity], step_seconds: Mapping[int, float]) -> dict[str, float]:
+    """Group -> share of the time in which none of its activities runs while steps are under way.
+
+    A step is under way from its first activity, or from `step_seconds` before the end of its last one, whichever is
+    earlier. The pause before a run that goes on, and its start, are in no step and count for nothing.
+    """
+    by_group: dict[str, list[Activity]] = defaultdict(list)
+    by_step: dict[int, list[Activity]] = defaultdict(list)
+    for each in activities:
+        by_group[each.group].append(each)
+        by_step[each.step].append(each)
+    steps = []
+    for step, found in by_step.items():
+        end = max(each.end for each in found)
+        start = min(each.start for each in found)
+        steps.append(Interval(min(start, end - step_seconds.get(step, 0.0)), end))
+    whole = busy_seconds(steps)
+    return {group: 1 - busy_seconds(found) / whole if whole else 0.0 for group, found in sorted(by_group.items())}
+
+
+def _step_seconds(run: RunRecord) -> dict[int, float]:
+    return {line["step"]: line["time/step_s"] for line in run.steps if line.get("time/step_s")}
+
+
+def _costs(
+    run: RunRecord, pipeline: Pipeline, plan: Plan, actual: Iterable[Activity], gpu: str | None
+) -> tuple[Costs, str]:
+    """What the plan's commands take, and where that comes from."""
+    try:
+        shape = model_shape(pipeline.model)
+        unknown = _without_model(pipeline, gpu)
+    except ValueError as error:
+        shape, unknown = None, str(error)
+    if shape is None or unknown:
+        half = max(1, run.last_step // 2)
+        measured = measured_costs(plan, [each for each in actual if each.step <= half])
+        return measured, f"what the run itself took in the first half of its steps (no cost model: {unknown})"
+    lengths = run.of("response_tokens/mean")
+    # Several rollouts have lengths of their own.
+    known = Assumed(response_tokens=fmean(lengths)) if lengths and len(rollouts(pipeline)) == 1 else Assumed()
+    name = gpu_named(gpu).name if gpu is not None else DEFAULT_GPU
+    return PipelineCosts(pipeline, plan, shape, name, known), "the cost model of `dagrl plan`"
+
+
+def _without_model(pipeline: Pipeline, gpu: str | None) -> str:
+    """Why the cost model does not know what the pipeline runs on; nothing where it does."""
+    if any(group.is_cpu for group in pipeline.groups.values()):
+        return "there is none of CPU slots"
+    unnamed = [name for name, group in pipeline.groups.items() if not group.gpu]
+    return "" if gpu or not unnamed else f"group {unnamed[0]} names no GPU (`--gpu NAME` does)"
+
+
+def _by_node(planned: Planned, actual: Iterable[Activity], run: RunRecord) -> RenderableType:
+    """Seconds of a step in which each node, or each move of an engine, is at work, planned and actual."""
+    seconds = [_seconds(planned.simulated.activities, planned.steps), _seconds(actual, planned.steps)]
+    places = sorted(seconds[0] | seconds[1], key=lambda place: -max(each.get(place, 0.0) for each in seconds))
+    rows = [[*place, *_compared(*(each.get(place) for each in seconds))] for place in places]
+    steps = [line["time/step_s"] for line in run.steps if 0 < line["step"] <= planned.steps and line.get("time/step_s")]
+    whole = [each for step, each in planned.simulated.step_seconds.items() if step > 0]
+    rows.append(["a step", "", *_compared(fmean(whole), fmean(steps) if steps else None)])
+    return table(rows, headings=["node", "executor", "planned s", "actual s", "planned / actual"])
+
+
+def _by_group(planned: Planned, actual: Iterable[Activity], run: RunRecord) -> RenderableType:
+    simulated = planned.simulated
+    shares = [
+        idle_shares((each for each in simulated.activities if each.step <= planned.steps), simulated.step_seconds),
+        idle_shares(actual, _step_seconds(run)),
+    ]
+    rows = (
+        [group, *(f"{each[group]:.0%}" if group in each else "-" for each in shares)] for group in shares[0] | shares[1]
+    )
+    return table(rows, headings=["idle", "planned", "actual"])
+
+
+def _seconds(activities: Iterable[Activity], steps: int) -> dict[tuple[str, str], float]:
+    """(name, executor) -> mean seconds of a step."""
+    spans: dict[tuple[str, str], dict[int, list[Activity]]] = defaultdict(lambda: defaultdict(list))
+    for each in activities:
+        if 0 < each.step <= steps:
+            spans[each.name, each.executor][each.step].append(each)
+    return {place: sum(map(busy_seconds, found.values())) / steps for place, found in spans.items()}
+
+
+def _compared(planned: float | None, actual: float | None) -> list[str]:
+    ratio = f"{planned / actual:.2f}" if planned is not None and actual else ""
+    return [*("-" if each is None else f"{each:,.3f}" for each in (planned, actual)), ratio]
+
+
+def _events(activities: Iterable[Activity], which: str = "", begin: float = 0.0) -> list[Event]:
+    """As a trace has them; `which` comes behind the groups' names, `begin` is when the first step began.
+
+    What an executor does at the same time goes to several rows, for a trace has one thing at a time in each.
+    """
+    rows: dict[str, list[tuple[float, int]]] = defaultdict(list)
+    events = []
+    for each in sorted(activities, key=lambda activity: (activity.start, activity.end)):
+        free = rows[each.executor]
+        row = heappop(free)[1] if free and free[0][0] <= each.start else len(free)
+        heappush(free, (each.end, row))
+        start, end = begin + each.start, begin + each.end
+        group, worker = each.group + which, f"{each.executor}/{row}"
+        event = complete_event(
+            each.name, each.category, start, end, step=each.step, shard=each.shard, group=group, worker=worker
+        )
+        events.append(event)
+    return events
+
+
+def _executor(worker: str) -> str:
+    """Whose worker it is: ``actor/0`` is the actor's first."""
+    return worker.rpartition("/")[0]

@@ -1,5 +1,0 @@
-"""Print the catalogue."""
-
-from dagrl.algorithms.catalogue.document import document
-
-print(document(), end="")
