@@ -16,9 +16,9 @@ from torch.nn.functional import silu
 from workload import Workload
 
 from dagrl.backends.megatron.engine.hf_weights import load_hf_weights
+from dagrl.backends.megatron.vocabulary import padded_vocab_size
 from dagrl.backends.model_source import load_hf_config, weight_source
 from dagrl.config.schema import ModelSpec
-from dagrl.models.vocabulary import padded_vocab_size
 
 
 class BareStep:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dagrl.backends.families.sizes import ModelSizes
+from dagrl.backends.tool_calls import Parser
 from dagrl.config.errors import Place
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import EngineSpec, ModelSpec, Pipeline
@@ -113,6 +115,26 @@ class Backend(ABC):
     def builds_family_itself(self, engine: EngineSpec) -> bool:
         """Whether it builds the model from `dagrl.backends.families`, and so can only have those."""
         return False
+
+    def tool_formats(self) -> tuple[str, ...]:
+        """Values of ``tool_format`` that `tool_parser` reads."""
+        return ()
+
+    def tool_parser(self, name: str, schemas: Sequence[Mapping[str, Any]]) -> Parser:
+        """A parser of tool calls in that format, for tools with these JSON schemas. Runs in a worker."""
+        raise NotImplementedError(name)
+
+    def owns_folder(self, folder: Path) -> bool:
+        """Whether `folder` holds weights in the backend's own format, for ``dagrl convert --to hf``."""
+        return False
+
+    def write_hf(self, source: Path, model: ModelSpec, output: Path, head: Head = "lm") -> None:
+        """Write weights in the backend's own format as a Hugging Face folder, with `model`'s config and tokenizer."""
+        raise ValueError(f"weights of backend {self.name} cannot be converted; choose another engine")
+
+    def write_own(self, source: Path, output: Path) -> None:
+        """Write a Hugging Face folder in the backend's own format."""
+        raise ValueError(f"backend {self.name} has no format to convert to; choose another backend")
 
     def start_folder(self, engine: EngineSpec) -> str | None:
         """A folder of start weights that the engine reads instead of the model's."""

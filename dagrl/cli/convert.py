@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -14,20 +14,21 @@ from dagrl.cli.parameters import OutputFolder, parse_path
 def convert(
     source: Annotated[Path, typer.Argument(parser=parse_path, metavar="SOURCE", help="the folder to read")],
     output: OutputFolder,
-    to: Annotated[Literal["hf", "megatron"], typer.Option(help="the format to write")],
+    to: Annotated[str, typer.Option(metavar="FORMAT", help="hf, or the backend whose own format to write")],
     model: Annotated[
         Path | None,
         typer.Option(parser=parse_path, metavar="FOLDER", help="with --to hf: where config and tokenizer are"),
     ] = None,
 ) -> int:
-    """Convert a Hugging Face folder to Megatron's distributed format, or the other way round.
+    """Convert a Hugging Face folder to a backend's own format, or the other way round.
 
-    Megatron's format is for `dist_checkpointing_path`, or for Megatron-LM.
+    `--to megatron` writes Megatron's distributed format, for `dist_checkpointing_path` or for Megatron-LM.
     """
-    from dagrl.orchestrator.export import convert_to_hf, convert_to_megatron
+    from dagrl.config.schema.backends import backend_packages
+    from dagrl.orchestrator import export
 
-    if to == "megatron":
-        return print_result("convert", lambda: convert_to_megatron(source, output))
-    if model is None:
+    if to != "hf" and to not in backend_packages():
+        raise typer.BadParameter(f"--to takes hf or a backend ({', '.join(backend_packages())}), got {to!r}")
+    if to == "hf" and model is None:
         raise typer.BadParameter("--to hf needs --model, a Hugging Face folder for config and tokenizer")
-    return print_result("convert", lambda: convert_to_hf(source, model, output))
+    return print_result("convert", lambda: export.convert(source, output, to, model))

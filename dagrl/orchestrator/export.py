@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dagrl.backends.megatron.section import MegatronEngineSpec
+from dagrl.backends.registry import backend_of, backends
 from dagrl.config.loading.loader import load_pipeline
 from dagrl.config.schema import KeepBestSpec, ModelSpec, Pipeline, TrainingNode
 from dagrl.orchestrator.folder.checkpoint import Checkpoints, TornCheckpointError
-from dagrl.orchestrator.weight_folders import WrongCallError, check_is_hf, check_is_megatron
+from dagrl.orchestrator.weight_folders import WrongCallError, check_is_folder, check_is_hf
 from dagrl.validation.model_weights import folder_problem
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -38,65 +38,41 @@ def export_run(run: Path, output: Path, *, step: int | None, engine: str | None,
     if not folder.is_dir():
         raise WrongCallError(f"{checkpoint} holds no engine {name!r}; was the pipeline another one then?")
     trained = pipeline.engines[name]
-    assert isinstance(trained, MegatronEngineSpec)
     with _new_folder(output) as aside:
-        _megatron_to_hf(folder, pipeline.model_of(name), aside, trained.head)
+        backend_of(trained).write_hf(folder, pipeline.model_of(name), aside, trained.head)
     return f"{output}: {name} after step {int(checkpoint.name.removeprefix('step_'))} of {run}"
 
 
-def convert_to_hf(source: Path, model: Path, output: Path) -> str:
-    """Write a Megatron folder as a Hugging Face folder, with config and tokenizer of the Hugging Face folder `model`.
+def convert(source: Path, output: Path, to: str, model: Path | None = None) -> str:
+    """Convert between a Hugging Face folder and the own format of a backend, `to` ``hf`` or that backend.
 
-    Raises as `export_run`.
+    `model` is a Hugging Face folder with config and tokenizer, for `to` ``hf``. Raises as `export_run`.
     """
-    check_is_megatron(source)
-    check_is_hf(model)
-    with _new_folder(output) as aside:
-        _megatron_to_hf(source, ModelSpec(path=model), aside)
-    return f"{output}: {source} for Hugging Face"
-
-
-def convert_to_megatron(source: Path, output: Path) -> str:
-    """Write a Hugging Face folder in Megatron's distributed format, as Megatron-LM loads it. Raises as `export_run`."""
-    check_is_hf(source)
-    with _new_folder(output) as aside:
+    if to != "hf":
+        check_is_hf(source)
         if problem := folder_problem(source):
             raise WrongCallError(problem)
-        from dagrl.backends.megatron.engine.convert import write_megatron
-        from dagrl.backends.model_source import load_hf_config, weight_source
-        from dagrl.models.vocabulary import padded_vocab_size
-
-        model = ModelSpec(path=source)
-        config = load_hf_config(model)
-        write_megatron(weight_source(model, seed=0), config, padded_vocab_size(config.vocab_size, 1), aside)
-    return f"{output}: {source} for Megatron"
-
-
-def _megatron_to_hf(source: Path, model: ModelSpec, folder: Path, head: str = "lm") -> None:
-    from transformers.models.auto import modeling_auto
-
-    from dagrl.backends.hf_folder import copy_tokenizer, write_hf_folder
-    from dagrl.backends.megatron.engine.convert import StoredModel
-    from dagrl.backends.model_source import load_hf_config
-
-    config = load_hf_config(model)
-    stored = StoredModel(source, config, head)
-    if head == "lm":
-        classes = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    else:
-        # Hugging Face has no class of critics: a value head, too, is a classifier's with one label.
-        classes = modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
-        config.num_labels = 1
-    if config.model_type not in classes:
-        raise ValueError(f"Hugging Face has no class for a {config.model_type} with a {head} head")
-    write_hf_folder(folder, config, classes[config.model_type], stored.tensors())
-    copy_tokenizer(model, folder)
+        with _new_folder(output) as aside:
+            backends()[to].write_own(source, aside)
+        return f"{output}: {source} for {to}"
+    assert model is not None, "converting to Hugging Face needs a model's folder"
+    check_is_folder(source)
+    backend = next((backend for backend in backends().values() if backend.owns_folder(source)), None)
+    if backend is None:
+        raise WrongCallError(
+            f"{source} is in no backend's own format; name the folder of one step, as iter_0000100 or "
+            "checkpoints/step_10/ENGINE"
+        )
+    check_is_hf(model)
+    with _new_folder(output) as aside:
+        backend.write_hf(source, ModelSpec(path=model), aside)
+    return f"{output}: {source} for Hugging Face"
 
 
 def policies(pipeline: Pipeline) -> list[str]:
     """The engines that are exported without being named: all that are trained, but for critics beside policies."""
     trained = _trained(pipeline)
-    return [name for name in trained if getattr(pipeline.engines[name], "head", "lm") == "lm"] or trained
+    return [name for name in trained if pipeline.engines[name].head == "lm"] or trained
 
 
 def _trained(pipeline: Pipeline) -> list[str]:

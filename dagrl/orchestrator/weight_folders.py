@@ -7,8 +7,6 @@ from pathlib import Path
 from dagrl.validation.json_files import json_object
 
 _CONFIG = "config.json"
-_STORED = "metadata.json"
-_NEWEST = "latest_checkpointed_iteration.txt"
 
 
 class WrongCallError(ValueError):
@@ -17,7 +15,7 @@ class WrongCallError(ValueError):
 
 def check_is_hf(folder: Path) -> None:
     """WrongCallError where a folder is not a Hugging Face folder; its weights are not looked at."""
-    _check_is_folder(folder)
+    check_is_folder(folder)
     if not (folder / _CONFIG).is_file():
         raise WrongCallError(f"{folder} is no Hugging Face folder: it has no {_CONFIG}")
     config = json_object(folder / _CONFIG)
@@ -29,16 +27,7 @@ def check_is_hf(folder: Path) -> None:
         )
 
 
-def check_is_megatron(folder: Path) -> None:
-    """WrongCallError where a folder neither is a checkpoint in Megatron's distributed format nor names one."""
-    _check_is_folder(folder)
-    if not (folder / _STORED).is_file() and not (folder / _NEWEST).is_file():
-        raise WrongCallError(
-            f"{folder} is no checkpoint in Megatron's distributed format: it has no {_STORED}; name the folder of one "
-            "step, as iter_0000100 or checkpoints/step_10/ENGINE"
-        )
-
-
-def _check_is_folder(folder: Path) -> None:
+def check_is_folder(folder: Path) -> None:
+    """WrongCallError if `folder` is not a folder."""
     if not folder.is_dir():
         raise WrongCallError(f"{folder} is a file, not a folder" if folder.exists() else f"there is no folder {folder}")

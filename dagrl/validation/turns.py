@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
 from pathlib import Path
 
+from dagrl.backends.registry import backends
 from dagrl.config.errors import Place, listed, suggest
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import MixNode, Pipeline, RolloutNode, TurnOptions
@@ -15,11 +14,9 @@ from dagrl.graph.plugins.environment import environment_fields
 from dagrl.graph.plugins.isolation import ask
 from dagrl.graph.plugins.tool import check_tool, load_tool, tool_name
 from dagrl.graph.rollouts import leading_rollout, rollouts
-from dagrl.models.library_classes import source_of
 
 _OF_TOOLS = ("tool_args", "tool_format", "max_parallel_calls")
 _OF_ENVIRONMENTS = ("environment_args", "on_environment_error")
-_PARSERS = "srt/function_call/function_call_parser.py"
 
 
 def check_turns(pipeline: Pipeline, graph: Graph | None, folder: Path, findings: Findings) -> None:
@@ -97,19 +94,10 @@ def _check_format(place: Place, tool_format: str, folder: Path, findings: Findin
         except ValueError as error:
             findings.error(where, str(error))
         return
-    known = ["hermes", *sglang_parsers()]
+    known = ["hermes", *(name for backend in backends().values() for name in backend.tool_formats())]
     if tool_format not in known:
         message = f"there is no format `{tool_format}` (your own is written `module:function`); "
         findings.error(where, message + suggest(tool_format, known))
-
-
-def sglang_parsers() -> Iterator[str]:
-    """Names of SGLang's parsers, read from its source as text; none where it is not installed."""
-    source = source_of("sglang", _PARSERS)
-    for node in ast.walk(ast.parse(source)) if source else ():
-        match node:
-            case ast.AnnAssign(target=ast.Name(id="ToolCallParserEnum"), value=ast.Dict(keys=keys)):
-                yield from (str(key.value) for key in keys if isinstance(key, ast.Constant))
 
 
 def _check_environment(place: Place, node: RolloutNode, folder: Path, findings: Findings) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from dagrl.backends.backend import Backend, EngineCheck, EngineStart, WeightReader
@@ -10,8 +11,11 @@ from dagrl.backends.megatron.fields import check_fields_of
 from dagrl.backends.megatron.layout_rules import check_layout
 from dagrl.backends.megatron.options import check_learning_rate, check_options
 from dagrl.backends.megatron.section import MegatronEngineSpec
+from dagrl.backends.megatron.stored_folder import CONFIG, LATEST
 from dagrl.backends.megatron.unused_fields import warn_of_unused_fields
-from dagrl.config.schema import EngineSpec, TrainingNode
+from dagrl.backends.megatron.vocabulary import padded_vocab_size
+from dagrl.config.schema import EngineSpec, ModelSpec, TrainingNode
+from dagrl.config.schema.engine import Head
 from dagrl.graph.sleeping import stays_beside_sleepers
 from dagrl.imports import lean_imports
 
@@ -53,6 +57,25 @@ class MegatronBackend(Backend):
         """``dist_checkpointing_path``."""
         assert isinstance(engine, MegatronEngineSpec)
         return str(engine.dist_checkpointing_path) if engine.dist_checkpointing_path else None
+
+    def owns_folder(self, folder: Path) -> bool:
+        """Whether `folder` is a checkpoint in Megatron's distributed format, or names the newest one in it."""
+        return (folder / CONFIG).is_file() or (folder / LATEST).is_file()
+
+    def write_hf(self, source: Path, model: ModelSpec, output: Path, head: Head = "lm") -> None:
+        """Write a checkpoint as a Hugging Face folder, one tensor at a time."""
+        from dagrl.backends.megatron.engine.convert import write_hf
+
+        write_hf(source, model, output, head)
+
+    def write_own(self, source: Path, output: Path) -> None:
+        """Write a Hugging Face folder in Megatron's distributed format, as Megatron-LM loads it."""
+        from dagrl.backends.megatron.engine.convert import write_megatron
+        from dagrl.backends.model_source import load_hf_config, weight_source
+
+        model = ModelSpec(path=source)
+        config = load_hf_config(model)
+        write_megatron(weight_source(model, seed=0), config, padded_vocab_size(config.vocab_size, 1), output)
 
     def build(self, start: EngineStart) -> Any:
         """One rank of the model."""

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from dagrl.backends.backend import EngineCheck
 from dagrl.backends.megatron.section import MegatronEngineSpec
+from dagrl.backends.megatron.stored_folder import CONFIG, format_of, newest_checkpoint
 from dagrl.config.errors import Place, listed, shown
 from dagrl.config.loading.positions import Findings
 from dagrl.graph.router_replay import wants_routed_experts
 from dagrl.graph.sleeping import neighbours, sleeps
-from dagrl.models.megatron_folder import CONFIG, format_of, newest_checkpoint
 
 _BRIDGE_PACKAGES = ("omegaconf", "einops")
 """Further packages that megatron-bridge needs."""

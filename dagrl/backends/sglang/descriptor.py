@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dagrl.backends.backend import Backend, EngineCheck, EngineStart, WeightReader
@@ -10,6 +11,8 @@ from dagrl.backends.sglang.fields import check_fields_of
 from dagrl.backends.sglang.layout import ROUTED_EXPERTS, nodes_per_server, server_slots
 from dagrl.backends.sglang.section import SglangEngineSpec
 from dagrl.backends.sglang.server_rules import check_server
+from dagrl.backends.sglang.tool_parsers import parser_names, tool_parser
+from dagrl.backends.tool_calls import Parser
 from dagrl.config.schema import EngineSpec, Pipeline
 from dagrl.graph.router_replay import wants_routed_experts
 from dagrl.graph.sleeping import sleeps
@@ -38,6 +41,14 @@ class SglangBackend(Backend):
             return None
         checked = not {"load_format", "quantization"} & engine.server.keys()
         return WeightReader(strict=False, quantised=True, checked=checked)
+
+    def tool_formats(self) -> tuple[str, ...]:
+        """Names of SGLang's parsers; none if it is not installed."""
+        return tuple(parser_names())
+
+    def tool_parser(self, name: str, schemas: Sequence[Mapping[str, Any]]) -> Parser:
+        """One of SGLang's parsers."""
+        return tool_parser(name, schemas)
 
     def build(self, start: EngineStart) -> Any:
         """One slot of a server: its first worker speaks for it, the first on a further machine starts processes."""

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dagrl.backends.tool_calls import Call, Parser, Unreadable
 from dagrl.graph.plugins.environment import EnvironmentClass, Observation
 from dagrl.graph.plugins.tool import Tool, ToolArgumentError, ToolUnavailableError, offered
-from dagrl.ops.turns.calls import Call, Parser, Unreadable
 from dagrl.ops.turns.episode import Episode
 from dagrl.ops.turns.jobs import Done, JobTimeoutError
 from dagrl.ops.turns.template import Answer

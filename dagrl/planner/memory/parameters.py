@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.megatron.section import MegatronEngineSpec
-from dagrl.models.vocabulary import padded_vocab_size
+from dagrl.backends.megatron.vocabulary import padded_vocab_size
 from dagrl.planner.memory.stages import Stage
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.megatron.section import MegatronEngineSpec
+from dagrl.backends.megatron.vocabulary import padded_vocab_size
 from dagrl.models.number_formats import NUMBER_FORMATS
-from dagrl.models.vocabulary import padded_vocab_size
 from dagrl.planner.memory.activations import StageActivations, stage_activations, value_bytes
 from dagrl.planner.memory.communicators import communicator_bytes
 from dagrl.planner.memory.estimate import CONTEXT, GIB, EngineMemory, Kind

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from dagrl.backends.tool_calls import Call, Unreadable
 from dagrl.graph.plugins.tool import load_tool
-from dagrl.ops.turns.calls import Call, Unreadable, hermes_calls, parser_of
+from dagrl.ops.turns.calls import hermes_calls, parser_of
 
 ONE = '<tool_call>\n{"name": "search", "arguments": {"query": "a \\"b\\"", "count": 2}}\n</tool_call>'
 SEARCH = Call("search", {"query": 'a "b"', "count": 2})
@@ -115,6 +116,6 @@ def test_sglangs_parsers_read_the_formats_of_other_families() -> None:
 def test_the_formats_that_validation_knows_are_sglangs() -> None:
     from sglang.srt.function_call.function_call_parser import FunctionCallParser
 
-    from dagrl.validation.turns import sglang_parsers
+    from dagrl.backends.sglang.tool_parsers import parser_names
 
-    assert set(sglang_parsers()) == set(FunctionCallParser.ToolCallParserEnum)
+    assert set(parser_names()) == set(FunctionCallParser.ToolCallParserEnum)

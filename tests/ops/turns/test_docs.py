@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from dagrl.backends.tool_calls import Call
 from dagrl.config.schema import RolloutNode, SamplingSpec
 from dagrl.graph.op_contracts import OF_TURNS
 from dagrl.graph.plugins.environment import load_environment
 from dagrl.graph.plugins.tool import BUILT_IN, load_tool
 from dagrl.ops.turns.answers import Others, Partner
-from dagrl.ops.turns.calls import Call, parser_of
+from dagrl.ops.turns.calls import parser_of
 from dagrl.ops.turns.jobs import Done
 from dagrl.ops.turns.metrics import turn_stats
 

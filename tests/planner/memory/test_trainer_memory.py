@@ -13,7 +13,7 @@ from models import DEEPSEEK_V3, QWEN3_1B7, QWEN3_8B, QWEN3_30B, SIXTEEN_LAYERS
 from dagrl.backends.families.registry import shape_of
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.megatron.section import MegatronEngineSpec
-from dagrl.models.vocabulary import padded_vocab_size
+from dagrl.backends.megatron.vocabulary import padded_vocab_size
 from dagrl.planner.memory.activations import stage_activations
 from dagrl.planner.memory.estimate import GIB, EngineMemory
 from dagrl.planner.memory.parameters import rank_parameters

@@ -18,9 +18,9 @@ from megatron.core import parallel_state
 from dagrl.backends.megatron.engine.bridge_library import import_bridge
 from dagrl.backends.megatron.engine.model import unwrap
 from dagrl.backends.megatron.section import MegatronEngineSpec
+from dagrl.backends.megatron.vocabulary import padded_vocab_size
 from dagrl.backends.model_source import WeightSource, published_shapes
 from dagrl.backends.weight_names import check_names
-from dagrl.models.vocabulary import padded_vocab_size
 from dagrl.weight_sync.exporter import IteratedExporter
 
 if TYPE_CHECKING:

@@ -20,9 +20,10 @@ from dagrl.backends.families.tensor_maps import MappedTensor, join
 from dagrl.backends.families.tensors import model_tensors
 from dagrl.backends.megatron.engine.stored_tensors import StoredTensors, is_layer, resolve
 from dagrl.backends.megatron.engine.stored_writer import TensorToWrite, write_tensors
+from dagrl.backends.megatron.stored_folder import LATEST
 from dagrl.backends.model_source import WeightSource
 from dagrl.backends.weight_names import check_names
-from dagrl.models.megatron_folder import LATEST
+from dagrl.config.schema import ModelSpec
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -152,3 +153,27 @@ def _check_source(pairs: Sequence[MappedTensor], hf_config: PretrainedConfig, so
     for name, shape in sorted(wanted.items()):
         if source.shape(name) != shape:
             raise ValueError(f"tensor {name!r} is {list(source.shape(name))}, but its config says {list(shape)}")
+
+
+def write_hf(source: Path, model: ModelSpec, folder: Path, head: str = "lm") -> None:
+    """Write a Megatron checkpoint as a Hugging Face folder with the config and tokenizer of `model`.
+
+    ValueError if Hugging Face has no class for the model with that head.
+    """
+    from transformers.models.auto import modeling_auto
+
+    from dagrl.backends.hf_folder import copy_tokenizer, write_hf_folder
+    from dagrl.backends.model_source import load_hf_config
+
+    config = load_hf_config(model)
+    stored = StoredModel(source, config, head)
+    if head == "lm":
+        classes = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    else:
+        # Hugging Face has no class of critics: a value head, too, is a classifier's with one label.
+        classes = modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
+        config.num_labels = 1
+    if config.model_type not in classes:
+        raise ValueError(f"Hugging Face has no class for a {config.model_type} with a {head} head")
+    write_hf_folder(folder, config, classes[config.model_type], stored.tensors())
+    copy_tokenizer(model, folder)

@@ -21,7 +21,7 @@ from dagrl.backends.megatron.engine.cpu.modules import use_plain_modules
 from dagrl.backends.megatron.engine.latent_attention import use_latent_norms
 from dagrl.backends.megatron.engine.output import ScalarHead
 from dagrl.backends.megatron.section import MegatronEngineSpec
-from dagrl.models.vocabulary import padded_vocab_size
+from dagrl.backends.megatron.vocabulary import padded_vocab_size
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import LoadPlan
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from dagrl.models.megatron_folder import CONFIG, format_of, newest_checkpoint
+from dagrl.backends.megatron.stored_folder import CONFIG, format_of, newest_checkpoint
 
 BACKEND = "torch_dist"
 

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from dagrl.backends.megatron.engine.stored_tensors import BACKEND
-from dagrl.models.megatron_folder import CONFIG
+from dagrl.backends.megatron.stored_folder import CONFIG
 
 _COMMON = "common_state/shard_0_1"
 """What Megatron stores beside tensors, as a list of one object."""

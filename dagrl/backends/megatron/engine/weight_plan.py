@@ -21,7 +21,7 @@ from dagrl.backends.families.registry import buildable
 from dagrl.backends.families.tensor_maps import MappedTensor
 from dagrl.backends.families.tensors import model_tensors
 from dagrl.backends.megatron.engine.model import unwrap
-from dagrl.models.vocabulary import padded_vocab_size
+from dagrl.backends.megatron.vocabulary import padded_vocab_size
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -1,0 +1,47 @@
+"""SGLang's parsers of tool calls, for the formats of many model families."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from dagrl.backends.tool_calls import Call, Parser, Unreadable, parsed_call, said_aloud
+from dagrl.models.library_classes import source_of
+
+_PARSERS = "srt/function_call/function_call_parser.py"
+
+
+def parser_names() -> Iterator[str]:
+    """Names of the parsers, read from SGLang's source as text; none if it is not installed."""
+    source = source_of("sglang", _PARSERS)
+    for node in ast.walk(ast.parse(source)) if source else ():
+        match node:
+            case ast.AnnAssign(target=ast.Name(id="ToolCallParserEnum"), value=ast.Dict(keys=keys)):
+                yield from (str(key.value) for key in keys if isinstance(key, ast.Constant))
+
+
+def tool_parser(name: str, schemas: Sequence[Mapping[str, Any]]) -> Parser:
+    """The parser of that name for tools with these JSON schemas. ValueError if SGLang cannot make it."""
+    from sglang.srt.entrypoints.openai.protocol import Tool
+    from sglang.srt.function_call.function_call_parser import FunctionCallParser
+
+    tools = [Tool.model_validate(schema) for schema in schemas]
+    try:
+        FunctionCallParser(tools, name)
+    except ValueError as error:
+        raise ValueError(f"SGLang has no parser `{name}` of tool calls: {error}") from error
+
+    def parse(text: str) -> list[Call | Unreadable]:
+        # A parser remembers its message, so each text needs another one.
+        parser, aloud = FunctionCallParser(tools, name), said_aloud(text)
+        if not parser.has_tool_call(aloud):
+            return []
+        try:
+            _, items = parser.parse_non_stream(aloud)
+        except Exception as error:  # noqa: BLE001 (text of a model must not end a run, whatever the parser raises)
+            return [Unreadable(f"the tool call cannot be read: {error}")]
+        calls = [parsed_call(str(item.name), item.parameters) for item in items]
+        return calls or [Unreadable("no tool call of a known tool can be read")]
+
+    return parse
