@@ -1,7 +1,4 @@
-"""What is wrong with a pipeline file, said so that its author can mend it: file, line, place, fault and remedy.
-
-Used by everything in `dagrl.config`; `positions.py` knows the lines.
-"""
+"""Problems of a pipeline file, and the words that their messages share. `loading/positions.py` knows the lines."""
 
 from __future__ import annotations
 
@@ -12,17 +9,19 @@ from dataclasses import dataclass
 from typing import Any
 
 Place = tuple[str | int, ...]
-"""Where something stands in the pipeline file: the keys (and list indices) that lead to it."""
+"""Keys and list indices that lead to a value of the pipeline file."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Problem:
-    """One fault. Prints as ``FILE:LINE: where.in.the.file: what is wrong; what to do``."""
+    """One problem. Prints as ``FILE:LINE: where.in.the.file: what is wrong; what to do``."""
 
     file: str
     line: int
     place: str
     message: str
+    code: str = ""
+    """A stable name of this kind of problem, for tests and tools: ``unknown-key``, ``missing-column``."""
 
     def __str__(self) -> str:
         place, message = _cut(self.place, _MOST_SHOWN), _WORD.sub(_cut_word, self.message)
@@ -30,7 +29,7 @@ class Problem:
 
 
 class PipelineError(ValueError):
-    """A pipeline that cannot run as it is written; holds every problem found, by file and line, each once."""
+    """A pipeline that cannot run as it is written, with each problem once, by file and line."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(sorted(set(problems)))
@@ -47,7 +46,7 @@ _WORD = re.compile(rf"\S{{{_MOST_SHOWN + 1},}}")
 
 
 def _cut(text: str, most: int) -> str:
-    """A text of any length, such as a key in a file can have, without its middle if it is longer than `most`."""
+    """Shorten a text to `most` characters: a key or value of a file may have any length."""
     return text if len(text) <= most else f"{text[: most // 2]}...{text[-most // 2 :]}"
 
 
@@ -56,12 +55,12 @@ def _cut_word(word: re.Match[str]) -> str:
 
 
 def in_one_line(text: str) -> str:
-    """With line breaks and other characters that cannot be seen written out: a key may hold any."""
+    """Escape line breaks and other invisible characters."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def dotted(place: Place) -> str:
-    """A place as users write it: ``engines.actor.optimizer.lr``, ``track[1]``; ``file`` for the whole."""
+    """Format a place as ``engines.actor.optimizer.lr`` or ``track[1]``; the empty place is ``file``."""
     text = ""
     for key in place:
         text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else key
@@ -69,7 +68,7 @@ def dotted(place: Place) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known name that a misspelt one was likely meant to be: one that it begins, or that looks like it."""
+    """The known name that `word` most likely stands for: one that starts with it, or one spelled like it."""
     folded = {name.casefold(): name for name in known}
     begun = _begun_by(word, folded)
     close = [begun[0]] if len(begun) == 1 else difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.6)
@@ -77,7 +76,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """The remedy for a name that does not exist: the nearest known one, those that it begins, or all of them."""
+    """The remedy for an unknown name: the nearest known names, or all of them."""
     names = list(dict.fromkeys(known))
     begun = _begun_by(word, names)
     if 2 <= len(begun) <= 3:
@@ -88,18 +87,18 @@ def suggest(word: str, known: Iterable[str]) -> str:
 
 
 def _begun_by(word: str, names: Iterable[str]) -> list[str]:
-    """The names that a word is the beginning of; of one or two letters that says nothing."""
+    """Names that start with `word`, if it has more than two letters."""
     return [name for name in names if len(word) > 2 and name.casefold().startswith(word.casefold())]
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names in a sentence: ```a` and `b```."""
+    """Join names for a sentence: ```a` and `b```."""
     quoted = [f"`{name}`" for name in names]
     return " and ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)
 
 
 def shown(value: Any) -> str:
-    """A value as the file would say it, shortened."""
+    """Format a value as in YAML, shortened."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     if isinstance(value, dict):

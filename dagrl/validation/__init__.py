@@ -13,7 +13,7 @@ from pathlib import Path
 from dagrl.backends.backend import EngineCheck
 from dagrl.backends.registry import backend_of
 from dagrl.config.errors import Problem
-from dagrl.config.loading.loader import LoadedPipeline, salvage_pipeline
+from dagrl.config.loading.loader import LoadedPipeline, load_pipeline
 from dagrl.config.loading.positions import Findings
 from dagrl.graph.dag import Graph, infer_graph
 from dagrl.graph.plugins.isolation import isolated_imports
@@ -58,12 +58,9 @@ def check_file(path: Path | str, overrides: Sequence[str] = (), *, with_files: b
 
     Without its files, neither data nor weights and tokenizer need be there: a run can be planned on another machine.
     """
-    loaded, findings = salvage_pipeline(path, overrides)
-    if loaded is None:
-        findings.raise_if_any()
-    assert loaded is not None
+    loaded = load_pipeline(path, overrides)
     with isolated_imports():
-        return _checked(loaded, findings, with_files=with_files)
+        return _checked(loaded, Findings(loaded.positions), with_files=with_files)
 
 
 def _checked(loaded: LoadedPipeline, findings: Findings, *, with_files: bool) -> CheckedPipeline:

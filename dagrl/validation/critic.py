@@ -17,13 +17,13 @@ def check_critic(pipeline: Pipeline, graph: Graph | None, findings: Findings) ->
             _check_warmup(pipeline, (*place, "critic_warmup"), node, findings, has_critic=bool(trained))
         elif isinstance(node, CriticNode) and graph is not None:
             _check_own_values(name, node, graph, findings)
-        elif isinstance(node, ValuesNode) and node.engine not in trained and findings.readable(("nodes",)):
+        elif isinstance(node, ValuesNode) and node.engine not in trained:
             message = f"nothing trains the critic `{node.engine}`; add a node `{{op: critic, engine: {node.engine}}}`"
             findings.warning((*place, "engine"), message, depends_on=[("engines", node.engine)])
 
 
 def _check_warmup(pipeline: Pipeline, place: Place, node: UpdateNode, findings: Findings, *, has_critic: bool) -> None:
-    if not has_critic and findings.readable(("nodes",)):
+    if not has_critic:
         message = "there is no critic that could learn meanwhile; add a node `{op: critic, ...}`, or take it out"
         findings.error(place, message)
     elif node.critic_warmup >= pipeline.run.steps:

@@ -137,7 +137,7 @@ def _check_weights_from(pipeline: Pipeline, name: str, engine: EngineSpec, findi
         backend = pipeline.engines[engine.weights_from].backend
         remedy = f"follow {listed(trained)}" if trained else "name an engine that an update node trains"
         findings.error(place, f"`{engine.weights_from}` is a {backend} engine, which is never trained; {remedy}")
-    elif engine.weights_from not in trained_by(pipeline) and findings.readable(("nodes",)):
+    elif engine.weights_from not in trained_by(pipeline):
         remedy = (
             f"follow {listed(trained)}" if trained else f"add a node `{{op: update, engine: {engine.weights_from}}}`"
         )

@@ -1,13 +1,11 @@
-"""A pipeline file and all that it extends, as one document that knows the file and line of every key.
+"""Merges a pipeline file with the files that it extends, and keeps the file and line of every key.
 
 - ``extends: NAME`` takes ``NAME.yaml`` beside the file, in its ``dag_templates/`` or in dagrl's own;
   ``extends: some/path.yaml`` is relative to the file.
-- ``extends: [NAME, NAME]`` takes several, one laid over the other in this order, and the file itself over all of them.
-  What two of them extend is the bottom of both, and laid down once: ``[gspo, async]`` keeps what either says.
-- Mappings merge key by key; lists and single values replace the inherited ones; ``key: null`` takes an inherited key
-  away. In a model's ``init``, a null that takes nothing away stays: Hugging Face's configs have some.
-
-`load.py` makes a pipeline of the document.
+- ``extends: [NAME, NAME]`` merges several in this order, and then the file itself. A file that two of them extend is
+  merged once, below both.
+- Mappings merge key by key; lists and single values replace inherited ones; ``key: null`` removes an inherited key.
+  In a model's ``init`` a null that removes nothing is a value, as in Hugging Face's configs.
 """
 
 from __future__ import annotations
@@ -18,22 +16,24 @@ from pathlib import Path
 from typing import Any
 
 from dagrl.config.errors import PipelineError, Place, Problem, dotted, shown, suggest
-from dagrl.config.loading.bounds import MOST_FILES, Allowance, why_no_file
 from dagrl.config.loading.positions import Position
-from dagrl.config.loading.yaml_source import Document, Tree, read_document
+from dagrl.config.loading.yaml_source import MOST_FILES, Allowance, Document, Tree, read_document, why_no_file
 
 OWN_TEMPLATES = Path(__file__).resolve().parents[3] / "dag_templates"
-"""Of dagrl itself, with the modules that they name."""
+"""dagrl's own templates, and the modules that they name."""
 
 
 def read_with_parents(path: Path, allowance: Allowance | None = None) -> Document:
     """Read a pipeline file and the files that it extends, which count against `allowance`.
 
-    PipelineError where one of them cannot be read at all.
+    PipelineError if one of them cannot be read at all.
     """
+    if not path.name.endswith((".yaml", ".yml")) and not os.path.lexists(str(path).replace("\0", "")):
+        own = OWN_TEMPLATES / f"{path}.yaml"
+        if "=" in str(path) or (len(str(path)) < 100 and own.is_file()):
+            remedy = "the pipeline file comes first, then KEY=VALUE" if "=" in str(path) else f"the template is {own}"
+            raise PipelineError([Problem(str(path), 1, "file", f"does not exist; {remedy}", "unreadable-file")])
     layers: dict[str, Document] = {}
-    if not path.name.endswith((".yaml", ".yml")):
-        _check_it_is_a_file(path)
     _add_layers(path, {}, layers, allowance or Allowance())
     bottom, *others = layers.values()
     for layer in others:
@@ -42,23 +42,6 @@ def read_with_parents(path: Path, allowance: Allowance | None = None) -> Documen
         bottom.problems += layer.problems
         bottom.broken |= layer.broken
     return bottom
-
-
-def _check_it_is_a_file(path: Path) -> None:
-    """PipelineError where a path that does not look like one names no file, but something that was meant."""
-    own = {found.stem: found for found in OWN_TEMPLATES.glob("*.yaml")}
-    if "=" in str(path):
-        remedy = "the pipeline's file comes first, and KEY=VALUE behind it"
-    elif str(path) in own:
-        remedy = f"the template of this name is {own[str(path)]}"
-    else:
-        return
-    try:
-        there = path.exists()
-    except OSError:
-        there = False
-    if not there:
-        raise PipelineError([Problem(str(path), 1, "file", f"does not exist; {remedy}")])
 
 
 def forget(positions: dict[Place, Position], place: Place, value: Any) -> None:
@@ -75,22 +58,22 @@ def _entries(value: Any) -> Iterable[tuple[str | int, Any]]:
 
 
 def expanded(path: str) -> Path:
-    """A path as a file says it, with the home folder in place of ``~``."""
+    """A path with ``~`` expanded."""
     return Path(path).expanduser() if path == "~" or path.startswith("~/") else Path(path)
 
 
 def takes_away(value: Any, place: Place) -> bool:
-    """Whether a value takes away what stands at `place` so far, and must go at once. Elsewhere nulls go in the end."""
+    """Whether a null removes the value at `place` at once. Elsewhere nulls are removed at the end."""
     return value is None and any(keeps_nulls(place[:depth]) for depth in range(len(place)))
 
 
 def keeps_nulls(place: Place) -> bool:
-    """Whether null is a value too in the section at `place`: the ``init`` of the model, or of an engine's own one."""
+    """Whether null is a value in the section at `place`: the ``init`` of the model or of an engine's model."""
     return place == ("model", "init") or (len(place) == 4 and place[0] == "engines" and place[2:] == ("model", "init"))
 
 
 def _add_layers(path: Path, children: dict[str, Path], layers: dict[str, Document], allowance: Allowance) -> None:
-    """Put a file behind those that it extends, each once. Files are told apart by their real paths."""
+    """Append a file after those that it extends, each real path once."""
     real = _real(path)
     if real in layers:
         return
@@ -103,36 +86,36 @@ def _add_layers(path: Path, children: dict[str, Path], layers: dict[str, Documen
             if len(layers) + len(family) >= MOST_FILES:
                 raise ValueError(f"a pipeline may extend {MOST_FILES - 1} files; put some of them into one")
         except (ValueError, OSError) as error:
-            if isinstance(error, OSError):  # such as a name that is longer than names can be
+            if isinstance(error, OSError):  # For example a name that is too long.
                 error = ValueError(f"{shown(parent)} cannot be read: {error.strerror}; check the path")
-            # What the file lacks may be inherited, so nothing is said of the whole.
             position = document.positions[place]
-            document.problems.append(Problem(position.file, position.line, dotted(place), str(error)))
-            document.broken.add(())
+            problem = Problem(position.file, position.line, dotted(place), str(error), "unknown-template")
+            document.problems.append(problem)
+            document.broken.add(())  # A missing key may be inherited.
         else:
             _add_layers(found, family, layers, allowance)
     layers[real] = document
 
 
 def _real(path: Path) -> str:
-    """The path without links; unlike `Path.resolve`, it takes links that loop, which reading then reports."""
+    """The path without links. Unlike `Path.resolve`, it accepts circular links, which reading then reports."""
     return os.path.realpath(str(path).replace("\0", ""))
 
 
 def _parents(document: Document) -> list[tuple[Place, Any]]:
-    """What a document says that it extends, and where it says so; it no longer says it after that."""
+    """Remove ``extends`` from a document; its entries and their places."""
     if "extends" not in document.tree:
         return []
     said = document.tree.pop("extends")
     if ("extends",) in document.broken:
-        document.broken.add(())  # As above.
+        document.broken.add(())
         return []
     if not isinstance(said, list) or not said:
         return [(("extends",), said)]
     if len(said) > MOST_FILES:
         position = document.positions["extends",]
         message = f"extends {len(said):,} files, of which {MOST_FILES} are the most; put some of them into one"
-        raise PipelineError([Problem(position.file, position.line, "extends", message)])
+        raise PipelineError([Problem(position.file, position.line, "extends", message, "too-large")])
     places: list[Place] = [("extends", index) for index in range(len(said))]
     return [(place, parent) for place, parent in zip(places, said, strict=True) if place not in document.broken]
 
@@ -140,7 +123,7 @@ def _parents(document: Document) -> list[tuple[Place, Any]]:
 def _check_no_circle(parent: Path, family: dict[str, Path]) -> None:
     if _real(parent) in family:
         circle = " -> ".join(str(member) for member in (*family.values(), parent))
-        raise ValueError(f"the files extend each other in a circle ({circle}); take one `extends` out")
+        raise ValueError(f"the files extend each other in a circle ({circle}); remove one `extends`")
 
 
 def _find_parent(parent: Any, path: Path) -> Path:

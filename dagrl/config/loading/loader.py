@@ -1,13 +1,11 @@
-"""YAML + `extends` + dotted overrides -> a `Pipeline`, with the line of everything for later messages.
+"""Loads a pipeline file: YAML, ``extends`` and overrides become a `Pipeline` with the position of every key.
 
-- ``engines.actor.optimizer.lr=3e-6`` on the command line sets one key, its value read as YAML.
-- ``prompts_per_node`` and ``mini_batch_per_node`` are multiplied by the machines of the trained group.
+- ``engines.actor.optimizer.lr=3e-6`` on the command line sets one key; its value is read as YAML.
+- ``prompts_per_node`` and ``mini_batch_per_node`` are multiplied by the ``nodes`` of the largest trained group, as the
+  file declares them: the same file trains with the same batch for each machine.
 - Paths (``model.path``, ``model.tokenizer``, ``data.train``, ``data.val``, an engine's ``dist_checkpointing_path`` and
-  own ``model``) may begin with ``~``, and are relative to the folder of the file that says them; in an override, to the
+  ``model``) may begin with ``~``, and are relative to the folder of the file that contains them; in an override, to the
   working directory.
-
-``yaml_source.py`` reads the files, ``extends.py`` lays them over each other, ``sentences.py`` words pydantic's errors,
-``checks`` holds all further rules.
 """
 
 from __future__ import annotations
@@ -22,33 +20,41 @@ from typing import Any
 from pydantic import ValidationError
 
 from dagrl.config.errors import PipelineError, Place, Problem, dotted, suggest
-from dagrl.config.loading.bounds import Allowance, TooLargeError
-from dagrl.config.loading.error_messages import MOST_FAULTS, Fault, faults_of, keys_anywhere
+from dagrl.config.loading.error_messages import MOST_FAULTS, faults_of, known_keys
 from dagrl.config.loading.extends import expanded, forget, keeps_nulls, read_with_parents, takes_away
-from dagrl.config.loading.per_node import multiply_out
-from dagrl.config.loading.positions import COMMAND_LINE, Findings, Position, Positions
-from dagrl.config.loading.yaml_source import HALF, Document, Tree, dump_document, encodable, parse_value
+from dagrl.config.loading.positions import COMMAND_LINE, Position, Positions
+from dagrl.config.loading.yaml_source import (
+    HALF,
+    Allowance,
+    Document,
+    TooLargeError,
+    Tree,
+    dump_document,
+    encodable,
+    parse_value,
+)
 from dagrl.config.schema import Pipeline
 
-_VALIDATION: Place = ("data", "val")
-PATH_PLACES: tuple[Place, ...] = (("model", "path"), ("model", "tokenizer"), ("data", "train"), _VALIDATION)
-ENGINE_PATHS: tuple[Place, ...] = (("dist_checkpointing_path",), ("model", "path"), ("model", "tokenizer"))
+_PATHS: tuple[Place, ...] = (("model", "path"), ("model", "tokenizer"), ("data", "train"), ("data", "val"))
+_ENGINE_PATHS: tuple[Place, ...] = (("dist_checkpointing_path",), ("model", "path"), ("model", "tokenizer"))
 _NAMED = ("groups", "engines", "nodes")
+_TRAINING = ("update", "critic", "sft", "dpo")
+"""Ops that train in mini-batches."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedPipeline:
-    """A pipeline and where it came from."""
+    """A pipeline and its source."""
 
     pipeline: Pipeline
     path: Path
     positions: Positions
     resolved: Mapping[str, Any]
-    """The file's content after `extends` and overrides, with absolute paths: what `pipeline` was made from."""
+    """The file's content after `extends` and overrides, with absolute paths: the source of `pipeline`."""
 
     @property
     def folder(self) -> Path:
-        """Where the user's own modules are looked for: the folder of the pipeline file."""
+        """The folder of the pipeline file, where user modules are looked for."""
         return self.path.resolve().parent
 
     def to_yaml(self) -> str:
@@ -57,48 +63,38 @@ class LoadedPipeline:
 
 
 def load_pipeline(path: Path | str, overrides: Sequence[str] = ()) -> LoadedPipeline:
-    """Read a pipeline file. PipelineError with all problems of form; `dagrl.validation` finds those of substance."""
-    loaded, findings = salvage_pipeline(path, overrides)
-    findings.raise_if_any()
-    assert loaded is not None
-    return loaded
-
-
-def salvage_pipeline(path: Path | str, overrides: Sequence[str] = ()) -> tuple[LoadedPipeline | None, Findings]:
-    """Read a pipeline file and go on past its mistakes, so that further checks can look at the rest.
-
-    The second result holds the problems found; the first is None where too little is left to go on with.
-    """
+    """Read a pipeline file. PipelineError with every problem of form; `dagrl.validation` checks what it means."""
     path, allowance = Path(path), Allowance()
-    try:
-        document = read_with_parents(path, allowance)
-        for number, override in enumerate(overrides, start=1):
-            _apply_override(document, override, number, allowance)
-    except PipelineError as error:
-        return None, Findings(Positions({}), error.problems)
-    _prune_nulls(document.tree, document)
-    if len(document.problems) > MOST_FAULTS:
-        return None, Findings(Positions({}), _first(document.problems, path))
-    multiply_out(document)
-    _resolve_paths(document)
+    document = read_with_parents(path, allowance)
+    for number, override in enumerate(overrides, start=1):
+        _apply_override(document, override, number, allowance)
     positions = Positions(document.positions)
-    pipeline, faults = _validate(document.tree, document)
-    problems = document.problems + [positions.problem(fault.place, fault.message) for fault in faults]
-    if len(faults) > MOST_FAULTS:
-        return None, Findings(positions, _first(problems, path))
-    findings = Findings(positions, problems, document.broken.union(fault.place for fault in faults))
-    loaded = LoadedPipeline(pipeline, path, positions, document.tree) if pipeline else None
-    return loaded, findings
+    _prune_nulls(document.tree, document, positions)
+    _multiply_by_machines(document, positions)
+    _resolve_paths(document, positions)
+    try:
+        # In strict mode only JSON input accepts a text for a path and a list for a tuple.
+        pipeline = Pipeline.model_validate_json(json.dumps(document.tree), strict=True)
+    except ValidationError as error:
+        for fault in faults_of(error, document.tree):
+            suppressed = {fault.place, ()} if fault.code == "missing-key" else {fault.place}
+            if not suppressed & document.broken:
+                document.problems.append(positions.problem(fault.place, fault.message, fault.code))
+        assert document.problems, "a pipeline that cannot be built without a problem"
+    if document.problems:
+        raise PipelineError(_first(document.problems, path))
+    return LoadedPipeline(pipeline, path, positions, document.tree)
 
 
 def _first(problems: list[Problem], path: Path) -> list[Problem]:
-    """The first of very many problems: each takes time to word, and nobody reads thousands."""
-    more = Problem(str(path), 1, "file", f"has more faults than the {MOST_FAULTS} told here; mend these first")
-    return [*sorted(set(problems))[:MOST_FAULTS], more]
+    if len(problems) <= MOST_FAULTS:
+        return problems
+    message = f"has more faults than the {MOST_FAULTS} reported here; fix these first"
+    return [*sorted(set(problems))[:MOST_FAULTS], Problem(str(path), 1, "file", message, "too-large")]
 
 
 def _apply_override(document: Document, override: str, number: int, allowance: Allowance) -> None:
-    """Set one key. PipelineError if that makes the pipeline too large."""
+    """Set one key. PipelineError if the pipeline becomes too large."""
     position = Position(COMMAND_LINE, number, override)
     key, equals, text = override.partition("=")
     place: tuple[str, ...] = tuple(key.split("."))
@@ -106,16 +102,17 @@ def _apply_override(document: Document, override: str, number: int, allowance: A
         if not equals or not all(place):
             raise ValueError("is not KEY=VALUE; write for example `run.steps=10`")
         if place[0] == "extends":
-            raise ValueError("what a file extends is said in it; write a file that begins with `extends: NAME`")
+            raise ValueError("only a file can extend others; write a file that begins with `extends: NAME`")
         if not encodable(key):
             raise ValueError(f"the key {HALF}")
-        allowance.take_values(len(place), number)
+        allowance.take(number, len(place))
         value = parse_value(text, allowance, level=len(place))
         section = _section_for(document, place, position)
     except TooLargeError as error:
-        raise PipelineError([Problem(COMMAND_LINE, number, f"override {override}", str(error))]) from error
+        raise PipelineError([Problem(COMMAND_LINE, number, f"override {override}", str(error), "too-large")]) from error
     except ValueError as error:
-        document.problems.append(Problem(COMMAND_LINE, number, f"override {override}", str(error)))
+        problem = Problem(COMMAND_LINE, number, f"override {override}", str(error), "invalid-override")
+        document.problems.append(problem)
         return
     forget(document.positions, place, section.get(place[-1]))
     if takes_away(value, place) and place[-1] in section:
@@ -126,111 +123,82 @@ def _apply_override(document: Document, override: str, number: int, allowance: A
 
 
 def _section_for(document: Document, place: tuple[str, ...], position: Position) -> Tree:
-    """The mapping that holds the last key of `place`; made where the schema has it and the file does not."""
+    """The mapping that holds the last key of `place`, created if the file has none."""
     section = document.tree
     for depth, key in enumerate(place[:-1], start=1):
         if key not in section or section[key] is None:
             if depth == 2 and place[0] in _NAMED:
-                kind = place[0].removesuffix("s")
-                there = [name for name, value in section.items() if value is not None]
-                raise ValueError(f"there is no {kind} `{key}`; {suggest(key, there)}")
+                names = [name for name, value in section.items() if value is not None]
+                raise ValueError(f"there is no {place[0].removesuffix('s')} `{key}`; {suggest(key, names)}")
             section[key] = {}
             document.positions[place[:depth]] = position
         section = section[key]
         if not isinstance(section, dict):
-            raise ValueError(f"`{dotted(place[:depth])}` has no keys of its own; override it as a whole")
+            raise ValueError(f"`{dotted(place[:depth])}` is not a section; override it as a whole")
     return section
 
 
-def _prune_nulls(tree: Tree, document: Document, place: Place = ()) -> None:
-    """Take nulls out, which stand for a key's absence; of a key that no section has, a misspelt one, that is told."""
+def _prune_nulls(tree: Tree, document: Document, positions: Positions, place: Place = ()) -> None:
+    """Remove nulls, which stand for a key's absence, and report those of unknown keys."""
     if keeps_nulls(place):
         return
+    known = known_keys(place)
     for key in [key for key, value in tree.items() if value is None]:
         inner = (*place, key)
-        told_enough = len(document.problems) > MOST_FAULTS
-        if not told_enough and inner not in document.broken and (known := keys_anywhere(place)) and key not in known:
-            message = f"unknown key `{key}`; {suggest(key, known)}"
-            document.problems.append(Positions(document.positions).problem(inner, message))
+        if len(document.problems) <= MOST_FAULTS and inner not in document.broken and known and key not in known:
+            problem = positions.problem(inner, f"unknown key `{key}`; {suggest(key, known)}", "unknown-key")
+            document.problems.append(problem)
         del tree[key]
     for key, value in tree.items():
         if isinstance(value, dict):
-            _prune_nulls(value, document, (*place, key))
+            _prune_nulls(value, document, positions, (*place, key))
 
 
-def _resolve_paths(document: Document) -> None:
-    positions = Positions(document.positions)
-    engines = document.tree.get("engines")
-    names = engines if isinstance(engines, dict) else ()
-    data = document.tree.get("data")
-    sets = data.get("val") if isinstance(data, dict) else None
-    several = [(*_VALIDATION, name) for name in sets] if isinstance(sets, dict) else []
-    of_engines = [("engines", name, *path) for name in names for path in ENGINE_PATHS]
-    for place in (*PATH_PLACES, *several, *of_engines):
-        holder: Any = document.tree
-        for key in place[:-1]:
-            holder = holder.get(key) if isinstance(holder, dict) else None
-        if not isinstance(holder, dict):
+def _multiply_by_machines(document: Document, positions: Positions) -> None:
+    """Replace sizes for each machine by ``prompts_per_step`` and ``mini_batch``."""
+    tree = document.tree
+    nodes, engines, groups = (_sections(tree, kind) for kind in ("nodes", "engines", "groups"))
+    trained = {name: node for name, node in nodes.items() if node.get("op") in _TRAINING}
+    homes = [engines.get(str(node.get("engine")), {}).get("group") for node in trained.values()]
+    machines = [groups.get(str(home), {}).get("nodes", 1) for home in homes]
+    factor = max([1, *(number for number in machines if type(number) is int)])
+    sizes: list[tuple[Place, Tree, str, str]] = [
+        (("data",), _mapping(tree.get("data")), "prompts_per_node", "prompts_per_step")
+    ]
+    sizes += [(("nodes", name), node, "mini_batch_per_node", "mini_batch") for name, node in trained.items()]
+    for place, section, for_each, in_all in sizes:
+        if for_each not in section:
             continue
-        value = holder.get(place[-1])
+        if in_all in section:
+            message = f"`{for_each}` and `{in_all}` are both set; keep one, or write `{in_all}: null`"
+            document.problems.append(positions.problem((*place, for_each), message, "size-set-twice"))
+        elif type(section[for_each]) is int and section[for_each] >= 1:
+            document.positions[(*place, in_all)] = positions.at((*place, for_each))
+            section[in_all] = section.pop(for_each) * factor
+        else:
+            document.broken.add((*place, in_all))  # The schema reports the wrong value.
+
+
+def _sections(tree: Tree, kind: str) -> dict[str, Tree]:
+    return {name: section for name, section in _mapping(tree.get(kind)).items() if isinstance(section, dict)}
+
+
+def _resolve_paths(document: Document, positions: Positions) -> None:
+    tree = document.tree
+    engines = [("engines", name, *path) for name in _sections(tree, "engines") for path in _ENGINE_PATHS]
+    sets = [("data", "val", name) for name in _mapping(_mapping(tree.get("data")).get("val"))]
+    for place in (*_PATHS, *sets, *engines):
+        holder = _mapping(tree)
+        for key in place[:-1]:
+            holder = _mapping(holder.get(str(key)))
+        value = holder.get(str(place[-1]))
         if isinstance(value, str) and "\0" in value:
-            message = "a path cannot hold a NUL character; take it out"
-            document.problems.append(positions.problem(place, message))
-            document.broken.add(place)
-            del holder[place[-1]]
+            problem = positions.problem(place, "a path cannot contain a NUL character; remove it", "invalid-value")
+            document.problems.append(problem)
         elif isinstance(value, str) and value:
-            # Not `Path.resolve`, which raises where symbolic links lead in a circle.
-            holder[place[-1]] = os.path.realpath(positions.at(place).folder / expanded(value))
+            # Unlike `Path.resolve`, this accepts circular links.
+            holder[str(place[-1])] = os.path.realpath(positions.at(place).folder / expanded(value))
 
 
-def _validate(tree: Tree, document: Document) -> tuple[Pipeline | None, list[Fault]]:
-    """The pipeline, and what is wrong with it; where something is, a pipeline of the parts that are right, or None.
-
-    Repairs go from small to large: first a wrong key goes, then the whole engine, group, node or section.
-    """
-    told: list[Fault] = []
-    remains: Tree = json.loads(json.dumps(tree))
-    for depth in (None, 2, 1):
-        try:
-            # Through JSON: only there does pydantic's strict mode take a text for a path and a list for a tuple.
-            return Pipeline.model_validate_json(json.dumps(remains), strict=True), told
-        except ValidationError as error:
-            faults = faults_of(error, remains)
-            if len(faults) > MOST_FAULTS:
-                return None, faults
-        if depth is None:
-            unread = document.broken.intersection
-            told = [fault for fault in faults if not unread({fault.place, ()} if fault.missing else {fault.place})]
-            document.broken.update(fault.place for fault in faults)
-            document.broken.update(fault.meant for fault in faults if fault.meant)
-        for fault in faults:
-            _repair(remains, fault.place[:depth])
-    return None, told
-
-
-_STAND_INS: dict[Place, Any] = {
-    ("name",): "unnamed",
-    ("model",): {},
-    ("data",): {"train": "unknown", "prompts_per_step": 1, "max_prompt_tokens": 1},
-    ("data", "train"): "unknown",
-    ("data", "prompts_per_step"): 1,
-    ("data", "max_prompt_tokens"): 1,
-    ("run",): {"steps": 1},
-    ("run", "steps"): 1,
-}
-"""What takes the place of required keys that are missing or wrong; no message ever shows them."""
-
-
-def _repair(tree: Tree, place: Place) -> None:
-    section: Any = tree
-    key: Any
-    for key in place[:-1]:
-        if not isinstance(section, list) and key not in section:
-            return
-        section = section[key]
-    if isinstance(section, list):
-        section.clear()  # An entry alone cannot go: the others' indices would move.
-    elif place in _STAND_INS:
-        section[place[-1]] = _STAND_INS[place]
-    elif place:
-        section.pop(place[-1], None)
+def _mapping(value: Any) -> Tree:
+    return value if isinstance(value, dict) else {}

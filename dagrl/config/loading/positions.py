@@ -1,4 +1,4 @@
-"""From places in a pipeline to lines in its files, and the collector of findings that every check reports to."""
+"""Maps places of a pipeline to lines of its files, and collects the problems that the checks find there."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 from dagrl.config.errors import PipelineError, Place, Problem, dotted
 
 COMMAND_LINE = "command line"
-"""Stands for the file of what an override says; its line is the override's number."""
+"""Replaces the file name of a problem in an override; the line is the override's number."""
 
-_OUT = re.compile(r"take (?:it|`([^`]+)`) out$")
+_REMOVE = re.compile(r"(?:remove|take) (?:it|`([^`]+)`)(?: out)?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +26,13 @@ class Position:
 
     @property
     def folder(self) -> Path:
-        """What a relative path written there is relative to."""
+        """The folder that relative paths written here refer to."""
         return Path() if self.override else Path(self.file).parent
 
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """Position of every place of a pipeline; of places that nobody wrote, that of the section around them."""
+    """Positions of all places that were written; any other place has the position of the section around it."""
 
     known: Mapping[Place, Position]
 
@@ -42,74 +42,48 @@ class Positions:
             place = place[:-1]
         return self.known.get(place, Position("pipeline", 1))
 
-    def problem(self, place: Place, message: str) -> Problem:
+    def problem(self, place: Place, message: str, code: str = "") -> Problem:
         """A problem at a place."""
-        position = self.at(place)
-        shown = dotted(place)
+        position, text = self.at(place), dotted(place)
         if position.override:
             key = position.override.partition("=")[0]
-            # Of an override with a whole section, which key of it.
-            within = f": {shown}" if shown.startswith(f"{key}.") else ""
-            shown = f"override {position.override}{within}"
-        return Problem(position.file, position.line, shown, message + self._where_inherited(place, message))
+            within = f": {text}" if text.startswith(f"{key}.") else ""
+            text = f"override {position.override}{within}"
+        return Problem(position.file, position.line, text, message + self._how_to_reset(place, message), code)
 
-    def _where_inherited(self, place: Place, message: str) -> str:
-        """What else to do where something is to be taken out that stands in a template: that is others' file."""
-        out, written, own = _OUT.search(message), self.known.get(place), self.known.get(())
-        if not (out and written and own) or written.override or written.file == own.file:
+    def _how_to_reset(self, place: Place, message: str) -> str:
+        """How to remove a key that a template sets, without editing the template."""
+        remove, written, own = _REMOVE.search(message), self.known.get(place), self.known.get(())
+        if not (remove and written and own) or written.override or written.file == own.file:
             return ""
-        key = place[-1]
-        return f", or write `{key}: null` in {Path(own.file).name}" if out[1] in (None, key) else ""
+        return f", or write `{place[-1]}: null` in {Path(own.file).name}" if remove[1] in (None, place[-1]) else ""
 
 
 class Findings:
-    """Problems and warnings found so far. One mistake is told once: what only follows from another stays silent."""
+    """Problems and warnings found so far."""
 
-    def __init__(self, positions: Positions, problems: Iterable[Problem] = (), broken: Iterable[Place] = ()) -> None:
+    def __init__(self, positions: Positions) -> None:
         self._positions = positions
-        self._broken = _Places(broken)
-        self._doubtful = _Places(self._broken.exact)
-        self.problems = list(problems)
+        self._wrong: list[Place] = []
+        self.problems: list[Problem] = []
         self.warnings: list[Problem] = []
 
-    def error(self, place: Place, message: str, *, depends_on: Iterable[Place] = ()) -> None:
-        """Report a problem, unless `place`, or a place that the rule looks at too, is known to be wrong already."""
-        if self.trusted(*depends_on) and self.readable(place):
-            self.problems.append(self._positions.problem(place, message))
-        self._doubtful.add(place)
+    def error(self, place: Place, message: str, *, code: str = "", depends_on: Iterable[Place] = ()) -> None:
+        """Report a problem, unless it only follows from one already reported at a place in `depends_on`."""
+        if self.trusted(*depends_on):
+            self.problems.append(self._positions.problem(place, message, code))
+        self._wrong.append(place)
 
-    def warning(self, place: Place, message: str, *, depends_on: Iterable[Place] = ()) -> None:
-        """Report something odd that does not hinder a run."""
+    def warning(self, place: Place, message: str, *, code: str = "", depends_on: Iterable[Place] = ()) -> None:
+        """Report something suspicious that does not prevent a run."""
         if self.trusted(place, *depends_on):
-            self.warnings.append(self._positions.problem(place, message))
+            self.warnings.append(self._positions.problem(place, message, code))
 
     def trusted(self, *places: Place) -> bool:
-        """Whether nothing wrong is known of these places, of what is in them, and of what they are in."""
-        return not any(map(self._doubtful.touch, places))
-
-    def readable(self, place: Place) -> bool:
-        """Whether everything at a place could be read as it is written."""
-        return not self._broken.touch(place)
+        """Whether no problem is reported at these places, inside them or around them."""
+        return not any(wrong[: len(place)] == place[: len(wrong)] for wrong in self._wrong for place in places)
 
     def raise_if_any(self) -> None:
-        """PipelineError with all problems, if there are any."""
+        """Raise PipelineError with all problems, if there are any."""
         if self.problems:
             raise PipelineError(self.problems)
-
-
-class _Places:
-    """A set of places that finds those within or around another place without looking at each."""
-
-    def __init__(self, places: Iterable[Place]) -> None:
-        self.exact: set[Place] = set()
-        self._around: set[Place] = set()
-        for place in places:
-            self.add(place)
-
-    def add(self, place: Place) -> None:
-        self.exact.add(place)
-        self._around.update(place[:depth] for depth in range(len(place) + 1))
-
-    def touch(self, place: Place) -> bool:
-        """Whether one of the places is `place`, within it or around it."""
-        return place in self._around or any(place[:depth] in self.exact for depth in range(len(place)))

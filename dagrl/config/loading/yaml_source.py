@@ -1,15 +1,19 @@
-"""YAML with line numbers, read the way people expect it.
+"""Reads YAML with the line of each key, within bounds that hostile files cannot exceed.
 
 PyYAML follows YAML 1.1, where ``1e-6`` is a string, ``010`` is 8, ``1:30`` is 90 and ``no`` is false. Here ``1e-6``,
 ``3E5`` and ``1_000`` are numbers and ``010`` is 10; booleans are ``true`` and ``false``, dates are text, and a bare
-``yes``, ``no``, ``on`` or ``off`` is refused, for readers cannot know which YAML they are in. `load.py` builds on this.
+``yes``, ``no``, ``on`` or ``off`` is refused because its meaning depends on the version of YAML.
+
+PyYAML composes nodes with positions, and `_Builder` makes plain values of them. (ruamel.yaml knows these scalars, but
+takes twice as long to import and to compose.) `_Builder` counts values with aliases expanded, as a few hundred bytes of
+YAML can stand for billions of values.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Hashable
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,16 +21,25 @@ from typing import Any
 import yaml
 
 from dagrl.config.errors import PipelineError, Place, Problem, dotted
-from dagrl.config.loading.bounds import MOST_BYTES, Allowance, BoundedLoader, TooLargeError, is_recursive, why_no_file
 from dagrl.config.loading.positions import Position
+
+MOST_BYTES = 512 * 1024
+MOST_VALUES = 10_000
+"""Keys and values with aliases expanded; a large pipeline has some hundreds."""
+MOST_LEVELS = 50
+MOST_FILES = 32
+"""Files of one pipeline, and entries of one `extends`."""
+_MOST_DIGITS = 100
+"""No setting takes a longer number, and Python and JSON refuse to write numbers with thousands of digits."""
 
 Tree = dict[str, Any]
 _STANDARD = "tag:yaml.org,2002:"
-_NULL, _BOOL, _INT, _FLOAT = (f"{_STANDARD}{kind}" for kind in ("null", "bool", "int", "float"))
+_NULL, _BOOL, _INT, _FLOAT, _TEXT = (f"{_STANDARD}{kind}" for kind in ("null", "bool", "int", "float", "str"))
 _MERGE = f"{_STANDARD}merge"
-_PLAIN = frozenset({_NULL, _BOOL, _INT, _FLOAT, f"{_STANDARD}str"})
+_PLAIN = frozenset({_NULL, _BOOL, _INT, _FLOAT, _TEXT})
 _NESTED = frozenset({f"{_STANDARD}map", f"{_STANDARD}seq"})
-_AMBIGUOUS = frozenset({"yes", "no", "on", "off"})
+_AMBIGUOUS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+_BOOLEANS = {"true": True, "false": False}
 _RESOLVERS = (
     (_BOOL, r"true|True|TRUE|false|False|FALSE", "tTfF"),
     (_INT, r"[-+]?[0-9][0-9_]*|0x[0-9a-fA-F]+", "-+0123456789"),
@@ -35,31 +48,87 @@ _RESOLVERS = (
     (_NULL, r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     (_MERGE, r"<<", "<"),
 )
+_KINDS = {
+    stat.S_IFDIR: "folder",
+    stat.S_IFIFO: "pipe",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFCHR: "device",
+    stat.S_IFBLK: "device",
+}
+HALF = "contains half of a surrogate pair; write the character itself"
 
 
-class _Loader(BoundedLoader):
-    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 (PyYAML's own way)
+class TooLargeError(ValueError):
+    """A pipeline exceeds a bound at `line`."""
+
+    def __init__(self, line: int, message: str) -> None:
+        super().__init__(message)
+        self.line = line
 
 
-class _Dumper(yaml.SafeDumper):
-    """Keeps PyYAML's resolvers beside ours, so that every scalar that either would misread is quoted."""
+@dataclass
+class Allowance:
+    """What a pipeline may still grow by, over all its files and overrides."""
 
+    bytes: int = MOST_BYTES
+    values: int = MOST_VALUES
+    characters: int = MOST_BYTES
 
-for _tag, _pattern, _first in _RESOLVERS:
-    for _class in (_Loader, _Dumper):
-        _class.add_implicit_resolver(_tag, re.compile(f"^(?:{_pattern})$"), list(_first))
-_Loader.add_constructor(_INT, lambda _, node: int(node.value.replace("_", ""), 16 if "x" in node.value else 10))
+    def take(self, line: int, values: int = 1, characters: int = 0) -> None:
+        """Count values and their characters. TooLargeError if the allowance is used up."""
+        self.values -= values
+        self.characters -= characters
+        if self.values < 0:
+            message = f"a pipeline may hold {MOST_VALUES:,} values with aliases (`*name`) expanded"
+            raise TooLargeError(line, f"{message}; shorten the longest list or section")
+        if self.characters < 0:
+            raise TooLargeError(
+                line, f"aliases (`*name`) repeat more than {MOST_BYTES // 1024} KiB of text; repeat less"
+            )
+
+    def check_level(self, line: int, level: int) -> None:
+        """TooLargeError if a value is nested too deeply."""
+        if level > MOST_LEVELS:
+            raise TooLargeError(line, f"is nested more than {MOST_LEVELS} levels deep; close all open brackets")
 
 
 @dataclass(slots=True)
 class Document:
-    """A mapping as a file holds it, where each of its keys stands, and what was wrong with it."""
+    """A mapping as a file holds it, the position of each of its keys, and its problems."""
 
     tree: Tree
     positions: dict[Place, Position]
     problems: list[Problem] = field(default_factory=list)
     broken: set[Place] = field(default_factory=set)
     """Places whose value could not be read, and is None in the tree."""
+
+
+class _Loader(yaml.BaseLoader):
+    """PyYAML's composer; it stops before nodes exceed the allowance."""
+
+    def __init__(self, text: str, allowance: Allowance, level: int) -> None:
+        super().__init__(text)
+        self._allowance, self._level, self._nodes = allowance, level, 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        line = self.peek_event().start_mark.line + 1
+        self._level += 1
+        self._nodes += 1
+        self._allowance.check_level(line, self._level)
+        if self._nodes > self._allowance.values:
+            self._allowance.take(line, self._nodes)
+        node = super().compose_node(parent, index)
+        self._level -= 1
+        return node
+
+
+class _Dumper(yaml.SafeDumper):
+    """Keeps PyYAML's resolvers beside ours, so that it quotes every text that either dialect would misread."""
+
+
+for _tag, _pattern, _first in _RESOLVERS:
+    for _class in (_Loader, _Dumper):
+        _class.add_implicit_resolver(_tag, re.compile(f"^(?:{_pattern})$"), list(_first))
 
 
 def read_document(path: Path, allowance: Allowance | None = None) -> Document:
@@ -69,45 +138,40 @@ def read_document(path: Path, allowance: Allowance | None = None) -> Document:
     """
     allowance = allowance or Allowance()
     text = _text_of(path, allowance)
+    document = Document({}, {(): Position(str(path), 1)})
     try:
-        loader = _Loader(text, allowance)
-        root = loader.get_single_node()
+        root = _Loader(text, allowance, 0).get_single_node()
+        if root is None:
+            raise _unreadable(path, "is empty; write the pipeline into it, or start from `extends: NAME`")
+        if not isinstance(root, yaml.MappingNode):
+            kind = "a list" if isinstance(root, yaml.SequenceNode) else "a single value"
+            raise _unreadable(path, f"holds {kind}, not a mapping; begin with lines such as `name: my-run`")
+        document.tree = _Builder(str(path), document, allowance, 0).value(root, ()) or {}
     except TooLargeError as error:
-        raise PipelineError([Problem(str(path), error.line, "file", str(error))]) from error
+        raise PipelineError([Problem(str(path), error.line, "file", str(error), "too-large")]) from error
     except yaml.YAMLError as error:
         raise PipelineError([_syntax_problem(str(path), text, error)]) from error
-    if root is None:
-        raise _unreadable(path, "is empty; write the pipeline into it, or start from `extends: NAME`")
-    if not isinstance(root, yaml.MappingNode):
-        kind = "a list" if isinstance(root, yaml.SequenceNode) else "a single value"
-        raise _unreadable(path, f"holds {kind}, not a mapping; begin with lines such as `name: my-run`")
-    document = Document({}, {(): Position(str(path), 1)})
-    document.tree = _Builder(loader, str(path), document).value(root, ()) or {}
     return document
 
 
 def parse_value(text: str, allowance: Allowance | None = None, level: int = 0) -> Any:
-    """The value of an override, by the rules of the file. ValueError where it is not YAML, TooLargeError among them.
+    """The value of an override, in the dialect of the file. ValueError if it is not YAML, TooLargeError among them.
 
     The value counts against `allowance`, and begins `level` levels below the top of the pipeline.
     """
+    allowance = allowance or Allowance()
     try:
-        loader = _Loader(text, allowance or Allowance(), level)
-        node = loader.get_single_node()
+        node = _Loader(text, allowance, level).get_single_node()
+    except yaml.reader.ReaderError as error:
+        raise ValueError(f"the value contains the character #x{error.character:02x}; remove it") from error
     except yaml.YAMLError as error:
-        if isinstance(error, yaml.reader.ReaderError):
-            message = f"the value holds the character #x{error.character:02x}, which YAML forbids; take it out"
-            raise ValueError(message) from error
-        if text[:1] in ("{", "["):
-            message = (
-                "the brackets are not closed; put quotes around the whole override, for the shell parts it at spaces"
-            )
-            raise ValueError(message) from error
-        raise ValueError("the value is not valid YAML; put it in quotes if it is text") from error
+        unclosed = "the brackets are not closed; quote the whole override, because the shell splits it at spaces"
+        invalid = "the value is not valid YAML; put it in quotes if it is text"
+        raise ValueError(unclosed if text[:1] in ("{", "[") else invalid) from error
     if node is None:
-        raise ValueError("there is no value; write `KEY=null` to take the key away")
+        raise ValueError("there is no value; write `KEY=null` to remove the key")
     document = Document({}, {})
-    value = _Builder(loader, "", document).value(node, ())
+    value = _Builder("", document, allowance, level).value(node, ())
     if document.problems:
         raise ValueError(document.problems[0].message)
     return value
@@ -118,15 +182,33 @@ def dump_document(tree: Tree) -> str:
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
+def why_no_file(path: Path) -> str | None:
+    """The reason why a path names no regular file, as the rest of a sentence; None if it names one."""
+    try:
+        kind = _KINDS.get(stat.S_IFMT(path.stat().st_mode))
+    except FileNotFoundError:
+        return "does not exist; check the path"
+    except ValueError:
+        return "contains a NUL character; remove it"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}; check the path and the file's permissions"
+    return f"is a {kind}; give the pipeline's YAML file" if kind else None
+
+
+def encodable(text: str) -> bool:
+    """Whether a text can be written as UTF-8, which has no halves of surrogate pairs."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
 def _unreadable(path: Path, message: str) -> PipelineError:
-    return PipelineError([Problem(str(path), 1, "file", message)])
+    return PipelineError([Problem(str(path), 1, "file", message, "unreadable-file")])
 
 
 def _text_of(path: Path, allowance: Allowance) -> str:
     if why := why_no_file(path):
         raise _unreadable(path, why)
     try:
-        # Does not wait for a writer if a named pipe has just taken the file's place.
+        # O_NONBLOCK: do not wait for a writer if a named pipe has just replaced the file.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             content = file.read(allowance.bytes + 1)
     except OSError as error:
@@ -135,7 +217,7 @@ def _text_of(path: Path, allowance: Allowance) -> str:
     allowance.bytes -= len(content)
     if allowance.bytes < 0:
         message = f"is too large: a pipeline and the files that it extends may have {MOST_BYTES // 1024} KiB"
-        raise _unreadable(path, f"{message}; move data and long texts into files of their own")
+        raise _unreadable(path, f"{message}; move data and long texts to other files")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -144,120 +226,133 @@ def _text_of(path: Path, allowance: Allowance) -> str:
 
 def _syntax_problem(file: str, text: str, error: yaml.YAMLError) -> Problem:
     if isinstance(error, yaml.reader.ReaderError):
-        # Of text that is decoded already, PyYAML gives the character's number.
-        message = f"holds the character #x{error.character:02x}, which YAML forbids; take it out"
-        return Problem(file, text.count("\n", 0, error.position) + 1, "file", message)
+        # `position` counts characters, as the text is decoded already.
+        message = f"contains the character #x{error.character:02x}, which YAML forbids; remove it"
+        return Problem(file, text.count("\n", 0, error.position) + 1, "file", message, "yaml-syntax")
     assert isinstance(error, yaml.MarkedYAMLError)
     mark = error.problem_mark or error.context_mark
     line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
     what = error.problem or "cannot be understood"
     if "'\\t'" in what:
-        message = "a tab stands where YAML wants spaces; indent with spaces"
-    elif "expected a single document" in (error.context or ""):
-        message = "a second YAML document begins here; keep one document in a file"
-    elif error.context_mark and "duplicate anchor" in (error.context or ""):
-        message = f"the same anchor (`&name`) stands here and in line {error.context_mark.line + 1}; rename one of them"
+        message = "is indented with a tab; indent with spaces"
     elif what == "mapping values are not allowed here":
-        message = "a `key:` stands where no key may; mend the indentation, or quote a text that holds `: `"
+        message = "has a `key:` where YAML allows none; fix the indentation, or quote a text that contains `: `"
     else:
         within = f" ({error.context})" if error.context else ""
-        message = f"is not valid YAML: {what}{within}; mend the brackets, quotes or indentation at or above this line"
-    return Problem(file, line, f"column {column}", message)
-
-
-_MOST_DIGITS = 100
-"""No setting takes a longer number, and Python and JSON refuse to write numbers of thousands of digits."""
-HALF = "holds half of a character (a lone surrogate); write the character itself"
-
-
-def encodable(text: str) -> bool:
-    """Whether a text can be written as UTF-8: half of a pair that UTF-16 writes a character with cannot."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
+        message = f"is not valid YAML: {what}{within}; fix the brackets, quotes or indentation at or above this line"
+    return Problem(file, line, f"column {column}", message, "yaml-syntax")
 
 
 class _Builder:
-    """Turns composed nodes into plain values, noting positions and problems in the document."""
+    """Turns composed nodes into plain values, and notes positions and problems in the document."""
 
-    def __init__(self, loader: _Loader, file: str, document: Document) -> None:
-        self._loader = loader
+    def __init__(self, file: str, document: Document, allowance: Allowance, level: int) -> None:
         self._file = file
         self._document = document
+        self._allowance = allowance
+        self._level = level
+        self._open: list[yaml.Node] = []
+        """Nodes that are being built; one inside itself comes from an alias to a node around it."""
 
     def value(self, node: yaml.Node, place: Place) -> Any:
         """The node's value; None where it cannot be read."""
-        if is_recursive(node):
-            return self._broken(node, place, "an alias (`*name`) contains itself; write the value out")
+        line = node.start_mark.line + 1
+        self._allowance.check_level(line, self._level + len(self._open) + 1)
+        self._allowance.take(line, characters=len(node.value) if isinstance(node, yaml.ScalarNode) else 0)
+        if any(node is other for other in self._open):
+            return self._broken(node, place, "an alias (`*name`) contains itself; write out the value")
         if node.tag not in (_PLAIN if isinstance(node, yaml.ScalarNode) else _NESTED):
-            tag = node.tag.removeprefix(_STANDARD)
-            return self._broken(node, place, f"cannot be read as `{tag}`; write a plain value without a `!` tag")
-        if isinstance(node, yaml.MappingNode):
-            return self._mapping(node, place)
-        if isinstance(node, yaml.SequenceNode):
-            return self._sequence(node, place)
-        assert isinstance(node, yaml.ScalarNode), f"YAML has no node such as {node!r}"
-        return self._scalar(node, place)
+            return self._wrong_tag(node, place)
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node, place)
+        self._open.append(node)
+        try:
+            return self._mapping(node, place) if isinstance(node, yaml.MappingNode) else self._sequence(node, place)
+        finally:
+            self._open.pop()
 
     def _mapping(self, node: yaml.MappingNode, place: Place) -> Tree | None:
-        self._check_duplicates(node, place)
-        try:
-            self._loader.flatten_mapping(node)
-        except yaml.constructor.ConstructorError:
-            message = "`<<` must name another mapping; write `<<: *name`, or write the keys out"
-            return self._broken(node, place, message)
+        entries = self._entries(node, place)
+        if entries is None:
+            return self._broken(node, place, "`<<` must name another mapping; write `<<: *name`, or write out the keys")
         tree: Tree = {}
-        for key_node, value_node in node.value:
-            if not isinstance(key_node, yaml.ScalarNode):
-                self._problem(key_node, place, "a key is a list or a mapping; write a plain name before the colon")
-                continue
-            if not encodable(key_node.value):
-                self._problem(key_node, place, f"the key {key_node.value!r} {HALF}")
-                continue
-            inner = (*place, key_node.value)
-            self._document.positions[inner] = Position(self._file, key_node.start_mark.line + 1)
-            tree[key_node.value] = self.value(value_node, inner)
+        for name, (key, value) in entries.items():
+            self._document.positions[(*place, name)] = Position(self._file, key.start_mark.line + 1)
+            tree[name] = self.value(value, (*place, name))
         return tree
 
-    def _check_duplicates(self, node: yaml.MappingNode, place: Place) -> None:
-        first_line: dict[Hashable, int] = {}
-        for key_node, _ in node.value:
-            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag == _MERGE:
-                continue
-            line = key_node.start_mark.line + 1
-            if key_node.value in first_line:
-                message = f"the key stands here and in line {first_line[key_node.value]}; keep one of them"
-                self._problem(key_node, (*place, key_node.value), message)
-            first_line.setdefault(key_node.value, line)
+    def _entries(
+        self, node: yaml.MappingNode, place: Place | None
+    ) -> dict[str, tuple[yaml.ScalarNode, yaml.Node]] | None:
+        """Keys and values, with those that `<<` merges; None if it merges anything but mappings.
 
-    def _sequence(self, node: yaml.SequenceNode, place: Place) -> list[Any]:
+        `place` is None for a merged mapping, whose problems are reported where it stands.
+        """
+        own: dict[str, tuple[yaml.ScalarNode, yaml.Node]] = {}
+        merged: dict[str, tuple[yaml.ScalarNode, yaml.Node]] = {}
+        for key, value in node.value:
+            self._allowance.take(key.start_mark.line + 1)
+            if key.tag == _MERGE:
+                for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                    if not isinstance(source, yaml.MappingNode) or any(source is other for other in self._open):
+                        return None
+                    self._open.append(source)
+                    entries = self._entries(source, None)
+                    self._open.pop()
+                    if entries is None:
+                        return None
+                    merged = {**entries, **merged}
+            elif not isinstance(key, yaml.ScalarNode):
+                self._problem(key, place, "a key is a list or a mapping; write a plain name before the colon")
+            elif not encodable(key.value):
+                self._problem(key, place, f"the key {key.value!r} {HALF}")
+            else:
+                if key.value in own and place is not None:
+                    first = own[key.value][0].start_mark.line + 1
+                    message = f"the key is repeated, first in line {first}; keep one of them"
+                    self._problem(key, (*place, key.value), message, "duplicate-key")
+                own.setdefault(key.value, (key, value))
+        return merged | own
+
+    def _sequence(self, node: yaml.Node, place: Place) -> list[Any]:
         items = []
         for index, item in enumerate(node.value):
             self._document.positions[(*place, index)] = Position(self._file, item.start_mark.line + 1)
             items.append(self.value(item, (*place, index)))
         return items
 
-    def _scalar(self, node: yaml.ScalarNode, place: Place) -> Any:
-        if node.style is None and node.value.lower() in _AMBIGUOUS:
-            meant = "true" if node.value.lower() in ("yes", "on") else "false"
-            message = f"a bare `{node.value}` can mean two things; write `{meant}`, or quotes for the word"
-            return self._broken(node, place, message)
-        if node.tag in (_INT, _FLOAT) and len(node.value) > _MOST_DIGITS:
-            message = (
-                f"a number of {len(node.value):,} characters is out of range; write a shorter one, or quote a text"
-            )
+    def _scalar(self, node: yaml.ScalarNode, place: Place) -> bool | int | float | str | None:
+        text = node.value
+        if node.style is None and (meant := _AMBIGUOUS.get(text.lower())):
+            return self._broken(node, place, f"a bare `{text}` is ambiguous; write `{meant}`, or quote the word")
+        if not encodable(text):
+            return self._broken(node, place, HALF)
+        if node.tag in (_INT, _FLOAT) and len(text) > _MOST_DIGITS:
+            message = f"a number of {len(text):,} characters is out of range; write a shorter one, or quote a text"
             return self._broken(node, place, message)
         try:
-            value = self._loader.construct_object(node)
-        except (yaml.constructor.ConstructorError, ValueError, KeyError):  # KeyError: `!!bool` of another word
-            tag = node.tag.removeprefix(_STANDARD)
-            return self._broken(node, place, f"cannot be read as `{tag}`; write a plain value without a `!` tag")
-        if isinstance(value, str) and not encodable(value):
-            return self._broken(node, place, HALF)
-        return value
+            match node.tag.removeprefix(_STANDARD):
+                case "null":
+                    return None
+                case "bool":
+                    return _BOOLEANS[text.lower()]
+                case "int":
+                    return int(text.replace("_", ""), 16 if "x" in text else 10)
+                case "float":
+                    return float(text.replace("_", "").lower().replace(".inf", "inf").replace(".nan", "nan"))
+        except (ValueError, KeyError):
+            return self._wrong_tag(node, place)
+        return text
+
+    def _wrong_tag(self, node: yaml.Node, place: Place) -> Any:
+        tag = node.tag.removeprefix(_STANDARD)
+        return self._broken(node, place, f"cannot be read as `{tag}`; write a plain value without a `!` tag")
 
     def _broken(self, node: yaml.Node, place: Place, message: str) -> Any:
-        self._problem(node, place, message)
+        self._problem(node, place, message, "unreadable-value")
         self._document.broken.add(place)
-        return None
 
-    def _problem(self, node: yaml.Node, place: Place, message: str) -> None:
-        self._document.problems.append(Problem(self._file, node.start_mark.line + 1, dotted(place), message))
+    def _problem(self, node: yaml.Node, place: Place | None, message: str, code: str = "unreadable-key") -> None:
+        if place is not None:
+            line = node.start_mark.line + 1
+            self._document.problems.append(Problem(self._file, line, dotted(place), message, code))
