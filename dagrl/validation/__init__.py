@@ -1,7 +1,7 @@
-"""Everything that must hold before a run beyond the form of the file: rules between sections, and files on disk.
+"""Rules between sections of a pipeline and about files on disk: everything that must hold before a run.
 
-`check_file` is the door for the command line and the runtime. One module for each concern, each a function that looks
-at a pipeline and reports to `Findings`.
+`check_file` is the entry point for the command line and the runtime. Each module checks one topic and reports to
+`Findings`.
 """
 
 from __future__ import annotations
@@ -18,45 +18,36 @@ from dagrl.config.loading.positions import Findings
 from dagrl.graph.dag import Graph, infer_graph
 from dagrl.graph.plugins.isolation import isolated_imports
 from dagrl.validation.batches import check_batches
-from dagrl.validation.critic import check_critic
 from dagrl.validation.data_files import check_data_files
 from dagrl.validation.engine_options import check_engine_options
 from dagrl.validation.engines import check_engines
-from dagrl.validation.filter import check_filter
-from dagrl.validation.formulas import check_formulas
-from dagrl.validation.judge import check_judges
 from dagrl.validation.model import check_models
-from dagrl.validation.nodes import check_nodes
-from dagrl.validation.offline import check_offline
 from dagrl.validation.own_models import check_own_models
-from dagrl.validation.profile import check_profile
-from dagrl.validation.rollout import check_rollout
-from dagrl.validation.rollout_correction import check_rollout_correction
+from dagrl.validation.rewards import check_rewards
+from dagrl.validation.rollouts import check_rollouts, check_rollouts_in_graph
+from dagrl.validation.run import check_best_metric, check_run
 from dagrl.validation.sleeping import check_sleeping
 from dagrl.validation.staleness import check_staleness
 from dagrl.validation.tokenizer_use import check_tokenizer_use
-from dagrl.validation.trackers import check_trackers
-from dagrl.validation.turns import check_turns
-from dagrl.validation.validation import check_validation
-from dagrl.validation.without_effect import warn_of_no_effect
+from dagrl.validation.training import check_training, check_training_in_graph
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedPipeline:
-    """A pipeline that nothing is known to be wrong with."""
+    """A pipeline without known problems."""
 
     loaded: LoadedPipeline
     graph: Graph
     rows: dict[str, int]
     """Rows of the data files, by their keys under ``data``: ``train``, ``val``, ``val.NAME``."""
     warnings: tuple[Problem, ...]
-    """What is odd, but does not hinder a run."""
+    """Settings that are suspicious, but do not prevent a run."""
 
 
 def check_file(path: Path | str, overrides: Sequence[str] = (), *, with_files: bool = True) -> CheckedPipeline:
-    """Load a pipeline file and check all that can be checked without its engines. PipelineError with all problems.
+    """Load a pipeline file and check everything that needs no engine. PipelineError with all problems.
 
-    Without its files, neither data nor weights and tokenizer need be there: a run can be planned on another machine.
+    Without `with_files`, data, weights and tokenizer need not exist: a run can be planned on another machine.
     """
     loaded = load_pipeline(path, overrides)
     with isolated_imports():
@@ -64,12 +55,11 @@ def check_file(path: Path | str, overrides: Sequence[str] = (), *, with_files: b
 
 
 def _checked(loaded: LoadedPipeline, findings: Findings, *, with_files: bool) -> CheckedPipeline:
-    pipeline = loaded.pipeline
-    # The graph first: it reads a mistake in a node as a reason to be silent about missing columns.
-    graph = infer_graph(pipeline, loaded.folder, findings)
+    pipeline, folder = loaded.pipeline, loaded.folder
+    graph = infer_graph(pipeline, folder, findings)
     sizes = check_models(pipeline, findings, with_files=with_files)
     check_own_models(pipeline, findings)
-    rows = check_data_files(pipeline, graph, loaded.folder, findings) if with_files else {}
+    rows = check_data_files(pipeline, graph, folder, findings) if with_files else {}
     if with_files:
         check_tokenizer_use(pipeline, findings)
     check_engines(pipeline, findings)
@@ -77,21 +67,16 @@ def _checked(loaded: LoadedPipeline, findings: Findings, *, with_files: bool) ->
     check_sleeping(pipeline, findings)
     for name, engine in pipeline.engines.items():
         backend_of(engine).validate(EngineCheck(pipeline, name, engine, sizes[name], findings))
-    check_nodes(pipeline, loaded.folder, sizes, findings)
-    check_judges(pipeline, loaded.folder, sizes, findings)
-    check_critic(pipeline, graph, findings)
-    check_formulas(pipeline, graph, loaded.folder, findings)
-    check_rollout(pipeline, graph, findings)
-    check_filter(pipeline, graph, findings)
-    check_turns(pipeline, graph, loaded.folder, findings)
-    check_rollout_correction(pipeline, graph, findings)
+    check_rewards(pipeline, folder, sizes, findings)
+    check_rollouts(pipeline, folder, findings)
+    check_training(pipeline, folder, findings)
+    check_run(pipeline, folder, findings)
     check_batches(pipeline, graph, sizes, findings)
     check_staleness(pipeline, graph, findings)
-    check_offline(pipeline, findings)
-    check_validation(pipeline, graph, loaded.folder, findings)
-    check_trackers(pipeline, findings)
-    check_profile(pipeline, findings)
-    warn_of_no_effect(pipeline, findings)
+    if graph is not None:
+        check_rollouts_in_graph(pipeline, graph, findings)
+        check_training_in_graph(pipeline, graph, findings)
+        check_best_metric(pipeline, graph, findings)
     findings.raise_if_any()
-    assert graph is not None
+    assert graph is not None, "a pipeline without problems has a graph"
     return CheckedPipeline(loaded, graph, rows, tuple(sorted(set(findings.warnings))))

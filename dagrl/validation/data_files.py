@@ -1,20 +1,24 @@
-"""The prompt files: there, whole, in verl's schema, and without rows that a run cannot use.
+"""Prompt files: whether they exist, follow verl's schema, and have rows that a run can use.
 
-Reads their footers and, in `data_rows.py`, their first rows; `dagrl.data` reads all of them.
+Reads their footers and first rows; `dagrl.data` reads all rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagrl.config.errors import Place, listed, suggest
 from dagrl.config.loading.positions import Findings
-from dagrl.config.schema import Pipeline
-from dagrl.graph.dag import Graph
+from dagrl.config.reward_names import BUILT_IN_REWARDS
+from dagrl.config.schema import JudgeNode, Pipeline, RewardNode, RolloutNode
+from dagrl.graph.dag import PROMPTS_NODE, SAMPLES_NODE, Graph, GraphNode
 from dagrl.graph.offline import columns_read, needs_answers
-from dagrl.validation.answer_readers import AnswerReader, answer_readers
+from dagrl.graph.plugins.custom import parameters_at
+from dagrl.graph.plugins.isolation import ask
+from dagrl.graph.plugins.judging import fields_in, is_function
 from dagrl.validation.data_rows import BLANK_ANSWER, EMPTY_RESPONSE, NO_ANSWER, Columns, RowFaults, row_faults
 
 if TYPE_CHECKING:
@@ -23,36 +27,34 @@ if TYPE_CHECKING:
 
 
 _SCRIPTS = (
-    "gsm8k_tools",
-    "gsm8k",
-    "deepscaler",
-    "math_dataset",
-    "dapo_math",
-    "aime",
-    "amc",
-    "mbpp",
-    "apps",
-    "geo3k",
-    "ultrafeedback",
-    "arithmetic",
+    *("gsm8k_tools", "gsm8k", "deepscaler", "math_dataset", "dapo_math", "aime", "amc", "mbpp", "apps", "geo3k"),
+    *("ultrafeedback", "arithmetic"),
 )
-"""What data_preprocess/ has; a name that begins with another stands before it."""
+"""Scripts in data_preprocess/. A name stands before those that it begins with."""
+_ANSWER = "answer"
+_STRICT = ("code", "math")
+"""Rewards that raise an error for an empty reference answer."""
 
 
-_POINTER = "a pointer of Git LFS"
+@dataclass(frozen=True, slots=True)
+class AnswerReader:
+    """A node that reads reference answers; it gets an empty text for a null."""
+
+    name: str
+    needs_all: bool = False
+    """Whether it cannot score a response without an answer."""
+    refuses_blanks: bool = False
+    """Whether an empty answer ends the run."""
 
 
 def check_data_files(pipeline: Pipeline, graph: Graph | None, folder: Path, findings: Findings) -> dict[str, int]:
-    """Report what is wrong with the prompt files; the rows of those that are right, by their key under ``data``.
+    """Report wrong prompt files; the number of rows of the right ones, by their key under ``data``.
 
-    `graph` is None where the columns are not sorted out yet; `folder` holds the user's own modules.
+    `graph` is None if it has problems; `folder` holds the user's modules.
     """
     rows = {}
-    readers = tuple(answer_readers(graph, folder)) if graph is not None else ()
+    readers = tuple(_answer_readers(graph, folder)) if graph is not None else ()
     for key, path in pipeline.data.files.items():
-        place: Place = ("data", *key.split("."))
-        if not findings.trusted(place):
-            continue
         validation = key != "train"
         wanted = _Wanted(
             columns_read(pipeline, validation=validation),
@@ -60,7 +62,7 @@ def check_data_files(pipeline: Pipeline, graph: Graph | None, folder: Path, find
             readers,
             pipeline.data.val_prompts if validation else None,
         )
-        count = _check_file(path, place, wanted, findings)
+        count = _check_file(path, ("data", *key.split(".")), wanted, findings)
         if count is not None:
             rows[key] = count
     return rows
@@ -81,90 +83,80 @@ def holds_chats(path: Path, responses: tuple[str, ...]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What a file must have beside prompts."""
+    """Columns that a file needs beside prompts."""
 
     responses: tuple[str, ...]
-    """Columns, or fields of structs, that hold some."""
+    """Columns, or fields of structs, with responses."""
     answers: bool
-    """Reference answers, and the data set's name."""
+    """Whether it needs reference answers and the data set's name."""
     readers: tuple[AnswerReader, ...] = ()
-    """The nodes that read the answers."""
     limit: int | None = None
-    """Only the first so many rows are used."""
+    """The number of rows that are used; None for all."""
 
 
 def _check_file(path: Path, place: Place, wanted: _Wanted, findings: Findings) -> int | None:
-    """Rows of the file, if it is a prompt file."""
+    """The number of rows of a right file."""
     try:
-        return _check_kind(path, place, wanted, findings)
+        if problem := _file_problem(path):
+            findings.error(place, f"{path} {problem}", code="wrong-data-file")
+            return None
+        return _check_parquet(path, place, wanted, findings)
     except OSError as error:
-        findings.error(place, f"{path} cannot be read ({error.strerror}); check the path and its permissions")
+        message = f"{path} cannot be read ({error.strerror}); check the path and its permissions"
+        findings.error(place, message, code="wrong-data-file")
         return None
 
 
-def _check_kind(path: Path, place: Place, wanted: _Wanted, findings: Findings) -> int | None:
+def _file_problem(path: Path) -> str | None:
+    """Why a path cannot be a parquet file."""
+    script = f"python {_script_for(path)} --local_dir"
     if path.is_dir():
         files = sorted(path.glob("*.parquet"))
-        remedy = f"name a file in it, such as {files[0].name}" if files else "give a parquet file"
-        findings.error(place, f"{path} is a folder; {remedy}")
-    elif path.exists() and not path.is_file():
-        findings.error(place, f"{path} is no regular file; give a parquet file")
-    elif not path.exists():
-        command = f"{_script_for(path)} --local_dir {path.parent}"
-        findings.error(place, f"{path} does not exist; check the path, or make the file with `python {command}`")
-    elif path.stat().st_size == 0:
-        findings.error(place, f"{path} is empty (0 bytes); make the file again")
-    elif (other := _other_format(path)) is not None:
-        command = f"make parquet of it with `python {_script_for(path)} --local_dir DIR --source {path.parent}`"
-        remedy = "fetch it with `git lfs pull`" if other == _POINTER else command
-        findings.error(place, f"{path} is {other}, not parquet; {remedy}")
-    else:
-        return _check_parquet(path, place, wanted, findings)
-    return None
+        return f"is a folder; {f'name a file in it, for example {files[0].name}' if files else 'give a parquet file'}"
+    if not path.exists():
+        return f"does not exist; check the path, or create the file with `{script} {path.parent}`"
+    if not path.is_file():
+        return "is no regular file; give a parquet file"
+    with path.open("rb") as file:
+        head = file.read(256)
+    if not head:
+        return "is empty (0 bytes); create it again"
+    if head.startswith(b"version https://git-lfs"):
+        return "is a pointer of Git LFS; fetch the file with `git lfs pull`"
+    other = "JSON" if head.lstrip()[:1] in (b"{", b"[") else "CSV" if path.suffix == ".csv" else None
+    other = "compressed with gzip" if head.startswith(b"\x1f\x8b") else other
+    if other is None or head.startswith(b"PAR1"):
+        return None
+    return f"is {other}, not parquet; convert it with `{script} DIR --source {path.parent}`"
 
 
 def _script_for(path: Path) -> str:
-    """The script that makes such a file, by the name of its folder, or else of the file."""
+    """The script that creates such a file, by the name of its folder or of the file."""
     named = (name for text in (path.parent.name, path.name) for name in _SCRIPTS if name in text.lower())
     return f"data_preprocess/{next(named, 'NAME')}.py"
-
-
-def _other_format(path: Path) -> str | None:
-    """What the file is, if it is readable text instead of parquet."""
-    with path.open("rb") as file:
-        head = file.read(256)
-    if head.startswith(b"PAR1"):
-        return None
-    if head.startswith(b"version https://git-lfs"):
-        return _POINTER
-    if head.startswith(b"\x1f\x8b"):
-        return "compressed with gzip"
-    if head.lstrip()[:1] in (b"{", b"["):
-        return "JSON"
-    return "CSV" if path.suffix == ".csv" else None
 
 
 def _check_parquet(path: Path, place: Place, wanted: _Wanted, findings: Findings) -> int | None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    warnings: list[str] = []
     try:
         with pq.ParquetFile(path) as file:
-            schema, rows = file.schema_arrow, file.metadata.num_rows
+            schema, rows, code = file.schema_arrow, file.metadata.num_rows, "wrong-columns"
             problems = [*_schema_problems(schema, wanted), *_response_problems(schema, wanted.responses)]
             if rows == 0:
-                problems.append("has no rows; make the file again")
-            warnings: list[str] = []
+                problems.append("has no rows; create the file again")
             if not problems:
+                code = "wrong-rows"
                 problems, warnings = _row_problems(file, wanted)
     except (OSError, pa.ArrowException) as error:
         reason = str(error).split(". ")[0].split("\n")[0].rstrip(".")
-        findings.error(place, f"{path} cannot be read as parquet ({reason}); make the file again")
-        return None
+        problems, code = [f"cannot be read as parquet ({reason}); create the file again"], "wrong-data-file"
     for warning in warnings:
-        findings.warning(place, f"{path} {warning}")
+        findings.warning(place, f"{path} {warning}", code="odd-rows")
     for problem in problems:
-        findings.error(place, f"{path} {problem}")
+        findings.error(place, f"{path} {problem}", code=code)
     return None if problems else rows
 
 
@@ -181,11 +173,11 @@ def _row_problems(file: pq.ParquetFile, wanted: _Wanted) -> tuple[list[str], lis
         if what.startswith(EMPTY_RESPONSE):
             if found.everywhere(what):
                 message = f"has {what} in each of its first {found.scanned} rows"
-                problems.append(f"{message}; make the file again, or name another column in data.responses")
+                problems.append(f"{message}; create the file again, or name another column in data.responses")
             else:
-                warnings.append(f"{found.sentence(what)}; the policy learns to say nothing there")
+                warnings.append(f"{found.sentence(what)}; the policy learns to end at once there")
         elif what not in (NO_ANSWER, BLANK_ANSWER):
-            problems.append(f"{found.sentence(what)}; a run would end there, so take such rows out")
+            problems.append(f"{found.sentence(what)}; a run would end there, so remove such rows")
         else:
             _add_answer_problem(what, found, readers, problems, warnings)
     return problems, warnings
@@ -198,12 +190,12 @@ def _add_answer_problem(
     strict = [each.name for each in readers if (each.needs_all if what == NO_ANSWER else each.refuses_blanks)]
     names = listed(strict or [each.name for each in readers])
     if strict:
-        problems.append(f"{found.sentence(what)}, which {names} cannot judge by; take such rows out")
+        problems.append(f"{found.sentence(what)}, which {names} cannot score; remove such rows")
     elif found.everywhere(what):
         none = f"has {what} in each of its first {found.scanned} rows"
-        problems.append(f"{none}, and {names} reads it; make the file again with answers")
+        problems.append(f"{none}, and {names} reads it; create the file again with answers")
     elif what == NO_ANSWER:
-        warnings.append(f"{found.sentence(what)}; {names} is given an empty text there")
+        warnings.append(f"{found.sentence(what)}; {names} gets an empty text there")
 
 
 def _schema_problems(schema: pa.Schema, wanted: _Wanted) -> list[str]:
@@ -253,7 +245,7 @@ def _response_problems(schema: pa.Schema, responses: tuple[str, ...]) -> list[st
 
 
 def _type_at(schema: pa.Schema, column: str) -> pa.DataType | None:
-    """What a column, or a field of a struct, holds; None where it is not there."""
+    """The type of a column, or of a field of a struct; None if it does not exist."""
     import pyarrow.types as kinds
 
     name, *fields = column.split(".")
@@ -266,7 +258,7 @@ def _type_at(schema: pa.Schema, column: str) -> pa.DataType | None:
 
 
 def _fields_beside(schema: pa.Schema, column: str) -> list[str]:
-    """The fields of the struct that a column's field is looked for in."""
+    """Fields of the struct in which a column's field is looked for."""
     import pyarrow.types as kinds
 
     struct = column.rpartition(".")[0]
@@ -294,3 +286,36 @@ def _is_chat(kind: pa.DataType | None) -> bool:
         message.get_field_index(key) >= 0 and _is_text(message.field(message.get_field_index(key)).type)
         for key in ("role", "content")
     )
+
+
+def _answer_readers(graph: Graph, folder: Path) -> Iterator[AnswerReader]:
+    """The nodes that read the data set's answers."""
+    for name, node in graph.nodes.items():
+        wire = node.inputs.get(_ANSWER)
+        if name == SAMPLES_NODE or wire is None or wire != (PROMPTS_NODE, _ANSWER) or not _uses_answer(node, folder):
+            continue
+        match node.spec:
+            case RewardNode(fn=fn, on_error=on_error) if fn in BUILT_IN_REWARDS:
+                stops = fn in _STRICT and on_error == "stop"
+                yield AnswerReader(name, needs_all=stops or fn not in _STRICT, refuses_blanks=stops)
+            case _:
+                yield AnswerReader(name)
+
+
+def _uses_answer(node: GraphNode, folder: Path) -> bool:
+    """Whether a node uses the answers that all nodes of its kind get."""
+    match node.spec:
+        case RewardNode(fn=fn):
+            return _has_parameter(BUILT_IN_REWARDS.get(fn, fn), "", folder)
+        case RolloutNode(environment=str(environment)):
+            return _has_parameter(environment, "reset", folder)
+        case JudgeNode(prompt=prompt, parser=parser):
+            return _ANSWER in fields_in(prompt) or (is_function(parser) and _has_parameter(parser, "", folder))
+    return True
+
+
+def _has_parameter(place: str, method: str, folder: Path) -> bool:
+    try:
+        return _ANSWER in ask(place, parameters_at, place, method, folder=folder)
+    except ValueError:
+        return False  # Other checks report it.

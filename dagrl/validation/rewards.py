@@ -1,0 +1,208 @@
+"""Rewards, judges, custom ops and sampling options: whether functions can be called, and options fit each other."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from dagrl.backends.families.sizes import ModelSizes
+from dagrl.config.errors import Place, suggest
+from dagrl.config.loading.positions import Findings
+from dagrl.config.reward_names import BUILT_IN_REWARDS
+from dagrl.config.schema import (
+    CustomNode,
+    JudgeNode,
+    LogprobNode,
+    Pipeline,
+    RewardNode,
+    RolloutNode,
+    SamplingSpec,
+    TokenizerSpec,
+    TrainingNode,
+)
+from dagrl.graph.plugins.custom import check_arguments_at, contract_at, reward_fields_at, reward_traits_at
+from dagrl.graph.plugins.isolation import ask
+from dagrl.graph.plugins.judging import FIELDS, fields_in, is_function, parser_arguments_at
+from dagrl.models.hf_config import token_ids
+
+_LEAST_TEMPERATURE = 1e-3
+"""Logits of some hundreds, divided by it, stay far below the largest float32."""
+_OF_ENDPOINTS = ("model", "api_key_env", "extra_body", "concurrency", "retries", "timeout_s", "expected_s")
+_OF_ENGINES = ("max_prompt_tokens", "chat_template_kwargs")
+
+
+def check_rewards(pipeline: Pipeline, folder: Path, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:
+    """Report wrong rewards, judges, custom ops, references and sampling options.
+
+    `folder` holds the user's modules, `sizes` are those of the engines' models.
+    """
+    for name, node in pipeline.nodes.items():
+        place: Place = ("nodes", name)
+        match node:
+            case RewardNode():
+                _check_reward(place, node, folder, findings)
+            case CustomNode():
+                _check_op(place, node, folder, findings)
+            case LogprobNode():
+                _warn_of_moving_reference(pipeline, place, node, findings)
+            case JudgeNode():
+                _check_sampling((*place, "sampling"), node.sampling, None, findings)
+                _check_who(pipeline, place, node, sizes, findings)
+                _check_question(place, node, folder, findings)
+            case RolloutNode():
+                vocabulary = _vocabulary(pipeline, node.engine, sizes)
+                _check_sampling((*place, "sampling"), node.sampling, vocabulary, findings)
+                if node.val_sampling is not None:
+                    _check_sampling((*place, "val_sampling"), node.val_sampling, vocabulary, findings)
+
+
+def _check_reward(place: Place, node: RewardNode, folder: Path, findings: Findings) -> None:
+    where: Place = (*place, "fn")
+    if node.fn not in BUILT_IN_REWARDS and ":" not in node.fn:
+        message = f"there is no reward `{node.fn}` (write your own as `module:function`)"
+        findings.error(where, f"{message}; {suggest(node.fn, BUILT_IN_REWARDS)}", code="unknown-reward")
+        return
+    name = BUILT_IN_REWARDS.get(node.fn, node.fn)
+    try:
+        traits = ask(name, reward_traits_at, name, folder=folder)
+        where = (*place, "args") if node.args else where
+        ask(name, reward_fields_at, name, node.args, folder=folder)
+    except ValueError as error:
+        findings.error(where, str(error), code="invalid-reward")
+        return
+    if node.concurrency is not None and traits.batched:
+        message = f"`{node.fn}` is batched, and called once with all samples of a shard; remove it"
+        findings.error((*place, "concurrency"), message, code="option-without-effect")
+
+
+def _check_op(place: Place, node: CustomNode, folder: Path, findings: Findings) -> None:
+    try:
+        ask(node.op, contract_at, node.op, folder=folder)
+    except ValueError:
+        return  # `infer_graph` reports it.
+    try:
+        ask(node.op, check_arguments_at, node.op, node.args, folder=folder)
+    except ValueError as error:
+        findings.error((*place, "args") if node.args else (*place, "op"), str(error), code="invalid-op")
+
+
+def _warn_of_moving_reference(pipeline: Pipeline, place: Place, node: LogprobNode, findings: Findings) -> None:
+    trained = [other.engine for other in pipeline.nodes.values() if isinstance(other, TrainingNode)]
+    if node.written_as("logprob") == "ref_logprob" and node.engine in trained:
+        message = (
+            f"`{node.engine}` is trained, so the reference moves with the policy; for the start weights, name an "
+            f"engine with `frozen_copy_of: {node.engine}`"
+        )
+        findings.warning((*place, "engine"), message, code="moving-reference", depends_on=[("engines",)])
+
+
+def _vocabulary(pipeline: Pipeline, engine: str, sizes: Mapping[str, ModelSizes]) -> int | None:
+    """The number of tokens of an engine's model; None if only the engine can tell."""
+    if engine not in sizes:
+        return None
+    if size := sizes[engine].vocabulary:
+        return size.value
+    tokenizer = pipeline.model_of(engine).tokenizer
+    return len(token_ids(tokenizer)) if isinstance(tokenizer, TokenizerSpec) else None
+
+
+def _check_sampling(place: Place, sampling: SamplingSpec, vocabulary: int | None, findings: Findings) -> None:
+    if 0 < sampling.temperature < _LEAST_TEMPERATURE:
+        message = f"logits divided by {sampling.temperature:g} overflow; choose {_LEAST_TEMPERATURE} or more, or 0"
+        findings.error((*place, "temperature"), message, code="temperature-too-low")
+    for index, token in enumerate(sampling.stop_token_ids):
+        if vocabulary is not None and token >= vocabulary:
+            message = f"the model has {vocabulary} tokens, with ids from 0 on; remove {token}"
+            findings.error((*place, "stop_token_ids", index), message, code="unknown-token", depends_on=[("model",)])
+    if sampling.top_k == 0 or sampling.top_k < -1:
+        message = f"{sampling.top_k} is no number of tokens; choose 1 or more, or -1 for all"
+        findings.error((*place, "top_k"), message, code="invalid-top-k")
+
+
+def _check_who(
+    pipeline: Pipeline, place: Place, node: JudgeNode, sizes: Mapping[str, ModelSizes], findings: Findings
+) -> None:
+    if (node.engine is None) == (node.endpoint is None):
+        message = "the judge needs one source; name an `engine` of this pipeline, or an `endpoint` and its `model`"
+        findings.error(place, message, code="judge-source")
+        return
+    foreign, kind = (_OF_ENDPOINTS, "endpoint") if node.engine else (_OF_ENGINES, "engine")
+    for option in foreign:
+        if option in node.model_fields_set:
+            message = f"is only for a judge with an `{kind}`; remove it"
+            findings.error((*place, option), message, code="option-without-effect")
+    if node.endpoint is not None:
+        _check_endpoint(place, node, node.endpoint, findings)
+    elif node.engine in pipeline.engines:
+        _check_engine(pipeline, place, node, node.engine, sizes, findings)
+
+
+def _check_endpoint(place: Place, node: JudgeNode, address: str, findings: Findings) -> None:
+    where: Place = (*place, "endpoint")
+    if not node.model:
+        findings.error(where, "the endpoint's model is not named; add `model: NAME`", code="judge-model")
+    try:
+        parts = urlsplit(address)
+        if not parts.hostname:
+            raise ValueError("it has no host")
+    except ValueError as error:
+        message = f"is no valid address: {error}; write for example http://host:8000/v1"
+        findings.error(where, message, code="invalid-address")
+        return
+    if "@" in parts.netloc or parts.query:
+        message = "the address contains a secret, which the run folder would show; use api_key_env"
+        findings.error(where, message, code="secret-in-address")
+    if node.api_key_env and not os.environ.get(node.api_key_env):
+        message = f"the environment variable {node.api_key_env} is not set here; set it where the run's workers start"
+        findings.warning((*place, "api_key_env"), message, code="unset-variable")
+
+
+def _check_engine(
+    pipeline: Pipeline,
+    place: Place,
+    node: JudgeNode,
+    engine: str,
+    sizes: Mapping[str, ModelSizes],
+    findings: Findings,
+) -> None:
+    if source := getattr(pipeline.engines[engine], "weights_from", None):
+        message = (
+            f"`{engine}` has the weights of `{source}`, so the policy judges itself; for a fixed judge, use an engine "
+            "without `weights_from`"
+        )
+        findings.warning((*place, "engine"), message, code="moving-judge")
+    positions = sizes[engine].positions if engine in sizes else None
+    longest = node.max_prompt_tokens + node.sampling.max_new_tokens
+    if positions is not None and longest > positions.value:
+        message = (
+            f"a question of {node.max_prompt_tokens} and a reply of {node.sampling.max_new_tokens} tokens exceed the "
+            f"model's {positions.name}, {positions.value}; lower one of them"
+        )
+        depends: list[Place] = [("engines", engine), ("model",)]
+        findings.error((*place, "max_prompt_tokens"), message, code="sample-too-long", depends_on=depends)
+
+
+def _check_question(place: Place, node: JudgeNode, folder: Path, findings: Findings) -> None:
+    found = fields_in(node.prompt)
+    if "response" not in found:
+        message = "the question does not contain the response; write {response} where it goes"
+        findings.error((*place, "prompt"), message, code="judge-without-response")
+    for unknown in sorted(found - set(FIELDS)):
+        message = f"there is no field {{{unknown}}}, so it stays as it is; {suggest(unknown, FIELDS)}"
+        findings.warning((*place, "prompt"), message, code="unknown-field")
+    try:
+        if is_function(node.parser):
+            ask(node.parser, parser_arguments_at, node.parser, folder=folder)
+        else:
+            re.compile(node.parser)
+    except re.error as error:
+        message = f"is no regular expression: {error}; fix it, or name your own `module:function`"
+        findings.error((*place, "parser"), message, code="invalid-parser")
+    except ValueError as error:
+        findings.error((*place, "parser"), str(error), code="invalid-parser")
+    if is_function(node.parser) and node.scores is not None:
+        message = f"`{node.parser}` returns the score itself; remove one of them"
+        findings.error((*place, "scores"), message, code="option-without-effect")

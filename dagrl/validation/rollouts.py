@@ -1,0 +1,221 @@
+"""Rollouts and filters: over-sampling, partial rollouts, tools and environments, dynamic sampling."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dagrl.backends.registry import backends
+from dagrl.config.errors import Place, listed, suggest
+from dagrl.config.loading.positions import Findings
+from dagrl.config.schema import FilterNode, MixNode, Pipeline, RolloutNode, TurnOptions, UpdateNode
+from dagrl.graph.columns import CORE_COLUMNS, Shape
+from dagrl.graph.dag import PROMPTS_NODE, Graph
+from dagrl.graph.filtering import prompts_per_round
+from dagrl.graph.plugins.custom import check_function
+from dagrl.graph.plugins.environment import environment_fields
+from dagrl.graph.plugins.isolation import ask
+from dagrl.graph.plugins.tool import check_tool, load_tool, tool_name
+from dagrl.graph.rollouts import leading_rollout, rollouts
+
+_ONLY_PARTIAL = ("mask_offpolicy_in_partial_rollout", "partial_rollout_max_age")
+_ONLY_ALONE = ("over_sampling_batch_size", "partial_rollout")
+_BOUNDS = ("metric", "lower", "upper", "min_std")
+
+
+def check_rollouts(pipeline: Pipeline, folder: Path, findings: Findings) -> None:
+    """Report options of rollouts and filters that contradict each other; `folder` holds the user's modules."""
+    found = rollouts(pipeline)
+    for name, node in found.items():
+        _check_prompts_begun(pipeline, name, node, findings, alone=len(found) == 1)
+        if node.multi_turn:
+            _check_tools(name, node, folder, findings)
+            _check_environment(pipeline, name, node, folder, findings)
+        elif unused := [key for key in TurnOptions.model_fields if key in node.model_fields_set]:
+            message = f"nothing answers the policy, so {listed(unused)} has no effect; set `tools` or `environment`"
+            findings.error(("nodes", name, unused[0]), message, code="turns-without-tools")
+    _check_filters(pipeline, findings)
+
+
+def check_rollouts_in_graph(pipeline: Pipeline, graph: Graph, findings: Findings) -> None:
+    """Report rollouts, filters and updates that read the wrong prompts or samples."""
+    found = rollouts(pipeline)
+    for name, node in found.items():
+        reads_source = graph.nodes[name].inputs["prompt_tokens"].node == PROMPTS_NODE
+        if node.max_prompt_tokens is not None and reads_source:
+            message = "the prompts come from the data set, bounded by data.max_prompt_tokens; remove it"
+            findings.error(("nodes", name, "max_prompt_tokens"), message, code="option-without-effect")
+        _check_same_tools(pipeline, name, findings, reads_source=reads_source)
+        if node.over_sampling_batch_size is not None and len(found) == 1:
+            _check_others_wait(name, graph, findings)
+        if len(found) > 1:
+            _check_several(pipeline, name, node, graph, findings)
+    for name, update in pipeline.nodes.items():
+        if isinstance(update, UpdateNode):
+            _warn_of_foreign_samples(pipeline, name, update, graph, findings)
+    if graph.filter and not (found and leading_rollout(pipeline) in graph.in_rounds):
+        message = "reads nothing that depends on responses; select prompts in the data set, or read such a column"
+        key = "fn" if "fn" in pipeline.nodes[graph.filter].model_fields_set else "metric"
+        findings.error(("nodes", graph.filter, key), message, code="filter-without-responses")
+
+
+def _check_prompts_begun(pipeline: Pipeline, name: str, node: RolloutNode, findings: Findings, *, alone: bool) -> None:
+    """`alone`: the pipeline has no other rollout."""
+    place: Place = ("nodes", name)
+    needed, begun = prompts_per_round(pipeline), node.over_sampling_batch_size
+    if begun is not None and begun <= needed:
+        example = needed + max(1, needed // 4)
+        message = f"{begun} prompts are not more than a step takes ({needed}); choose more, for example {example}"
+        findings.error((*place, "over_sampling_batch_size"), message, code="over-sampling-too-small")
+    if node.partial_rollout and begun is None and alone:
+        message = "no response is left unfinished, as a step waits for all prompts; set `over_sampling_batch_size`"
+        findings.error((*place, "partial_rollout"), message, code="partial-without-over-sampling")
+    for option in _ONLY_PARTIAL:
+        if option in node.model_fields_set and not node.partial_rollout:
+            message = "has no effect without `partial_rollout: true`; add that, or remove it"
+            findings.error((*place, option), message, code="option-without-effect")
+    for option in _ONLY_ALONE:
+        if getattr(node, option) and not alone:
+            message = "is not supported with several rollouts; remove it"
+            findings.error((*place, option), message, code="several-rollouts")
+
+
+def _check_tools(name: str, node: RolloutNode, folder: Path, findings: Findings) -> None:
+    place: Place = ("nodes", name)
+    names: list[str] = []
+    for number, tool in enumerate(node.tools):
+        where: Place = (*place, "tools", number)
+        if tool_name(tool) in names:
+            message = f"there is already a tool `{tool_name(tool)}`; give tools different names"
+            findings.error(where, message, code="duplicate-tool")
+        names.append(tool_name(tool))
+        args = node.tool_args.get(tool_name(tool), {})
+        try:
+            if ":" in tool:
+                ask(tool, check_tool, tool, args, folder=folder)
+            else:
+                load_tool(tool, args)
+        except ValueError as error:
+            findings.error(where, str(error), code="invalid-tool")
+    for unknown in [key for key in node.tool_args if key not in names]:
+        message = f"there is no tool `{unknown}`; {suggest(unknown, names)}"
+        findings.error((*place, "tool_args", unknown), message, code="unknown-tool")
+    if not node.tools:
+        return
+    where, tool_format = (*place, "tool_format"), node.tool_format
+    if ":" in tool_format:
+        try:
+            ask(tool_format, check_function, tool_format, folder=folder)
+        except ValueError as error:
+            findings.error(where, str(error), code="invalid-tool-format")
+    elif tool_format not in (
+        known := ["hermes", *(name for backend in backends().values() for name in backend.tool_formats())]
+    ):
+        message = f"there is no format `{tool_format}` (write your own as `module:function`)"
+        findings.error(where, f"{message}; {suggest(tool_format, known)}", code="invalid-tool-format")
+
+
+def _check_environment(pipeline: Pipeline, name: str, node: RolloutNode, folder: Path, findings: Findings) -> None:
+    place: Place = ("nodes", name)
+    if node.environment is not None:
+        try:
+            ask(node.environment, environment_fields, node.environment, node.environment_args, folder=folder)
+        except ValueError as error:
+            findings.error((*place, "environment"), str(error), code="invalid-environment")
+    if node.expected_turns is not None and node.expected_turns > node.max_turns:
+        message = f"{node.expected_turns:g} turns are more than max_turns, {node.max_turns}; lower it"
+        findings.error((*place, "expected_turns"), message, code="too-many-turns")
+    if node.partial_rollout:
+        message = "a response cannot continue in a later step, after its tools or environment are gone; remove it"
+        findings.error((*place, "partial_rollout"), message, code="partial-rollout-of-turns")
+    if node.tool_timeout_s >= (silence := pipeline.run.node_timeout_s):
+        message = f"a worker that waits for tools is silent, for at most run.node_timeout_s = {silence:g}; lower it"
+        findings.error((*place, "tool_timeout_s"), message, code="tool-timeout-too-long")
+    for mix in [key for key, other in pipeline.nodes.items() if isinstance(other, MixNode)]:
+        message = f"responses of the data set have no turns; remove `tools` and `environment` of `{name}`, or this node"
+        findings.error(("nodes", mix), message, code="mix-with-turns")
+
+
+def _check_same_tools(pipeline: Pipeline, name: str, findings: Findings, *, reads_source: bool) -> None:
+    """The data set's prompts describe the tools of one rollout."""
+    found, leading = rollouts(pipeline), leading_rollout(pipeline)
+    described = found[leading].tools
+    if reads_source and set(found[name].tools) != set(described):
+        tools = listed(described) if described else "no tools"
+        message = f"it reads the same prompts as `{leading}`, which describe {tools}; give both rollouts the same tools"
+        findings.error(("nodes", name, "tools"), message, code="different-tools")
+
+
+def _check_others_wait(rollout: str, graph: Graph, findings: Findings) -> None:
+    """Nodes that do not wait for the rollout would work on prompts that it leaves out."""
+    for name in graph.in_rounds or graph.nodes:
+        if name != rollout and graph.ancestors(name) == {PROMPTS_NODE}:
+            message = (
+                f"it does not wait for `{rollout}`, and `over_sampling_batch_size` leaves out some of its prompts; "
+                "read a column of the rollout, for example `finish_reason`"
+            )
+            findings.error(("nodes", name), message, code="reads-unsampled-prompts")
+
+
+def _check_several(pipeline: Pipeline, name: str, node: RolloutNode, graph: Graph, findings: Findings) -> None:
+    """Rollouts share the rows of a batch: as many for each prompt as the leading one samples."""
+    leading, found = leading_rollout(pipeline), rollouts(pipeline)
+    behind = next((other for other in found if other in graph.ancestors(name)), None)
+    if behind and node.n > 1:
+        message = f"it answers each row of `{behind}` once; remove `n`"
+        findings.error(("nodes", name, "n"), message, code="different-rows")
+    elif not behind and node.n != found[leading].n:
+        message = f"all columns of a step have the same rows, and `{leading}` samples n = {found[leading].n}; set that"
+        findings.error(("nodes", name, "n"), message, code="different-rows")
+
+
+def _warn_of_foreign_samples(pipeline: Pipeline, name: str, node: UpdateNode, graph: Graph, findings: Findings) -> None:
+    rollout = graph.sampled_by(name)
+    sampler = pipeline.engines.get(rollouts(pipeline)[rollout].engine) if rollout else None
+    source = getattr(sampler, "weights_from", None)
+    corrected = node.rollout_correction is not None or node.takes_rollout_for_old
+    if source is not None and source != node.engine and not corrected and node.loss.policy != "opmd":
+        message = (
+            f"`{node.engine}` trains on samples of `{source}` as if they were its own; give it a rollout with its own "
+            "weights, or set `read: {old_logprob: rollout_logprob}`"
+        )
+        findings.warning(("nodes", name), message, code="foreign-samples", depends_on=[("engines",)])
+
+
+def _check_filters(pipeline: Pipeline, findings: Findings) -> None:
+    filters = [(name, node) for name, node in pipeline.nodes.items() if isinstance(node, FilterNode)]
+    for name, _ in filters[1:]:
+        message = f"`{filters[0][0]}` filters already; combine both rules in a function of your own (`fn`)"
+        findings.error(("nodes", name), message, code="several-filters")
+    if not filters:
+        return
+    name, node = filters[0]
+    place: Place = ("nodes", name)
+    if node.fn is None:
+        _check_bounds(pipeline, place, node, findings)
+    elif others := [key for key in _BOUNDS if key in node.model_fields_set]:
+        message = f"`fn` decides alone; remove {listed(others)}"
+        findings.error((*place, others[0]), message, code="option-without-effect")
+    needed = pipeline.data.prompts_per_step
+    if node.prompts_per_round and node.prompts_per_round * node.max_rounds < needed:
+        message = (
+            f"{node.max_rounds} rounds of {node.prompts_per_round} prompts are fewer than data.prompts_per_step = "
+            f"{needed}; raise it"
+        )
+        findings.error((*place, "prompts_per_round"), message, code="too-few-prompts")
+
+
+def _check_bounds(pipeline: Pipeline, place: Place, node: FilterNode, findings: Findings) -> None:
+    if node.args:
+        findings.error((*place, "args"), "are for a function of your own; set `fn`, or remove them", code="unused-args")
+    column = CORE_COLUMNS.get(node.metric)
+    if column is not None and column.shape is not Shape.SAMPLE:
+        message = f"`{node.metric}` is {column.shape.value}; choose a column with one number per sample"
+        findings.error((*place, "metric"), message, code="wrong-column-shape")
+    if node.lower is not None and node.upper is not None and node.lower >= node.upper:
+        message = f"no mean is above {node.lower} and below {node.upper}; lower `lower`, or raise `upper`"
+        findings.error((*place, "lower"), message, code="crossed-bounds")
+    found = rollouts(pipeline)
+    if node.least_std is not None and found and found[leading_rollout(pipeline)].n == 1:
+        message = "the standard deviation of one response is 0, so no group passes; raise the rollout's `n`"
+        where: Place = place if node.min_std is None else (*place, "min_std")
+        findings.error(where, message, code="group-too-small")

@@ -1,0 +1,219 @@
+"""Validation, checkpoints, profiles and trackers: whether the run measures and keeps what the file asks for."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+
+from dagrl.config.errors import Place, suggest
+from dagrl.config.loading.positions import Findings
+from dagrl.config.schema import (
+    DpoNode,
+    JudgeNode,
+    NodeBase,
+    Pipeline,
+    ProfileSpec,
+    RewardModelNode,
+    RewardNode,
+    RolloutNode,
+    SftNode,
+)
+from dagrl.graph.dag import Graph
+from dagrl.graph.offline import is_offline, tells_val_loss
+from dagrl.graph.plugins.custom import check_vote_at
+from dagrl.graph.plugins.isolation import ask
+from dagrl.graph.rollouts import leading_rollout, rollouts
+from dagrl.graph.val_metrics import VOTES, names_at_k, set_prefixes, val_n, vote_of
+
+_VOTE: Place = ("data", "val_vote")
+_METRIC: Place = ("run", "keep_best", "metric")
+_OPTIONAL_TRACKERS = ("mlflow", "swanlab")
+"""Trackers that dagrl does not install by itself."""
+_SAMPLED = ("reward/mean", "reward/std", "response_tokens/mean", "response_tokens/max", "response_tokens/cut_fraction")
+_GIVEN = ("demonstration_tokens/mean", "demonstration_tokens/max")
+_PROMPTS = ("data/dropped_prompts", "data/cut_prompts")
+_TURNS = ("turns/mean", "turns/max", "turns/out_of_turns_fraction", "turns/observation_token_fraction")
+_TOOLS = ("tools/calls_per_response", "tools/failed_fraction")
+_ENVIRONMENT = ("environment/reward/mean", "environment/reward/std", "environment/failed_fraction")
+_DPO = ("loss/dpo", "loss/sft", "dpo/chosen_reward", "dpo/rejected_reward", "dpo/margin", "dpo/accuracy")
+
+
+def check_run(pipeline: Pipeline, folder: Path, findings: Findings) -> None:
+    """Report wrong validations, checkpoints, profiles and trackers; `folder` holds the user's modules."""
+    _check_validation(pipeline, findings)
+    _check_vote(pipeline, folder, findings)
+    _check_val_n(pipeline, findings)
+    _check_checkpoints(pipeline, findings)
+    if pipeline.profile is not None:
+        _check_profile(pipeline, pipeline.profile, findings)
+    for index, name in enumerate(pipeline.track):
+        if name in _OPTIONAL_TRACKERS and find_spec(name) is None:
+            message = f"{name} is not installed here, and a run continues without it; pip install 'dagrl[{name}]'"
+            findings.warning(("track", index), message, code="missing-package")
+
+
+def check_best_metric(pipeline: Pipeline, graph: Graph, findings: Findings) -> None:
+    """Report a validation metric of ``run.keep_best`` that no validation writes."""
+    best = pipeline.run.keep_best
+    if best is None or not best.metric.startswith("val/") or pipeline.run.validate_every is None:
+        return
+    parts = re.fullmatch(r"val/(?P<place>.+/)?(?P<kind>[a-z]+@\d+)", best.metric)
+    if parts is None or not rollouts(pipeline):
+        known, name = [f"val/{each}" for each in _names_written(pipeline, graph.validation)], best.metric
+    else:
+        known, name = names_at_k(val_n(pipeline), votes=vote_of(pipeline) is not None), parts["kind"]
+        prefixes = [prefix for prefix in set_prefixes(pipeline).values() if prefix]
+        # A data source may follow the prefix of the set.
+        if name in known and prefixes and not any((parts["place"] or "").startswith(each) for each in prefixes):
+            known, name = [f"val/{prefix}{name}" for prefix in prefixes], best.metric
+    if name not in known:
+        message = f"no validation writes `{best.metric}`; {suggest(name, known)}"
+        findings.error(_METRIC, message, code="unknown-metric", depends_on=[("data", "val"), _VOTE])
+
+
+def _check_validation(pipeline: Pipeline, findings: Findings) -> None:
+    run, data = pipeline.run, pipeline.data
+    offline = is_offline(pipeline)
+    scores = any(isinstance(node, RewardNode | RewardModelNode | JudgeNode) for node in pipeline.nodes.values())
+    key = "validate_every" if run.validate_every else "validate_first"
+    if not run.validates:
+        if data.val is not None:
+            message = "nothing is validated; set `run.validate_every`, or remove it"
+            findings.warning(("data", "val"), message, code="unused-validation-set")
+        for name in rollouts(pipeline) if offline else ():
+            message = "nothing is trained or validated on its samples; set `run.validate_every`, or remove it"
+            findings.warning(("nodes", name), message, code="unused-rollout")
+        return
+    if data.val is None:
+        message = "there are no validation prompts; add `val:` under `data`, or remove it"
+        findings.error(("run", key), message, code="missing-validation-set")
+    if offline and not scores and not tells_val_loss(pipeline):
+        message = "a validation measures nothing; remove `val_loss: false`, add a rollout and a reward, or remove it"
+        findings.error(("run", key), message, code="empty-validation")
+    if run.validate_every is not None and run.validate_every > run.steps:
+        message = f"no step is validated, as run.steps = {run.steps}; lower it"
+        findings.warning(("run", "validate_every"), message, code="validated-never")
+
+
+def _check_vote(pipeline: Pipeline, folder: Path, findings: Findings) -> None:
+    vote = pipeline.data.val_vote
+    try:
+        if vote is not None and ":" in vote:
+            ask(vote, check_vote_at, vote, folder=folder)
+        elif vote is not None and vote not in VOTES:
+            raise ValueError(f"there is no vote `{vote}` (write your own as `module:function`); {suggest(vote, VOTES)}")
+    except ValueError as error:
+        findings.error(_VOTE, str(error), code="invalid-vote")
+
+
+def _check_val_n(pipeline: Pipeline, findings: Findings) -> None:
+    found = rollouts(pipeline)
+    leading = leading_rollout(pipeline) if found else ""
+    for name, node in found.items():
+        place: Place = ("nodes", name, "val_n")
+        if name != leading and node.val_n not in (1, found[leading].val_n):
+            message = f"`{leading}` samples {found[leading].val_n} responses to a validation prompt; remove it"
+            findings.error(place, message, code="different-rows")
+        if name == leading and node.val_n > 1 and (node.val_sampling is None or node.val_sampling.temperature == 0):
+            message = f"{node.val_n} responses with temperature 0 are equal; add `val_sampling` with a temperature"
+            findings.error(place, message, code="greedy-samples")
+
+
+def _check_checkpoints(pipeline: Pipeline, findings: Findings) -> None:
+    run, best = pipeline.run, pipeline.run.keep_best
+    if best is None:
+        return
+    if run.save_every is None or run.save_every >= run.steps:
+        message = "only the last step is saved; set `run.save_every` below run.steps, or remove it"
+        findings.warning(("run", "keep_best"), message, code="nothing-to-choose-from")
+    if not best.metric.startswith("val/"):
+        return
+    if run.validate_every is None:
+        message = f"`{best.metric}` is never measured; set `run.validate_every`, or choose a metric of training"
+        findings.error(_METRIC, message, code="unmeasured-metric")
+        return
+    together = run.save_every is not None and math.lcm(run.save_every, run.validate_every) <= run.steps
+    # The last step is always saved.
+    if not together and run.steps % run.validate_every:
+        message = f"no step is both saved and validated; set `run.save_every` to a multiple of {run.validate_every}"
+        findings.error(("run", "keep_best"), message, code="unmeasured-metric")
+
+
+def _check_profile(pipeline: Pipeline, profile: ProfileSpec, findings: Findings) -> None:
+    for index, step in enumerate(profile.steps):
+        if step > pipeline.run.steps:
+            message = f"the run has {pipeline.run.steps} steps (run.steps); name a step up to that"
+            findings.error(("profile", "steps", index), message, code="unknown-step")
+    on_engines = [name for name, node in pipeline.nodes.items() if getattr(node, "engine", None) is not None]
+    for index, name in enumerate(profile.nodes or ()):
+        if name not in on_engines:
+            message = f"there is no node `{name}` that runs on an engine; {suggest(name, on_engines)}"
+            findings.error(("profile", "nodes", index), message, code="unknown-node")
+    homes = {engine.group for engine in pipeline.engines.values()}
+    most = max((group.ranks for name, group in pipeline.groups.items() if name in homes), default=0)
+    for index, rank in enumerate(profile.ranks):
+        if most and rank >= most:
+            message = f"no engine has more than {most} ranks, which count from 0; choose a lower one"
+            findings.error(("profile", "ranks", index), message, code="unknown-rank")
+    for option in ("with_stack", "with_memory"):
+        if getattr(profile, option) and profile.tool != "torch":
+            message = "only the torch profiler records that; set `tool: torch`, or remove it"
+            findings.error(("profile", option), message, code="option-without-effect")
+    if profile.tool == "nsys":
+        _check_gpus(pipeline, profile.nodes or on_engines, findings)
+
+
+def _check_gpus(pipeline: Pipeline, nodes: Iterable[str], findings: Findings) -> None:
+    for node in nodes:
+        name = getattr(pipeline.nodes.get(node), "engine", None)
+        engine = pipeline.engines.get(name or "")
+        if engine is not None and engine.frozen_copy_of is not None:
+            engine = pipeline.engines.get(engine.frozen_copy_of)
+        group = pipeline.groups.get((engine and engine.group) or "")
+        if group is not None and group.is_cpu:
+            message = f"nsys profiles GPUs, and engine `{name}` runs on CPU slots; set `tool: torch`"
+            findings.error(("profile", "tool"), message, code="profile-without-gpu")
+            return
+
+
+def _names_written(pipeline: Pipeline, validation: Graph) -> list[str]:
+    """Metrics of the nodes of a validation, without ``val/`` and without those of `names_at_k`.
+
+    Several nodes of one kind put their name and a slash before theirs.
+    """
+    sampled = any(isinstance(node.spec, RolloutNode) for node in validation.nodes.values())
+    names = [*_PROMPTS, *(_SAMPLED if sampled else _GIVEN)]
+    for name, node in validation.nodes.items():
+        own = _names_of(node.spec) if node.spec is not None else ()
+        names += [*own, *(f"{name}/{each}" for each in own)]
+        if isinstance(node.spec, RolloutNode):
+            names += [f"{name}/response_tokens/mean", f"{name}/response_tokens/max"]
+    if sampled:
+        prefixes = [prefix for prefix in set_prefixes(pipeline).values() if prefix]
+        names += [f"{prefix}response_tokens/{detail}" for prefix in prefixes for detail in ("mean", "max")]
+    return names
+
+
+def _names_of(node: NodeBase) -> tuple[str, ...]:
+    match node:
+        case RolloutNode():
+            tools, environment = _TOOLS if node.tools else (), _ENVIRONMENT if node.environment else ()
+            return (*_TURNS, *tools, *environment) if node.multi_turn else ()
+        case RewardNode() | RewardModelNode() | JudgeNode():
+            column = node.written_as("reward")
+            names = [] if column == "reward" else [f"reward/{column}"]
+            if isinstance(node, JudgeNode):
+                names += ["judge/failed_fraction", "judge/reply_tokens"]
+            elif isinstance(node, RewardModelNode):
+                names.append("reward/cut_fraction")
+            elif node.on_error != "stop":
+                names.append("reward/failed_fraction")
+            return tuple(names)
+        case SftNode():
+            return ("loss/sft",)
+        case DpoNode():
+            return _DPO
+    return ()

@@ -1,0 +1,356 @@
+"""Advantages, losses, critics and demonstrations: options that a formula ignores, and inputs that it lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import get_args
+
+from dagrl.config.errors import Place, dotted, listed
+from dagrl.config.loading.positions import Findings
+from dagrl.config.schema import (
+    AdvantageNode,
+    CovarianceNode,
+    CriticNode,
+    DpoNode,
+    LossSpec,
+    MixNode,
+    Pipeline,
+    RatioCriterion,
+    RolloutCorrectionSpec,
+    RolloutNode,
+    UpdateNode,
+    ValuesNode,
+)
+from dagrl.graph.dag import Graph
+from dagrl.graph.offline import is_offline, rows_per_prompt, tells_val_loss
+from dagrl.graph.op_contracts import contract_of
+from dagrl.graph.plugins.formulas import check_formula_at, formula_of, own_formula, place_of_formula
+from dagrl.graph.plugins.isolation import ask
+from dagrl.graph.rollouts import leading_rollout, rollouts
+
+_OF_ESTIMATORS = {
+    "normalize_by_std": ("grpo",),
+    "gamma": ("gae",),
+    "lam": ("gae",),
+    "baseline": ("opmd",),
+    "tau": ("opmd",),
+}
+"""Options of some estimators only."""
+_CLIPPED = ("ppo_clip", "gspo", "gmpo", "cispo", "cpgd", "clip_cov")
+_OF_LOSSES = {
+    "clip_ratio": _CLIPPED,
+    "clip_ratio_high": _CLIPPED,
+    "dual_clip": ("ppo_clip",),
+    "drift_coef": ("cpgd",),
+    "kl_cov_coef": ("kl_cov",),
+    "tau_pos": ("sapo",),
+    "tau_neg": ("sapo",),
+    "tau": ("opmd", "opmd_kimi", "opmd_pairwise"),
+}
+"""Options of some losses only."""
+_OF_CORRECTIONS = {
+    "rollout_is": ("rollout_is_threshold", "rollout_is_threshold_lower", "rollout_is_batch_normalize"),
+    "rollout_rs": ("rollout_rs_threshold", "rollout_rs_threshold_lower"),
+    "rollout_token_veto_threshold": (),
+}
+"""Switches of ``rollout_correction``, with the options of each."""
+_RESPONSES: Place = ("data", "responses")
+_PAIR = 2
+"""Responses to a prompt that ``dpo`` compares."""
+
+
+def check_training(pipeline: Pipeline, folder: Path, findings: Findings) -> None:
+    """Report wrong options of advantages, losses and nodes that learn from the data set's responses.
+
+    `folder` holds the user's modules.
+    """
+    _check_responses(pipeline, findings)
+    critics = {node.engine for node in pipeline.nodes.values() if isinstance(node, CriticNode)}
+    for name, node in pipeline.nodes.items():
+        place: Place = ("nodes", name)
+        match node:
+            case AdvantageNode():
+                _check_options(place, "estimator", node.estimator, node, _OF_ESTIMATORS, findings)
+                _check_own(place, node, folder, findings)
+                _check_advantage(pipeline, name, node, findings)
+            case UpdateNode():
+                _check_options((*place, "loss"), "policy", node.loss.policy, node.loss, _OF_LOSSES, findings)
+                _check_own(place, node, folder, findings)
+                _check_update(pipeline, place, node, findings)
+                if node.rollout_correction is not None:
+                    _check_correction(node.rollout_correction, (*place, "rollout_correction"), findings)
+            case CovarianceNode(between=(lower, upper)) if lower >= upper:
+                message = f"no number is above {lower:g} and below {upper:g}; write the lower bound first"
+                findings.error((*place, "between"), message, code="crossed-bounds")
+            case ValuesNode() if node.engine not in critics:
+                message = (
+                    f"nothing trains the critic `{node.engine}`; add a node `{{op: critic, engine: {node.engine}}}`"
+                )
+                depends: list[Place] = [("engines", node.engine)]
+                findings.warning((*place, "engine"), message, code="untrained-critic", depends_on=depends)
+            case DpoNode():
+                _check_pairs(pipeline, name, node, findings)
+            case MixNode():
+                _check_mix(pipeline, name, node, findings)
+
+
+def check_training_in_graph(pipeline: Pipeline, graph: Graph, findings: Findings) -> None:
+    """Report columns that come from the wrong node: values, baselines, old log-probs, greedy samples."""
+    for name, node in pipeline.nodes.items():
+        match node:
+            case CriticNode():
+                _check_own_values(name, node, graph, findings)
+            case AdvantageNode(estimator="remax"):
+                _check_baseline(name, graph, findings)
+            case UpdateNode(rollout_correction=RolloutCorrectionSpec() as correction):
+                _check_old(pipeline, name, node, correction, graph, findings)
+            case RolloutNode() if node.sampling.temperature == 0:
+                trained_on = (each.name for each in graph.nodes.values() if isinstance(each.spec, UpdateNode))
+                if any(graph.sampled_by(update) == name for update in trained_on):
+                    message = "0 always samples the same response, which teaches nothing; choose for example 1.0"
+                    place = ("nodes", name, "sampling", "temperature")
+                    findings.error(place, message, code="greedy-samples")
+
+
+def _check_options(
+    place: Place,
+    key: str,
+    form: str,
+    section: AdvantageNode | LossSpec,
+    known: Mapping[str, tuple[str, ...]],
+    findings: Findings,
+) -> None:
+    own = ":" in form
+    for option in (*known, "args"):
+        foreign = not own if option == "args" else form not in known[option]
+        if option in section.model_fields_set and foreign and getattr(section, option) is not None:
+            remedy = "move it to `args`, or remove it" if own else "remove it"
+            message = f"`{key}: {form}` has no such option; {remedy}"
+            findings.error((*place, option), message, code="option-without-effect")
+
+
+def _check_own(place: Place, node: AdvantageNode | UpdateNode, folder: Path, findings: Findings) -> None:
+    name = own_formula(node)
+    if name is None:
+        return
+    try:
+        ask(name, formula_of, node, folder=folder)
+    except ValueError:
+        return  # `infer_graph` reports it.
+    where = (*place, *place_of_formula(node))
+    args = node.loss.args if isinstance(node, UpdateNode) else node.args
+    try:
+        ask(name, check_formula_at, node, folder=folder)
+    except ValueError as error:
+        findings.error((*where[:-1], "args") if args else where, str(error), code="invalid-formula")
+
+
+def _check_advantage(pipeline: Pipeline, name: str, node: AdvantageNode, findings: Findings) -> None:
+    place: Place = ("nodes", name)
+    if node.estimator == "opmd" and node.baseline == "mean" and "tau" in node.model_fields_set:
+        message = "a mean has no temperature; set `baseline: logavgexp`, or remove it"
+        findings.error((*place, "tau"), message, code="option-without-effect")
+    if kl := node.kl_in_reward:
+        if "horizon" in kl.model_fields_set and kl.target_kl is None:
+            message = "has no effect without `target_kl`; add that, or remove it"
+            findings.error((*place, "kl_in_reward", "horizon"), message, code="option-without-effect")
+        if kl.target_kl is not None and kl.coef == 0:
+            message = "the weight is adapted by factors, so 0 stays 0; start with for example 0.001"
+            findings.error((*place, "kl_in_reward", "coef"), message, code="coefficient-of-zero")
+    found = rollouts(pipeline)
+    if not found:
+        return
+    leading = leading_rollout(pipeline)
+    compares = (
+        own_formula(node) is None and "group_id" in contract_of(node.model_copy(update={"length_reward": None})).reads
+    )
+    if (compares or node.length_reward) and found[leading].n < 2:
+        what = node.estimator if compares else "length_reward"
+        message = f"`{name}` compares the responses to a prompt ({what}), and there is only 1; set `n: 2` or more"
+        findings.error(("nodes", leading, "n"), message, code="group-too-small")
+    longest = max(found, key=lambda each: found[each].sampling.max_new_tokens)
+    limit = found[longest].sampling.max_new_tokens
+    if node.overlong_buffer and node.overlong_buffer.len > limit:
+        said = dotted(("nodes", longest, "sampling", "max_new_tokens"))
+        message = (
+            f"{node.overlong_buffer.len} tokens are more than the longest response has ({said} = {limit}); lower it"
+        )
+        findings.error((*place, "overlong_buffer", "len"), message, code="buffer-too-long")
+
+
+def _check_update(pipeline: Pipeline, place: Place, node: UpdateNode, findings: Findings) -> None:
+    loss, where = node.loss, (*place, "loss", "policy")
+    if loss.policy == "gspo" and "clip_ratio" not in loss.model_fields_set:
+        message = (
+            f"gspo clips the mean ratio of whole responses, which rarely moves by {loss.clip_ratio}; set "
+            "`clip_ratio: 3.0e-4` and `clip_ratio_high: 4.0e-4`, as in the paper"
+        )
+        findings.warning(where, message, code="clip-ratio-of-gspo")
+    several = node.optimizer_steps(pipeline.data.prompts_per_step) > 1
+    weighted = node.rollout_correction is not None and node.rollout_correction.rollout_is is not None
+    if loss.policy == "reinforce" and several and not weighted:
+        message = (
+            "reinforce has no ratio, and from the second optimizer step on the samples are off-policy; remove "
+            "`mini_batch` and `epochs`, choose cispo, or set `rollout_correction`"
+        )
+        findings.warning(where, message, code="off-policy-reinforce")
+    if not node.critic_warmup:
+        return
+    if not any(isinstance(other, CriticNode) for other in pipeline.nodes.values()):
+        message = "there is no critic; add a node `{op: critic, ...}`, or remove it"
+        findings.error((*place, "critic_warmup"), message, code="missing-critic")
+    elif node.critic_warmup >= pipeline.run.steps:
+        message = f"the policy is never trained, as run.steps = {pipeline.run.steps}; lower it"
+        findings.error((*place, "critic_warmup"), message, code="warmup-too-long")
+
+
+def _check_correction(spec: RolloutCorrectionSpec, place: Place, findings: Findings) -> None:
+    if all(getattr(spec, switch) is None for switch in _OF_CORRECTIONS):
+        message = f"it corrects nothing; set one of {listed(_OF_CORRECTIONS)}, or remove it"
+        findings.error(place, message, code="option-without-effect")
+        return
+    for switch, options in _OF_CORRECTIONS.items():
+        for option in options:
+            if getattr(spec, switch) is None and option in spec.model_fields_set and getattr(spec, option) is not None:
+                message = f"has no effect without {switch}; set that, or remove it"
+                findings.error((*place, option), message, code="option-without-effect")
+    upper, lower = spec.rollout_is_threshold, spec.rollout_is_threshold_lower
+    if spec.rollout_is is not None and lower is not None and lower >= upper:
+        message = f"{lower:g} is not below rollout_is_threshold, {upper:g}; lower it"
+        findings.error((*place, "rollout_is_threshold_lower"), message, code="crossed-bounds")
+    elif spec.rollout_is is not None and not (lower or 0) <= 1 <= upper:
+        message = (
+            "changes the weight of tokens with ratio 1, on which trainer and generator agree; choose bounds around 1"
+        )
+        findings.warning((*place, "rollout_is_threshold"), message, code="bounds-not-around-1")
+    if spec.rollout_rs is None:
+        return
+    limit, lower = spec.rollout_rs_threshold, spec.rollout_rs_threshold_lower
+    of_ratios = spec.rollout_rs in get_args(RatioCriterion)
+    if limit is None:
+        message = (
+            f"`{spec.rollout_rs}` has no bound; add for example `rollout_rs_threshold: {2.0 if of_ratios else 0.01}`"
+        )
+        findings.error((*place, "rollout_rs"), message, code="missing-threshold")
+    elif lower is not None and not of_ratios:
+        message = f"`{spec.rollout_rs}` is a divergence, which is best at 0; remove it"
+        findings.error((*place, "rollout_rs_threshold_lower"), message, code="option-without-effect")
+    elif of_ratios and not (1 / limit if lower is None else lower) < 1 < limit:
+        bounds = f"{1 / limit if lower is None else lower:g} and {limit:g}"
+        message = f"samples with ratio 1, the best, are not between {bounds}; choose bounds around 1"
+        findings.error((*place, "rollout_rs_threshold"), message, code="bounds-not-around-1")
+
+
+def _check_old(
+    pipeline: Pipeline, name: str, node: UpdateNode, spec: RolloutCorrectionSpec, graph: Graph, findings: Findings
+) -> None:
+    place: Place = ("nodes", name, "rollout_correction")
+    has_old = "old_logprob" in graph.nodes[name].inputs and not node.takes_rollout_for_old
+    if spec.rollout_is is None:
+        return
+    if spec.rollout_is_batch_normalize and not has_old:
+        message = (
+            "the mean of all weights must be known before the first micro-batch; add a node "
+            f"`{{op: logprob, engine: {node.engine}, write: old_logprob}}`, or remove this"
+        )
+        findings.error((*place, "rollout_is_batch_normalize"), message, code="missing-old-logprob")
+    if node.loss.policy == "reinforce" and has_old and node.optimizer_steps(pipeline.data.prompts_per_step) > 1:
+        message = (
+            "uses the log-probs from before the first optimizer step, which ignores the later ones; remove the node of "
+            "the old log-probs to use current ones"
+        )
+        findings.warning((*place, "rollout_is"), message, code="off-policy-reinforce")
+
+
+def _check_own_values(name: str, node: CriticNode, graph: Graph, findings: Findings) -> None:
+    """A critic must be trained on the returns and values of its own engine."""
+    writer = graph.nodes[name].inputs["value"].node
+    written_by = graph.nodes[writer].spec
+    if isinstance(written_by, ValuesNode) and written_by.engine != node.engine:
+        specs = ((other, each.spec) for other, each in graph.nodes.items())
+        own = [other for other, spec in specs if isinstance(spec, ValuesNode) and spec.engine == node.engine]
+        remedy = f"set `read: {{value: {own[0]}.value}}`" if own else "name one engine in both"
+        message = f"it trains `{node.engine}` on values of `{written_by.engine}`; {remedy}"
+        findings.error(("nodes", name, "engine"), message, code="values-of-another-critic")
+
+
+def _check_baseline(name: str, graph: Graph, findings: Findings) -> None:
+    """ReMax's baseline must be the reward of another response than the one that it is compared with."""
+    inputs = graph.nodes[name].inputs
+    judged, baseline = (graph.sampled_by(inputs[column].node) for column in ("reward", "baseline_reward"))
+    if judged is not None and judged == baseline:
+        message = (
+            f"`baseline_reward` and `reward` score the same responses, of `{judged}`; let "
+            f"`{inputs['baseline_reward'].node}` read from another rollout, with `sampling: {{temperature: 0}}`"
+        )
+        findings.error(("nodes", name), message, code="baseline-of-same-samples")
+
+
+def _check_responses(pipeline: Pipeline, findings: Findings) -> None:
+    data = pipeline.data
+    for option in ("max_response_tokens", "overlong_responses"):
+        if not data.responses and option in data.model_fields_set:
+            message = "has no effect without `responses`, the columns that hold some; add them, or remove it"
+            findings.error(("data", option), message, code="option-without-effect")
+    if data.responses and data.max_response_tokens is None:
+        message = "the length of responses is unbounded; add `max_response_tokens` under `data`"
+        findings.error(_RESPONSES, message, code="missing-max-response-tokens")
+    if doubled := next((name for name in data.responses if data.responses.count(name) > 1), None):
+        findings.error(_RESPONSES, f"`{doubled}` is named twice; remove one of them", code="duplicate-column")
+
+
+def _check_pairs(pipeline: Pipeline, name: str, node: DpoNode, findings: Findings) -> None:
+    responses = pipeline.data.responses
+    if node.label_smoothing and node.loss != "sigmoid":
+        message = f"`loss: {node.loss}` has no such option; remove it"
+        findings.error(("nodes", name, "label_smoothing"), message, code="option-without-effect")
+    if not responses:
+        return  # `infer_graph` reports the missing column.
+    if len(responses) != _PAIR:
+        message = f"`{name}` compares two responses to a prompt; name two columns, for example `[chosen, rejected]`"
+        findings.error(_RESPONSES, message, code="not-a-pair")
+    elif (rows := rows_per_prompt(pipeline)) != _PAIR:
+        leading = leading_rollout(pipeline)
+        message = f"`{name}` compares the two rows of a prompt, and `{leading}` makes {rows}; set `n: 2`"
+        findings.error(("nodes", leading, "n"), message, code="not-a-pair")
+    elif tells_val_loss(pipeline) and node.val_loss and rows_per_prompt(pipeline, validation=True) != _PAIR:
+        leading = leading_rollout(pipeline)
+        message = (
+            f"`{name}` computes its validation loss on two responses to a prompt; set `val_n: 2` and `val_sampling` "
+            f"here, or `val_loss: false` in `{name}`"
+        )
+        findings.error(("nodes", leading), message, code="not-a-pair")
+
+
+def _check_mix(pipeline: Pipeline, name: str, node: MixNode, findings: Findings) -> None:
+    place: Place = ("nodes", name)
+    found = rollouts(pipeline)
+    if is_offline(pipeline) or len(found) != 1:
+        message = "needs one rollout whose samples are trained on; use `op: sft` for responses of the data set alone"
+        findings.error(place, message, code="mix-without-rollout")
+        return
+    ((leading, rollout),) = found.items()
+    least = 2 if any(isinstance(other, AdvantageNode) for other in pipeline.nodes.values()) else 1
+    given, longest = len(pipeline.data.responses), pipeline.data.max_response_tokens
+    if rollout.n - node.per_prompt < least:
+        message = (
+            f"{node.per_prompt} of {rollout.n} responses to a prompt (nodes.{leading}.n) would be the data set's, "
+            f"which leaves too few to compare; set `n: {node.per_prompt + least}` or more"
+        )
+        findings.error((*place, "per_prompt"), message, code="group-too-small")
+    if 0 < given < node.per_prompt:
+        message = f"the data set has {given} for each prompt (data.responses); name more columns, or lower it"
+        findings.error((*place, "per_prompt"), message, code="too-few-responses")
+    if longest and longest > (limit := rollout.sampling.max_new_tokens):
+        message = f"{longest} tokens are more than nodes.{leading}.sampling.max_new_tokens = {limit}; lower it"
+        findings.error(("data", "max_response_tokens"), message, code="response-too-long")
+    for critic in [key for key, other in pipeline.nodes.items() if isinstance(other, CriticNode)]:
+        message = f"`{critic}` would learn values of responses that the policy did not sample; remove one of them"
+        findings.error(place, message, code="mix-with-critic")
+    if any(engine.replays_routes for engine in pipeline.engines.values()):
+        message = "responses of the data set have no routes to replay; remove it, or `router_replay`"
+        findings.error(place, message, code="mix-with-router-replay")
+    if not any(isinstance(other, UpdateNode) and other.loss.sft_coef for other in pipeline.nodes.values()):
+        message = "no update trains on the mixed-in responses; set `sft_coef` in its `loss`, for example 0.1"
+        findings.warning(place, message, code="mix-not-trained-on")
