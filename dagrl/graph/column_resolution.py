@@ -1,6 +1,6 @@
-"""Who reads which column from whom: names resolved through ``read:`` and ``write:``, with all that can be wrong in it.
+"""Resolves the columns that nodes read and write, through ``read:``, ``read_from:`` and ``write:``.
 
-`graph.py` makes the graph of the result.
+`dag.py` builds the graph from the result.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class Reading(NamedTuple):
     """Its name in the pipeline."""
 
 
-class Wiring:
-    """Resolves the columns of all nodes; faults go to the findings."""
+class ColumnResolver:
+    """Resolves the columns of all nodes, and reports problems."""
 
     def __init__(
         self, contracts: Mapping[str, OpContract], specs: Mapping[str, NodeBase], findings: Findings, shown: str = ""
     ) -> None:
-        """`shown`: the rollout whose responses nodes without a `spec` read, where there are several."""
+        """`shown`: the rollout whose responses the implicit nodes read, if there are several."""
         self._contracts = contracts
         self._specs = specs
         self._findings = findings
@@ -69,8 +69,8 @@ class Wiring:
                 self._writers.setdefault(column, []).append(name)
 
     def readings(self) -> list[Reading]:
-        """Everything that is read, by reader in the order of the file."""
-        # What a broken node would have read and written is unknown: then a missing writer says nothing.
+        """All readings, by reader in the order of the file."""
+        # The columns of a wrong node are unknown, so a column without a writer may not be missing.
         complete = self._findings.trusted(_ALL_NODES)
         found: list[Reading] = []
         bare: dict[str, list[str]] = {}
@@ -103,7 +103,7 @@ class Wiring:
         return found
 
     def _without_foreign_turns(self, found: list[Reading]) -> list[Reading]:
-        """Without what is said of the tokens of other responses than those that a node reads, where it need not be."""
+        """Drop optional columns about the turns of other responses than those that a node reads."""
         responses = {each.reader: each.writer for each in found if each.op_column == "response_tokens"}
 
         def foreign(each: Reading) -> bool:
@@ -114,14 +114,14 @@ class Wiring:
         return [each for each in found if not foreign(each)]
 
     def warn_of_unread(self, readings: list[Reading]) -> None:
-        """Warn of nodes all of whose columns are read by nobody: their work is for nothing."""
+        """Warn of nodes without readers: their work is wasted."""
         read = {(reading.writer, reading.column) for reading in readings}
         for name in self._specs:
             written = list(self.outputs[name].values())
             if written and not any((name, column) in read for column in written):
-                hint = "say `write: old_logprob` or `write: ref_logprob`" if written == ["logprob"] else "take it out"
-                message = f"nobody reads what it writes ({listed(written)}); {hint}"
-                self._findings.warning(("nodes", name), message, depends_on=[_ALL_NODES])
+                hint = "set `write: old_logprob` or `write: ref_logprob`" if written == ["logprob"] else "remove it"
+                message = f"no node reads its columns ({listed(written)}); {hint}"
+                self._findings.warning(("nodes", name), message, code="unread-node", depends_on=[_ALL_NODES])
 
     def _outputs_of(self, name: str) -> dict[str, str]:
         writes = self._contracts[name].writes
@@ -133,8 +133,8 @@ class Wiring:
         if isinstance(spec.write, str):
             if len(writes) != 1:
                 what = f"{len(writes)} columns ({listed(writes)})" if writes else "no column"
-                example = f"write a mapping such as `{{{writes[0]}: ...}}`" if writes else "take `write` out"
-                self._findings.error(place, f"the op writes {what}, so one name does not do; {example}")
+                example = f"write a mapping, `{{{writes[0]}: ...}}`" if writes else "remove `write`"
+                self._findings.error(place, f"the op writes {what}, not one; {example}", code="wrong-number-of-columns")
                 return outputs
             renames = {writes[0]: spec.write}
         else:
@@ -142,10 +142,12 @@ class Wiring:
         for column, new_name in renames.items():
             inner = place if isinstance(spec.write, str) else (*place, column)
             if column not in writes:
-                self._findings.error(inner, f"the op writes no column `{column}`; {suggest(column, writes)}")
+                message = f"the op writes no column `{column}`; {suggest(column, writes)}"
+                self._findings.error(inner, message, code="unknown-column")
             elif not COLUMN_NAME.fullmatch(new_name):
                 rule = "begin with a lower-case letter, then use lower-case letters, digits and `_`"
-                self._findings.error(inner, f"{new_name!r} is not a column's name; {rule}")
+                message = f"{new_name!r} is not the name of a column; {rule}"
+                self._findings.error(inner, message, code="invalid-column-name")
             else:
                 outputs[column] = new_name
                 self._check_kind(inner, column, new_name, f"`{name}` writes `{column}`, which is")
@@ -156,7 +158,8 @@ class Wiring:
         for new_name in dict.fromkeys(outputs.values()):
             columns = [column for column, name in outputs.items() if name == new_name]
             if len(columns) > 1:
-                self._findings.error(place, f"{listed(columns)} would both be `{new_name}`; give each its own name")
+                message = f"{listed(columns)} would both be `{new_name}`; give them different names"
+                self._findings.error(place, message, code="duplicate-column")
 
     def _renames_of(self, reader: str) -> dict[str, str]:
         spec = self._specs.get(reader)
@@ -167,7 +170,7 @@ class Wiring:
         for column in spec.read:
             if column not in known:
                 message = f"the op reads no column `{column}`; {suggest(column, known)}"
-                self._findings.error(("nodes", reader, "read", column), message)
+                self._findings.error(("nodes", reader, "read", column), message, code="unknown-column")
         return {column: source for column, source in spec.read.items() if column in known}
 
     def _from_named_node(self, reader: str, op_column: str, source: str) -> list[Reading]:
@@ -175,16 +178,16 @@ class Wiring:
         writer, _, column = source.partition(".")
         if writer not in self._contracts:
             message = f"there is no node `{writer}`; {suggest(writer, self._contracts)}"
-            self._findings.error(place, message, depends_on=[("nodes", writer)])
+            self._findings.error(place, message, code="unknown-node", depends_on=[("nodes", writer)])
             return []
         if column not in self.outputs[writer].values():
             message = f"`{writer}` writes no column `{column}`; {suggest(column, self.outputs[writer].values())}"
-            self._findings.error(place, message, depends_on=[("nodes", writer)])
+            self._findings.error(place, message, code="unknown-column", depends_on=[("nodes", writer)])
             return []
         return [Reading(reader, op_column, writer, column)]
 
     def _meant(self, reader: str, column: str) -> str | None:
-        """Who of the writers of `column` is meant by `reader`'s ``read_from``, or as it is by default."""
+        """The writer of `column` that `reader` selects by ``read_from``, or by default."""
         writers = self._writers.get(column, [])
         spec = self._specs.get(reader)
         named = next((node for node in (spec.read_from if spec else ()) if node in writers), None)
@@ -196,14 +199,14 @@ class Wiring:
         return named
 
     def _replacing(self, column: str, writers: Sequence[str]) -> str | None:
-        """Who of the writers takes the column from the other one and gives it to everybody else."""
+        """The one of two writers that reads the column of the other and replaces it for all other readers."""
         found = [
             node for node in writers if any(self.outputs[node][own] == column for own in self._contracts[node].replaces)
         ]
         return found[0] if len(found) == 1 else None
 
     def _replaces_its_own(self, reader: str, op_column: str, column: str) -> bool:
-        """Whether a node that takes a column from another one, to give it on, finds nobody else that writes it."""
+        """Whether a node that replaces a column finds no other writer of it."""
         return op_column in self._contracts[reader].replaces and self._writers[column] == [reader]
 
     def _check_read_from(self, reader: str) -> None:
@@ -213,10 +216,11 @@ class Wiring:
                 others = [name for name in self._contracts if name != reader]
                 message = f"there is no other node `{node}`; {suggest(node, others)}"
                 where: Place = ("nodes", reader, "read_from", place)
-                self._findings.error(where, message, depends_on=[("nodes", node)])
+                self._findings.error(where, message, code="unknown-node", depends_on=[("nodes", node)])
             elif not self._reads_of(reader) & set(self.outputs[node].values()):
-                message = f"`{reader}` reads no column that `{node}` writes; take it out"
-                self._findings.error(("nodes", reader, "read_from", place), message, depends_on=[("nodes", node)])
+                message = f"`{reader}` reads no column that `{node}` writes; remove it"
+                where = ("nodes", reader, "read_from", place)
+                self._findings.error(where, message, code="option-without-effect", depends_on=[("nodes", node)])
 
     def _reads_of(self, reader: str) -> set[str]:
         """Columns of the pipeline that a node reads, or would read if they were written."""
@@ -229,7 +233,7 @@ class Wiring:
         reader, op_column = readers[0]
         replaced = op_column in self._contracts[reader].replaces
         if _USUAL_WRITERS.get(column) == _ROLLOUT and not samples and (replaced or not given):
-            return  # That there is no rollout is told once, by the graph or `check_offline`.
+            return  # The missing rollout is reported once.
         spec = self._specs.get(reader)
         renamed = spec is not None and op_column in spec.read
         place: Place = ("nodes", reader, "read", op_column) if renamed else ("nodes", reader)
@@ -243,7 +247,7 @@ class Wiring:
             remedy += f" name another column with `read: {{{op_column}: ...}}`"
         names = listed(dict.fromkeys(name for name, _ in readers))
         message = f"column `{column}` is read by {names}, but no node writes it; {remedy}"
-        self._findings.error(place, message)
+        self._findings.error(place, message, code="missing-column")
 
     def _usual_remedy(self, column: str) -> str:
         if column == "demonstration":
@@ -252,10 +256,10 @@ class Wiring:
         return f"add a node `{{{usual_writer}}}`" if usual_writer else suggest(column, self._writers)
 
     def _report_doubles(self, bare: dict[str, list[str]], named: set[str]) -> None:
-        """Columns with several writers, of which some reader does not say which it means; those of one op together."""
+        """Report columns with several writers of which a reader does not select one; those of one op together."""
         doubled: dict[tuple[str, ...], list[str]] = {}
         for column, writers in self._writers.items():
-            # What nobody reads may be written as often as one likes: a rollout writes more than is needed.
+            # A column without a reader may have several writers: a rollout writes more columns than are needed.
             matters = column in bare or (column not in named and len(self.outputs[writers[0]]) == 1)
             if len(writers) > 1 and matters:
                 doubled.setdefault(tuple(writers), []).append(column)
@@ -263,25 +267,26 @@ class Wiring:
             read = [column for column in columns if column in bare]
             place: Place = ("nodes", several[-1])
             names = f"column {listed(columns)} is" if len(columns) == 1 else f"columns {listed(read or columns)} are"
-            remedy = "give one of them another name with `write:`, or say which is meant with "
+            remedy = "rename one of them with `write:`, or select one with "
             remedy += f"`read_from: [{several[0]}]`"
             if readers := dict.fromkeys(reader for column in read for reader in bare[column]):
                 remedy += f" in {listed(readers)}"
-            self._findings.error(place, f"{names} written by {listed(several)}; {remedy}")
+            self._findings.error(place, f"{names} written by {listed(several)}; {remedy}", code="ambiguous-column")
 
     def _check_reading(self, reading: Reading) -> None:
         if reading.writer == reading.reader:
             message = f"it reads `{reading.column}`, which it writes itself; rename one with `write:` or `read:`"
             several = [("nodes", name) for name in self._writers[reading.column] if name != reading.reader]
-            self._findings.error(("nodes", reading.reader), message, depends_on=several)
+            self._findings.error(("nodes", reading.reader), message, code="reads-itself", depends_on=several)
         elif reading.op_column != reading.column:
             writer_column = next(op for op, name in self.outputs[reading.writer].items() if name == reading.column)
             place: Place = ("nodes", reading.reader, "read", reading.op_column)
             self._check_kind(place, writer_column, reading.op_column, f"`{reading.writer}.{reading.column}` is")
 
     def _check_kind(self, place: Place, given: str, wanted: str, subject: str) -> None:
-        """Columns of dagrl's own have a fixed kind: one may stand for another only if the kinds agree."""
+        """Built-in columns have a fixed kind: one may replace another only if the kinds agree."""
         one, other = CORE_COLUMNS.get(given), CORE_COLUMNS.get(wanted)
         if one and other and (one.shape, one.dtype) != (other.shape, other.dtype):
             kinds = f"{one.dtype} {one.shape.value}, but `{wanted}` is {other.dtype} {other.shape.value}"
-            self._findings.error(place, f"{subject} {kinds}; choose a column of the same kind")
+            message = f"{subject} {kinds}; choose a column of the same kind"
+            self._findings.error(place, message, code="wrong-column-kind")

@@ -1,8 +1,7 @@
-"""The pipeline's DAG, inferred from what its nodes read and write. Immutable; the same on every run and machine.
+"""The pipeline's DAG, inferred from the columns that its nodes read and write; the same on every run and machine.
 
-Beside the declared nodes there are two implicit ones: `prompts`, the data set, and `samples`, which writes the samples
-down. A column is known by its writer and its name in the pipeline (after ``write:``). `draw.py` and `summary.py` show
-the graph; the scheduler runs it.
+Beside the declared nodes there are two implicit ones: `prompts`, the data set, and `samples`, which stores the samples.
+A column is identified by its writer and its name in the pipeline, after ``write:``.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from dagrl.config.schema import (
     RewardNode,
     RolloutNode,
 )
-from dagrl.graph.column_resolution import Reading, Wiring
+from dagrl.graph.column_resolution import ColumnResolver, Reading
 from dagrl.graph.filtering import filter_contract
 from dagrl.graph.op_contracts import OpContract, contract_of, sink_contract, source_contract
 from dagrl.graph.plugins.custom import contract_at
@@ -66,7 +65,7 @@ class GraphNode:
 
     name: str
     spec: NodeBase | None
-    """What the file says of it; None for the implicit nodes."""
+    """Its section of the file; None for the implicit nodes."""
     contract: OpContract
     inputs: Mapping[str, Wire]
     """Column that the op reads, by the op's own name -> where it comes from."""
@@ -76,7 +75,7 @@ class GraphNode:
 
 @dataclass(frozen=True)
 class Graph:
-    """The nodes of a pipeline, in an order in which each comes after all that it reads from."""
+    """The nodes of a pipeline in topological order."""
 
     nodes: Mapping[str, GraphNode]
     """By name, in topological order; among nodes that are ready alike, in the order of the file."""
@@ -119,10 +118,7 @@ class Graph:
         return frozenset(nx.ancestors(self.digraph, name))
 
     def sampled_by(self, name: str) -> str | None:
-        """The rollout whose responses a node works on; None where none comes before it.
-
-        Itself, or the one that has written what it reads, or else the last before it.
-        """
+        """The rollout whose responses a node processes: itself, the writer of its inputs, or the last one before it."""
         if isinstance(self.nodes[name].spec, RolloutNode):
             return name
         inputs = self.nodes[name].inputs
@@ -134,7 +130,7 @@ class Graph:
 
     @cached_property
     def filter(self) -> str | None:
-        """The node that says which groups the step consists of."""
+        """The node that selects the groups of a step."""
         return next((name for name, node in self.nodes.items() if isinstance(node.spec, FilterNode)), None)
 
     @cached_property
@@ -144,10 +140,7 @@ class Graph:
 
     @cached_property
     def select_from(self) -> tuple[str, ...]:
-        """Nodes that wait for the filter though they read nothing of it: the first to work on what it lets pass.
-
-        All others that are not in rounds come behind one of them.
-        """
+        """Nodes outside the rounds that only read from nodes in the rounds: the first to see the selected groups."""
         outside = [node for node in self.nodes.values() if node.name not in self.in_rounds]
         return tuple(
             node.name
@@ -157,9 +150,9 @@ class Graph:
 
     @cached_property
     def validates_only(self) -> frozenset[str]:
-        """Nodes that run in validation alone: rollouts that nothing is trained on, and what is behind them.
+        """Nodes that run in validation only: rollouts without training, and their descendants.
 
-        None, where something is trained on what a rollout samples.
+        Empty if something is trained on the samples of a rollout.
         """
         sampling = {name for name, node in self.nodes.items() if isinstance(node.spec, RolloutNode)}
         trained = [name for name, node in self.nodes.items() if node.contract.needs is Capability.TRAIN]
@@ -170,20 +163,19 @@ class Graph:
 
     @cached_property
     def working(self) -> Graph:
-        """What runs: without the skipped nodes, whose readers do without their columns."""
+        """The graph without the skipped nodes and their columns."""
         return self._without(self.skipped)
 
     @cached_property
     def training(self) -> Graph:
-        """What runs in each step."""
+        """The nodes that run in each step."""
         return self._without(self.validates_only)
 
     @cached_property
     def validation(self) -> Graph:
-        """What runs in validation: the nodes needed to get rewards from prompts, and `samples`.
+        """The nodes that run in validation: those that rewards depend on, and `samples`.
 
-        Where nothing is trained on samples, also those that can tell the loss on the validation set. Nothing in it
-        trains: an op that does writes no column that a reward could need, and of the loss it computes the value alone.
+        If nothing is trained on samples, also the nodes that compute the loss on the validation set, without training.
         """
         graph = self._without_replacing()
         sink = graph.nodes[SAMPLES_NODE]
@@ -206,7 +198,7 @@ class Graph:
         return Graph(MappingProxyType(kept))
 
     def _is_baseline(self, name: str) -> bool:
-        """Whether all that a node is for is to be subtracted from the rewards that are trained on."""
+        """Whether the node's only column is read as ``baseline_reward``."""
         read = {column for node in self.nodes.values() for column, wire in node.inputs.items() if wire.node == name}
         return read == {"baseline_reward"}
 
@@ -216,11 +208,11 @@ class Graph:
         return sampling <= self.validates_only
 
     def _without(self, left_out: Collection[str]) -> Graph:
-        """The other nodes, without the columns of those that are left out."""
+        """The graph without some nodes and their columns."""
         return self._rewired(lambda wire: None if wire.node in left_out else wire, left_out)
 
     def _without_replacing(self) -> Graph:
-        """The nodes without those that give others' columns on in another form: readers take the columns themselves."""
+        """The graph without nodes that replace columns: readers get the original columns."""
         replacing = {name for name, node in self.nodes.items() if node.contract.replaces}
 
         def origin(wire: Wire | None) -> Wire | None:
@@ -233,7 +225,7 @@ class Graph:
         return self._rewired(origin, replacing)
 
     def _rewired(self, source: Callable[[Wire], Wire | None], left_out: Collection[str]) -> Graph:
-        """The nodes that stay, each column coming from its `source`, if it has one."""
+        """The remaining nodes, with each input replaced by its `source` or dropped."""
         nodes = {}
         for name, node in self.nodes.items():
             if name not in left_out:
@@ -244,7 +236,7 @@ class Graph:
 
 
 def _validating(node: GraphNode) -> GraphNode:
-    """A node as it works on validation sets."""
+    """The node as it runs in validation."""
     if node.contract.needs is not Capability.TRAIN:
         return node
     return replace(node, contract=replace(node.contract, needs=Capability.SCORE))
@@ -263,24 +255,24 @@ def infer_graph(pipeline: Pipeline, folder: Path | None, findings: Findings) -> 
     """The graph, its problems and warnings reported to `findings`; None where there is a problem."""
     before = len(findings.problems)
     contracts = _contracts(pipeline, folder, findings)
-    wiring = Wiring(
+    columns = ColumnResolver(
         contracts,
         {name: node for name, node in pipeline.nodes.items() if name in contracts},
         findings,
         shown=leading_rollout(pipeline) if rollouts(pipeline) else "",
     )
-    readings = wiring.readings()
+    readings = columns.readings()
     if not rollouts(pipeline) and not pipeline.data.responses:
         message = (
-            "no node samples responses; add `rollout: {op: rollout, engine: ..., sampling: ...}`, or learn from the "
+            "no node samples responses; add `rollout: {op: rollout, engine: ..., sampling: ...}`, or train on the "
             "data set's with `data.responses` and a node `{op: sft}` or `{op: dpo}`"
         )
-        findings.error(_ALL_NODES, message)
+        findings.error(_ALL_NODES, message, code="missing-rollout")
     _report_cycles(readings, findings)
-    wiring.warn_of_unread(readings)
+    columns.warn_of_unread(readings)
     if len(findings.problems) > before or not findings.trusted(_ALL_NODES):
         return None
-    return _graph(pipeline, contracts, wiring, readings)
+    return _graph(pipeline, contracts, columns, readings)
 
 
 def _contracts(pipeline: Pipeline, folder: Path | None, findings: Findings) -> dict[str, OpContract]:
@@ -289,32 +281,31 @@ def _contracts(pipeline: Pipeline, folder: Path | None, findings: Findings) -> d
     for name, node in pipeline.nodes.items():
         place: Place = ("nodes", name)
         if name in _TAKEN:
-            findings.error(
-                place, f"`{name}` is the name of {_TAKEN[name]} that every pipeline has; choose another name"
-            )
+            message = f"`{name}` is the name of {_TAKEN[name]} of every pipeline; choose another name"
+            findings.error(place, message, code="reserved-name")
             continue
         if isinstance(node, CustomNode):
             try:
                 contracts[name] = ask(node.op, contract_at, node.op, folder=folder)
                 if not contracts[name].reads:
                     message = f"`{node.op}` reads no column, so it has no rows to work on; read `sample_id` at least"
-                    findings.error((*place, "op"), message)
+                    findings.error((*place, "op"), message, code="invalid-op")
             except ValueError as error:
-                findings.error((*place, "op"), str(error))
+                findings.error((*place, "op"), str(error), code="invalid-op")
         elif isinstance(node, FilterNode):
             try:
                 contracts[name] = (
                     ask(node.fn, filter_contract, node, folder=folder) if node.fn else filter_contract(node, folder)
                 )
             except ValueError as error:
-                findings.error((*place, "fn"), str(error))
+                findings.error((*place, "fn"), str(error), code="invalid-filter")
         else:
             try:
                 own = own_formula(node)
                 formula = ask(own, formula_of, node, folder=folder) if own else None
             except ValueError as error:
                 formula = None
-                findings.error((*place, *place_of_formula(node)), str(error))
+                findings.error((*place, *place_of_formula(node)), str(error), code="invalid-formula")
             contracts[name] = contract_of(node, pipeline.engines, formula)
     contracts[SAMPLES_NODE] = sink_contract(pipeline)
     return contracts
@@ -331,11 +322,13 @@ def _report_cycles(readings: list[Reading], findings: Findings) -> None:
         names = [reading.reader for reading in readings if reading.reader in component]
         cycle = nx.find_cycle(digraph.subgraph(component), source=names[0])
         path = "".join(f" -> {reader} (`{digraph.edges[writer, reader]['column']}`)" for writer, reader in cycle)
-        message = f"nodes wait for each other in a circle: {cycle[0][0]}{path}; let one of them read another column"
-        findings.error(("nodes", names[0]), message)
+        message = f"nodes wait for each other in a cycle: {cycle[0][0]}{path}; let one of them read another column"
+        findings.error(("nodes", names[0]), message, code="cycle")
 
 
-def _graph(pipeline: Pipeline, contracts: dict[str, OpContract], wiring: Wiring, readings: list[Reading]) -> Graph:
+def _graph(
+    pipeline: Pipeline, contracts: dict[str, OpContract], columns: ColumnResolver, readings: list[Reading]
+) -> Graph:
     inputs: dict[str, dict[str, Wire]] = {name: {} for name in contracts}
     for reading in readings:
         inputs[reading.reader][reading.op_column] = Wire(reading.writer, reading.column)
@@ -345,7 +338,7 @@ def _graph(pipeline: Pipeline, contracts: dict[str, OpContract], wiring: Wiring,
             pipeline.nodes.get(name),
             contract,
             MappingProxyType(inputs[name]),
-            MappingProxyType(wiring.outputs[name]),
+            MappingProxyType(columns.outputs[name]),
         )
         for name, contract in contracts.items()
     }

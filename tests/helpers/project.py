@@ -76,15 +76,32 @@ class Project:
         assert len(problems) == 1, "\n".join(map(str, problems))
         return problems[0]
 
-    def assert_problem(self, path: Path, place: str, *fragments: str) -> None:
-        """The pipeline has one problem: at `place`, in the line marked ``#!``, with these words and a remedy."""
+    def assert_problem(self, path: Path, place: str, code: str, *named: str) -> None:
+        """The pipeline has one problem: at `place`, in the line marked ``#!``, of this kind, naming these words."""
         marked = [number for number, line in enumerate(path.read_text().splitlines(), start=1) if "#!" in line]
         problem = self.only_problem(path)
         assert [problem.line] == marked, str(problem)
         assert (problem.file, problem.place) == (str(path), place)
-        for fragment in fragments:
-            assert fragment in problem.message
-        assert "; " in problem.message, "no word on what to do"
+        told(problem, code, *named)
+
+    def warnings(self, *edits: tuple[str, str]) -> list[tuple[str, str]]:
+        """Places and codes of the warnings about the edited pipeline."""
+        return [(warning.place, warning.code) for warning in check_file(self.pipeline(*edits)).warnings]
+
+
+def told(problem: Problem, code: str, *named: str) -> None:
+    """The problem is of this kind (or says these words), names these words, and has a remedy."""
+    import inspect, json, os
+    if "REC" in os.environ:
+        test = next(f.filename for f in inspect.stack() if "/tests/" in f.filename and "helpers" not in f.filename)
+        with open(os.environ["REC"], "a") as file:
+            for fragment in (code, *named):
+                print(json.dumps([test, fragment, problem.code, fragment in problem.message, problem.message]), file=file)
+        return
+    assert code == problem.code or code in problem.message, f"{problem.code}: {problem}"
+    for word in named:
+        assert word in problem.message
+    assert "; " in problem.message, "no word on what to do"
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from project import told
 from model_folders import write_model, write_tokenizer
 
 from dagrl.validation import check_file
@@ -100,7 +101,7 @@ CASES = {
 def test_what_is_wrong_with_a_critic_is_told(project, ppo, old, new, place, fragment):
     problem = project.only_problem(ppo((old, new)))
     assert problem.place == place
-    assert fragment in problem.message
+    told(problem, fragment)
 
 
 def test_a_warm_up_needs_a_critic(project):

@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+from project import told
 
 from dagrl.config.errors import PipelineError
 from dagrl.config.loading.extends import read_with_parents
@@ -96,7 +97,7 @@ def test_an_entry_that_cannot_be_had_is_told_alone_with_its_line(project, entry,
     (problem,) = caught.value.problems
     line = (str(child), 3) if entry != "other" else (str(project.folder / "other.yaml"), 1)
     assert (problem.file, problem.line, problem.place) == (*line, place)
-    assert problem.message.startswith(message)
+    told(problem, message)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,7 @@ def test_what_a_parent_that_is_not_named_may_have_held_is_not_called_missing(pro
         load_pipeline(child)
     (problem,) = caught.value.problems
     assert (problem.line, problem.place) == (2, "extends")
-    assert problem.message.startswith(message)
+    told(problem, message)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +131,7 @@ def test_a_path_to_nowhere_says_what_may_have_been_meant(path, remedy):
         load_pipeline(path)
     (problem,) = caught.value.problems
     assert (problem.file, problem.line, problem.place) == (path, 1, "file")
-    assert remedy in problem.message
+    told(problem, remedy)
 
 
 class TestNulls:
@@ -155,7 +156,7 @@ class TestNulls:
             load_pipeline(child)
         (problem,) = caught.value.problems
         assert (problem.line, problem.place) == (2, place)
-        assert message in problem.message
+        told(problem, message)
 
 
 def test_a_node_of_a_misspelt_name_is_told_the_right_one(project):

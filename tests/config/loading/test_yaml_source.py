@@ -1,6 +1,7 @@
 import math
 
 import pytest
+from project import told
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -125,8 +126,7 @@ def test_a_file_that_holds_no_mapping_is_one_problem(tmp_path, content, line, pl
         read_document(path)
     (problem,) = caught.value.problems
     assert (problem.file, problem.line, problem.place) == (str(path), line, place)
-    assert fragment in problem.message
-    assert "; " in problem.message
+    told(problem, fragment)
 
 
 def test_missing_file_and_folder_are_told_apart(tmp_path):
@@ -167,4 +167,4 @@ def test_smaller_faults_leave_the_rest_readable(tmp_path, content, line, place, 
     path.write_text(content)
     (problem,) = read_document(path).problems
     assert (problem.line, problem.place) == (line, place)
-    assert fragment in problem.message
+    told(problem, fragment)

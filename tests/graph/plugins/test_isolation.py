@@ -424,9 +424,9 @@ def test_the_user_is_told_of_a_long_wait(project, module, capfd):
     from dagrl.graph.plugins import isolation
 
     path = module(f"time.sleep(1.0)\n{GOOD}")
-    before, isolation._TOLD_AFTER_S = isolation._TOLD_AFTER_S, 0.3
+    before, isolation._NOTICE_AFTER_S = isolation._NOTICE_AFTER_S, 0.3
     try:
         check_file(path)
     finally:
-        isolation._TOLD_AFTER_S = before
+        isolation._NOTICE_AFTER_S = before
     assert capfd.readouterr().err == "dagrl: importing m, for at most 60 s ...\n"
