@@ -134,7 +134,7 @@ class ColumnResolver:
             if len(writes) != 1:
                 what = f"{len(writes)} columns ({listed(writes)})" if writes else "no column"
                 example = f"write a mapping, `{{{writes[0]}: ...}}`" if writes else "remove `write`"
-                self._findings.error(place, f"the op writes {what}, not one; {example}", code="wrong-number-of-columns")
+                self._findings.error(place, f"the op writes {what}; {example}", code="wrong-number-of-columns")
                 return outputs
             renames = {writes[0]: spec.write}
         else:

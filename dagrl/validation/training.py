@@ -272,7 +272,8 @@ def _check_own_values(name: str, node: CriticNode, graph: Graph, findings: Findi
         own = [other for other, spec in specs if isinstance(spec, ValuesNode) and spec.engine == node.engine]
         remedy = f"set `read: {{value: {own[0]}.value}}`" if own else "name one engine in both"
         message = f"it trains `{node.engine}` on values of `{written_by.engine}`; {remedy}"
-        findings.error(("nodes", name, "engine"), message, code="values-of-another-critic")
+        depends: list[Place] = [("nodes", writer)]
+        findings.error(("nodes", name, "engine"), message, code="values-of-another-critic", depends_on=depends)
 
 
 def _check_baseline(name: str, graph: Graph, findings: Findings) -> None:

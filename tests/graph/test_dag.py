@@ -7,6 +7,7 @@ import networkx as nx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from project import told
 
 from dagrl.config.errors import PipelineError
 from dagrl.config.loading.loader import load_pipeline
@@ -119,8 +120,8 @@ class TestInference:
         path = project.pipeline(("kl_coef: 0.01", "kl_coef: 0"), (", write: ref_logprob", ""))
         (warning,) = check_file(path).warnings
         assert str(warning) == (
-            f"{path}:22: nodes.ref: nobody reads what it writes (`logprob`); "
-            "say `write: old_logprob` or `write: ref_logprob`"
+            f"{path}:22: nodes.ref: no node reads its columns (`logprob`); "
+            "set `write: old_logprob` or `write: ref_logprob`"
         )
 
 
@@ -132,128 +133,125 @@ CASES = {
         REF,
         "null",
         "nodes.update",
-        "column `ref_logprob` is read by `update`, but no node writes it; add",
+        "missing-column",
     ),
     "misspelt name": (
         REF,
         REF.replace("ref_log", "reff_log"),
         "nodes.update",
-        "column `ref_logprob` is read by `update`",
+        "missing-column",
     ),
-    "sink": (REWARD, "null", "nodes.advantage", "column `reward` is read by `advantage` and `samples`, but no node"),
+    "sink": (REWARD, "null", "nodes.advantage", "missing-column"),
     "renamed to nothing": (
         ADVANTAGE,
         "{op: advantage, estimator: grpo, read: {reward: rewrad}} #!",
         "nodes.advantage.read.reward",
-        "column `rewrad` is read by `advantage`, but no node writes it; did you mean `reward`?",
+        "missing-column",
     ),
     "two writers": (
         REWARD,
         REWARD + "\n  judge: {op: reward, fn: math} #!",
         "nodes.judge",
-        "column `reward` is written by `reward` and `judge`; give one of them another name with `write:`, or say which "
-        "is meant with `read_from: [reward]` in `advantage` and `samples`",
+        "ambiguous-column",
     ),
     "two unread logprobs": (
         REF,
         REF + "\n  a: {op: logprob, engine: actor}\n  b: {op: logprob, engine: actor} #!",
         "nodes.b",
-        "column `logprob` is written by `a` and `b`",
+        "ambiguous-column",
     ),
     "writes a column of the data": (
         REF,
         REF + "\n  a: {op: logprob, engine: actor, write: answer} #!",
         "nodes.a.write",
-        "`a` writes `logprob`, which is float32 per response token, but `answer` is uint8 text",
+        "wrong-column-kind",
     ),
     "no such column to read": (
         ADVANTAGE,
         "{op: advantage, estimator: grpo, read: {rewrd: reward}} #!",
         "nodes.advantage.read.rewrd",
-        "the op reads no column `rewrd`; did you mean `reward`?",
+        "unknown-column",
     ),
     "no such node": (
         ADVANTAGE,
         "{op: advantage, estimator: grpo, read: {reward: rewad.reward}} #!",
         "nodes.advantage.read.reward",
-        "there is no node `rewad`; did you mean `reward`?",
+        "unknown-node",
     ),
     "no such column of the node": (
         ADVANTAGE,
         "{op: advantage, estimator: grpo, read: {reward: reward.score}} #!",
         "nodes.advantage.read.reward",
-        "`reward` writes no column `score`; choose from: reward",
+        "unknown-column",
     ),
     "wrong kind": (
         ADVANTAGE,
         "{op: advantage, estimator: grpo, read: {reward: ref_logprob}} #!",
         "nodes.advantage.read.reward",
-        "`ref.ref_logprob` is float32 per response token, but `reward` is float32 per sample; choose",
+        "wrong-column-kind",
     ),
     "no such column to write": (
         REF,
         "{op: logprob, engine: reference, write: {logprb: ref_logprob}, read: {}} #!",
         "nodes.ref.write.logprb",
-        "the op writes no column `logprb`; did you mean `logprob`?",
+        "unknown-column",
     ),
     "one name for several": (
         "n: 4, sampling: {max_new_tokens: 8}}",
         "n: 4, write: responses, sampling: {max_new_tokens: 8}} #!",
         "nodes.rollout.write",
-        "the op writes 6 columns (`response_tokens`, `response_mask`, `rollout_logprob`, `policy_version`,",
+        "wrong-number-of-columns",
     ),
     "two into one": (
         "n: 4, sampling: {max_new_tokens: 8}}",
         "n: 4, write: {rollout_logprob: response_mask}, sampling: {max_new_tokens: 8}} #!",
         "nodes.rollout.write",
-        "`response_mask` and `rollout_logprob` would both be `response_mask`; give each its own name",
+        "duplicate-column",
     ),
     "name for none": (
         "kl_coef: 0.01}}",
         "kl_coef: 0.01}, write: x} #!",
         "nodes.update.write",
-        "the op writes no column, so one name does not do; take `write` out",
+        "wrong-number-of-columns",
     ),
     "no column's name": (
         REF,
         "{op: logprob, engine: reference, write: ref.logprob} #!",
         "nodes.ref.write",
-        "'ref.logprob' is not a column's name; begin with a lower-case letter",
+        "invalid-column-name",
     ),
     "cycle": (
         REWARD,
         "{op: reward, fn: exact, read: {extra_info: hint}} #!\n  loop: {op: 'loops:loop'}",
         "nodes.reward",
-        "nodes wait for each other in a circle: reward -> loop (`reward`) -> reward (`hint`); let one of them",
+        "cycle",
     ),
     "reads its own": (
         REF,
         REF + "\n  own: {op: 'loops:own'} #!",
         "nodes.own",
-        "it reads `score`, which it writes itself; rename one with `write:` or `read:`",
+        "reads-itself",
     ),
     "reserved name": (
         REF,
         REF + "\n  samples: {op: reward, fn: math} #!",
         "nodes.samples",
-        "`samples` is the name of a",
+        "reserved-name",
     ),
     "second rollout": (
         REF,
         REF + "\n  again: {op: rollout, engine: generator, n: 2, sampling: {max_new_tokens: 8}} #!",
         "nodes.again",
-        "columns `response_tokens`, `response_mask`, `rollout_logprob` and `policy_version` are written by `rollout` "
-        "and `again`; give one of them another name with `write:`, or say which is meant with `read_from: [rollout]` "
-        "in `reward`, `ref`, `update` and `advantage`",
+        "ambiguous-column",
     ),
     "no rollout": (
         "{op: rollout, engine: generator, n: 4, sampling: {max_new_tokens: 8}}",
         "null",
         "nodes",
-        "no node samples responses; add `rollout: {op: rollout, engine: ..., sampling: ...}`",
+        "missing-rollout",
     ),
-    "custom op not there": (REF, REF + "\n  x: {op: 'loops:lop'} #!", "nodes.x.op", "did you mean `loop`?"),
-    "custom op undecorated": (REF, REF + "\n  x: {op: 'loops:bare'} #!", "nodes.x.op", "does not say its columns"),
+    "custom op not there": (REF, REF + "\n  x: {op: 'loops:lop'} #!", "nodes.x.op", "invalid-op"),
+    "custom op undecorated": (REF, REF + "\n  x: {op: 'loops:bare'} #!", "nodes.x.op", "invalid-op"),
 }
 LOOPS = """\
 import dagrl
@@ -265,8 +263,8 @@ def bare(batch): ...
 """
 
 
-@pytest.mark.parametrize(("old", "new", "place", "fragment"), CASES.values(), ids=CASES.keys())
-def test_what_is_wrong_with_columns_is_told_once(project, monkeypatch, old, new, place, fragment):
+@pytest.mark.parametrize(("old", "new", "place", "code"), CASES.values(), ids=CASES.keys())
+def test_what_is_wrong_with_columns_is_told_once(project, monkeypatch, old, new, place, code):
     monkeypatch.delitem(sys.modules, "loops", raising=False)
     project.write("loops.py", LOOPS)
     path = project.pipeline((old, new))
@@ -274,8 +272,7 @@ def test_what_is_wrong_with_columns_is_told_once(project, monkeypatch, old, new,
         graph_of(path)
     (problem,) = caught.value.problems
     assert problem.place == place
-    assert fragment in problem.message
-    assert "; " in problem.message
+    told(problem, code)
     marked = [number for number, line in enumerate(path.read_text().splitlines(), start=1) if "#!" in line]
     if marked:
         assert problem.line == marked[0]

@@ -18,12 +18,26 @@ def test_a_right_pipeline_comes_with_its_graph_and_rows(project):
     assert checked.graph.order[0] == "prompts"
 
 
-def test_mistakes_of_all_kinds_are_told_at_once(project):
-    project.write("ops.py", "def oops(:\n")
+def test_mistakes_of_form_are_reported_together(project):
     path = project.pipeline(
         ("name: tiny", "name: tiny\nname: again"),
-        ("hidden_size: 64", "hidden_size: wide"),
         ("alphabet: ", "alfabet: "),
+        ("backend: megatron\n", "backend: megatro\n"),
+        ("run: {steps: 10}", "run: {steps: ten}"),
+    )
+    assert [(problem.line, problem.place) for problem in project.problems(path, "track=[consol]")] == [
+        (2, "name"),
+        (5, "model.tokenizer.alfabet"),
+        (16, "engines.actor.backend"),
+        (27, "run.steps"),
+        (1, "override track=[consol]"),
+    ]
+
+
+def test_mistakes_between_sections_are_reported_together(project):
+    project.write("ops.py", "def oops(:\n")
+    path = project.pipeline(
+        ("hidden_size: 64", "hidden_size: wide"),
         ("train.parquet", "gone.parquet"),
         ("group: train\n", "group: trian\n"),
         ("lr: 1e-3", "learning_rate: 1e-3"),
@@ -33,33 +47,18 @@ def test_mistakes_of_all_kinds_are_told_at_once(project):
         ("kl_coef: 0.01}", "kl_coef: 0.01}, tokens_per_micro_batch: 20"),
         ("run: {steps: 10}", "run: {steps: 10, validate_every: 2}"),
     )
-    assert [(problem.line, problem.place) for problem in project.problems(path, "track=[consol]")] == [
-        (2, "name"),
-        (4, "model.init.hidden_size"),
-        (5, "model.tokenizer.alfabet"),
-        (7, "data.train"),
-        (16, "engines.actor.group"),
-        (17, "engines.actor.optimizer"),
-        (17, "engines.actor.optimizer.learning_rate"),
-        (21, "nodes.rollout.n"),
-        (22, "nodes.reward.fn"),
-        (25, "nodes.update"),
-        (25, "nodes.update.tokens_per_micro_batch"),
-        (26, "run.validate_every"),
-        (1, "override track=[consol]"),
+    assert [(problem.line, problem.place) for problem in project.problems(path)] == [
+        (3, "model.init.hidden_size"),
+        (6, "data.train"),
+        (15, "engines.actor.group"),
+        (16, "engines.actor.optimizer"),
+        (16, "engines.actor.optimizer.learning_rate"),
+        (20, "nodes.rollout.n"),
+        (21, "nodes.reward.fn"),
+        (24, "nodes.update"),
+        (24, "nodes.update.tokens_per_micro_batch"),
+        (25, "run.validate_every"),
     ]
-
-
-def test_what_follows_from_a_mistake_is_not_told_as_another(project):
-    # The engine is not readable, so nobody can say whether the nodes' use of it, or its group, is right.
-    path = project.pipeline(("backend: megatron\n", "backend: megatro\n"))
-    assert project.only_problem(path).place == "engines.actor.backend"
-    # Without the node nobody knows which columns it would have written.
-    path = project.pipeline(("op: logprob,", "op: logprop,"))
-    assert project.only_problem(path).place == "nodes.ref.op"
-    # The number of prompts is unknown, so that of a mini-batch cannot be wrong.
-    path = project.pipeline(("prompts_per_step: 8", "prompts_per_step: x"), ("kl_coef: 0.01}", "}, mini_batch: 3"))
-    assert project.only_problem(path).place == "data.prompts_per_step"
 
 
 def test_checking_needs_neither_torch_nor_ray_nor_transformers(project):

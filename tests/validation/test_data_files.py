@@ -16,7 +16,7 @@ def data_problems(project, name):
 def test_a_missing_file(project):
     (message,) = data_problems(project, "gone.parquet")
     assert message.startswith(
-        "gone.parquet does not exist; check the path, or make the file with `python data_preprocess/NAME.py "
+        "gone.parquet does not exist; check the path, or create the file with `python data_preprocess/NAME.py "
     )
 
 
@@ -38,13 +38,13 @@ def test_a_folder(project):
     (project.folder / "data").mkdir()
     assert data_problems(project, "data") == ["data is a folder; give a parquet file"]
     project.write_rows("data/test.parquet", [{"x": 1}])
-    assert data_problems(project, "data") == ["data is a folder; name a file in it, such as test.parquet"]
+    assert data_problems(project, "data") == ["data is a folder; name a file in it, for example test.parquet"]
 
 
 @pytest.mark.parametrize(
     ("content", "fragment"),
     [
-        (b"", "bad.parquet is empty (0 bytes); make the file again"),
+        (b"", "bad.parquet is empty (0 bytes); create it again"),
         (
             b"PAR1 and then nothing of use",
             "bad.parquet cannot be read as parquet (Parquet magic bytes not found in footer",
@@ -53,7 +53,7 @@ def test_a_folder(project):
         (b"\x00" * 100, "bad.parquet cannot be read as parquet ("),
         (
             b'{"question": "?"}\n',
-            "bad.parquet is JSON, not parquet; make parquet of it with `python data_preprocess/",
+            "bad.parquet is JSON, not parquet; convert it with `python data_preprocess/",
         ),
     ],
 )
@@ -82,7 +82,7 @@ def test_no_rows(project, row):
     import pyarrow.parquet as pq
 
     pq.write_table(pa.Table.from_pylist([row]).slice(0, 0), project.folder / "none.parquet")
-    assert data_problems(project, "none.parquet") == ["none.parquet has no rows; make the file again"]
+    assert data_problems(project, "none.parquet") == ["none.parquet has no rows; create the file again"]
 
 
 def test_missing_columns_and_wrong_types_are_all_told(project, row):

@@ -123,7 +123,7 @@ ANSWERS = {
         "a reference answer of null (reward_model.ground_truth) in row 9",
     ),
     "null for math": ("math", answers([*RIGHT, None]), "a reference answer of null"),
-    "null for code": ("code", answers([*RIGHT, None]), "row 9 (the first is 0), which `reward` cannot judge by; take"),
+    "null for code": ("code", answers([*RIGHT, None]), "row 9 (the first is 0), which `reward` cannot score; remove"),
     "all null": ("exact", answers([None] * 10), "a reference answer of null (reward_model.ground_truth) in row 0"),
     "null struct": ("exact", [*answers(RIGHT), {"reward_model": None}], "a reference answer of null"),
     "empty for math": ("math", answers([*RIGHT, ""]), "an empty reference answer (reward_model.ground_truth) in row 9"),
@@ -135,7 +135,7 @@ ANSWERS = {
     "all null for an own reward": (
         "m:f",
         answers([None] * 10),
-        "null (reward_model.ground_truth) in each of its first 10 rows, and `reward` reads it; make the file again",
+        "null (reward_model.ground_truth) in each of its first 10 rows, and `reward` reads it; create the file again",
     ),
     "all empty for an own reward": ("m:f", answers([""] * 10), "an empty reference answer"),
     "all empty for exact": ("exact", answers([""] * 10), "an empty reference answer"),
@@ -162,8 +162,8 @@ READERS = {
         ),
         "`reward` reads it",
     ),
-    "an environment": (("n: 4,", "n: 4, environment: m:World,"), "which `reward` cannot judge by"),
-    "an op": (("  ref: {", "  op: {op: m:op}\n  ref: {"), "which `reward` cannot judge by"),
+    "an environment": (("n: 4,", "n: 4, environment: m:World,"), "which `reward` cannot score"),
+    "an op": (("  ref: {", "  op: {op: m:op}\n  ref: {"), "which `reward` cannot score"),
 }
 MODULE = """\
 import dagrl
@@ -204,7 +204,7 @@ def test_some_answers_of_null_are_a_warning_for_an_own_reward(project, row):
     project.write("m.py", "def f(response, answer): return 1.0\n")
     project.write_rows("train.parquet", rows_of(answers(["2"] * 30 + [None] * 2), row))
     (warning,) = check_file(project.pipeline(("fn: exact}", "fn: m:f}"))).warnings
-    assert "in row 30 (the first is 0), and 1 more like it; `reward` is given an empty text there" in warning.message
+    assert "in row 30 (the first is 0), and 1 more like it; `reward` gets an empty text there" in warning.message
 
 
 def test_a_reward_that_goes_on_at_errors_takes_empty_answers(project, row):
@@ -294,7 +294,7 @@ def test_empty_responses_are_a_warning_and_an_error_where_all_are(project, kind)
     (warning,) = [each for each in check_file(path).warnings if each.place == "data.train"]
     assert "an empty response in `chosen` in row 9 (the first is 0); the policy learns" in warning.message
     project.write_rows("train.parquet", [{"prompt": "1+1=", "chosen": bad}] * 9)
-    assert "an empty response in `chosen` in each of its first 9 rows; make" in the_problem(project, path)
+    assert "an empty response in `chosen` in each of its first 9 rows; create" in the_problem(project, path)
 
 
 def offline(project, nodes, columns):
@@ -405,9 +405,12 @@ FILES = {
     "two columns of a name": (two_columns, "has 2 columns `prompt`; keep one of them"),
     "a pointer": (
         lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"),
-        "is a pointer of Git LFS, not parquet; fetch it with `git lfs pull`",
+        "is a pointer of Git LFS; fetch the file with `git lfs pull`",
     ),
-    "gzip": (lambda path: path.write_bytes(b"\x1f\x8b\x08" + bytes(20)), "is compressed with gzip, not parquet; make"),
+    "gzip": (
+        lambda path: path.write_bytes(b"\x1f\x8b\x08" + bytes(20)),
+        "is compressed with gzip, not parquet; ",
+    ),
     "a pipe": (lambda path: (path.unlink(), os.mkfifo(path)), "is no regular file; give a parquet file"),
     "a loop": (lambda path: (path.unlink(), path.symlink_to(path)), "does not exist; check the path"),
     "a torn footer": (lambda path: path.write_bytes(path.read_bytes()[:-1]), "cannot be read as parquet ("),
@@ -426,7 +429,7 @@ FILES = {
     "no columns": (lambda path: pq.write_table(pa.table({}), path), "has no column `prompt`"),
     "jsonl with nulls": (
         lambda path: path.write_text('{"prompt": null}\n\n'),
-        "is JSON, not parquet; make parquet of it",
+        "is JSON, not parquet; convert it",
     ),
     "a page of a site": (lambda path: path.write_text("<!DOCTYPE html>"), "cannot be read as parquet ("),
     "binary prompts": (

@@ -33,37 +33,37 @@ def with_filter(project, *nodes: str, **edits: str):
 
 
 CASES = {
-    "columns of tokens": ("keep: {op: filter, metric: ref_logprob} #!", "keep.metric", "per response token"),
-    "the prompts alone": ("keep: {op: filter, fn: 'rules:of_prompts'} #!", "keep.fn", "nothing that `rollout` samples"),
+    "columns of tokens": ("keep: {op: filter, metric: ref_logprob} #!", "keep.metric", "wrong-column-shape"),
+    "the prompts alone": ("keep: {op: filter, fn: 'rules:of_prompts'} #!", "keep.fn", "filter-without-responses"),
     "bounds that cross": (
         "keep: {op: filter, lower: 0.9, upper: 0.1} #!",
         "keep.lower",
-        "no mean is above 0.9 and below 0.1",
+        "crossed-bounds",
     ),
-    "arguments of nobody": ("keep: {op: filter, args: {share: 0.5}} #!", "keep.args", "there is no `fn`"),
+    "arguments of nobody": ("keep: {op: filter, args: {share: 0.5}} #!", "keep.args", "unused-args"),
     "two judges": (
         "keep: {op: filter, fn: 'rules:mixed', lower: 0.1, upper: 0.9} #!",
         "keep.lower",
-        "they have no effect; take `lower` and `upper` out",
+        "option-without-effect",
     ),
     "a wrong argument": (
         "keep: {op: filter, fn: 'rules:mixed', args: {part: 0.5}} #!",
         "keep.fn",
-        "the rule rules:mixed has no parameter 'part'",
+        "invalid-filter",
     ),
     "columns by no name": (
         "keep: {op: filter, fn: 'rules:of_anything'} #!",
         "keep.fn",
-        "takes **columns; columns are given by name",
+        "invalid-filter",
     ),
-    "no column": ("keep: {op: filter, fn: 'rules:of_nothing'} #!", "keep.fn", "takes no column"),
-    "no such rule": ("keep: {op: filter, fn: 'rules:mixt'} #!", "keep.fn", "did you mean `mixed`?"),
+    "no column": ("keep: {op: filter, fn: 'rules:of_nothing'} #!", "keep.fn", "invalid-filter"),
+    "no such rule": ("keep: {op: filter, fn: 'rules:mixt'} #!", "keep.fn", "invalid-filter"),
     "rounds that are too small": (
         "keep: {op: filter, prompts_per_round: 2, max_rounds: 3} #!",
         "keep.prompts_per_round",
-        "3 rounds of 2 prompts do not make a step of 8 (data.prompts_per_step)",
+        "too-few-prompts",
     ),
-    "a name for what it writes": ("keep: {op: filter, write: kept} #!", "keep.write", "the op writes no column"),
+    "a name for what it writes": ("keep: {op: filter, write: kept} #!", "keep.write", "wrong-number-of-columns"),
 }
 
 
@@ -76,21 +76,25 @@ def test_what_makes_no_sense_is_refused(project, case) -> None:
 def test_a_column_that_a_rule_wants_and_nobody_writes_is_told(project) -> None:
     project.write("unknown_rules.py", "def keep(score):\n    return True\n")
     path = with_filter(project, "keep: {op: filter, fn: 'unknown_rules:keep'} #!")
-    project.assert_problem(path, "nodes.keep", "column `score` is read by `keep`")
+    project.assert_problem(path, "nodes.keep", "missing-column")
 
 
 def test_a_second_filter_is_refused(project) -> None:
     path = with_filter(project, "keep: {op: filter}", "again: {op: filter, lower: 0.5} #!")
-    project.assert_problem(path, "nodes.again", "a step is chosen once, and `keep` does that")
+    project.assert_problem(path, "nodes.again", "several-filters")
 
 
 def test_a_single_response_differs_from_nothing(project) -> None:
     edits = {"n: 4": "n: 1", "estimator: grpo": "estimator: reinforce_plus_plus"}
     path = with_filter(project, "keep: {op: filter} #!", **edits)
-    project.assert_problem(path, "nodes.keep", "so that no group would pass", "`lower` and `upper` alone")
+    project.assert_problem(
+        path,
+        "nodes.keep",
+        "group-too-small",
+    )
     check_file(with_filter(project, "keep: {op: filter, lower: 0.1}", **edits))
     path = with_filter(project, "keep: {op: filter, lower: 0.1, min_std: 0} #!", **edits)
-    project.assert_problem(path, "nodes.keep.min_std", "so that no group would pass")
+    project.assert_problem(path, "nodes.keep.min_std", "group-too-small")
 
 
 def test_an_update_in_pieces_has_nothing_to_begin_with(project) -> None:
@@ -110,8 +114,7 @@ def test_over_sampling_begins_more_than_a_round_takes(project) -> None:
     project.assert_problem(
         path,
         "nodes.rollout.over_sampling_batch_size",
-        "12 prompts are not more than a round takes (prompts_per_round = 16)",
-        "choose more, such as 20",
+        "over-sampling-too-small",
     )
     check_file(path, ["nodes.keep.prompts_per_round=10"])
 

@@ -21,22 +21,22 @@ def test_right_ones_pass(project):
 
 
 CASES = {
-    "nobody": ("{op: judge, prompt: '{response}'}", "nodes.reward", "nobody is asked; name an `engine`"),
-    "two": (ENDPOINT + ", engine: wise}", "nodes.reward", "two are asked; name an `engine`"),
+    "nobody": ("{op: judge, prompt: '{response}'}", "nodes.reward", "judge-source"),
+    "two": (ENDPOINT + ", engine: wise}", "nodes.reward", "judge-source"),
     "no model": (
         "{op: judge, endpoint: 'http://judge:8000/v1', prompt: '{response}'}",
         "nodes.reward.endpoint",
-        "nobody says which of its models is asked; add `model: NAME`",
+        "judge-model",
     ),
     "a key for an engine": (
         ENGINE + ", api_key_env: KEY}",
         "nodes.reward.api_key_env",
-        "only a judge at an endpoint has this; take it out",
+        "option-without-effect",
     ),
     "a template for an endpoint": (
         ENDPOINT + ", chat_template_kwargs: {}}",
         "nodes.reward.chat_template_kwargs",
-        "only a judge at an engine has this; take it out",
+        "option-without-effect",
     ),
     "a trainer": (
         ENGINE.replace("wise", "actor") + "}",
@@ -51,63 +51,63 @@ CASES = {
     "too long": (
         ENGINE.replace("max_prompt_tokens: 64", "max_prompt_tokens: 60000") + "}",
         "nodes.reward.max_prompt_tokens",
-        "a question of 60000 tokens and a reply of 8 (sampling.max_new_tokens) exceed the model's",
+        "sample-too-long",
     ),
     "blind": (
         ENDPOINT.replace("Rate {response}.", "Rate {prompt}.") + "}",
         "nodes.reward.prompt",
-        "the judge would never see the response; write {response} where it goes",
+        "judge-without-response",
     ),
     "no expression": (
         ENDPOINT + ", parser: 'score: (\\d'}",
         "nodes.reward.parser",
-        "it is no regular expression: missing ), unterminated subpattern",
+        "invalid-parser",
     ),
-    "no module": (ENDPOINT + ", parser: 'gone:f'}", "nodes.reward.parser", "there is no module 'gone'"),
+    "no module": (ENDPOINT + ", parser: 'gone:f'}", "nodes.reward.parser", "invalid-parser"),
     "a parser that is deaf": (
         ENDPOINT + ", parser: 'own_reading:deaf'}",
         "nodes.reward.parser",
-        "the parser own_reading:deaf does not take `reply`",
+        "invalid-parser",
     ),
     "a parser and scores": (
         ENDPOINT + ", parser: 'own_reading:read', scores: {a: 1}}",
         "nodes.reward.scores",
-        "`own_reading:read` returns the score itself; take one of the two out",
+        "option-without-effect",
     ),
     "top_k": (
         ENDPOINT + ", sampling: {max_new_tokens: 8, top_k: 0}}",
         "nodes.reward.sampling.top_k",
-        "0 tokens to draw from",
+        "invalid-top-k",
     ),
     "half an address": (
         ENDPOINT.replace("judge:8000", "[") + "}",
         "nodes.reward.endpoint",
-        "it is no address: Invalid IPv6 URL",
+        "invalid-address",
     ),
     "no host": (
         ENDPOINT.replace("judge:8000", "") + "}",
         "nodes.reward.endpoint",
-        "the address names no host",
+        "invalid-address",
     ),
     "a password": (
         ENDPOINT.replace("http://judge", "http://me:secret@judge") + "}",
         "nodes.reward.endpoint",
-        "the address holds more than a place, and the run folder shows it",
+        "secret-in-address",
     ),
     "a key in the address": (
         ENDPOINT.replace("/v1", "/v1?key=secret") + "}",
         "nodes.reward.endpoint",
-        "the address holds more than a place, and the run folder shows it",
+        "secret-in-address",
     ),
     "an address": (
         ENDPOINT.replace("http://", "") + "}",
         "nodes.reward.endpoint",
-        "an address begins with http:// or https://",
+        "invalid-value",
     ),
     "a key itself": (
         ENDPOINT + ", api_key_env: sk-1234}",
         "nodes.reward.api_key_env",
-        "it is the name of an environment variable, not what it holds",
+        "invalid-value",
     ),
     "scores that are no numbers": (ENDPOINT + ", scores: {a: b}}", "nodes.reward.scores.a", "number"),
 }
@@ -131,19 +131,16 @@ def test_a_classifier_is_asked_by_another_op(project):
 def test_what_may_be_a_mistake_is_a_warning(project, monkeypatch):
     monkeypatch.delenv("JUDGE_KEY", raising=False)
     node = ENDPOINT.replace("Rate {response}.", "Rate {response} of {promt}.") + ", api_key_env: JUDGE_KEY}"
-    told = [warning.message for warning in check_file(project.pipeline((REWARD, node))).warnings]
-    assert told == [
-        "the environment variable JUDGE_KEY is not set here; set it where the run's workers start",
-        "there is no field {promt}, so it stays as it is; did you mean `prompt`?",
+    place = "nodes.reward"
+    assert project.warnings((REWARD, node)) == [
+        (f"{place}.api_key_env", "unset-variable"),
+        (f"{place}.prompt", "unknown-field"),
     ]
 
 
 def test_a_policy_may_judge_itself_and_that_is_told(project):
-    checked = check_file(project.pipeline((REWARD, ENGINE.replace("wise", "generator") + "}")))
-    assert [warning.message for warning in checked.warnings] == [
-        "`generator` follows `actor`, so that the policy judges itself, by another measure in each step; for a judge "
-        "that stays as it is, add an engine that follows none"
-    ]
+    edit = (REWARD, ENGINE.replace("wise", "generator") + "}")
+    assert project.warnings(edit) == [("nodes.reward.engine", "moving-judge")]
 
 
 def test_one_at_an_endpoint_runs_on_the_host(project):

@@ -8,27 +8,27 @@ RUN = "run: {steps: 10}"
 @pytest.mark.parametrize(
     ("profile", "place", "fragment"),
     [
-        ("steps: [2, 11]", "steps[1]", "the run ends with step 10 (run.steps), before step 11; name a step up to 10"),
-        ("steps: [2], nodes: [updat]", "nodes[0]", "there is no node `updat`; did you mean `update`?"),
+        ("steps: [2, 11]", "steps[1]", "unknown-step"),
+        ("steps: [2], nodes: [updat]", "nodes[0]", "unknown-node"),
         (
             "steps: [2], nodes: [reward]",
             "nodes[0]",
-            "`reward` runs on the host, and only nodes on engines are profiled",
+            "unknown-node",
         ),
         (
             "steps: [2], ranks: [0, 2]",
             "ranks[1]",
-            "no engine has a rank 2, for they count from 0 and the largest has 2",
+            "unknown-rank",
         ),
         (
             "steps: [2], tool: nsys",
             "tool",
-            "nsys looks at GPUs, and engine generator is on CPU slots; say tool: torch",
+            "profile-without-gpu",
         ),
         (
             "steps: [2], tool: nsys, nodes: [reward]",
             "nodes[0]",
-            "`reward` runs on the host, and only nodes on engines are profiled",
+            "unknown-node",
         ),
     ],
 )
@@ -46,7 +46,7 @@ def test_nsys_records_no_source_lines(project):
         ("rollout: {cpus_per_node: 1}", "rollout: {gpus_per_node: 1}"),
         (RUN, f"{RUN}\nprofile: {{steps: [2], tool: nsys, with_stack: true}} #!"),
     )
-    project.assert_problem(path, "profile.with_stack", "only the torch profiler records that; take it out")
+    project.assert_problem(path, "profile.with_stack", "option-without-effect")
 
 
 @pytest.mark.parametrize("group", ["train", "rollout"])
@@ -58,7 +58,7 @@ def test_nsys_needs_gpus_of_the_nodes_that_are_profiled_only(project, group):
     if group == "train":
         check_file(path)
         return
-    project.assert_problem(path, "profile.tool", "engine reference is on CPU slots; say tool: torch")
+    project.assert_problem(path, "profile.tool", "profile-without-gpu")
     check_file(path, ["profile.nodes=[rollout]"])
 
 

@@ -9,24 +9,22 @@ CASES = {
     "no more than needed": (
         "over_sampling_batch_size: 8",
         "over_sampling_batch_size",
-        "8 prompts are not more than a step needs (data.prompts_per_step = 8)",
-        "choose more, such as 10, or take it out",
+        "over-sampling-too-small",
     ),
     "nothing to carry": (
         "partial_rollout: true",
         "partial_rollout",
-        "no response is ever left unfinished",
-        "set `over_sampling_batch_size` to more prompts than a step needs",
+        "partial-without-over-sampling",
     ),
     "mask of nothing": (
         "over_sampling_batch_size: 9, mask_offpolicy_in_partial_rollout: true",
         "mask_offpolicy_in_partial_rollout",
-        "without `partial_rollout: true` no response has tokens of an earlier step",
+        "option-without-effect",
     ),
     "age of nothing": (
         "partial_rollout_max_age: 2",
         "partial_rollout_max_age",
-        "without `partial_rollout: true` no response has tokens of an earlier step",
+        "option-without-effect",
     ),
 }
 
@@ -40,7 +38,7 @@ def test_what_makes_no_sense_is_refused(project, case) -> None:
 
 def test_a_mistaken_size_is_told_once(project) -> None:
     path = project.pipeline((ROLLOUT, f"{ROLLOUT[:-1]}, over_sampling_batch_size: 0, partial_rollout: true}} #!"))
-    project.assert_problem(path, "nodes.rollout.over_sampling_batch_size")
+    project.assert_problem(path, "nodes.rollout.over_sampling_batch_size", "invalid-value")
 
 
 def test_a_node_that_does_not_wait_for_the_rollout_is_refused_where_prompts_are_left_out(project) -> None:
@@ -60,8 +58,7 @@ def test_a_node_that_does_not_wait_for_the_rollout_is_refused_where_prompts_are_
     project.assert_problem(
         project.pipeline(over, (old, early)),
         "nodes.difficulty",
-        "it works on the prompts before `rollout` has sampled them",
-        "let it read a column of the rollout, such as `finish_reason`, too",
+        "reads-unsampled-prompts",
     )
     check_file(project.pipeline((old, early)))
     check_file(project.pipeline(over, (old, early.replace("early", "late"))))
@@ -77,7 +74,6 @@ def test_samples_of_another_policy_are_odd(project):
     second = ("  reference: {", "  second: {backend: megatron, group: train, optimizer: {lr: 1e-3}}\n  reference: {")
     both = (second, ("run: {steps: 10}", "  learn: {op: update, engine: second}\nrun: {steps: 10}"))
     (warning,) = check_file(project.pipeline(*both)).warnings
-    assert warning.place == "nodes.learn"
-    assert warning.message.startswith("`second` learns from samples of `actor`, whose weights `rollout` draws with")
+    assert (warning.place, warning.code) == ("nodes.learn", "foreign-samples")
     own = [both[0], (both[1][0], both[1][1].replace("second}", "second, read: {old_logprob: rollout_logprob}}"))]
     assert check_file(project.pipeline(*own)).warnings == ()

@@ -42,27 +42,27 @@ def test_a_second_rollout_has_the_rows_of_the_first(project, second: str) -> Non
 @pytest.mark.parametrize(
     ("second", "place", "fragments"),
     [
-        (BEHIND + ", n: 2", "second.n", ("behind `rollout` and answers each of its rows once", "take `n` out")),
-        (SECOND + "n: 2", "second.n", ("`rollout` samples 4 responses to each prompt", "set `n: 4`")),
+        (BEHIND + ", n: 2", "second.n", ("different-rows",)),
+        (SECOND + "n: 2", "second.n", ("different-rows", "set `n: 4`")),
         (
             BEHIND + ", over_sampling_batch_size: 16",
             "second.over_sampling_batch_size",
-            ("works where there is one rollout, and there are 2", "take it out"),
+            ("several-rollouts", "remove it"),
         ),
         (
             SECOND + "n: 4, partial_rollout: true",
             "second.partial_rollout",
-            ("works where there is one rollout, and there are 2", "take it out"),
+            ("several-rollouts", "remove it"),
         ),
         (
             SECOND + "n: 4, max_prompt_tokens: 9",
             "second.max_prompt_tokens",
-            ("the prompts are those of the data set", "take it out"),
+            ("option-without-effect", "remove it"),
         ),
         (
             BEHIND + ", read_from: [rolout]",
             "second.read_from[0]",
-            ("no other node `rolout`", "did you mean `rollout`?"),
+            ("unknown-node", "did you mean `rollout`?"),
         ),
     ],
     ids=["often", "seldom", "over-sampling", "partial", "prompts of the data", "no such node"],
@@ -76,7 +76,7 @@ def test_the_leading_rollout_says_how_often_validation_prompts_are_answered(proj
     often = "max_new_tokens: 8}, val_n: 3, val_sampling: {max_new_tokens: 8}}"
     text = path.read_text().replace("max_new_tokens: 8}}", often, 1)
     path.write_text(text)
-    project.assert_problem(path, "nodes.second.val_n", "`rollout` says how many responses a validation prompt has, 3")
+    project.assert_problem(path, "nodes.second.val_n", "different-rows")
     for right in ("val_n: 1", "val_n: 3"):
         path.write_text(text.replace("val_n: 2", right))
         check_file(path)

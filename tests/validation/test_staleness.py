@@ -71,7 +71,7 @@ def test_weights_in_flight_are_no_matter_to_an_engine_that_only_judges(project):
     overrides = ["schedule={max_staleness: 1, in_flight_weight_update: true}", CORRECTED, judge]
     wise = "engines.wise={backend: hf, group: rollout, weights_from: actor}"
     told = warnings(project, *overrides, wise, SGLANG % ", weight_sync: {pause: in_place}")
-    assert [each.partition(", so that")[0] for each in told] == ["`wise` follows `actor`"]
+    assert [each.partition(", so ")[0] for each in told] == ["`wise` has the weights of `actor`"]
 
 
 @pytest.mark.parametrize("given", [True, False])

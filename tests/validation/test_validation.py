@@ -26,7 +26,7 @@ def run(extra: str) -> tuple[str, str]:
 
 def test_validation_without_prompts(project):
     path = project.pipeline(("run: {steps: 10}", "run: {steps: 10, validate_every: 5} #!"))
-    project.assert_problem(path, "run.validate_every", "there are no validation prompts; add `val:` under `data`")
+    project.assert_problem(path, "run.validate_every", "missing-validation-set")
 
 
 def test_several_sets_are_files_of_their_own(project, row):
@@ -42,16 +42,16 @@ def test_several_sets_are_files_of_their_own(project, row):
 
 def test_a_set_whose_file_is_missing_is_named(project):
     path = project.pipeline((SETS[0], SETS[1] + " #!"))
-    project.assert_problem(path, "data.val.more", "more.parquet does not exist")
+    project.assert_problem(path, "data.val.more", "wrong-data-file")
 
 
 @pytest.mark.parametrize(
     ("sets", "place", "fragment"),
     [
-        ("{}", "data.val", "is empty; it needs at least one entry"),
-        ("{AIME: a.parquet}", "data.val.AIME", "is not a name that can stand here; begin with a lower-case letter"),
-        ("{aime: 3}", "data.val.aime", "expected text, got 3"),
-        ("[a.parquet]", "data.val", "expected text or a mapping, got a list"),
+        ("{}", "data.val", "invalid-value"),
+        ("{AIME: a.parquet}", "data.val.AIME", "invalid-value"),
+        ("{aime: 3}", "data.val.aime", "invalid-value"),
+        ("[a.parquet]", "data.val", "invalid-value"),
     ],
 )
 def test_sets_that_are_none(project, sets, place, fragment):
@@ -61,7 +61,7 @@ def test_sets_that_are_none(project, sets, place, fragment):
 
 def test_several_responses_need_a_temperature(project):
     path = project.pipeline(VAL, (SAMPLING, rollout("val_n: 4")[1] + " #!"))
-    message = "4 responses drawn with temperature 0 are all the same; add `val_sampling` with a temperature"
+    message = "greedy-samples"
     project.assert_problem(path, "nodes.rollout.val_n", message)
     cold = rollout("val_n: 4, val_sampling: {max_new_tokens: 8, temperature: 0}")[1]
     project.assert_problem(project.pipeline(VAL, (SAMPLING, cold + " #!")), "nodes.rollout.val_n", message)
@@ -73,10 +73,10 @@ def test_several_responses_need_a_temperature(project):
     [
         (
             "maths",
-            "there is no way `maths` to find answers (your own is written `module:function`); did you mean `math`?",
+            "invalid-vote",
         ),
-        ("no_such_votes:vote", "there is no module 'no_such_votes'"),
-        ("votes:pair", "is called with a response and nothing else"),
+        ("no_such_votes:vote", "invalid-vote"),
+        ("votes:pair", "invalid-vote"),
     ],
 )
 def test_votes_that_cannot_be_counted(project, vote, fragment):
@@ -94,16 +94,16 @@ def best(metric: str, more: str = "save_every: 5") -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("metric", "fragment"),
     [
-        ("val/mean@4", "with 1 responses to a validation prompt there is no `mean@4`; did you mean `mean@1`?"),
-        ("val/maj@2", "there is no `maj@2`"),
-        ("val/sums/pass@2", "there is no `pass@2`"),
-        ("val/accuracy", "no validation writes `val/accuracy`; choose from: val/data/dropped_prompts"),
-        ("val/reward", "no validation writes `val/reward`; did you mean `val/reward/mean` or `val/reward/std`?"),
-        ("val/reward/form", "no validation writes `val/reward/form`; did you mean `val/reward/"),
-        ("val/rewards/mean", "no validation writes `val/rewards/mean`; did you mean `val/reward/mean`?"),
-        ("val/turns/mean", "no validation writes `val/turns/mean`"),
-        ("val/loss/sft", "no validation writes `val/loss/sft`"),
-        ("val/grad_norm", "no validation writes `val/grad_norm`"),
+        ("val/mean@4", "unknown-metric"),
+        ("val/maj@2", "unknown-metric"),
+        ("val/sums/pass@2", "unknown-metric"),
+        ("val/accuracy", "unknown-metric"),
+        ("val/reward", "unknown-metric"),
+        ("val/reward/form", "unknown-metric"),
+        ("val/rewards/mean", "unknown-metric"),
+        ("val/turns/mean", "unknown-metric"),
+        ("val/loss/sft", "unknown-metric"),
+        ("val/grad_norm", "unknown-metric"),
     ],
 )
 def test_a_metric_that_no_validation_has(project, metric, fragment):
@@ -112,7 +112,7 @@ def test_a_metric_that_no_validation_has(project, metric, fragment):
 
 def test_several_sets_have_metrics_of_their_own(project, row):
     project.write_rows("more.parquet", [row])
-    message = "each validation set has a metric of its own; choose from: val/sums/mean@1, val/more/mean@1"
+    message = "unknown-metric"
     project.assert_problem(project.pipeline(SETS, best("val/mean@1")), "run.keep_best.metric", message)
     form = (
         "  reward: {op: reward, fn: exact}",
@@ -124,15 +124,13 @@ def test_several_sets_have_metrics_of_their_own(project, row):
 
 
 def test_the_best_has_to_be_saved_and_measured(project):
-    message = "no step is both saved and validated, so that none is the best; set `run.save_every` to a multiple of"
+    message = "unmeasured-metric"
     edit = ("run: {steps: 10}", "run: {steps: 10, validate_every: 3, keep_best: {}} #!")
     project.assert_problem(project.pipeline(VAL, edit), "run.keep_best", message)
     edit = ("run: {steps: 10}", "run: {steps: 10, validate_every: 3, save_every: 4, keep_best: {}} #!")
     project.assert_problem(project.pipeline(VAL, edit), "run.keep_best", message)
     edit = ("run: {steps: 10}", "run: {steps: 10, save_every: 4, keep_best: {}} #!")
-    project.assert_problem(
-        project.pipeline(VAL, edit), "run.keep_best.metric", "`val/reward/mean` is never measured; set `run.validate_ev"
-    )
+    project.assert_problem(project.pipeline(VAL, edit), "run.keep_best.metric", "unmeasured-metric")
     for right in ("validate_every: 5", "validate_every: 3, save_every: 2", "validate_every: 2, save_every: 6"):
         check_file(project.pipeline(VAL, ("run: {steps: 10}", f"run: {{steps: 10, {right}, keep_best: {{}}}}")))
 

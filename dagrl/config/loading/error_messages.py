@@ -14,7 +14,15 @@ from dagrl.config.errors import Place, nearest, shown, suggest
 from dagrl.config.schema import Pipeline, Section
 
 MOST_FAULTS = 100
-_YAML_WORDS = {"an object": "a mapping", "a valid dictionary": "a valid mapping", "a valid array": "a valid list"}
+_YAML_WORDS = {
+    **dict.fromkeys(("an object", "a valid dictionary"), "a mapping"),
+    "a valid array": "a list",
+    "a valid string": "text",
+    "a valid boolean": "true or false",
+    "a valid integer": "an integer",
+    "a valid number": "a number",
+}
+"""Pydantic's words for JSON, and those for YAML."""
 _OWN = " (write your own as `module:function`)"
 
 
@@ -80,7 +88,7 @@ def _fault(place: Place, several: list[ErrorDetails], tree: dict[str, Any]) -> F
             own = _OWN if len(several) > 1 else ""
             message = f"{shown(details['input'])} is not one of the options{own}; {suggest(str(value), options)}"
             return Fault(place, "unknown-option", message)
-    wanted = " or ".join(dict.fromkeys(_wanted(each) for each in several))
+    wanted = " or ".join(dict.fromkeys(_wanted(each) for each in several)).replace(" or be ", " or ")
     return Fault(place, "invalid-value", f"got {shown(value)}; it must {wanted}")
 
 

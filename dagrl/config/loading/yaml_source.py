@@ -260,7 +260,9 @@ class _Builder:
         self._allowance.check_level(line, self._level + len(self._open) + 1)
         self._allowance.take(line, characters=len(node.value) if isinstance(node, yaml.ScalarNode) else 0)
         if any(node is other for other in self._open):
-            return self._broken(node, place, "an alias (`*name`) contains itself; write out the value")
+            # The alias has no node of its own; its key has a position.
+            line = self._document.positions[place].line
+            return self._broken(node, place, "an alias (`*name`) contains itself; write out the value", line)
         if node.tag not in (_PLAIN if isinstance(node, yaml.ScalarNode) else _NESTED):
             return self._wrong_tag(node, place)
         if isinstance(node, yaml.ScalarNode):
@@ -348,8 +350,9 @@ class _Builder:
         tag = node.tag.removeprefix(_STANDARD)
         return self._broken(node, place, f"cannot be read as `{tag}`; write a plain value without a `!` tag")
 
-    def _broken(self, node: yaml.Node, place: Place, message: str) -> Any:
-        self._problem(node, place, message, "unreadable-value")
+    def _broken(self, node: yaml.Node, place: Place, message: str, line: int | None = None) -> Any:
+        line = line or node.start_mark.line + 1
+        self._document.problems.append(Problem(self._file, line, dotted(place), message, "unreadable-value"))
         self._document.broken.add(place)
 
     def _problem(self, node: yaml.Node, place: Place | None, message: str, code: str = "unreadable-key") -> None:

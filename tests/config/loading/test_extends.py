@@ -79,14 +79,14 @@ def test_each_problem_names_the_file_that_it_is_in(project):
 @pytest.mark.parametrize(
     ("entry", "place", "message"),
     [
-        ("gone", "extends[1]", "there is no template `gone`; choose from: "),
-        ("./gone.yaml", "extends[1]", "there is no file "),
-        ("7", "extends[1]", "expected a template's name or a file's path, got 7; write `extends: NAME`"),
-        ("null", "extends[1]", "expected a template's name or a file's path, got null; write `extends: NAME`"),
+        ("gone", "extends[1]", "unknown-template"),
+        ("./gone.yaml", "extends[1]", "unknown-template"),
+        ("7", "extends[1]", "unknown-template"),
+        ("null", "extends[1]", "unknown-template"),
         ("a" * 5000, "extends[1]", "'aaaaaaaaaaaaaaa"),
-        ("off", "extends[1]", "a bare `off` can mean two things"),
-        ("./child.yaml", "extends[1]", "the files extend each other in a circle ("),
-        ("other", "extends", "the files extend each other in a circle ("),
+        ("off", "extends[1]", "unreadable-value"),
+        ("./child.yaml", "extends[1]", "unknown-template"),
+        ("other", "extends", "unknown-template"),
     ],
 )
 def test_an_entry_that_cannot_be_had_is_told_alone_with_its_line(project, entry, place, message):
@@ -103,9 +103,9 @@ def test_an_entry_that_cannot_be_had_is_told_alone_with_its_line(project, entry,
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ("", "expected a template's name or a file's path, got null; write `extends: NAME`"),
-        ("off", "a bare `off` can mean two things"),
-        (r'"\ud800"', "holds half of a character"),
+        ("", "unknown-template"),
+        ("off", "unreadable-value"),
+        (r'"\ud800"', "unreadable-value"),
     ],
 )
 def test_what_a_parent_that_is_not_named_may_have_held_is_not_called_missing(project, said, message):
@@ -120,10 +120,10 @@ def test_what_a_parent_that_is_not_named_may_have_held_is_not_called_missing(pro
 @pytest.mark.parametrize(
     ("path", "remedy"),
     [
-        ("run.steps=3", "the pipeline's file comes first, and KEY=VALUE behind it"),
-        ("tiny_grpo", "the template of this name is "),
-        ("a" * 5000, "cannot be read"),
-        ("gone.yaml", "does not exist; check the path"),
+        ("run.steps=3", "unreadable-file"),
+        ("tiny_grpo", "unreadable-file"),
+        ("a" * 5000, "unreadable-file"),
+        ("gone.yaml", "unreadable-file"),
     ],
 )
 def test_a_path_to_nowhere_says_what_may_have_been_meant(path, remedy):
@@ -144,10 +144,10 @@ class TestNulls:
     @pytest.mark.parametrize(
         ("said", "place", "message"),
         [
-            ("foo:", "foo", "unknown key `foo`; choose from: name, model"),
-            ("nodes: {rollout: {samplng: null}}", "nodes.rollout.samplng", "did you mean `sampling`?"),
-            ("nodes: {update: {loss: {kl_coeff: null}}}", "nodes.update.loss.kl_coeff", "did you mean `kl_coef`?"),
-            ("engines: {actor: {parallel: {tp: null}}}", "engines.actor.parallel.tp", "unknown key `tp`; choose"),
+            ("foo:", "foo", "unknown-key"),
+            ("nodes: {rollout: {samplng: null}}", "nodes.rollout.samplng", "unknown-key"),
+            ("nodes: {update: {loss: {kl_coeff: null}}}", "nodes.update.loss.kl_coeff", "unknown-key"),
+            ("engines: {actor: {parallel: {tp: null}}}", "engines.actor.parallel.tp", "unknown-key"),
         ],
     )
     def test_of_a_misspelt_key_are_told(self, project, said, place, message):
@@ -164,8 +164,8 @@ def test_a_node_of_a_misspelt_name_is_told_the_right_one(project):
     with pytest.raises(PipelineError) as caught:
         load_pipeline(child)
     assert [(problem.place, problem.message) for problem in caught.value.problems] == [
-        ("nodes.rolout.op", "the key is missing; add `op:`, or say `rollout` if you mean that"),
-        ("engines.judge.backend", "the key is missing; add `backend:`, or take `judge` out"),
+        ("nodes.rolout.op", "the key is missing; add `op:`, or rename `rolout` to `rollout`"),
+        ("engines.judge.backend", "the key is missing; add `backend:`, or remove `judge`"),
     ]
 
 
@@ -174,16 +174,18 @@ def test_what_a_template_has_too_much_of_is_taken_away_with_null(project):
     child = project.write("child.yaml", f"extends: {inherited}\n")
     (problem,) = project.problems(child)
     assert problem.file == str(inherited)
-    assert problem.message.endswith("; take it out, or write `baseline: null` in child.yaml")
+    assert problem.message.endswith("; remove it, or write `baseline: null` in child.yaml")
     child.write_text(f"extends: {inherited}\nnodes: {{advantage: {{baseline: null}}}}\n")
     check_file(child)  # nothing is left to be told
     (problem,) = project.problems(inherited)
-    assert problem.message.endswith("; take it out")
+    assert problem.message.endswith("; remove it")
 
 
 def test_keys_of_a_templates_other_backend_are_taken_away_with_null(project):
     inherited = project.pipeline(("backend: hf,", "backend: hf, max_batch_size: 8,"))
     child = project.write("child.yaml", f"extends: {inherited}\nengines: {{generator: {{backend: sglang}}}}\n")
     (problem,) = project.problems(child)
-    message = "is for other kinds of engines; take it out, or write `max_batch_size: null` in child.yaml"
+    message = (
+        "`max_batch_size` belongs to other kinds of engines; remove it, or write `max_batch_size: null` in child.yaml"
+    )
     assert (problem.place, problem.message) == ("engines.generator.max_batch_size", message)

@@ -79,8 +79,8 @@ class TestExtends:
         parent = project.pipeline(("max_prompt_tokens: 16", "max_prompt_tokens: many"))
         child = project.write("child.yaml", "extends: p\nrun:\n  steps: few\n")
         assert problems(child) == [
-            f"{child}:3: run.steps: expected a whole number, got 'few'; write digits without quotes",
-            f"{parent}:8: data.max_prompt_tokens: expected a whole number, got 'many'; write digits without quotes",
+            f"{child}:3: run.steps: got 'few'; it must be an integer",
+            f"{parent}:8: data.max_prompt_tokens: got 'many'; it must be an integer",
         ]
 
     def test_paths_are_relative_to_the_file_that_says_them(self, project):
@@ -112,8 +112,7 @@ class TestExtends:
         one = project.write("one.yaml", "extends: two\n")
         two = project.write("two.yaml", "extends: one\n")
         assert problems(one) == [
-            f"{two}:1: extends: the files extend each other in a circle ({one} -> {two} -> {one}); "
-            "take one `extends` out"
+            f"{two}:1: extends: the files extend each other in a circle ({one} -> {two} -> {one}); remove one `extends`"
         ]
 
     def test_faults_of_all_files_of_the_chain_are_told(self, project, base):
@@ -133,7 +132,7 @@ class TestOverrides:
             "data.shuffle=false",
             "name=007",
         ]
-        with pytest.raises(PipelineError, match="override name=007: expected text, got 7"):
+        with pytest.raises(PipelineError, match="override name=007: got 7; it must be text"):
             load_pipeline(path, overrides)
         pipeline = load_pipeline(path, overrides[:-1]).pipeline
         assert pipeline.engines["actor"].optimizer["lr"] == 3e-6
@@ -159,21 +158,21 @@ class TestOverrides:
         [
             ("run.stepz=3", "unknown key `stepz`; did you mean `steps`?"),
             ("rum.steps=3", "unknown key `rum`; did you mean `run`?"),
-            ("run.steps=abc", "expected a whole number, got 'abc'; write digits without quotes"),
-            ("run.steps=0", "must be at least 1, got 0; choose a number that is at least 1"),
+            ("run.steps=abc", "got 'abc'; it must be an integer"),
+            ("run.steps=0", "got 0; it must be greater than or equal to 1"),
             ("engines.acto.group=train", "there is no engine `acto`; did you mean `actor`?"),
             ("run.steps", "is not KEY=VALUE; write for example `run.steps=10`"),
             ("run..steps=1", "is not KEY=VALUE; write for example `run.steps=10`"),
-            ("run.steps=", "there is no value; write `KEY=null` to take the key away"),
+            ("run.steps=", "there is no value; write `KEY=null` to remove the key"),
             ("run.steps=*", "the value is not valid YAML; put it in quotes if it is text"),
             (
                 "groups.train={nodes:",
-                "the brackets are not closed; put quotes around the whole override, for the shell parts it at spaces",
+                "the brackets are not closed; quote the whole override, because the shell splits it at spaces",
             ),
-            ("extends=grpo", "what a file extends is said in it; write a file that begins with `extends: NAME`"),
-            ('data.train="a\\0b"', "a path cannot hold a NUL character; take it out"),
-            ("run.steps.more=1", "`run.steps` has no keys of its own; override it as a whole"),
-            ("data.shuffle=no", "a bare `no` can mean two things; write `false`, or quotes for the word"),
+            ("extends=grpo", "only a file can extend others; write a file that begins with `extends: NAME`"),
+            ('data.train="a\\0b"', "a path cannot contain a NUL character; remove it"),
+            ("run.steps.more=1", "`run.steps` is not a section; override it as a whole"),
+            ("data.shuffle=no", "a bare `no` is ambiguous; write `false`, or quote the word"),
         ],
     )
     def test_mistakes_name_the_override(self, project, override, message):

@@ -65,12 +65,12 @@ def test_what_is_written_for_the_run_loads_with_the_same_sizes(load, tmp_path):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("data.prompts_per_step=8", "is given twice, as `prompts_per_node` and as `prompts_per_step`; keep one"),
-        ("nodes.update.mini_batch=8", "is given twice, as `mini_batch_per_node` and as `mini_batch`; keep one"),
-        ("data.prompts_per_node=many", "expected a whole number, got 'many'"),
+        ("data.prompts_per_step=8", "`prompts_per_node` and `prompts_per_step` are both set; keep one"),
+        ("nodes.update.mini_batch=8", "`mini_batch_per_node` and `mini_batch` are both set; keep one"),
+        ("data.prompts_per_node=many", "got 'many'; it must be an integer"),
         ("data.prompts_per_node=0", "prompts_per_node=0: "),
-        ("nodes.update.mini_batch_per_node=1.5", "expected a whole number"),
-        ("groups.train.nodes=x", "expected a whole number"),
+        ("nodes.update.mini_batch_per_node=1.5", "it must be an integer"),
+        ("groups.train.nodes=x", "it must be an integer"),
         ("nodes.update.engine=3", "engine=3: "),
     ],
 )
