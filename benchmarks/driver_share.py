@@ -1,4 +1,4 @@
-"""The driver's own share of a step, without Ray and in one process: who gets what, messages packed, answers noted.
+"""The driver's own share of a step, without Ray and in one process: dispatch, serialization, batch index.
 
     python benchmarks/driver_share.py [--json FILE]
 
@@ -28,14 +28,14 @@ from dagrl.config.schema import Pipeline
 from dagrl.data.prompt_file import PromptRow, write_prompts
 from dagrl.data.shards import shard_bounds
 from dagrl.graph.op_contracts import Scope
-from dagrl.orchestrator.steps.batch_index import Ledger
-from dagrl.orchestrator.steps.dispatch import portion, share_out
+from dagrl.orchestrator.steps.batch_index import BatchIndex
+from dagrl.orchestrator.steps.dispatch import dispatch, dispatch_chunk
 from dagrl.scheduler.commands import Run
 from dagrl.scheduler.placement import make_plan
 from dagrl.scheduler.plan import Plan, PlannedTask
 from dagrl.validation import check_file
-from dagrl.workers.messages import Block, Effort, Span
-from dagrl.workers.serialization import pack, parcel_bytes, unpack
+from dagrl.workers.messages import Block, Usage
+from dagrl.workers.serialization import deserialize, message_bytes, serialize
 
 SHAPES = [
     *(replace(BASE, generators=half, trainers=half) for half in (4, 16, 64)),
@@ -45,7 +45,7 @@ SHAPES = [
 ]
 _PORTION, _TOGETHER = 8, 2
 """Prompts that a server takes at a time, and that it tells of in one message."""
-_SPAN, _EFFORT = Span(0.0, 1.0), Effort(1, None, None, None)
+_USAGE = Usage(1, None, None, None)
 
 
 class Step:
@@ -54,7 +54,7 @@ class Step:
     def __init__(self, shape: Shape, pipeline: Pipeline, plan: Plan) -> None:
         self.shape, self.pipeline, self.plan = shape, pipeline, plan
         self.nbytes = 0
-        self._ledger = Ledger(shape.n, shape.shards)
+        self._batch = BatchIndex(shape.n, shape.shards)
         self._shards = tuple(range(shape.shards))
 
     def play(self) -> None:
@@ -73,34 +73,36 @@ class Step:
         for shard, (begin, end) in enumerate(shard_bounds(self.shape.samples, self.shape.n, self.shape.shards)):
             positions = np.arange(begin // self.shape.n, end // self.shape.n)
             block = self._block(np.arange(begin, end), shards=(shard,), positions=positions)
-            self._ledger.add_source(task.name, self._carried(block))
+            self._batch.add_source(task.name, self._transferred(block))
 
     def _rollout(self, task: PlannedTask) -> None:
-        self._ledger.expect(task.name)
+        self._batch.expect(task.name)
         run = Run(1, task.name, self._shards)
         for groups in batched(range(self.shape.prompts), _PORTION):
-            self._carried(portion(run, task, self._ledger, self.pipeline, groups, committed=0, begun={}))
+            self._transferred(dispatch_chunk(run, task, self._batch, self.pipeline, groups, committed=0, begun={}))
             for some in batched(groups, _TOGETHER):
-                rows = self._ledger.rows_of(some)
-                block = self._carried(self._block(rows, tokens=np.full(len(rows), self.shape.response_tokens)))
-                self._ledger.arrived(task.name, rows)
-                self._ledger.add(task.name, block)
+                rows = self._batch.rows_of(some)
+                block = self._transferred(self._block(rows, tokens=np.full(len(rows), self.shape.response_tokens)))
+                self._batch.arrived(task.name, rows)
+                self._batch.add(task.name, block)
 
     def _compute(self, task: PlannedTask, shards: tuple[int, ...]) -> None:
         executor, run = self.plan.executors[task.executor], Run(1, task.name, shards)
-        for work in share_out(run, task, executor, self._ledger, self.pipeline, position=0, committed=0):
-            for part in self._carried(work).parts:
+        for work in dispatch(run, task, executor, self._batch, self.pipeline, position=0, committed=0):
+            for part in self._transferred(work).parts:
                 block = self._block(part.rows, shards=(part.index,))
-                self._ledger.add(task.name, self._carried(block if task.outputs else replace(block, ref=None)))
+                self._batch.add(task.name, self._transferred(block if task.outputs else replace(block, ref=None)))
 
     def _block(self, rows: np.ndarray, **fields: Any) -> Block:
-        return Block(rows, ray.ObjectRef.from_random(), **{"tokens": None, "span": _SPAN, "effort": _EFFORT} | fields)
+        return Block(
+            rows, ray.ObjectRef.from_random(), **{"tokens": None, "start": 0.0, "end": 1.0, "usage": _USAGE} | fields
+        )
 
-    def _carried[Message](self, message: Message) -> Message:
+    def _transferred[Message](self, message: Message) -> Message:
         """The message as the other side gets it."""
-        parcel = pack(message)
-        self.nbytes += parcel_bytes(*parcel)
-        return unpack(*parcel)
+        data = serialize(message)
+        self.nbytes += message_bytes(*data)
+        return deserialize(*data)
 
 
 def main() -> None:

@@ -24,8 +24,7 @@ from dagrl.backends.hf.section import HfEngineSpec
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
 from dagrl.ops.base import Output, Part
-from dagrl.scheduler.weight_route import WeightRoute
-from dagrl.workers.messages import Effort, Handed, StartEngine, Take, TaskWork
+from dagrl.workers.messages import SendResult, StartEngine, TaskWork, UpdateWeightsRequest, Usage
 from dagrl.workers.worker import Worker
 
 TIMINGS = "timings.json"
@@ -34,6 +33,7 @@ _STANDS_FOR = (
     "dagrl.workers.engine_factory",
     "dagrl.workers.meter",
     "dagrl.workers.profiling",
+    "dagrl.workers.weight_transfer",
     "dagrl.algorithms.objective",
 )
 
@@ -66,28 +66,12 @@ class Timings:
 
 
 class TimedWorker(Worker):
-    """A worker whose engine waits. Sending and receiving weights is the engines' work too."""
+    """A worker whose engine waits: this module replaces the modules that need torch."""
 
-    def start(self, setup: StartEngine) -> None:
-        """See `Worker.start`."""
-        assert setup.folder is not None, "the benchmark writes a pipeline file"
-        self._timings = Timings.read(setup.folder)
+    def __init__(self) -> None:
+        super().__init__()
         for name in _STANDS_FOR:
             sys.modules[name] = sys.modules[__name__]
-        super().start(setup)
-        if setup.engine is not None and "torch" in sys.modules:
-            raise ValueError("a worker of timed engines has imported torch: its start and its memory are not measured")
-
-    def send_weights(self, follower: str, route: WeightRoute, number: int) -> Handed:
-        """Take the time that it would."""
-        time.sleep(self._timings.send_s)
-        return Handed(self._timings.send_s, 0)
-
-    def _take_in(self, take: Take, handed: Handed | None) -> float:
-        """Take the time that it would."""
-        time.sleep(self._timings.receive_s)
-        self._engine.begin_step(take.version)
-        return self._timings.receive_s
 
 
 class TimedTrainer:
@@ -96,11 +80,11 @@ class TimedTrainer:
     policy_version = 0
 
     def __init__(self, timings: Timings) -> None:
-        self._timings = timings
+        self.timings = timings
 
     def logprobs(self, batch: Batch, *, temperature: float, tokens_per_micro_batch: int) -> Column:
         """Zeros, one for each response token."""
-        time.sleep(self._timings.logprob_s)
+        time.sleep(self.timings.logprob_s)
         tokens = batch["response_tokens"]
         return Column(np.zeros(len(tokens.values), dtype=np.float32), tokens.offsets)
 
@@ -114,7 +98,7 @@ class TimedTrainer:
         ends: bool = True,
     ) -> dict[str, Stat]:
         """As many metrics as a policy has."""
-        time.sleep(self._timings.update_s)
+        time.sleep(self.timings.update_s)
         self.policy_version += ends
         return {name: Stat.of([0.0]) for name in ("loss/policy", "kl/ref", "entropy", "ratio/mean", "grad_norm", "lr")}
 
@@ -138,7 +122,7 @@ class TimedGenerator:
     """A server that waits: the q-th response that it is asked for in a step is there when its time has come."""
 
     def __init__(self, timings: Timings) -> None:
-        self._timings = timings
+        self.timings = timings
         self.policy_version = NO_WEIGHTS
         self.sampled_tokens = 0
         self._lock = threading.Lock()
@@ -152,7 +136,7 @@ class TimedGenerator:
 
     def appetite(self, longest: int) -> Appetite:
         """A portion at a time, all of them at once."""
-        return Appetite(self._timings.portion, self._timings.responses)
+        return Appetite(self.timings.portion, self.timings.responses)
 
     def generate(self, requests: Sequence[GenerationRequest], sampling: Any) -> Iterator[Completion]:
         """Zeros, in the order in which they were asked for."""
@@ -162,7 +146,7 @@ class TimedGenerator:
             before, began = self._asked, self._began
             self._asked += len(requests)
         for index in range(len(requests)):
-            due = began + self._timings.rollout_s * (before + index + 1) / self._timings.responses
+            due = began + self.timings.rollout_s * (before + index + 1) / self.timings.responses
             time.sleep(max(0.0, due - time.monotonic()))
             self.sampled_tokens += len(self._tokens)
             yield Completion(index, self._tokens, self._logprobs, "length", self.policy_version)
@@ -196,21 +180,49 @@ def make_profiler(setup: StartEngine) -> None:
 
 
 class Meter:
-    """Tells tokens, and of operations and devices nothing."""
+    """Reports tokens, and nothing of operations and devices. The last part of a worker that starts."""
 
     def __init__(self, pipeline: Any) -> None:
-        del pipeline
+        if "torch" in sys.modules:
+            raise ValueError("a worker of timed engines has imported torch: its start and its memory are not measured")
 
     def begin(self, work: TaskWork, parts: Sequence[Part], *, first: bool = True) -> object:
-        """An account, in which nothing is counted."""
+        """Counts nothing."""
         return self
 
     def settle(self) -> None:
         """Nothing is queued."""
 
-    def effort(self, account: object, output: Output) -> Effort:
-        """What a real one says on a machine without GPUs."""
-        return Effort(output.sampled, None, None, None)
+    def usage(self, count: object, output: Output) -> Usage:
+        """As on a machine without GPUs."""
+        return Usage(output.sampled, None, None, None)
+
+
+class WeightTransfer:
+    """Takes the time of sending weights."""
+
+    def __init__(self, engine: TimedTrainer, rank: int, route: object, timeout_s: float) -> None:
+        self._send_s = engine.timings.send_s
+
+    def offer(self) -> None:
+        """Weights go through the object store."""
+
+    def send(self, sync: int) -> SendResult:
+        """Wait."""
+        time.sleep(self._send_s)
+        return SendResult(self._send_s, 0)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def update_weights(
+    engine: TimedGenerator, rank: int, request: UpdateWeightsRequest, sent: SendResult | None, timeout_s: float
+) -> float:
+    """Take the time of receiving weights."""
+    time.sleep(engine.timings.receive_s)
+    engine.begin_step(request.version)
+    return engine.timings.receive_s
 
 
 class PolicyObjective:

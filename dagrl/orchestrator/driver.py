@@ -1,10 +1,10 @@
-"""The main loop: carries out the scheduler's commands on the workers, and tells it what has happened.
+"""The main loop: executes the scheduler's commands on the workers and reports what has happened.
 
     scheduler --Run, Sync, Sleep, ...--> driver --work--> workers
     scheduler <--ShardDone, RunDone, ...-- driver <--blocks (metadata and refs)-- workers
 
-Each command is a coroutine of its own, so that all that may run does; each ends by reporting an event. The first one
-that fails ends the run, unless it is that workers of a generator are lost: those are started again (`losses`).
+Each command is a coroutine that ends with an event, so commands run concurrently. The first failure ends the run,
+unless workers of a generator are lost: those are restarted (`dagrl.workers.groups.worker_failures`).
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import Any
 
 from dagrl.backends.base import Appetite
 from dagrl.config.residency import Residency
 from dagrl.config.schema import Pipeline
 from dagrl.graph.rollouts import rollouts
+from dagrl.orchestrator.checkpoint_writer import CheckpointWriter
 from dagrl.orchestrator.folder.checkpoint import RunState
 from dagrl.orchestrator.folder.identity import model_identity
 from dagrl.orchestrator.folder.run_folder import RunFolder
-from dagrl.orchestrator.folder.scoring import Scoring
-from dagrl.orchestrator.sampling import Books, Sampling
-from dagrl.orchestrator.saving import Saving
-from dagrl.orchestrator.steps.batch_index import Ledger
-from dagrl.orchestrator.steps.dispatch import share_out
-from dagrl.orchestrator.steps.dynamic_sampling import Rounds
+from dagrl.orchestrator.folder.scoring import CheckpointScorer
+from dagrl.orchestrator.rollout_controller import RolloutController, RolloutReports
+from dagrl.orchestrator.steps.batch_index import BatchIndex
+from dagrl.orchestrator.steps.dispatch import dispatch
+from dagrl.orchestrator.steps.dynamic_sampling import DynamicSampling
 from dagrl.orchestrator.steps.kl_control import KlControl
-from dagrl.orchestrator.steps.partial_rollouts import Carried
-from dagrl.orchestrator.steps.record import Activity, StepRecord
+from dagrl.orchestrator.steps.partial_rollouts import PartialRolloutBuffer
+from dagrl.orchestrator.steps.record import StepActivity, StepRecord
 from dagrl.scheduler.commands import (
     Command,
     Commit,
@@ -54,119 +55,117 @@ from dagrl.scheduler.scheduler import Scheduler
 from dagrl.tracking import Trackers
 from dagrl.tracking.timeline import complete_event
 from dagrl.workers.errors import RunError, WorkerLostError
-from dagrl.workers.groups.cpu_pool import IdleHosts
-from dagrl.workers.groups.offload import Moves
-from dagrl.workers.groups.queued_calls import runs_ahead_end
-from dagrl.workers.groups.restart_policy import Restarts
-from dagrl.workers.groups.task_group import together
+from dagrl.workers.groups.offload import Offloader
+from dagrl.workers.groups.task_group import run_all
 from dagrl.workers.groups.weight_syncs import WeightSyncs
-from dagrl.workers.groups.worker_failures import Losses
-from dagrl.workers.groups.worker_group import Fleet, Member
-from dagrl.workers.groups.worker_info import write_workers
+from dagrl.workers.groups.worker_failures import RestartPolicy, WorkerFailures
+from dagrl.workers.groups.worker_group import CpuWorkerPool, WorkerGroups
 from dagrl.workers.messages import Block
 
 
 class Driver:
-    """One run, from its first step to its last. `position`: prompts of the data set used so far, over all epochs."""
+    """One run, from its first step to its last."""
 
     def __init__(
         self,
         pipeline: Pipeline,
         plan: Plan,
         scheduler: Scheduler,
-        fleet: Fleet,
+        groups: WorkerGroups,
         folder: RunFolder,
         trackers: Trackers,
-        restarts: Restarts,
+        restarts: RestartPolicy,
         position: int,
         carried: Iterable[int],
         kl_control: KlControl,
     ) -> None:
-        """`carried`: places in the data set before `position`, of prompts that come first in the next step."""
+        """`position`: prompts of the data set used so far, over all epochs. `carried`: positions of unfinished prompts
+        before that, which come first in the next step.
+        """
         self.pipeline = pipeline
         self.plan = plan
         self.scheduler = scheduler
-        self.fleet = fleet
+        self.groups = groups
         self.folder = folder
         self.trackers = trackers
         self.position = position
-        self._carried = Carried.of_checkpoint(carried)
+        self._partial_rollouts = PartialRolloutBuffer.from_checkpoint(carried)
         self._kl = kl_control
-        self._is_partial = any(node.partial_rollout for node in rollouts(pipeline).values())
-        """Whether prompts that a step does not finish are gone on with."""
+        self._keeps_partial = any(node.partial_rollout for node in rollouts(pipeline).values())
         self._sampled: dict[str, int] = {}
-        """Worker -> tokens that its engine has sampled, as it last said."""
+        """Worker -> tokens that its engine has sampled, from its last heartbeat."""
         self._appetites: dict[tuple[str, int], Appetite] = {}
-        """Engine and longest row -> how much its servers take at a time."""
+        """Engine and longest row -> how many requests its servers take."""
         self.overlong = {"dropped": 0, "cut": 0}
-        """Training prompts that were longer than ``max_prompt_tokens``, by what was done about them."""
+        """Training prompts longer than ``max_prompt_tokens``, by what was done with them."""
         self._events: asyncio.Queue[Event | BaseException] = asyncio.Queue()
         self._running: dict[asyncio.Task[Any], Command] = {}
+        """The commands that are being executed, in the order in which they began."""
         self._restarts = restarts
-        bound = pipeline.run.node_timeout_s
-        self._losses = Losses(fleet, restarts, bound, self._running, scheduler.workers_of)
-        self._samplings: dict[tuple[int, str], Sampling] = {}
-        """Runs that have lost servers, by step and task: to be gone on with."""
-        self._sampling_on: dict[str, Sampling] = {}
-        """Executor -> the rollout that it is at, or that stands behind a sync there."""
-        self._ledgers: dict[tuple[int, Rows], Ledger] = {}
+        timeout_s = pipeline.run.node_timeout_s
+        self._failures = WorkerFailures(groups, restarts, timeout_s, self._running, scheduler.workers_of)
+        self._interrupted: dict[tuple[int, str], RolloutController] = {}
+        """Step and task -> a rollout that has lost servers and will continue."""
+        self._rollout_on: dict[str, RolloutController] = {}
+        """Executor -> the rollout that it runs, or that is queued behind a weight sync."""
+        self._batches: dict[tuple[int, Rows], BatchIndex] = {}
         self._last_commit: float | None = None
         self._records: dict[int, StepRecord] = {}
-        self._idle_hosts = IdleHosts(())
-        self._moves = Moves(fleet, plan, scheduler.residency)
-        self._syncs = WeightSyncs(fleet, pipeline)
-        self._rounds = Rounds(pipeline, plan)
-        self._scoring = Scoring(pipeline.run.keep_best, plan, trackers.note)
-        self._saving = Saving(
-            fleet,
+        self._cpu_workers = CpuWorkerPool(())
+        self._offloader = Offloader(groups, plan, scheduler.residency)
+        self._syncs = WeightSyncs(groups, pipeline)
+        self._dynamic_sampling = DynamicSampling(pipeline, plan)
+        self._scorer = CheckpointScorer(pipeline.run.keep_best, plan, trackers.note)
+        self._writer = CheckpointWriter(
+            groups,
             plan,
             folder.checkpoints,
             in_background=pipeline.run.async_save,
-            timeout_s=bound,
+            timeout_s=timeout_s,
             draw=self._draw,
             report=self._report,
         )
 
     async def train(self) -> None:
-        """Run until the scheduler has nothing left to do; raises the first failure of a command."""
-        self._idle_hosts = IdleHosts(self.fleet.members(HOST))
+        """Run until the scheduler has nothing left to do. Raises the first failure of a command."""
+        self._cpu_workers = CpuWorkerPool(self.groups[HOST].handles)
         try:
             commands = self.scheduler.start()
             while not self.scheduler.finished:
                 for command in commands:
                     self._begin(command)
                 commands = self.scheduler.handle(*await self._next_events())
-            await self._saving.last()
+            await self._writer.join()
         finally:
             for task in self._running:
                 task.cancel()
-            self._saving.cancel()
+            self._writer.cancel()
 
     def request_stop(self) -> None:
-        """End at the next step boundary, with a checkpoint."""
+        """Stop at the next step boundary, with a checkpoint."""
         self._events.put_nowait(StopRequested())
 
     async def _next_events(self) -> list[Event]:
-        """All that have happened; at least one: what two of them allow together may be one call, and not two."""
-        # Every command has a bound, so this has one too.
-        assert self._running or not self._events.empty(), "nothing is under way, and the run is not over"
-        happened = [await self._events.get()]
+        """All events since the last call, at least one. Two events together may allow one call instead of two."""
+        # No timeout: every command has one.
+        assert self._running or not self._events.empty(), "no command is running, and the run is not over"
+        outcomes = [await self._events.get()]
         while not self._events.empty():
-            happened.append(self._events.get_nowait())
+            outcomes.append(self._events.get_nowait())
         events: list[Event] = []
-        for each in happened:
-            if isinstance(each, BaseException):
-                raise each
-            events.append(each)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+            events.append(outcome)
         return events
 
     def _begin(self, command: Command) -> None:
-        task = asyncio.get_running_loop().create_task(self._carry_out(command))
+        task = asyncio.get_running_loop().create_task(self._execute(command))
         self._running[task] = command
         task.add_done_callback(self._running.pop)
         task.add_done_callback(self._report)
 
-    async def _carry_out(self, command: Command) -> Event | None:
+    async def _execute(self, command: Command) -> Event | None:
         actions: dict[type, Callable[[Any], Coroutine[Any, Any, Event]]] = {
             Run: self._run,
             Sync: self._sync,
@@ -181,13 +180,13 @@ class Driver:
                 return await actions[type(command)](command)
             except WorkerLostError as failure:
                 self.folder.keep_details(failure)
-                return await self._losses.settle(failure, self.trackers.note)
+                return await self._failures.handle(failure, self.trackers.note)
         except RunError as failure:
-            failure.memory = self._moves.who_holds_what(self.scheduler.workers_of(command))
+            failure.memory = self._offloader.describe(self.scheduler.workers_of(command))
             raise
 
     def _report(self, task: asyncio.Task[Any]) -> None:
-        """Tell the main loop the event that ended a task, or the failure, which ends the run."""
+        """Pass the event that ended a task, or its failure, to the main loop."""
         if task.cancelled():
             return
         outcome = task.exception() or task.result()
@@ -200,27 +199,27 @@ class Driver:
         task = self.plan.task(run.task)
         executor = self.plan.executors[task.executor]
         try:
-            await (self._sample if task.generates else self._compute)(run, task, executor)
+            await (self._rollout if task.generates else self._compute)(run, task, executor)
         except RunError:
-            await runs_ahead_end(task.executor, self.plan, self._running)
+            await wait_for_earlier_runs(task.executor, self.plan, self._running)
             raise
         self._record(run.step).finish_run(run, task, executor)
         if task.selects:
-            return self._rounds.end(run, self._ledger(run.step, task.rows), self._record(run.step))
+            return self._dynamic_sampling.end_round(run, self._batch(run.step, task.rows), self._record(run.step))
         return RunDone(run)
 
     async def _compute(self, run: Run, task: PlannedTask, executor: Executor) -> None:
-        """Share the rows out to all ranks at once.
+        """Dispatch the rows to all ranks.
 
-        Until all have their shares nobody else comes in between: what is behind this finds what it promises.
+        There is no await before all ranks have their work, so that a task queued behind this one finds its outputs.
         """
-        ledger, record = self._ledger(run.step, task.rows), self._record(run.step)
-        prompts, carried = self._prompts(run) if not task.inputs and task.rows is Rows.TRAIN else (None, ())
-        work = share_out(
+        batch, record = self._batch(run.step, task.rows), self._record(run.step)
+        prompts, carried = self._take_prompts(run) if not task.inputs and task.rows is Rows.TRAIN else (None, ())
+        work = dispatch(
             run,
             task,
             executor,
-            ledger,
+            batch,
             self.pipeline,
             position=self.position,
             committed=self.scheduler.committed,
@@ -229,135 +228,127 @@ class Driver:
             kl_weight=self._kl.weight(task.node, run.step),
         )
         if task.engine is None:
-            member = self._idle_hosts.take(reads=prompts is not None)
-            members = [member]
+            handles = [self._cpu_workers.take(reads=prompts is not None)]
         else:
-            members = self.fleet.members(task.executor)
-
-        sent = [self.fleet.send(*each, record.went_through) for each in zip(members, work, strict=True)]
+            handles = self.groups[task.executor].handles
+        pending = [handle.submit_task(each, record.count_bytes) for handle, each in zip(handles, work, strict=True)]
         if promised := self.plan.promises(task):
-            for share, on_its_way in zip(work, sent, strict=True):
-                ledger.promise(task.name, share.rows, on_its_way.columns)
-        # Of all ranks or of none: where one is lost that can be started again, all of it is done again.
-        answers = await together([self.fleet.answer(each, record.went_through) for each in sent])
-        for member, blocks in zip(members, answers, strict=True):
+            for share, each in zip(work, pending, strict=True):
+                batch.promise(task.name, share.rows, each.columns)
+        # All ranks or none: if a rank is lost and can be restarted, the whole task runs again.
+        results = await run_all([each.result(record.count_bytes) for each in pending])
+        for each, blocks in zip(pending, results, strict=True):
             for block in blocks:
-                self._take_note(run, task, block, member, record)
+                record.add_block(run, block, each.worker.name)
+                self._kl.add(task.node, run.step, block)
+                if "next_position" in block.facts:
+                    record.position = self.position = block.facts["next_position"]
                 if not promised:
-                    self._put_down(run, task, block, ledger)
+                    self._publish(run, task, block, batch)
         if task.engine is None:
-            self._idle_hosts.give_back(member)
+            self._cpu_workers.give_back(handles[0])
 
-    def _take_note(self, run: Run, task: PlannedTask, block: Block, member: Member, record: StepRecord) -> None:
-        record.note(run, block, member.name)
-        self._kl.note(task.node, run.step, block)
-        if "next_position" in block.facts:
-            record.position = self.position = block.facts["next_position"]
-
-    def _put_down(self, run: Run, task: PlannedTask, block: Block, ledger: Ledger) -> None:
-        """Say where the rows of a block are."""
+    def _publish(self, run: Run, task: PlannedTask, block: Block, batch: BatchIndex) -> None:
+        """Record where the rows of a block are stored."""
         if task.selects:
-            self._rounds.note(run, ledger, block)
+            self._dynamic_sampling.add(run, batch, block)
         elif task.inputs:
-            ledger.add(task.name, block)
+            batch.add(task.name, block)
         else:
-            ledger.add_source(task.name, block)
+            batch.add_source(task.name, block)
 
-    async def _sample(self, run: Run, task: PlannedTask, executor: Executor) -> None:
-        """Deal the prompts of a rollout to its servers."""
-
+    async def _rollout(self, run: Run, task: PlannedTask, executor: Executor) -> None:
         def shard_done(shard: int) -> None:
             self._events.put_nowait(ShardDone(run.step, task.name, shard, run.round))
 
         training = task.rows is Rows.TRAIN
-        members = zip(self.fleet.members(task.executor), executor.places, strict=True)
-        servers = [member for member, place in members if place.primary]
-        ledger, record = self._ledger(run.step, task.rows), self._record(run.step)
-        weights = self._syncs.coming(task.executor)
-        if sampling := self._samplings.pop((run.step, task.name), None):
-            sampling.again(run, servers, weights)
+        ranks = zip(self.groups[task.executor].handles, executor.places, strict=True)
+        servers = [handle for handle, place in ranks if place.primary]
+        batch, record = self._batch(run.step, task.rows), self._record(run.step)
+        weights = self._syncs.pending(task.executor)
+        if rollout := self._interrupted.pop((run.step, task.name), None):
+            rollout.retry(run, servers, weights)
         else:
-            sampling = Sampling(
+            rollout = RolloutController(
                 run,
                 task,
                 self.pipeline,
-                self.fleet,
                 servers,
-                Books(ledger, record, shard_done, self.trackers.progress, self._sampled, self._appetites),
+                RolloutReports(batch, record, shard_done, self.trackers.progress, self._sampled, self._appetites),
                 committed=self.scheduler.committed,
-                begun=self._carried.begun(run.step) if training else {},
+                begun=self._partial_rollouts.begun(run.step) if training else {},
                 weights=weights,
             )
-        self._sampling_on[task.executor] = sampling
+        self._rollout_on[task.executor] = rollout
         try:
-            await sampling.finish()
+            await rollout.run()
         except WorkerLostError:
-            self._samplings[run.step, task.name] = sampling
+            self._interrupted[run.step, task.name] = rollout
             raise
         finally:
-            del self._sampling_on[task.executor]
-        if training and self._is_partial:
-            self._carried.leave(run.step, sampling.left())
+            del self._rollout_on[task.executor]
+        if training and self._keeps_partial:
+            self._partial_rollouts.add(run.step, rollout.unfinished())
 
-    def _prompts(self, run: Run) -> tuple[int, tuple[int, ...]]:
-        """How many prompts a round takes, and those that come first, for an earlier one has left them unfinished."""
-        begun = self._rounds.prompts(run)
-        carried = self._carried.take(run.step, begun)
-        if self._is_partial:
-            self._record(run.step).count("rollout/carried_prompts", len(carried))
-        return begun, carried
+    def _take_prompts(self, run: Run) -> tuple[int, tuple[int, ...]]:
+        """How many prompts a round takes, and the unfinished ones of earlier steps, which come first."""
+        prompts = self._dynamic_sampling.prompts(run)
+        carried = self._partial_rollouts.take(run.step, prompts)
+        if self._keeps_partial:
+            self._record(run.step).add_number("rollout/carried_prompts", len(carried))
+        return prompts, carried
 
     async def _sync(self, sync: Sync) -> Event:
-        begun = time.time()
+        begin = time.time()
 
-        async def ahead() -> None:
-            """An update whose weights these are may still be under way."""
-            nonlocal begun
-            await runs_ahead_end(sync.source, self.plan, self._running)
-            begun = time.time()
+        async def update() -> None:
+            """Wait for the update that makes these weights."""
+            nonlocal begin
+            await wait_for_earlier_runs(sync.source, self.plan, self._running)
+            begin = time.time()
 
         try:
-            figures = await self._syncs.carry_out(sync, ahead)
+            metrics = await self._syncs.run(sync, update)
         except WorkerLostError as loss:
-            if behind := self._sampling_on.get(sync.follower):
-                behind.lose(loss)
+            if rollout := self._rollout_on.get(sync.follower):
+                rollout.lose(loss)
             raise
-        self._note_time(sync.step, "sync", sync.follower, begun)
-        for name, figure in figures.items():
-            self._record(sync.step).count(name, figure)
+        self._add_activity(sync.step, "sync", sync.follower, begin)
+        for name, value in metrics.items():
+            self._record(sync.step).add_number(name, value)
         return WeightsSynced(sync)
 
     async def _move(self, move: Sleep | Wake) -> Event:
         name = "sleep" if isinstance(move, Sleep) else "wake"
         with self._timed(move.step, name, move.executor):
-            await self._moves.carry_out(move)
+            await self._offloader.move(move)
         if name == "sleep" and self.plan.executors[move.executor].on_gpus:
-            self._record(move.step).freed(move.executor, self._moves.freed_gib(move.executor))
+            self._record(move.step).add_freed(move.executor, self._offloader.freed_gib(move.executor))
         return EngineReady(move.executor, move.residency)
 
     async def _restart(self, restart: Restart) -> Event:
-        self._moves.forget(restart.executor)
-        self._carried.forget_begun()
+        self._offloader.forget(restart.executor)
+        self._partial_rollouts.drop_tokens()
         with self._timed(restart.step, "restart", restart.executor):
-            names = await self.fleet.restart(restart.executor)
+            names = await self.groups.restart(restart.executor)
         for name in names:
             self._sampled.pop(name, None)
-        write_workers(self.fleet, self.plan, self.folder.path)
-        self.trackers.note(f"{', '.join(names)} started again")
+        self.groups.write_info(self.folder.path)
+        self.trackers.note(f"{', '.join(names)} restarted")
         return EngineReady(restart.executor, Residency.AWAKE)
 
     async def _save(self, save: Save) -> Event:
         with self._timed(save.step, "save", save.executor):
-            await self._saving.save(save)
+            await self._writer.save(save)
         return StateSaved(save)
 
     async def _commit(self, commit: Commit) -> Event:
-        # Calls that came with it go out first: workers wait for those, and nobody for what is told of a step.
+        # Calls of the same batch of commands go out first: workers wait for them.
         await asyncio.sleep(0)
         record = self._record(commit.step)
-        tokens = sum(ledger.total_tokens for (step, _), ledger in self._ledgers.items() if step == commit.step)
+        tokens = sum(batch.total_tokens for (step, _), batch in self._batches.items() if step == commit.step)
         slots = sum(group.ranks for group in self.pipeline.groups.values())
-        record.count("run/restarts", self._restarts.count)
+        record.add_number("run/restarts", self._restarts.count)
         metrics = record.metrics(tokens, policy_version=commit.step, slots=slots, last_commit=self._last_commit)
         self._last_commit = time.time()
         for what in self.overlong:
@@ -365,21 +356,26 @@ class Driver:
         self.trackers.log(commit.step, metrics)
         self._draw(commit.step, *record.activities)
         if commit.save:
-            # Behind its metrics, whatever ends the run in between: those that no checkpoint holds are cut off again.
-            assert record.position is not None, "a step that trained has had prompts"
-            identity, carried = model_identity(self.pipeline), self._carried.after(commit.step)
-            score = self._scoring.score(record)
-            weights = self._kl.after(commit.step)
-            await self._saving.finish(RunState(commit.step, record.position, identity, carried, score, weights))
-        self._carried.commit(commit.step)
+            # After its metrics: a resume drops the metrics of steps without a checkpoint, but cannot add any.
+            assert record.position is not None, "a training step reads prompts"
+            state = RunState(
+                commit.step,
+                record.position,
+                model_identity(self.pipeline),
+                self._partial_rollouts.after(commit.step),
+                self._scorer.score(record),
+                self._kl.after(commit.step),
+            )
+            await self._writer.finish(state)
+        self._partial_rollouts.commit(commit.step)
         self._kl.commit(commit.step)
         self._records.pop(commit.step)
-        self._rounds.forget(commit.step)
+        self._dynamic_sampling.commit(commit.step)
         for rows in Rows:
-            self._ledgers.pop((commit.step, rows), None)
+            self._batches.pop((commit.step, rows), None)
         return StepCommitted(commit)
 
-    def _draw(self, step: int, *activities: Activity) -> None:
+    def _draw(self, step: int, *activities: StepActivity) -> None:
         self.trackers.timeline.extend(
             complete_event(
                 activity.name,
@@ -394,23 +390,38 @@ class Driver:
             for activity in activities
         )
 
-    # -- what belongs to a step
+    # -- state of a step
 
     @contextmanager
     def _timed(self, step: int, name: str, executor: str) -> Iterator[None]:
-        """Put what happens within the context into the step's record."""
+        """Add the time of the context to the step's record."""
         start = time.time()
         yield
-        self._note_time(step, name, executor, start)
+        self._add_activity(step, name, executor, start)
 
-    def _note_time(self, step: int, name: str, executor: str, start: float) -> None:
+    def _add_activity(self, step: int, name: str, executor: str, start: float) -> None:
         group = self.plan.executors[executor].group or HOST
-        self._record(step).add(Activity(name, name, start, time.time(), None, group, f"{executor}/0"))
+        self._record(step).add(StepActivity(name, name, start, time.time(), None, group, f"{executor}/0"))
 
-    def _ledger(self, step: int, rows: Rows) -> Ledger:
-        if (step, rows) not in self._ledgers:
-            self._ledgers[step, rows] = Ledger(self.plan.group_size(rows), self.plan.shards)
-        return self._ledgers[step, rows]
+    def _batch(self, step: int, rows: Rows) -> BatchIndex:
+        if (step, rows) not in self._batches:
+            self._batches[step, rows] = BatchIndex(self.plan.group_size(rows), self.plan.shards)
+        return self._batches[step, rows]
 
     def _record(self, step: int) -> StepRecord:
         return self._records.setdefault(step, StepRecord(step))
+
+
+async def wait_for_earlier_runs(executor: str, plan: Plan, running: dict[asyncio.Task[Any], Command]) -> None:
+    """Wait for the runs on an executor that began before the current task. Raises the failure of the first one.
+
+    If a run fails, so do those that are queued behind it, and it has the cause.
+    """
+    if executor == HOST:  # CPU workers run tasks concurrently
+        return
+    current = asyncio.current_task()
+    for task, command in takewhile(lambda each: each[0] is not current, list(running.items())):
+        if isinstance(command, Run) and plan.task(command.task).executor == executor:
+            await asyncio.wait([task])
+            if not task.cancelled() and (failure := task.exception()):
+                raise failure

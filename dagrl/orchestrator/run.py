@@ -22,10 +22,9 @@ from dagrl.tracking import Trackers, open_trackers
 from dagrl.validation import CheckedPipeline
 from dagrl.workers.cluster.ray_cluster import cluster
 from dagrl.workers.errors import InterruptedRunError, RefusedFolderError, RunError, WorkerLostError
-from dagrl.workers.groups.restart_policy import Restarts
-from dagrl.workers.groups.worker_group import Fleet
-from dagrl.workers.groups.worker_info import write_workers
-from dagrl.workers.interrupts import Interrupts, kin_of_ctrl_c
+from dagrl.workers.groups.worker_failures import RestartPolicy
+from dagrl.workers.groups.worker_group import WorkerGroups
+from dagrl.workers.interrupts import InterruptHandler, signals_as_ctrl_c
 from dagrl.workers.messages import StartEngine
 
 
@@ -37,9 +36,9 @@ def run_pipeline(checked: CheckedPipeline, run_dir: Path) -> Outcome:
     """
     began = time.monotonic()
     plan = make_plan(checked.loaded.pipeline, checked.graph)
-    restarts = Restarts(checked.loaded.pipeline.run.max_restarts)
+    restarts = RestartPolicy(checked.loaded.pipeline.run.max_restarts)
     told = ""
-    with kin_of_ctrl_c():
+    with signals_as_ctrl_c():
         while True:
             try:
                 outcome = _go_on(checked, plan, run_dir, restarts, told)
@@ -50,10 +49,10 @@ def run_pipeline(checked: CheckedPipeline, run_dir: Path) -> Outcome:
                     raise RunError(refused.cause, hint=refused.hint) from refused
                 raise
             except WorkerLostError as lost:
-                told = restarts.once_more(lost, "all of the run goes on from its last checkpoint")
+                told = restarts.use_restart(lost, "all of the run goes on from its last checkpoint")
 
 
-def _go_on(checked: CheckedPipeline, plan: Plan, run_dir: Path, restarts: Restarts, told: str) -> Outcome:
+def _go_on(checked: CheckedPipeline, plan: Plan, run_dir: Path, restarts: RestartPolicy, told: str) -> Outcome:
     """One life of a run, from its last checkpoint, or the beginning; `told`: why the one before has ended."""
     loaded = checked.loaded
     pipeline = loaded.pipeline
@@ -87,21 +86,21 @@ def _opened(loaded: LoadedPipeline, folder: RunFolder) -> Trackers:
 
 
 async def _train(
-    ray: ModuleType, loaded: LoadedPipeline, plan: Plan, folder: RunFolder, trackers: Trackers, restarts: Restarts
+    ray: ModuleType, loaded: LoadedPipeline, plan: Plan, folder: RunFolder, trackers: Trackers, restarts: RestartPolicy
 ) -> Outcome:
     resumed = folder.resumed
     scheduler = Scheduler(plan, first_step=resumed.step + 1 if resumed else 1)
-    fleet = Fleet(ray, plan, loaded.pipeline)
+    groups = WorkerGroups(ray, plan, loaded.pipeline)
     position, carried = (resumed.position, resumed.carried) if resumed else (0, ())
     kl_control = KlControl(loaded.pipeline, resumed.kl_weights if resumed else {}, resumed.step + 1 if resumed else 1)
-    driver = Driver(loaded.pipeline, plan, scheduler, fleet, folder, trackers, restarts, position, carried, kl_control)
-    with Interrupts(driver, trackers) as interrupts:
+    driver = Driver(loaded.pipeline, plan, scheduler, groups, folder, trackers, restarts, position, carried, kl_control)
+    with InterruptHandler(driver.request_stop, trackers.note) as interrupts:
         try:
             began = time.time()
             trackers.note(f"starting {', '.join(plan.executors)}")
             resumed_from = folder.resumed_from and folder.resumed_from.resolve()
-            await fleet.launch(_common_setup(loaded, folder), resumed_from, trackers.note)
-            write_workers(fleet, plan, folder.path)
+            await groups.launch(_common_setup(loaded, folder), resumed_from, trackers.note)
+            groups.write_info(folder.path)
             trackers.note(f"{len(plan.executors)} executors started in {time.time() - began:.0f} s")
             interrupts.training = restarts.has_run = True
             await driver.train()
@@ -113,12 +112,12 @@ async def _train(
         except RunError as error:
             folder.keep_details(error)
             with suppress(asyncio.CancelledError):  # Ctrl-C ends the wait; what has failed is to be heard of
-                await fleet.abandon()
+                await groups.abandon()
             raise
         except OSError as error:
             raise RunError(str(error), hint="is the disk full, or the run folder no longer writable?") from error
     with suppress(asyncio.CancelledError):  # all is saved: Ctrl-C only makes the farewell shorter
-        await fleet.close()
+        await groups.close()
     return Outcome(scheduler.committed, stopped=scheduler.committed < plan.steps)
 
 

@@ -1,1 +1,1 @@
-"""What may run when: the scheduler and all that it consists of. `scheduler` is the door, `commands` its words."""
+"""The plan of a run, and the state machine that decides what may run when (`scheduler`)."""

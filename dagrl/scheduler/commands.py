@@ -1,4 +1,4 @@
-"""What the scheduler tells the driver to do, and what the driver tells the scheduler has happened."""
+"""Commands of the scheduler to the driver, and events of the driver to the scheduler."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class Run:
     task: str
     shards: tuple[int, ...]
     round: int = 0
-    """Of a task that runs in rounds: which one, counted from 0."""
+    """Dynamic-sampling round, from 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """Bring the weights of `source`, at `version`, to `follower`, for which `step` waits."""
+    """Send the weights of `source`, at `version`, to `follower`, for `step`."""
 
     step: int
     follower: str
@@ -30,7 +30,7 @@ class Sync:
 
 @dataclass(frozen=True, slots=True)
 class Sleep:
-    """Have `executor` give its devices' memory back, down to `residency`: `step` waits for the room."""
+    """Offload `executor` down to `residency`: `step` needs the memory."""
 
     step: int
     executor: str
@@ -39,7 +39,7 @@ class Sleep:
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """Bring `executor` back up to `residency`, for which `step` waits."""
+    """Onload `executor` up to `residency`, for `step`."""
 
     step: int
     executor: str
@@ -48,7 +48,7 @@ class Wake:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Start the lost workers of `executor` again, for which `step` waits. The others of its group have made room."""
+    """Restart the lost workers of `executor`, for `step`. The other executors of its group are offloaded."""
 
     step: int
     executor: str
@@ -64,7 +64,7 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Write the step's metrics; with `save`, all trained executors are in its checkpoint, and it counts from now on."""
+    """Write the step's metrics and, with `save`, finish its checkpoint: all trained executors have saved."""
 
     step: int
     save: bool
@@ -72,12 +72,12 @@ class Commit:
 
 Command = Run | Sync | Sleep | Wake | Restart | Save | Commit
 OnEngine = Run | Sync | Restart | Save
-"""What needs room in the memory of a group's devices."""
+"""Commands that need device memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardDone:
-    """A streaming run has finished one shard and goes on with the others."""
+    """A rollout has finished one shard and continues with the others."""
 
     step: int
     task: str
@@ -87,31 +87,28 @@ class ShardDone:
 
 @dataclass(frozen=True, slots=True)
 class RunDone:
-    """A run is over: all its shards are done and its workers are free."""
+    """A run has ended: all its shards are done and its workers are free."""
 
     run: Run
 
 
 @dataclass(frozen=True, slots=True)
 class BatchShort:
-    """A filter's run is over, and too few groups have passed so far: its step needs another round."""
+    """A filter's run has ended, and too few groups have passed: its step needs another round."""
 
     run: Run
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsSynced:
-    """A sync is over."""
+    """A sync has ended."""
 
     sync: Sync
 
 
 @dataclass(frozen=True, slots=True)
 class EngineReady:
-    """A `Sleep`, `Wake` or `Restart` is over: `executor` has just `residency` in its devices' memory.
-
-    After a restart that is all: awake, though the weights of one that follows are still to come.
-    """
+    """A `Sleep`, `Wake` or `Restart` has ended: `executor` holds `residency`. After a restart it may lack weights."""
 
     executor: str
     residency: Residency
@@ -119,24 +116,23 @@ class EngineReady:
 
 @dataclass(frozen=True, slots=True)
 class StateSaved:
-    """A save is over: the executor may go on, whether or not its state is on the disk yet."""
+    """A save has ended: the executor may continue. Its state may still be on its way to the disk."""
 
     save: Save
 
 
 @dataclass(frozen=True, slots=True)
 class StepCommitted:
-    """A commit is over."""
+    """A commit has ended."""
 
     commit: Commit
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
-    """Workers of `executor`, which is not trained, are gone: its weights with them, and all that it held in memory.
+    """`executor`, which is not trained, has lost workers, and with them its weights.
 
-    All that was under way on it is over and reports no more, a sync or a move included. Of its runs the shards that
-    were done stay done; the others are to be run again.
+    All commands on it have ended and report nothing else. Finished shards of its runs stay done; the others run again.
     """
 
     executor: str
@@ -144,7 +140,7 @@ class WorkerLost:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """The user wants the run to end at the next step boundary."""
+    """The user has requested a stop at the next step boundary."""
 
 
 Event = (
@@ -161,7 +157,7 @@ Event = (
 
 
 def outcome_of(command: Command) -> Event:
-    """What is reported when `command` is over and nothing went wrong; a filter's batch is not short."""
+    """The event of a successful `command`; a filter's batch is not short."""
     match command:
         case Run():
             return RunDone(command)

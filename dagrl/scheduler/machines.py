@@ -1,4 +1,4 @@
-"""Which machines a group gets: every group wants so many slots on each of so many different machines. Pure."""
+"""Assigns machines to groups: each group needs a number of slots on each of a number of machines. Pure."""
 
 from __future__ import annotations
 
@@ -10,43 +10,42 @@ from itertools import groupby
 from dagrl.config.schema import GroupSpec
 
 _MOST_NAMED = 16
-"""Machines that a message names one by one."""
+"""Up to so many machines are listed one by one in a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine of the cluster, and what groups may have of it."""
+    """A machine of the cluster and its slots."""
 
     name: str
-    """For messages: host name and address."""
+    """Host name and address, for messages."""
     gpus: int
     cpus: int
     id: str = ""
-    """Ray's name for it."""
+    """Ray node id."""
 
     def slots(self, cpu: bool) -> int:
-        """What it has for a group of CPU slots, or of GPUs."""
+        """Its CPU slots, or its GPUs."""
         return self.cpus if cpu else self.gpus
 
     def holding(self, cpu: bool) -> str:
-        """What it has, in words."""
+        """Its slots, in words."""
         return f"{self.name} with {_counted(self.slots(cpu), cpu)}"
 
 
 class MisfitError(ValueError):
-    """Groups that the machines cannot hold, with what is there and what is asked."""
+    """The groups do not fit on the machines."""
 
 
 def assign_machines(groups: Mapping[str, GroupSpec], machines: Sequence[Machine]) -> dict[str, tuple[int, ...]]:
-    """The machines of each group, by index, ascending. A way is found wherever there is one.
+    """The machines of each group, by index, ascending. An assignment is found if there is one; else MisfitError.
 
-    MisfitError where there is none. Machines that hold a part of another group already are filled first, so that whole
-    ones stay free.
+    Partly used machines are filled first, so that whole ones stay free.
     """
     found: dict[str, tuple[int, ...]] = {}
     for cpu in (False, True):
         alike = {name: group for name, group in groups.items() if group.is_cpu == cpu}
-        # Large pieces first: small ones find room between them.
+        # Large groups first: small ones fit in between.
         order = sorted(alike.items(), key=lambda item: (-_each(item[1]), -item[1].nodes))
         placed = _place(order, [machine.slots(cpu) for machine in machines])
         if placed is None:
@@ -74,7 +73,7 @@ def _place(order: Sequence[tuple[str, GroupSpec]], free: list[int]) -> dict[str,
 
 
 def _choices(free: Sequence[int], each: int, nodes: int) -> Iterator[frozenset[int]]:
-    """Sets of `nodes` machines with room for `each`, one of those that differ in nothing but names; fullest first."""
+    """Sets of `nodes` machines with `each` free slots, fullest first. Equivalent sets are listed once."""
     fitting = sorted((index for index, room in enumerate(free) if room >= each), key=lambda index: (free[index], index))
     alike = [list(members) for _, members in groupby(fitting, key=lambda index: free[index])]
 
@@ -102,7 +101,7 @@ def _wish(group: GroupSpec) -> str:
 
 
 def _inventory(machines: Sequence[Machine], cpu: bool) -> str:
-    """What there is, machine by machine; of a large cluster, how many of each kind."""
+    """The machines; in a large cluster, how many there are of each kind."""
     if not machines:
         return "is no machine"
     if len(machines) <= _MOST_NAMED:

@@ -1,29 +1,30 @@
-"""The steps that are open: which is opened next, and what has been done in each."""
+"""The open steps: which one opens next, what is done in each, and when a step is saved and committed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from dagrl.scheduler.commands import Run
-from dagrl.scheduler.dirty_set import Neighbourhoods
+from dagrl.scheduler.commands import Commit, Run, Save
 from dagrl.scheduler.plan import Plan
-from dagrl.scheduler.task_state import Lane, OpenStep, lanes_of
+from dagrl.scheduler.resources import DirtySet
+from dagrl.scheduler.task_state import OpenStep, TaskState, make_task_states
+from dagrl.scheduler.versions import WeightVersions
 
 
 class OpenSteps:
-    """A step opens once the step ``max_staleness + 1`` before it has nothing left to be begun."""
+    """A step opens once the step ``max_staleness + 1`` before it has nothing left to begin."""
 
-    def __init__(self, plan: Plan, first: int, neighbourhoods: Neighbourhoods) -> None:
-        """`neighbourhoods` are told who has work."""
+    def __init__(self, plan: Plan, first: int, dirty: DirtySet) -> None:
+        """Executors with new work are marked as `dirty`."""
         self.stopping = False
-        """Whether no further step is opened."""
-        self._plan, self._neighbourhoods = plan, neighbourhoods
+        """Whether no further step opens."""
+        self._plan, self._dirty = plan, dirty
         self._next = self._unfinished = first
-        """The step to be opened, and the oldest that has something left to be begun."""
+        """The step to open, and the oldest one with something left to begin."""
         self._open: dict[int, OpenStep] = {}
-        self.lanes = lanes_of(plan, self._open)
-        self.lanes_on = {
-            name: [lane for lane in self.lanes.values() if lane.task.executor == name] for name in plan.executors
+        self.tasks = make_task_states(plan, self._open)
+        self.tasks_on = {
+            name: [state for state in self.tasks.values() if state.task.executor == name] for name in plan.executors
         }
 
     def __contains__(self, step: int) -> bool:
@@ -31,34 +32,34 @@ class OpenSteps:
 
     @property
     def next(self) -> int | None:
-        """The step to be opened; None after the last one."""
+        """The step to open. None after the last one."""
         return None if self.stopping or self._next > self._plan.steps else self._next
 
     @property
     def finished(self) -> bool:
-        """Whether none is open, and none will be."""
+        """Whether no step is open, and none will open."""
         return not self._open and self.next is None
 
-    def is_through(self, step: int) -> bool:
-        """Whether `step` is open, and nothing of it is left to be run."""
-        state = self._open.get(step)
-        return state is not None and not state.left
+    def is_done(self, step: int) -> bool:
+        """Whether `step` is open, and all its tasks are done."""
+        opened = self._open.get(step)
+        return opened is not None and not opened.left
 
-    def is_all_for(self, executor: str, lane: Lane, step: int) -> bool:
-        """Whether nothing is left for an executor, as far as steps are open, but this task of this step."""
+    def is_all_for(self, executor: str, state: TaskState, step: int) -> bool:
+        """Whether this task of this step is all that is left for an executor in the open steps."""
         return not any(
-            each.has_left(other) and (each, other) != (lane, step)
-            for each in self.lanes_on[executor]
+            each.has_left(other) and (each, other) != (state, step)
+            for each in self.tasks_on[executor]
             for other in self._open
         )
 
     def next_for(self, executor: str) -> int | None:
-        """The oldest step that has something left for `executor`, or else the one to be opened."""
-        lanes = self.lanes_on[executor]
-        return next((step for step in self._open if any(lane.has_left(step) for lane in lanes)), self.next)
+        """The oldest step with something left for `executor`, or else the step to open."""
+        states = self.tasks_on[executor]
+        return next((step for step in self._open if any(state.has_left(step) for state in states)), self.next)
 
     def open(self) -> None:
-        """Open all steps that may be."""
+        """Open all steps that may open."""
         while (step := self.next) is not None:
             bound = step - self._plan.max_staleness
             while self._unfinished < bound and not self._has_left(self._unfinished):
@@ -73,71 +74,113 @@ class OpenSteps:
         del self._open[step]
 
     def stop_after(self, step: int) -> None:
-        """Drop all that is younger than `step`."""
+        """Drop all steps after `step`."""
         self.stopping = True
-        for younger in [each for each in self._open if each > step]:
-            del self._open[younger]
+        for later in [each for each in self._open if each > step]:
+            del self._open[later]
 
-    def promise(self, run: Run) -> None:
-        """What `run` is for is being done, on workers that take up what is behind it when it is."""
-        lane = self.lanes[run.task]
-        self._supply(lane.readers_behind, run.step, run.shards)
-        self._open[run.step].sure += lane.ends_training(run)
+    def begin_run(self, run: Run) -> None:
+        """`run` begins: tasks may be queued behind it on the same workers."""
+        state = self.tasks[run.task]
+        state.progress(run.step).start()
+        self._supply(state.queued_readers, run.step, run.shards)
+        self._open[run.step].ending += state.ends_training(run)
 
     def finish(self, run: Run) -> None:
-        """What `run` is for is done: some of it, or the last of it."""
+        """The shards of `run` are done: all of them, or one of a rollout that continues."""
         if not self._counts(run):
             return
-        lane, state = self.lanes[run.task], self._open[run.step]
-        new = state.tasks[run.task].finish(run.shards)
+        state, opened = self.tasks[run.task], self._open[run.step]
+        new = opened.tasks[run.task].finish(run.shards)
         if not new:
             return
-        if not state.tasks[run.task].left:
-            state.left -= 1
-            state.sure -= lane.ends_training(run)
-            lane.leave(run.step)
-        self._note_ready(lane, run.step)
-        self._supply(lane.readers, run.step, new)
+        if not opened.tasks[run.task].left:
+            opened.left -= 1
+            opened.ending -= state.ends_training(run)
+            state.leave(run.step)
+        self._note_ready(state, run.step)
+        self._supply(state.readers, run.step, new)
 
     def give_back(self, run: Run) -> None:
-        """What `run` has not done yet is to be run again."""
+        """The shards of `run` that are not done must run again."""
         if self._counts(run):
-            lane = self.lanes[run.task]
-            lane.progress(run.step).give_back(run.shards)
-            self._note_ready(lane, run.step)
+            state = self.tasks[run.task]
+            state.progress(run.step).give_back(run.shards)
+            self._note_ready(state, run.step)
 
     def begin_round(self, step: int) -> None:
-        """The batch of `step` is short: what runs in rounds runs once more."""
+        """The batch of `step` is short: all tasks in rounds run again."""
         if step not in self._open:  # dropped by a stop
             return
-        state = self._open[step]
-        state.round += 1
-        for name, lane in self.lanes.items():
-            if lane.task.in_rounds:
-                state.left += not state.tasks[name].left
-                state.tasks[name] = lane.cut.begin()
-                self._note_ready(lane, step)
+        opened = self._open[step]
+        opened.round += 1
+        for name, state in self.tasks.items():
+            if state.task.in_rounds:
+                opened.left += not opened.tasks[name].left
+                opened.tasks[name] = state.order.begin()
+                self._note_ready(state, step)
 
     def _begin(self, step: int) -> None:
-        lanes = [self.lanes[task.name] for task in self._plan.tasks_of(step)]
-        self._open[step] = OpenStep({lane.task.name: lane.cut.begin() for lane in lanes}, left=len(lanes))
-        for lane in lanes:
-            lane.enter(step)
-            self._note_ready(lane, step)
+        states = [self.tasks[task.name] for task in self._plan.tasks_of(step)]
+        self._open[step] = OpenStep({state.task.name: state.order.begin() for state in states}, left=len(states))
+        for state in states:
+            state.enter(step)
+            self._note_ready(state, step)
 
-    def _supply(self, readers: Iterable[Lane], step: int, shards: Sequence[int]) -> None:
+    def _supply(self, readers: Iterable[TaskState], step: int, shards: Sequence[int]) -> None:
         for reader in readers:
             reader.progress(step).supply(shards)
             self._note_ready(reader, step)
 
     def _has_left(self, step: int) -> bool:
-        return step in self._open and self._open[step].left > self._open[step].sure
+        return step in self._open and self._open[step].left > self._open[step].ending
 
     def _counts(self, run: Run) -> bool:
-        """Whether the step of `run` was not dropped by a stop, and it is not of an earlier round."""
-        return run.step in self._open and run.round == self.lanes[run.task].round_in(run.step)
+        """Whether the step of `run` is open, and in the same round."""
+        return run.step in self._open and run.round == self.tasks[run.task].round_in(run.step)
 
-    def _note_ready(self, lane: Lane, step: int) -> None:
-        if self._open[step].tasks[lane.task.name].ready:
-            lane.note(step)
-            self._neighbourhoods.touch(lane.task.executor)
+    def _note_ready(self, state: TaskState, step: int) -> None:
+        if self._open[step].tasks[state.task.name].ready:
+            state.mark_ready(step)
+            self._dirty.mark(state.task.executor)
+
+
+class CommitPolicy:
+    """Which saves and commits are due. The last step is saved, whether it is the plan's or the last one of a stop."""
+
+    def __init__(self, plan: Plan, first: int, steps: OpenSteps, versions: WeightVersions) -> None:
+        self.next = first
+        """The oldest step that was not committed."""
+        self._plan, self._steps, self._versions = plan, steps, versions
+        self._trained = [name for name, executor in plan.executors.items() if executor.trained]
+        self._begun: set[Save] = set()
+        self._saved: set[Save] = set()
+
+    def due_save(self, executor: str) -> Save | None:
+        """The save that must run before a trained executor continues."""
+        if executor not in self._trained:
+            return None
+        save = Save(self._versions.newest(executor), executor)
+        return save if save.step >= self.next and self._is_saved(save.step) and save not in self._begun else None
+
+    def begin(self, save: Save) -> None:
+        """`save` begins."""
+        self._begun.add(save)
+
+    def finish(self, save: Save) -> None:
+        """`save` has ended."""
+        self._saved.add(save)
+
+    def due(self) -> Iterator[Commit]:
+        """Commits of the steps whose tasks and saves are done."""
+        while self._steps.is_done(self.next):
+            saves = self._is_saved(self.next)
+            if saves and not self._saved.issuperset(Save(self.next, name) for name in self._trained):
+                return
+            yield Commit(self.next, saves)
+            self.next += 1
+            self._begun = {save for save in self._begun if save.step >= self.next}
+            self._saved = {save for save in self._saved if save.step >= self.next}
+
+    def _is_saved(self, step: int) -> bool:
+        return step > 0 and (self._plan.saves(step) or self._steps.stopping)

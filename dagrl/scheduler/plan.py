@@ -9,11 +9,11 @@ from dagrl.config.coordinates import Coordinates
 from dagrl.graph.op_contracts import Scope
 
 HOST = "host"
-"""The executor of nodes without an engine."""
+"""The executor of nodes without an engine: the CPU workers."""
 
 
 class Rows(Enum):
-    """Which batch of a step a task works on."""
+    """Which batch of a step a task processes."""
 
     TRAIN = "train"
     VALIDATION = "val"
@@ -21,35 +21,35 @@ class Rows(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Executor:
-    """Workers that run tasks together: the ranks of an engine, or the host."""
+    """Workers that run tasks together: the ranks of an engine, or the CPU workers."""
 
     name: str
     group: str | None
     places: tuple[Coordinates, ...]
-    """Where each rank sits in the layout; ranks with the same dp get the same rows."""
+    """The coordinates of each rank. Ranks with the same dp get the same rows."""
     engines: tuple[str, ...] = ()
-    """Engines on these ranks; the first is the one whose weights move, the others are frozen copies of its start."""
+    """Engines on these ranks. The others are frozen copies of the first one's start weights."""
     weights_from: str | None = None
-    """Executor whose weights it takes."""
+    """The executor whose weights it takes."""
     trained: bool = False
     """Whether some task trains it."""
     on_gpus: bool = False
-    """Whether its ranks have GPUs; else they have CPU slots."""
+    """Whether its ranks have GPUs, not CPU slots."""
     sleeps: bool = False
-    """Whether it leaves its devices' memory while another executor of its group works."""
+    """Whether it is offloaded while another executor of its group works."""
     measures_memory: bool = False
-    """Whether how much it takes depends on how much is free when it starts."""
+    """Whether its memory depends on what is free when it starts."""
     leaders_speak: bool = False
-    """Whether only primary ranks are given rows: the further slots of a server do their part unasked."""
+    """Whether only primary ranks get rows: the other slots of a server follow by themselves."""
 
     @property
     def ranks(self) -> int:
-        """Workers that it has."""
+        """Number of workers."""
         return len(self.places)
 
     @property
     def replicas(self) -> int:
-        """Data-parallel ranks: how many ways rows are split."""
+        """Number of data-parallel ranks."""
         return 1 + max(place.dp for place in self.places)
 
 
@@ -70,65 +70,63 @@ class PlannedTask:
     outputs: dict[str, str] = field(default_factory=dict, hash=False)
     """Column as the op calls it -> column as the pipeline calls it."""
     streams: bool = False
-    """One run takes all shards and finishes them one by one."""
+    """Whether one run takes all shards and finishes them one by one."""
     trains: bool = False
     generates: bool = False
     frozen: bool = False
-    """Uses start weights that no update moves."""
+    """Whether it uses frozen start weights."""
     pieces: tuple[tuple[int, ...], ...] = ()
-    """Of a batch task that can be run piece by piece: the shards of each piece, in the order in which they are run;
-    each shard once. Empty: all shards are one piece. Where a task trains, the pieces after its first may wait for
-    nothing that needs the weights from before."""
+    """For a batch task that runs in pieces: the shards of each piece, in order. Empty: one piece with all shards. After
+    the first piece of an update, no other task may need the old weights."""
     in_rounds: bool = False
-    """Whether it is a filter's, or before one: it runs once a round, until the batch is full."""
+    """Whether it is the filter, or before it: it runs once per round, until the batch is full."""
     selects: bool = False
-    """Whether it is a filter: says which groups the batch consists of. All tasks that are not in rounds, of those that
-    read from such, wait for it; their batch is what it lets pass."""
+    """Whether it is the filter, which selects the groups of the batch. Readers outside the rounds wait for it."""
     sampled_by: str | None = None
-    """The rollout node whose responses it works on; None before any."""
+    """The rollout node whose responses it processes; None before any."""
     whole_groups: bool = False
-    """Whether the rank of an engine that gets a row gets all of its group."""
+    """Whether all rows of a group go to the same rank."""
     told_as: str = ""
-    """What comes before the names of its metrics: of several updates, all but the first say which they are."""
+    """Prefix of its metrics. With several updates, all but the first have their name in it."""
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Tasks whose results it takes, each once, in a fixed order."""
+        """The distinct tasks whose outputs it reads, in a fixed order."""
         return tuple(dict.fromkeys(task for task, _ in self.inputs.values()))
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that the scheduler has to know."""
+    """Everything that the scheduler needs to know."""
 
     executors: dict[str, Executor]
     tasks: tuple[PlannedTask, ...]
-    """In topological order, validation's included."""
+    """In topological order, with those of validation."""
     shards: int
     steps: int
     samples_per_prompt: int = 1
-    """Rows of a group on the training batch."""
+    """Rows per group in the training batch."""
     val_samples_per_prompt: int = 1
-    """Rows of a group on the validation batch."""
+    """Rows per group in the validation batch."""
     max_staleness: int = 0
     in_flight: bool = False
-    """Whether new weights may come to a generator in the midst of a run."""
+    """Whether a generator may get new weights while it samples."""
     save_every: int | None = None
     validate_every: int | None = None
     validate_first: bool = False
     expected_rounds: int = 1
-    """Rounds that a step's batch is likely to take; for estimates alone."""
+    """Expected rounds per step, for estimates."""
 
     def task(self, name: str) -> PlannedTask:
-        """The task of that name."""
+        """The task with this name."""
         return next(task for task in self.tasks if task.name == name)
 
     def group_size(self, rows: Rows) -> int:
-        """Rows of a group of that batch."""
+        """Rows per group in this batch."""
         return self.samples_per_prompt if rows is Rows.TRAIN else self.val_samples_per_prompt
 
     def waits_for(self, task: PlannedTask) -> tuple[str, ...]:
-        """Tasks after which `task` may run, each once: behind a filter, that one in place of all that is in rounds."""
+        """Tasks that must be done before `task`. After a filter, it stands for all tasks in rounds."""
         in_rounds = {each.name for each in self.tasks if each.in_rounds}
         if task.in_rounds or in_rounds.isdisjoint(task.needs):
             return task.needs
@@ -136,18 +134,18 @@ class Plan:
         return (chooser, *(need for need in task.needs if need not in in_rounds))
 
     def rounds_of(self, task: PlannedTask) -> int:
-        """How often `task` is likely to run in a step; for estimates alone."""
+        """How often `task` runs in a step, for estimates."""
         return self.expected_rounds if task.in_rounds else 1
 
     def generates(self, executor: str) -> bool:
-        """Whether some task has an executor sample responses."""
+        """Whether a task samples on an executor."""
         return any(task.generates for task in self.tasks if task.executor == executor)
 
     def queues(self, executor: str) -> bool:
-        """Whether a run may be sent to an executor's workers while they are at another, to be taken up behind it.
+        """Whether a run may be queued behind another one on the same workers.
 
-        Not on the host, whose workers are taken singly; nor where prompts are dealt out, or weights come, meanwhile;
-        nor where others of the group could have their turn between the two.
+        Not on CPU workers, which take single tasks; nor on generators; nor if another executor of the group could run
+        between the two.
         """
         mine = self.executors[executor]
         if executor == HOST or mine.weights_from or self.generates(executor):
@@ -156,15 +154,14 @@ class Plan:
         return all(other.sleeps for other in others)
 
     def promises(self, task: PlannedTask) -> bool:
-        """Whether what `task` will have written is as good as there for runs behind it on the same workers.
-
-        It is known which rank will have which rows, and those workers cannot be lost without the whole run.
+        """Whether runs queued behind `task` may read its outputs: it is known which rank will store which rows, and if
+        these workers are lost, the whole run restarts.
         """
         own = self.executors[task.executor].trained and self.queues(task.executor)
         return own and task.scope is Scope.ROW and not task.in_rounds
 
     def validates(self, step: int) -> bool:
-        """Whether `step` ends with a validation; step 0 is the one before training."""
+        """Whether `step` ends with a validation. Step 0 is before training."""
         if step == 0:
             return self.validate_first
         return self.validate_every is not None and step % self.validate_every == 0
@@ -174,5 +171,5 @@ class Plan:
         return step == self.steps or (self.save_every is not None and step % self.save_every == 0)
 
     def tasks_of(self, step: int) -> tuple[PlannedTask, ...]:
-        """What has to be done in `step`, in topological order."""
+        """The tasks of `step`, in topological order."""
         return tuple(task for task in self.tasks if (step > 0 if task.rows is Rows.TRAIN else self.validates(step)))

@@ -1,6 +1,6 @@
-"""How far a task of a step is: which shards have their inputs, which were started, which are done.
+"""The progress of a task in one step: which shards have their inputs, which were started, which are done.
 
-Each note costs as much as the shards that it is about, however many there are beside them.
+The cost of each update depends on its shards, not on how many others there are.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ class TaskProgress(ABC):
     @property
     @abstractmethod
     def ready(self) -> bool:
-        """Whether there are shards that have their inputs and may be started."""
+        """Whether shards with all inputs wait to be started."""
 
     @property
     @abstractmethod
     def next(self) -> tuple[int, ...]:
-        """The shards to be started next, together, of a task that is ready."""
+        """The shards to start next, together."""
 
     @property
     @abstractmethod
     def takes_rest(self) -> bool:
-        """Whether nothing is left behind the `next` shards, or nothing that could be run together with them."""
+        """Whether no shard is left after `next`, or none that could run together with them."""
 
     @abstractmethod
     def start(self) -> None:
-        """The `next` shards are being run."""
+        """The `next` shards are started."""
 
     @abstractmethod
     def supply(self, shards: Iterable[int]) -> None:
-        """One of the tasks that this one needs has done `shards`."""
+        """One of the tasks that this one needs has finished `shards`."""
 
     @abstractmethod
     def give_back(self, shards: Iterable[int]) -> None:
-        """`shards` were started together, and those that are not done will not be: they are to be started again."""
+        """A run of `shards` has failed: those that are not done must be started again."""
 
     def finish(self, shards: Iterable[int]) -> list[int]:
-        """Note `shards` as done; returns those that were not before."""
+        """Mark `shards` as done; returns those that were not before."""
         done = self._done
         new = [shard for shard in shards if not done[shard]]
         for shard in new:
@@ -62,18 +62,18 @@ class TaskProgress(ABC):
 
 
 class ShardByShard(TaskProgress):
-    """Shards are run as they come: each by itself, those that come first in the batch first, or all that are there."""
+    """Shards run once they are ready: one by one in order, or all ready ones together."""
 
     __slots__ = ("_lacking", "_to_start", "_together", "_waiting")
 
     def __init__(self, shards: int, needs: int, *, together: bool = False) -> None:
-        """`together`: a run takes all that may be started."""
+        """`together`: a run takes all ready shards."""
         super().__init__(shards)
         self._lacking = [needs] * shards
         self._to_start = shards
         self._together = together
         self._waiting: list[int] = [] if needs else list(range(shards))
-        """Heap of the shards that have their inputs and were not started."""
+        """Heap of the ready shards that were not started."""
 
     @property
     @override
@@ -115,23 +115,23 @@ class ShardByShard(TaskProgress):
 
 
 class PieceByPiece(TaskProgress):
-    """The shards of a piece are run together, one piece after the other; a batch in one go is a single piece."""
+    """The shards of a piece run together, one piece after the other. A whole batch is one piece."""
 
-    __slots__ = ("_lacking", "_left_of_piece", "_piece", "_piece_of", "_pieces", "_under_way")
+    __slots__ = ("_lacking", "_left_of_piece", "_piece", "_piece_of", "_pieces", "_running")
 
     def __init__(self, shards: int, needs: int, pieces: tuple[tuple[int, ...], ...], piece_of: list[int]) -> None:
-        """`piece_of`: where each shard is found in `pieces`."""
+        """`piece_of`: the piece of each shard."""
         super().__init__(shards)
         self._pieces, self._piece_of = pieces, piece_of
         self._lacking = [len(piece) * needs for piece in pieces]
         self._piece = 0
         self._left_of_piece = len(pieces[0])
-        self._under_way = False
+        self._running = False
 
     @property
     @override
     def ready(self) -> bool:
-        return not self._under_way and self._piece < len(self._pieces) and not self._lacking[self._piece]
+        return not self._running and self._piece < len(self._pieces) and not self._lacking[self._piece]
 
     @property
     @override
@@ -148,7 +148,7 @@ class PieceByPiece(TaskProgress):
 
     @override
     def start(self) -> None:
-        self._under_way = True
+        self._running = True
 
     @override
     def supply(self, shards: Iterable[int]) -> None:
@@ -157,27 +157,27 @@ class PieceByPiece(TaskProgress):
 
     @override
     def give_back(self, shards: Iterable[int]) -> None:
-        self._under_way = False
+        self._running = False
 
     @override
     def finish(self, shards: Iterable[int]) -> list[int]:
         new = super().finish(shards)
         self._left_of_piece -= len(new)
         if new and not self._left_of_piece:
-            self._under_way = False
+            self._running = False
             self._piece += 1
             self._left_of_piece = len(self._pieces[self._piece]) if self._piece < len(self._pieces) else 0
         return new
 
 
-class Cut:
-    """How one task takes the shards of each step."""
+class ShardOrder:
+    """In which order one task processes the shards of a step."""
 
     def __init__(self, task: PlannedTask, shards: int, needs: int) -> None:
         """`needs`: how many tasks it waits for."""
         self._shards, self._needs = shards, needs
-        # An engine does one thing at a time, and each thing has its price: a call to every rank, weights swapped in.
-        # The host's workers share the shards out among them.
+        # An engine runs one task at a time, and each run has a cost: a call to every rank, swapping weights.
+        # CPU workers process shards in parallel.
         self._together = task.engine is not None
         self._pieces = task.pieces
         if not task.pieces and (task.streams or task.trains or task.scope is Scope.BATCH):
@@ -189,11 +189,11 @@ class Cut:
 
     @property
     def last_piece(self) -> tuple[int, ...]:
-        """The shards that are run last, of a task that takes them in pieces."""
+        """The last piece, if the task runs in pieces."""
         return self._pieces[-1]
 
     def begin(self) -> TaskProgress:
-        """The task in a new step, or in a further round of one."""
+        """The task's progress in a new step or round."""
         if self._pieces:
             return PieceByPiece(self._shards, self._needs, self._pieces, self._piece_of)
         return ShardByShard(self._shards, self._needs, together=self._together)

@@ -1,28 +1,61 @@
-"""Who is busy with what."""
+"""Tracks which executors are busy, and where something has changed."""
 
 from __future__ import annotations
 
+import networkx as nx
+
 from dagrl.scheduler.commands import Command, Commit, Restart, Run, Save, Sleep, Sync, Wake
-from dagrl.scheduler.dirty_set import Neighbourhoods
 from dagrl.scheduler.plan import HOST, Plan
 
 
-class Room:
-    """What is under way on each executor. A group is for one of its executors at a time."""
+class DirtySet:
+    """The executors that may be able to begin something new.
 
-    def __init__(self, plan: Plan, neighbourhoods: Neighbourhoods) -> None:
-        """`neighbourhoods` are told who is free again."""
+    Executors that share devices or weights form a set: a change of one may unlock another one.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        """All executors are dirty at first."""
+        graph = nx.Graph()
+        graph.add_nodes_from(plan.executors)
+        for name, executor in plan.executors.items():
+            if executor.group is not None:
+                graph.add_edge(name, ("group", executor.group))
+            if executor.weights_from is not None:
+                graph.add_edge(name, executor.weights_from)
+        sets = nx.connected_components(graph)
+        self._sets = [tuple(name for name in plan.executors if name in members) for members in sets]
+        self._set_of = {name: index for index, names in enumerate(self._sets) for name in names}
+        self._dirty = set(self._set_of.values())
+
+    def mark(self, *executors: str) -> None:
+        """These executors are free, or have work or other weights."""
+        for name in executors:
+            self._dirty.add(self._set_of[name])
+
+    def take(self) -> list[str]:
+        """The dirty executors, which are clean afterwards."""
+        names = [name for index in sorted(self._dirty) for name in self._sets[index]]
+        self._dirty.clear()
+        return names
+
+
+class ResourceTracker:
+    """The commands that run on each executor. One executor of a group is busy at a time."""
+
+    def __init__(self, plan: Plan, dirty: DirtySet) -> None:
+        """Executors that become free are marked as `dirty`."""
         self._executor_of = {task.name: task.executor for task in plan.tasks}
         self._group_of = {name: executor.group for name, executor in plan.executors.items()}
-        self._hands = {name: executor.ranks if name == HOST else 1 for name, executor in plan.executors.items()}
-        self._under_way: dict[str, set[Command]] = {name: set() for name in plan.executors}
+        self._capacity = {name: executor.ranks if name == HOST else 1 for name, executor in plan.executors.items()}
+        self._running: dict[str, set[Command]] = {name: set() for name in plan.executors}
         self._queues = {name for name in plan.executors if plan.queues(name)}
         self._busy_in: dict[str, int] = {group: 0 for group in self._group_of.values() if group is not None}
-        """Group -> its executors that are busy."""
-        self._neighbourhoods = neighbourhoods
+        """Group -> number of busy executors."""
+        self._dirty = dirty
 
     def workers_of(self, command: Command) -> tuple[str, ...]:
-        """The executors that `command` keeps busy."""
+        """The executors that `command` occupies."""
         match command:
             case Run(_, task, _):
                 return (self._executor_of[task],)
@@ -33,54 +66,50 @@ class Room:
             case Commit():
                 return ()
 
-    def under_way(self, executor: str) -> tuple[Command, ...]:
-        """What `executor` is busy with."""
-        return tuple(self._under_way[executor])
+    def running(self, executor: str) -> tuple[Command, ...]:
+        """The commands that run on `executor`."""
+        return tuple(self._running[executor])
 
     def free(self, *executors: str) -> bool:
         """Whether each of these may begin something."""
         for name in executors:
-            if len(self._under_way[name]) >= self._hands[name]:
+            if len(self._running[name]) >= self._capacity[name]:
                 return False
             group = self._group_of[name]
             if group is not None and self._busy_in[group]:
                 return False
         return True
 
-    def ahead(self, executor: str) -> Run | None:
-        """The run that `executor` is busy with, where one more may be sent to its workers behind it."""
-        if executor in self._queues and len(self._under_way[executor]) == 1:
-            (command,) = self._under_way[executor]
+    def queue_behind(self, executor: str) -> Run | None:
+        """The run on `executor`, if one more may be queued behind it."""
+        if executor in self._queues and len(self._running[executor]) == 1:
+            (command,) = self._running[executor]
             return command if isinstance(command, Run) else None
         return None
 
-    def weights_coming(self, executor: str) -> Sync | None:
-        """The sync that alone `executor` is busy with, where a rollout may be sent to its workers behind it."""
-        match self.under_way(executor):
-            case [Sync(_, follower, _, _) as sync] if follower == executor and self._is_alone(executor):
-                return sync
+    def incoming_sync(self, executor: str) -> Sync | None:
+        """The sync to `executor`, if a rollout may be queued behind it: nothing else runs in its group."""
+        match self.running(executor):
+            case [Sync(_, follower, _, _) as sync] if follower == executor:
+                group = self._group_of[executor]
+                return sync if group is None or self._busy_in[group] == 1 else None
         return None
-
-    def _is_alone(self, executor: str) -> bool:
-        """Whether no other executor of its group is busy, where it is."""
-        group = self._group_of[executor]
-        return group is None or self._busy_in[group] == 1
 
     def occupy(self, command: Command) -> None:
         """`command` begins."""
         for name in self.workers_of(command):
-            group, under_way = self._group_of[name], self._under_way[name]
-            if group is not None and not under_way:
+            group, running = self._group_of[name], self._running[name]
+            if group is not None and not running:
                 self._busy_in[group] += 1
-            under_way.add(command)
+            running.add(command)
 
     def release(self, command: Command) -> None:
-        """`command` is over."""
+        """`command` has ended."""
         workers = self.workers_of(command)
         for name in workers:
-            group, under_way = self._group_of[name], self._under_way[name]
-            assert command in under_way, f"{command} is over, but was not under way on {name}"
-            under_way.remove(command)
-            if group is not None and not under_way:
+            group, running = self._group_of[name], self._running[name]
+            assert command in running, f"{command} has ended, but did not run on {name}"
+            running.remove(command)
+            if group is not None and not running:
                 self._busy_in[group] -= 1
-        self._neighbourhoods.touch(*workers)
+        self._dirty.mark(*workers)

@@ -1,14 +1,11 @@
-"""Who of a group is in its devices' memory: what has to move before an executor may work, and who starts before whom.
+"""Time sharing: colocated executors take turns in their devices' memory.
 
-Executors of one group that sleep take turns:
+- An executor that works is awake, and the other sleepers of its group are asleep.
+- A sync within a group needs both ends with weights alone: neither is awake beside the weights of the other. A sync
+  between groups needs the weights of both ends, and an end that is awake stays so.
+- First executors that hold too much are offloaded, then others are onloaded.
 
-- Whoever works is awake, and the other sleepers of its group are asleep.
-- A sync within a group finds those of the two that sleep with their weights alone: never is one of them whole beside
-  the weights of the other. A sync between groups needs the weights of both ends, and takes an end that is awake as it
-  is.
-- On the way there, whoever holds too much goes down first; only then does anybody come up.
-
-Executors that do not sleep are always awake, and in nobody's way. The scheduler says when.
+Executors that never sleep are always awake, and not in the way. The scheduler decides when.
 """
 
 from __future__ import annotations
@@ -21,24 +18,24 @@ from dagrl.scheduler.plan import Executor, Plan
 
 _Bounds = tuple[Residency, Residency]
 """The least and the most that an executor may hold."""
-_GONE: _Bounds = (Residency.ASLEEP, Residency.ASLEEP)
+_OFFLOADED: _Bounds = (Residency.ASLEEP, Residency.ASLEEP)
 _WEIGHTS_ALONE: _Bounds = (Residency.WEIGHTS, Residency.WEIGHTS)
 _WEIGHTS_AT_LEAST: _Bounds = (Residency.WEIGHTS, Residency.AWAKE)
-_WHOLE: _Bounds = (Residency.AWAKE, Residency.AWAKE)
+_AWAKE: _Bounds = (Residency.AWAKE, Residency.AWAKE)
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
-    """One executor's way to another residency."""
+class ResidencyChange:
+    """Moves one executor to another residency."""
 
     executor: str
     to: Residency
     down: bool
-    """Whether it gives memory back."""
+    """Whether it frees memory."""
 
 
-class Turns:
-    """How much of each executor is on its devices, beginning with what a start leaves there."""
+class TimeSharing:
+    """The residency of each executor, beginning with what the start leaves."""
 
     def __init__(self, plan: Plan) -> None:
         self._executors = plan.executors
@@ -53,19 +50,19 @@ class Turns:
             self._residency |= {name: residency_after_start(plan.executors[name], chain) for name in chain}
 
     def residency(self, executor: str) -> Residency:
-        """What `executor` has in its devices' memory."""
+        """What `executor` holds in device memory."""
         return self._residency[executor]
 
-    def takes_turns(self, executor: str) -> bool:
-        """Whether somebody of the group of `executor` sleeps."""
+    def is_shared(self, executor: str) -> bool:
+        """Whether an executor of its group sleeps."""
         return self._executors[executor].group in self._sleepers
 
-    def arrive(self, executor: str, residency: Residency) -> None:
-        """A move of `executor` is over."""
+    def set_residency(self, executor: str, residency: Residency) -> None:
+        """`executor` has reached `residency`."""
         self._residency[executor] = residency
 
-    def before(self, command: OnEngine) -> list[Move]:
-        """What has to move, all at once, before `command` may begin; nothing where it may. Ask again afterwards."""
+    def before(self, command: OnEngine) -> list[ResidencyChange]:
+        """What must move before `command` may begin, all at once. Ask again afterwards; empty if it may begin."""
         match command:
             case Run(_, task, _):
                 return self._before_work(self._executor_of[task])
@@ -74,48 +71,44 @@ class Turns:
             case Sync(_, follower, source, _):
                 return self._before_sync(follower, source)
             case Restart(_, executor):
-                return self._before_restart(executor)
+                # A worker takes all its memory when it starts.
+                sleepers = self._sleepers.get(self._executors[executor].group, ())
+                return self._changes({name: _OFFLOADED for name in sleepers if name != executor})
 
-    def _before_work(self, executor: str) -> list[Move]:
+    def _before_work(self, executor: str) -> list[ResidencyChange]:
         sleepers = self._sleepers.get(self._executors[executor].group)
         if not sleepers:
             return []
-        return self._moves({name: _WHOLE if name == executor else _GONE for name in sleepers})
+        return self._changes({name: _AWAKE if name == executor else _OFFLOADED for name in sleepers})
 
-    def _before_restart(self, executor: str) -> list[Move]:
-        """Lost workers take all that they need to work when they start."""
-        sleepers = self._sleepers.get(self._executors[executor].group, ())
-        return self._moves({name: _GONE for name in sleepers if name != executor})
-
-    def _before_sync(self, follower: str, source: str) -> list[Move]:
+    def _before_sync(self, follower: str, source: str) -> list[ResidencyChange]:
         ends = [name for name in (follower, source) if self._executors[name].sleeps]
         if not ends:
             return []
-        together = self._executors[follower].group == self._executors[source].group
-        needs = {name: _GONE for end in ends for name in self._sleepers[self._executors[end].group]}
-        needs |= dict.fromkeys(ends, _WEIGHTS_ALONE if together else _WEIGHTS_AT_LEAST)
-        return self._moves(needs)
+        colocated = self._executors[follower].group == self._executors[source].group
+        needs = {name: _OFFLOADED for end in ends for name in self._sleepers[self._executors[end].group]}
+        needs |= dict.fromkeys(ends, _WEIGHTS_ALONE if colocated else _WEIGHTS_AT_LEAST)
+        return self._changes(needs)
 
-    def _moves(self, needs: dict[str, _Bounds]) -> list[Move]:
-        down = [Move(name, most, down=True) for name, (_, most) in needs.items() if self._residency[name] > most]
-        if down:
-            return down
-        return [Move(name, least, down=False) for name, (least, _) in needs.items() if self._residency[name] < least]
+    def _changes(self, needs: dict[str, _Bounds]) -> list[ResidencyChange]:
+        now = self._residency
+        down = [ResidencyChange(name, most, down=True) for name, (_, most) in needs.items() if now[name] > most]
+        up = [ResidencyChange(name, least, down=False) for name, (least, _) in needs.items() if now[name] < least]
+        return down or up
 
 
 def start_chains(plan: Plan) -> list[tuple[str, ...]]:
-    """Who starts when: the executors of a chain one after the other, the chains at the same time.
+    """The order of starts: chains start at the same time, the executors of a chain one after the other.
 
-    Those that share devices are a chain: servers measure how much memory is free, so they come first, those that
-    generate before those that judge, and whoever is followed last, for its weights are what is needed next. CPU slots
-    without sleepers have no such order.
+    Executors that share devices form a chain. Servers measure free memory, so they come first, generators before
+    judges. A source of weights comes last: its weights are needed next. CPU slots without sleepers need no order.
     """
     generating = {task.executor for task in plan.tasks if task.generates}
-    followed = {executor.weights_from for executor in plan.executors.values()}
+    sources = {executor.weights_from for executor in plan.executors.values()}
 
-    def place(executor: Executor) -> tuple[bool, ...]:
+    def order(executor: Executor) -> tuple[bool, ...]:
         generates = executor.name in generating
-        return not generates, not executor.measures_memory, executor.trained, executor.name in followed
+        return not generates, not executor.measures_memory, executor.trained, executor.name in sources
 
     chains: list[tuple[str, ...]] = []
     by_group: dict[str, list[Executor]] = {}
@@ -126,12 +119,12 @@ def start_chains(plan: Plan) -> list[tuple[str, ...]]:
             by_group.setdefault(executor.group, []).append(executor)
     for tenants in by_group.values():
         if any(tenant.sleeps or tenant.on_gpus for tenant in tenants):
-            chains.append(tuple(tenant.name for tenant in sorted(tenants, key=place)))
+            chains.append(tuple(tenant.name for tenant in sorted(tenants, key=order)))
         else:
             chains += [(tenant.name,) for tenant in tenants]
     return chains
 
 
 def residency_after_start(executor: Executor, chain: tuple[str, ...]) -> Residency:
-    """What an executor has in memory once its chain has started: a sleeper makes room for whoever comes after it."""
+    """What an executor holds after its chain has started: sleepers make room for those that start later."""
     return Residency.ASLEEP if executor.sleeps and executor.name != chain[-1] else Residency.AWAKE

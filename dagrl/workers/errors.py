@@ -1,4 +1,4 @@
-"""How a run fails: one exception that says where, who and why."""
+"""How a run fails: exceptions that name the node, the worker and the cause."""
 
 from __future__ import annotations
 
@@ -6,20 +6,17 @@ from dagrl.config.errors import in_one_line
 
 
 class RunError(Exception):
-    """A run that cannot go on. `node` and `worker` are empty where the failure is not theirs."""
+    """A run cannot continue. `node` and `worker` are empty if the failure is not theirs."""
 
     def __init__(self, cause: str, *, node: str = "", worker: str = "", hint: str = "", details: str = "") -> None:
         super().__init__(cause)
-        self.cause = cause
-        self.node = node
-        self.worker = worker
-        self.hint = hint
+        self.cause, self.node, self.worker, self.hint = cause, node, worker, hint
         self.details = details
-        """What goes to the log and not to the terminal: a traceback, for instance."""
+        """Text for the log file, such as a traceback."""
         self.memory = ""
-        """Who held devices that several engines share."""
+        """What each engine on shared devices holds."""
         self.log = ""
-        """The file that holds them."""
+        """The log file with the details."""
 
     def lines(self) -> list[str]:
         """The failure as lines for a terminal."""
@@ -35,26 +32,37 @@ class RunError(Exception):
 
 
 class RefusedFolderError(RunError):
-    """A run folder that the run may not use, found before anything starts."""
+    """The run may not use the run folder. Raised before anything starts."""
 
     def __str__(self) -> str:
         return in_one_line(f"{self.cause}; {self.hint}")
 
 
 class WorkerLostError(RunError):
-    """Workers that are of no use any more. The run is not to blame: it may go on from what there is without them."""
+    """Workers are lost. The run may restart them and continue."""
 
-    lost: tuple[str, ...] = ()
-    """Their names, as ``executor/rank``; none where it is not known who they are."""
+    def __init__(
+        self,
+        cause: str,
+        *,
+        node: str = "",
+        worker: str = "",
+        hint: str = "",
+        details: str = "",
+        lost: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(cause, node=node, worker=worker, hint=hint, details=details)
+        self.lost = lost
+        """Names of the lost workers, as ``executor/rank``. Empty if unknown."""
 
 
 class WorkerDiedError(WorkerLostError):
-    """A worker's process is gone."""
+    """A worker's process has ended."""
 
 
 class WorkerHungError(WorkerLostError):
-    """A worker says nothing any more."""
+    """A worker does not answer."""
 
 
 class InterruptedRunError(Exception):
-    """The user wanted the run to end at once."""
+    """The user has stopped the run at once."""

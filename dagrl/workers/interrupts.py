@@ -1,6 +1,6 @@
-"""Ctrl-C and its kin: the first ends a run at the next step boundary, a second one at once.
+"""Signals: the first Ctrl-C, SIGTERM or SIGHUP ends a run at the next step boundary, the second one at once.
 
-Where the run is not at its steps yet, or not any more, they are an exception, so that everything is cleaned up.
+Before and after training they raise KeyboardInterrupt, so that everything is cleaned up.
 """
 
 from __future__ import annotations
@@ -8,55 +8,39 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 ONE_WISH_S = 0.5
-"""What comes within it counts once: `timeout` signals its child, and then its group, which the child is in."""
-
-
-class Stoppable(Protocol):
-    """What can be asked to end in good order."""
-
-    def request_stop(self) -> None:
-        """End at the next step boundary."""
-        ...
-
-
-class Notes(Protocol):
-    """Who tells the user."""
-
-    def note(self, message: str) -> None:
-        """Tell it."""
-        ...
+"""Signals within this time count as one: `timeout` signals its child, and then the child's process group."""
 
 
 @contextmanager
-def kin_of_ctrl_c() -> Iterator[None]:
-    """Within the context SIGTERM and SIGHUP are what Ctrl-C is, but for a SIGHUP that `nohup` has switched off."""
+def signals_as_ctrl_c() -> Iterator[None]:
+    """Within the context SIGTERM and SIGHUP act as Ctrl-C. A SIGHUP that `nohup` ignores stays ignored."""
     terminals = [number for number in (1, 2) if os.isatty(number)]
 
-    def as_ctrl_c(number: int, frame: FrameType | None) -> None:
+    def raise_interrupt(number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP:
-            _forget(terminals)
+            _redirect(terminals)
         signal.raise_signal(signal.SIGINT)
 
-    handlers: dict[int, Any] = {signal.SIGTERM: as_ctrl_c}
+    handlers: dict[int, Any] = {signal.SIGTERM: raise_interrupt}
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        handlers[signal.SIGHUP] = as_ctrl_c
+        handlers[signal.SIGHUP] = raise_interrupt
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-        # Of a script's background job: what is meant for it alone has to reach it.
+        # A shell starts background jobs so. Signals to this process alone must work.
         handlers[signal.SIGINT] = signal.default_int_handler
     with _handled(handlers):
         yield
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
-    """Within the context none of them does anything: for what has a bound, and must not be done by half."""
+def ignore_signals() -> Iterator[None]:
+    """Within the context signals are ignored: for clean-up that has a timeout and must not stop halfway."""
     with _handled(dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), signal.SIG_IGN)):
         yield
 
@@ -71,29 +55,28 @@ def _handled(handlers: Mapping[int, Any]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _forget(terminals: Iterable[int]) -> None:
-    """They are gone: what is written to them from now on is an error, and a run does not end with that."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+def _redirect(terminals: Iterable[int]) -> None:
+    """Redirect output to /dev/null: the terminals are closed, and writing to them would raise an error."""
+    null = os.open(os.devnull, os.O_WRONLY)
     for number in terminals:
-        os.dup2(nowhere, number)
-    os.close(nowhere)
+        os.dup2(null, number)
+    os.close(null)
 
 
 @contextmanager
-def ray_starts() -> Iterator[None]:
-    """Within the context Ray starts, or is joined, and signals stay ours.
+def keep_signals_from_ray() -> Iterator[None]:
+    """Within the context Ray starts, and neither replaces our signal handlers nor shares our process group.
 
-    Ray takes SIGTERM for itself: it would end this process, and nothing would be put in order. And its processes would
-    belong to our group, all of which `timeout`, `srun` and a terminal that closes tell of the end: they would be gone
-    before a checkpoint is saved.
+    Ray's handler of SIGTERM ends this process without clean-up. And `timeout`, `srun` and a closing terminal signal the
+    whole process group, which would end Ray before a checkpoint is saved.
     """
     global _starting
-    _watch_births()
+    _set_process_group_of_children()
     before, _starting = signal.getsignal(signal.SIGTERM), True
     try:
         yield
     except SystemExit as ended:
-        # Ray's handler, in the midst of its start.
+        # Raised by Ray's handler during its start.
         raise KeyboardInterrupt from ended
     finally:
         _starting = False
@@ -104,8 +87,8 @@ _starting = False
 
 
 @cache
-def _watch_births() -> None:
-    """Have children that are born while Ray starts lead groups of their own; Ray has no option for that."""
+def _set_process_group_of_children() -> None:
+    """Children that are forked while Ray starts get process groups of their own; Ray has no option for it."""
 
     def in_child() -> None:
         if _starting:
@@ -114,18 +97,18 @@ def _watch_births() -> None:
     os.register_at_fork(after_in_child=in_child)
 
 
-class Interrupts:
-    """Within its context, inside a running loop, the first asks for the end and the second cancels the task."""
+class InterruptHandler:
+    """Within its context, in a running loop, the first signal requests a stop and the second cancels the task."""
 
-    def __init__(self, run: Stoppable, notes: Notes) -> None:
+    def __init__(self, request_stop: Callable[[], None], note: Callable[[str], None]) -> None:
+        """`request_stop` ends the run at the next step boundary; `note` informs the user."""
         self.training = False
-        """Whether there is a step to finish."""
-        self._run = run
-        self._notes = notes
-        self._asked: float | None = None
-        """When it was asked for the end, by the loop's clock."""
+        """Whether a step is running."""
+        self._request_stop, self._note = request_stop, note
+        self._requested: float | None = None
+        """When a stop was requested, by the loop's clock."""
 
-    def __enter__(self) -> Interrupts:
+    def __enter__(self) -> InterruptHandler:
         self._loop = asyncio.get_running_loop()
         self._main = asyncio.current_task()
         self._before = signal.getsignal(signal.SIGINT)
@@ -138,11 +121,11 @@ class Interrupts:
 
     def _interrupt(self) -> None:
         now = self._loop.time()
-        if self._asked is not None and now - self._asked < ONE_WISH_S:
+        if self._requested is not None and now - self._requested < ONE_WISH_S:
             return
-        if self.training and self._asked is None:
-            self._asked = now
-            self._notes.note("stopping after this step, with a checkpoint; Ctrl-C again to stop at once")
-            self._run.request_stop()
+        if self.training and self._requested is None:
+            self._requested = now
+            self._note("stopping after this step, with a checkpoint; Ctrl-C again to stop at once")
+            self._request_stop()
         elif self._main is not None:
             self._main.cancel()

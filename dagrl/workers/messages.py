@@ -1,195 +1,253 @@
-"""What the driver and its workers say to each other: metadata and object refs, never the columns themselves."""
+"""Messages between the driver and its workers: metadata and object refs, never the columns themselves."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import ray
 
 from dagrl.config.schema import Pipeline
 from dagrl.data.stats import Stat
+from dagrl.scheduler.intervals import Interval
 from dagrl.weight_sync.protocol import Offer, Sent
 
-type Held = bytes
-"""An object that a worker has already, by the name under which it keeps it: see `dagrl.workers.groups.object_cache`."""
+type CacheKey = bytes
+"""Names an object in a worker's cache: see `dagrl.workers.object_cache`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """Rows that one task has put into the object store, and the columns wanted of them."""
+class ColumnSource:
+    """The objects that hold the output of one task, and the columns to read from them."""
 
-    refs: tuple[ray.ObjectRef | Held, ...]
-    """The blocks that hold any of them; a row that several hold is taken from the first."""
+    refs: tuple[ray.ObjectRef | CacheKey, ...]
+    """The blocks that hold any of the rows. If several hold a row, the first one is read."""
     columns: dict[str, str]
-    """Column as the op calls it -> column as the blocks call it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """What an earlier step has sampled for a prompt's group."""
-
-    ref: ray.ObjectRef
-    rows: np.ndarray
-    """Ids that the group's rows have in the object, int64, in their order."""
+    """The op's name of a column -> its name in the blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartWork:
-    """Rows that a rank takes together, and where their columns lie."""
+    """Rows that a rank processes together, and where to read their columns."""
 
     index: int
     rows: np.ndarray
     """Row ids in the order in which the op gets them, int64."""
-    sources: tuple[Source, ...]
+    sources: tuple[ColumnSource, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Coming:
-    """Weights on their way to a generator."""
+class PartialRollout:
+    """Tokens that an earlier step has sampled for a group."""
+
+    ref: ray.ObjectRef
+    rows: np.ndarray
+    """Ids of the group's rows in the object, int64, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingWeights:
+    """Weights that are being sent to a generator."""
 
     sync: int
-    """Number of their sync."""
+    """Number of the weight sync."""
     version: int
 
 
-@dataclass(frozen=True, slots=True)
+# -- work, by kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskWork:
-    """One rank's share of a run."""
+    """One rank's share of a run. Ops without an engine need no more than this."""
 
     step: int
     task: str
     op: str
     node: str | None
-    """Declared node; None for the implicit ones."""
+    """The declared node. None for implicit ones."""
     validation: bool
-    position: int
-    """Prompts of the data set that earlier steps have used."""
     committed: int
-    """Newest committed step: what was made in it and before is no longer needed."""
+    """Newest committed step. Objects of this step and earlier ones are no longer needed."""
     shards: int
-    parts: tuple[PartWork, ...]
+    parts: tuple[PartWork, ...] = ()
     outputs: dict[str, str]
-    """Column as the op calls it -> column as the pipeline calls it."""
-    frozen: bool
-    hands_in: bool
-    """Whether this rank's results count: one of the ranks with the same rows."""
-    streams: bool = False
-    """Whether rows come out in pieces, in an order of their own, and several shares may be under way at once."""
-    round: int = 0
-    """Of a task that runs in rounds: which one, counted from 0."""
-    attempt: int = 0
-    """Of a run that streams: how often it was begun before, and lost a worker."""
-    weights: Coming | None = None
-    """Of a run that streams: those on which it begins, though they may not be there yet. Default: what there is."""
-    gather_s: float = 0.0
-    """Of a run that streams: how long what is finished waits for more, in seconds."""
-    first_group: int = 0
-    """Of the source: the number of its first group; those before are of earlier rounds."""
-    prompts: int | None = None
-    """Of the source: how many it takes. Default: those of a first round."""
-    carried: tuple[int, ...] = ()
-    """Of the source: places in the data set of the prompts that come first."""
-    begun: dict[int, Begun] = field(default_factory=dict)
-    """Of a rollout: group -> what there is of it already."""
-    begins: bool = True
-    """Of an update in pieces: whether this is the first of them."""
-    ends: bool = True
-    """Whether it is the last."""
-    sampled_by: str | None = None
-    """The rollout node whose responses it is about."""
-    told_as: str = ""
-    """What comes before the names of its metrics."""
-    kl_weight: float | None = None
-    """Of advantages: the weight of the divergence in this step. Default: as the node says."""
-    keeps_as: Held = b""
-    """Under which name the worker keeps the columns that it makes, until the step is committed. Default: not at all."""
+    """The op's name of a column -> the pipeline's name."""
+    is_output_rank: bool = True
+    """Whether this rank returns results. Of the ranks with the same rows, one does."""
+    sampled_by: str | None
+    """The rollout node whose responses the op processes."""
+    metric_prefix: str
 
     @property
     def rows(self) -> np.ndarray:
-        """Ids of the rows that the rank hands in, of an op that makes a row of each, int64."""
-        parts = [part.rows for part in self.parts] if self.hands_in else []
+        """Ids of the rows that the rank returns, for an op with one output row per input row, int64."""
+        parts = [part.rows for part in self.parts] if self.is_output_rank else []
         return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceWork(TaskWork):
+    """Reads prompts from the data set."""
+
+    position: int
+    """Prompts of the data set that earlier steps have used."""
+    prompts: int | None = None
+    """How many to read. Default: the number of a first round."""
+    carried: tuple[int, ...] = ()
+    """Data set positions of prompts that an earlier step has left unfinished. They come first."""
+    first_group: int = 0
+    """Number of the first group. Earlier rounds have smaller ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvantageWork(TaskWork):
+    """Computes advantages."""
+
+    kl_weight: float | None = None
+    """Weight of the KL penalty in this step. Default: the node's coefficient."""
+
+
+class RolloutId(NamedTuple):
+    """Identifies one attempt of a rollout."""
+
+    step: int
+    task: str
+    round: int = 0
+    attempt: int = 0
+    """How often the rollout was started before and lost a worker."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutWork(TaskWork):
+    """Samples responses to a chunk of prompts. Outputs are streamed, and several chunks run at once."""
+
+    round: int = 0
+    """Dynamic-sampling round, from 0."""
+    attempt: int = 0
+    """See `RolloutId`."""
+    weights: PendingWeights | None = None
+    """Weights to wait for before sampling. Default: start with the current ones."""
+    gather_s: float = 0.0
+    """Seconds that finished responses wait for others, so that one message carries them."""
+    begun: dict[int, PartialRollout] = field(default_factory=dict)
+    """Group -> tokens that exist already."""
+
+    @property
+    def rollout(self) -> RolloutId:
+        """The rollout that the chunk belongs to."""
+        return RolloutId(self.step, self.task, self.round, self.attempt)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineWork(TaskWork):
+    """Runs on an engine that does not generate."""
+
+    cache_as: CacheKey = b""
+    """The worker caches its output under this key until the step is committed. Default: no caching."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreWork(EngineWork):
+    """A forward pass: log-probs, values or scores."""
+
+    frozen: bool = False
+    """Whether to use the engine's start weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainWork(EngineWork):
+    """An update, or a piece of one."""
+
+    begins: bool = True
+    """Whether this is the first piece."""
+    ends: bool = True
+    """Whether this is the last piece."""
+
+
+# -- results
+
+
 @dataclass(frozen=True, slots=True)
-class Span:
-    """When something ran, in seconds since the epoch."""
-
-    start: float
-    end: float
-
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """What a part of a run has taken of one rank of an engine."""
+class Usage:
+    """Tokens, operations and memory of one rank."""
 
     tokens: int
-    """Tokens that went through the model, or that it sampled; 0 from ranks that do not hand in."""
+    """Tokens that went through the model, or that it sampled. 0 from ranks that are not output ranks."""
     flops: int | None
-    """Model operations on those tokens, on all ranks that share them; None where they are not counted."""
+    """Model operations on those tokens, over all ranks that share them. None if they are not counted."""
     peak_flops_per_s: float | None
-    """What the rank's device could do at best; None where that is not known."""
+    """The device's peak. None if unknown."""
     peak_bytes: int | None
-    """Most device memory in use since the run began; None without a GPU."""
+    """Peak device memory since the run began. None without a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What a rank has made of some rows, or finished without columns."""
+    """The output of a rank for some rows."""
 
     rows: np.ndarray
-    """Row ids, int64; empty from ranks that do not hand in."""
+    """Row ids, int64. Empty if the rank is not an output rank."""
     ref: Any
-    """The object that holds the columns, if there are any, and perhaps those of other blocks; in the worker that has
-    made them, the batch itself."""
+    """The object with the columns, which other blocks may share, or None without columns. In the worker that has
+    computed them it is the batch itself."""
     tokens: np.ndarray | None
-    """Tokens that the block adds to each row, int64: what rows cost to process; None where it adds none."""
-    span: Span
+    """Tokens that the block adds to each row, int64; load balancing counts them. None if it adds none."""
+    start: float
+    end: float
+    """When the work started and ended, in seconds since the epoch."""
     shards: tuple[int, ...] = ()
     stats: dict[str, Stat] = field(default_factory=dict)
     facts: dict[str, int] = field(default_factory=dict)
-    effort: Effort | None = None
-    """None on the host."""
+    usage: Usage | None = None
+    """None without an engine."""
     positions: np.ndarray | None = None
-    """Of the source: where the groups' prompts stand in the data set, int64 [groups]."""
+    """Data set positions of the groups' prompts, int64 [groups], from the source."""
     unfinished: bool = False
-    """Groups that were aborted; the object, if there is one, holds what there is of them."""
+    """Whether the groups were aborted. The object, if there is one, holds their partial rollouts."""
+
+    @property
+    def span(self) -> Interval:
+        """From `start` to `end`."""
+        return Interval(self.start, self.end)
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
-    """A sign of life of a worker that generates: when it begins with a share, then each second in which it gets on."""
+class Heartbeat:
+    """Progress of a worker that generates: sent when it starts a chunk, then each second in which it advances."""
 
     sampled_tokens: int
-    """Tokens that its engine has sampled since it was built."""
+    """Tokens that the engine has sampled since it was built."""
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What a worker that generates has to say at one time."""
+class StreamMessage:
+    """One message of a streaming task."""
 
-    messages: tuple[Block | Beat, ...]
-    """One block with columns at most."""
+    items: tuple[Block | Heartbeat, ...]
+    """At most one block has columns."""
     last: bool = False
-    """Whether it says nothing more of this share."""
+    """Whether the stream of this chunk ends here."""
+
+
+# -- workers and weights
 
 
 @dataclass(frozen=True, slots=True)
-class Whereabouts:
-    """Where a worker is."""
+class WorkerInfo:
+    """Where a worker runs."""
 
     host: str
     address: str
     port: int
-    """One that it listens on from the start, so that others can meet there."""
+    """The worker listens on it from the start, so that other ranks can connect."""
     pid: int
     gpus: tuple[str, ...]
-    """GPUs that it may use, as CUDA_VISIBLE_DEVICES names them."""
+    """GPUs that it may use, as in CUDA_VISIBLE_DEVICES."""
     machine: str = ""
-    """Ray's id of the host."""
+    """Ray's node id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,46 +256,44 @@ class StartEngine:
 
     pipeline: Pipeline
     folder: Path | None
-    """Where the user's own modules are."""
+    """Folder of the user's own modules."""
     run_dir: Path
     engine: str | None
-    """The engine to hold; None on the host."""
+    """The engine to build. None for CPU workers."""
     rank: int
     world_size: int
     replica: int
     trained: bool
     keeps_start_weights: bool
     master_addr: str = ""
-    """Where the ranks of the engine meet, or those of one of its servers."""
+    """Rendezvous address of the engine's ranks, or of one server's ranks."""
     master_port: int = 0
     gpus: tuple[str, ...] = ()
-    """GPUs of the processes that the worker starts, where it starts some."""
+    """GPUs of the processes that the worker starts, if it starts any."""
 
 
 @dataclass(frozen=True, slots=True)
-class Handed:
-    """What a rank of a trainer has handed out of its weights."""
+class SendResult:
+    """What one rank of a trainer has sent in a weight sync."""
 
     seconds: float
-    """How long it took."""
     nbytes: int
-    """Of all weights."""
+    """Size of all weights."""
     sent: Sent | None = None
-    """On the ways that are not through the object store."""
+    """Over CUDA IPC and NCCL."""
     refs: tuple[ray.ObjectRef, ...] = ()
     """Through the object store: the buckets, from rank 0."""
 
 
 @dataclass(frozen=True, slots=True)
-class Take:
-    """What a follower's workers are told: to take weights, and from where."""
+class UpdateWeightsRequest:
+    """Asks a generator's worker to load new weights."""
 
-    number: int
-    """Of the sync."""
+    sync: int
     version: int
     offers: tuple[Offer | None, ...] = ()
-    """Of the trainer's ranks, in order."""
-    handed: ray.ObjectRef | None = None
-    """Or else what the first rank will have `Handed` out, through the object store."""
-    keeps_room: bool = False
+    """Endpoints of the trainer's ranks, in order."""
+    send_result: ray.ObjectRef | None = None
+    """Through the object store: the first rank's `SendResult`."""
+    keep_buffers: bool = False
     """See `WeightRoute.keeps_room`."""

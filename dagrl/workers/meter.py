@@ -1,4 +1,4 @@
-"""What a run takes of one rank: tokens, operations, memory. `efficiency` makes metrics of it."""
+"""Measures one rank: tokens, FLOPs and memory of each run."""
 
 from __future__ import annotations
 
@@ -14,40 +14,37 @@ from dagrl.backends.families.registry import shape_of
 from dagrl.config.schema import LogprobNode, Pipeline, RewardModelNode, TrainingNode, ValuesNode
 from dagrl.data.batch import Batch, Column
 from dagrl.ops.base import Output, Part
-from dagrl.workers.messages import Effort, TaskWork
+from dagrl.workers.messages import TaskWork, Usage
 
 _Passing = LogprobNode | ValuesNode | RewardModelNode | TrainingNode
-"""Nodes whose rows go through a model as they are."""
+"""Nodes whose rows go through a model unchanged."""
 
 
 @dataclass(slots=True)
-class Account:
-    """What of a run has not been told yet."""
+class UsageCount:
+    """The part of a run's usage that was not reported yet."""
 
     tokens: int = 0
     flops: int | None = None
 
 
 class Meter:
-    """Counts for one rank of an engine: for each run in an account of its own, as several may be under way."""
+    """Measures the runs of one rank. Several may be running, each with its own count."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
-        # An engine whose model is in processes of its own leaves the GPU to them: to wait for it would take half a GiB.
+        # If other processes hold the model, synchronizing here would create a CUDA context of half a GiB.
         self._on_gpu = torch.cuda.is_initialized() and torch.cuda.memory_reserved() > 0
         self._peak = peak_flops_per_s(torch.cuda.get_device_name()) if self._on_gpu else None
         self._costs: dict[str, ModelFlops | None] = {}
 
-    def begin(self, work: TaskWork, parts: Sequence[Part], *, first: bool = True) -> Account:
-        """A run begins, on these rows, or a further share of it.
-
-        Ranks that do not hand in work on rows that another one speaks of.
-        """
-        account = Account()
+    def begin(self, work: TaskWork, parts: Sequence[Part], *, first: bool = True) -> UsageCount:
+        """Begin a run, or with `first` unset another chunk of it. Only output ranks count their rows."""
+        account = UsageCount()
         node = self._pipeline.nodes[work.node] if work.node else None
         if isinstance(node, _Passing) and not self._pipeline.engines[node.engine].reads_messages:
-            batches = [part.batch for part in parts] if work.hands_in else []
-            # Of a validation set, an op that trains tells the loss alone.
+            batches = [part.batch for part in parts] if work.is_output_rank else []
+            # On a validation set, a training op only computes the loss.
             epochs = node.epochs if isinstance(node, TrainingNode) and not work.validation else 0
             account.tokens = max(1, epochs) * sum(int(_row_lengths(batch).sum()) for batch in batches)
             account.flops = self._operations(node, batches, epochs)
@@ -56,22 +53,19 @@ class Meter:
         return account
 
     def settle(self) -> None:
-        """Wait for what is still queued on the device: it is part of the time that a run takes."""
+        """Synchronize with the device, so that a run's time includes its kernels."""
         if self._on_gpu:
             torch.cuda.synchronize()
 
-    def effort(self, account: Account, output: Output) -> Effort:
-        """What the run has taken, as far as it has not been told with an earlier output."""
+    def usage(self, account: UsageCount, output: Output) -> Usage:
+        """The run's usage since the last output."""
         tokens, flops = account.tokens + output.sampled, account.flops
         account.tokens, account.flops = 0, None if flops is None else 0
         memory = torch.cuda.max_memory_allocated() if self._on_gpu else None
-        return Effort(tokens, flops, self._peak, memory)
+        return Usage(tokens, flops, self._peak, memory)
 
     def _operations(self, node: _Passing, batches: Sequence[Batch], epochs: int) -> int | None:
-        """Operations of the node's passes over the batches, training ones if there are `epochs`.
-
-        None where nobody has counted those of the model.
-        """
+        """FLOPs of the node's passes over the batches; training passes if there are `epochs`. None if unknown."""
         spec = self._pipeline.engines[node.engine]
         if node.engine not in self._costs:
             self._costs[node.engine] = self._count(node.engine, spec.head)
@@ -102,5 +96,5 @@ def _row_lengths(batch: Batch) -> np.ndarray:
 
 
 def _responses(batch: Batch) -> Column:
-    """What the policy has said, or what it is to learn from the data set."""
+    """The responses, or the demonstrations of the data set."""
     return batch["response_tokens"] if "response_tokens" in batch else batch["demonstration"]

@@ -1,4 +1,4 @@
-"""What the profile section means: which runs, on which engines, and by which Python; without torch, for the driver."""
+"""Evaluates the `profile` section: which runs, which engines, which Python. Without torch, for the driver."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _NSYS_OPTIONS = (
     "--force-overwrite=true",
 )
 _UNDER_NSYS = "NSYS_PROFILING_SESSION_ID"
-"""nsys puts it into the environment of what it profiles."""
+"""nsys sets it for the processes that it profiles."""
 
 
 def python_under_nsys(pipeline: Pipeline, engine: str, rank: int, run_dir: Path) -> str | None:
-    """The shell command that takes Python's place for a rank of `engine` that runs under nsys; None for the others.
+    """The command that replaces Python for a rank of `engine` that runs under nsys; None for the others.
 
-    Reports go to ``profile/ENGINE-RANK.*.nsys-rep``, one for each profiled step. Where dagrl itself runs under nsys, it
-    sees the workers already. RunError where there is no nsys.
+    Reports go to ``profile/ENGINE-RANK.*.nsys-rep``, one for each profiled step. If dagrl itself runs under nsys, that
+    one traces the workers. Raises RunError if nsys is not installed.
     """
     profile = pipeline.profile
     if profile is None or profile.tool != "nsys" or rank not in profile.ranks or _UNDER_NSYS in os.environ:
@@ -42,7 +42,7 @@ def python_under_nsys(pipeline: Pipeline, engine: str, rank: int, run_dir: Path)
     if nsys is None:
         raise RunError(
             "profile.tool is nsys, and there is no nsys on the PATH",
-            hint="install NVIDIA Nsight Systems, or say profile.tool: torch",
+            hint="install NVIDIA Nsight Systems, or set profile.tool: torch",
         )
     folder = run_dir / FOLDER
     with naming(folder):
@@ -52,18 +52,18 @@ def python_under_nsys(pipeline: Pipeline, engine: str, rank: int, run_dir: Path)
 
 
 def profiled_engines(pipeline: Pipeline, profile: ProfileSpec) -> set[str]:
-    """Engines whose workers run profiled nodes: of one that shares another's ranks, the other."""
+    """Engines whose workers run profiled nodes. A frozen copy runs on the workers of its original."""
     named = {engine_of(node) for name, node in pipeline.nodes.items() if _is_named(profile, name)} - {""}
     return {getattr(pipeline.engines[engine], "frozen_copy_of", None) or engine for engine in named}
 
 
 def is_profiled(profile: ProfileSpec, work: TaskWork) -> bool:
-    """Whether a run is to be looked into, on the ranks that are."""
+    """Whether a run is profiled, on the profiled ranks."""
     return work.step in profile.steps and work.node is not None and _is_named(profile, work.node)
 
 
 def engine_of(node: NodeBase) -> str:
-    """The engine that a node runs on; empty on the host."""
+    """The engine that a node runs on; empty for CPU workers."""
     return getattr(node, "engine", None) or ""
 
 

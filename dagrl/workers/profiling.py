@@ -1,7 +1,4 @@
-"""Looks into the nodes of some steps: Chrome traces by torch's profiler, or ranges and a capture for Nsight Systems.
-
-A worker holds one profiler, around each of its runs. Results do not depend on it.
-"""
+"""Profiles nodes: Chrome traces by torch's profiler, or NVTX ranges and a capture for Nsight Systems."""
 
 from __future__ import annotations
 
@@ -21,29 +18,26 @@ from dagrl.workers.profiled import FOLDER, engine_of, is_profiled, profiled_engi
 
 
 class Profiler(Protocol):
-    """What a worker asks of a profiler."""
+    """Profiles the runs of one worker."""
 
     def around(self, work: TaskWork) -> AbstractContextManager[None]:
-        """The context in which a run happens. OSError where a trace cannot be written."""
+        """A context for one run. Raises OSError if the trace cannot be written."""
         ...
 
     def close(self) -> None:
-        """No run comes any more."""
+        """Called after the last run."""
         ...
 
 
 def make_profiler(setup: StartEngine) -> Profiler | None:
-    """The profiler of one rank of an engine; None where its pipeline has none for it.
-
-    ValueError for nsys on a machine without a GPU.
-    """
+    """The profiler of one rank of an engine, if it is profiled. Raises ValueError for nsys without a GPU."""
     profile = setup.pipeline.profile
     if profile is None or setup.engine not in profiled_engines(setup.pipeline, profile):
         return None
     if profile.tool == "nsys":
         if not torch.cuda.is_available():
             raise ValueError(
-                f"profile.tool: nsys looks at GPUs, and engine {setup.engine} has none; say tool: torch instead"
+                f"profile.tool: nsys profiles GPUs, and engine {setup.engine} has none; set tool: torch instead"
             )
         return NvtxRanges(profile, setup.rank)
     return (
@@ -54,13 +48,10 @@ def make_profiler(setup: StartEngine) -> Profiler | None:
 
 
 class TorchTraces:
-    """One Chrome trace for each profiled run: ``step_N/NODE-ENGINE-RANK.json.gz``, numbered from the second on."""
+    """One Chrome trace per profiled run: ``step_N/NODE-ENGINE-RANK.json.gz``, numbered from the second run on."""
 
     def __init__(self, profile: ProfileSpec, pipeline: Pipeline, folder: Path, rank: int) -> None:
-        self._profile = profile
-        self._pipeline = pipeline
-        self._folder = folder
-        self._rank = rank
+        self._profile, self._pipeline, self._folder, self._rank = profile, pipeline, folder, rank
         self._runs: Counter[tuple[int, str]] = Counter()
 
     @contextmanager
@@ -85,7 +76,7 @@ class TorchTraces:
         self._write(profiler, work)
 
     def close(self) -> None:
-        """Nothing is left open between runs."""
+        """Nothing is open between runs."""
 
     def _write(self, profiler: torch.profiler.profile, work: TaskWork) -> None:
         self._runs[work.step, work.task] += 1
@@ -103,10 +94,9 @@ class TorchTraces:
 
 
 class NvtxRanges:
-    """A range ``step N/NODE`` around every run, and CUDA's profiler switched on during profiled steps.
+    """An NVTX range ``step N/NODE`` around every run, and a CUDA capture during profiled steps.
 
-    The step ends, for the capture, with the rank's first run in another one: weight sync and what else comes between
-    is seen too.
+    A capture ends with the rank's first run of another step, so that it includes the weight sync.
     """
 
     def __init__(self, profile: ProfileSpec, rank: int) -> None:
@@ -129,7 +119,7 @@ class NvtxRanges:
             torch.cuda.nvtx.range_pop()
 
     def close(self) -> None:
-        """End a capture."""
+        """End the capture."""
         if self._capturing is not None:
             torch.cuda.synchronize()
             torch.cuda.profiler.stop()

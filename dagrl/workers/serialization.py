@@ -1,8 +1,7 @@
-"""Messages on their way between driver and workers: pickled once, with objects beside them.
+"""Serialization of messages: pickled once for all ranks, with object refs beside the bytes.
 
-Ray takes bytes and refs as they are. Left to itself it would look into every message in Python, and know its size
-alone. Columns become objects of their own wherever a message leaves their worker: they stand beside it, and whoever
-gets it has refs in their places.
+Ray passes bytes and refs through as they are. It would serialize each message for each rank, in Python. A batch in a
+message leaves its worker as an object of its own, and the receiver finds the ref in its place.
 """
 
 from __future__ import annotations
@@ -16,56 +15,49 @@ import ray
 
 from dagrl.data.batch import Batch
 
-type Parcel = tuple[bytes, list[ray.ObjectRef]]
-"""A message, and the refs that it names by their places in the list."""
+type Serialized = tuple[bytes, list[ray.ObjectRef]]
+"""A message, and the refs that it names by their index in the list."""
 
 
-def pack(message: Any) -> tuple[bytes, list[Any]]:
-    """A message, and the refs and batches that it names by their places in the list, each of them once."""
-    buffer, beside = io.BytesIO(), _Beside()
-    pickler = _Packer(buffer, protocol=5)
-    pickler.beside = beside
+def serialize(message: Any) -> tuple[bytes, list[Any]]:
+    """The message as bytes, and the distinct refs and batches in it."""
+    buffer = io.BytesIO()
+    pickler = _Pickler(buffer, protocol=5)
     pickler.dump(message)
-    return buffer.getvalue(), beside.things
+    return buffer.getvalue(), pickler.objects
 
 
-def unpack(data: bytes, refs: Sequence[ray.ObjectRef]) -> Any:
-    """The message in a parcel of our own processes."""
-    unpacker = _Unpacker(io.BytesIO(data))
-    unpacker.refs = refs
-    return unpacker.load()
+def deserialize(data: bytes, refs: Sequence[ray.ObjectRef]) -> Any:
+    """The message. Only for messages of our own processes."""
+    unpickler = _Unpickler(io.BytesIO(data))
+    unpickler.refs = refs
+    return unpickler.load()
 
 
-def parcel_bytes(data: bytes, refs: Sequence[ray.ObjectRef]) -> int:
-    """What a parcel weighs, object refs counted as their ids."""
+def message_bytes(data: bytes, refs: Sequence[ray.ObjectRef]) -> int:
+    """Size of a serialized message. A ref counts as its id."""
     return len(data) + sum(len(ref.binary()) for ref in refs)
 
 
-class _Beside:
-    """What stands beside a message."""
-
-    def __init__(self) -> None:
-        self.things: list[Any] = []
-        self._places: dict[Any, int] = {}
-        """By ref, or by a batch's id."""
-
-    def place(self, thing: Any) -> int:
-        key = id(thing) if isinstance(thing, Batch) else thing
-        if key not in self._places:
-            self._places[key] = len(self.things)
-            self.things.append(thing)
-        return self._places[key]
-
-
-class _Packer(pickle.Pickler):
-    beside: _Beside
+class _Pickler(pickle.Pickler):
+    def __init__(self, buffer: io.BytesIO, protocol: int) -> None:
+        super().__init__(buffer, protocol)
+        self.objects: list[Any] = []
+        self._indices: dict[Any, int] = {}
+        """By ref, or by the id of a batch."""
 
     def persistent_id(self, thing: Any) -> int | None:
-        return self.beside.place(thing) if isinstance(thing, ray.ObjectRef | Batch) else None
+        if not isinstance(thing, ray.ObjectRef | Batch):
+            return None
+        key = id(thing) if isinstance(thing, Batch) else thing
+        if key not in self._indices:
+            self._indices[key] = len(self.objects)
+            self.objects.append(thing)
+        return self._indices[key]
 
 
-class _Unpacker(pickle.Unpickler):
+class _Unpickler(pickle.Unpickler):
     refs: Sequence[ray.ObjectRef]
 
-    def persistent_load(self, place: int) -> ray.ObjectRef:
-        return self.refs[place]
+    def persistent_load(self, index: int) -> ray.ObjectRef:
+        return self.refs[index]

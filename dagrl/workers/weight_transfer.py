@@ -1,6 +1,6 @@
-"""What workers do in a weight sync: the trainer's ranks hand the weights out, the generator's take them in.
+"""A worker's part in a weight sync: the trainer's ranks send weights, the generator's ranks receive them.
 
-`dagrl.workers.groups.weight_syncs` brings the two together, in the driver. What is done is in `dagrl.weight_sync`.
+`dagrl.workers.groups.weight_syncs` coordinates the two sides from the driver; `dagrl.weight_sync` has the transports.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from dagrl.weight_sync.object_store import PackedBucket, packed
 from dagrl.weight_sync.protocol import Offer
 from dagrl.weight_sync.receiver import Route
 from dagrl.weight_sync.sender import WeightSender
-from dagrl.workers.messages import Handed, Take
-from dagrl.workers.objects import get_within
+from dagrl.workers.messages import SendResult, UpdateWeightsRequest
+from dagrl.workers.object_cache import get_objects
 
 
-class HandingOut:
-    """A trainer's rank as the source of one follower's weights."""
+class WeightTransfer:
+    """Sends a trainer rank's weights to one generator."""
 
     def __init__(self, engine: Any, rank: int, route: WeightRoute, timeout_s: float) -> None:
-        """Every wait for the other side has the bound `timeout_s`."""
+        """`timeout_s` bounds every wait for the other side."""
         self._rank, self._route = rank, route
         self._exporter = engine.weight_exporter(route.bucket_bytes)
         self._sender: WeightSender | None = None
@@ -36,64 +36,66 @@ class HandingOut:
                 host=ray.util.get_node_ip_address(),
                 timeout_s=timeout_s,
             )
-        # Refs that travel in a message are not counted reliably until it is there: they are kept until the next sync.
+        # Ray does not count refs inside a message reliably until it arrives, so they are kept until the next sync.
         self._refs: list[ray.ObjectRef] = []
 
     def offer(self) -> Offer | None:
-        """Where the follower's processes find this rank, if they need it."""
+        """The endpoint of this rank, if the generator's processes connect to it."""
         return self._sender.offer() if self._sender else None
 
-    def hand_out(self, number: int) -> Handed:
-        """Hand all weights out for sync `number`. Collective over the trainer's ranks."""
-        begun = time.perf_counter()
+    def send(self, sync: int) -> SendResult:
+        """Send all weights. Collective over the trainer's ranks."""
+        start = time.perf_counter()
         if self._sender is None:
             self._refs = []
             self._refs = [ray.put(bucket) for bucket in packed(self._exporter, is_root=self._rank == 0)]
-            return Handed(time.perf_counter() - begun, self._exporter.manifest.nbytes, refs=tuple(self._refs))
-        sent = self._sender.send(number, self._takers(), passes=self._route.passes)
-        return Handed(time.perf_counter() - begun, sent.nbytes, sent)
+            return SendResult(time.perf_counter() - start, self._exporter.manifest.nbytes, refs=tuple(self._refs))
+        sent = self._sender.send(sync, self._receivers(), passes=self._route.passes)
+        return SendResult(time.perf_counter() - start, sent.nbytes, sent)
 
-    def rest(self) -> None:
-        """Give up what is on the device between syncs: communicators."""
+    def release(self) -> None:
+        """Free device memory between syncs: communicators."""
         if self._sender is not None:
             self._sender.rest()
 
     def close(self) -> None:
-        """Hand nothing out any more."""
+        """Free all resources."""
         if self._sender is not None:
             self._sender.close()
 
-    def _takers(self) -> list[int]:
-        """How many come to this rank, wave after wave: its neighbour on the slot, or all to the first rank."""
+    def _receivers(self) -> list[int]:
+        """Processes that connect to this rank, by wave: the one on the same slot, or all of them to rank 0."""
         if self._route.way == "cuda_ipc":
             return [int(self._rank in wave) for wave in self._route.waves]
         return [len(wave) if self._rank == 0 else 0 for wave in self._route.waves]
 
 
-def take_in(engine: Any, rank: int, take: Take, handed: Handed | None, timeout_s: float) -> float:
-    """Have a generator's rank take new weights; returns how long it took, in seconds.
+def update_weights(
+    engine: Any, rank: int, request: UpdateWeightsRequest, sent: SendResult | None, timeout_s: float
+) -> float:
+    """Load new weights into a generator's rank; returns the seconds taken.
 
-    `handed`: what a trainer has handed out through the object store, if they come that way.
+    `sent`: what the trainer has put into the object store, if the weights go through it.
     """
-    begun = time.perf_counter()
-    if handed is not None:
-        engine.load_weights(_fetched(handed.refs, timeout_s), take.version)
+    start = time.perf_counter()
+    if sent is not None:
+        engine.load_weights(_buckets(sent.refs, timeout_s), request.version)
     else:
-        engine.take_weights(_route(take, rank, timeout_s), take.version)
-    return time.perf_counter() - begun
+        engine.take_weights(_route(request, rank, timeout_s), request.version)
+    return time.perf_counter() - start
 
 
-def _fetched(refs: tuple[ray.ObjectRef, ...], timeout_s: float) -> Iterator[Bucket]:
+def _buckets(refs: tuple[ray.ObjectRef, ...], timeout_s: float) -> Iterator[Bucket]:
     for ref in refs:
-        bucket: PackedBucket = get_within([ref], timeout_s, "a bucket of weights")[0]
+        bucket: PackedBucket = get_objects([ref], timeout_s, "a bucket of weights")[0]
         yield bucket.unpack()
 
 
-def _route(take: Take, rank: int, timeout_s: float) -> Route:
-    offers = [offer for offer in take.offers if offer is not None]
+def _route(request: UpdateWeightsRequest, rank: int, timeout_s: float) -> Route:
+    offers = [offer for offer in request.offers if offer is not None]
     if all(offer.place for offer in offers):
         senders = {offer.place: offer.address for offer in offers}
-        return Route(take.number, senders, timeout_s, take.keeps_room)
-    # Without a GPU to go by: the neighbour on the same slot, or the one sender that there is.
-    offer = offers[rank] if len(offers) > 1 else offers[0]
-    return Route(take.number, {"": offer.address}, timeout_s, take.keeps_room)
+    else:
+        # Without GPU ids: the sender on the same slot, or the only one.
+        senders = {"": (offers[rank] if len(offers) > 1 else offers[0]).address}
+    return Route(request.sync, senders, timeout_s, request.keep_buffers)

@@ -1,4 +1,4 @@
-"""How good the checkpoint of a step is, by the metric that ``run.keep_best`` names."""
+"""The score of a checkpoint, by the metric of ``run.keep_best``."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from dagrl.orchestrator.steps.record import StepRecord
 from dagrl.scheduler.plan import Plan
 
 
-class Scoring:
+class CheckpointScorer:
     """Scores the steps that are saved."""
 
     def __init__(self, best: KeepBestSpec | None, plan: Plan, note: Callable[[str], None]) -> None:
-        """`note` tells the user, once, that there is no such metric."""
+        """`note` is called once if there is no such metric."""
         self._best, self._plan, self._note = best, plan, note
-        self._told = False
+        self._noted = False
 
     def score(self, record: StepRecord) -> Score | None:
-        """The step's score; None where it was not measured in it, or is no number."""
+        """The step's score. None if the metric was not measured, or is not finite."""
         if self._best is None:
             return None
         measured, metric = record.measured(), self._best.metric
         value = measured.get(metric)
         if value is not None and math.isfinite(value):
             return Score(metric, value)
-        if value is None and not self._told and (self._plan.validates(record.step) or not metric.startswith("val/")):
-            self._told = True
+        if value is None and not self._noted and (self._plan.validates(record.step) or not metric.startswith("val/")):
+            self._noted = True
             self._note(f"run.keep_best: step {record.step} has no metric {metric}; {suggest(metric, sorted(measured))}")
         return None

@@ -1,26 +1,37 @@
-"""Who computes which rows: from a run's shards and the rows' lengths to each rank's share. Pure but for the refs."""
+"""Dispatch: splits the rows of a run over the data-parallel ranks, balanced by tokens, and makes each rank's work."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from dagrl.config.schema import Pipeline, TrainingNode
+from dagrl.config.schema import AdvantageNode, Pipeline, TrainingNode
 from dagrl.data.redistribute import assign
 from dagrl.graph.op_contracts import Scope
-from dagrl.orchestrator.steps.batch_index import Ledger
+from dagrl.orchestrator.steps.batch_index import BatchIndex
 from dagrl.scheduler.commands import Run
 from dagrl.scheduler.plan import Executor, PlannedTask, Rows
-from dagrl.workers.messages import Begun, PartWork, TaskWork
+from dagrl.workers.messages import (
+    AdvantageWork,
+    PartialRollout,
+    PartWork,
+    PendingWeights,
+    RolloutWork,
+    ScoreWork,
+    SourceWork,
+    TaskWork,
+    TrainWork,
+)
 
 
-def share_out(
+def dispatch(
     run: Run,
     task: PlannedTask,
     executor: Executor,
-    ledger: Ledger,
+    batch: BatchIndex,
     pipeline: Pipeline,
     *,
     position: int,
@@ -29,90 +40,98 @@ def share_out(
     prompts: int | None = None,
     kl_weight: float | None = None,
 ) -> list[TaskWork]:
-    """The work of each rank of `executor`, or of the one host worker that takes the run.
+    """The work of each rank of `executor`, or of the one CPU worker that takes the run.
 
-    `position` in the data set, the prompts `carried` from earlier steps, how many `prompts` the source takes, the
-    newest `committed` step and the weight of a divergence are passed on.
+    See `SourceWork` for `position`, `carried` and `prompts`, `AdvantageWork` for `kl_weight`.
     """
-    on_host = task.engine is None
-    replicas = 1 if on_host else executor.replicas
+    on_cpu = task.engine is None
+    replicas = 1 if on_cpu else executor.replicas
     parts: list[list[PartWork]] = [[] for _ in range(replicas)]
-    for index, rows in _cuts(run, task, ledger, pipeline):
-        groups = ledger.groups(rows) if task.whole_groups else None
-        for replica, places in enumerate(assign(ledger.tokens(rows), groups, replicas)):
+    for index, rows in _split(run, task, batch, pipeline):
+        groups = batch.groups(rows) if task.whole_groups else None
+        for replica, places in enumerate(assign(batch.tokens(rows), groups, replicas)):
             mine = rows[places]
-            parts[replica].append(PartWork(index, mine, ledger.sources(task, mine)))
-    places_of_ranks = [(0, True)] if on_host else [(place.dp, place.primary) for place in executor.places]
-    alike = replace(
-        _work(run, task, pipeline, committed),
-        position=position,
-        carried=tuple(carried),
-        first_group=ledger.first_group,
-        prompts=prompts,
-        kl_weight=kl_weight,
-    )
-    idle_behind = not on_host and executor.leaders_speak
+            parts[replica].append(PartWork(index, mine, batch.sources(task, mine)))
+    common = _common(run, task, pipeline, committed)
+    work: TaskWork
+    if not task.inputs:
+        first = batch.first_group
+        work = SourceWork(**common, position=position, prompts=prompts, carried=tuple(carried), first_group=first)
+    elif task.trains:
+        pieces = task.pieces or (run.shards,)
+        work = TrainWork(**common, begins=run.shards == pieces[0], ends=run.shards == pieces[-1])
+    elif not on_cpu:
+        work = ScoreWork(**common, frozen=task.frozen)
+    elif isinstance(pipeline.nodes.get(task.node), AdvantageNode):
+        work = AdvantageWork(**common, kl_weight=kl_weight)
+    else:
+        work = TaskWork(**common)
+    if on_cpu:
+        return [replace(work, parts=tuple(parts[0]))]
     return [
-        replace(alike, parts=() if idle_behind and not primary else tuple(parts[replica]), hands_in=primary)
-        for replica, primary in places_of_ranks
+        replace(
+            work,
+            parts=() if executor.leaders_speak and not place.primary else tuple(parts[place.dp]),
+            is_output_rank=place.primary,
+        )
+        for place in executor.places
     ]
 
 
-def portion(
+def dispatch_chunk(
     run: Run,
     task: PlannedTask,
-    ledger: Ledger,
+    batch: BatchIndex,
     pipeline: Pipeline,
     groups: Sequence[int],
     *,
     committed: int,
-    begun: Mapping[int, Begun],
-) -> TaskWork:
-    """The work of a server that gets these groups of a rollout; of some of them there is something from earlier."""
-    rows = ledger.rows_of(groups)
-    return replace(
-        _work(run, task, pipeline, committed),
-        parts=(PartWork(0, rows, ledger.sources(task, rows)),),
-        streams=True,
+    begun: Mapping[int, PartialRollout],
+    attempt: int = 0,
+    weights: PendingWeights | None = None,
+    gather_s: float = 0.0,
+) -> RolloutWork:
+    """The work of a server that samples these groups. See `RolloutWork` for the other arguments."""
+    rows = batch.rows_of(groups)
+    return RolloutWork(
+        **_common(run, task, pipeline, committed),
+        parts=(PartWork(0, rows, batch.sources(task, rows)),),
+        round=run.round,
+        attempt=attempt,
+        weights=weights,
+        gather_s=gather_s,
         begun={group: begun[group] for group in groups if group in begun},
     )
 
 
-def _work(run: Run, task: PlannedTask, pipeline: Pipeline, committed: int) -> TaskWork:
-    """What all shares of a run have in common."""
-    return TaskWork(
-        step=run.step,
-        task=task.name,
-        op=task.op,
-        node=task.node if task.node in pipeline.nodes else None,
-        validation=task.rows is Rows.VALIDATION,
-        position=0,
-        committed=committed,
-        shards=pipeline.schedule.shards_per_step,
-        parts=(),
-        outputs=task.outputs,
-        frozen=task.frozen,
-        hands_in=True,
-        round=run.round,
-        begins=not task.pieces or run.shards == task.pieces[0],
-        ends=not task.pieces or run.shards == task.pieces[-1],
-        sampled_by=task.sampled_by,
-        told_as=task.told_as,
-    )
+def _common(run: Run, task: PlannedTask, pipeline: Pipeline, committed: int) -> dict[str, Any]:
+    """The fields of `TaskWork` that are the same on all ranks."""
+    return {
+        "step": run.step,
+        "task": task.name,
+        "op": task.op,
+        "node": task.node if task.node in pipeline.nodes else None,
+        "validation": task.rows is Rows.VALIDATION,
+        "committed": committed,
+        "shards": pipeline.schedule.shards_per_step,
+        "outputs": task.outputs,
+        "sampled_by": task.sampled_by,
+        "metric_prefix": task.told_as,
+    }
 
 
-def _cuts(run: Run, task: PlannedTask, ledger: Ledger, pipeline: Pipeline) -> Sequence[tuple[int, np.ndarray]]:
-    """The rows that are taken together: a shard, a mini-batch, or all."""
+def _split(run: Run, task: PlannedTask, batch: BatchIndex, pipeline: Pipeline) -> Sequence[tuple[int, np.ndarray]]:
+    """The rows that are processed together: a shard, a mini-batch, or all."""
     if not task.inputs:
         return []
     node = pipeline.nodes.get(task.node)
     if isinstance(node, TrainingNode) and task.trains:
-        rows = ledger.rows(run.shards)
+        rows = batch.rows(run.shards)
         prompts = node.mini_batch or pipeline.data.prompts_per_step
-        # Over-sampling leaves groups out, so that their numbers have gaps.
-        _, starts = np.unique(ledger.groups(rows), return_index=True)
+        # Over-sampling leaves gaps in the numbers of groups.
+        _, starts = np.unique(batch.groups(rows), return_index=True)
         return list(enumerate(np.split(rows, starts[prompts::prompts])))
     if task.scope is Scope.BATCH:
-        return [(0, ledger.rows(run.shards))]
-    # Where there are fewer groups than shards, an empty one comes before anybody has written the columns it would have.
-    return [(shard, rows) for shard in run.shards if len(rows := ledger.rows((shard,)))]
+        return [(0, batch.rows(run.shards))]
+    # With fewer groups than shards, an empty shard may come before any task has written its columns.
+    return [(shard, rows) for shard in run.shards if len(rows := batch.rows((shard,)))]

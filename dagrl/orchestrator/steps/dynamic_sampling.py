@@ -1,19 +1,22 @@
-"""The rounds of all steps under way: how many prompts each takes, and what becomes of the batch when one is over."""
+"""Dynamic sampling: how many prompts each round of a step samples, and which groups of all rounds are the batch."""
 
 from __future__ import annotations
 
-from dagrl.config.schema import Pipeline
-from dagrl.graph.filtering import prompts_begun
-from dagrl.orchestrator.steps.batch_index import Ledger
+import math
+from collections.abc import Iterable, Sequence
+
+from dagrl.config.schema import FilterNode, Pipeline
+from dagrl.graph.filtering import prompts_begun, prompts_per_round
+from dagrl.orchestrator.steps.batch_index import BatchIndex
 from dagrl.orchestrator.steps.record import StepRecord
-from dagrl.orchestrator.steps.selection import Selection
 from dagrl.scheduler.commands import BatchShort, Event, Run, RunDone
 from dagrl.scheduler.plan import Plan
+from dagrl.workers.errors import RunError
 from dagrl.workers.messages import Block
 
 
-class Rounds:
-    """One run's; without a filter a step has a single round, which nobody asks about."""
+class DynamicSampling:
+    """The rounds of all open steps. Without a filter a step has one round."""
 
     def __init__(self, pipeline: Pipeline, plan: Plan) -> None:
         self._pipeline = pipeline
@@ -21,29 +24,96 @@ class Rounds:
         self._selections: dict[int, Selection] = {}
 
     def prompts(self, run: Run) -> int:
-        """Prompts that a run of the source begins."""
+        """How many prompts a run of the source reads."""
         return prompts_begun(self._pipeline, self._selections[run.step].next_round() if run.round else None)
 
-    def note(self, run: Run, ledger: Ledger, block: Block) -> None:
-        """A filter's `block` has the rows of the groups that pass, of those of its round."""
+    def add(self, run: Run, batch: BatchIndex, block: Block) -> None:
+        """Add the output of the filter: a block with the groups that pass."""
         if run.step not in self._selections:
             self._selections[run.step] = Selection(self._pipeline, self._filter, run.step)
-        self._selections[run.step].note(ledger.groups_in(ledger.rows(run.shards)), ledger.groups_in(block.rows))
+        self._selections[run.step].add(batch.groups_in(batch.rows(run.shards)), batch.groups_in(block.rows))
 
-    def end(self, run: Run, ledger: Ledger, record: StepRecord) -> Event:
-        """A filter's run is over: the batch begins another round, or is from now on what the filter has chosen.
-
-        RunError where there may be no further round, and the batch is not full.
-        """
+    def end_round(self, run: Run, batch: BatchIndex, record: StepRecord) -> Event:
+        """Begin another round, or make the selected groups the batch. Raises RunError after the last round."""
         selection = self._selections[run.step]
         if selection.is_short():
-            ledger.begin_round()
+            batch.begin_round()
             return BatchShort(run)
-        ledger.select(selection.batch())
-        for name, figure in selection.metrics().items():
-            record.count(name, figure)
+        batch.select(selection.batch())
+        for name, value in selection.metrics().items():
+            record.add_number(name, value)
         return RunDone(run)
 
-    def forget(self, step: int) -> None:
-        """The step is committed."""
+    def commit(self, step: int) -> None:
+        """Drop a committed step."""
         self._selections.pop(step, None)
+
+
+class Selection:
+    """The groups of one step that have passed the filter. Pure."""
+
+    def __init__(self, pipeline: Pipeline, name: str, step: int) -> None:
+        """`name` of the filter."""
+        node = pipeline.nodes[name]
+        assert isinstance(node, FilterNode)
+        self._node, self._place = node, f"{name} (step {step})"
+        self._needed, self._max_prompts = pipeline.data.prompts_per_step, prompts_per_round(pipeline)
+        self._passed: list[int] = []
+        self._failed: list[int] = []
+        self._rounds = 0
+
+    def add(self, groups: Sequence[int], passed: Iterable[int]) -> None:
+        """Add a round with these `groups`."""
+        self._rounds += 1
+        kept = set(passed)
+        self._passed += [group for group in groups if group in kept]
+        self._failed += [group for group in groups if group not in kept]
+
+    def is_short(self) -> bool:
+        """Whether another round is needed. Raises RunError after the last round."""
+        if self._missing <= 0:
+            return False
+        if self._rounds < self._node.max_rounds:
+            return True
+        if self._node.when_short == "fill":
+            return False
+        rounds = "1 round" if self._rounds == 1 else f"{self._rounds} rounds"
+        raise RunError(
+            f"{len(self._passed)} of {self._sampled} prompts have passed in {rounds}, and the step needs "
+            f"{self._needed}",
+            node=self._place,
+            hint="choose data that are neither too easy nor too hard for the model, widen the filter's bounds, raise "
+            "its max_rounds or prompts_per_round, or set when_short: fill",
+        )
+
+    def next_round(self) -> int:
+        """Prompts of the next round: the expected number plus two standard deviations.
+
+        The number of trials until the missing groups have passed has a negative binomial distribution. Laplace's rule
+        of succession estimates the pass rate from this step alone, so that a step is reproducible.
+        """
+        rate = (len(self._passed) + 1) / (self._sampled + 2)
+        likely = (self._missing + 2 * math.sqrt(self._missing * (1 - rate))) / rate
+        return min(self._max_prompts, math.ceil(likely))
+
+    def batch(self) -> list[int]:
+        """The groups of the step, ascending: the first ones that have passed, then failed ones to fill it."""
+        return sorted([*self._passed, *self._failed[: max(0, self._missing)]][: self._needed])
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the step."""
+        filled = {"filter/filled_prompts": float(max(0, self._missing))} if self._node.when_short == "fill" else {}
+        return {
+            "filter/rounds": float(self._rounds),
+            "filter/kept_fraction": len(self._passed) / self._sampled,
+            "filter/surplus_prompts": float(max(0, -self._missing)),
+            **filled,
+        }
+
+    @property
+    def _sampled(self) -> int:
+        return len(self._passed) + len(self._failed)
+
+    @property
+    def _missing(self) -> int:
+        return self._needed - len(self._passed)

@@ -1,59 +1,59 @@
-"""Prompts that a step has begun and not finished: they come first in a later one, and checkpoints keep them. Pure."""
+"""The partial-rollout buffer: prompts that a step has not finished. They come first in a later step. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from dagrl.workers.messages import Begun
+from dagrl.workers.messages import PartialRollout
 
 
 @dataclass(slots=True)
 class _Prompt:
     position: int
     left_by: int
-    """The step that has left it unfinished."""
-    begun: Begun | None = None
+    """The step that has not finished it."""
+    begun: PartialRollout | None = None
     taken_by: int | None = None
 
 
 @dataclass(slots=True)
-class Carried:
-    """All that waits, in the order in which it was left.
+class PartialRolloutBuffer:
+    """Unfinished prompts, oldest first.
 
-    Steps may overlap: a later one may have taken prompts that the checkpoint of an earlier one has to hold.
+    Steps may overlap: a later step may have taken prompts that the checkpoint of an earlier one must hold.
     """
 
     _prompts: list[_Prompt] = field(default_factory=list)
 
     @staticmethod
-    def of_checkpoint(positions: Iterable[int]) -> Carried:
-        """What a checkpoint holds; what had been sampled is lost."""
-        return Carried([_Prompt(position, left_by=0) for position in positions])
+    def from_checkpoint(positions: Iterable[int]) -> PartialRolloutBuffer:
+        """The prompts of a checkpoint, by data set position. Their tokens are lost."""
+        return PartialRolloutBuffer([_Prompt(position, left_by=0) for position in positions])
 
     def take(self, step: int, most: int) -> tuple[int, ...]:
-        """Places in the data set of the prompts that `step` begins with."""
+        """Data set positions of the prompts with which `step` begins."""
         waiting = [prompt for prompt in self._prompts if prompt.taken_by is None][:most]
         for prompt in waiting:
             prompt.taken_by = step
         return tuple(prompt.position for prompt in waiting)
 
-    def begun(self, step: int) -> dict[int, Begun]:
-        """Of the prompts that `step` has taken: place in the data set -> what there is of it already."""
+    def begun(self, step: int) -> dict[int, PartialRollout]:
+        """Data set position -> tokens, of the prompts that `step` has taken."""
         mine = [prompt for prompt in self._prompts if prompt.taken_by == step]
         return {prompt.position: prompt.begun for prompt in mine if prompt.begun is not None}
 
-    def forget_begun(self) -> None:
-        """What there is of unfinished prompts may be lost: they begin anew."""
+    def drop_tokens(self) -> None:
+        """The objects with the tokens may be lost: all prompts start again."""
         for prompt in self._prompts:
             prompt.begun = None
 
-    def leave(self, step: int, prompts: Iterable[tuple[int, Begun | None]]) -> None:
-        """Keep what `step` has not finished: places in the data set, and what there is of each."""
+    def add(self, step: int, prompts: Iterable[tuple[int, PartialRollout | None]]) -> None:
+        """Add what `step` has not finished, by data set position."""
         self._prompts += [_Prompt(position, step, begun) for position, begun in prompts]
 
     def after(self, step: int) -> tuple[int, ...]:
-        """Places in the data set of all that `step` and those before it have left unfinished."""
+        """Data set positions of the prompts that are unfinished after `step`."""
         return tuple(
             prompt.position
             for prompt in self._prompts
@@ -61,5 +61,5 @@ class Carried:
         )
 
     def commit(self, step: int) -> None:
-        """Forget what `step` and those before it have taken."""
+        """Drop the prompts that `step` and earlier steps have taken."""
         self._prompts = [prompt for prompt in self._prompts if prompt.taken_by is None or prompt.taken_by > step]

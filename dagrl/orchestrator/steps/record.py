@@ -1,4 +1,4 @@
-"""What is kept of a step while it runs: its statistics and its spans, until they become metrics and a timeline."""
+"""The record of a running step: statistics, time spans and usage, which become metrics and a timeline."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import time
 from dataclasses import dataclass, field
 
 from dagrl.data.stats import Stat, merge
-from dagrl.orchestrator.steps.efficiency import TaskUse
 from dagrl.scheduler.commands import Run
-from dagrl.scheduler.intervals import busy_seconds
+from dagrl.scheduler.intervals import Interval, busy_seconds
 from dagrl.scheduler.plan import HOST, Executor, PlannedTask
-from dagrl.workers.messages import Block, Span
+from dagrl.workers.messages import Block, Usage
 
 _COUNTED = ("sum",)
 _DETAILS = {
@@ -24,28 +23,60 @@ _DETAILS = {
     **dict.fromkeys(("mismatch/logprob_diff", "mismatch/prob_diff", "mismatch/ratio"), ("mean", "max")),
     "correction/weight": ("mean", "std", "max"),
 }
-"""Statistics that do not only give their mean. What is counted is called as the statistic itself, like a mean alone."""
+"""Statistics with more than a mean. A sum has the name of the statistic itself, like a mean alone."""
 
 
 def _details(name: str) -> tuple[str, ...] | None:
-    """What is told of a statistic, whoever it is of: ``val/``, or a node's name, may come before it."""
+    """The details of a statistic. ``val/`` or a node's name may precede its name."""
     parts = name.split("/")
     endings = ("/".join(parts[begin:]) for begin in range(len(parts)))
     return next((_DETAILS[ending] for ending in endings if ending in _DETAILS), None)
 
 
 @dataclass(frozen=True, slots=True)
-class Activity:
-    """That something ran, from `start` to `end` in seconds since the epoch."""
+class StepActivity:
+    """A bar of the timeline, from `start` to `end` in seconds since the epoch."""
 
     name: str
     category: str
     start: float
     end: float
     shard: int | None
-    """None: all of the step's batch."""
+    """None for the whole batch."""
     group: str
     worker: str
+
+
+@dataclass(slots=True)
+class TaskUsage:
+    """What all runs of one task in a step have used of its ranks."""
+
+    ranks: int = 0
+    """Ranks of the task's engine, idle ones included."""
+    _spans: list[Interval] = field(default_factory=list)
+    _usages: list[Usage] = field(default_factory=list)
+
+    def add(self, span: Interval, usage: Usage) -> None:
+        """Add the usage of one rank."""
+        self._spans.append(span)
+        self._usages.append(usage)
+
+    def metrics(self, task: str) -> dict[str, float]:
+        """Metrics of the task. What is unknown on any rank is left out."""
+        rank_seconds = busy_seconds(self._spans) * self.ranks
+        if rank_seconds <= 0:
+            return {}
+        tokens = sum(usage.tokens for usage in self._usages)
+        found = {f"throughput/{task}_tokens_per_s_per_gpu": tokens / rank_seconds}
+        flops = [usage.flops for usage in self._usages if usage.flops is not None]
+        peaks = [usage.peak_flops_per_s for usage in self._usages if usage.peak_flops_per_s is not None]
+        if len(flops) == len(peaks) == len(self._usages):
+            # A group has GPUs of one kind. If not, the best one gives the honest MFU.
+            found[f"mfu/{task}"] = sum(flops) / (rank_seconds * max(peaks))
+        memory = [usage.peak_bytes for usage in self._usages if usage.peak_bytes is not None]
+        if memory:
+            found[f"memory/{task}_peak_gib"] = max(memory) / 2**30
+        return found
 
 
 @dataclass(slots=True)
@@ -54,63 +85,62 @@ class StepRecord:
 
     step: int
     position: int | None = None
-    """Prompts of the data set used when the step had its own, over all epochs."""
+    """Prompts of the data set used up to this step, over all epochs."""
     driver_bytes: int = 0
-    """What went through the driver: messages, never columns."""
-    activities: list[Activity] = field(default_factory=list)
+    """Size of all messages to and from workers."""
+    activities: list[StepActivity] = field(default_factory=list)
     _began: float = field(default_factory=time.time)
     _stats: list[dict[str, Stat]] = field(default_factory=list)
-    _spans: dict[Run, list[tuple[tuple[int, ...], Span, str]]] = field(default_factory=dict)
-    _busy: dict[str, list[Span]] = field(default_factory=dict)
-    _uses: dict[str, TaskUse] = field(default_factory=dict)
+    _spans: dict[Run, list[tuple[tuple[int, ...], Interval, str]]] = field(default_factory=dict)
+    _busy: dict[str, list[Interval]] = field(default_factory=dict)
+    _usages: dict[str, TaskUsage] = field(default_factory=dict)
     _freed_gib: dict[str, float] = field(default_factory=dict)
 
-    def went_through(self, nbytes: int) -> None:
+    def count_bytes(self, nbytes: int) -> None:
         """Count a message to or from a worker."""
         self.driver_bytes += nbytes
 
-    def note(self, run: Run, block: Block, worker: str) -> None:
-        """Keep what a block says beside its rows."""
+    def add_block(self, run: Run, block: Block, worker: str) -> None:
+        """Add the statistics, time and usage of a block."""
         self._stats.append(block.stats)
         self._spans.setdefault(run, []).append((block.shards, block.span, worker))
         self._busy.setdefault(run.task, []).append(block.span)
-        if block.effort is not None:
-            self._uses.setdefault(run.task, TaskUse()).add(block.span, block.effort)
+        if block.usage is not None:
+            self._usages.setdefault(run.task, TaskUsage()).add(block.span, block.usage)
 
     def finish_run(self, run: Run, task: PlannedTask, executor: Executor) -> None:
-        """Turn the spans of a run's ranks into one event for each shard, or for all of the batch."""
-        if task.name in self._uses:
-            self._uses[task.name].ranks = executor.ranks
-        by_shard: dict[int | None, list[tuple[Span, str]]] = {}
+        """Turn the spans of a run's ranks into one activity for each shard, or for the whole batch."""
+        if task.name in self._usages:
+            self._usages[task.name].ranks = executor.ranks
+        by_shard: dict[int | None, list[tuple[Interval, str]]] = {}
         for shards, span, worker in self._spans.pop(run, []):
-            # What comes in pieces may have rows of several shards in one, and of none.
+            # A block of a rollout may have rows of several shards, or none.
             for shard in shards if task.streams or len(shards) == 1 else (None,):
                 by_shard.setdefault(shard, []).append((span, worker))
         for shard, spans in by_shard.items():
             start, end = min(span.start for span, _ in spans), max(span.end for span, _ in spans)
             group = executor.group or HOST
-            self.activities.append(Activity(task.name, task.op, start, end, shard, group, spans[0][1]))
+            self.activities.append(StepActivity(task.name, task.op, start, end, shard, group, spans[0][1]))
 
-    def add(self, activity: Activity) -> None:
-        """Keep that something ran."""
-        self._busy.setdefault(activity.name, []).append(Span(activity.start, activity.end))
+    def add(self, activity: StepActivity) -> None:
+        """Add an activity."""
+        self._busy.setdefault(activity.name, []).append(Interval(activity.start, activity.end))
         self.activities.append(activity)
 
-    def count(self, name: str, number: float) -> None:
-        """Keep a number that nobody adds to."""
+    def add_number(self, name: str, number: float) -> None:
+        """Add a metric."""
         self._stats.append({name: Stat.of([number])})
 
-    def freed(self, executor: str, gib: float) -> None:
-        """Keep what a sleeping executor has given back on each GPU; of several times in a step, the most."""
+    def add_freed(self, executor: str, gib: float) -> None:
+        """Add the memory that an executor has freed on each GPU. The maximum of a step counts."""
         self._freed_gib[executor] = max(gib, self._freed_gib.get(executor, gib))
 
     def metrics(
         self, tokens: int, policy_version: int, slots: int, last_commit: float | None = None
     ) -> dict[str, float]:
-        """The step's metrics by the names of the contract; `slots` are the GPUs, or CPU slots, of all groups.
+        """The step's metrics. `slots`: the GPUs, or CPU slots, of all groups.
 
-        ``time/step_s`` is what the step adds to the run: steps overlap, and one that began before the `last_commit`,
-        in seconds since the epoch, counts from then on.
+        Steps overlap, so ``time/step_s`` starts at the `last_commit`, in seconds since the epoch, if that is later.
         """
         seconds = time.time() - max(self._began, last_commit or self._began)
         found: dict[str, float] = {"policy_version": policy_version, **self.measured()}
@@ -118,14 +148,14 @@ class StepRecord:
         found.update({f"time/{name}_s": busy_seconds(spans) for name, spans in self._busy.items()})
         found["throughput/tokens_per_s"] = tokens / seconds
         found["throughput/tokens_per_s_per_gpu"] = tokens / seconds / slots
-        for name, use in self._uses.items():
+        for name, use in self._usages.items():
             found.update(use.metrics(name))
         found.update({f"memory/{executor}_freed_gib": gib for executor, gib in self._freed_gib.items()})
         found["driver/bytes"] = self.driver_bytes
         return found
 
     def measured(self) -> dict[str, float]:
-        """What the nodes have told so far."""
+        """The statistics of all nodes so far."""
         found: dict[str, float] = {}
         for name, stat in merge(self._stats).items():
             details = _details(name)

@@ -27,7 +27,7 @@ from dagrl.workers.cluster.session import (
     watched,
 )
 from dagrl.workers.errors import RunError, WorkerLostError
-from dagrl.workers.interrupts import ray_starts, undisturbed
+from dagrl.workers.interrupts import ignore_signals, keep_signals_from_ray
 
 _PAUSE_S = 0.5
 _LEAST_GIB_OF_A_SLOT = 0.1
@@ -71,7 +71,7 @@ def _joined(ray: ModuleType, address: str) -> Iterator[None]:
         )
     try:
         knock(address)
-        with ray_starts():
+        with keep_signals_from_ray():
             ray.init(address=address, log_to_driver=False, logging_level="ERROR", namespace="dagrl")
     except (OSError, ValueError) as error:
         raise RunError(
@@ -105,7 +105,7 @@ def _started(ray: ModuleType, pipeline: Pipeline, logs: Path, note: Callable[[st
     with session_folder() as folder, watched(folder, reaper.EPITAPH) as watch:
         try:
             try:
-                with ray_starts(), fewer_processes():
+                with keep_signals_from_ray(), fewer_processes():
                     ray.init(
                         address="local",
                         num_cpus=max(os.cpu_count() or 1, slots),
@@ -126,7 +126,7 @@ def _started(ray: ModuleType, pipeline: Pipeline, logs: Path, note: Callable[[st
             yield
         finally:
             # From here on everything has a bound, and half of it would leave processes behind.
-            with undisturbed():
+            with ignore_signals():
                 watch()
                 ray.shutdown()
                 keep_worker_logs(folder, logs)

@@ -1,7 +1,7 @@
-"""Deals the prompts of a rollout to servers by load: whole groups, the next portion to whoever has least in hand. Pure.
+"""Balances the prompts of a rollout over servers: the next chunk of whole groups goes to the least loaded one. Pure.
 
-A prompt's group stays on one server, whose cache holds the prompt once. Portions are cut the same whoever gets them, so
-that what is decoded together does not depend on who was faster.
+A group stays on one server, whose cache holds its prompt once. Chunks do not depend on the servers' speed, so neither
+does what is decoded together.
 """
 
 from __future__ import annotations
@@ -12,87 +12,86 @@ from dataclasses import dataclass
 
 from dagrl.backends.base import Appetite
 
-MOST_PORTIONS = 16
-"""Portions that a server has at once, whatever their size: each takes a thread of its worker."""
-_LEAST_GATHER_S, _MOST_GATHER_S = 0.05, 1.0
+MAX_OPEN_CHUNKS = 16
+"""Chunks that a server has in flight, whatever their size. Each takes a thread of its worker."""
+_MIN_GATHER_S, _MAX_GATHER_S = 0.05, 1.0
 _MESSAGES_PER_S = 200
-"""From all servers together: the driver takes about a millisecond for each."""
+"""Target for all servers together: the driver takes about a millisecond for each message."""
 
 
 @dataclass(frozen=True, slots=True)
-class Helping:
-    """How much is dealt at a time."""
+class ChunkLimits:
+    """How many groups a server gets."""
 
-    portion: int
-    """Groups that are handed over together."""
-    at_once: int
-    """Groups that a server has in hand before it has to finish some."""
+    chunk: int
+    """Groups that are sent together."""
+    max_inflight: int
+    """Groups that a server has in flight before it gets another chunk."""
 
 
-def helping(appetite: Appetite, groups: int, group_size: int, servers: int) -> Helping:
-    """What servers of this appetite get of `groups` groups: never less than one, or more than a server's even share."""
+def chunk_limits(appetite: Appetite, groups: int, group_size: int, servers: int) -> ChunkLimits:
+    """The limits for `groups` groups: at least one, and no more than a server's even share."""
     even = -(-groups // servers)
-    portion = max(1, min(appetite.portion // group_size, even))
-    return Helping(portion, max(portion, appetite.at_once // group_size))
+    chunk = max(1, min(appetite.portion // group_size, even))
+    return ChunkLimits(chunk, max(chunk, appetite.at_once // group_size))
 
 
-def gathering_s(servers: int) -> float:
-    """How long what a server has finished waits for more, as a message costs more than what is in it, in seconds.
+def gather_seconds(servers: int) -> float:
+    """How long finished responses of a server wait for others, as messages cost more than their contents.
 
-    A portion's last responses never wait, so that nothing but the shards before the last ones can come later for it.
+    The last responses of a chunk do not wait, so only shards before the last ones can be delayed.
     """
-    return min(max(_LEAST_GATHER_S, servers / _MESSAGES_PER_S), _MOST_GATHER_S)
+    return min(max(_MIN_GATHER_S, servers / _MESSAGES_PER_S), _MAX_GATHER_S)
 
 
-class Dealer:
-    """Who gets which groups next."""
+class LoadBalancer:
+    """Decides which server gets which groups next."""
 
-    def __init__(self, groups: Sequence[int], servers: int, size: Helping) -> None:
-        ends = range(size.portion, len(groups) + size.portion, size.portion)
-        self._portions = deque(tuple(groups[end - size.portion : end]) for end in ends)
-        self._at_once = size.at_once
-        self._in_hand = [0] * servers
-        """Groups that each server has and has not finished."""
+    def __init__(self, groups: Sequence[int], servers: int, limits: ChunkLimits) -> None:
+        ends = range(limits.chunk, len(groups) + limits.chunk, limits.chunk)
+        self._chunks = deque(tuple(groups[end - limits.chunk : end]) for end in ends)
+        self._max_inflight = limits.max_inflight
+        self._inflight = [0] * servers
+        """Unfinished groups of each server."""
         self._open = [0] * servers
-        """Portions of which each server has groups in hand, or of which it has not said that they are over."""
-        self._handing = [False] * servers
-        """Whether a server has not begun yet with what it was dealt last: it gets the next when it has, to keep the
-        order."""
+        """Chunks of each server that have not ended."""
+        self._starting = [False] * servers
+        """Whether a server has not started its newest chunk. It gets no other one before, which keeps the order."""
 
-    def deal(self) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Portions to be handed over now, as (server, groups)."""
-        while self._portions:
-            groups = self._portions[0]
-            takers = [server for server in range(len(self._in_hand)) if self._takes(server, len(groups))]
-            if not takers:
+    def next_chunks(self) -> Iterator[tuple[int, tuple[int, ...]]]:
+        """Chunks to send now, as (server, groups)."""
+        while self._chunks:
+            groups = self._chunks[0]
+            free = [server for server in range(len(self._inflight)) if self._has_room(server, len(groups))]
+            if not free:
                 return
-            server = min(takers, key=self._in_hand.__getitem__)
-            self._portions.popleft()
-            self._in_hand[server] += len(groups)
+            server = min(free, key=self._inflight.__getitem__)
+            self._chunks.popleft()
+            self._inflight[server] += len(groups)
             self._open[server] += 1
-            self._handing[server] = True
+            self._starting[server] = True
             yield server, groups
 
-    def begun(self, server: int) -> None:
-        """A server has begun with what it was dealt last."""
-        self._handing[server] = False
+    def started(self, server: int) -> None:
+        """A server has started its newest chunk."""
+        self._starting[server] = False
 
     def finished(self, server: int, groups: int) -> None:
         """A server has finished so many groups."""
-        self._in_hand[server] -= groups
-        assert self._in_hand[server] >= 0, f"server {server} has finished more than it was dealt"
+        self._inflight[server] -= groups
+        assert self._inflight[server] >= 0, f"server {server} has finished more groups than it got"
 
-    def over(self, server: int, unfinished: int) -> None:
-        """A server is through with a portion, so many groups of which will not be finished."""
+    def end_chunk(self, server: int, unfinished: int) -> None:
+        """A chunk has ended, with so many unfinished groups."""
         self._open[server] -= 1
-        self.begun(server)
+        self.started(server)
         self.finished(server, unfinished)
 
     def stop(self) -> None:
-        """Deal no more."""
-        self._portions.clear()
+        """Send no more chunks."""
+        self._chunks.clear()
 
-    def _takes(self, server: int, groups: int) -> bool:
-        if self._handing[server] or self._open[server] == MOST_PORTIONS:
+    def _has_room(self, server: int, groups: int) -> bool:
+        if self._starting[server] or self._open[server] == MAX_OPEN_CHUNKS:
             return False
-        return self._in_hand[server] == 0 or self._in_hand[server] + groups <= self._at_once
+        return self._inflight[server] == 0 or self._inflight[server] + groups <= self._max_inflight

@@ -1,69 +1,66 @@
-"""Carries out `Sleep` and `Wake`, and knows who holds devices: for metrics, and for what is said of a failure."""
+"""Executes `Sleep` and `Wake`, and knows what each engine holds on its devices: for metrics and error messages."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from dagrl.backends.base import Slept
 from dagrl.config.residency import Residency
 from dagrl.scheduler.commands import Sleep, Wake
 from dagrl.scheduler.plan import Plan
-from dagrl.workers.groups.worker_group import Fleet
+from dagrl.workers.groups.worker_group import WorkerGroups
+from dagrl.workers.worker import Worker
 
 _IN_WORDS = {Residency.ASLEEP: "asleep", Residency.WEIGHTS: "its weights alone", Residency.AWAKE: "awake"}
 
 
-class Moves:
-    """The executors of a run on their ways to sleep and back."""
+class Offloader:
+    """Offloads and onloads the executors of a run."""
 
-    def __init__(self, fleet: Fleet, plan: Plan, residency: Callable[[str], Residency]) -> None:
-        """`residency` of an executor, where the scheduler knows it."""
-        self._fleet = fleet
-        self._plan = plan
-        self._residency = residency
-        self._under_way: dict[str, Residency] = {}
+    def __init__(self, groups: WorkerGroups, plan: Plan, residency: Callable[[str], Residency]) -> None:
+        """`residency` of an executor, as the scheduler knows it."""
+        self._groups, self._plan, self._residency = groups, plan, residency
+        self._moving_to: dict[str, Residency] = {}
         self._freed: dict[str, float] = {}
-        """Executor -> GiB that it has given back since it last came up."""
+        """Executor -> GiB that it has freed since it was last onloaded."""
 
-    async def carry_out(self, move: Sleep | Wake) -> None:
-        """Have all ranks of the executor go where `move` says."""
-        name, to = move.executor, move.residency
-        self._under_way[name] = to
-        if isinstance(move, Wake):
-            await self._fleet.call_all(name, "wake", to, waits_for=f"{name} to wake up to: {_IN_WORDS[to]}")
+    async def move(self, command: Sleep | Wake) -> None:
+        """Offload or onload all ranks of an executor."""
+        name, to = command.executor, command.residency
+        self._moving_to[name] = to
+        if isinstance(command, Wake):
+            await self._groups[name].call_all(f"{name} to wake up to: {_IN_WORDS[to]}", Worker.wake, to)
             self._freed[name] = 0.0
         else:
-            ranks: list[Slept] = await self._fleet.call_all(
-                name, "sleep", to, waits_for=f"{name} to give memory back down to: {_IN_WORDS[to]}"
-            )
-            # Ranks whose memory another one speaks for hold none of their own.
+            what = f"{name} to give memory back down to: {_IN_WORDS[to]}"
+            ranks = await self._groups[name].call_all(what, Worker.sleep, to)
+            # Ranks that hold nothing belong to a server that another rank reports.
             freed = min((rank.freed_gib for rank in ranks if rank.held_gib), default=0.0)
             self._freed[name] = self._freed.get(name, 0.0) + freed
-        del self._under_way[name]
+        del self._moving_to[name]
 
     def forget(self, executor: str) -> None:
-        """It has lost its workers: it is on no way any more, and comes back awake."""
-        self._under_way.pop(executor, None)
+        """The executor has lost its workers: it is no longer moving, and restarts awake."""
+        self._moving_to.pop(executor, None)
         self._freed.pop(executor, None)
 
     def freed_gib(self, executor: str) -> float:
-        """Device memory that `executor` has given back since it was last awake, on the rank that gave the least."""
+        """Device memory that the executor has freed since it was last awake, on the rank that freed the least."""
         return self._freed.get(executor, 0.0)
 
-    def who_holds_what(self, executors: Iterable[str]) -> str:
-        """For messages: what each executor has in memory, in the groups of `executors` that take turns."""
+    def describe(self, executors: Iterable[str]) -> str:
+        """For error messages: what each engine holds, in the time-shared groups of `executors`."""
         groups = {self._plan.executors[name].group for name in executors}
         sentences = []
         for group in sorted(each for each in groups if each is not None):
             tenants = [each for each in self._plan.executors.values() if each.group == group]
             if any(tenant.sleeps for tenant in tenants):
-                sentences.append(f"group {group}: {', '.join(self._holding(tenant.name) for tenant in tenants)}")
+                sentences.append(f"group {group}: {', '.join(self._describe(tenant.name) for tenant in tenants)}")
         return "; ".join(sentences)
 
-    def _holding(self, executor: str) -> str:
+    def _describe(self, executor: str) -> str:
         now = self._residency(executor)
-        if executor in self._under_way:
-            return f"{executor} on its way from {_IN_WORDS[now]} to {_IN_WORDS[self._under_way[executor]]}"
+        if executor in self._moving_to:
+            return f"{executor} moving from {_IN_WORDS[now]} to {_IN_WORDS[self._moving_to[executor]]}"
         freed = self.freed_gib(executor)
-        given = f" (gave {freed:.1f} GiB a GPU back)" if freed and now is not Residency.AWAKE else ""
+        given = f" (freed {freed:.1f} GiB a GPU)" if freed and now is not Residency.AWAKE else ""
         return f"{executor} {'has ' if now is Residency.WEIGHTS else ''}{_IN_WORDS[now]}{given}"

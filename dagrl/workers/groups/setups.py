@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from dagrl.config.schema import Pipeline
 from dagrl.scheduler.plan import Executor
-from dagrl.workers.messages import StartEngine, Whereabouts
+from dagrl.workers.messages import StartEngine, WorkerInfo
 
 
-def setups(executor: Executor, where: Sequence[Whereabouts], common: StartEngine) -> list[StartEngine]:
+def setups(executor: Executor, where: Sequence[WorkerInfo], common: StartEngine) -> list[StartEngine]:
     """One for each rank; `where` the ranks' workers are, and what all workers of the run have in `common`."""
     engine = executor.engines[0] if executor.engines else None
     mine = [
@@ -43,7 +43,7 @@ def live_together(executor: Executor, pipeline: Pipeline, rank: int) -> list[int
 
 
 def _of_servers(
-    executor: Executor, where: Sequence[Whereabouts], alike: Sequence[StartEngine], *, per_node: int
+    executor: Executor, where: Sequence[WorkerInfo], alike: Sequence[StartEngine], *, per_node: int
 ) -> list[StartEngine]:
     """The ranks of a server meet at its first rank. Its first rank on each machine gets all of its GPUs there."""
     found = []

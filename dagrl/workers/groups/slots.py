@@ -1,4 +1,4 @@
-"""Where workers live: actors on the slots of their groups, machine by machine, each slot with the same GPU for all."""
+"""Places workers on machines: a placement group for each GPU group, with one bundle per slot."""
 
 from __future__ import annotations
 
@@ -22,21 +22,19 @@ _PAUSE_S = 0.1
 _SLICE_S = 1.0
 
 
-class Slots:
-    """The slots of a run's groups, reserved when the first executor comes to them."""
+class SlotAllocator:
+    """Creates the actors of workers. The slots of a group are reserved with its first executor."""
 
     def __init__(self, ray: ModuleType, plan: Plan, pipeline: Pipeline) -> None:
-        self._ray = ray
-        self._plan = plan
-        self._pipeline = pipeline
+        self._ray, self._plan, self._pipeline = ray, plan, pipeline
         self._reserved: dict[str, Any] = {}
-        """Group -> its placement group, with a bundle for each slot."""
+        """Group -> placement group."""
         self._homes: dict[str, list[str]] | None = None
-        """Group -> Ray's ids of its machines, once they are known."""
+        """Group -> Ray node ids of its machines, once known."""
 
     async def place(self, executor: Executor, run_dir: Path, threads: int, ranks: Iterable[int]) -> list[Any]:
-        """Create the actors of these ranks, each with so many threads; they may not have started yet."""
-        # Ray's control store would keep an account of each call, 39 KB a step, until it has 100,000 of them.
+        """Create the actors of these ranks. They may not have started yet."""
+        # Otherwise Ray's control store keeps an event for each call, 39 KB a step, up to 100,000 of them.
         remote = self._ray.remote(enable_task_events=False)(Worker)
         if executor.group is None:
             homes = self._host_homes(executor)
@@ -55,7 +53,7 @@ class Slots:
         return await self._create(remote, options)
 
     async def _create(self, remote: Any, options: Iterable[dict[str, Any]]) -> list[Any]:
-        """Create one actor for each of the options. The loop hears of Ctrl-C in between: there may be thousands."""
+        """Create one actor for each of the options. There may be thousands: the loop handles Ctrl-C in between."""
         actors = []
         for each in options:
             actors.append(remote.options(**each).remote())
@@ -63,7 +61,7 @@ class Slots:
         return actors
 
     def _check_homes(self, group: str) -> None:
-        """WorkerLostError where a machine of a group is gone that its slots were on: nothing can start there again."""
+        """Raise WorkerLostError if a machine with slots of the group is gone: nothing can restart there."""
         if self._homes is not None:
             there = {machine.id for machine in machines_of(self._ray)}
             if gone := sum(home not in there for home in self._homes[group]):
@@ -79,7 +77,7 @@ class Slots:
         self._reserved = {}
 
     def _host_homes(self, executor: Executor) -> list[Any]:
-        """Workers without an engine are spread over all machines; the first is on the driver's, where the data is."""
+        """CPU workers are spread over all machines. The first one is on the driver's, where the data is."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         machines = machines_of(self._ray)
@@ -87,7 +85,7 @@ class Slots:
         return [NodeAffinitySchedulingStrategy(home, soft=False) for home in homes]
 
     async def _reserve(self, group: str) -> Any:
-        """A bundle for each slot, machine by machine. Ranks that talk to each other most are then on the same one."""
+        """A bundle for each slot, machine by machine, so that neighbouring ranks share a machine."""
         from ray.util.placement_group import placement_group
 
         if group not in self._reserved:
@@ -100,7 +98,7 @@ class Slots:
             placement = placement_group(bundles, strategy="PACK", bundle_label_selector=pinned)
             self._reserved[group] = placement
             deadline = time.monotonic() + bound
-            # In slices: Ctrl-C must not have to wait for the thread, nor Ray end while it is at work.
+            # In slices: Ctrl-C does not wait for the thread, and Ray does not shut down under it.
             while not await asyncio.to_thread(placement.wait, _SLICE_S):
                 if time.monotonic() > deadline:
                     raise RunError(
@@ -110,7 +108,7 @@ class Slots:
         return self._reserved[group]
 
     async def _find_homes(self) -> dict[str, list[str]]:
-        """Ray's ids of each group's machines; waits for what others hold, as they may be about to leave it."""
+        """Ray node ids of each group's machines. Waits for resources that another job holds: it may be ending."""
         bound = self._pipeline.run.start_timeout_s
         deadline = time.monotonic() + bound
         while True:

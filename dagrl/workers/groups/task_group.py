@@ -1,53 +1,54 @@
-"""Coroutines that work on one thing: all of them end well, or the failure that explains the others ends all of them."""
+"""Concurrent coroutines: they all succeed, or the most specific failure ends all of them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any
 
 from dagrl.workers.errors import WorkerDiedError, WorkerLostError
 
 _SECOND_FAILURE_S = 2.0
-"""How long the others may take to fail too: where a worker has died, the others' complaints are its consequence."""
+"""How long to wait for a more specific failure: if a worker dies, the others report lost connections."""
 
 
-class Crew:
-    """Coroutines of which more may come while others run."""
+class TaskGroup:
+    """Coroutines that run concurrently. More may be started at any time."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ended: asyncio.Queue[asyncio.Task[Any]] = asyncio.Queue()
 
-    def start(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Have one more work."""
+    def start[Result](self, coroutine: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+        """Start one more coroutine."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._ended.put_nowait)
         return task
 
-    async def finish(self) -> None:
-        """Wait for all, those that are started meanwhile included; raises a failure: a death before its witnesses."""
+    async def join(self) -> None:
+        """Wait for all coroutines. Raises the most specific failure and cancels the others."""
         try:
             while self._tasks:
                 ended = await self._ended.get()
                 self._tasks.discard(ended)
                 if ended.exception() is not None:
-                    raise await self._explanation(ended)
+                    raise await self._most_specific(ended)
         finally:
             for task in self._tasks:
                 task.cancel()
 
-    async def _explanation(self, first: asyncio.Task[Any]) -> BaseException:
-        # Nothing that comes behind a death explains it.
+    async def _most_specific(self, first: asyncio.Task[Any]) -> BaseException:
         waits = self._tasks and not isinstance(first.exception(), WorkerDiedError)
         late, _ = await asyncio.wait(self._tasks, timeout=_SECOND_FAILURE_S) if waits else (set(), set())
         failures = [failure for task in (first, *late) if (failure := task.exception()) is not None]
-        return min(failures, key=_distance_from_the_cause)
+        return min(failures, key=_rank)
 
 
-def _distance_from_the_cause(failure: BaseException) -> int:
-    """A death explains a loss that says who it is of, that explains what others say who only miss somebody."""
+def _rank(failure: BaseException) -> int:
+    """Order of specificity: a dead worker, a lost one that is named, an unnamed one, then everything else."""
     if isinstance(failure, WorkerDiedError):
         return 0
     if isinstance(failure, WorkerLostError):
@@ -55,9 +56,37 @@ def _distance_from_the_cause(failure: BaseException) -> int:
     return 3
 
 
-async def together(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """All results in order, or the failure that explains the others."""
-    crew = Crew()
-    tasks = [crew.start(each) for each in coroutines]
-    await crew.finish()
+async def run_all[Result](coroutines: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """All results in order. Raises the most specific failure."""
+    group = TaskGroup()
+    tasks = [group.start(each) for each in coroutines]
+    await group.join()
     return [task.result() for task in tasks]
+
+
+async def run_in_daemon_thread[**P, Result](function: Callable[P, Result], *args: P.args, **kwargs: P.kwargs) -> Result:
+    """Like `asyncio.to_thread`, but neither the loop nor the process waits for the thread when it ends.
+
+    For calls that may never return, such as on a network file system that hangs.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Result] = loop.create_future()
+
+    def settle(how: Callable[[Any], None], value: object) -> None:
+        if not future.done():
+            how(value)
+
+    def report(how: Callable[[Any], None], value: object) -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(settle, how, value)
+
+    def work() -> None:
+        try:
+            result = function(*args, **kwargs)
+        except BaseException as failure:  # noqa: BLE001 - raised again by the awaiting coroutine
+            report(future.set_exception, failure)
+        else:
+            report(future.set_result, result)
+
+    threading.Thread(target=work, name=f"daemon {getattr(function, '__name__', '')}", daemon=True).start()
+    return await future

@@ -1,4 +1,4 @@
-"""Brings the weights of a trained engine to one that follows it: calls both sides, and says what it took."""
+"""Weight syncs: calls the trainer's and the generator's workers, and measures what a sync takes."""
 
 from __future__ import annotations
 
@@ -13,159 +13,145 @@ from dagrl.scheduler.weight_route import WeightRoute, weight_route
 from dagrl.weight_sync.channel import Address, PeerError, knock
 from dagrl.weight_sync.protocol import Offer, refuse_unknown_names
 from dagrl.workers.errors import RunError, WorkerHungError, WorkerLostError
-from dagrl.workers.groups.task_group import together
-from dagrl.workers.groups.worker_group import Asked, Fleet
-from dagrl.workers.messages import Coming, Handed, Take
+from dagrl.workers.groups.task_group import run_all
+from dagrl.workers.groups.worker_group import WorkerGroups
+from dagrl.workers.groups.worker_handle import PendingCall
+from dagrl.workers.messages import PendingWeights, SendResult, UpdateWeightsRequest
+from dagrl.workers.worker import Worker
 
-_KNOCK_S = 2.0
+_CONNECT_S = 2.0
 _LEAVE_S = 120.0
-"""How long it may take until everybody has left a sync in which a follower's worker was lost: they go through the rest
-of the buckets."""
+"""Timeout for the others to leave a sync in which a generator's worker was lost: they go through all buckets."""
 
 
-async def _nothing() -> None:
-    """Nobody is ahead."""
+async def _no_update() -> None:
+    """No update is running."""
 
 
 class WeightSyncs:
-    """All syncs of a run."""
+    """All weight syncs of a run."""
 
-    def __init__(self, fleet: Fleet, pipeline: Pipeline) -> None:
-        self._fleet, self._pipeline = fleet, pipeline
+    def __init__(self, groups: WorkerGroups, pipeline: Pipeline) -> None:
+        self._groups, self._pipeline = groups, pipeline
         self._routes: dict[str, WeightRoute] = {}
         self._offers: dict[str, tuple[Offer | None, ...]] = {}
         self._number = 0
-        self._coming: dict[str, Coming] = {}
+        self._pending: dict[str, PendingWeights] = {}
 
-    def coming(self, follower: str) -> Coming | None:
-        """The weights that are on their way to a follower, if there are any."""
-        return self._coming.get(follower)
+    def pending(self, follower: str) -> PendingWeights | None:
+        """The weights that are being sent to a generator, if any."""
+        return self._pending.get(follower)
 
-    async def carry_out(self, sync: Sync, ahead: Callable[[], Awaitable[None]] = _nothing) -> dict[str, float]:
-        """Have the follower hold the source's weights; figures of it, for metrics. RunError where it does not.
+    async def run(self, sync: Sync, update: Callable[[], Awaitable[None]] = _no_update) -> dict[str, float]:
+        """Send the source's weights to the follower; returns metrics. Raises RunError.
 
-        `ahead` waits for what the source is at, and raises what becomes of it: weights that may lie about are handed
-        out behind that, without a message in between.
+        `update` waits for the update that is running on the source, and raises its failure. Through the object store
+        the sender's call is queued behind the update, which saves a round trip.
         """
         self._number += 1
-        self._coming[sync.follower] = Coming(self._number, sync.version)
+        self._pending[sync.follower] = PendingWeights(self._number, sync.version)
         try:
-            return await self._carry_out(sync, ahead)
+            route = self._routes.setdefault(sync.follower, weight_route(self._pipeline, sync.follower))
+            through_store = route.way == "object_store"
+            seconds, sent = await (self._through_store if through_store else self._direct)(sync, route, update)
         finally:
-            del self._coming[sync.follower]
-
-    async def _carry_out(self, sync: Sync, ahead: Callable[[], Awaitable[None]]) -> dict[str, float]:
-        route = self._routes.setdefault(sync.follower, weight_route(self._pipeline, sync.follower))
-        if route.way == "object_store":
-            took, handed = await self._through_store(sync, route, ahead)
-        else:
-            await ahead()
-            offers = await self._offers_to(sync, route)
-            take = Take(self._number, sync.version, offers, keeps_room=route.keeps_room)
-            # Those who receive have the longer way to go.
-            receiving = self._receive(sync, take)
-            sending = [self._fleet.hear(each) for each in self._send(sync, route)]
-            results = await self._left_in_order(sync, [*receiving, *sending], offers, len(route.waves[0]))
-            took, handed = results[: len(receiving)], results[len(receiving) :]
-            try:
-                refuse_unknown_names([each.sent for each in handed if each.sent is not None])
-            except ValueError as error:
-                raise RunError(str(error), node=_what(sync)) from error
+            del self._pending[sync.follower]
         return {
-            "sync/gb": handed[0].nbytes / 1e9,
-            "sync/send_s": max(each.seconds for each in handed),
-            "sync/receive_s": max(took),
+            "sync/gb": sent[0].nbytes / 1e9,
+            "sync/send_s": max(each.seconds for each in sent),
+            "sync/receive_s": max(seconds),
         }
 
-    async def _through_store(
-        self, sync: Sync, route: WeightRoute, ahead: Callable[[], Awaitable[None]]
-    ) -> tuple[list[float], list[Handed]]:
-        """What those who receive have to say, and those who send."""
-        sending = self._send(sync, route)
-        sent = asyncio.ensure_future(together([self._fleet.hear(each) for each in sending]))
+    async def _direct(
+        self, sync: Sync, route: WeightRoute, update: Callable[[], Awaitable[None]]
+    ) -> tuple[list[float], list[SendResult]]:
+        """Over CUDA IPC or NCCL: both sides are called at the same time. Returns what each of them returns."""
+        await update()
+        if sync.follower not in self._offers:
+            offers = await self._groups[sync.source].call_all(_what(sync), Worker.offer_weights, sync.follower, route)
+            self._offers[sync.follower] = tuple(offers)
+        endpoints = self._offers[sync.follower]
+        request = UpdateWeightsRequest(self._number, sync.version, endpoints, keep_buffers=route.keeps_room)
+        # The receivers take longer to get ready.
+        receiving = self._receive(sync, request)
+        sending = [call.result() for call in self._send(sync, route)]
+        results = await self._join(sync, [*receiving, *sending], endpoints, len(route.waves[0]))
+        seconds, sent = results[: len(receiving)], results[len(receiving) :]
         try:
-            await ahead()
-            # All buckets are the first rank's. They are waited for where they are taken: nobody has to be told here.
-            receiving = self._receive(sync, Take(self._number, sync.version, handed=sending[0].answer))
+            refuse_unknown_names([each.sent for each in sent if each.sent is not None])
+        except ValueError as error:
+            raise RunError(str(error), node=_what(sync)) from error
+        return seconds, sent
+
+    async def _through_store(
+        self, sync: Sync, route: WeightRoute, update: Callable[[], Awaitable[None]]
+    ) -> tuple[list[float], list[SendResult]]:
+        """Through the object store, where weights may lie until the receivers read them."""
+        calls = self._send(sync, route)
+        sending = asyncio.ensure_future(run_all([call.result() for call in calls]))
+        try:
+            await update()
+            # Rank 0 has all buckets. The receivers wait for its result themselves.
+            request = UpdateWeightsRequest(self._number, sync.version, send_result=calls[0].ref)
             try:
-                told = await self._left_in_order(sync, [*receiving, _of(sent)])
+                *seconds, sent = await self._join(sync, [*self._receive(sync, request), asyncio.shield(sending)])
             except RunError:
-                if sent.done() and (failure := sent.exception()):
-                    # Of which those who receive tell as well.
+                if sending.done() and (failure := sending.exception()):
+                    # The receivers only repeat it.
                     raise failure from failure.__cause__
                 raise
         finally:
-            sent.cancel()
-            # Nobody asks for what else has failed.
-            await asyncio.gather(sent, return_exceptions=True)
-        return told[:-1], told[-1]
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+        return seconds, sent
 
-    async def _offers_to(self, sync: Sync, route: WeightRoute) -> tuple[Offer | None, ...]:
-        """Where the follower finds the source's ranks, which stays."""
-        if sync.follower not in self._offers:
-            asked = sync.source, "offer_weights", sync.follower, route
-            self._offers[sync.follower] = tuple(await self._fleet.call_all(*asked, waits_for=_what(sync)))
-        return self._offers[sync.follower]
+    def _send(self, sync: Sync, route: WeightRoute) -> list[PendingCall[SendResult]]:
+        group = self._groups[sync.source]
+        return group.submit_all(_what(sync), Worker.send_weights, sync.follower, route, self._number)
 
-    def _send(self, sync: Sync, route: WeightRoute) -> list[Asked]:
-        """Have the weights handed out; what is heard of each is `Handed`."""
-        source, follower = sync.source, sync.follower
-        return self._fleet.ask_all(source, "send_weights", follower, route, self._number, waits_for=_what(sync))
+    def _receive(self, sync: Sync, request: UpdateWeightsRequest) -> list[Coroutine[Any, Any, float]]:
+        calls = self._groups[sync.follower].submit_all(_what(sync), Worker.receive_weights, request)
+        return [call.result() for call in calls]
 
-    def _receive(self, sync: Sync, take: Take) -> list[Coroutine[Any, Any, float]]:
-        """Have them taken; what is heard, in seconds."""
-        asked = self._fleet.ask_all(sync.follower, "receive_weights", take, waits_for=_what(sync))
-        return [self._fleet.hear(each) for each in asked]
-
-    async def _left_in_order(
-        self,
-        sync: Sync,
-        calls: Sequence[Coroutine[Any, Any, Any]],
-        offers: Sequence[Offer | None] = (),
-        takers: int = 0,
+    async def _join(
+        self, sync: Sync, calls: Sequence[Awaitable[Any]], offers: Sequence[Offer | None] = (), receivers: int = 0
     ) -> list[Any]:
-        """All results. Where workers of the follower are lost, the failure comes when everybody else has left the sync.
+        """All results. If workers of the follower are lost, the failure is raised after all others have left the sync.
 
-        The next one may begin at once then. WorkerHungError where somebody does not leave it. Whoever makes an offer
-        may wait for up to so many `takers` that do not come any more: it is told.
+        Then the next sync may start at once. Raises WorkerHungError if one does not leave. Each sender may wait for up
+        to `receivers` lost ones, and is told that they do not come.
         """
         tasks = [asyncio.ensure_future(call) for call in calls]
         try:
-            return await together([_of(task) for task in tasks])
+            return await run_all([_result_of(task) for task in tasks])
         except WorkerLostError as loss:
             if loss.lost and all(name.rpartition("/")[0] == sync.follower for name in loss.lost):
                 senders = [offer.address for offer in offers if offer is not None]
-                await asyncio.to_thread(_excuse, senders * takers, self._number, ", ".join(loss.lost))
-                _, staying = await asyncio.wait(tasks, timeout=_LEAVE_S)
-                if staying:
+                lost = ", ".join(loss.lost)
+                await asyncio.to_thread(_report_lost, senders * receivers, self._number, lost)
+                if (await asyncio.wait(tasks, timeout=_LEAVE_S))[1]:
                     raise WorkerHungError(
                         f"waited {_LEAVE_S:g} s for {sync.source} and {sync.follower} to leave a weight sync in which "
-                        f"{', '.join(loss.lost)} was lost",
+                        f"{lost} was lost",
                         worker=loss.worker,
                     ) from loss
             raise
         finally:
             for task in tasks:
                 task.cancel()
-            # Nobody asks for what else has failed.
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _what(sync: Sync) -> str:
-    """What is waited for."""
     return f"the weights of {sync.source} to reach {sync.follower}"
 
 
-def _excuse(senders: Sequence[Address], number: int, who: str) -> None:
-    """Tell senders, instead of those who are lost, that they do not come to sync `number`.
-
-    Those that are through with it, or on another machine behind a door that only their neighbours find, notice by
-    themselves, or are waited for in vain.
-    """
+def _report_lost(senders: Sequence[Address], sync: int, lost: str) -> None:
+    """Tell senders that lost receivers do not come. A sender that has finished, or is not reachable, times out."""
     for address in senders:
         with contextlib.suppress(PeerError):
-            knock(address, _KNOCK_S, "the sender of weights", who=who, sync=number, error="is lost").close()
+            knock(address, _CONNECT_S, "the sender of weights", who=lost, sync=sync, error="is lost").close()
 
 
-async def _of(task: asyncio.Task[Any]) -> Any:
+async def _result_of(task: asyncio.Future[Any]) -> Any:
     return await asyncio.shield(task)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dagrl.orchestrator.sampling import Books, Sampling
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +18,6 @@ from dagrl.backends.base import Appetite
 from dagrl.config.schema import Pipeline
 from dagrl.data.shards import shard_bounds
 from dagrl.graph.op_contracts import Scope
-from dagrl.orchestrator.sampling import Books, Sampling
 from dagrl.orchestrator.steps.batch_index import Ledger
 from dagrl.orchestrator.steps.record import StepRecord
 from dagrl.scheduler.commands import Run

@@ -1,0 +1,94 @@
+"""Writes checkpoints during a run: each executor into a temporary folder, which is then renamed into place."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dagrl.orchestrator.folder.checkpoint import Checkpoints, RunState
+from dagrl.orchestrator.steps.record import StepActivity
+from dagrl.scheduler.commands import Save
+from dagrl.scheduler.plan import HOST, Plan
+from dagrl.workers.errors import RunError
+from dagrl.workers.groups.task_group import run_in_daemon_thread
+from dagrl.workers.groups.worker_group import WorkerGroups
+from dagrl.workers.worker import Worker
+
+
+class CheckpointWriter:
+    """Writes one checkpoint at a time; with `in_background`, while training continues."""
+
+    def __init__(
+        self,
+        groups: WorkerGroups,
+        plan: Plan,
+        checkpoints: Checkpoints,
+        *,
+        in_background: bool,
+        timeout_s: float,
+        draw: Callable[[int, StepActivity], None],
+        report: Callable[[asyncio.Task[Any]], None],
+    ) -> None:
+        """`draw` adds background writes to the timeline. `report` is called when one ends. `timeout_s` bounds waits
+        for the disk.
+        """
+        self._groups, self._plan, self._checkpoints = groups, plan, checkpoints
+        self._in_background, self._timeout_s = in_background, timeout_s
+        self._draw, self._report = draw, report
+        self._lock = asyncio.Lock()
+        self._folders: dict[int, Path] = {}
+        """Step -> temporary folder of its checkpoint."""
+        self._writing: asyncio.Task[None] | None = None
+
+    async def save(self, save: Save) -> None:
+        """Have one executor write its state, or copy it so that the executor may continue."""
+        async with self._lock:
+            if save.step not in self._folders:
+                await self.join()
+                self._folders[save.step] = self._checkpoints.begin(save.step)
+        folder, what = self._folders[save.step] / save.executor, f"{save.executor} to save step {save.step}"
+        await self._groups[save.executor].call_all(what, Worker.save, folder, self._in_background)
+
+    async def finish(self, state: RunState) -> None:
+        """Make what all executors have saved the newest checkpoint: now, or once it is written."""
+        folder = self._folders.pop(state.step)
+        if self._in_background:
+            self._writing = asyncio.get_running_loop().create_task(self._finish_written(folder, state))
+            self._writing.add_done_callback(self._report)
+        else:
+            await self._move_into_place(folder, state)
+
+    async def join(self) -> None:
+        """Wait until no checkpoint is being written. Raises its failure."""
+        if self._writing is not None:
+            await self._writing
+            self._writing = None
+
+    def cancel(self) -> None:
+        """Stop waiting for a checkpoint that is being written."""
+        if self._writing is not None:
+            self._writing.cancel()
+
+    async def _finish_written(self, folder: Path, state: RunState) -> None:
+        for executor in self._plan.executors.values():
+            if executor.trained:
+                start = time.time()
+                what = f"{executor.name} to write the checkpoint of step {state.step}"
+                await self._groups[executor.name].call_until_true(what, Worker.finish_save)
+                group, worker = executor.group or HOST, f"{executor.name}/0"
+                self._draw(state.step, StepActivity("write", "save", start, time.time(), None, group, worker))
+        await self._move_into_place(folder, state)
+
+    async def _move_into_place(self, folder: Path, state: RunState) -> None:
+        """In a thread: checksums and the removal of old checkpoints take time."""
+        moving = asyncio.ensure_future(run_in_daemon_thread(self._checkpoints.finish, folder, state))
+        done, _ = await asyncio.wait([moving], timeout=self._timeout_s)
+        if not done:
+            raise RunError(
+                f"waited {self._timeout_s:g} s for the checkpoint of step {state.step} to be moved into place",
+                hint=f"does the disk under {folder.parent} still answer? Or raise run.node_timeout_s",
+            )
+        await moving

@@ -1,0 +1,255 @@
+"""Controls one rollout: sends chunks of prompts to the servers, collects responses, and stops when there are enough.
+
+load balancer --groups--> servers --blocks--> batch index --> complete shards
+                             ^                     |
+                             +------- abort -------+  if more prompts were started than the step needs
+
+If a server is lost, the others are stopped too, and a further attempt samples what is missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from dagrl.backends.base import Appetite
+from dagrl.config.schema import Pipeline, RolloutNode
+from dagrl.graph.filtering import over_sampled
+from dagrl.orchestrator.steps.batch_index import BatchIndex
+from dagrl.orchestrator.steps.dispatch import dispatch_chunk
+from dagrl.orchestrator.steps.record import StepRecord
+from dagrl.scheduler.commands import Run
+from dagrl.scheduler.plan import PlannedTask, Rows
+from dagrl.tracking.base import Progress
+from dagrl.workers.errors import RunError, WorkerLostError
+from dagrl.workers.groups.load_balancer import LoadBalancer, chunk_limits, gather_seconds
+from dagrl.workers.groups.task_group import TaskGroup
+from dagrl.workers.groups.worker_handle import WorkerHandle
+from dagrl.workers.messages import Block, Heartbeat, PartialRollout, PendingWeights, RolloutId
+from dagrl.workers.worker import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutReports:
+    """Where a rollout reports its progress."""
+
+    batch: BatchIndex
+    record: StepRecord
+    shard_done: Callable[[int], None]
+    """Called when a shard is complete. Not for the last ones: the end of the rollout reports those."""
+    progress: Callable[[Progress], None]
+    """Called often."""
+    sampled: dict[str, int]
+    """Worker -> tokens that its engine had sampled at its last heartbeat. Kept from one rollout to the next."""
+    appetites: dict[tuple[str, int], Appetite] = field(default_factory=dict)
+    """Engine and longest row -> how many requests its servers take. Kept from one rollout to the next."""
+
+
+class RolloutController:
+    """A rollout that is running."""
+
+    def __init__(
+        self,
+        run: Run,
+        task: PlannedTask,
+        pipeline: Pipeline,
+        servers: Sequence[WorkerHandle],
+        reports: RolloutReports,
+        *,
+        committed: int,
+        begun: Mapping[int, PartialRollout],
+        weights: PendingWeights | None = None,
+    ) -> None:
+        """`begun`: data set position -> tokens from earlier steps. `weights`: the servers wait for these first."""
+        node = pipeline.nodes[task.node]
+        assert isinstance(node, RolloutNode)
+        self._run, self._task, self._node, self._pipeline = run, task, node, pipeline
+        self._servers, self._reports, self._committed = servers, reports, committed
+        batch = reports.batch
+        self._groups: list[int] = np.unique(batch.groups(batch.rows(run.shards))).tolist()
+        self._training = task.rows is Rows.TRAIN
+        over_samples = self._training and node.over_sampling_batch_size is not None
+        self._needed = len(self._groups) - (over_sampled(pipeline) if over_samples else 0)
+        batch.expect(task.name, self._needed if over_samples else None)
+        self._missing = dict.fromkeys(self._groups)
+        """Groups that are not part of the batch yet, in order."""
+        self._begun: dict[int, PartialRollout] = {}
+        """Group -> tokens that exist already."""
+        if begun:
+            positions = {group: batch.position(group) for group in self._groups}
+            self._begun = {group: begun[position] for group, position in positions.items() if position in begun}
+        self._calls = TaskGroup()
+        self._balancer: LoadBalancer | None = None
+        self._stopped = False
+        self._attempt, self._weights = 0, weights
+        self._losses: list[WorkerLostError] = []
+        self._tokens = self._aborted_tokens = 0
+        self._start: float | None = None
+        """When the first server started. Before that they may wait for weights."""
+
+    def retry(self, run: Run, servers: Sequence[WorkerHandle], weights: PendingWeights | None = None) -> None:
+        """Prepare a further attempt. `run` has the shards that are not complete."""
+        self._run, self._servers, self._weights = run, servers, weights
+        self._attempt += 1
+        self._calls, self._balancer, self._stopped, self._losses = TaskGroup(), None, False, []
+        # Partial rollouts may be lost with a machine. Responses start again, with the same random draws.
+        self._begun = {}
+
+    async def run(self) -> None:
+        """Sample until the batch is complete. Raises RunError if the servers end early.
+
+        Raises WorkerLostError with the names of all lost servers; no call is pending then.
+        """
+        batch, groups = self._reports.batch, list(self._missing)
+        limits = chunk_limits(await self._appetite(), len(groups), batch.group_size, len(self._servers))
+        if not self._stopped:
+            self._balancer = LoadBalancer(groups, len(self._servers), limits)
+            self._send_chunks(self._balancer)
+        await self._calls.join()
+        if not batch.complete(self._task.name):
+            if self._losses:
+                first = self._losses[0]
+                first.lost = tuple(dict.fromkeys(name for loss in self._losses for name in loss.lost))
+                raise first
+            missing = f"{len(self._missing)} of {len(self._groups)} prompts"
+            raise RunError(
+                f"{self._task.engine} has ended the responses to {missing} early, without an abort",
+                node=f"{self._task.name} (step {self._run.step})",
+            )
+        if self._needed < len(self._groups):
+            self._reports.record.add_number("rollout/aborted_prompts", len(self._missing))
+            self._reports.record.add_number("rollout/aborted_tokens", self._aborted_tokens)
+
+    def lose(self, loss: WorkerLostError) -> None:
+        """A server was lost, perhaps in the weight sync that this rollout waits for: stop the others."""
+        self._losses.append(loss)
+        if not self._stopped:
+            self._stop()
+
+    def unfinished(self) -> list[tuple[int, PartialRollout | None]]:
+        """Prompts that are not part of the batch: their data set positions and partial rollouts."""
+        return [(self._reports.batch.position(group), self._begun.get(group)) for group in self._missing]
+
+    async def _appetite(self) -> Appetite:
+        """How many requests a server takes. It never changes, so the first server is asked once."""
+        sampling = self._node.sampling if self._training else self._node.val_sampling or self._node.sampling
+        longest = (self._node.max_prompt_tokens or self._pipeline.data.max_prompt_tokens) + sampling.max_new_tokens
+        appetites, key = self._reports.appetites, (str(self._task.engine), longest)
+        if key not in appetites:
+            what = f"{self._task.engine} to tell how many requests it takes"
+            appetites[key] = await self._servers[0].call(what, Worker.appetite, longest)
+        return appetites[key]
+
+    # -- to the servers
+
+    def _send_chunks(self, balancer: LoadBalancer) -> None:
+        for server, groups in balancer.next_chunks():
+            self._calls.start(self._guard(self._follow(balancer, server, groups)))
+
+    def _stop(self) -> None:
+        """Abort what is still being sampled."""
+        self._stopped = True
+        if self._balancer is not None:
+            self._balancer.stop()
+        rollout = RolloutId(self._run.step, self._task.name, self._run.round, self._attempt)
+        for server in self._servers:
+            what = f"{server.name} to abort what {self._task.name} no longer needs"
+            self._calls.start(self._guard(server.call(what, Worker.abort, rollout)))
+
+    async def _guard(self, call: Coroutine[Any, Any, None]) -> None:
+        """If the server is lost, let the others finish before the failure is raised."""
+        try:
+            await call
+        except WorkerLostError as loss:
+            if not loss.lost:
+                raise
+            self.lose(loss)
+
+    async def _follow(self, balancer: LoadBalancer, server: int, groups: Sequence[int]) -> None:
+        """Have a server sample these groups."""
+        worker, reports = self._servers[server], self._reports
+        work = dispatch_chunk(
+            self._run,
+            self._task,
+            reports.batch,
+            self._pipeline,
+            groups,
+            committed=self._committed,
+            begun=self._begun,
+            attempt=self._attempt,
+            weights=self._weights,
+            gather_s=gather_seconds(len(self._servers)),
+        )
+        inflight, started = len(groups), False
+        async for item in worker.stream(work, reports.record.count_bytes):
+            self._start = self._start or time.time()
+            if isinstance(item, Heartbeat):
+                self._tokens += item.sampled_tokens - reports.sampled.get(worker.name, 0)
+                reports.sampled[worker.name] = item.sampled_tokens
+                if not started:
+                    started = True
+                    balancer.started(server)
+                    self._send_chunks(balancer)
+            elif item.unfinished:
+                self._add_unfinished(item, worker.name)
+            else:
+                finished = self._add_finished(item, worker.name)
+                inflight -= finished
+                balancer.finished(server, finished)
+                self._send_chunks(balancer)
+            self._report_progress()
+        balancer.end_chunk(server, inflight)
+        self._send_chunks(balancer)
+
+    # -- from the servers
+
+    def _add_finished(self, block: Block, worker: str) -> int:
+        """Add finished groups to the batch; returns how many there are."""
+        batch = self._reports.batch
+        arrival = batch.arrived(self._task.name, block.rows)
+        batch.add(self._task.name, block)
+        self._reports.record.add_block(self._run, replace(block, shards=arrival.shards), worker)
+        groups = np.unique(batch.groups(block.rows)).tolist()
+        for group in set(groups) - set(arrival.surplus):
+            del self._missing[group]
+            self._begun.pop(group, None)
+        if arrival.surplus and block.tokens is not None:
+            self._aborted_tokens += int(block.tokens[np.isin(batch.groups(block.rows), arrival.surplus)].sum())
+        self._keep(block, arrival.surplus)
+        complete = batch.complete(self._task.name)
+        if arrival.complete:
+            # After other messages that have arrived: they may complete the batch.
+            asyncio.get_running_loop().call_soon(self._report_shards, arrival.complete)
+        if complete and self._missing and not self._stopped:
+            self._stop()
+        return len(groups)
+
+    def _report_shards(self, shards: Sequence[int]) -> None:
+        """Report complete shards, unless the rollout ends in a moment and reports the rest itself.
+
+        Otherwise the trainer would start on the last shard while the servers wait for new weights. A round with a
+        filter ends when nothing more of it can arrive.
+        """
+        ends = self._reports.batch.complete(self._task.name) and (not self._missing or self._task.in_rounds)
+        for shard in () if ends else shards:
+            self._reports.shard_done(shard)
+
+    def _add_unfinished(self, block: Block, worker: str) -> None:
+        self._reports.record.add_block(self._run, replace(block, shards=()), worker)
+        self._aborted_tokens += block.usage.tokens if block.usage else 0
+        self._keep(block, np.unique(self._reports.batch.groups(block.rows)).tolist())
+
+    def _keep(self, block: Block, groups: Sequence[int]) -> None:
+        """Keep the partial rollouts of groups that are not part of the batch, if the node asks for it."""
+        if block.ref is not None and self._node.partial_rollout:
+            batch = self._reports.batch
+            self._begun |= {group: PartialRollout(block.ref, batch.rows_of((group,))) for group in groups}
+
+    def _report_progress(self) -> None:
+        done, seconds = len(self._groups) - len(self._missing), time.time() - (self._start or time.time())
+        self._reports.progress(Progress(self._task.name, self._run.step, done, self._needed, self._tokens, seconds))
