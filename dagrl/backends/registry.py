@@ -23,6 +23,7 @@ def backend_of(engine: EngineSpec) -> Backend:
 
 
 def _descriptor(package: str) -> Backend:
-    found = import_module(f"{package}.descriptor").BACKEND
-    assert isinstance(found, Backend), f"{package}.descriptor.BACKEND is not a Backend"
+    found = getattr(import_module(f"{package}.descriptor"), "BACKEND", None)
+    if not isinstance(found, Backend):
+        raise ImportError(f"{package}.descriptor has no BACKEND that is a dagrl.backends.backend.Backend")
     return found

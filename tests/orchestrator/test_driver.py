@@ -10,7 +10,7 @@ import pytest
 from dagrl.config.schema import Pipeline
 from dagrl.orchestrator.driver import Driver
 from dagrl.orchestrator.folder.checkpoint import RunState
-from dagrl.orchestrator.steps.partial_rollouts import Carried
+from dagrl.orchestrator.steps.partial_rollouts import PartialRolloutBuffer
 from dagrl.orchestrator.steps.record import StepRecord
 from dagrl.scheduler.commands import Commit
 
@@ -29,13 +29,13 @@ def test_a_run_that_ends_while_a_checkpoint_is_put_into_place_has_told_of_its_st
         trackers=SimpleNamespace(log=lambda step, metrics: written.append("metrics"), timeline=[]),
         overlong={},
         _records={3: StepRecord(3, position=12)},
-        _ledgers={},
+        _batches={},
         _last_commit=None,
         _restarts=SimpleNamespace(count=0),
-        _carried=Carried.of_checkpoint(()),
+        _partial_rollouts=PartialRolloutBuffer.from_checkpoint(()),
         _kl=SimpleNamespace(after=lambda step: {}),
-        _scoring=SimpleNamespace(score=lambda record: None),
-        _saving=SimpleNamespace(finish=finish),
+        _scorer=SimpleNamespace(score=lambda record: None),
+        _writer=SimpleNamespace(finish=finish),
     )
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(driver._commit(Commit(3, save=True)))

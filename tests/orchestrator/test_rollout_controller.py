@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dagrl.orchestrator.sampling import Books, Sampling
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,16 +17,18 @@ from dagrl.backends.base import Appetite
 from dagrl.config.schema import Pipeline
 from dagrl.data.shards import shard_bounds
 from dagrl.graph.op_contracts import Scope
-from dagrl.orchestrator.steps.batch_index import Ledger
+from dagrl.orchestrator.rollout_controller import RolloutController, RolloutReports
+from dagrl.orchestrator.steps.batch_index import BatchIndex
 from dagrl.orchestrator.steps.record import StepRecord
 from dagrl.scheduler.commands import Run
 from dagrl.scheduler.plan import PlannedTask, Rows
 from dagrl.tracking.base import Progress
 from dagrl.workers.errors import RunError, WorkerDiedError
-from dagrl.workers.messages import Beat, Begun, Block, Coming, Effort, Span, TaskWork
+from dagrl.workers.messages import Block, Heartbeat, PartialRollout, PendingWeights, RolloutWork, Usage
+from dagrl.workers.worker import Worker
 
 N = 2
-COMING = Coming(7, 3)
+COMING = PendingWeights(7, 3)
 ROLLOUT = PlannedTask(
     *("rollout", "rollout", "rollout", "generator", Scope.ROW, Rows.TRAIN, "generator"),
     {"prompt_tokens": ("prompts", "prompt_tokens")},
@@ -37,15 +38,21 @@ ROLLOUT = PlannedTask(
 )
 
 
-@dataclass(frozen=True)
+def name_of(number: int) -> str:
+    return f"generator/{number}"
+
+
 class Server:
-    """All that a rollout has to know of a worker."""
+    """The handle of a worker."""
 
-    name: str
+    def __init__(self, name: str, fleet: Servers) -> None:
+        self.name, self._fleet = name, fleet
 
+    async def call(self, waits_for: str, method: Callable[..., Any], *args: Any) -> Any:
+        return self._fleet.call(self.name, method, *args)
 
-def server(number: int) -> Server:
-    return Server(f"generator/{number}")
+    def stream(self, work: RolloutWork, count_bytes: Callable[[int], None]) -> AsyncIterator[Block | Heartbeat]:
+        return self._fleet.stream(self, work)
 
 
 class Servers:
@@ -53,7 +60,7 @@ class Servers:
 
     def __init__(self, appetite: Appetite, patience: Sequence[int], gives_up: int | None = None) -> None:
         self.appetite, self.patience, self.gives_up = appetite, patience, gives_up
-        self.works: list[tuple[str, TaskWork]] = []
+        self.works: list[tuple[str, RolloutWork]] = []
         self.aborts: set[str] = set()
         self.sampled: Counter[str] = Counter()
         self.lives: dict[str, int] = {}
@@ -61,42 +68,44 @@ class Servers:
         self.asked = 0
         """How often somebody wanted to know the appetite."""
 
-    async def call(self, member: Server, method: str, *args: Any, waits_for: str) -> Any:
-        if method == "appetite":
+    def servers(self, count: int) -> list[Any]:
+        return [Server(name_of(number), self) for number in range(count)]
+
+    def call(self, name: str, method: Callable[..., Any], *args: Any) -> Any:
+        if method is Worker.appetite:
             self.asked += 1
             return self.appetite
-        self._check(member)
-        assert (method, args[:2]) == ("abort", (4, "rollout"))
-        self.aborts.add(member.name)
+        self._check(name)
+        assert method is Worker.abort
+        assert args[0][:2] == (4, "rollout")
+        self.aborts.add(name)
         return None
 
-    async def stream(self, member: Server, work: TaskWork, tally: Callable[[int], None]) -> AsyncIterator[Block | Beat]:
+    async def stream(self, member: Server, work: RolloutWork) -> AsyncIterator[Block | Heartbeat]:
         self.works.append((member.name, work))
         (part,) = work.parts
-        yield Beat(self.sampled[member.name])
+        yield Heartbeat(self.sampled[member.name])
         left = list(dict.fromkeys((part.rows // N).tolist()))
         while left and member.name not in self.aborts and left[0] != self.gives_up:
             for _ in range(self.patience[left[0] % len(self.patience)]):
                 await asyncio.sleep(0)
             if member.name in self.aborts:
                 break
-            self._check(member)
+            self._check(member.name)
             if member.name in self.lives:
                 self.lives[member.name] -= min(2, len(left))
             # Two at a time where there are as many: some come when there is enough already.
             now, left = left[:2], left[2:]
             self.sampled[member.name] += 3 * N * len(now)
             yield block_of(now, f"done {now}")
-            yield Beat(self.sampled[member.name])
-        self._check(member)
+            yield Heartbeat(self.sampled[member.name])
+        self._check(member.name)
         if left:
             yield replace(block_of(left, f"begun {left}"), unfinished=True)
 
-    def _check(self, member: Server) -> None:
-        if self.lives.get(member.name, 1) <= 0:
-            error = WorkerDiedError(f"{member.name} died")
-            error.lost = (member.name,)
-            raise error
+    def _check(self, name: str) -> None:
+        if self.lives.get(name, 1) <= 0:
+            raise WorkerDiedError(f"{name} died", lost=(name,))
 
     def revive(self) -> None:
         """Those who died are there again, and nobody has been told to stop."""
@@ -106,10 +115,10 @@ class Servers:
 
 def block_of(groups: Sequence[int], ref: str) -> Block:
     rows = np.concatenate([np.arange(group * N, (group + 1) * N) for group in groups])
-    return Block(rows, ref, np.full(len(rows), 3), Span(0.0, 1.0), effort=Effort(3 * len(rows), None, None, None))
+    return Block(rows, ref, np.full(len(rows), 3), 0.0, 1.0, usage=Usage(3 * len(rows), None, None, None))
 
 
-class WatchedLedger(Ledger):
+class WatchedLedger(BatchIndex):
     """Knows what was put into it."""
 
     def __init__(self, group_size: int, shards: int) -> None:
@@ -126,7 +135,7 @@ class WatchedLedger(Ledger):
 class Ran:
     """A run that is over."""
 
-    sampling: Sampling
+    sampling: RolloutController
     ledger: WatchedLedger
     record: StepRecord
     fleet: Servers
@@ -151,29 +160,28 @@ def ran(lab) -> Any:
         for shard, (begin, end) in enumerate(shard_bounds(groups * N, N, shards)):
             rows = np.arange(begin, end)
             places = 100 + np.unique(rows // N)
-            ledger.add_source("prompts", Block(rows, f"p{shard}", None, Span(0, 1), (shard,), positions=places))
+            ledger.add_source("prompts", Block(rows, f"p{shard}", None, 0, 1, (shard,), positions=places))
         complete: list[int] = []
         told: list[Progress] = []
-        sampling = Sampling(
+        sampling = RolloutController(
             Run(4, "rollout", tuple(range(shards)), round_ or 0),
             replace(ROLLOUT, in_rounds=round_ is not None),
             Pipeline.model_validate(declared),
-            fleet,  # type: ignore[arg-type]
-            [server(number) for number in range(servers)],  # type: ignore[misc]
-            Books(ledger, record, complete.append, told.append, {}),
+            fleet.servers(servers),
+            RolloutReports(ledger, record, complete.append, told.append, {}),
             committed=3,
             begun=begun or {},
         )
         deaths = 0
         while True:
             try:
-                asyncio.run(sampling.finish())
+                asyncio.run(sampling.run())
             except WorkerDiedError as loss:
                 deaths += 1
                 assert set(loss.lost) == {name for name, left in fleet.lives.items() if left <= 0}
                 fleet.revive()
                 todo = tuple(shard for shard in range(shards) if shard not in complete)
-                sampling.again(Run(4, "rollout", todo), [server(number) for number in range(servers)])  # type: ignore[misc]
+                sampling.retry(Run(4, "rollout", todo), fleet.servers(servers))
             else:
                 return Ran(sampling, ledger, record, fleet, complete, told, deaths)
 
@@ -222,10 +230,10 @@ def test_enough_is_enough_and_what_is_left_is_known(ran, appetite, layout, patie
     over = ran(Servers(appetite, patience), groups, needed, partial=partial, **layout)
     chosen = np.unique(over.ledger.rows(tuple(range(layout["shards"]))) // N).tolist()
     assert len(chosen) == needed
-    left = over.sampling.left()
+    left = over.sampling.unfinished()
     assert sorted([*(place - 100 for place, _ in left), *chosen]) == list(range(groups)), "lost, or there twice"
     assert [place for place, _ in left] == sorted(place for place, _ in left), "in their order"
-    assert set(over.fleet.aborts) == {server(number).name for number in range(layout["servers"])}
+    assert set(over.fleet.aborts) == {name_of(number) for number in range(layout["servers"])}
     dealt = {group for _, work in over.fleet.works for group in (work.parts[0].rows // N).tolist()}
     for place, begun in left:
         # What was dealt and left is there to go on with, under the ids that it had.
@@ -264,7 +272,7 @@ def test_whoever_dies_no_group_is_lost_or_there_twice(
     added = over.ledger.added
     assert len(added) == len(set(added)), "there twice"
     assert {group * N for group in chosen} <= set(added)
-    left = [place - 100 for place, _ in over.sampling.left()]
+    left = [place - 100 for place, _ in over.sampling.unfinished()]
     assert sorted([*left, *chosen]) == list(range(needed + more)), "lost, or there twice"
     assert len(over.shards) == len(set(over.shards))
     # Where servers have to be stopped first, the run goes on after its last shard.
@@ -274,12 +282,12 @@ def test_whoever_dies_no_group_is_lost_or_there_twice(
 
 
 def test_what_was_begun_goes_to_whoever_gets_the_prompt_and_is_kept_where_nobody_does(ran) -> None:
-    begun = {100 + group: Begun(f"older {group}", np.arange(N)) for group in (0, 1, 5)}
+    begun = {100 + group: PartialRollout(f"older {group}", np.arange(N)) for group in (0, 1, 5)}
     # One group at a time; the first is enough.
     over = ran(Servers(Appetite(1, 1), [0]), 6, 1, 1, 1, partial=True, begun=begun)
     handed = {group: what.ref for _, work in over.fleet.works for group, what in work.begun.items()}
     assert handed[0] == "older 0"
-    left = dict(over.sampling.left())
+    left = dict(over.sampling.unfinished())
     assert set(left) == {101, 102, 103, 104, 105}
     assert left[105].ref == "older 5", "it was not dealt"
 
@@ -308,14 +316,13 @@ def lost_with_a_sync(lab, *, dealt: bool) -> tuple[Servers, WorkerDiedError]:
     declared["data"]["prompts_per_step"] = 1
     declared["nodes"]["rollout"] |= {"n": N}
     fleet, ledger = Servers(Appetite(1, 1), [1000]), WatchedLedger(N, 1)
-    ledger.add_source("prompts", Block(np.arange(N), "p", None, Span(0, 1), (0,), positions=np.array([100])))
-    sampling = Sampling(
+    ledger.add_source("prompts", Block(np.arange(N), "p", None, 0, 1, (0,), positions=np.array([100])))
+    sampling = RolloutController(
         Run(4, "rollout", (0,)),
         ROLLOUT,
         Pipeline.model_validate(declared),
-        fleet,  # type: ignore[arg-type]
-        [server(number) for number in range(2)],  # type: ignore[misc]
-        Books(ledger, StepRecord(4), lambda _: None, lambda _: None, {}),
+        fleet.servers(2),
+        RolloutReports(ledger, StepRecord(4), lambda _: None, lambda _: None, {}),
         committed=3,
         begun={},
         weights=COMING,
@@ -324,7 +331,7 @@ def lost_with_a_sync(lab, *, dealt: bool) -> tuple[Servers, WorkerDiedError]:
     loss.lost = ("generator/1",)
 
     async def act() -> WorkerDiedError:
-        finishing = asyncio.ensure_future(sampling.finish())
+        finishing = asyncio.ensure_future(sampling.run())
         while dealt and not fleet.works:
             await asyncio.sleep(0)
         sampling.lose(loss)
@@ -351,4 +358,4 @@ def test_a_round_is_told_to_be_complete_when_nothing_of_it_can_come(ran, appetit
     assert {work.round for _, work in fleet.works} == {2}
     # The last shard comes with the end of the run, when the aborted groups are there too.
     assert len(over.shards) < len(filled(over, layout))
-    assert len(over.sampling.left()) == more
+    assert len(over.sampling.unfinished()) == more

@@ -19,20 +19,13 @@ import os
 import signal
 import subprocess
 import sys
-from dagrl.workers.interrupts import Interrupts, kin_of_ctrl_c, ray_starts, undisturbed
+from dagrl.workers.interrupts import InterruptHandler, signals_as_ctrl_c, keep_signals_from_ray, ignore_signals
 
 def say(text):
     print(text, flush=True)
 
-class Run:
-    def request_stop(self):
-        say("asked to stop")
-
-    def note(self, message):
-        say("noted")
-
 async def steps():
-    with Interrupts(Run(), Run()) as interrupts:
+    with InterruptHandler(lambda: say("asked to stop"), lambda message: say("noted")) as interrupts:
         interrupts.training = True
         say("ready")
         try:
@@ -46,19 +39,19 @@ def wait():
     sys.stdin.read()
 
 def protected():
-    with undisturbed():
+    with ignore_signals():
         wait()
     say("whole")
 
 def as_ray():
-    with ray_starts():
+    with keep_signals_from_ray():
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
         wait()
 
 def born():
     # As Ray starts its processes.
     kind = {"args": ["sleep", "60"], "preexec_fn": lambda: None}
-    with ray_starts():
+    with keep_signals_from_ray():
         rays = subprocess.Popen(**kind)
     ours = subprocess.Popen(**kind)
     say([os.getpgid(each.pid) == os.getpgid(0) for each in (rays, ours)])
@@ -66,12 +59,12 @@ def born():
     ours.kill()
 
 def after_ray():
-    with ray_starts():
+    with keep_signals_from_ray():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     wait()
 
 try:
-    with kin_of_ctrl_c():
+    with signals_as_ctrl_c():
         {}
 except KeyboardInterrupt:
     say("interrupted")

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 from pydantic import TypeAdapter
+from work import work_of as make_work
 
 from dagrl.config.schema import Pipeline
 from dagrl.data.batch import Batch, Column
 from dagrl.ops.base import Output, Part
-from dagrl.workers.messages import Effort, TaskWork
+from dagrl.workers.messages import TaskWork, Usage
 from dagrl.workers.meter import Meter
 
 PROMPTS, RESPONSES = [3, 2, 4], [2, 1, 5]
@@ -45,61 +46,61 @@ def rows(*places: int) -> Part:
     return Part(0, Batch(np.array(places, dtype=np.int64), columns))
 
 
-def work_of(node: str, hands_in: bool = True) -> TaskWork:
-    return TaskWork(2, node, "any", node, False, 0, 0, 2, (), {}, False, hands_in)
+def work_of(node: str, is_output_rank: bool = True) -> TaskWork:
+    return make_work(TaskWork, node, is_output_rank=is_output_rank)
 
 
-def efforts(pipeline: Pipeline, node: str, *parts: Part, outputs: int = 1, hands_in: bool = True) -> list[Effort]:
+def usages(pipeline: Pipeline, node: str, *parts: Part, outputs: int = 1, is_output_rank: bool = True) -> list[Usage]:
     meter = Meter(pipeline)
-    account = meter.begin(work_of(node, hands_in), parts)
-    return [meter.effort(account, Output((0,), np.arange(3))) for _ in range(outputs)]
+    account = meter.begin(work_of(node, is_output_rank), parts)
+    return [meter.usage(account, Output((0,), np.arange(3))) for _ in range(outputs)]
 
 
 def test_a_log_prob_pass_is_a_forward_pass_over_prompts_and_responses(pipeline) -> None:
-    (effort,) = efforts(pipeline(), "ref", rows(0, 1, 2))
-    assert (effort.tokens, effort.flops) == (sum(LENGTHS), FORWARD)
+    (usage,) = usages(pipeline(), "ref", rows(0, 1, 2))
+    assert (usage.tokens, usage.flops) == (sum(LENGTHS), FORWARD)
 
 
 def test_an_update_is_three_times_that_for_each_epoch(pipeline) -> None:
-    (effort,) = efforts(pipeline(epochs=2), "update", rows(0, 1), rows(2))
-    assert (effort.tokens, effort.flops) == (2 * sum(LENGTHS), 2 * 3 * FORWARD)
+    (usage,) = usages(pipeline(epochs=2), "update", rows(0, 1), rows(2))
+    assert (usage.tokens, usage.flops) == (2 * sum(LENGTHS), 2 * 3 * FORWARD)
 
 
 def test_what_was_told_with_an_output_is_not_told_again(pipeline) -> None:
-    first, second = efforts(pipeline(), "old", rows(0), rows(1, 2), outputs=2)
+    first, second = usages(pipeline(), "old", rows(0), rows(1, 2), outputs=2)
     assert (first.tokens, first.flops) == (sum(LENGTHS), FORWARD)
     assert (second.tokens, second.flops) == (0, 0)
 
 
 def test_a_rank_that_does_not_hand_in_leaves_it_to_the_one_that_does(pipeline) -> None:
-    (effort,) = efforts(pipeline(), "update", rows(0, 1, 2), hands_in=False)
-    assert (effort.tokens, effort.flops) == (0, 0)
+    (usage,) = usages(pipeline(), "update", rows(0, 1, 2), is_output_rank=False)
+    assert (usage.tokens, usage.flops) == (0, 0)
 
 
 def test_a_rank_without_rows_has_nothing_to_tell(pipeline) -> None:
-    (effort,) = efforts(pipeline(), "update", rows())
-    assert (effort.tokens, effort.flops) == (0, 0)
+    (usage,) = usages(pipeline(), "update", rows())
+    assert (usage.tokens, usage.flops) == (0, 0)
 
 
 def test_a_value_head_is_cheaper_and_a_reward_head_sees_one_position_a_row(pipeline) -> None:
     body = FORWARD - PER_PREDICTION * 8
     for head, positions in (("value", 8), ("reward", 3)):
-        (effort,) = efforts(pipeline(head), "old", rows(0, 1, 2))
-        assert effort.flops == body + 2 * 32 * positions
+        (usage,) = usages(pipeline(head), "old", rows(0, 1, 2))
+        assert usage.flops == body + 2 * 32 * positions
 
 
 def test_a_rollout_counts_what_it_samples_and_no_operations(pipeline) -> None:
     meter = Meter(pipeline())
     first, second = (meter.begin(work_of("rollout"), []) for _ in range(2))
     # Shares of a run are under way at once.
-    told = [meter.effort(account, Output((), np.arange(2), sampled=7)) for account in (first, second, first)]
+    told = [meter.usage(account, Output((), np.arange(2), sampled=7)) for account in (first, second, first)]
     assert [(each.tokens, each.flops) for each in told] == [(7, None)] * 3
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here there is a GPU")
 def test_without_a_gpu_there_is_no_peak_and_no_memory(pipeline) -> None:
-    (effort,) = efforts(pipeline(), "ref", rows(0))
-    assert (effort.peak_flops_per_s, effort.peak_bytes) == (None, None)
+    (usage,) = usages(pipeline(), "ref", rows(0))
+    assert (usage.peak_flops_per_s, usage.peak_bytes) == (None, None)
 
 
 @pytest.mark.parametrize(("validation", "passes"), [(False, 2 * 3), (True, 1)])

@@ -11,8 +11,8 @@ from refs import Ref
 
 from dagrl.data.batch import Batch, Column
 from dagrl.data.redistribute import RowIndex
-from dagrl.workers.messages import Begun, PartWork, Source
-from dagrl.workers.object_cache import Blocks
+from dagrl.workers.messages import ColumnSource, PartialRollout, PartWork
+from dagrl.workers.object_cache import ObjectCache
 
 
 def block_of(rows: list[int]) -> Batch:
@@ -26,10 +26,10 @@ def block_of(rows: list[int]) -> Batch:
     )
 
 
-def fetched(store: dict[str, Batch], rows: list[int], *sources: Source) -> Batch:
+def fetched(store: dict[str, Batch], rows: list[int], *sources: ColumnSource) -> Batch:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ray, "get", lambda refs, timeout: [store[ref] for ref in refs])
-        (part,) = Blocks(1.0, keep=False).parts(1, [PartWork(0, np.array(rows, dtype=np.int64), sources)])
+        (part,) = ObjectCache(1.0, keep=False).parts(1, [PartWork(0, np.array(rows, dtype=np.int64), sources)])
         return part.batch
 
 
@@ -48,7 +48,7 @@ def test_rows_come_in_the_parts_order_however_they_lie(data, count: int, blocks:
     for piece in pieces:
         index.add(np.array(piece, dtype=np.int64))
     found = index.find(np.array(wanted))
-    source = Source(tuple(Ref(ref) for ref in found.tolist()), columns)
+    source = ColumnSource(tuple(Ref(ref) for ref in found.tolist()), columns)
     store = {str(ref): block_of(piece) for ref, piece in enumerate(pieces)}
     batch = fetched(store, wanted, source)
     assert batch.rows.tolist() == wanted
@@ -62,8 +62,8 @@ def test_columns_of_several_producers_meet_by_row_under_the_ops_names() -> None:
     batch = fetched(
         store,
         [3, 5],
-        Source((Ref("a"),), {"mine": "response_tokens"}),
-        Source((Ref("b"), Ref("c")), {"score": "reward"}),
+        ColumnSource((Ref("a"),), {"mine": "response_tokens"}),
+        ColumnSource((Ref("b"), Ref("c")), {"score": "reward"}),
     )
     assert tokens_of(batch, "mine") == [[3, 3, 3], [5]]
     assert batch["score"].values.tolist() == [1.5, 2.5]
@@ -71,7 +71,9 @@ def test_columns_of_several_producers_meet_by_row_under_the_ops_names() -> None:
 
 def test_a_row_that_several_blocks_hold_comes_out_of_the_first() -> None:
     again = Batch(np.array([2, 3]), {"reward": Column(np.array([20.0, 30.0]))})
-    batch = fetched({"a": block_of([1, 2]), "b": again}, [3, 2], Source((Ref("a"), Ref("b")), {"reward": "reward"}))
+    batch = fetched(
+        {"a": block_of([1, 2]), "b": again}, [3, 2], ColumnSource((Ref("a"), Ref("b")), {"reward": "reward"})
+    )
     assert batch["reward"].values.tolist() == [30.0, 1.0]
 
 
@@ -89,18 +91,18 @@ def asked(monkeypatch) -> list[str]:
 
 
 def reward_of(rows: list[int], *refs: str, index: int = 0) -> PartWork:
-    return PartWork(index, np.array(rows), (Source(tuple(map(Ref, refs)), {"r": "reward"}),))
+    return PartWork(index, np.array(rows), (ColumnSource(tuple(map(Ref, refs)), {"r": "reward"}),))
 
 
 def test_parts_with_the_same_blocks_read_them_once(asked) -> None:
     works = [reward_of([1], "1"), reward_of([2], "1", index=1)]
-    parts = Blocks(1.0, keep=False).parts(1, works)
+    parts = ObjectCache(1.0, keep=False).parts(1, works)
     assert [(part.index, part.batch["r"].values.tolist()) for part in parts] == [(0, [0.5]), (1, [1.0])]
     assert asked == ["1"]
 
 
 def test_an_engines_blocks_are_read_once_until_their_step_is_committed(asked) -> None:
-    blocks = Blocks(1.0, keep=True)
+    blocks = ObjectCache(1.0, keep=True)
     blocks.parts(4, [reward_of([1], "1")])
     blocks.parts(5, [reward_of([7], "7")])
     (part,) = blocks.parts(4, [reward_of([2, 3], "1", "3")])
@@ -113,7 +115,7 @@ def test_an_engines_blocks_are_read_once_until_their_step_is_committed(asked) ->
 
 
 def test_the_hosts_blocks_are_nobodys_between_two_calls(asked) -> None:
-    blocks = Blocks(1.0, keep=False)
+    blocks = ObjectCache(1.0, keep=False)
     for _ in range(2):
         blocks.parts(4, [reward_of([1], "1")])
     assert asked == ["1", "1"]
@@ -121,17 +123,17 @@ def test_the_hosts_blocks_are_nobodys_between_two_calls(asked) -> None:
 
 def test_what_an_earlier_step_has_begun_comes_in_the_groups_order_under_the_ops_names(asked) -> None:
     names = {"tokens": "response_tokens", "logprobs": "response_logprobs"}
-    batch = Blocks(1.0, keep=True).begun(Begun(Ref("5"), np.array([6, 5])), names)
+    batch = ObjectCache(1.0, keep=True).partial_rollout(PartialRollout(Ref("5"), np.array([6, 5])), names)
     assert (batch.rows.tolist(), set(batch.columns)) == ([6, 5], {"tokens"}), "what it has not is left out"
     assert tokens_of(batch, "tokens") == [[6, 6], [5]]
 
 
 def test_a_rank_without_rows_gets_columns_of_the_right_types() -> None:
-    batch = fetched({"a": block_of([1, 2])}, [], Source((Ref("a"),), {"tokens": "response_tokens"}))
+    batch = fetched({"a": block_of([1, 2])}, [], ColumnSource((Ref("a"),), {"tokens": "response_tokens"}))
     assert len(batch) == 0
     assert (batch["tokens"].values.dtype, batch["tokens"].offsets.tolist()) == (np.int64, [0])
 
 
 def test_a_row_that_no_source_brings_is_a_bug() -> None:
     with pytest.raises(AssertionError, match="row 9 is not in the batch"):
-        fetched({"a": block_of([1, 2])}, [1, 9], Source((Ref("a"),), {"reward": "reward"}))
+        fetched({"a": block_of([1, 2])}, [1, 9], ColumnSource((Ref("a"),), {"reward": "reward"}))

@@ -6,7 +6,7 @@ import pytest
 import ray
 from ray import exceptions
 
-from dagrl.workers.objects import ObjectsLateError, get_within
+from dagrl.workers.object_cache import ObjectTimeoutError, get_objects
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,6 @@ def test_why_they_do_not_come_is_one_sentence(monkeypatch, failure, told) -> Non
         raise failure
 
     monkeypatch.setattr(ray, "get", get)
-    with pytest.raises(ObjectsLateError) as caught:
-        get_within([object(), object()], 5.0, "2 blocks")
+    with pytest.raises(ObjectTimeoutError) as caught:
+        get_objects([object(), object()], 5.0, "2 blocks")
     assert str(caught.value) == told

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from pydantic import TypeAdapter
+from work import work_of as make_work
 
 from dagrl.config.schema import Pipeline
 from dagrl.workers.errors import RunError
@@ -54,7 +55,7 @@ def setup_of(pipeline: Pipeline, folder: Path, engine: str = "actor", rank: int 
 
 
 def work_of(node: str | None, step: int = 2, task: str | None = None) -> TaskWork:
-    return TaskWork(step, task or node or "prompts", "any", node, False, 0, 0, 2, (), {}, False, True)
+    return make_work(TaskWork, task or node or "prompts", node=node, step=step)
 
 
 def traces(folder: Path) -> list[str]:
@@ -160,7 +161,7 @@ def test_a_trace_that_cannot_be_written_is_named(pipeline, tmp_path):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here nsys has a GPU to look at")
 def test_nsys_without_a_gpu_is_refused_where_a_profiled_node_runs(pipeline, tmp_path):
-    with pytest.raises(ValueError, match="nsys looks at GPUs, and engine actor has none; say tool: torch"):
+    with pytest.raises(ValueError, match="nsys profiles GPUs, and engine actor has none; set tool: torch"):
         make_profiler(setup_of(pipeline(tool="nsys", nodes=["update"]), tmp_path))
     assert make_profiler(setup_of(pipeline(tool="nsys", nodes=["update"]), tmp_path, engine="generator")) is None
 

@@ -9,39 +9,40 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
+from work import work_of
 
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
-from dagrl.workers.messages import Block, PartWork, Source, Span, TaskWork
-from dagrl.workers.serialization import pack, parcel_bytes, unpack
+from dagrl.workers.messages import Block, ColumnSource, PartWork, ScoreWork
+from dagrl.workers.serialization import deserialize, message_bytes, serialize
 
 BYTES_OF_AN_ID = len(ray.ObjectRef.from_random().binary())
 
 
-def work_on(rows: int, refs: list[ray.ObjectRef]) -> TaskWork:
+def work_on(rows: int, refs: list[ray.ObjectRef]) -> ScoreWork:
     """One rank's share: rows of these blocks."""
     columns = {"prompt_tokens": "prompt_tokens", "response_tokens": "response_tokens"}
-    part = PartWork(0, np.arange(rows), (Source(tuple(refs), columns),))
-    return TaskWork(1, "ref", "logprob", "ref", False, 0, 0, 2, (part,), {"logprob": "ref_logprob"}, True, True)
+    part = PartWork(0, np.arange(rows), (ColumnSource(tuple(refs), columns),))
+    return work_of(ScoreWork, "ref", op="logprob", parts=(part,), outputs={"logprob": "ref_logprob"})
 
 
 def block_of(response_lengths: list[int]) -> Block:
     """What a rank says when it has put responses of these lengths into the store."""
     rows = np.arange(len(response_lengths))
     lengths = np.array(response_lengths)
-    return Block(rows, ray.ObjectRef.from_random(), lengths, Span(0.0, 1.0), (0,), {"reward": Stat.of(lengths)})
+    return Block(rows, ray.ObjectRef.from_random(), lengths, 0.0, 1.0, (0,), {"reward": Stat.of(lengths)})
 
 
-def message_bytes(message: Any) -> int:
-    return parcel_bytes(*pack(message))
+def size_of(message: Any) -> int:
+    return message_bytes(*serialize(message))
 
 
 def test_a_message_comes_out_as_it_was_packed_and_each_ref_goes_along_once() -> None:
     refs = [ray.ObjectRef.from_random() for _ in range(3)]
     work = work_on(12, [*refs, refs[0]])
-    data, beside = pack(work)
+    data, beside = serialize(work)
     assert beside == refs
-    out = unpack(data, beside)
+    out = deserialize(data, beside)
     (mine,), (theirs,) = work.parts, out.parts
     assert theirs.sources == mine.sources
     assert theirs.rows.tolist() == mine.rows.tolist()
@@ -52,25 +53,25 @@ def test_a_message_comes_out_as_it_was_packed_and_each_ref_goes_along_once() -> 
 def test_columns_stand_beside_a_message_and_their_object_is_named_in_their_place() -> None:
     batch = Batch(np.arange(3), {"reward": Column(np.ones(3))})
     first, second = (replace(block_of([5, 7, 6]), ref=batch) for _ in range(2))
-    data, beside = pack([first, second])
+    data, beside = serialize([first, second])
     assert len(beside) == 1 and beside[0] is batch
-    assert [block.ref for block in unpack(data, ["the object"])] == ["the object"] * 2
+    assert [block.ref for block in deserialize(data, ["the object"])] == ["the object"] * 2
 
 
 def test_a_ref_counts_as_its_id() -> None:
-    none, one, three = (message_bytes([ray.ObjectRef.from_random() for _ in range(count)]) for count in (0, 1, 3))
+    none, one, three = (size_of([ray.ObjectRef.from_random() for _ in range(count)]) for count in (0, 1, 3))
     assert BYTES_OF_AN_ID <= one - none < BYTES_OF_AN_ID + 16
     assert 2 * BYTES_OF_AN_ID <= three - one < 2 * (BYTES_OF_AN_ID + 16)
 
 
 def test_a_message_without_refs_counts_as_it_is_pickled() -> None:
     message = {"rows": np.arange(100), "name": "reward"}
-    assert message_bytes(message) == pytest.approx(len(pickle.dumps(message, protocol=5)), abs=8)
+    assert size_of(message) == pytest.approx(len(pickle.dumps(message, protocol=5)), abs=8)
 
 
 def test_work_grows_with_its_rows_by_their_ids() -> None:
     refs = [ray.ObjectRef.from_random() for _ in range(2)]
-    small, large = message_bytes(work_on(100, refs)), message_bytes(work_on(1100, refs))
+    small, large = size_of(work_on(100, refs)), size_of(work_on(1100, refs))
     # Eight bytes each.
     assert large - small == pytest.approx(1000 * 8, rel=0.01)
     assert small < 100 * 12 + 2 * BYTES_OF_AN_ID + 2000
@@ -78,5 +79,5 @@ def test_work_grows_with_its_rows_by_their_ids() -> None:
 
 def test_a_block_weighs_the_same_whatever_lies_behind_it() -> None:
     short, long = block_of([1] * 50), block_of([100_000] * 50)
-    assert abs(message_bytes(long) - message_bytes(short)) < 16
-    assert message_bytes(block_of([1] * 150)) - message_bytes(short) == pytest.approx(100 * (8 + 8), rel=0.01)
+    assert abs(size_of(long) - size_of(short)) < 16
+    assert size_of(block_of([1] * 150)) - size_of(short) == pytest.approx(100 * (8 + 8), rel=0.01)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from dagrl.workers.version_gate import Arrivals
+from dagrl.workers.streaming import WeightVersionGate
 
 
 def never() -> bool:
@@ -15,26 +15,26 @@ def never() -> bool:
 
 
 def test_nobody_waits_for_what_is_there_and_nothing_is_no_sync() -> None:
-    arrivals = Arrivals()
-    assert arrivals.wait_for(0, 0.0, unless=never)
-    assert not arrivals.wait_for(2, 0.01, unless=never)
-    arrivals.arrived(3)
-    assert arrivals.wait_for(2, 0.0, unless=never) and arrivals.wait_for(3, 0.0, unless=never)
-    assert not arrivals.wait_for(4, 0.01, unless=never), "the weights of the sync before"
+    gate = WeightVersionGate()
+    assert gate.wait_for(0, 0.0, unless=never)
+    assert not gate.wait_for(2, 0.01, unless=never)
+    gate.open(3)
+    assert gate.wait_for(2, 0.0, unless=never) and gate.wait_for(3, 0.0, unless=never)
+    assert not gate.wait_for(4, 0.01, unless=never), "the weights of the sync before"
 
 
 @pytest.mark.parametrize("comes", [True, False])
 def test_whoever_waits_goes_on_at_once(comes: bool) -> None:
-    arrivals, over = Arrivals(), threading.Event()
+    gate, over = WeightVersionGate(), threading.Event()
 
     def act() -> None:
         if comes:
-            arrivals.arrived(1)
+            gate.open(1)
         else:
             over.set()
-            arrivals.look_again()
+            gate.recheck()
 
     threading.Timer(0.05, act).start()
     begun = time.monotonic()
-    assert arrivals.wait_for(1, 30.0, unless=over.is_set)
+    assert gate.wait_for(1, 30.0, unless=over.is_set)
     assert time.monotonic() - begun < 10

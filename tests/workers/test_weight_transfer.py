@@ -8,8 +8,8 @@ import pytest
 
 from dagrl.weight_sync.channel import Address
 from dagrl.weight_sync.protocol import Offer
-from dagrl.workers.messages import Take
-from dagrl.workers.weight_transfer import take_in
+from dagrl.workers.messages import UpdateWeightsRequest
+from dagrl.workers.weight_transfer import update_weights
 
 DOORS = [Address(f"/tmp/{rank}", "", 0, f"token {rank}") for rank in (0, 1)]
 
@@ -35,6 +35,6 @@ class Generator:
 )
 def test_a_rank_is_sent_to_whom_it_can_take_weights_from(offers, senders):
     generator = Generator()
-    seconds = take_in(generator, 1, Take(7, 3, tuple(offers)), None, 20.0)
+    seconds = update_weights(generator, 1, UpdateWeightsRequest(7, 3, tuple(offers)), None, 20.0)
     assert generator.told == (7, senders, 20.0, 3)
     assert 0 <= seconds < 5

@@ -14,16 +14,30 @@ import numpy as np
 import pytest
 import ray
 from refs import Ref
+from work import work_of
 
 from dagrl.backends.base import Completion, GenerationRequest
 from dagrl.config.schema import Pipeline, SamplingSpec
 from dagrl.data.batch import Batch, Column
 from dagrl.graph.op_contracts import ROLLOUT_WRITES
 from dagrl.ops.base import Resources
-from dagrl.workers.messages import Beat, Begun, Block, Coming, Handed, PartWork, Source, Span, Take, TaskWork, Told
+from dagrl.workers.messages import (
+    Block,
+    ColumnSource,
+    Heartbeat,
+    PartialRollout,
+    PartWork,
+    PendingWeights,
+    RolloutId,
+    RolloutWork,
+    ScoreWork,
+    SendResult,
+    StreamMessage,
+    UpdateWeightsRequest,
+)
 from dagrl.workers.meter import Meter
-from dagrl.workers.object_cache import Blocks
-from dagrl.workers.serialization import pack, unpack
+from dagrl.workers.object_cache import ObjectCache
+from dagrl.workers.serialization import deserialize, serialize
 from dagrl.workers.worker import Worker
 
 
@@ -61,7 +75,7 @@ class Bench:
         self.worker = Worker()
         self.worker._resources = Resources(pipeline, folder, folder)
         self.worker._engine = self.engine
-        self.worker._blocks = Blocks(1.0, keep=True)
+        self.worker._cache = ObjectCache(1.0, keep=True)
         self.worker._meter = Meter(pipeline)
 
     def _put(self, thing: Any) -> str:
@@ -71,7 +85,7 @@ class Bench:
     def _get(self, refs: str | list[str], timeout: float | None = None) -> Any:
         return self.store[refs] if isinstance(refs, str) else [self.store[ref] for ref in refs]
 
-    def work(self, groups: list[int], begun: dict[int, Begun] | None = None) -> TaskWork:
+    def work(self, groups: list[int], begun: dict[int, PartialRollout] | None = None) -> RolloutWork:
         """Two samples for each group's prompt, which is the group's number and two more."""
         rows = np.array([row for group in groups for row in (2 * group, 2 * group + 1)])
         columns = {
@@ -79,21 +93,17 @@ class Bench:
             "group_id": Column(rows // 2),
         }
         ref = self._put(Batch(rows, columns))
-        part = PartWork(0, rows, (Source((Ref(ref),), {name: name for name in columns}),))
+        part = PartWork(0, rows, (ColumnSource((Ref(ref),), {name: name for name in columns}),))
         outputs = {name: "said" if name == "response_tokens" else name for name in ROLLOUT_WRITES}
-        return TaskWork(
-            *(2, "rollout", "rollout", "rollout", False, 0, 1, 1, (part,), outputs, False, True),
-            streams=True,
-            begun=begun or {},
-        )
+        return work_of(RolloutWork, "rollout", op="rollout", parts=(part,), outputs=outputs, begun=begun or {})
 
-    def told(self, work: TaskWork) -> Iterator[Block | Beat]:
+    def told(self, work: RolloutWork) -> Iterator[Block | Heartbeat]:
         """Its messages, one by one; what is called the last of them is."""
         last = False
         for told in self.worker.stream(work):
             assert not last, f"{told} comes behind the last"
             last = told.last
-            yield from told.messages
+            yield from told.items
 
     def said(self, block: Block) -> dict[int, list[int]]:
         """Row -> response."""
@@ -110,45 +120,45 @@ def bench(lab, monkeypatch, tmp_path) -> Bench:
 
 @pytest.mark.parametrize("aborted", [False, True])
 def test_a_share_that_is_behind_a_sync_shows_life_until_the_weights_are_there(bench, monkeypatch, aborted) -> None:
-    monkeypatch.setattr("dagrl.workers.worker.INTERVAL_S", 0.05)
-    monkeypatch.setattr(bench.worker, "_take_in", lambda take, handed: 0.5)
-    told = bench.worker.stream(replace(bench.work([0]), weights=Coming(5, 3)))
-    bench.worker.receive_weights(Take(4, 3))
-    assert [next(told), next(told)] == [Told(()), Told(())]
+    monkeypatch.setattr("dagrl.workers.worker.HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(bench.worker, "_update_weights", lambda take, handed: 0.5)
+    told = bench.worker.stream(replace(bench.work([0]), weights=PendingWeights(5, 3)))
+    bench.worker.receive_weights(UpdateWeightsRequest(4, 3))
+    assert [next(told), next(told)] == [StreamMessage(()), StreamMessage(())]
     if aborted:
-        bench.worker.abort(2, "rollout", 0, 0)
+        bench.worker.abort(RolloutId(2, "rollout"))
         assert list(told) == []
     else:
-        assert bench.worker.receive_weights(Take(5, 3)) == 0.5
-        assert next(told) == Told((Beat(0),))
+        assert bench.worker.receive_weights(UpdateWeightsRequest(5, 3)) == 0.5
+        assert next(told) == StreamMessage((Heartbeat(0),))
         bench.engine.gate.release(2)
-        (block, _), *_ = [each.messages for each in told if each.messages]
+        (block, _), *_ = [each.items for each in told if each.items]
         assert bench.said(block) == {0: [7, 7], 1: [7, 7]}
 
 
 def test_a_share_comes_out_group_by_group_or_together_with_signs_of_life(bench) -> None:
     messages = bench.told(bench.work([0, 1, 2]))
-    assert next(messages) == Beat(0), "that it has begun"
+    assert next(messages) == Heartbeat(0), "that it has begun"
     bench.engine.gate.release(2)
     first = next(messages)
     assert bench.said(first) == {0: [7, 7], 1: [7, 7]}
-    assert (first.tokens.tolist(), first.effort.tokens, first.shards) == ([2, 2], 4, ())
+    assert (first.tokens.tolist(), first.usage.tokens, first.shards) == ([2, 2], 4, ())
     bench.engine.gate.release(4)
     rest = list(messages)
     blocks = [each for each in rest if isinstance(each, Block)]
     said = {row: tokens for block in blocks for row, tokens in bench.said(block).items()}
     assert said == {2: [7] * 3, 3: [7] * 3, 4: [7] * 4, 5: [7] * 4}
-    assert rest[-1] == Beat(2 * (2 + 3 + 4)), "the last word has all tokens"
+    assert rest[-1] == Heartbeat(2 * (2 + 3 + 4)), "the last word has all tokens"
 
 
 def test_shares_of_a_run_are_sampled_at_once(bench) -> None:
     first, second = (bench.told(bench.work([group])) for group in (0, 1))
-    assert [type(next(messages)) for messages in (first, second)] == [Beat, Beat]
+    assert [type(next(messages)) for messages in (first, second)] == [Heartbeat, Heartbeat]
     bench.engine.gate.release(4)
     (later,) = [each for each in second if isinstance(each, Block)]
     (earlier,) = [each for each in first if isinstance(each, Block)]
     assert (earlier.rows.tolist(), later.rows.tolist()) == ([0, 1], [2, 3])
-    assert earlier.effort.tokens + later.effort.tokens == 10
+    assert earlier.usage.tokens + later.usage.tokens == 10
 
 
 def test_an_abort_ends_a_share_and_those_that_come_after_it_and_what_there_is_goes_on_later(bench) -> None:
@@ -157,7 +167,7 @@ def test_an_abort_ends_a_share_and_those_that_come_after_it_and_what_there_is_go
     bench.engine.gate.release(3)
     done = next(each for each in messages if isinstance(each, Block))
     assert done.rows.tolist() == [8, 9]
-    bench.worker.abort(2, "rollout", 0, 0)
+    bench.worker.abort(RolloutId(2, "rollout"))
     (left,) = [each for each in messages if isinstance(each, Block)]
     assert (left.unfinished, left.rows.tolist(), left.tokens) == (True, [10, 11], None)
     assert list(bench.told(bench.work([6]))) == []
@@ -166,15 +176,15 @@ def test_an_abort_ends_a_share_and_those_that_come_after_it_and_what_there_is_go
     assert said[11] == [7]
     bench.engine.aborts = 0
     bench.engine.gate.release(10)
-    begun = {5: Begun(bench._put(left.ref), np.array([11, 10]))}
+    begun = {5: PartialRollout(bench._put(left.ref), np.array([11, 10]))}
     again = replace(bench.work([5], begun), step=3)
     (block,) = [each for each in bench.told(again) if isinstance(each, Block)]
     assert bench.said(block) == {10: [7] * 7, 11: [7] * 7}
-    assert block.effort.tokens == 14 - len(said[10]) - len(said[11])
+    assert block.usage.tokens == 14 - len(said[10]) - len(said[11])
 
 
 def test_the_abort_of_a_round_does_not_end_the_next(bench) -> None:
-    bench.worker.abort(2, "rollout", 0, 0)
+    bench.worker.abort(RolloutId(2, "rollout"))
     assert list(bench.told(bench.work([0]))) == []
     bench.engine.aborts = 0
     bench.engine.gate.release(10)
@@ -192,42 +202,44 @@ def test_what_the_engine_raises_ends_the_share(bench) -> None:
         list(bench.told(bench.work([0])))
 
 
-def test_the_blocks_of_a_run_have_their_columns_in_one_object(bench, monkeypatch) -> None:
+def test_the_cache_of_a_run_have_their_columns_in_one_object(bench, monkeypatch) -> None:
     def block(rows: list[int]) -> Block:
         columns = Batch(np.array(rows), {"reward": Column(10 * np.array(rows))})
-        return Block(columns.rows, columns if rows else None, None, Span(0, 1))
+        return Block(columns.rows, columns if rows else None, None, 0, 1)
 
     for several, object_of in (([[7, 3], [5], []], [7, 3, 5]), ([[4]], [4]), ([[]], None)):
         monkeypatch.setattr(bench.worker, "run", lambda work, blocks=several: map(block, blocks))
-        message, columns = bench.worker.run_whole(*pack(bench.work([0])))
+        message, columns = bench.worker.run_task(*serialize(bench.work([0])))
         assert (columns and columns.rows.tolist()) == object_of
         assert object_of is None or columns["reward"].values.tolist() == [10 * row for row in object_of]
-        told = unpack(message, ["the object"])
+        told = deserialize(message, ["the object"])
         assert [each.rows.tolist() for each in told] == several
         assert [each.ref for each in told] == ["the object" if rows else None for rows in several]
 
 
 def test_what_a_worker_has_made_it_keeps_under_the_name_that_it_was_told(bench, monkeypatch) -> None:
     made = Batch(np.array([0, 1]), {"reward": Column(np.array([5, 7]))})
-    work = replace(bench.work([0]), keeps_as=b"mine")
-    monkeypatch.setattr(bench.worker, "run", lambda work: iter([Block(made.rows, made, None, Span(0, 1))]))
-    bench.worker.run_whole(*pack(work))
+    work = work_of(ScoreWork, "ref", cache_as=b"mine")
+    monkeypatch.setattr(bench.worker, "run", lambda work: iter([Block(made.rows, made, None, 0, 1)]))
+    bench.worker.run_task(*serialize(work))
     (part,) = bench.worker._parts(
-        replace(work, parts=(PartWork(0, made.rows[::-1], (Source((b"mine",), {"r": "reward"}),)),))
+        replace(work, parts=(PartWork(0, made.rows[::-1], (ColumnSource((b"mine",), {"r": "reward"}),)),))
     )
     assert part.batch["r"].values.tolist() == [7, 5]
 
 
-def test_a_method_is_called_by_its_name_with_what_is_in_the_parcel(bench, monkeypatch) -> None:
-    monkeypatch.setattr(bench.worker, "_take_in", lambda take, handed: take.version / 4)
-    assert bench.worker.call(*pack(("receive_weights", (Take(5, 3),)))) == 0.75
+def test_a_call_names_the_function_and_its_arguments(bench, monkeypatch) -> None:
+    monkeypatch.setattr(bench.worker, "_update_weights", lambda take, handed: take.version / 4)
+    assert bench.worker.call(*serialize((Worker.receive_weights, (UpdateWeightsRequest(5, 3),), {}))) == 0.75
 
 
 def test_weights_in_the_object_store_are_taken_when_they_are_all_there(bench, monkeypatch) -> None:
-    handed, ref = Handed(0.5, 8, refs=("bucket",)), ray.ObjectRef.from_random()
+    handed, ref = SendResult(0.5, 8, refs=("bucket",)), ray.ObjectRef.from_random()
     bench.store[ref] = handed
-    monkeypatch.setattr(bench.worker, "_take_in", lambda take, handed: (take.version, handed))
-    assert bench.worker.call(*pack(("receive_weights", (Take(5, 3, handed=ref),)))) == (3, handed)
+    monkeypatch.setattr(bench.worker, "_update_weights", lambda take, handed: (take.version, handed))
+    assert bench.worker.call(
+        *serialize((Worker.receive_weights, (UpdateWeightsRequest(5, 3, send_result=ref),), {}))
+    ) == (3, handed)
 
 
 def test_the_driver_and_the_hosts_ops_do_without_torch() -> None:

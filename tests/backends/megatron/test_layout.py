@@ -37,7 +37,7 @@ def test_experts_are_laid_out_over_the_ranks_of_each_stage():
 
 
 @pytest.mark.parametrize(("tp", "cp", "pp", "dp"), [(1, 1, 1, 4), (2, 1, 1, 2), (2, 2, 2, 3), (1, 4, 2, 1)])
-def test_one_rank_of_each_replica_hands_in(tp, cp, pp, dp):
+def test_one_rank_of_each_replica_is_its_output_rank(tp, cp, pp, dp):
     places = coordinates(layout(tp, cp, pp), tp * cp * pp * dp)
     primaries = [place for place in places if place.primary]
     assert [place.dp for place in primaries] == list(range(dp))

@@ -57,3 +57,6 @@ class RepeatEngine:
     def wake(self, residency: Any) -> None: ...
 
     def close(self) -> None: ...
+
+
+BACKEND = RepeatBackend()

@@ -10,11 +10,11 @@ import pytest
 from dagrl.config.schema import KeepBestSpec
 from dagrl.data.stats import Stat
 from dagrl.orchestrator.folder.checkpoint import Score
-from dagrl.orchestrator.folder.scoring import Scoring
+from dagrl.orchestrator.folder.scoring import CheckpointScorer
 from dagrl.orchestrator.steps.record import StepRecord
 from dagrl.scheduler.commands import Run
 from dagrl.scheduler.plan import Plan
-from dagrl.workers.messages import Block, Span
+from dagrl.workers.messages import Block
 
 PLAN = Plan({}, (), shards=1, steps=9, validate_every=3)
 
@@ -22,7 +22,7 @@ PLAN = Plan({}, (), shards=1, steps=9, validate_every=3)
 def record(step: int, **stats: float) -> StepRecord:
     record, nothing = StepRecord(step), np.zeros(0, dtype=np.int64)
     measured = {name.replace("__", "/"): Stat.of([value]) for name, value in stats.items()}
-    record.note(Run(step, "any", (0,)), Block(nothing, None, None, Span(0, 1), (0,), measured), "w/0")
+    record.add_block(Run(step, "any", (0,)), Block(nothing, None, None, 0, 1, (0,), measured), "w/0")
     return record
 
 
@@ -32,29 +32,29 @@ def notes() -> list[str]:
 
 
 def test_a_metric_is_taken_by_its_name_in_the_metrics(notes: list[str]) -> None:
-    scoring = Scoring(KeepBestSpec(metric="val/reward/mean"), PLAN, notes.append)
+    scoring = CheckpointScorer(KeepBestSpec(metric="val/reward/mean"), PLAN, notes.append)
     assert scoring.score(record(3, val__reward=0.5)) == Score("val/reward/mean", 0.5)
     assert notes == []
 
 
 def test_a_step_without_validation_has_no_score_and_nobody_wonders(notes: list[str]) -> None:
-    scoring = Scoring(KeepBestSpec(metric="val/reward/mean"), PLAN, notes.append)
+    scoring = CheckpointScorer(KeepBestSpec(metric="val/reward/mean"), PLAN, notes.append)
     assert scoring.score(record(4, reward=0.5)) is None
     assert notes == []
 
 
 def test_a_name_that_no_metric_has_is_told_once(notes: list[str]) -> None:
-    scoring = Scoring(KeepBestSpec(metric="val/rewards/mean"), PLAN, notes.append)
+    scoring = CheckpointScorer(KeepBestSpec(metric="val/rewards/mean"), PLAN, notes.append)
     assert scoring.score(record(3, val__reward=0.5)) is None
     assert scoring.score(record(6, val__reward=0.5)) is None
     assert notes == ["run.keep_best: step 3 has no metric val/rewards/mean; did you mean `val/reward/mean`?"]
 
 
 def test_what_is_no_number_is_no_score(notes: list[str]) -> None:
-    scoring = Scoring(KeepBestSpec(metric="kl/ref"), PLAN, notes.append)
+    scoring = CheckpointScorer(KeepBestSpec(metric="kl/ref"), PLAN, notes.append)
     assert scoring.score(record(3, kl__ref=math.nan)) is None
     assert notes == []
 
 
 def test_where_no_best_is_wanted_there_is_no_score(notes: list[str]) -> None:
-    assert Scoring(None, PLAN, notes.append).score(record(3, val__reward=0.5)) is None
+    assert CheckpointScorer(None, PLAN, notes.append).score(record(3, val__reward=0.5)) is None

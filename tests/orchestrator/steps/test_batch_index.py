@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 
 from dagrl.data.shards import shard_bounds
 from dagrl.graph.op_contracts import Scope
-from dagrl.orchestrator.steps.batch_index import Arrival, Ledger
+from dagrl.orchestrator.steps.batch_index import Arrival, BatchIndex
 from dagrl.scheduler.plan import HOST, PlannedTask, Rows
-from dagrl.workers.messages import Block, Source, Span
+from dagrl.workers.messages import Block, ColumnSource
 
-SPAN = Span(0.0, 1.0)
+SPAN = 0.0, 1.0
 
 
 def block(rows, ref="ref", tokens=None, shards=()):
     return Block(np.asarray(rows), ref, None if tokens is None else np.asarray(tokens), SPAN, shards)
 
 
-def ledger_of_two_shards() -> Ledger:
-    ledger = Ledger(group_size=2, shards=2)
+def ledger_of_two_shards() -> BatchIndex:
+    ledger = BatchIndex(group_size=2, shards=2)
     ledger.add_source("prompts", block([2, 3], "p1", [5, 5], shards=(1,)))
     ledger.add_source("prompts", block([0, 1], "p0", [3, 3], shards=(0,)))
     return ledger
@@ -59,7 +59,7 @@ def test_what_is_promised_is_found_as_what_is_there():
 
 
 def test_a_shard_is_complete_when_all_its_groups_are_there():
-    ledger = Ledger(group_size=2, shards=2)
+    ledger = BatchIndex(group_size=2, shards=2)
     ledger.add_source("prompts", block(range(4), "p0", shards=(0,)))
     ledger.add_source("prompts", block(range(4, 6), "p1", shards=(1,)))
     ledger.expect("rollout")
@@ -70,8 +70,8 @@ def test_a_shard_is_complete_when_all_its_groups_are_there():
     assert ledger.rows((0,)).tolist() == [0, 1, 2, 3]
 
 
-def over_sampled(groups: int, group_size: int, shards: int) -> Ledger:
-    ledger = Ledger(group_size, shards)
+def over_sampled(groups: int, group_size: int, shards: int) -> BatchIndex:
+    ledger = BatchIndex(group_size, shards)
     for shard, (begin, end) in enumerate(shard_bounds(groups * group_size, group_size, shards)):
         rows = np.arange(begin, end)
         ledger.add_source("prompts", block(rows, f"p{shard}", rows % 7, shards=(shard,)))
@@ -111,7 +111,7 @@ def test_shards_are_filled_with_the_groups_that_come_first(groups, needed, group
 
 
 def test_the_place_of_a_prompt_in_the_data_set_is_known_by_its_group():
-    ledger = Ledger(group_size=2, shards=2)
+    ledger = BatchIndex(group_size=2, shards=2)
     for shard, (rows, places) in enumerate((([0, 1, 2, 3], [17, 4]), ([4, 5], [18]))):
         ledger.add_source("prompts", replace(block(rows, "p", shards=(shard,)), positions=np.array(places)))
     assert [ledger.position(group) for group in range(3)] == [17, 4, 18]
@@ -128,12 +128,12 @@ def test_sources_name_each_producers_blocks_once_with_the_columns_wanted_of_it()
     }
     task = PlannedTask("reward", "reward", "reward", HOST, Scope.ROW, Rows.TRAIN, inputs=inputs)
     prompts, rollout = ledger.sources(task, np.array([2, 3]))
-    assert prompts == Source(("p1",), {"prompt_tokens": "prompt_tokens", "answer": "answer"})
-    assert rollout == Source(("r0", "r1"), {"tokens": "response_tokens"})
+    assert prompts == ColumnSource(("p1",), {"prompt_tokens": "prompt_tokens", "answer": "answer"})
+    assert rollout == ColumnSource(("r0", "r1"), {"tokens": "response_tokens"})
 
 
 def test_an_object_that_several_blocks_share_is_named_once():
-    ledger = Ledger(2, 2)
+    ledger = BatchIndex(2, 2)
     ledger.add_source("prompts", block([0, 1], "both", shards=(0,)))
     ledger.add_source("prompts", block([2, 3], "both", shards=(1,)))
     (source,) = ledger.sources(reads_prompts(), np.array([3, 0]))
@@ -173,7 +173,7 @@ def test_each_group_completes_the_shard_that_the_source_has_put_it_into(groups, 
 
 
 def test_a_further_rounds_rows_are_the_batch_until_it_is_chosen_of_all() -> None:
-    ledger = Ledger(group_size=2, shards=2)
+    ledger = BatchIndex(group_size=2, shards=2)
     for shard, rows in enumerate((range(4), range(4, 6))):
         ledger.add_source("prompts", block(rows, f"p{shard}", [1] * len(rows), shards=(shard,)))
     ledger.begin_round()

@@ -16,11 +16,11 @@ from dagrl.config.coordinates import Coordinates
 from dagrl.config.schema import Pipeline
 from dagrl.data.shards import shard_bounds
 from dagrl.graph.op_contracts import Scope
-from dagrl.orchestrator.steps.batch_index import Ledger
-from dagrl.orchestrator.steps.dispatch import portion, share_out
+from dagrl.orchestrator.steps.batch_index import BatchIndex
+from dagrl.orchestrator.steps.dispatch import dispatch, dispatch_chunk
 from dagrl.scheduler.commands import Run
 from dagrl.scheduler.plan import HOST, Executor, PlannedTask, Rows
-from dagrl.workers.messages import Begun, Block, PartWork, Span, TaskWork
+from dagrl.workers.messages import Block, PartialRollout, PartWork, RolloutWork, ScoreWork, SourceWork, TaskWork
 
 INPUTS = {"prompt_tokens": ("prompts", "prompt_tokens"), "response_tokens": ("rollout", "response_tokens")}
 REF = PlannedTask("ref", "ref", "logprob", "actor", Scope.ROW, Rows.TRAIN, "actor", INPUTS, {"logprob": "ref_logprob"})
@@ -43,7 +43,7 @@ class Step:
         self.rows = np.arange(groups * group_size)
         self.lengths = np.resize(np.array(lengths, dtype=np.int64), len(self.rows))
         self.store: dict[str, np.ndarray] = {}
-        self.ledger = Ledger(group_size, shards)
+        self.ledger = BatchIndex(group_size, shards)
         for shard, (begin, end) in enumerate(shard_bounds(len(self.rows), group_size, shards)):
             rows = self.rows[begin:end]
             self.ledger.add_source("prompts", self._block(f"prompts {shard}", rows, (shard,)))
@@ -53,14 +53,14 @@ class Step:
 
     def _block(self, ref: str, rows: np.ndarray, shards: tuple[int, ...]) -> Block:
         self.store[ref] = rows
-        return Block(rows, ref, self.lengths[rows], Span(0.0, 1.0), shards)
+        return Block(rows, ref, self.lengths[rows], 0.0, 1.0, shards)
 
     def share(self, task: PlannedTask, executor: Executor, shards: tuple[int, ...] | None = None, **update: Any):
         """The work of each rank; `update` edits the update node."""
         declared = self.declared
         declared["nodes"]["update"].update(update)
         run = Run(5, task.name, self.shards if shards is None else shards)
-        return share_out(run, task, executor, self.ledger, Pipeline.model_validate(declared), position=40, committed=4)
+        return dispatch(run, task, executor, self.ledger, Pipeline.model_validate(declared), position=40, committed=4)
 
     def fetched(self, part: PartWork) -> dict[str, list[int]]:
         """The part's rows of each column in the blocks that its sources name, each of which holds some."""
@@ -85,7 +85,7 @@ def rows_of_replicas(work: list[TaskWork], executor: Executor) -> dict[int, list
     for share, place in zip(work, executor.places, strict=True):
         rows = [part.rows.tolist() for part in share.parts]
         assert found.setdefault(place.dp, rows) == rows, "tensor-parallel peers got different rows"
-    handing_in = [place.dp for share, place in zip(work, executor.places, strict=True) if share.hands_in]
+    handing_in = [place.dp for share, place in zip(work, executor.places, strict=True) if share.is_output_rank]
     assert sorted(handing_in) == sorted(found)
     return found
 
@@ -120,14 +120,14 @@ def test_each_row_of_a_run_goes_to_one_replica_with_the_places_of_its_columns(la
 def test_a_portion_holds_all_samples_of_its_prompts_with_the_places_of_their_columns(lab, batch, data) -> None:
     step = Step(lab, **batch)
     groups = data.draw(st.permutations(range(batch["groups"])))[: data.draw(st.integers(1, batch["groups"]))]
-    begun = {group: Begun(f"begun {group}", np.arange(2)) for group in range(0, batch["groups"], 2)}
+    begun = {group: PartialRollout(f"begun {group}", np.arange(2)) for group in range(0, batch["groups"], 2)}
     run, pipeline = Run(5, "rollout", step.shards), Pipeline.model_validate(step.declared)
-    work = portion(run, ROLLOUT, step.ledger, pipeline, groups, committed=4, begun=begun)
+    work = dispatch_chunk(run, ROLLOUT, step.ledger, pipeline, groups, committed=4, begun=begun)
     (part,) = work.parts
     size = batch["group_size"]
     assert part.rows.tolist() == [row for group in groups for row in range(group * size, (group + 1) * size)]
     assert step.fetched(part) == dict.fromkeys(INPUTS, sorted(part.rows.tolist()))
-    assert (work.streams, work.hands_in, work.committed) == (True, True, 4)
+    assert (type(work), work.is_output_rank, work.committed) == (RolloutWork, True, 4)
     assert set(work.begun) == {group for group in groups if group % 2 == 0}
 
 
@@ -200,7 +200,7 @@ def test_of_a_servers_slots_only_the_first_is_given_rows(lab, servers: int, slot
     given_out = [row for share in work for part in share.parts for row in part.rows.tolist()]
     assert sorted(given_out) == step.rows.tolist()
     for share, place in zip(work, places, strict=True):
-        assert share.hands_in == place.primary
+        assert share.is_output_rank == place.primary
         assert place.primary or not share.parts
 
 
@@ -209,7 +209,7 @@ def test_a_host_worker_takes_the_whole_run_however_many_there_are(lab) -> None:
     host = Executor(HOST, None, tuple(Coordinates(0, 0, rank, 0, primary=True) for rank in range(3)))
     (share,) = step.share(REWARD, host, (1,))
     assert [(part.index, part.rows.tolist()) for part in share.parts] == [(1, [4, 5, 6, 7])]
-    assert share.hands_in
+    assert share.is_output_rank
     (share,) = step.share(SAMPLES, host)
     assert [part.rows.tolist() for part in share.parts] == [list(range(8))], "an op of the whole batch has one part"
 
@@ -236,7 +236,7 @@ def test_the_source_has_no_rows_to_begin_with(lab) -> None:
     (share,) = step.share(prompts, Executor(HOST, None, (Coordinates(0, 0, 0, 0, primary=True),)))
     assert share.parts == ()
     assert (share.position, share.committed, share.shards, share.carried) == (40, 4, 2, ())
-    assert not share.streams
+    assert type(share) is SourceWork
     assert share.node is None, "prompts is not declared"
 
 
@@ -245,6 +245,7 @@ def test_work_says_what_to_run_and_where_its_columns_go(lab, frozen: bool) -> No
     step = Step(lab, groups=2, group_size=2, shards=1, lengths=[1])
     validation = replace(REF, name="val/ref", rows=Rows.VALIDATION, frozen=frozen)
     (share,) = step.share(validation, actor(1, 1))
+    assert isinstance(share, ScoreWork)
     assert (share.step, share.task, share.node, share.op) == (5, "val/ref", "ref", "logprob")
     assert (share.validation, share.frozen, share.outputs) == (True, frozen, {"logprob": "ref_logprob"})
 

@@ -7,14 +7,14 @@ from plan_parts import ONE_RANK, task
 
 from dagrl.config.schema import Pipeline
 from dagrl.graph.op_contracts import Scope
-from dagrl.orchestrator.steps.batch_index import Ledger
-from dagrl.orchestrator.steps.dispatch import share_out
-from dagrl.orchestrator.steps.dynamic_sampling import Rounds
+from dagrl.orchestrator.steps.batch_index import BatchIndex
+from dagrl.orchestrator.steps.dispatch import dispatch
+from dagrl.orchestrator.steps.dynamic_sampling import DynamicSampling
 from dagrl.orchestrator.steps.record import StepRecord
 from dagrl.scheduler.commands import BatchShort, Run, RunDone
 from dagrl.scheduler.plan import HOST, Executor, Plan, PlannedTask, Rows
 from dagrl.workers.errors import RunError
-from dagrl.workers.messages import Block, Span
+from dagrl.workers.messages import Block, SourceWork
 
 N, SHARDS, STEP = 2, 2, 4
 HOST_EXECUTOR = Executor(HOST, None, ONE_RANK)
@@ -35,31 +35,35 @@ class Step:
         )
         plan = Plan({HOST: HOST_EXECUTOR}, tasks, shards=SHARDS, steps=9, samples_per_prompt=N)
         self.source, self.chooser = tasks
-        self.rounds, self.ledger, self.record = Rounds(self.pipeline, plan), Ledger(N, SHARDS), StepRecord(STEP)
+        self.rounds, self.batch_index, self.record = (
+            DynamicSampling(self.pipeline, plan),
+            BatchIndex(N, SHARDS),
+            StepRecord(STEP),
+        )
 
     def sampled(self, at: int) -> list[int]:
-        """The groups of a round, put into the ledger as the source would have brought them."""
+        """The groups of a round, put into the batch_index as the source would have brought them."""
         run = Run(STEP, "prompts", (0, 1), at)
-        (work,) = share_out(
-            *(run, self.source, HOST_EXECUTOR, self.ledger, self.pipeline),
+        (work,) = dispatch(
+            *(run, self.source, HOST_EXECUTOR, self.batch_index, self.pipeline),
             position=0,
             committed=3,
             prompts=self.rounds.prompts(run),
         )
-        assert work.round == at and work.prompts is not None
+        assert isinstance(work, SourceWork) and work.prompts is not None
         groups = list(range(work.first_group, work.first_group + work.prompts))
         for shard in range(SHARDS):
-            rows = self.ledger.rows_of(groups[shard::SHARDS])
-            self.ledger.add_source("prompts", Block(rows, f"{at} {shard}", None, Span(0, 1), (shard,)))
+            rows = self.batch_index.rows_of(groups[shard::SHARDS])
+            self.batch_index.add_source("prompts", Block(rows, f"{at} {shard}", None, 0, 1, (shard,)))
         return groups
 
     def end(self, at: int, passed: list[int]):
         run = Run(STEP, "keep", (0, 1), at)
-        self.rounds.note(run, self.ledger, Block(self.ledger.rows_of(passed), None, None, Span(0, 1)))
-        return self.rounds.end(run, self.ledger, self.record)
+        self.rounds.add(run, self.batch_index, Block(self.batch_index.rows_of(passed), None, None, 0, 1))
+        return self.rounds.end_round(run, self.batch_index, self.record)
 
     def batch(self, *shards: int) -> list[int]:
-        return self.ledger.groups_in(self.ledger.rows(shards))
+        return self.batch_index.groups_in(self.batch_index.rows(shards))
 
 
 def test_rounds_count_their_groups_on_until_the_batch_is_full(lab):
@@ -86,8 +90,8 @@ def test_what_is_behind_the_filter_takes_mini_batches_of_what_has_passed(lab):
     assert isinstance(step.end(0, [0, 2, 3, 6, 7]), RunDone)
     inputs = {"advantage": ("prompts", "answer")}
     update = PlannedTask("update", "update", "update", HOST, Scope.BATCH, Rows.TRAIN, inputs=inputs, trains=True)
-    (work,) = share_out(
-        Run(STEP, "update", (0, 1)), update, HOST_EXECUTOR, step.ledger, step.pipeline, position=0, committed=3
+    (work,) = dispatch(
+        Run(STEP, "update", (0, 1)), update, HOST_EXECUTOR, step.batch_index, step.pipeline, position=0, committed=3
     )
     assert [part.rows.tolist() for part in work.parts] == [[0, 1, 4, 5], [6, 7, 12, 13]]
 
@@ -105,5 +109,5 @@ def test_steps_that_overlap_have_rounds_of_their_own(lab):
     step.end(0, [1])
     assert step.rounds.prompts(Run(STEP + 1, "prompts", (0, 1))) == 4
     assert step.rounds.prompts(Run(STEP, "prompts", (0, 1), 1)) == 4
-    step.rounds.forget(STEP)
-    step.rounds.forget(STEP + 1)
+    step.rounds.commit(STEP)
+    step.rounds.commit(STEP + 1)

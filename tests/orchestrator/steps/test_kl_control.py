@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dagrl.config.schema import Pipeline
 from dagrl.data.stats import Stat
 from dagrl.orchestrator.steps.kl_control import DIVERGENCE, KlControl
-from dagrl.workers.messages import Block, Span
+from dagrl.workers.messages import Block
 
 
 def pipeline(staleness: int = 0, **kl) -> Pipeline:
@@ -31,15 +31,15 @@ def pipeline(staleness: int = 0, **kl) -> Pipeline:
 
 def block(divergences: list[float], shard: int = 0, name: str = DIVERGENCE) -> Block:
     stats = {name: Stat.of(divergences), "other": Stat.of([9.0])}
-    return Block(np.zeros(0, dtype=np.int64), None, None, Span(0, 1), (shard,), stats)
+    return Block(np.zeros(0, dtype=np.int64), None, None, 0, 1, (shard,), stats)
 
 
 def test_the_weight_of_a_step_follows_from_the_step_before():
     control = KlControl(pipeline(), {}, first_step=1)
     assert control.weight("advantage", 1) == 0.5
     # 500 samples of 0.11 on average, in two shards: 0.5 (1 + 0.1 / 2).
-    control.note("advantage", 1, block([0.12] * 250, shard=1, name=f"actor/{DIVERGENCE}"))
-    control.note("advantage", 1, block([0.10] * 250))
+    control.add("advantage", 1, block([0.12] * 250, shard=1, name=f"actor/{DIVERGENCE}"))
+    control.add("advantage", 1, block([0.10] * 250))
     assert control.weight("advantage", 2) == pytest.approx(0.525, abs=1e-12)
     assert control.weight("advantage", 1) == 0.5
 
@@ -47,14 +47,14 @@ def test_the_weight_of_a_step_follows_from_the_step_before():
 def test_a_shard_that_is_computed_again_counts_once():
     control = KlControl(pipeline(), {}, first_step=1)
     for divergence in (0.3, 0.11):
-        control.note("advantage", 1, block([divergence] * 500))
+        control.add("advantage", 1, block([divergence] * 500))
     assert control.weight("advantage", 2) == pytest.approx(0.525, abs=1e-12)
 
 
 def test_steps_that_are_ahead_have_the_weight_from_before():
     control = KlControl(pipeline(staleness=2), {}, first_step=1)
     for step in (1, 2):
-        control.note("advantage", step, block([0.5] * 500))
+        control.add("advantage", step, block([0.5] * 500))
     assert [control.weight("advantage", step) for step in (1, 2, 3, 4, 5)] == pytest.approx(
         [0.5, 0.5, 0.5, 0.55, 0.605]
     )
@@ -62,13 +62,13 @@ def test_steps_that_are_ahead_have_the_weight_from_before():
 
 def test_a_step_without_samples_changes_nothing():
     control = KlControl(pipeline(), {}, first_step=1)
-    control.note("advantage", 1, block([]))
+    control.add("advantage", 1, block([]))
     assert control.weight("advantage", 2) == 0.5
 
 
 def test_without_a_target_the_weight_is_the_files():
     control = KlControl(pipeline(target_kl=None), {}, first_step=1)
-    control.note("advantage", 1, block([0.5] * 500))
+    control.add("advantage", 1, block([0.5] * 500))
     assert (control.weight("advantage", 2), control.weight("other", 2), control.after(1)) == (None, None, {})
 
 
@@ -83,19 +83,19 @@ def test_a_resumed_run_goes_on_with_the_weights_of_one_that_was_not_stopped(stal
     weights = []
     for step, divergence in enumerate(divergences, start=1):
         weights.append(whole.weight("advantage", step))
-        whole.note("advantage", step, block([divergence] * 300))
+        whole.add("advantage", step, block([divergence] * 300))
         whole.commit(step)
 
     first = KlControl(pipeline(staleness), {}, first_step=1)
     for step, divergence in enumerate(divergences[:stop], start=1):
-        first.note("advantage", step, block([divergence] * 300))
+        first.add("advantage", step, block([divergence] * 300))
         kept = first.after(step)
         first.commit(step)
     second = KlControl(pipeline(staleness), kept, first_step=stop + 1)
     resumed = []
     for step, divergence in enumerate(divergences[stop:], start=stop + 1):
         resumed.append(second.weight("advantage", step))
-        second.note("advantage", step, block([divergence] * 300))
+        second.add("advantage", step, block([divergence] * 300))
         second.commit(step)
     assert resumed == weights[stop:]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagrl.orchestrator.steps.partial_rollouts import Carried
-from dagrl.workers.messages import Begun
+from dagrl.orchestrator.steps.partial_rollouts import PartialRolloutBuffer
+from dagrl.workers.messages import PartialRollout
 
 
 def test_what_was_left_comes_first_oldest_first_with_what_there_is_of_it() -> None:
-    carried = Carried.of_checkpoint([40, 7])
-    begun = Begun("ref", None)
-    carried.leave(3, [(50, begun), (51, None)])
+    carried = PartialRolloutBuffer.from_checkpoint([40, 7])
+    begun = PartialRollout("ref", None)
+    carried.add(3, [(50, begun), (51, None)])
     assert carried.take(4, 3) == (40, 7, 50)
     assert carried.begun(4) == {50: begun}
     assert carried.take(5, 3) == (51,)
@@ -21,10 +21,10 @@ def test_what_was_left_comes_first_oldest_first_with_what_there_is_of_it() -> No
 
 
 def test_a_prompt_may_be_left_again() -> None:
-    carried = Carried()
-    carried.leave(1, [(9, Begun("one", None))])
+    carried = PartialRolloutBuffer()
+    carried.add(1, [(9, PartialRollout("one", None))])
     assert carried.take(2, 4) == (9,)
-    carried.leave(2, [(9, Begun("two", None))])
+    carried.add(2, [(9, PartialRollout("two", None))])
     assert carried.after(1) == (9,)
     assert carried.after(2) == (9,)
     carried.commit(1)
@@ -43,7 +43,7 @@ def test_a_prompt_may_be_left_again() -> None:
 )
 def test_no_prompt_is_lost_wherever_a_run_is_taken_up_again(needed: int, more: int, ahead: int, draw) -> None:
     """Steps take prompts up to `ahead` steps before earlier ones are committed."""
-    carried, position = Carried(), 0
+    carried, position = PartialRolloutBuffer(), 0
     cursor: dict[int, int] = {0: 0}
     trained: dict[int, list[int]] = {0: []}
     taken: dict[int, tuple[int, ...]] = {}
@@ -58,7 +58,7 @@ def test_no_prompt_is_lost_wherever_a_run_is_taken_up_again(needed: int, more: i
         if done >= 1:
             order = draw.draw(st.permutations(taken[done]))
             trained[done] = list(order[:needed])
-            carried.leave(done, [(each, None) for each in taken[done] if each not in order[:needed]])
+            carried.add(done, [(each, None) for each in taken[done] if each not in order[:needed]])
             saved = carried.after(done)
             assert len(set(saved)) == len(saved)
             so_far = [each for at in range(done + 1) for each in trained[at]]

@@ -12,10 +12,10 @@ import pytest
 from dagrl.config.coordinates import Coordinates
 from dagrl.data.stats import Stat
 from dagrl.graph.op_contracts import Scope
-from dagrl.orchestrator.steps.record import Activity, StepRecord
+from dagrl.orchestrator.steps.record import StepActivity, StepRecord
 from dagrl.scheduler.commands import Run
 from dagrl.scheduler.plan import HOST, Executor, PlannedTask, Rows
-from dagrl.workers.messages import Block, Effort, Span
+from dagrl.workers.messages import Block, Usage
 
 RANKS = (Coordinates(0, 0, 0, 0, primary=True), Coordinates(0, 0, 1, 0, primary=True))
 GENERATOR = Executor("generator", "rollout", RANKS, ("generator",))
@@ -25,37 +25,37 @@ UPDATE = PlannedTask("train_it", "train_it", "update", "generator", Scope.BATCH,
 
 
 def block(
-    start: float, end: float, *shards: int, stats: Mapping[str, Stat] | None = None, effort: Effort | None = None
+    start: float, end: float, *shards: int, stats: Mapping[str, Stat] | None = None, effort: Usage | None = None
 ) -> Block:
     nothing = np.zeros(0, dtype=np.int64)
-    return Block(nothing, None, None, Span(start, end), shards, dict(stats or {}), effort=effort)
+    return Block(nothing, None, None, start, end, shards, dict(stats or {}), effort=effort)
 
 
 def metrics_of(*stats: Mapping[str, Stat]) -> dict[str, float]:
     record = StepRecord(3)
     for each in stats:
-        record.note(Run(3, "any", (0,)), block(0, 1, 0, stats=each), "w/0")
+        record.add_block(Run(3, "any", (0,)), block(0, 1, 0, stats=each), "w/0")
     return record.metrics(tokens=100, policy_version=2, slots=4)
 
 
 def test_spans_of_the_ranks_become_one_activity_for_each_shard() -> None:
     record, run = StepRecord(3), Run(3, "rollout", (0, 1))
-    record.note(run, block(10, 12, 1), "generator/0")
-    record.note(run, block(12, 15, 0), "generator/0")
-    record.note(run, block(11, 13, 1), "generator/1")
-    record.note(run, block(13, 14, 0), "generator/1")
+    record.add_block(run, block(10, 12, 1), "generator/0")
+    record.add_block(run, block(12, 15, 0), "generator/0")
+    record.add_block(run, block(11, 13, 1), "generator/1")
+    record.add_block(run, block(13, 14, 0), "generator/1")
     record.finish_run(run, ROLLOUT, GENERATOR)
     assert sorted(record.activities, key=lambda each: each.start) == [
-        Activity("rollout", "rollout", 10, 13, 1, "rollout", "generator/0"),
-        Activity("rollout", "rollout", 12, 15, 0, "rollout", "generator/0"),
+        StepActivity("rollout", "rollout", 10, 13, 1, "rollout", "generator/0"),
+        StepActivity("rollout", "rollout", 12, 15, 0, "rollout", "generator/0"),
     ]
 
 
 def test_what_comes_in_pieces_has_an_activity_for_each_shard_of_which_rows_have_come() -> None:
     record, run = StepRecord(3), Run(3, "rollout", (0, 1, 2))
-    record.note(run, block(10, 12, 0, 1), "generator/0")
-    record.note(run, block(10, 15, 1, 2), "generator/1")
-    record.note(run, block(10, 16), "generator/0")
+    record.add_block(run, block(10, 12, 0, 1), "generator/0")
+    record.add_block(run, block(10, 15, 1, 2), "generator/1")
+    record.add_block(run, block(10, 16), "generator/0")
     record.finish_run(run, replace(ROLLOUT, streams=True), GENERATOR)
     seen = {each.shard: (each.start, each.end) for each in record.activities}
     assert seen == {0: (10, 12), 1: (10, 15), 2: (10, 15)}
@@ -65,23 +65,23 @@ def test_what_comes_in_pieces_has_an_activity_for_each_shard_of_which_rows_have_
 
 def test_an_activity_of_the_whole_batch_has_no_shard() -> None:
     record, run = StepRecord(3), Run(3, "train_it", (0, 1))
-    record.note(run, block(2, 5), "generator/0")
-    record.note(run, block(1, 4), "generator/1")
+    record.add_block(run, block(2, 5), "generator/0")
+    record.add_block(run, block(1, 4), "generator/1")
     record.finish_run(run, UPDATE, GENERATOR)
-    assert record.activities == [Activity("train_it", "update", 1, 5, None, "rollout", "generator/0")]
+    assert record.activities == [StepActivity("train_it", "update", 1, 5, None, "rollout", "generator/0")]
 
 
 def test_work_without_an_engine_belongs_to_the_host() -> None:
     record, run = StepRecord(3), Run(3, "rollout", (0,))
-    record.note(run, block(2, 5, 0), "host/1")
+    record.add_block(run, block(2, 5, 0), "host/1")
     record.finish_run(run, ROLLOUT, ON_HOST)
     assert (record.activities[0].group, record.activities[0].worker) == (HOST, "host/1")
 
 
 def test_runs_of_a_task_that_overlap_are_kept_apart() -> None:
     record, first, second = StepRecord(3), Run(3, "rollout", (0,)), Run(3, "rollout", (1,))
-    record.note(first, block(1, 2, 0), "host/0")
-    record.note(second, block(1, 9, 1), "host/1")
+    record.add_block(first, block(1, 2, 0), "host/0")
+    record.add_block(second, block(1, 9, 1), "host/1")
     record.finish_run(first, ROLLOUT, ON_HOST)
     assert [activity.shard for activity in record.activities] == [0]
     record.finish_run(second, ROLLOUT, ON_HOST)
@@ -96,11 +96,11 @@ def test_a_run_without_work_leaves_no_trace() -> None:
 
 def test_a_nodes_time_is_that_in_which_any_of_its_shards_runs() -> None:
     record, run = StepRecord(3), Run(3, "rollout", (0, 1))
-    record.note(run, block(1, 2, 0), "host/0")
-    record.note(run, block(3, 5, 1), "host/0")
-    record.note(run, block(4, 5.5, 1), "host/1")
+    record.add_block(run, block(1, 2, 0), "host/0")
+    record.add_block(run, block(3, 5, 1), "host/0")
+    record.add_block(run, block(4, 5.5, 1), "host/1")
     record.finish_run(run, ROLLOUT, ON_HOST)
-    validation = Activity("val/rollout", "rollout", 0, 4, None, "rollout", "generator/0")
+    validation = StepActivity("val/rollout", "rollout", 0, 4, None, "rollout", "generator/0")
     record.add(validation)
     assert record.activities[-1] == validation
     found = record.metrics(tokens=100, policy_version=2, slots=4)
@@ -148,14 +148,14 @@ def test_statistics_of_shards_and_ranks_count_by_their_rows() -> None:
 
 def test_a_number_is_kept_as_it_is() -> None:
     record = StepRecord(3)
-    record.count("run/restarts", 4)
+    record.add_number("run/restarts", 4)
     assert record.metrics(tokens=1, policy_version=2, slots=1)["run/restarts"] == 4
 
 
 def test_prompts_of_several_rounds_are_added_up() -> None:
     record = StepRecord(2)
     for number in (4, 3):
-        record.count("rollout/aborted_prompts", number)
+        record.add_number("rollout/aborted_prompts", number)
     assert record.metrics(tokens=1, policy_version=2, slots=1)["rollout/aborted_prompts"] == 7
 
 
@@ -171,7 +171,7 @@ def test_what_engines_tell_of_a_tasks_runs_is_taken_together() -> None:
     for shard, start in ((0, 0.0), (1, 5.0)):
         run = Run(3, "rollout", (shard,))
         for rank, seconds in ((0, 2.0), (1, 1.0)):
-            record.note(run, block(start, start + seconds, shard, effort=Effort(30, 100, 50.0, 2**31)), f"g/{rank}")
+            record.add_block(run, block(start, start + seconds, shard, effort=Usage(30, 100, 50.0, 2**31)), f"g/{rank}")
         record.finish_run(run, ROLLOUT, GENERATOR)
     found = record.metrics(tokens=1, policy_version=2, slots=1)
     # Both ranks are held for two seconds in each of the two runs.
@@ -182,7 +182,7 @@ def test_what_engines_tell_of_a_tasks_runs_is_taken_together() -> None:
 
 def test_the_host_has_no_share_in_it() -> None:
     record, run = StepRecord(3), Run(3, "rollout", (0,))
-    record.note(run, block(1, 2, 0), "host/0")
+    record.add_block(run, block(1, 2, 0), "host/0")
     record.finish_run(run, ROLLOUT, ON_HOST)
     names = record.metrics(tokens=1, policy_version=2, slots=1)
     assert not [name for name in names if name.startswith(("mfu/", "memory/", "throughput/rollout"))]
@@ -196,7 +196,7 @@ def test_what_went_through_the_driver_is_counted() -> None:
 def test_of_what_a_sleeping_engine_gave_back_the_most_counts() -> None:
     record = StepRecord(3)
     for gib in (30.0, 42.5, 41.0):
-        record.freed("generator", gib)
+        record.add_freed("generator", gib)
     assert record.metrics(tokens=1, policy_version=2, slots=1)["memory/generator_freed_gib"] == 42.5
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagrl.config.schema import Pipeline
-from dagrl.orchestrator.steps.selection import Selection
+from dagrl.orchestrator.steps.dynamic_sampling import Selection
 from dagrl.workers.errors import RunError
 
 
@@ -27,9 +27,9 @@ def selection(lab):
 
 def test_the_first_that_pass_make_the_step_and_the_others_are_surplus(selection):
     chosen = selection(3)
-    chosen.note([0, 1, 2], [1])
+    chosen.add([0, 1, 2], [1])
     assert chosen.is_short()
-    chosen.note([3, 4, 5, 6], [3, 4, 6])
+    chosen.add([3, 4, 5, 6], [3, 4, 6])
     assert not chosen.is_short()
     assert chosen.batch() == [1, 3, 4]
     assert chosen.metrics() == {
@@ -41,9 +41,9 @@ def test_the_first_that_pass_make_the_step_and_the_others_are_surplus(selection)
 
 def test_a_step_that_is_not_full_after_its_last_round_ends_the_run(selection):
     chosen = selection(8, max_rounds=2)
-    chosen.note([*range(8)], [1])
+    chosen.add([*range(8)], [1])
     assert chosen.is_short()
-    chosen.note([*range(8, 16)], [9, 10])
+    chosen.add([*range(8, 16)], [9, 10])
     with pytest.raises(RunError) as caught:
         chosen.is_short()
     assert caught.value.cause == "3 of 16 prompts have passed in 2 rounds, and the step needs 8"
@@ -53,9 +53,9 @@ def test_a_step_that_is_not_full_after_its_last_round_ends_the_run(selection):
 
 def test_or_is_filled_up_with_the_first_that_did_not_pass(selection):
     chosen = selection(5, max_rounds=2, when_short="fill", prompts_per_round=4)
-    chosen.note([0, 1, 2, 3], [2])
+    chosen.add([0, 1, 2, 3], [2])
     assert chosen.is_short()
-    chosen.note([4, 5, 6, 7], [7])
+    chosen.add([4, 5, 6, 7], [7])
     assert not chosen.is_short()
     assert chosen.batch() == [0, 1, 2, 3, 7]
     assert chosen.metrics() == {
@@ -68,7 +68,7 @@ def test_or_is_filled_up_with_the_first_that_did_not_pass(selection):
 
 def test_a_step_that_is_full_is_not_filled_up(selection):
     chosen = selection(2, when_short="fill")
-    chosen.note([0, 1, 2, 3], [1, 2, 3])
+    chosen.add([0, 1, 2, 3], [1, 2, 3])
     assert not chosen.is_short()
     assert chosen.batch() == [1, 2]
     assert (chosen.metrics()["filter/filled_prompts"], chosen.metrics()["filter/surplus_prompts"]) == (0, 1)
@@ -87,7 +87,7 @@ def test_a_step_that_is_full_is_not_filled_up(selection):
 )
 def test_a_further_round_is_as_large_as_it_has_to_be(selection, passed, prompts):
     chosen = selection(8)
-    chosen.note([*range(8)], [*range(passed)])
+    chosen.add([*range(8)], [*range(passed)])
     assert chosen.next_round() == prompts
 
 
@@ -98,7 +98,7 @@ def test_a_further_round_is_rarely_short_and_rarely_much_too_large(selection):
         while True:
             size = chosen.next_round() if begun else 64
             groups = range(begun, begun + size)
-            chosen.note([*groups], [group for group in groups if chance.random() < 0.5])
+            chosen.add([*groups], [group for group in groups if chance.random() < 0.5])
             begun += size
             if not chosen.is_short():
                 break
@@ -121,7 +121,7 @@ def test_a_step_has_as_many_groups_as_it_needs_each_once_and_fills_up_only_where
         size = chosen.next_round() if number else per_round
         assert 1 <= size <= per_round
         here = data.draw(st.sets(st.integers(begun, begun + size - 1)))
-        chosen.note([*range(begun, begun + size)], here)
+        chosen.add([*range(begun, begun + size)], here)
         passed, begun = passed + sorted(here), begun + size
         try:
             if not chosen.is_short():

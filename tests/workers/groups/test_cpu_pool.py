@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from dagrl.workers.groups.cpu_pool import IdleHosts
-from dagrl.workers.groups.worker_group import Member
-from dagrl.workers.messages import Whereabouts
+from dagrl.workers.groups.worker_group import CpuWorkerPool
+from dagrl.workers.groups.worker_handle import Timeout, WorkerHandle
 
-HOSTS = [Member(f"host/{rank}", None, Whereabouts("here", "", 0, 0, ())) for rank in range(3)]
+HOSTS = [WorkerHandle(f"host/{rank}", None, Timeout(1.0, "node_timeout_s")) for rank in range(3)]
 
 
 def test_who_has_read_ahead_reads_again_whoever_was_idle_last() -> None:
-    idle = IdleHosts(HOSTS)
+    idle = CpuWorkerPool(HOSTS)
     reader = idle.take(reads=True)
     idle.give_back(reader)
     others = [idle.take(reads=False), idle.take(reads=False)]
@@ -23,14 +22,14 @@ def test_who_has_read_ahead_reads_again_whoever_was_idle_last() -> None:
 
 
 def test_nobody_is_kept_where_there_is_no_other() -> None:
-    idle = IdleHosts(HOSTS)
+    idle = CpuWorkerPool(HOSTS)
     reader = idle.take(reads=True)
     idle.give_back(reader)
     assert {idle.take(reads=False).name for _ in HOSTS} == {host.name for host in HOSTS}
 
 
 def test_where_the_reader_is_busy_another_reads_and_goes_on_with_it() -> None:
-    idle = IdleHosts(HOSTS)
+    idle = CpuWorkerPool(HOSTS)
     first, second = idle.take(reads=True), idle.take(reads=True)
     assert first is not second
     for host in (second, first):
@@ -40,5 +39,5 @@ def test_where_the_reader_is_busy_another_reads_and_goes_on_with_it() -> None:
 
 @pytest.mark.parametrize("reads", [True, False])
 def test_each_is_taken_once(reads: bool) -> None:
-    idle = IdleHosts(HOSTS)
+    idle = CpuWorkerPool(HOSTS)
     assert len({idle.take(reads=reads).name for _ in HOSTS}) == len(HOSTS)

@@ -9,14 +9,14 @@ import threading
 
 import pytest
 
-from dagrl.workers.groups.daemon_thread import apart
+from dagrl.workers.groups.task_group import run_in_daemon_thread
 
 
 def test_it_returns_what_the_function_does_from_another_thread() -> None:
     def where(number: int) -> tuple[int, int]:
         return number + 1, threading.get_ident()
 
-    number, thread = asyncio.run(apart(where, 2))
+    number, thread = asyncio.run(run_in_daemon_thread(where, 2))
     assert number == 3
     assert thread != threading.get_ident()
 
@@ -26,16 +26,16 @@ def test_it_raises_what_the_function_does() -> None:
         raise OSError("no disk")
 
     with pytest.raises(OSError, match="no disk"):
-        asyncio.run(apart(fails))
+        asyncio.run(run_in_daemon_thread(fails))
 
 
 def test_neither_loop_nor_process_waits_for_one_that_does_not_return() -> None:
     program = (
         "import asyncio, time\n"
-        "from dagrl.workers.groups.daemon_thread import apart\n"
+        "from dagrl.workers.groups.task_group import run_in_daemon_thread\n"
         "async def main():\n"
         "    try:\n"
-        "        await asyncio.wait_for(apart(time.sleep, 600), 0.05)\n"
+        "        await asyncio.wait_for(run_in_daemon_thread(time.sleep, 600), 0.05)\n"
         "    except TimeoutError:\n"
         "        print('late')\n"
         "asyncio.run(main())\n"
@@ -52,7 +52,7 @@ def test_an_answer_that_comes_when_nobody_wants_it_is_dropped() -> None:
         told.set()
 
     async def impatient() -> None:
-        waiting = asyncio.ensure_future(apart(slow))
+        waiting = asyncio.ensure_future(run_in_daemon_thread(slow))
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.wait([waiting])

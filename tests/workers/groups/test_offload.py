@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from dagrl.config.residency import Residency
 from dagrl.scheduler.commands import Sleep, Wake
 from dagrl.scheduler.plan import Executor, Plan
 from dagrl.workers.errors import RunError
-from dagrl.workers.groups.offload import Moves
+from dagrl.workers.groups.offload import Offloader
+from dagrl.workers.worker import Worker
 
 ONE_RANK = (Coordinates(0, 0, 0, 0, primary=True),)
 PLAN = Plan(
@@ -42,47 +44,60 @@ class Workers:
         self.calls: list[tuple[Any, ...]] = []
         self.fails = False
 
-    async def call_all(self, executor: str, method: str, *args: Any, waits_for: str) -> list[Any]:
+    def __getitem__(self, executor: str) -> Group:
+        return Group(self, executor)
+
+    def answer(self, executor: str, waits_for: str, method: Callable[..., Any], *args: Any) -> list[Any]:
         self.calls.append((executor, method, *args))
         if self.fails:
             raise RunError("out of memory", node=waits_for)
-        return [Slept(freed, 60.0) for freed in (self.freed.pop(0), 99.0)] if method == "sleep" else [None, None]
+        return [Slept(freed, 60.0) for freed in (self.freed.pop(0), 99.0)] if method is Worker.sleep else [None, None]
+
+
+class Group:
+    """The workers of one executor."""
+
+    def __init__(self, workers: Workers, executor: str) -> None:
+        self._workers, self._executor = workers, executor
+
+    async def call_all(self, waits_for: str, method: Callable[..., Any], *args: Any) -> list[Any]:
+        return self._workers.answer(self._executor, waits_for, method, *args)
 
 
 ALL_AWAKE = dict.fromkeys(PLAN.executors, Residency.AWAKE)
 
 
-def moves_of(workers: Workers, residency: dict[str, Residency]) -> Moves:
-    return Moves(workers, PLAN, residency.__getitem__)  # type: ignore[arg-type]
+def moves_of(workers: Workers, residency: dict[str, Residency]) -> Offloader:
+    return Offloader(workers, PLAN, residency.__getitem__)  # type: ignore[arg-type]
 
 
 def test_what_was_freed_adds_up_on_the_way_down_and_begins_anew_above():
     workers = Workers(30.0, 12.5, 40.0)
     moves = moves_of(workers, ALL_AWAKE)
-    asyncio.run(moves.carry_out(DOWN))
+    asyncio.run(moves.move(DOWN))
     assert moves.freed_gib("generator") == 30.0, "of two ranks, the one that gave less"
-    asyncio.run(moves.carry_out(OFF))
+    asyncio.run(moves.move(OFF))
     assert moves.freed_gib("generator") == 42.5
-    asyncio.run(moves.carry_out(Wake(1, "generator", Residency.WEIGHTS)))
+    asyncio.run(moves.move(Wake(1, "generator", Residency.WEIGHTS)))
     assert moves.freed_gib("generator") == 0
-    asyncio.run(moves.carry_out(OFF))
+    asyncio.run(moves.move(OFF))
     assert moves.freed_gib("generator") == 40.0
     assert workers.calls == [
-        ("generator", "sleep", Residency.WEIGHTS),
-        ("generator", "sleep", Residency.ASLEEP),
-        ("generator", "wake", Residency.WEIGHTS),
-        ("generator", "sleep", Residency.ASLEEP),
+        ("generator", Worker.sleep, Residency.WEIGHTS),
+        ("generator", Worker.sleep, Residency.ASLEEP),
+        ("generator", Worker.wake, Residency.WEIGHTS),
+        ("generator", Worker.sleep, Residency.ASLEEP),
     ]
 
 
 def test_who_holds_what_is_said_of_groups_that_take_turns():
     residency = {**ALL_AWAKE, "actor": Residency.WEIGHTS, "generator": Residency.ASLEEP}
     moves = moves_of(Workers(61.25), residency)
-    asyncio.run(moves.carry_out(OFF))
-    everybody = "actor has its weights alone, critic awake, generator asleep (gave 61.2 GiB a GPU back)"
-    assert moves.who_holds_what(["critic"]) == f"group gpus: {everybody}"
-    assert moves.who_holds_what(["judge"]) == ""
-    assert moves.who_holds_what([]) == ""
+    asyncio.run(moves.move(OFF))
+    everybody = "actor has its weights alone, critic awake, generator asleep (freed 61.2 GiB a GPU)"
+    assert moves.describe(["critic"]) == f"group gpus: {everybody}"
+    assert moves.describe(["judge"]) == ""
+    assert moves.describe([]) == ""
 
 
 def test_a_move_that_fails_is_told_with_where_it_went():
@@ -90,7 +105,7 @@ def test_a_move_that_fails_is_told_with_where_it_went():
     workers.fails = True
     moves = moves_of(workers, ALL_AWAKE)
     with pytest.raises(RunError) as caught:
-        asyncio.run(moves.carry_out(DOWN))
+        asyncio.run(moves.move(DOWN))
     assert caught.value.node == "generator to give memory back down to: its weights alone"
-    on_its_way = "generator on its way from awake to its weights alone"
-    assert moves.who_holds_what(["generator"]) == f"group gpus: actor awake, critic awake, {on_its_way}"
+    on_its_way = "generator moving from awake to its weights alone"
+    assert moves.describe(["generator"]) == f"group gpus: actor awake, critic awake, {on_its_way}"

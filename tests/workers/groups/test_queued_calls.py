@@ -8,10 +8,10 @@ import pytest
 
 from dagrl.config.coordinates import Coordinates
 from dagrl.graph.op_contracts import Scope
+from dagrl.orchestrator.driver import wait_for_earlier_runs
 from dagrl.scheduler.commands import Command, Run
 from dagrl.scheduler.plan import HOST, Executor, Plan, PlannedTask, Rows
 from dagrl.workers.errors import RunError
-from dagrl.workers.groups.queued_calls import runs_ahead_end
 
 RANK = (Coordinates(0, 0, 0, 0, primary=True),)
 PLAN = Plan(
@@ -39,7 +39,7 @@ def told_of(second: str, *, first: str = "ref", fails: bool = True) -> str:
         try:
             raise RunError("blocks that never came")
         except RunError:
-            await runs_ahead_end(PLAN.task(second).executor, PLAN, under_way)
+            await wait_for_earlier_runs(PLAN.task(second).executor, PLAN, under_way)
             raise
 
     async def both() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dagrl.workers.errors import WorkerDiedError, WorkerLostError
-from dagrl.workers.groups.restart_policy import Restarts
+from dagrl.workers.groups.worker_failures import RestartPolicy
 
 
 def died() -> WorkerLostError:
@@ -15,9 +15,9 @@ def died() -> WorkerLostError:
 
 
 def test_restarts_are_counted_and_told_until_there_were_enough() -> None:
-    restarts = Restarts(2)
+    restarts = RestartPolicy(2)
     restarts.has_run = True
-    told = [restarts.once_more(died(), "all go on") for _ in range(2)]
+    told = [restarts.use_restart(died(), "all go on") for _ in range(2)]
     assert told == [
         f"actor/0 (host a, pid 1) is lost: the worker's process died; all go on (restart {number} of 2)"
         for number in (1, 2)
@@ -25,7 +25,7 @@ def test_restarts_are_counted_and_told_until_there_were_enough() -> None:
     last = died()
     for what in ("the generator goes on", "all go on"):
         with pytest.raises(WorkerDiedError) as caught:
-            restarts.once_more(last, what)
+            restarts.use_restart(last, what)
         assert caught.value is last
     assert caught.value.cause == "the worker's process died"
     assert caught.value.hint == "this was after 2 restarts, as many as run.max_restarts allows; out of memory?"
@@ -36,21 +36,21 @@ def test_restarts_are_counted_and_told_until_there_were_enough() -> None:
     ("witness", "told"), [("actor/0 (host a, pid 1)", "actor/0 (host a, pid 1) cannot go on"), ("", "a worker is lost")]
 )
 def test_who_only_misses_somebody_is_not_said_to_be_lost(witness, told) -> None:
-    restarts = Restarts(1)
+    restarts = RestartPolicy(1)
     restarts.has_run = True
     failure = WorkerLostError("waited 5 s for 2 blocks", worker=witness)
-    assert restarts.once_more(failure, "all go on") == f"{told}: waited 5 s for 2 blocks; all go on (restart 1 of 1)"
+    assert restarts.use_restart(failure, "all go on") == f"{told}: waited 5 s for 2 blocks; all go on (restart 1 of 1)"
 
 
 def test_what_has_never_run_is_not_tried_again() -> None:
-    restarts = Restarts(3)
+    restarts = RestartPolicy(3)
     with pytest.raises(WorkerDiedError) as caught:
-        restarts.once_more(died(), "all go on")
+        restarts.use_restart(died(), "all go on")
     assert (caught.value.hint, restarts.count) == ("out of memory?", 0)
 
 
 def test_none_may_be_allowed() -> None:
-    restarts = Restarts(0)
+    restarts = RestartPolicy(0)
     restarts.has_run = True
     with pytest.raises(WorkerDiedError, match="process died"):
-        restarts.once_more(died(), "all go on")
+        restarts.use_restart(died(), "all go on")

@@ -10,7 +10,7 @@ from dagrl.config.loading.loader import load_pipeline
 from dagrl.graph.dag import build_graph
 from dagrl.scheduler.placement import make_plan
 from dagrl.workers.groups.setups import live_together, setups
-from dagrl.workers.messages import StartEngine, Whereabouts
+from dagrl.workers.messages import StartEngine, WorkerInfo
 
 PIPELINE = """\
 name: tiny
@@ -59,7 +59,7 @@ def setups_of(tmp_path: Path):
         loaded = load_pipeline(tmp_path / "p.yaml", overrides)
         executor = make_plan(loaded.pipeline, build_graph(loaded.pipeline, loaded.folder)).executors[name]
         where = [
-            Whereabouts("host", f"10.0.0.{rank // 4}", 4000 + rank, 1, (str(rank % 4),))
+            WorkerInfo("host", f"10.0.0.{rank // 4}", 4000 + rank, 1, (str(rank % 4),))
             for rank in range(executor.ranks)
         ]
         common = StartEngine(loaded.pipeline, None, tmp_path, None, 0, 1, 0, trained=False, keeps_start_weights=False)

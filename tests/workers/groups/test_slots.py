@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dagrl.workers.groups.slots import Slots
+from dagrl.workers.groups.slots import SlotAllocator
 
 HERE = {
     "Alive": True,
@@ -47,7 +47,7 @@ class CountingRay:
 
 def test_the_creation_of_many_workers_can_be_cancelled() -> None:
     ray, many = CountingRay(), 10_000
-    slots = Slots(ray, SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
+    slots = SlotAllocator(ray, SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
     executor: Any = SimpleNamespace(group=None, ranks=many)
 
     async def interrupted() -> None:
@@ -64,7 +64,7 @@ def test_the_creation_of_many_workers_can_be_cancelled() -> None:
 
 def test_workers_are_created_in_order_and_their_calls_are_not_kept() -> None:
     ray = CountingRay()
-    slots = Slots(ray, SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
+    slots = SlotAllocator(ray, SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
     actors = asyncio.run(slots.place(SimpleNamespace(group=None, ranks=3), Path(), 1, range(3)))  # type: ignore[arg-type]
     assert (len(actors), ray.created) == (3, 3)
     assert ray.options == {"enable_task_events": False}

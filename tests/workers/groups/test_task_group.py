@@ -8,7 +8,7 @@ import gc
 import pytest
 
 from dagrl.workers.errors import RunError, WorkerDiedError, WorkerLostError
-from dagrl.workers.groups.task_group import Crew, together
+from dagrl.workers.groups.task_group import TaskGroup, run_all
 
 
 async def value(result: int) -> int:
@@ -22,23 +22,23 @@ async def failure(error: Exception) -> None:
 
 
 def test_results_come_in_order() -> None:
-    assert asyncio.run(together([value(3), value(1), value(2)])) == [3, 1, 2]
-    assert asyncio.run(together([])) == []
+    assert asyncio.run(run_all([value(3), value(1), value(2)])) == [3, 1, 2]
+    assert asyncio.run(run_all([])) == []
 
 
 def test_whoever_starts_others_is_waited_for_with_them() -> None:
     done = []
 
-    async def chain(crew: Crew, left: int) -> None:
+    async def chain(group: TaskGroup, left: int) -> None:
         await asyncio.sleep(0)
         done.append(left)
         if left:
-            crew.start(chain(crew, left - 1))
+            group.start(chain(group, left - 1))
 
     async def run() -> None:
-        crew = Crew()
-        crew.start(chain(crew, 3))
-        await crew.finish()
+        group = TaskGroup()
+        group.start(chain(group, 3))
+        await group.join()
 
     asyncio.run(run())
     assert done == [3, 2, 1, 0]
@@ -46,14 +46,14 @@ def test_whoever_starts_others_is_waited_for_with_them() -> None:
 
 def test_a_death_is_raised_before_what_its_witnesses_say() -> None:
     with pytest.raises(WorkerDiedError, match="gone"):
-        asyncio.run(together([failure(RunError("a peer is silent")), failure(WorkerDiedError("gone")), value(1)]))
+        asyncio.run(run_all([failure(RunError("a peer is silent")), failure(WorkerDiedError("gone")), value(1)]))
 
 
 def test_a_loss_that_says_who_it_is_of_is_raised_before_one_that_only_misses_somebody() -> None:
     named = WorkerLostError("its server has died")
     named.lost = ("generator/0",)
     with pytest.raises(WorkerLostError, match="its server has died"):
-        asyncio.run(together([failure(WorkerLostError("a peer has ended")), failure(named), value(1)]))
+        asyncio.run(run_all([failure(WorkerLostError("a peer has ended")), failure(named), value(1)]))
 
 
 def test_a_death_is_told_of_at_once(monkeypatch) -> None:
@@ -61,7 +61,7 @@ def test_a_death_is_told_of_at_once(monkeypatch) -> None:
 
     async def run() -> None:
         async with asyncio.timeout(60):
-            await together([asyncio.sleep(3600), failure(WorkerDiedError("gone"))])
+            await run_all([asyncio.sleep(3600), failure(WorkerDiedError("gone"))])
 
     with pytest.raises(WorkerDiedError, match="gone"):
         asyncio.run(run())
@@ -80,7 +80,7 @@ def test_a_failure_ends_the_others(caplog, monkeypatch) -> None:
 
     async def run() -> None:
         with pytest.raises(RunError, match="no"):
-            await together([patient(), failure(RunError("no"))])
+            await run_all([patient(), failure(RunError("no"))])
         await asyncio.sleep(0)
 
     asyncio.run(run())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -15,8 +15,8 @@ from dagrl.weight_sync.protocol import Offer, Sent
 from dagrl.workers.errors import RunError, WorkerDiedError
 from dagrl.workers.groups import weight_syncs
 from dagrl.workers.groups.weight_syncs import WeightSyncs
-from dagrl.workers.groups.worker_group import Asked, Member
-from dagrl.workers.messages import Coming, Handed, Take, Whereabouts
+from dagrl.workers.messages import PendingWeights, SendResult, UpdateWeightsRequest
+from dagrl.workers.worker import Worker
 
 SYNC = Sync(3, "generator", "actor", 2)
 OFFER = Offer(Address("/tmp/door", "", 0, "token"), "GPU-1")
@@ -39,42 +39,53 @@ def pipeline(**generator: Any) -> Pipeline:
     )
 
 
-class Answer:
-    """A ref of what is being worked on; whoever has it may wait for it."""
+class Call:
+    """A call that is being worked on; other workers may wait for its ref too."""
 
-    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
-        self.there = asyncio.ensure_future(work)
+    def __init__(self, work: Coroutine[Any, Any, Any], worker: str) -> None:
+        self.ref, self._worker = asyncio.ensure_future(work), worker
+
+    async def result(self) -> Any:
+        return await self.ref
+
+
+class Group:
+    """The workers of one executor."""
+
+    def __init__(self, workers: Workers, executor: str) -> None:
+        self._workers, self._executor = workers, executor
+
+    async def call_all(self, waits_for: str, method: Callable[..., Any], *args: Any) -> list[Any]:
+        assert (method, waits_for) == (Worker.offer_weights, "the weights of actor to reach generator")
+        self._workers.log.append((self._executor, method, args))
+        return [OFFER, None]
+
+    def submit_all(self, waits_for: str, method: Callable[..., Any], *args: Any) -> list[Call]:
+        assert waits_for == "the weights of actor to reach generator"
+        self._workers.log.append((self._executor, method, args))
+        act = self._workers.send if method is Worker.send_weights else self._workers.receive
+        return [self._workers.call(act(rank), f"{self._executor}/{rank}") for rank in (0, 1)]
 
 
 class Workers:
     """Stands in for two workers on each side. A sync ends only when both sides are in it."""
 
+    call = Call
+
     def __init__(self, used: tuple[int | None, ...] = (0b01, 0b10), meet: bool = True, lost: str = "") -> None:
         self.used, self.log, self._inside, self._meet, self._lost = used, [], asyncio.Event(), meet, lost
         self.left: list[str] = []
 
-    async def call_all(self, executor: str, method: str, *args: Any, waits_for: str) -> list[Any]:
-        assert (method, waits_for) == ("offer_weights", "the weights of actor to reach generator")
-        self.log.append((executor, method, args))
-        return [OFFER, None]
-
-    def ask_all(self, executor: str, method: str, *args: Any, waits_for: str) -> list[Asked]:
-        assert waits_for == "the weights of actor to reach generator"
-        self.log.append((executor, method, args))
-        act = self._send if method == "send_weights" else self._receive
-        members = [Member(f"{executor}/{rank}", None, Whereabouts("", "", 0, 0, ())) for rank in (0, 1)]
-        return [Asked(each, waits_for, Answer(act(rank))) for rank, each in enumerate(members)]
-
-    async def hear(self, asked: Asked) -> Any:
-        return await asked.answer.there
+    def __getitem__(self, executor: str) -> Group:
+        return Group(self, executor)
 
     async def _handed(self) -> None:
         """As those wait who take what lies in the object store."""
         if not self._meet:
-            ((_, _, (take,)),) = [each for each in self.log if each[1] == "receive_weights"]
-            await take.handed.there
+            ((_, _, (take,)),) = [each for each in self.log if each[1] is Worker.receive_weights]
+            await take.send_result
 
-    async def _send(self, rank: int) -> Handed:
+    async def send(self, rank: int) -> SendResult:
         if self._lost == f"actor/{rank}":
             raise lost(self._lost)
         if self._meet:
@@ -87,9 +98,9 @@ class Workers:
                 raise RunError("generator/1 has ended")
         names = ("a", "b")
         sent = [Sent(8, used, names if used is not None else ()) for used in self.used]
-        return Handed(0.5 + rank, 8_000_000, sent[rank] if self._meet else None, ("ref",))
+        return SendResult(0.5 + rank, 8_000_000, sent[rank] if self._meet else None, ("ref",))
 
-    async def _receive(self, rank: int) -> float:
+    async def receive(self, rank: int) -> float:
         self._inside.set()
         await self._handed()
         if self._lost == f"generator/{rank}":
@@ -106,7 +117,7 @@ def lost(name: str) -> WorkerDiedError:
 def carry_out(workers: Workers, given: Pipeline, times: int = 1) -> list[dict[str, float]]:
     async def act() -> list[dict[str, float]]:
         syncs = WeightSyncs(workers, given)  # type: ignore[arg-type]
-        return [await syncs.carry_out(SYNC) for _ in range(times)]
+        return [await syncs.run(SYNC) for _ in range(times)]
 
     return asyncio.run(act())
 
@@ -116,19 +127,19 @@ def test_both_sides_are_in_it_together_and_meet_where_they_met_before():
     first, second = carry_out(workers, pipeline(backend="sglang"), times=2)
     assert first == second == {"sync/gb": 0.008, "sync/send_s": 1.5, "sync/receive_s": 0.75}
     methods = [method for _, method, _ in workers.log]
-    assert methods == ["offer_weights", *["receive_weights", "send_weights"] * 2]
-    takes = [args[0] for _, method, args in workers.log if method == "receive_weights"]
-    assert takes == [Take(1, 2, (OFFER, None)), Take(2, 2, (OFFER, None))]
-    assert [args[2] for _, method, args in workers.log if method == "send_weights"] == [1, 2]
+    assert methods == [Worker.offer_weights, *[Worker.receive_weights, Worker.send_weights] * 2]
+    takes = [args[0] for _, method, args in workers.log if method is Worker.receive_weights]
+    assert takes == [UpdateWeightsRequest(1, 2, (OFFER, None)), UpdateWeightsRequest(2, 2, (OFFER, None))]
+    assert [args[2] for _, method, args in workers.log if method is Worker.send_weights] == [1, 2]
 
 
 def test_weights_lie_in_the_object_store_before_anybody_takes_them():
     workers = Workers(meet=False)
     carry_out(workers, pipeline(backend="hf"))
     methods = [(executor, method) for executor, method, _ in workers.log]
-    assert methods == [("actor", "send_weights"), ("generator", "receive_weights")]
-    ((take,),) = [args for _, method, args in workers.log if method == "receive_weights"]
-    assert (take.number, take.version, take.handed.there.result().refs) == (1, 2, ("ref",))
+    assert methods == [("actor", Worker.send_weights), ("generator", Worker.receive_weights)]
+    ((take,),) = [args for _, method, args in workers.log if method is Worker.receive_weights]
+    assert (take.sync, take.version, take.send_result.result().refs) == (1, 2, ("ref",))
 
 
 @pytest.mark.parametrize("backend", ["hf", "sglang"])
@@ -139,12 +150,12 @@ def test_behind_an_update_weights_that_may_lie_about_are_asked_for_at_once(backe
 
     async def ahead() -> None:
         await asyncio.sleep(0.02)
-        seen.append(([method for _, method, _ in workers.log], syncs.coming("generator")))
+        seen.append(([method for _, method, _ in workers.log], syncs.pending("generator")))
 
-    assert syncs.coming("generator") is None
-    asyncio.run(syncs.carry_out(SYNC, ahead))
-    assert seen == [(["send_weights"] if backend == "hf" else [], Coming(1, 2))]
-    assert syncs.coming("generator") is None
+    assert syncs.pending("generator") is None
+    asyncio.run(syncs.run(SYNC, ahead))
+    assert seen == [([Worker.send_weights] if backend == "hf" else [], PendingWeights(1, 2))]
+    assert syncs.pending("generator") is None
 
 
 def test_where_the_update_fails_its_weights_go_nowhere_and_it_says_why():
@@ -155,17 +166,17 @@ def test_where_the_update_fails_its_weights_go_nowhere_and_it_says_why():
         raise RunError("the loss is not a number")
 
     with pytest.raises(RunError, match="the loss is not a number"):
-        asyncio.run(WeightSyncs(workers, pipeline(backend="hf")).carry_out(SYNC, ahead))  # type: ignore[arg-type]
-    assert "receive_weights" not in [method for _, method, _ in workers.log]
+        asyncio.run(WeightSyncs(workers, pipeline(backend="hf")).run(SYNC, ahead))  # type: ignore[arg-type]
+    assert Worker.receive_weights not in [method for _, method, _ in workers.log]
 
 
 class SlowSecond(Workers):
     """Two workers on each side, of which the second sender is through only when somebody takes weights."""
 
-    async def _send(self, rank: int) -> Handed:
+    async def send(self, rank: int) -> SendResult:
         if rank == 1:
             await asyncio.wait_for(self._inside.wait(), 5)
-        return Handed(0.5 + rank, 8_000_000, None, ("ref",) if rank == 0 else ())
+        return SendResult(0.5 + rank, 8_000_000, None, ("ref",) if rank == 0 else ())
 
 
 def test_what_lies_in_the_object_store_is_taken_when_the_first_rank_which_has_put_it_there_is_through():
@@ -173,22 +184,28 @@ def test_what_lies_in_the_object_store_is_taken_when_the_first_rank_which_has_pu
     assert figures == {"sync/gb": 0.008, "sync/send_s": 1.5, "sync/receive_s": 0.75}
 
 
+class LateCall(Call):
+    """A call whose failure names the worker, and arrives late from the first sender."""
+
+    async def result(self) -> Any:
+        if self._worker == "actor/0":
+            await asyncio.sleep(0.1)
+        try:
+            return await super().result()
+        except RunError as error:
+            raise RunError(error.cause, worker=self._worker) from error
+
+
 class FullStore(Workers):
     """Two workers on each side, of which the first sender cannot put its weights down; the takers tell of it first."""
 
-    async def _send(self, rank: int) -> Handed:
+    call = LateCall
+
+    async def send(self, rank: int) -> SendResult:
         if rank == 0:
             await asyncio.sleep(0.02)
             raise RunError("the object store is full", worker="actor/0")
-        return await super()._send(rank)
-
-    async def hear(self, asked: Asked) -> Any:
-        if asked.member.name == "actor/0":
-            await asyncio.sleep(0.1)
-        try:
-            return await super().hear(asked)
-        except RunError as error:
-            raise RunError(error.cause, worker=asked.member.name) from error
+        return await super().send(rank)
 
 
 def test_where_weights_cannot_be_handed_out_the_failure_is_the_senders():

@@ -10,8 +10,7 @@ import pytest
 
 from dagrl.scheduler.commands import Command, Run, Sync, WorkerLost
 from dagrl.workers.errors import WorkerDiedError, WorkerHungError, WorkerLostError
-from dagrl.workers.groups.restart_policy import Restarts
-from dagrl.workers.groups.worker_failures import Losses
+from dagrl.workers.groups.worker_failures import RestartPolicy, WorkerFailures
 
 ROLLOUT, SYNC = Run(3, "rollout", (0, 1)), Sync(3, "generator", "actor", 2)
 REWARD = Run(3, "reward", (0,))
@@ -24,10 +23,10 @@ class Workers:
     def __init__(self) -> None:
         self.given_up: list[str] = []
 
-    def may_lose(self, name: str) -> bool:
+    def can_restart(self, name: str) -> bool:
         return name == "generator"
 
-    def lose(self, names: tuple[str, ...]) -> None:
+    def kill_lost(self, names: tuple[str, ...]) -> None:
         self.given_up += names
 
 
@@ -36,10 +35,10 @@ class Scene:
 
     def __init__(self, most: int = 3, bound_s: float = 5.0) -> None:
         self.fleet, self.notes, self.heard = Workers(), [], []
-        restarts = Restarts(most)
+        restarts = RestartPolicy(most)
         restarts.has_run = True
         self.under_way: dict[asyncio.Task[Any], Command] = {}
-        self.losses = Losses(self.fleet, restarts, bound_s, self.under_way, EXECUTORS.__getitem__)  # type: ignore[arg-type]
+        self.failures = WorkerFailures(self.fleet, restarts, bound_s, self.under_way, EXECUTORS.__getitem__)  # type: ignore[arg-type]
 
     def begin(self, command: Command, action: Callable[[], Awaitable[None]]) -> asyncio.Task[Any]:
         async def carry_out() -> None:
@@ -47,7 +46,7 @@ class Scene:
                 await action()
                 self.heard.append(command)
             except WorkerLostError as failure:
-                event = await self.losses.settle(failure, self.notes.append)
+                event = await self.failures.handle(failure, self.notes.append)
                 if event is not None:
                     self.heard.append(event)
 
@@ -86,7 +85,7 @@ def test_a_generator_that_is_lost_is_told_of() -> None:
     assert play(scene, rollout=dies("generator/1")) == [WorkerLost("generator")]
     assert scene.fleet.given_up == ["generator/1"]
     assert scene.notes == [
-        "generator/1 is lost: died; generator goes on when generator/1 is started again (restart 1 of 3)"
+        "generator/1 is lost: died; generator goes on when generator/1 is restarted (restart 1 of 3)"
     ]
 
 

@@ -5,23 +5,28 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
 from ray import exceptions
+from work import work_of
 
 from dagrl.backends.base import EngineLostError
 from dagrl.config.schema import Pipeline
 from dagrl.scheduler.plan import Plan
 from dagrl.weight_sync.channel import PeerError
 from dagrl.workers.errors import RunError, WorkerDiedError, WorkerHungError, WorkerLostError
-from dagrl.workers.groups.worker_group import Fleet, Member
-from dagrl.workers.messages import Beat, Block, TaskWork, Told, Whereabouts
-from dagrl.workers.objects import ObjectsLateError
-from dagrl.workers.serialization import pack
+from dagrl.workers.groups.worker_group import WorkerGroup, WorkerGroups
+from dagrl.workers.groups.worker_handle import Timeout, WorkerHandle
+from dagrl.workers.messages import Block, Heartbeat, RolloutWork, ScoreWork, StreamMessage, WorkerInfo
+from dagrl.workers.object_cache import ObjectTimeoutError
+from dagrl.workers.serialization import deserialize, serialize
+from dagrl.workers.worker import Worker
 
-HERE = Whereabouts("node7", "10.0.0.7", 1, 4711, ())
+HERE = WorkerInfo("node7", "10.0.0.7", 1, 4711, ())
+FOREVER = Timeout(1800.0, "node_timeout_s")
 
 
 class Method:
@@ -56,16 +61,18 @@ def failed_with(cause: Exception) -> exceptions.RayTaskError:
 
 
 @pytest.fixture
-def answer(lab) -> Any:
+def answer() -> Any:
     """What becomes of a call to a worker that answers like this, and when."""
 
-    def call(answer: Any, **bounds: float) -> RunError | str:
-        declared = lab.tiny_pipeline()
-        declared["run"] |= bounds
-        fleet = Fleet(ray, Plan({}, (), shards=1, steps=1), Pipeline.model_validate(declared))
-        member = Member("generator/1", Actor(answer), HERE)
+    def call(answer: Any, timeout_s: float = 1800, key: str = "node_timeout_s") -> RunError | str:
+        timeout = Timeout(timeout_s, key)
+
+        async def act() -> Any:
+            handle = WorkerHandle("generator/1", Actor(answer), Timeout(timeout_s, "node_timeout_s"), HERE)
+            return await handle.submit("the generator to say something", Worker.finish_save).result(timeout)
+
         try:
-            return asyncio.run(fleet.call(member, "appetite", waits_for="the generator to say something"))
+            return asyncio.run(act())
         except RunError as error:
             return error
 
@@ -87,7 +94,7 @@ LOSSES = [
     (exceptions.ActorDiedError(), WorkerDiedError, ("generator/1",)),
     (failed_with(EngineLostError("the server has died")), WorkerLostError, ("generator/1",)),
     (failed_with(PeerError("the sender of weights has ended")), WorkerLostError, ()),
-    (failed_with(ObjectsLateError("waited 5 s for blocks")), WorkerLostError, ()),
+    (failed_with(ObjectTimeoutError("waited 5 s for blocks")), WorkerLostError, ()),
     (failed_with(exceptions.OwnerDiedError("0" * 56, "", "")), WorkerLostError, ()),
     (exceptions.ObjectLostError("0" * 56, "", ""), WorkerLostError, ()),
 ]
@@ -103,7 +110,7 @@ def test_a_loss_says_who_is_lost_where_that_is_known(answer, failure, kind, lost
 
 
 def test_a_worker_that_says_nothing_is_lost_and_the_message_has_all_there_is_to_know(answer) -> None:
-    error = answer(5.0, node_timeout_s=0.1)
+    error = answer(5.0, 0.1)
     assert type(error) is WorkerHungError
     assert error.lost == ("generator/1",)
     assert error.cause == "waited 0.1 s for the generator to say something, from generator/1 (host node7, pid 4711)"
@@ -111,10 +118,11 @@ def test_a_worker_that_says_nothing_is_lost_and_the_message_has_all_there_is_to_
     assert error.hint == "raise run.node_timeout_s if it needs longer"
 
 
-def test_equal_bounds_are_not_mistaken_for_each_other(answer) -> None:
-    error = answer(5.0, node_timeout_s=0.1, start_timeout_s=0.1)
-    assert type(error) is WorkerHungError
-    assert error.hint == "raise run.node_timeout_s if it needs longer"
+def test_a_worker_that_does_not_start_is_not_lost(answer) -> None:
+    """A restart would take as long."""
+    error = answer(5.0, 0.1, "start_timeout_s")
+    assert type(error) is RunError
+    assert error.hint == "raise run.start_timeout_s if it needs longer"
 
 
 def test_one_that_answers_in_time_is_heard(answer) -> None:
@@ -124,11 +132,11 @@ def test_one_that_answers_in_time_is_heard(answer) -> None:
 class Streaming:
     """A worker that tells these parcels of a task; a stream that nobody waits for ends when the test does."""
 
-    def __init__(self, told: list[Told]) -> None:
+    def __init__(self, told: list[StreamMessage]) -> None:
         self._told, self._had_last = told, False
 
     @property
-    def run_streamed(self) -> Streaming:
+    def stream_task(self) -> Streaming:
         return self
 
     def remote(self, *parcel: Any) -> Streaming:
@@ -136,7 +144,7 @@ class Streaming:
 
     def _get_next_ref_n(self, count: int) -> list[Any]:
         if self._told:
-            return [Ready(None), Ready(pack(self._told[0])[0])]
+            return [Ready(None), Ready(serialize(self._told[0])[0])]
         assert not self._had_last, "asked for more behind the last word"
         return [Ready(exceptions.ObjectRefStreamEndOfStreamError()) for _ in range(count)]
 
@@ -161,16 +169,15 @@ class Ready:
 
 
 @pytest.mark.parametrize("last", [True, False])
-def test_of_a_stream_nobody_waits_for_more_than_the_last_word(lab, last) -> None:
-    fleet = Fleet(ray, Plan({}, (), shards=1, steps=1), Pipeline.model_validate(lab.tiny_pipeline()))
-    worker = Streaming([Told((Beat(0),)), Told((Beat(1), Beat(2)), last=last)])
-    work = TaskWork(1, "rollout", "rollout", "rollout", False, 0, 0, 1, (), {}, False, True, streams=True)
+def test_of_a_stream_nobody_waits_for_more_than_the_last_word(last) -> None:
+    worker = Streaming([StreamMessage((Heartbeat(0),)), StreamMessage((Heartbeat(1), Heartbeat(2)), last=last)])
+    handle = WorkerHandle("generator/0", worker, FOREVER, HERE)
 
-    async def follow() -> list[Block | Beat]:
-        return [each async for each in fleet.stream(Member("generator/0", worker, HERE), work, tally.append)]
+    async def follow() -> list[Block | Heartbeat]:
+        return [each async for each in handle.stream(work_of(RolloutWork, "rollout"), tally.append)]
 
     tally: list[int] = []
-    assert asyncio.run(follow()) == [Beat(0), Beat(1), Beat(2)]
+    assert asyncio.run(follow()) == [Heartbeat(0), Heartbeat(1), Heartbeat(2)]
     assert len(tally) == 3, "a parcel there, two back"
 
 
@@ -181,12 +188,12 @@ class InARow:
         self._seconds, self._through = seconds, 0.0
 
     @property
-    def run_whole(self) -> InARow:
+    def run_task(self) -> InARow:
         return self
 
     def remote(self, *parcel: Any) -> tuple[DueAt, Ready]:
         self._through = max(asyncio.get_running_loop().time(), self._through) + self._seconds
-        return DueAt(self._through, pack([])[0]), Ready(None)
+        return DueAt(self._through, serialize([])[0]), Ready(None)
 
 
 class DueAt:
@@ -201,37 +208,59 @@ class DueAt:
 
 
 @pytest.mark.parametrize(("seconds", "in_time"), [(0.3, True), (0.6, False)])
-def test_what_was_sent_behind_another_has_its_time_from_the_end_of_that(lab, seconds, in_time) -> None:
-    declared = lab.tiny_pipeline()
-    declared["run"] |= {"node_timeout_s": 0.4}
-    fleet = Fleet(ray, Plan({}, (), shards=1, steps=1), Pipeline.model_validate(declared))
-    member = Member("actor/0", InARow(seconds), HERE)
-    works = [TaskWork(1, name, name, name, False, 0, 0, 1, (), {}, False, True) for name in ("ref", "update")]
+def test_what_was_sent_behind_another_has_its_time_from_the_end_of_that(seconds, in_time) -> None:
+    handle = WorkerHandle("actor/0", InARow(seconds), Timeout(0.4, "node_timeout_s"), HERE)
+    works = [work_of(ScoreWork, name, step=1) for name in ("ref", "update")]
 
     async def both() -> list[Any]:
-        sent = [fleet.send(member, work, lambda _: None) for work in works]
-        return await asyncio.gather(*(fleet.answer(each, lambda _: None) for each in sent), return_exceptions=True)
+        sent = [handle.submit_task(work, lambda _: None) for work in works]
+        return await asyncio.gather(*(each.result(lambda _: None) for each in sent), return_exceptions=True)
 
     if in_time:
         assert asyncio.run(both()) == [[], []]
     else:
         told = asyncio.run(both())
-        assert "a sign of life of ref (step 1)" in str(told[0])
+        assert "the result of ref (step 1)" in str(told[0])
 
 
 @pytest.mark.parametrize("answer", [OSError("the device is gone"), 60.0, 0.0])
 def test_at_the_end_nobody_is_told_of_one_that_cannot_free_what_it_holds(lab, monkeypatch, caplog, answer) -> None:
     monkeypatch.setattr("dagrl.workers.groups.worker_group._CLOSE_TIMEOUT_S", 0.05)
     ended: list[object] = []
-    fleet = Fleet(ray, Plan({}, (), shards=1, steps=1), Pipeline.model_validate(lab.tiny_pipeline()))
+    groups = WorkerGroups(ray, Plan({}, (), shards=1, steps=1), Pipeline.model_validate(lab.tiny_pipeline()))
     workers = [Actor(answer), Actor(0.0)]
-    fleet._members = {"actor": [Member(f"actor/{rank}", each, HERE) for rank, each in enumerate(workers)]}
-    monkeypatch.setattr(fleet, "kill", lambda: ended.append(fleet.members("actor")))
+    handles = [WorkerHandle(f"actor/{rank}", each, FOREVER, HERE) for rank, each in enumerate(workers)]
+    groups._groups = {"actor": WorkerGroup(handles)}
+    monkeypatch.setattr(groups, "kill", lambda: ended.append(groups["actor"]))
 
     async def close() -> None:
-        await fleet.close()
+        await groups.close()
         gc.collect()
 
     asyncio.run(close())
     assert len(ended) == 1
     assert caplog.records == []
+
+
+class Calls:
+    """An actor that notes what it is called with."""
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+
+    @property
+    def call(self) -> Calls:
+        return self
+
+    def remote(self, *message: Any) -> Ready:
+        self.messages.append(message)
+        return Ready(len(self.messages))
+
+
+def test_a_call_of_all_ranks_names_the_function_and_is_serialized_once() -> None:
+    actors = [Calls(), Calls()]
+    group = WorkerGroup(WorkerHandle(f"actor/{rank}", actor, FOREVER, HERE) for rank, actor in enumerate(actors))
+    assert asyncio.run(group.call_all("actor to save", Worker.save, Path("here"), asynchronous=True)) == [1, 1]
+    (first,), (second,) = (actor.messages for actor in actors)
+    assert first[0] is second[0]
+    assert deserialize(*first) == (Worker.save, (Path("here"),), {"asynchronous": True})

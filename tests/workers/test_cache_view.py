@@ -10,12 +10,12 @@ import pytest
 import ray
 from hypothesis import given
 from hypothesis import strategies as st
+from work import work_of
 
 from dagrl.data.batch import Batch, Column
-from dagrl.workers.groups.object_cache import Holdings
-from dagrl.workers.messages import PartWork, Source, TaskWork
-from dagrl.workers.object_cache import Blocks
-from dagrl.workers.serialization import pack, unpack
+from dagrl.workers.messages import ColumnSource, PartWork, ScoreWork
+from dagrl.workers.object_cache import CacheView, ObjectCache
+from dagrl.workers.serialization import deserialize, serialize
 
 
 class Store:
@@ -42,51 +42,51 @@ def store(monkeypatch) -> Store:
     return store
 
 
-def work_on(*sources: Source, step: int = 1, committed: int = 0, rows: Sequence[int] = (2, 1)) -> TaskWork:
+def work_on(*sources: ColumnSource, step: int = 1, committed: int = 0, rows: Sequence[int] = (2, 1)) -> ScoreWork:
     parts = (PartWork(0, np.array(rows), sources),)
-    return TaskWork(step, "ref", "logprob", "ref", False, 0, committed, 1, parts, {}, True, True)
+    return work_of(ScoreWork, "ref", step=step, committed=committed, parts=parts)
 
 
 class Worker:
     """Both sides: the driver's book of a worker, and what that worker keeps."""
 
     def __init__(self) -> None:
-        self.holdings, self._blocks = Holdings(), Blocks(1.0, keep=True)
+        self.view, self._cache = CacheView(), ObjectCache(1.0, keep=True)
 
-    def does(self, work: TaskWork, made: Batch | None = None, told_as: ray.ObjectRef | None = None) -> dict[str, Any]:
+    def does(self, work: ScoreWork, made: Batch | None = None, told_as: ray.ObjectRef | None = None) -> dict[str, Any]:
         """What it reads for some work, of which it makes something that the driver knows by a ref."""
-        sent = self.holdings.abridge(work)
+        sent = self.view.use_keys(work)
         if told_as is not None:
-            self.holdings.will_have(told_as, sent)
-        arrived: TaskWork = unpack(*pack(sent))
-        self._blocks.forget(arrived.committed)
-        (part,) = self._blocks.parts(arrived.step, arrived.parts)
+            self.view.add_output(told_as, sent)
+        arrived: ScoreWork = deserialize(*serialize(sent))
+        self._cache.forget(arrived.committed)
+        (part,) = self._cache.parts(arrived.step, arrived.parts)
         if made is not None:
-            self._blocks.keep(arrived.step, arrived.keeps_as, made)
+            self._cache.put(arrived.step, arrived.cache_as, made)
         return {name: column.values.tolist() for name, column in part.batch.columns.items()}
 
 
 def test_what_was_sent_before_is_named_and_what_was_made_there_never_sent(store) -> None:
     worker, tokens = Worker(), store.put([1, 2, 3], 10)
-    read = Source((tokens,), {"tokens": "x"})
+    read = ColumnSource((tokens,), {"tokens": "x"})
     made, logprobs = Batch(np.array([1, 2]), {"x": Column(np.array([-1, -2]))}), ray.ObjectRef.from_random()
     assert worker.does(work_on(read), made, logprobs) == {"tokens": [20, 10]}
     advantages = store.put([2, 1], 100)
-    update = work_on(read, Source((logprobs,), {"old": "x"}), Source((advantages,), {"advantage": "x"}))
+    update = work_on(read, ColumnSource((logprobs,), {"old": "x"}), ColumnSource((advantages,), {"advantage": "x"}))
     assert worker.does(update) == {"tokens": [20, 10], "old": [-2, -1], "advantage": [200, 100]}
     assert store.read == [tokens, advantages]
 
 
 def test_an_object_that_work_mentions_twice_is_brought_once(store) -> None:
     worker, both = Worker(), store.put([1, 2], 10)
-    twice = work_on(Source((both,), {"tokens": "x"}), Source((both,), {"again": "x"}))
+    twice = work_on(ColumnSource((both,), {"tokens": "x"}), ColumnSource((both,), {"again": "x"}))
     assert worker.does(twice) == {"tokens": [20, 10], "again": [20, 10]}
     assert store.read == [both]
 
 
 def test_when_a_step_is_committed_both_sides_have_forgotten_it(store) -> None:
     worker, tokens = Worker(), store.put([1, 2], 10)
-    read = Source((tokens,), {"tokens": "x"})
+    read = ColumnSource((tokens,), {"tokens": "x"})
     worker.does(work_on(read, step=1))
     worker.does(work_on(read, step=2))
     assert store.read == [tokens] * 2, "each step keeps its own"
@@ -111,7 +111,7 @@ def test_any_work_reads_what_it_would_read_without(data) -> None:
             step = data.draw(st.integers(committed + 1, committed + 2))
             here = objects.setdefault(step, [store.put([1, 2], factor) for factor in (3, 5)])
             chosen = data.draw(st.lists(st.sampled_from(here), min_size=1, max_size=4))
-            sources = [Source((ref,), {f"column {index}": "x"}) for index, ref in enumerate(chosen)]
+            sources = [ColumnSource((ref,), {f"column {index}": "x"}) for index, ref in enumerate(chosen)]
             made, told_as = Batch(np.array([1, 2]), {"x": Column(np.arange(2))}), ray.ObjectRef.from_random()
             store.objects[told_as] = made
             before = len(store.read)

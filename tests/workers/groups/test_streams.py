@@ -17,7 +17,7 @@ import numpy as np
 import ray
 
 from dagrl.data.batch import Batch, Column
-from dagrl.workers.streams import next_pair
+from dagrl.workers.groups.worker_handle import next_pair
 
 told_in = sys.argv[1]
 
