@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 
 def doctor() -> int:
     """Report what this machine can run, and what is missing.
 
-    Prints a line for each thing it examines: `ok`, `hint` or `missing`. Exits 1 where something is missing that runs
-    need.
+    Prints a line for each check: `ok`, `hint` or `missing`. Exits 1 where something is missing that runs need.
     """
-    from dagrl.doctor.command import examine
-    from dagrl.doctor.probe import Edges
+    from rich.text import Text
 
-    return examine(Edges(), lambda line: print(line, flush=True))
+    from dagrl.doctor.examination import examine
+    from dagrl.doctor.findings import Verdict
+    from dagrl.tables import HEADING, render
+
+    styles = {Verdict.OK: "green", Verdict.HINT: "yellow", Verdict.MISSING: "bold red"}
+    found: Counter[Verdict] = Counter()
+    for title, findings in examine():
+        print(render([Text(title, HEADING)]), end="", flush=True)
+        for each in findings:
+            verdict = (f"{each.verdict.value:<8}", styles[each.verdict])
+            print(render([Text.assemble("  ", verdict, f" {each.name:<22} {each.text}")]), end="", flush=True)
+            found[each.verdict] += 1
+    hints = found[Verdict.HINT]
+    print(f"{found[Verdict.MISSING]} missing, {hints} hint{'' if hints == 1 else 's'}")
+    return 1 if found[Verdict.MISSING] else 0

@@ -1,5 +1,4 @@
-"""`dagrl doctor`: what this machine can run, and what is missing.
+"""Examines this machine for `dagrl doctor`: what it can run, and what is missing.
 
-What is looked at comes through `edges.py`, the only file that touches the machine; the others turn it into lines.
-Nothing here imports torch or its kin: what they say of themselves comes from a process of its own, which may crash.
+Nothing here imports torch or a backend: other processes do, which may crash.
 """

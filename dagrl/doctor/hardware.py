@@ -1,81 +1,89 @@
-"""GPUs, memory, disks, limits."""
+"""Checks GPUs, memory, disks and the sandbox."""
 
 from __future__ import annotations
 
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from dagrl.doctor.findings import Line, hint, missing, ok
-from dagrl.doctor.probe import Edges, Gpu
+from dagrl.doctor.findings import Finding, hint, missing, ok
+from dagrl.rewards import sandbox
 
-_GIB, _MIB = 2**30, 2**20
+_GIB = 2**30
+_SMI_TIMEOUT_S = 30
 _HELD_MIB = 1024
 """More than a driver itself takes of an idle GPU."""
 _LEAST_SHARED = 2 * _GIB
-"""Ray's object store of a run."""
+"""Size of Ray's object store in a run."""
 _LEAST_DISK = 5 * _GIB
-_LEAST_FILES, _LEAST_PROCESSES = 4096, 4096
 
 
-def hardware(edges: Edges, gpus: list[Gpu]) -> Iterator[Line]:
-    """Lines on what the machine has."""
-    yield ok("processor", f"{edges.cpus()} cores, {edges.memory_bytes() / _GIB:.0f} GiB memory, {edges.system()}")
-    yield from _gpus(edges, gpus)
-    yield from _room(edges)
-    yield from _limits(edges)
-    yield _sandbox(edges)
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU as its driver sees it."""
+
+    index: str
+    name: str
+    total_mib: int
+    used_mib: int
+    driver: str
 
 
-def _sandbox(edges: Edges) -> Line:
-    if (why := edges.unconfined()) is None:
-        return ok("sandbox", "programs of a policy can be confined (seccomp, Landlock)")
-    return hint("sandbox", f"{why}; only `fn: code` and the tool `python` need it, docs/rewards.md says more")
+def list_gpus() -> list[Gpu]:
+    """NVIDIA GPUs; none where there is no driver."""
+    query = ["nvidia-smi", "--query-gpu=index,name,memory.total,memory.used,driver_version"]
+    try:
+        done = subprocess.run(
+            [*query, "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=_SMI_TIMEOUT_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()]
+    return [Gpu(row[0], row[1], _number(row[2]), _number(row[3]), row[4]) for row in rows if len(row) == 5]
 
 
-def _gpus(edges: Edges, gpus: list[Gpu]) -> list[Line]:
+def hardware(gpus: list[Gpu]) -> Iterator[Finding]:
+    """Check the machine itself."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _GIB
+    system = f"{platform.system()} {platform.release()} {platform.machine()}"
+    yield ok("processor", f"{len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB memory, {system}")
     if not gpus:
-        return [hint("GPUs", "none; groups of CPU slots (cpus_per_node) run here, groups of GPUs do not")]
-    lines = []
+        yield hint("GPUs", "none; groups of CPU slots (cpus_per_node) run here, groups of GPUs do not")
     for gpu in gpus:
         text = f"{gpu.name}, {gpu.total_mib / 1024:.0f} GiB, driver {gpu.driver}"
         if gpu.used_mib > _HELD_MIB:
-            lines.append(hint(f"GPU {gpu.index}", f"{text}; {gpu.used_mib / 1024:.1f} GiB are in use"))
+            used = f"{gpu.used_mib / 1024:.1f} GiB are in use; nvidia-smi names the processes"
+            yield hint(f"GPU {gpu.index}", f"{text}; {used}")
         else:
-            lines.append(ok(f"GPU {gpu.index}", text))
-    if others := edges.gpu_processes():
-        lines.append(hint("GPU memory", f"held by {', '.join(others[:8])}; a run beside it may not fit"))
-    if (visible := edges.variables.get("CUDA_VISIBLE_DEVICES")) is not None:
-        lines.append(hint("CUDA_VISIBLE_DEVICES", f"is `{visible}`; runs see these GPUs only"))
-    return lines
+            yield ok(f"GPU {gpu.index}", text)
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        yield hint("CUDA_VISIBLE_DEVICES", f"is `{visible}`; runs see these GPUs only")
+    yield _space("shared memory", "/dev/shm", _LEAST_SHARED, "start Docker with --shm-size=16g or --ipc=host")
+    yield _space("disk for runs", ".", _LEAST_DISK, "checkpoints go there")
+    yield _space("temporary files", tempfile.gettempdir(), _LEAST_DISK, "Ray writes there; set TMPDIR to move it")
+    yield _sandbox()
 
 
-def _room(edges: Edges) -> list[Line]:
-    lines = []
-    for name, folder, least, remedy in (
-        ("shared memory", "/dev/shm", _LEAST_SHARED, "with Docker say --shm-size=16g or --ipc=host"),
-        ("disk for runs", ".", _LEAST_DISK, "checkpoints go there"),
-        ("temporary files", edges.temporary(), _LEAST_DISK, "Ray's files go there; TMPDIR names another folder"),
-    ):
-        room = edges.room_bytes(folder)
-        if room is None:
-            lines.append(missing(name, f"there is no {folder}"))
-            continue
-        text = f"{room[0] / _GIB:.1f} of {room[1] / _GIB:.0f} GiB free in {folder}"
-        lines.append(ok(name, text) if room[0] >= least else hint(name, f"{text}; {remedy}"))
-    return lines
+def _space(name: str, folder: str, least: int, remedy: str) -> Finding:
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return missing(name, f"there is no {folder}")
+    text = f"{usage.free / _GIB:.1f} of {usage.total / _GIB:.0f} GiB free in {folder}"
+    return ok(name, text) if usage.free >= least else hint(name, f"{text}; {remedy}")
 
 
-def _limits(edges: Edges) -> list[Line]:
-    limits, lines = edges.limits(), []
-    for name, kind, least, flag in (
-        ("open files", "files", _LEAST_FILES, "-n"),
-        ("processes", "processes", _LEAST_PROCESSES, "-u"),
-    ):
-        limit = limits[kind]
-        if 0 <= limit < least:
-            lines.append(hint(name, f"at most {limit}; Ray and many workers want more: `ulimit {flag} 65536`"))
-        else:
-            lines.append(ok(name, "no limit" if limit < 0 else f"at most {limit}"))
-    locked = limits["locked"]
-    if edges.infiniband() and locked >= 0:
-        lines.append(hint("locked memory", f"at most {locked / _MIB:.0f} MiB; InfiniBand wants `ulimit -l unlimited`"))
-    return lines
+def _sandbox() -> Finding:
+    try:
+        sandbox.run("")
+    except OSError as error:
+        return hint("sandbox", f"{error}; only `fn: code` and the tool `python` need it, see docs/rewards.md")
+    return ok("sandbox", "model-written code can be confined (seccomp, Landlock)")
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdigit() else 0

@@ -1,80 +1,96 @@
-"""Python and its packages: those that every run needs, those that GPUs need, those that some pipelines use."""
+"""Checks Python, the packages that dagrl requires, and the backends."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import importlib.util
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from importlib import metadata
 
-from dagrl.doctor.findings import Line, hint, missing, ok
-from dagrl.doctor.probe import Edges
+from packaging.requirements import Requirement
 
-_PYTHON = (3, 12)
-_TRIED = ("torch", "ray", "megatron.core", "transformers", "transformer_engine", "apex", "sglang")
-_OF_ALL_RUNS = ("torch", "ray", "megatron.core", "transformers")
+from dagrl.backends.registry import backends
+from dagrl.doctor.findings import Finding, hint, missing, ok
 
-
-def software(edges: Edges, *, on_gpus: bool) -> Iterator[Line]:
-    """Lines on what is installed. Slow: libraries are imported, in another process."""
-    version = ".".join(map(str, edges.python()))
-    if edges.python()[:2] == _PYTHON:
-        yield ok("Python", version)
-    else:
-        yield missing("Python", f"{version}; dagrl needs {'.'.join(map(str, _PYTHON))}")
-    yield from _pinned(edges)
-    for name, told in edges.imports(*_TRIED):
-        yield from _imported(name, told, on_gpus=on_gpus)
+_IMPORT_TIMEOUT_S = 180
+_CUDA = "import torch; print(torch.version.cuda, torch.cuda.device_count())"
 
 
-def _imported(name: str, told: dict[str, Any], *, on_gpus: bool) -> Iterator[Line]:
-    """Lines on a library that was imported, or could not be."""
-    error = told.get("error")
-    if name in _OF_ALL_RUNS:
-        if error:
-            yield missing(name, f"cannot be imported: {error}; `make setup` installs it")
+def software(*, on_gpus: bool) -> Iterator[Finding]:
+    """Check what is installed. Slow: imports all packages, in another process."""
+    yield ok("Python", platform.python_version())
+    yield from _packages()
+    needs = {
+        backend: (*backend.requires, *(backend.gpu_requires if on_gpus else ())) for backend in backends().values()
+    }
+    errors = _import_errors({"torch", "ray"}.union(*needs.values()))
+    for name in ("torch", "ray"):
+        yield missing(name, f"cannot be imported: {errors[name]}") if name in errors else ok(name, "can be imported")
+    if on_gpus and "torch" not in errors:
+        yield _cuda()
+    for backend, packages in needs.items():
+        name = f"backend {backend.name}"
+        if absent := [package for package in packages if not _is_installed(package)]:
+            judge = missing if set(absent) & set(backend.gpu_requires) else hint
+            yield judge(name, f"not ready, {', '.join(absent)} is not installed; {backend.summary}")
+        elif broken := next((package for package in packages if package in errors), None):
+            yield missing(name, f"not ready, {broken} cannot be imported: {errors[broken]}")
         else:
-            yield ok(f"import {name}", told.get("version") or "there")
-        if name == "torch":
-            yield from _cuda(told, on_gpus=on_gpus)
-    elif name == "transformer_engine" and on_gpus:
-        needed = f"{error}; Megatron needs Transformer Engine on GPUs (see the Dockerfile)"
-        yield missing(name, needed) if error else ok(name, "there")
-    elif name == "apex" and on_gpus and error:
-        yield hint(name, "not there; Megatron's fused gradient accumulation is left out")
-    elif name == "sglang":
-        yield hint(name, f"{error}; only `backend: sglang` needs it") if error else ok(name, "there")
+            yield ok(name, f"ready; {backend.summary}")
 
 
-def _pinned(edges: Edges) -> list[Line]:
-    """Packages against the versions that dagrl says it works with."""
+def _import_errors(packages: Iterable[str]) -> dict[str, str]:
+    """Package -> why it cannot be imported. All at once if they can, else one by one."""
+    installed = sorted(package for package in packages if _is_installed(package))
+    if not run_python(f"import {', '.join(installed)}")[1]:
+        return {}
+    errors = {package: run_python(f"import {package}")[1] for package in installed}
+    return {package: error for package, error in errors.items() if error}
+
+
+def _is_installed(package: str) -> bool:
+    return importlib.util.find_spec(package.partition(".")[0]) is not None
+
+
+def run_python(code: str) -> tuple[str, str]:
+    """Run code in another process, since libraries can crash: its output, and its error in one line."""
     try:
-        from packaging.requirements import InvalidRequirement, Requirement
-    except ImportError:
-        return [missing("packaging", "not installed; `make setup` installs it")]
-    lines = []
-    for text in edges.requirements():
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=_IMPORT_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return "", f"takes more than {_IMPORT_TIMEOUT_S} s"
+    if done.returncode == 0:
+        return done.stdout.strip(), ""
+    lines = done.stderr.strip().splitlines()
+    return "", lines[-1][:200] if done.returncode == 1 and lines else f"Python ends with exit code {done.returncode}"
+
+
+def _packages() -> Iterator[Finding]:
+    """Compare the installed versions with those that dagrl requires."""
+    try:
+        required = [Requirement(text) for text in metadata.requires("dagrl") or ()]
+    except metadata.PackageNotFoundError:
+        yield hint("packages", "dagrl is not installed as a package, so its requirements are not known")
+        return
+    required = [each for each in required if each.marker is None or each.marker.evaluate({"extra": ""})]
+    wrong = 0
+    for each in required:
         try:
-            wanted = Requirement(text)
-        except InvalidRequirement:
-            continue
-        if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
-            continue
-        version = edges.version(wanted.name)
-        if version is None:
-            lines.append(missing(wanted.name, f"not installed; dagrl needs {wanted.specifier or 'it'}: `make setup`"))
-        elif not wanted.specifier.contains(version, prereleases=True):
-            lines.append(missing(wanted.name, f"{version}; dagrl needs {wanted.specifier}: `make setup`"))
-        else:
-            lines.append(ok(wanted.name, version))
-    return lines or [hint("dagrl", "is not installed as a package, so its requirements are not known")]
+            version = metadata.version(each.name)
+        except metadata.PackageNotFoundError:
+            version = "not installed"
+        if version == "not installed" or not each.specifier.contains(version, prereleases=True):
+            wrong += 1
+            yield missing(each.name, f"{version}; dagrl needs {each.specifier or 'it'}: `make setup` installs it")
+    if not wrong:
+        yield ok("packages", f"all {len(required)} that dagrl requires have versions it works with")
 
 
-def _cuda(torch: dict, *, on_gpus: bool) -> list[Line]:
-    if "error" in torch or not on_gpus:
-        return []
-    if not torch.get("available"):
-        built = f"built for CUDA {torch['cuda']}" if torch.get("cuda") else "built without CUDA"
-        return [missing("torch and CUDA", f"there are GPUs and torch, {built}, sees none; is the driver old enough?")]
-    lines = [ok("torch and CUDA", f"CUDA {torch['cuda']}, {torch['count']} GPUs")]
-    if not torch.get("nccl"):
-        lines.append(missing("NCCL", "torch is built without it; install torch from PyPI"))
-    return lines
+def _cuda() -> Finding:
+    output, error = run_python(_CUDA)
+    cuda, _, count = output.partition(" ")
+    if error or count == "0":
+        built = error or ("built without CUDA" if cuda == "None" else f"built for CUDA {cuda}")
+        return missing("torch and CUDA", f"torch, {built}, sees none of the GPUs; is the driver old enough?")
+    return ok("torch and CUDA", f"CUDA {cuda}, {count} GPUs")
