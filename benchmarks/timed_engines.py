@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 import dagrl
-from dagrl.backends.base import NO_WEIGHTS, Appetite, Completion, GenerationRequest
+from dagrl.backends.base import NO_WEIGHTS, Completion, GenerationRequest, RequestLimits
 from dagrl.backends.hf.section import HfEngineSpec
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
-from dagrl.ops.base import Output, Part
+from dagrl.ops.base import OpInput, Output
 from dagrl.workers.messages import SendResult, StartEngine, TaskWork, UpdateWeightsRequest, Usage
 from dagrl.workers.worker import Worker
 
@@ -134,9 +134,9 @@ class TimedGenerator:
         """New weights are there: count from the beginning."""
         self.policy_version, self._asked = version, 0
 
-    def appetite(self, longest: int) -> Appetite:
+    def request_limits(self, longest: int) -> RequestLimits:
         """A portion at a time, all of them at once."""
-        return Appetite(self.timings.portion, self.timings.responses)
+        return RequestLimits(self.timings.portion, self.timings.responses)
 
     def generate(self, requests: Sequence[GenerationRequest], sampling: Any) -> Iterator[Completion]:
         """Zeros, in the order in which they were asked for."""
@@ -186,7 +186,7 @@ class Meter:
         if "torch" in sys.modules:
             raise ValueError("a worker of timed engines has imported torch: its start and its memory are not measured")
 
-    def begin(self, work: TaskWork, parts: Sequence[Part], *, first: bool = True) -> object:
+    def begin(self, work: TaskWork, parts: Sequence[OpInput], *, first: bool = True) -> object:
         """Counts nothing."""
         return self
 

@@ -14,7 +14,7 @@ import torch
 import yaml
 
 from dagrl.algorithms.own_loss import LossTokens
-from dagrl.algorithms.rows import Rows
+from dagrl.algorithms.rows import RowReducer
 from dagrl.config.schema import RolloutNode
 from dagrl.graph.plugins.custom import load_function
 from dagrl.graph.plugins.tool import load_tool
@@ -95,7 +95,7 @@ def test_its_loss_fades_out(folder: Path) -> None:
     logprob = torch.tensor([-1.0, -0.5], dtype=torch.float64, requires_grad=True)
     columns = {"old_logprob": [-1.0, -1.0], "advantage": [-2.0, 2.0], "token_weight": [1.0, 0.5]}
     values = {name: torch.tensor(column, dtype=torch.float64) for name, column in columns.items()}
-    rows = Rows(torch.tensor([0, 0]), torch.tensor([True, True]))
+    rows = RowReducer(torch.tensor([0, 0]), torch.tensor([True, True]))
     loss = fading(LossTokens({"logprob": logprob, **values}, rows), width=0.5)
     loss.sum().backward()
     assert loss.tolist() == pytest.approx([2.0, -np.exp(-0.5)])

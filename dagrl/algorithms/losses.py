@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from dagrl.algorithms.kl import k3
-from dagrl.algorithms.rows import Rows
+from dagrl.algorithms.rows import RowReducer
 
 _LARGEST_LOG = 20.0
 """Logs of ratios are kept below this before exp(). Beyond, nothing depends on how far, and the gradient of an infinity
@@ -96,7 +96,7 @@ def gspo(
     old_logprob: torch.Tensor,
     advantage: torch.Tensor,
     *,
-    rows: Rows,
+    rows: RowReducer,
     clip_low: float,
     clip_high: float,
 ) -> PolicyLoss:
@@ -127,7 +127,7 @@ def gmpo(
     old_logprob: torch.Tensor,
     advantage: torch.Tensor,
     *,
-    rows: Rows,
+    rows: RowReducer,
     clip_low: float,
     clip_high: float,
 ) -> PolicyLoss:
@@ -164,7 +164,7 @@ def sapo(
     return PolicyLoss(loss, ratio.detach(), torch.zeros_like(ratio, dtype=torch.bool))
 
 
-def topr(logprob: torch.Tensor, old_logprob: torch.Tensor, advantage: torch.Tensor, *, rows: Rows) -> PolicyLoss:
+def topr(logprob: torch.Tensor, old_logprob: torch.Tensor, advantage: torch.Tensor, *, rows: RowReducer) -> PolicyLoss:
     """Tapered off-policy REINFORCE: -A logprob, and where A < 0 times the response's ratio, up to 1, without gradient.
 
     arXiv 2503.14286: what is good is imitated however unlikely it has become, what is bad is forgotten about as it
@@ -231,7 +231,7 @@ def opmd(logprob: torch.Tensor, old_logprob: torch.Tensor, advantage: torch.Tens
 
 
 def opmd_kimi(
-    logprob: torch.Tensor, old_logprob: torch.Tensor, advantage: torch.Tensor, *, rows: Rows, tau: float
+    logprob: torch.Tensor, old_logprob: torch.Tensor, advantage: torch.Tensor, *, rows: RowReducer, tau: float
 ) -> PolicyLoss:
     """Online policy mirror descent of Kimi k1.5 (arXiv 2501.12599, section 2.3.2): squared log-ratios of responses.
 
@@ -254,7 +254,7 @@ def opmd_pairwise(
     old_logprob: torch.Tensor,
     advantage: torch.Tensor,
     *,
-    rows: Rows,
+    rows: RowReducer,
     group: torch.Tensor,
     tau: float,
 ) -> PolicyLoss:
@@ -285,7 +285,7 @@ def ratio_of(log_ratio: torch.Tensor) -> torch.Tensor:
 
 
 def _of_response(
-    gradient: torch.Tensor, log_ratio: torch.Tensor, rows: Rows, largest: float
+    gradient: torch.Tensor, log_ratio: torch.Tensor, rows: RowReducer, largest: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The geometric mean of a response's ratios, for each of its tokens and at most exp(`largest`).
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 import torch
 
 from dagrl.algorithms.kl import k3
-from dagrl.algorithms.rows import Rows
+from dagrl.algorithms.rows import RowReducer
 from dagrl.data.tally import tally
 
 _LARGEST_LOG = 20.0
 """Logs of ratios are kept within this before exp(), so that one absurd token does not turn a metric into infinity."""
 
 
-def mismatch_metrics(trainer: torch.Tensor, rollout: torch.Tensor, rows: Rows) -> dict[str, torch.Tensor]:
+def mismatch_metrics(trainer: torch.Tensor, rollout: torch.Tensor, rows: RowReducer) -> dict[str, torch.Tensor]:
     """Tallies over the active tokens, and over responses where a name speaks of perplexity or of a sequence.
 
     `trainer` and `rollout` are log-probs of the same tokens [T], drawn by the generator. With r = exp(trainer -

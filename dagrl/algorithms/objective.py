@@ -32,7 +32,7 @@ from dagrl.algorithms.mismatch import mismatch_metrics
 from dagrl.algorithms.nonfinite import refusable
 from dagrl.algorithms.own_loss import OwnLoss
 from dagrl.algorithms.rollout_correction import Correction, correct, correction_metrics, importance_totals
-from dagrl.algorithms.rows import Rows
+from dagrl.algorithms.rows import RowReducer
 from dagrl.config.schema import LossSpec, RolloutCorrectionSpec
 from dagrl.data.batch import Batch, Column
 from dagrl.data.tally import tally, tally_mean
@@ -116,7 +116,7 @@ class PolicyObjective:
         ratios and clips: see `PolicyLoss`. For ``mismatch/...`` see `mismatch_metrics`, for ``correction/...``
         `correction_metrics`.
         """
-        rows = Rows(tokens.row, tokens.weight > 0)
+        rows = RowReducer(tokens.row, tokens.weight > 0)
         current = tokens.logprob.detach()
         # Tokens of weight 0 must not reach exp(): 0 * inf would make the sum, and its gradient, NaN.
         given = {
@@ -154,7 +154,7 @@ class PolicyObjective:
         share = refusable((tokens.weight * per_token).sum(), tokens.logprob)
         return share, metrics | tally(told, rows.active)
 
-    def _policy_loss(self, tokens: ResponseTokens, old: torch.Tensor, rows: Rows) -> PolicyLoss:
+    def _policy_loss(self, tokens: ResponseTokens, old: torch.Tensor, rows: RowReducer) -> PolicyLoss:
         spec = self.loss
         low, high = spec.clip_ratio, spec.clip_ratio if spec.clip_ratio_high is None else spec.clip_ratio_high
         given = tokens.logprob, old, tokens.columns["advantage"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dagrl.algorithms.losses import PolicyLoss, ratio_of
-from dagrl.algorithms.rows import Rows
+from dagrl.algorithms.rows import RowReducer
 from dagrl.graph.plugins.custom import located, raised_by
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class LossTokens:
     response has it at each of the response's tokens. All are on one device, and only the first two have a gradient.
     """
 
-    def __init__(self, values: Mapping[str, torch.Tensor], rows: Rows) -> None:
+    def __init__(self, values: Mapping[str, torch.Tensor], rows: RowReducer) -> None:
         self._values = values
         self.rows = rows
         """Which tokens are a response: ``rows.means(x)``, ``rows.sums(x)`` and ``rows.largest(x)`` say to each token
@@ -58,7 +58,7 @@ class OwnLoss:
         self._where = located(function, place)
         self._per_response = frozenset(per_response)
 
-    def __call__(self, tokens: ResponseTokens, logprobs: Mapping[str, torch.Tensor], rows: Rows) -> PolicyLoss:
+    def __call__(self, tokens: ResponseTokens, logprobs: Mapping[str, torch.Tensor], rows: RowReducer) -> PolicyLoss:
         """The loss of each token; `logprobs` are the columns of log-probs, harmless where a token does not count.
 
         ValueError, with the line, where the function fails or returns no such loss.

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from dagrl.algorithms.kl import k3
-from dagrl.algorithms.rows import Rows
+from dagrl.algorithms.rows import RowReducer
 from dagrl.config.schema import ImportanceLevel, RejectionCriterion, RolloutCorrectionSpec
 from dagrl.data.batch import Batch
 from dagrl.data.tally import tally
@@ -58,7 +58,7 @@ class Correction:
 
 
 def importance_weights(
-    log_ratio: torch.Tensor, rows: Rows, *, level: ImportanceLevel, upper: float, lower: float | None = None
+    log_ratio: torch.Tensor, rows: RowReducer, *, level: ImportanceLevel, upper: float, lower: float | None = None
 ) -> Importance:
     """Bounded importance weights, of tokens or of whole responses; `log_ratio` is log r.
 
@@ -84,7 +84,7 @@ def importance_weights(
 def rejected(
     trainer: torch.Tensor,
     rollout: torch.Tensor,
-    rows: Rows,
+    rows: RowReducer,
     *,
     criterion: RejectionCriterion,
     upper: float,
@@ -111,7 +111,7 @@ def rejected(
     return outside & rows.active
 
 
-def vetoed(log_ratio: torch.Tensor, rows: Rows, *, threshold: float) -> torch.Tensor:
+def vetoed(log_ratio: torch.Tensor, rows: RowReducer, *, threshold: float) -> torch.Tensor:
     """All tokens of responses with a token whose r is below `threshold`; bool [T].
 
     Such a token is one that the trainer would hardly ever have drawn; what follows it is then no sample of its policy.
@@ -123,7 +123,7 @@ def correct(
     spec: RolloutCorrectionSpec,
     trainer: torch.Tensor,
     rollout: torch.Tensor,
-    rows: Rows,
+    rows: RowReducer,
     totals: tuple[float, ...] = (),
 ) -> Correction:
     """All that `spec` asks for. `trainer` and `rollout` are log-probs [T]; `totals`: see `importance_totals`."""
@@ -156,7 +156,7 @@ def importance_totals(spec: RolloutCorrectionSpec, batch: Batch) -> tuple[float,
     """
     mask = batch["response_mask"]
     row = np.repeat(np.arange(len(mask)), mask.lengths)
-    rows = Rows(torch.from_numpy(row), torch.from_numpy(mask.values > 0))
+    rows = RowReducer(torch.from_numpy(row), torch.from_numpy(mask.values > 0))
     old, rollout = (torch.from_numpy(batch[name].values) for name in ("old_logprob", "rollout_logprob"))
     # Tokens that do not count may hold anything, and 0 of it is not 0.
     log_ratio = torch.where(rows.active, old - rollout, 0.0)
@@ -165,7 +165,7 @@ def importance_totals(spec: RolloutCorrectionSpec, batch: Batch) -> tuple[float,
     return float((weight * counted).sum()), float(counted.sum())
 
 
-def correction_metrics(correction: Correction, rows: Rows) -> dict[str, torch.Tensor]:
+def correction_metrics(correction: Correction, rows: RowReducer) -> dict[str, torch.Tensor]:
     """What the correction did, by name, as tallies; `docs/mismatch.md` explains them."""
     of_tokens, of_responses = {}, {}
     if (importance := correction.importance) is not None:
@@ -180,7 +180,7 @@ def correction_metrics(correction: Correction, rows: Rows) -> dict[str, torch.Te
     return tally(of_tokens, rows.active) | tally(of_responses, rows.once)
 
 
-def _importance(spec: RolloutCorrectionSpec, log_ratio: torch.Tensor, rows: Rows) -> Importance:
+def _importance(spec: RolloutCorrectionSpec, log_ratio: torch.Tensor, rows: RowReducer) -> Importance:
     assert spec.rollout_is is not None
     return importance_weights(
         log_ratio,
@@ -191,7 +191,7 @@ def _importance(spec: RolloutCorrectionSpec, log_ratio: torch.Tensor, rows: Rows
     )
 
 
-def _over(scope: str, values: torch.Tensor, rows: Rows) -> torch.Tensor:
+def _over(scope: str, values: torch.Tensor, rows: RowReducer) -> torch.Tensor:
     match scope:
         case "token":
             return values

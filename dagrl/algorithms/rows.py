@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 
-class Rows:
+class RowReducer:
     """Which tokens belong to which response, and which of them count."""
 
     def __init__(self, row: torch.Tensor, active: torch.Tensor) -> None:

@@ -105,7 +105,7 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Slept:
+class SleepReport:
     """What `sleep` did on one rank."""
 
     freed_gib: float
@@ -149,7 +149,7 @@ class TrainEngine(Engine, Protocol):
         """
         ...
 
-    def sleep(self, residency: Residency = Residency.ASLEEP) -> Slept:
+    def sleep(self, residency: Residency = Residency.ASLEEP) -> SleepReport:
         """Give the device's memory back, down to `residency`: gradients, optimizer and caches, then weights and
         communicators too. What matters waits on the host.
 
@@ -201,7 +201,7 @@ type Conversation = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
+class ModelScores:
     """What a reward model says of some conversations."""
 
     values: np.ndarray
@@ -210,14 +210,14 @@ class Scores:
     """Whether a conversation was longer than the model can read, so that its beginning is left out, bool."""
 
 
-class JudgeEngine(Engine, Protocol):
+class ScoreEngine(Engine, Protocol):
     """A rank that scores text with a tokenizer of its own: replicas are independent of each other."""
 
-    def scores(self, conversations: Sequence[Conversation], *, tokens_per_micro_batch: int) -> Scores:
+    def scores(self, conversations: Sequence[Conversation], *, tokens_per_micro_batch: int) -> ModelScores:
         """The score of each conversation, by the model's own chat template. ValueError where that cannot take one."""
         ...
 
-    def sleep(self, residency: Residency) -> Slept:
+    def sleep(self, residency: Residency) -> SleepReport:
         """Give device memory back, down to `residency`; the weights wait on the host."""
         ...
 
@@ -258,12 +258,12 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
-class Appetite:
+class RequestLimits:
     """How many responses a replica wants at a time."""
 
-    portion: int
+    chunk: int
     """Handed over together: a batch, where batches are decoded one after the other."""
-    at_once: int
+    max_inflight: int
     """Handed over and not finished yet, so that it never waits for more."""
 
 
@@ -276,7 +276,7 @@ class GenerateEngine(Engine, Protocol):
     """Tokens sampled since the engine was built, in all calls, seldom a second behind: that they grow is how others
     know that it is at work."""
 
-    def appetite(self, longest: int) -> Appetite:
+    def request_limits(self, longest: int) -> RequestLimits:
         """How many responses it wants, where prompt and response together have up to `longest` tokens."""
         ...
 
@@ -295,14 +295,14 @@ class GenerateEngine(Engine, Protocol):
         """Replace all weights. ValueError where a name is unknown, doubled or missing."""
         ...
 
-    def take_weights(self, route: Route, version: int) -> None:
+    def update_weights(self, route: Route, version: int) -> None:
         """Replace all weights by those that the senders of `route` have, who say what goes wrong with that.
 
         Only of engines with processes of their own, that weights can reach without going through this one.
         """
         ...
 
-    def sleep(self, residency: Residency) -> Slept:
+    def sleep(self, residency: Residency) -> SleepReport:
         """Give device memory back, down to `residency`. Nothing may be in generation.
 
         Asleep, an engine that follows another has no weights any more; one that follows none keeps its own.

@@ -108,7 +108,7 @@ class HostMemory:
         add_pinned(self._chunks, missing, self._chunk_bytes)
 
 
-class Part:
+class OffloadableStorages:
     """Storages on the device that can be away: their contents wait on the host, or are dropped."""
 
     def __init__(self, storages: Callable[[], Storages], *, keep: bool, rests_away: bool) -> None:

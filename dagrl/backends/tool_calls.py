@@ -19,13 +19,13 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Unreadable:
+class MalformedCall:
     """An attempt at a call that cannot be parsed."""
 
     why: str
 
 
-type Parser = Callable[[str], Sequence[Call | Unreadable]]
+type Parser = Callable[[str], Sequence[Call | MalformedCall]]
 """From the text of a turn, without the token that ended it, to the calls in it, in order."""
 
 
@@ -34,13 +34,13 @@ def said_aloud(text: str) -> str:
     return text.rpartition(_END_OF_THOUGHT)[2]
 
 
-def parsed_call(name: str, arguments: Any) -> Call | Unreadable:
+def parsed_call(name: str, arguments: Any) -> Call | MalformedCall:
     """A call with arguments that are a mapping, or a JSON string of one, as some models write it."""
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments, strict=False) if arguments.strip() else {}
         except (ValueError, RecursionError) as error:
-            return Unreadable(f"the arguments of {name} are not JSON: {error}")
+            return MalformedCall(f"the arguments of {name} are not JSON: {error}")
     if not isinstance(arguments, dict):
-        return Unreadable(f"the arguments of {name} are names with values")
+        return MalformedCall(f"the arguments of {name} are names with values")
     return Call(name, arguments)

@@ -17,7 +17,7 @@ ASSISTANT = "assistant"
 
 
 @dataclass(frozen=True, slots=True)
-class Responses:
+class ResponseColumns:
     """Where a prompt file holds responses, and how long they may be."""
 
     columns: tuple[str, ...]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from dagrl.data.batch import Column
-from dagrl.data.demonstrations import Responses
+from dagrl.data.demonstrations import ResponseColumns
 from dagrl.data.prompt_table import PromptTable
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class PromptLoader:
         shuffle: bool,
         seed: int,
         limit: int | None = None,
-        responses: Responses | None = None,
+        responses: ResponseColumns | None = None,
         with_answers: bool = True,
         tools: Mapping[str, dict[str, Any]] = MappingProxyType({}),
     ) -> None:

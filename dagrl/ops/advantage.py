@@ -23,13 +23,13 @@ from dagrl.algorithms.reward_shaping import kl_charges
 from dagrl.config.schema import AdvantageNode
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
-from dagrl.ops.base import Context, Output, Part
+from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.experts import for_all_rows, own_rows
 from dagrl.ops.own_estimator import own_advantages
 from dagrl.ops.shaping import shaped_rewards
 
 
-def advantage(parts: Sequence[Part], context: Context) -> Iterator[Output]:
+def advantage(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     """Yield the advantages of each part: a shard, which holds whole groups, or the batch where it is whitened."""
     node = context.node
     assert isinstance(node, AdvantageNode)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class OpInput:
     """Rows that an op takes together: a shard, or a mini-batch of an update. Only this data-parallel rank's rows."""
 
     index: int
@@ -171,5 +171,5 @@ class Context:
         return self.rollout.sampling.temperature or 1.0
 
 
-Op = Callable[[Sequence[Part], Context], Iterator[Output]]
+Op = Callable[[Sequence[OpInput], Context], Iterator[Output]]
 """An op: parts in, outputs out, as they are ready."""

@@ -10,13 +10,13 @@ from dagrl.algorithms.covariance import covariances, drawn, highest
 from dagrl.config.schema import CovarianceNode
 from dagrl.data.batch import Column
 from dagrl.data.stats import Stat
-from dagrl.ops.base import Context, Output, Part
+from dagrl.ops.base import Context, OpInput, Output
 
 _STREAM = 0xC0
 """Keeps the draw apart from others of the same seed."""
 
 
-def covariance(parts: Sequence[Part], context: Context) -> Iterator[Output]:
+def covariance(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     """Yield the marks of the step's batch, which must be there as a whole."""
     node = context.node
     assert isinstance(node, CovarianceNode)

@@ -9,12 +9,12 @@ import numpy as np
 from dagrl.algorithms.value_loss import ValueObjective, with_explained_variance
 from dagrl.backends.base import TrainEngine
 from dagrl.config.schema import CriticNode
-from dagrl.ops.base import Context, Output, Part
+from dagrl.ops.base import Context, OpInput, Output
 
 _OWN = "critic/"
 
 
-def critic(parts: Sequence[Part], context: Context) -> Iterator[Output]:
+def critic(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     """Train on the mini-batches in order, and yield the metrics of all of them together.
 
     Samples that are too old for the policy still say what came of them: no ``schedule.stale_samples`` here.

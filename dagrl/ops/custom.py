@@ -12,7 +12,7 @@ from dagrl.config.schema import CustomNode
 from dagrl.data.batch import Column
 from dagrl.graph.columns import CORE_COLUMNS, ColumnSpec, Shape
 from dagrl.graph.plugins.custom import contract_of_function, load_function, located, raised_by
-from dagrl.ops.base import Context, Op, Output, Part
+from dagrl.ops.base import Context, Op, OpInput, Output
 from dagrl.ops.view import view_of
 
 
@@ -22,7 +22,7 @@ def custom_op(place: str, folder: Path | None) -> Op:
     contract = contract_of_function(function, place)
     where = located(function, place)
 
-    def run(parts: Sequence[Part], context: Context) -> Iterator[Output]:
+    def run(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
         node = context.node
         assert isinstance(node, CustomNode)
         for part in parts:

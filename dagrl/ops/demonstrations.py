@@ -15,10 +15,10 @@ from dagrl.config.schema import DemonstrationNode
 from dagrl.data.batch import Batch
 from dagrl.data.stats import Stat
 from dagrl.data.tally import read_tallies
-from dagrl.ops.base import Context, Output, Part
+from dagrl.ops.base import Context, OpInput, Output
 
 
-def learn(parts: Sequence[Part], context: Context, objective: Objective[ResponseTokens]) -> Iterator[Output]:
+def learn(parts: Sequence[OpInput], context: Context, objective: Objective[ResponseTokens]) -> Iterator[Output]:
     """Train on the mini-batches in order, or tell the objective's metrics of a validation batch; yield the metrics."""
     engine: TrainEngine = context.engine
     node = context.node

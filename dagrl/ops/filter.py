@@ -12,11 +12,11 @@ from dagrl.data.batch import Batch
 from dagrl.data.stats import Stat
 from dagrl.graph.filtering import rule_columns
 from dagrl.graph.plugins.custom import load_function, located, raised_by
-from dagrl.ops.base import Context, Output, Part
+from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.view import view_of
 
 
-def filter(parts: Sequence[Part], context: Context) -> Iterator[Output]:
+def filter(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     """Yield the rows of the groups that pass. ValueError where the metric is no number for each sample."""
     node = context.node
     assert isinstance(node, FilterNode)

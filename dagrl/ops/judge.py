@@ -19,12 +19,12 @@ from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
 from dagrl.graph.plugins.custom import load_function, raised_by
 from dagrl.graph.plugins.judging import Judged, filled, finite, is_function, parse, parser_arguments, shown
-from dagrl.ops.base import Context, Output, Part, Resources
+from dagrl.ops.base import Context, OpInput, Output, Resources
 from dagrl.ops.reward import scored_text
 from dagrl.ops.rollout import sample_seed
-from dagrl.rewards.endpoint import Answer, Endpoint, EndpointError, EndpointSetupError
+from dagrl.rewards.endpoint import Endpoint, EndpointError, EndpointReply, EndpointSetupError
 
-type Asking = Callable[[], Answer]
+type Asking = Callable[[], EndpointReply]
 """Waits for the answer to one question. EndpointError or ValueError with a sentence where there is none."""
 
 
@@ -42,7 +42,7 @@ class _Verdict:
     """Tokens of the reply, where somebody has counted them."""
 
 
-def judge(parts: Sequence[Part], context: Context) -> Iterator[Output]:
+def judge(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     """Yield the scores of each shard; JudgeError where one has none and ``on_error`` says stop.
 
     All questions are asked at once, or as many as the node allows, whatever the shard.
@@ -61,7 +61,7 @@ def judge(parts: Sequence[Part], context: Context) -> Iterator[Output]:
             yield _output(part, verdicts, node)
 
 
-def _output(part: Part, verdicts: Sequence[_Verdict], node: JudgeNode) -> Output:
+def _output(part: OpInput, verdicts: Sequence[_Verdict], node: JudgeNode) -> Output:
     """The scores of a shard."""
     column = node.written_as("reward")
     scores = np.array([verdict.score for verdict in verdicts], dtype=np.float32)
@@ -99,13 +99,13 @@ def _messages(node: JudgeNode, judged: Judged) -> list[dict[str, str]]:
 
 
 def _over_endpoint(
-    parts: Sequence[Part], judged: Sequence[Sequence[Judged]], node: JudgeNode, context: Context
+    parts: Sequence[OpInput], judged: Sequence[Sequence[Judged]], node: JudgeNode, context: Context
 ) -> Generator[list[Asking]]:
     """The questions of each part, all of them under way from the first on."""
     del parts
     endpoint = context.resources.once(f"endpoint of {node!r}", lambda: _client(node))
     pool = ThreadPoolExecutor(node.concurrency, thread_name_prefix="judge")
-    asked: list[list[Future[Answer]]] = [
+    asked: list[list[Future[EndpointReply]]] = [
         [pool.submit(endpoint.ask, _messages(node, each), node.sampling, node.extra_body) for each in texts]
         for texts in judged
     ]
@@ -127,7 +127,7 @@ def _client(node: JudgeNode) -> Endpoint:
 
 
 def _on_engine(
-    parts: Sequence[Part], judged: Sequence[Sequence[Judged]], node: JudgeNode, context: Context
+    parts: Sequence[OpInput], judged: Sequence[Sequence[Judged]], node: JudgeNode, context: Context
 ) -> Generator[list[Asking]]:
     """The replies to each part's questions; the engine draws those of all parts together."""
     engine: GenerateEngine = context.engine
@@ -185,11 +185,11 @@ def _tokens(tokenizer: Any, messages: Sequence[Mapping[str, str]], node: JudgeNo
     return np.array(tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
 
 
-def _said(reply: Completion, tokenizer: Any) -> Answer:
-    return Answer(tokenizer.decode(reply.tokens, skip_special_tokens=True), len(reply.tokens))
+def _said(reply: Completion, tokenizer: Any) -> EndpointReply:
+    return EndpointReply(tokenizer.decode(reply.tokens, skip_special_tokens=True), len(reply.tokens))
 
 
-def _too_long(tokens: np.ndarray, node: JudgeNode) -> Answer:
+def _too_long(tokens: np.ndarray, node: JudgeNode) -> EndpointReply:
     raise ValueError(
         f"the question has {len(tokens)} tokens, more than max_prompt_tokens, {node.max_prompt_tokens}; raise that, "
         "where the judge's model has room for them"

@@ -7,10 +7,10 @@ from contextlib import nullcontext
 
 from dagrl.backends.base import TrainEngine
 from dagrl.config.schema import LogprobNode
-from dagrl.ops.base import Context, Output, Part
+from dagrl.ops.base import Context, OpInput, Output
 
 
-def logprob(parts: Sequence[Part], context: Context) -> Iterator[Output]:
+def logprob(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     """Yield the log-probs of each shard, of logits divided by the temperature at which the tokens were drawn."""
     engine: TrainEngine = context.engine
     node = context.node

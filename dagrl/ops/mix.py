@@ -8,10 +8,10 @@ import numpy as np
 
 from dagrl.config.schema import MixNode
 from dagrl.data.batch import Batch, Column
-from dagrl.ops.base import Context, Output, Part
+from dagrl.ops.base import Context, OpInput, Output
 
 
-def mix(parts: Sequence[Part], context: Context) -> Iterator[Output]:
+def mix(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     """Yield the shards' responses with the expert's among them."""
     node = context.node
     assert isinstance(node, MixNode)

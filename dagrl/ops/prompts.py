@@ -9,18 +9,18 @@ from pathlib import Path
 import numpy as np
 
 from dagrl.data.batch import Batch, Column
-from dagrl.data.demonstrations import Responses, in_turn
+from dagrl.data.demonstrations import ResponseColumns, in_turn
 from dagrl.data.prompts import PromptLoader, PromptSlice
 from dagrl.data.read_ahead import ReadAhead
 from dagrl.data.shards import shard_bounds
 from dagrl.data.stats import Stat
 from dagrl.graph.filtering import prompts_begun
 from dagrl.graph.offline import columns_read, is_offline, needs_answers
-from dagrl.ops.base import Context, Output, Part
+from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.turns.setting import rollout_tools
 
 
-def prompts(parts: Sequence[Part], context: Context) -> Iterator[Output]:
+def prompts(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     """Yield the shards of a step's batch; the first tells where the next step goes on in the data set.
 
     A training step takes `context.carried` first, then goes on at `context.position`; a validation takes all of its
@@ -76,14 +76,14 @@ def _repeat(columns: dict[str, Column], times: int, first_group: int) -> Batch:
     return Batch(rows, {"sample_id": Column(rows), "group_id": Column(first_group + prompts), **repeated})
 
 
-def _responses(context: Context) -> Responses | None:
+def _responses(context: Context) -> ResponseColumns | None:
     """The responses that come with the prompts, where somebody learns from them."""
     data = context.pipeline.data
     columns = columns_read(context.pipeline, validation=context.validation)
     if not columns:
         return None
     assert data.max_response_tokens, "responses without max_response_tokens are refused when the file is checked"
-    return Responses(columns, data.max_response_tokens, data.overlong_responses)
+    return ResponseColumns(columns, data.max_response_tokens, data.overlong_responses)
 
 
 def _loader(name: str, path: Path, context: Context) -> PromptLoader:

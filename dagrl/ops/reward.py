@@ -13,13 +13,13 @@ from dagrl.data.batch import Batch, Column
 from dagrl.data.end_tokens import end_tokens
 from dagrl.data.stats import Stat
 from dagrl.graph.rollouts import rollouts
-from dagrl.ops.base import Context, Output, Part
+from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.turns.reading import passages
 from dagrl.rewards.registry import load_reward
 from dagrl.rewards.score import Samples, score
 
 
-def reward(parts: Sequence[Part], context: Context) -> Iterator[Output]:
+def reward(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     """Yield the rewards of each shard; RewardError where the function fails and ``on_error`` says stop."""
     node = context.node
     assert isinstance(node, RewardNode)

@@ -7,15 +7,15 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from dagrl.backends.base import Conversation, JudgeEngine, TrainEngine
+from dagrl.backends.base import Conversation, ScoreEngine, TrainEngine
 from dagrl.config.schema import RewardModelNode
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
-from dagrl.ops.base import Context, Output, Part
+from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.reward import response_text
 
 
-def reward_model(parts: Sequence[Part], context: Context) -> Iterator[Output]:
+def reward_model(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     """Yield the scores of each shard: of its tokens as they are, or of its text where the model has its own ones."""
     node = context.node
     assert isinstance(node, RewardModelNode)
@@ -34,7 +34,7 @@ def _of_tokens(batch: Batch, node: RewardModelNode, context: Context) -> tuple[C
 
 
 def _of_text(batch: Batch, node: RewardModelNode, context: Context) -> tuple[Column, dict[str, Stat]]:
-    engine: JudgeEngine = context.engine
+    engine: ScoreEngine = context.engine
     conversations = [_conversation(batch, row, context) for row in range(len(batch))]
     scores = engine.scores(conversations, tokens_per_micro_batch=node.tokens_per_micro_batch)
     return Column(scores.values.astype(np.float32)), {"reward/cut_fraction": Stat.of(scores.cut)}

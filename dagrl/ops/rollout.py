@@ -15,13 +15,13 @@ from dagrl.backends.base import GenerateEngine, GenerationRequest
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
 from dagrl.graph.rollouts import leading_rollout, rollouts
-from dagrl.ops.base import Context, Output, Part
+from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.response import Response, columns_of, stored, turn_columns_of
 from dagrl.ops.turns.loop import converse
 from dagrl.ops.turns.metrics import turn_stats
 
 
-def rollout(parts: Sequence[Part], context: Context) -> Iterator[Output]:
+def rollout(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     """Yield each group once all of its responses are there; after an abort, the other groups together.
 
     All but the sampling is done in the call itself, so that what is asked for first is sampled first.

@@ -14,14 +14,14 @@ import pyarrow.parquet as pq
 
 from dagrl.data.batch import Batch
 from dagrl.data.stats import Stat
-from dagrl.ops.base import Context, Output, Part
+from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.experts import own_rows
 from dagrl.ops.reward import response_text
 from dagrl.ops.turns.reading import passages
 from dagrl.ops.validation import validation_stats
 
 
-def samples(parts: Sequence[Part], context: Context) -> Iterator[Output]:
+def samples(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     """Write the first rows of the step's batch, or of each validation set, as text.
 
     Yields the batch's ids and the metrics of rewards and lengths.

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from dagrl.algorithms.sft import SftObjective
 from dagrl.config.schema import SftNode
-from dagrl.ops.base import Context, Output, Part
+from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.demonstrations import learn
 
 
-def sft(parts: Sequence[Part], context: Context) -> Iterator[Output]:
+def sft(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     """Take one optimizer step for each mini-batch; in validation, tell the loss."""
     node = context.node
     assert isinstance(node, SftNode)

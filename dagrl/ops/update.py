@@ -13,11 +13,11 @@ from dagrl.backends.base import TrainEngine
 from dagrl.config.schema import UpdateNode
 from dagrl.data.batch import Batch
 from dagrl.graph.plugins.formulas import load_formula
-from dagrl.ops.base import Context, Output, Part
+from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.stale import without_stale
 
 
-def update(parts: Sequence[Part], context: Context) -> Iterator[Output]:
+def update(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     """Train on the mini-batches in order, and yield the metrics of all of them together."""
     engine: TrainEngine = context.engine
     node = context.node

@@ -8,10 +8,10 @@ from contextlib import nullcontext
 from dagrl.backends.base import TrainEngine
 from dagrl.config.schema import ValuesNode
 from dagrl.data.stats import Stat
-from dagrl.ops.base import Context, Output, Part
+from dagrl.ops.base import Context, OpInput, Output
 
 
-def values(parts: Sequence[Part], context: Context) -> Iterator[Output]:
+def values(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     """Yield the values of each shard, under the critic's current weights."""
     engine: TrainEngine = context.engine
     node = context.node

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from itertools import takewhile
 from typing import Any
 
-from dagrl.backends.base import Appetite
+from dagrl.backends.base import RequestLimits
 from dagrl.config.residency import Residency
 from dagrl.config.schema import Pipeline
 from dagrl.graph.rollouts import rollouts
@@ -94,7 +94,7 @@ class Driver:
         self._keeps_partial = any(node.partial_rollout for node in rollouts(pipeline).values())
         self._sampled: dict[str, int] = {}
         """Worker -> tokens that its engine has sampled, from its last heartbeat."""
-        self._appetites: dict[tuple[str, int], Appetite] = {}
+        self._request_limits: dict[tuple[str, int], RequestLimits] = {}
         """Engine and longest row -> how many requests its servers take."""
         self.overlong = {"dropped": 0, "cut": 0}
         """Training prompts longer than ``max_prompt_tokens``, by what was done with them."""
@@ -274,7 +274,7 @@ class Driver:
                 task,
                 self.pipeline,
                 servers,
-                RolloutReports(batch, record, shard_done, self.trackers.progress, self._sampled, self._appetites),
+                RolloutReports(batch, record, shard_done, self.trackers.progress, self._sampled, self._request_limits),
                 committed=self.scheduler.committed,
                 begun=self._partial_rollouts.begun(run.step) if training else {},
                 weights=weights,

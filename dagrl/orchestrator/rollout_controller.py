@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from dagrl.backends.base import Appetite
+from dagrl.backends.base import RequestLimits
 from dagrl.config.schema import Pipeline, RolloutNode
 from dagrl.graph.filtering import over_sampled
 from dagrl.orchestrator.steps.batch_index import BatchIndex
@@ -46,7 +46,7 @@ class RolloutReports:
     """Called often."""
     sampled: dict[str, int]
     """Worker -> tokens that its engine had sampled at its last heartbeat. Kept from one rollout to the next."""
-    appetites: dict[tuple[str, int], Appetite] = field(default_factory=dict)
+    request_limits: dict[tuple[str, int], RequestLimits] = field(default_factory=dict)
     """Engine and longest row -> how many requests its servers take. Kept from one rollout to the next."""
 
 
@@ -106,7 +106,7 @@ class RolloutController:
         Raises WorkerLostError with the names of all lost servers; no call is pending then.
         """
         batch, groups = self._reports.batch, list(self._missing)
-        limits = chunk_limits(await self._appetite(), len(groups), batch.group_size, len(self._servers))
+        limits = chunk_limits(await self._request_limits(), len(groups), batch.group_size, len(self._servers))
         if not self._stopped:
             self._balancer = LoadBalancer(groups, len(self._servers), limits)
             self._send_chunks(self._balancer)
@@ -135,15 +135,15 @@ class RolloutController:
         """Prompts that are not part of the batch: their data set positions and partial rollouts."""
         return [(self._reports.batch.position(group), self._begun.get(group)) for group in self._missing]
 
-    async def _appetite(self) -> Appetite:
+    async def _request_limits(self) -> RequestLimits:
         """How many requests a server takes. It never changes, so the first server is asked once."""
         sampling = self._node.sampling if self._training else self._node.val_sampling or self._node.sampling
         longest = (self._node.max_prompt_tokens or self._pipeline.data.max_prompt_tokens) + sampling.max_new_tokens
-        appetites, key = self._reports.appetites, (str(self._task.engine), longest)
-        if key not in appetites:
+        request_limits, key = self._reports.request_limits, (str(self._task.engine), longest)
+        if key not in request_limits:
             what = f"{self._task.engine} to tell how many requests it takes"
-            appetites[key] = await self._servers[0].call(what, Worker.appetite, longest)
-        return appetites[key]
+            request_limits[key] = await self._servers[0].call(what, Worker.request_limits, longest)
+        return request_limits[key]
 
     # -- to the servers
 

@@ -27,7 +27,7 @@ class EndpointSetupError(EndpointError):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class EndpointReply:
     """What the model has said."""
 
     text: str
@@ -62,7 +62,7 @@ class Endpoint:
 
     def ask(
         self, messages: Sequence[Mapping[str, str]], sampling: SamplingSpec, extra_body: Mapping[str, Any]
-    ) -> Answer:
+    ) -> EndpointReply:
         """The model's answer to a conversation. EndpointError with a sentence where there is none.
 
         What may pass is tried again: no connection, no answer in time, too many requests, errors of the server's.
@@ -84,7 +84,7 @@ class Endpoint:
             raise EndpointError(f"{self._url} has answered without a text: {_short(reply)}")
         usage = reply.get("usage")
         tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
-        return Answer(text, tokens if isinstance(tokens, int) else None)
+        return EndpointReply(text, tokens if isinstance(tokens, int) else None)
 
     def close(self) -> None:
         """Give the connections back."""

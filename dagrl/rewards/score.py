@@ -51,7 +51,7 @@ class Samples:
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
+class RewardScores:
     """What a reward function made of some samples."""
 
     rewards: np.ndarray
@@ -69,7 +69,7 @@ def score(
     args: Mapping[str, Any],
     on_error: Literal["stop"] | float,
     concurrency: int | None = None,
-) -> Scores:
+) -> RewardScores:
     """Rewards of `samples`: one call a sample, or one for all where the function is marked ``batched``.
 
     `concurrency` samples are scored at once, by default as many as the function is marked for; what is raised and
@@ -88,7 +88,7 @@ def score(
         _score_at_once(function, fields, args, ledger, at_once)
     else:
         _score_one_by_one(function, fields, args, ledger)
-    return Scores(ledger.rewards, ledger.failures, ledger.first_failure)
+    return RewardScores(ledger.rewards, ledger.failures, ledger.first_failure)
 
 
 def _score_one_by_one(

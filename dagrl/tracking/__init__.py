@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from dagrl.tracking.background_tracker import Guest
+from dagrl.tracking.background_tracker import BackgroundTracker
 from dagrl.tracking.base import Progress, SampleTracker, Tracker
 from dagrl.tracking.console import Console
 from dagrl.tracking.metrics_file import MetricsFile
@@ -127,9 +127,9 @@ def open_trackers(
     if "wandb" in names:
         trackers.append(Wandb(run_name, together.note))
     if "mlflow" in names:
-        trackers.append(Guest("mlflow", Mlflow(run_name, together.note), together.note))
+        trackers.append(BackgroundTracker("mlflow", Mlflow(run_name, together.note), together.note))
     if "swanlab" in names:
-        trackers.append(Guest("swanlab", SwanLab(run_name, together.note), together.note))
+        trackers.append(BackgroundTracker("swanlab", SwanLab(run_name, together.note), together.note))
     config = without_secrets(config)
     with ExitStack() as on_failure:
         on_failure.callback(together.close, ok=False)

@@ -1,7 +1,6 @@
-"""Trackers that are other people's libraries: guests of the run. Where one fails, the run goes on and says so once.
+"""Runs third-party trackers in background threads, so that a slow or unreachable service does not delay the run.
 
-`Guest` runs one in a thread of its own: a server that does not answer, or a library that takes seconds to start, holds
-nobody up.
+If a tracker fails, the run continues and prints one note.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ LONGEST_QUEUE = 1000
 """Calls that may wait for a guest: behind that, it is given up."""
 
 
-class GuestFailedError(Exception):
+class TrackerFailedError(Exception):
     """A library, the network or the disk failed it; the text is the first line of what it said."""
 
 
@@ -41,10 +40,10 @@ def failures_of(library: str) -> Iterator[None]:
         yield
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name == library:
-            raise GuestFailedError(f"it is not installed; pip install 'dagrl[{library}]'") from error
+            raise TrackerFailedError(f"it is not installed; pip install 'dagrl[{library}]'") from error
         if not isinstance(error, OSError) and not _comes_from(error.__traceback__, library):
             raise
-        raise GuestFailedError((str(error) or type(error).__name__).splitlines()[0]) from error
+        raise TrackerFailedError((str(error) or type(error).__name__).splitlines()[0]) from error
 
 
 def _comes_from(trace: TracebackType | None, library: str) -> bool:
@@ -63,7 +62,7 @@ def stable_id(path: Path) -> str:
     return path.read_text().strip()
 
 
-class Guest:
+class BackgroundTracker:
     """A tracker in a thread of its own. What it is told is done in order, later."""
 
     def __init__(self, library: str, tracker: SampleTracker, note: Callable[[str], None]) -> None:
@@ -137,10 +136,10 @@ class Guest:
             while (call := self._calls.get()) is not None:
                 with failures_of(self._library):
                     call()
-        except GuestFailedError as error:
+        except TrackerFailedError as error:
             self._over = True
             self._note(f"{self._library} stopped: {error}; metrics.jsonl has every step")
-            with suppress(GuestFailedError), failures_of(self._library):
+            with suppress(TrackerFailedError), failures_of(self._library):
                 self._tracker.close(ok=False)
         except Exception as error:  # noqa: BLE001 - a bug of ours: raised where the run can hear of it
             self._over, self._bug = True, error

@@ -46,7 +46,7 @@ _STALENESS = ("staleness/mean", "staleness/max")
 """Shown where samples were ever older than the weights."""
 
 
-class Span(NamedTuple):
+class TimelineSpan(NamedTuple):
     """That something ran, from `start` to `end` in seconds since the epoch."""
 
     name: str
@@ -66,7 +66,7 @@ class RunRecord:
     folder: Path
     steps: Sequence[dict[str, Any]]
     """A step's metrics each, in order, as far as they are numbers; ``step`` among them."""
-    spans: Sequence[Span]
+    spans: Sequence[TimelineSpan]
     torn: int
     """Lines of the metrics that cannot be read."""
 
@@ -185,10 +185,10 @@ def _number(value: float) -> str:
     return f"{value:.3g}" if abs(value) < 1 else f"{value:.2f}"
 
 
-def _spans(events: Iterable[dict[str, Any]], path: Path) -> list[Span]:
+def _spans(events: Iterable[dict[str, Any]], path: Path) -> list[TimelineSpan]:
     try:
         return [
-            Span(
+            TimelineSpan(
                 str(event["name"]),
                 str(event["cat"]),
                 event["ts"] / 1e6,

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dagrl.tracking.background_tracker import GuestFailedError, failures_of, stable_id
+from dagrl.tracking.background_tracker import TrackerFailedError, failures_of, stable_id
 from dagrl.tracking.base import SampleTable
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class SwanLab:
             with failures_of("swanlab"):
                 no_key = settings.mode == "online" and settings.api_key is None
                 self._run = begin(mode="offline" if no_key else settings.mode)
-        except GuestFailedError as error:
+        except TrackerFailedError as error:
             self._note(f"swanlab: {error}; logging offline")
             self._run = begin(mode="offline")
         if self._run.mode == "online":

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from dagrl.tracking.background_tracker import GuestFailedError, failures_of, stable_id
+from dagrl.tracking.background_tracker import TrackerFailedError, failures_of, stable_id
 from dagrl.tracking.base import SampleTable
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Wandb:
             try:
                 with failures_of("wandb"):
                     self._run = self._begin(run_dir, config, run_id, mode)
-            except GuestFailedError as error:
+            except TrackerFailedError as error:
                 self._note(f"wandb: {error}; logging offline")
                 # The failed start still holds the run's id in wandb's process.
                 self._stop()
@@ -109,7 +109,7 @@ class Wandb:
         try:
             with failures_of("wandb"):
                 yield
-        except GuestFailedError as error:
+        except TrackerFailedError as error:
             self._note(f"wandb stopped: {error}; metrics.jsonl has every step")
             self._stop()
 
@@ -119,5 +119,5 @@ class Wandb:
         import wandb
 
         # What cannot even be ended has been spoken of already.
-        with suppress(GuestFailedError), failures_of("wandb"):
+        with suppress(TrackerFailedError), failures_of("wandb"):
             wandb.teardown()

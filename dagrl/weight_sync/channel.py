@@ -1,6 +1,6 @@
 """How two processes talk about weights under way: short JSON messages, and every wait with a bound and a name.
 
-A `Door` takes visitors: by a socket in a private folder where all are on one machine, by TCP where they are not.
+A `Listener` takes visitors: by a socket in a private folder where all are on one machine, by TCP where they are not.
 Whoever does not bring the door's token is sent away. A peer that ends is noticed at once, as its end of the line is.
 """
 
@@ -93,7 +93,7 @@ class Channel:
         self._connection.close()
 
 
-class Door:
+class Listener:
     """Takes the visitors of weight syncs."""
 
     def __init__(self, host: str | None = None) -> None:
@@ -172,7 +172,7 @@ class Door:
         return hello if secrets.compare_digest(str(token).encode(), self.address.token.encode()) else None
 
 
-def knock(address: Address, timeout_s: float, whose: str, **hello: Any) -> Channel:
+def connect(address: Address, timeout_s: float, whose: str, **hello: Any) -> Channel:
     """A line to the door at `address`, of the process that `whose` names, with the first words said.
 
     PeerError where nobody opens in time.

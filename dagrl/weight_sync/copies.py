@@ -17,7 +17,7 @@ WIDTHS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ByteCopy:
     """Bytes that lie side by side, and where they go."""
 
     target: int
@@ -36,9 +36,9 @@ class Run:
         return next(width for width in WIDTHS if not (self.to % width or self.start % width or self.nbytes % width))
 
 
-def merged(runs: Iterable[Run]) -> list[Run]:
+def coalesced(runs: Iterable[ByteCopy]) -> list[ByteCopy]:
     """The same copies in fewer runs, by source: what goes on on both sides is one."""
-    joined: list[Run] = []
+    joined: list[ByteCopy] = []
     for run in sorted(runs, key=lambda each: (each.source, each.start)):
         last = joined[-1] if joined else None
         if (
@@ -46,29 +46,29 @@ def merged(runs: Iterable[Run]) -> list[Run]:
             and (last.target, last.source) == (run.target, run.source)
             and (last.to + last.nbytes, last.start + last.nbytes) == (run.to, run.start)
         ):
-            joined[-1] = Run(last.target, last.to, last.source, last.start, last.nbytes + run.nbytes)
+            joined[-1] = ByteCopy(last.target, last.to, last.source, last.start, last.nbytes + run.nbytes)
         elif run.nbytes:
             joined.append(run)
     return joined
 
 
-class Copies:
+class CopyPlan:
     """Copies between views that stay where they are, whatever their memory holds at the time."""
 
     def __init__(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
         """`pairs` are target and source, of one shape; their dtypes may differ. Targets do not overlap."""
         memories: dict[int, torch.UntypedStorage] = {}
-        runs: list[Run] = []
+        runs: list[ByteCopy] = []
         self._groups: dict[tuple[torch.dtype, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
         for target, source in pairs:
             if target.dtype == source.dtype and target.is_contiguous() and source.is_contiguous():
                 for tensor in (target, source):
                     memories[storage_of(tensor)] = tensor.untyped_storage()
                 to, start = (first_byte(each) for each in (target, source))
-                runs.append(Run(storage_of(target), to, storage_of(source), start, target.nbytes))
+                runs.append(ByteCopy(storage_of(target), to, storage_of(source), start, target.nbytes))
             elif target.numel():
                 self._add(target, source)
-        for run in merged(runs):
+        for run in coalesced(runs):
             self._add(*(view_of(memories[memory], at, run) for memory, at in _ends(run)))
 
     def _add(self, target: Tensor, source: Tensor) -> None:
@@ -101,11 +101,11 @@ def first_byte(view: Tensor) -> int:
     return int(view.storage_offset()) * view.element_size()
 
 
-def view_of(memory: torch.UntypedStorage, at: int, run: Run) -> Tensor:
+def view_of(memory: torch.UntypedStorage, at: int, run: ByteCopy) -> Tensor:
     """The bytes of one end of `run`, flat, as the widest whole numbers that fit both ends."""
     view = torch.empty(0, dtype=WIDTHS[run.width], device=memory.device)
     return view.set_(memory, at // run.width, (run.nbytes // run.width,), (1,))
 
 
-def _ends(run: Run) -> Sequence[tuple[int, int]]:
+def _ends(run: ByteCopy) -> Sequence[tuple[int, int]]:
     return (run.target, run.to), (run.source, run.start)

@@ -2,8 +2,8 @@
 
 Models load Hugging Face's tensors by code of their own, which joins some, takes slices of others, and costs time for
 each of them. All that it does in the end is copying views. So it is watched once, below Python's tensors, by torch's
-dispatcher: `Recorder` notes the copies, for `replay` to make again without that code, and `Comparer` compares instead
-of copying, to see that what a model holds is what was sent.
+dispatcher: `CopyRecorder` notes the copies, for `replay` to make again without that code, and `WeightComparer`
+compares instead of copying, to see that what a model holds is what was sent.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
+class TracedCopy:
     """A copy from a bucket into a parameter."""
 
     target: Tensor
@@ -98,7 +98,7 @@ class _Seen:
         return np.diff(np.where(begun > 0, below, 0))
 
 
-class _Watch(TorchDispatchMode):
+class _CopyTracer(TorchDispatchMode):
     """Sees every operation on a model's parameters and on one bucket; knows nothing of what is done with them."""
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
@@ -167,13 +167,13 @@ class _Watch(TorchDispatchMode):
         self.obstacle = self.obstacle or obstacle
 
 
-class Recorder(_Watch):
+class CopyRecorder(_CopyTracer):
     """Lets a model load, and notes the copies."""
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         """`parameters` are the model's by name."""
         super().__init__(parameters)
-        self._copied: list[Copied] = []
+        self._copied: list[TracedCopy] = []
         self._filled: list[tuple[Tensor, float]] = []
 
     def constants(self) -> list[tuple[Tensor, float]]:
@@ -189,7 +189,7 @@ class Recorder(_Watch):
         """Whether what a copy has brought was written over: then their order matters, which `replay` does not keep."""
         return self._seen.overwritten()
 
-    def take_notes(self) -> tuple[list[Copied], set[int]]:
+    def take_notes(self) -> tuple[list[TracedCopy], set[int]]:
         """The copies since the last call, and the bytes of the bucket at which anything began that was read."""
         notes = self._copied, self._read
         self._copied, self._read = [], set()
@@ -200,7 +200,7 @@ class Recorder(_Watch):
             # Copying stretches dimensions of size 1, or that are not there, over those of the target.
             wide = source.expand(target.shape)
             where = int(wide.storage_offset()), tuple(wide.shape), tuple(wide.stride())
-            self._copied.append(Copied(target.detach(), source.dtype, *where))
+            self._copied.append(TracedCopy(target.detach(), source.dtype, *where))
         return func(*args, **kwargs)
 
     def _fill(self, func: Any, target: Tensor, value: float, args: Any, kwargs: Any) -> Any:
@@ -209,11 +209,11 @@ class Recorder(_Watch):
         return func(*args, **kwargs)
 
 
-class Comparer(_Watch):
+class WeightComparer(_CopyTracer):
     """Lets a model go through loading without writing, and counts what is not there already, bit by bit."""
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
-        """`parameters` as for `Recorder`."""
+        """`parameters` as for `CopyRecorder`."""
         super().__init__(parameters)
         self._differing: dict[str, list[Tensor]] = {}
 

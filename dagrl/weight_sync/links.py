@@ -21,14 +21,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dagrl.weight_sync.channel import Channel, Door, PeerError
+from dagrl.weight_sync.channel import Channel, Listener, PeerError
 from dagrl.weight_sync.manifest import Manifest
 from dagrl.weight_sync.staging import BUFFERS, Staging
 from dagrl.weight_sync.update_group import UpdateGroup, until
 
 
 @dataclass(frozen=True, slots=True)
-class Sync:
+class SyncSession:
     """What both sides of one sync agree on."""
 
     number: int
@@ -39,7 +39,7 @@ class Sync:
     """Bound of every wait for the other side."""
 
 
-class Link(Protocol):
+class Transport(Protocol):
     """A way for buckets."""
 
     def buffer(self, index: int) -> Tensor | None:
@@ -63,18 +63,18 @@ class Link(Protocol):
         ...
 
 
-class SteadyLink:
+class DeferredErrors:
     """A link whose failure waits for the end.
 
     The ranks of a trainer fill buckets together: one of them that left early would have the others wait for it.
     """
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Transport) -> None:
         self._link = link
         self._failure: PeerError | ValueError | None = None
 
     def buffer(self, index: int) -> Tensor | None:
-        """See `Link.buffer`."""
+        """See `Transport.buffer`."""
         try:
             return self._link.buffer(index)
         except (PeerError, ValueError) as failure:
@@ -82,24 +82,24 @@ class SteadyLink:
             return self._link.buffer(index)
 
     def send(self, index: int) -> None:
-        """See `Link.send`: it has done what concerns the trainer's ranks before it speaks to takers."""
+        """See `Transport.send`: it has done what concerns the trainer's ranks before it speaks to takers."""
         try:
             self._link.send(index)
         except (PeerError, ValueError) as failure:
             self._give_up(failure)
 
     def finish(self) -> list[dict[str, Any]]:
-        """See `Link.finish`. Raises what has gone wrong since the beginning."""
+        """See `Transport.finish`. Raises what has gone wrong since the beginning."""
         if self._failure is not None:
             raise self._failure
         return self._link.finish()
 
     def give_up(self) -> None:
-        """See `Link.give_up`."""
+        """See `Transport.give_up`."""
         self._link.give_up()
 
     def close(self) -> None:
-        """See `Link.close`."""
+        """See `Transport.close`."""
         self._link.close()
 
     def _give_up(self, failure: PeerError | ValueError) -> None:
@@ -107,7 +107,7 @@ class SteadyLink:
         self._link.give_up()
 
 
-class NoLink:
+class NullTransport:
     """Of a rank that only helps others to send."""
 
     def buffer(self, index: int) -> None:
@@ -128,10 +128,10 @@ class NoLink:
         """There is no line."""
 
 
-class _Visitors:
+class _Clients:
     """Those that have come to take weights."""
 
-    def __init__(self, door: Door, count: int, sync: Sync) -> None:
+    def __init__(self, door: Listener, count: int, sync: SyncSession) -> None:
         self._door, self._count, self._sync = door, count, sync
         self._came: list[tuple[Channel, dict[str, Any]]] = []
 
@@ -176,17 +176,17 @@ class _Visitors:
             channel.close()
 
 
-class NearLink:
+class IpcTransport:
     """To processes on this machine, which look into this process's buffers: on the same GPU, or in the host's memory.
 
     Where the trainer has several ranks, each serves its own neighbours, and gets the buckets from rank 0 by `group`.
     """
 
     def __init__(
-        self, sync: Sync, door: Door, takers: int, staging: Staging, group: dist.ProcessGroup | None = None
+        self, sync: SyncSession, door: Listener, takers: int, staging: Staging, group: dist.ProcessGroup | None = None
     ) -> None:
         self._sync, self._staging, self._group = sync, staging, group
-        self._visitors = _Visitors(door, takers, sync) if takers else None
+        self._visitors = _Clients(door, takers, sync) if takers else None
         staging.open()
         self._sent = self._taken = 0
         """Buckets that were announced, and those of them that are known to be taken."""
@@ -194,13 +194,13 @@ class NearLink:
         """How many were announced when a buffer's bucket was, itself included."""
 
     def buffer(self, index: int) -> Tensor:
-        """See `Link.buffer`."""
+        """See `Transport.buffer`."""
         place = index % BUFFERS
         self._wait_until_taken(self._last_in[place])
         return self._staging.buffers[place]
 
     def send(self, index: int) -> None:
-        """See `Link.send`."""
+        """See `Transport.send`."""
         place = index % BUFFERS
         buffer = self._staging.buffers[place]
         if self._group is not None:
@@ -219,18 +219,18 @@ class NearLink:
         self._last_in[place] = self._sent
 
     def finish(self) -> list[dict[str, Any]]:
-        """See `Link.finish`."""
+        """See `Transport.finish`."""
         self._wait_until_taken(self._sent)
         return self._visitors.reports() if self._visitors else []
 
     def give_up(self) -> None:
-        """See `Link.give_up`: the group's buffers are filled on."""
+        """See `Transport.give_up`: the group's buffers are filled on."""
         if self._visitors is not None:
             self._visitors.close()
             self._visitors = None
 
     def close(self) -> None:
-        """See `Link.close`."""
+        """See `Transport.close`."""
         if self._visitors is not None:
             self._visitors.close()
         self._staging.close()
@@ -242,26 +242,26 @@ class NearLink:
             self._taken += 1
 
 
-class FarLink:
+class NcclTransport:
     """To processes anywhere, by broadcast from this one. While one bucket is under way the next can be filled."""
 
     def __init__(
         self,
-        sync: Sync,
-        door: Door,
+        sync: SyncSession,
+        door: Listener,
         takers: int,
         buffers: Sequence[Tensor],
-        meet: Callable[[list[str | None]], Meeting],
+        meet: Callable[[list[str | None]], GroupSetup],
     ) -> None:
         """`meet` gives the group to send by, out of the names of those that the takers are in."""
         self._sync, self._buffers, self._meet = sync, buffers, meet
-        self._visitors = _Visitors(door, takers, sync)
+        self._visitors = _Clients(door, takers, sync)
         self._group: UpdateGroup | None = None
         self._works: list[dist.Work | None] = [None] * BUFFERS
         self._given_up = False
 
     def buffer(self, index: int) -> Tensor:
-        """See `Link.buffer`."""
+        """See `Transport.buffer`."""
         place = index % BUFFERS
         if self._given_up:
             return self._buffers[place]
@@ -272,7 +272,7 @@ class FarLink:
         return self._buffers[place]
 
     def send(self, index: int) -> None:
-        """See `Link.send`."""
+        """See `Transport.send`."""
         if self._given_up:
             return
         if self._group is None:
@@ -282,7 +282,7 @@ class FarLink:
         self._works[place] = self._group.broadcast(buffer)
 
     def finish(self) -> list[dict[str, Any]]:
-        """See `Link.finish`."""
+        """See `Transport.finish`."""
         reports = self._visitors.reports()
         for place in range(BUFFERS):
             self.buffer(place)
@@ -292,12 +292,12 @@ class FarLink:
         return reports
 
     def give_up(self) -> None:
-        """See `Link.give_up`."""
+        """See `Transport.give_up`."""
         self._given_up = True
         self._visitors.close()
 
     def close(self) -> None:
-        """See `Link.close`."""
+        """See `Transport.close`."""
         self._visitors.close()
 
     def _join(self) -> UpdateGroup:
@@ -329,7 +329,7 @@ def _taken_part(told: dict[str, Any], channel: Channel) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class GroupSetup:
     """The group that a broadcast goes by: one that is there, or a new one, and what takers are told of it."""
 
     told: dict[str, Any]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dagrl.weight_sync.copy_tracer import Comparer, Recorder
+from dagrl.weight_sync.copy_tracer import CopyRecorder, WeightComparer
 from dagrl.weight_sync.manifest import BucketLayout, Manifest
 from dagrl.weight_sync.protocol import shortened
 from dagrl.weight_sync.replay import Replay
@@ -33,7 +33,7 @@ class _Known:
     """Names that the model has taken something of; on a server's rank not all of them."""
 
 
-class Intake:
+class WeightLoader:
     """Takes weights into one model, bucket by bucket and in order; a part of a server's model, or all of it."""
 
     def __init__(self, parameters: Callable[[], Mapping[str, Tensor]], load: Load) -> None:
@@ -41,8 +41,8 @@ class Intake:
         self._parameters, self._load = parameters, load
         self._known: _Known | None = None
         self._manifest: Manifest | None = None
-        self._recorder: Recorder | None = None
-        self._comparer: Comparer | None = None
+        self._recorder: CopyRecorder | None = None
+        self._comparer: WeightComparer | None = None
         self._recorded: list[Replay] = []
         self._used: set[str] = set()
 
@@ -81,7 +81,7 @@ class Intake:
                 if value != 0:
                     tensor.fill_(value)
         if self._known is None:
-            self._recorder, self._recorded, self._used = Recorder(parameters), [], set()
+            self._recorder, self._recorded, self._used = CopyRecorder(parameters), [], set()
 
     def take(self, index: int, buffer: Tensor) -> None:
         """Take in a bucket, which `buffer` holds, uint8 [bytes or more], until this is done; queued, on a GPU.
@@ -122,7 +122,7 @@ class Intake:
 
     def begin_comparing(self) -> None:
         """All buckets come once more, to be compared with what the model holds."""
-        self._comparer = Comparer(self._parameters())
+        self._comparer = WeightComparer(self._parameters())
 
     def compare(self, index: int, buffer: Tensor) -> None:
         """Compare a bucket. ValueError as `take` has it."""

@@ -17,12 +17,12 @@ class Offer:
     """Where takers find a sender."""
 
     address: Address
-    place: str
+    gpu: str
     """The GPU that the sender's buffers are on, by a name that is the same everywhere; empty for the host's memory."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SendReport:
     """What a sync has come to on one rank of a trainer."""
 
     nbytes: int
@@ -33,7 +33,7 @@ class Sent:
     """Beside `used`: names of the tensors, the lowest bit's first."""
 
 
-def refuse_unknown_names(sent: Sequence[Sent]) -> None:
+def refuse_unknown_names(sent: Sequence[SendReport]) -> None:
     """ValueError for tensors that none of the takers of all ranks has a place for; they would be left out silently."""
     told = [each for each in sent if each.used is not None]
     used = functools.reduce(operator.or_, (each.used or 0 for each in told), 0)

@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dagrl.weight_sync.buffer_pool import Room
-from dagrl.weight_sync.channel import Address, Channel, PeerError, knock
-from dagrl.weight_sync.loader import Intake
+from dagrl.weight_sync.channel import Address, Channel, PeerError, connect
+from dagrl.weight_sync.loader import WeightLoader
 from dagrl.weight_sync.manifest import Manifest
 from dagrl.weight_sync.protocol import first_line
+from dagrl.weight_sync.releasable_buffer import ReleasableBuffer
 from dagrl.weight_sync.staging import BUFFERS, attach, gpu_name
 from dagrl.weight_sync.update_group import UpdateGroup, join_group, until
 
@@ -50,14 +50,14 @@ class Route:
         return Route(number, senders, timeout_s, keeps_room)
 
 
-class Taker:
+class WeightReceiver:
     """Takes weights into one model, sync after sync."""
 
-    def __init__(self, intake: Intake, device: torch.device, who: str) -> None:
+    def __init__(self, intake: WeightLoader, device: torch.device, who: str) -> None:
         """`device` is the model's; `who` names this process, for messages."""
         self._intake, self._device, self._who = intake, device, who
         self._group: UpdateGroup | None = None
-        self._rooms: list[Room] = []
+        self._rooms: list[ReleasableBuffer] = []
 
     def take(self, route: Route) -> None:
         """Take part in a sync.
@@ -75,7 +75,7 @@ class Taker:
                     room.give_back()
 
     def _take_part(self, route: Route) -> None:
-        channel = self._knock(route)
+        channel = self._connect(route)
         try:
             for room in self._rooms:
                 # Most likely the same ones are wanted again, and the sender may not be ready yet.
@@ -96,7 +96,7 @@ class Taker:
         finally:
             channel.close()
 
-    def _knock(self, route: Route) -> Channel:
+    def _connect(self, route: Route) -> Channel:
         known = self._intake.manifest
         hello = {
             "who": self._who,
@@ -106,14 +106,14 @@ class Taker:
         }
         place = "" if "" in route.senders else gpu_name(self._device)
         if place in route.senders:
-            return knock(route.senders[place], route.timeout_s, _SENDER, **hello)
+            return connect(route.senders[place], route.timeout_s, _SENDER, **hello)
         error = (
             f"is on {place or 'a CPU'}, where the trainer has no rank: weight_sync.route cuda_ipc needs both on the "
             "same GPUs; choose broadcast"
         )
         # One of them waits for this process in vain.
         for address in route.senders.values():
-            knock(address, route.timeout_s, _SENDER, **hello, error=error).close()
+            connect(address, route.timeout_s, _SENDER, **hello, error=error).close()
         raise PeerError(f"{self._who} {error}")
 
     @torch.no_grad()
@@ -175,7 +175,7 @@ class Taker:
     def _take_rooms(self, sizes: list[int]) -> list[Tensor]:
         """Buffers of this process's own, the same objects as long as the same ones are wanted."""
         if [len(room.bytes) for room in self._rooms] != sizes:
-            self._rooms = [Room(nbytes, self._device) for nbytes in sizes]
+            self._rooms = [ReleasableBuffer(nbytes, self._device) for nbytes in sizes]
         for room in self._rooms:
             room.take()
         return [room.bytes for room in self._rooms]
@@ -206,7 +206,7 @@ class Taker:
 class _Passes:
     """What is done with the buckets of one sync, and what has become of it."""
 
-    def __init__(self, intake: Intake, manifest: Manifest, passes: int) -> None:
+    def __init__(self, intake: WeightLoader, manifest: Manifest, passes: int) -> None:
         self.manifest = manifest
         self.order = [*range(len(manifest.buckets))] * passes
         self.error: str | None = None
@@ -249,7 +249,7 @@ class _Passes:
             self._intake.begin_comparing()
 
 
-def _manifest(told: Mapping[str, Any], intake: Intake) -> Manifest:
+def _manifest(told: Mapping[str, Any], intake: WeightLoader) -> Manifest:
     manifest = Manifest.from_json(told["manifest"]) if "manifest" in told else intake.manifest
     assert manifest is not None, "whoever does not know what is sent is told"
     return manifest

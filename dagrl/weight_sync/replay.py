@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from dagrl.weight_sync.copies import WIDTHS, Run, copy_all, first_byte, merged, storage_of, view_of
-from dagrl.weight_sync.copy_tracer import Copied
+from dagrl.weight_sync.copies import WIDTHS, ByteCopy, coalesced, copy_all, first_byte, storage_of, view_of
+from dagrl.weight_sync.copy_tracer import TracedCopy
 
 _BUCKET = 0
 """Names the bucket's memory among those of runs: an address is never that."""
@@ -33,9 +33,9 @@ class _Pieces:
 class Replay:
     """What a model copies out of one bucket."""
 
-    def __init__(self, copied: Sequence[Copied]) -> None:
+    def __init__(self, copied: Sequence[TracedCopy]) -> None:
         self._pieces: dict[int, _Pieces] = {}
-        self._views: list[Copied] = []
+        self._views: list[TracedCopy] = []
         memories: dict[int, torch.UntypedStorage] = {}
         runs = []
         for copy in copied:
@@ -43,18 +43,18 @@ class Replay:
             if target.dtype == copy.dtype and target.is_contiguous() and _lies_side_by_side(copy):
                 memories[storage_of(target)] = target.untyped_storage()
                 start = copy.offset * copy.dtype.itemsize
-                runs.append(Run(storage_of(target), first_byte(target), _BUCKET, start, target.nbytes))
+                runs.append(ByteCopy(storage_of(target), first_byte(target), _BUCKET, start, target.nbytes))
             else:
                 self._views.append(copy)
         ends: dict[int, int] = {}
-        for run in merged(runs):
+        for run in coalesced(runs):
             view = view_of(memories[run.target], run.to, run)
             place, length = run.start // run.width, run.nbytes // run.width
             pieces = self._pieces.setdefault(run.width, _Pieces())
             end = ends.get(run.width, 0)
             if place < end:
                 # Of what goes to two places, all but the first.
-                self._views.append(Copied(view, WIDTHS[run.width], place, (length,), (1,)))
+                self._views.append(TracedCopy(view, WIDTHS[run.width], place, (length,), (1,)))
                 continue
             pieces.targets.append(view)
             pieces.lengths += [place - end, length]
@@ -91,7 +91,7 @@ class Replay:
         return [*groups, *by_dtypes.values()]
 
 
-def _lies_side_by_side(copy: Copied) -> bool:
+def _lies_side_by_side(copy: TracedCopy) -> bool:
     length = 1
     for size, stride in zip(reversed(copy.shape), reversed(copy.stride), strict=True):
         if size != 1 and stride != length:

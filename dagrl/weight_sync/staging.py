@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dagrl.weight_sync.buffer_pool import Room
 from dagrl.weight_sync.manifest import Manifest
 from dagrl.weight_sync.protocol import first_line
+from dagrl.weight_sync.releasable_buffer import ReleasableBuffer
 
 BUFFERS = 2
 _SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -31,7 +31,7 @@ class DeviceStaging:
     def __init__(self, sizes: Sequence[int], device: torch.device) -> None:
         """`sizes` are the buffers', in bytes."""
         with _memory_that_can_be_shared():
-            self._rooms = [Room(nbytes, device) for nbytes in sizes]
+            self._rooms = [ReleasableBuffer(nbytes, device) for nbytes in sizes]
 
     @property
     def buffers(self) -> list[Tensor]:

@@ -12,7 +12,7 @@ import ray
 from dagrl.config.schema import Pipeline
 from dagrl.data.stats import Stat
 from dagrl.scheduler.intervals import Interval
-from dagrl.weight_sync.protocol import Offer, Sent
+from dagrl.weight_sync.protocol import Offer, SendReport
 
 type CacheKey = bytes
 """Names an object in a worker's cache: see `dagrl.workers.object_cache`."""
@@ -279,7 +279,7 @@ class SendResult:
     seconds: float
     nbytes: int
     """Size of all weights."""
-    sent: Sent | None = None
+    sent: SendReport | None = None
     """Over CUDA IPC and NCCL."""
     refs: tuple[ray.ObjectRef, ...] = ()
     """Through the object store: the buckets, from rank 0."""

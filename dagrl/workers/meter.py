@@ -13,7 +13,7 @@ from dagrl.backends.families.flops import ModelFlops, model_flops
 from dagrl.backends.families.registry import shape_of
 from dagrl.config.schema import LogprobNode, Pipeline, RewardModelNode, TrainingNode, ValuesNode
 from dagrl.data.batch import Batch, Column
-from dagrl.ops.base import Output, Part
+from dagrl.ops.base import OpInput, Output
 from dagrl.workers.messages import TaskWork, Usage
 
 _Passing = LogprobNode | ValuesNode | RewardModelNode | TrainingNode
@@ -38,7 +38,7 @@ class Meter:
         self._peak = peak_flops_per_s(torch.cuda.get_device_name()) if self._on_gpu else None
         self._costs: dict[str, ModelFlops | None] = {}
 
-    def begin(self, work: TaskWork, parts: Sequence[Part], *, first: bool = True) -> UsageCount:
+    def begin(self, work: TaskWork, parts: Sequence[OpInput], *, first: bool = True) -> UsageCount:
         """Begin a run, or with `first` unset another chunk of it. Only output ranks count their rows."""
         account = UsageCount()
         node = self._pipeline.nodes[work.node] if work.node else None

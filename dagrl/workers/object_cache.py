@@ -17,7 +17,7 @@ import numpy as np
 import ray
 
 from dagrl.data.batch import Batch, Column, find_rows
-from dagrl.ops.base import Part
+from dagrl.ops.base import OpInput
 from dagrl.workers.messages import CacheKey, EngineWork, PartialRollout, PartWork
 
 
@@ -59,7 +59,7 @@ class ObjectCache:
         with self._lock:
             self._objects.setdefault(step, {})[key] = batch
 
-    def parts(self, step: int, parts: Sequence[PartWork]) -> list[Part]:
+    def parts(self, step: int, parts: Sequence[PartWork]) -> list[OpInput]:
         """Fetch the columns of all parts and put the rows of each part in order. Raises ObjectTimeoutError."""
         with self._lock:
             objects = self._objects.setdefault(step, {}) if self._keep else {}
@@ -68,7 +68,7 @@ class ObjectCache:
         names = {name for part in parts for source in part.sources for name in source.columns.values()}
         found = get_objects(missing, self._timeout_s, f"{len(missing)} blocks of {', '.join(sorted(names))}")
         objects.update(zip((ref.binary() for ref in missing), found, strict=True))
-        return [Part(part.index, _assemble(part, objects)) for part in parts]
+        return [OpInput(part.index, _assemble(part, objects)) for part in parts]
 
     def partial_rollout(self, begun: PartialRollout, outputs: Mapping[str, str]) -> Batch:
         """Fetch the partial rollout of a group, with the op's names of its columns (`outputs`)."""

@@ -13,10 +13,10 @@ import ray
 
 from dagrl.scheduler.weight_route import WeightRoute
 from dagrl.weight_sync.manifest import Bucket
-from dagrl.weight_sync.object_store import PackedBucket, packed
 from dagrl.weight_sync.protocol import Offer
 from dagrl.weight_sync.receiver import Route
 from dagrl.weight_sync.sender import WeightSender
+from dagrl.weight_sync.transports.object_store import PackedBucket, packed
 from dagrl.workers.messages import SendResult, UpdateWeightsRequest
 from dagrl.workers.object_cache import get_objects
 
@@ -32,7 +32,7 @@ class WeightTransfer:
         if route.way != "object_store":
             self._sender = WeightSender(
                 self._exporter,
-                "near" if route.way == "cuda_ipc" else "far",
+                route.way,
                 host=ray.util.get_node_ip_address(),
                 timeout_s=timeout_s,
             )
@@ -81,7 +81,7 @@ def update_weights(
     if sent is not None:
         engine.load_weights(_buckets(sent.refs, timeout_s), request.version)
     else:
-        engine.take_weights(_route(request, rank, timeout_s), request.version)
+        engine.update_weights(_route(request, rank, timeout_s), request.version)
     return time.perf_counter() - start
 
 
@@ -93,8 +93,8 @@ def _buckets(refs: tuple[ray.ObjectRef, ...], timeout_s: float) -> Iterator[Buck
 
 def _route(request: UpdateWeightsRequest, rank: int, timeout_s: float) -> Route:
     offers = [offer for offer in request.offers if offer is not None]
-    if all(offer.place for offer in offers):
-        senders = {offer.place: offer.address for offer in offers}
+    if all(offer.gpu for offer in offers):
+        senders = {offer.gpu: offer.address for offer in offers}
     else:
         # Without GPU ids: the sender on the same slot, or the only one.
         senders = {"": (offers[rank] if len(offers) > 1 else offers[0]).address}

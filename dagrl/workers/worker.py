@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import ray
 
-from dagrl.backends.base import Appetite, Slept
+from dagrl.backends.base import RequestLimits, SleepReport
 from dagrl.config.residency import Residency
 from dagrl.data.batch import Batch
 from dagrl.imports import lean_imports
-from dagrl.ops.base import Context, Op, Output, Part, Resources
+from dagrl.ops.base import Context, Op, OpInput, Output, Resources
 from dagrl.ops.registry import load_op
 from dagrl.workers.messages import (
     AdvantageWork,
@@ -225,9 +225,9 @@ class Worker:
         self._weights.recheck()
         self._engine.abort()
 
-    def appetite(self, longest: int) -> Appetite:
-        """See `GenerateEngine.appetite`."""
-        return self._engine.appetite(longest)
+    def request_limits(self, longest: int) -> RequestLimits:
+        """See `GenerateEngine.request_limits`."""
+        return self._engine.request_limits(longest)
 
     def _prepare(self, work: TaskWork) -> tuple[Op, Context]:
         """Load the op and its context. Also drops cached objects of committed steps."""
@@ -267,7 +267,7 @@ class Worker:
                 context = replace(context, begins=work.begins, ends=work.ends)
         return load_op(work.op, resources.folder), context
 
-    def _parts(self, work: TaskWork) -> list[Part]:
+    def _parts(self, work: TaskWork) -> list[OpInput]:
         assert self._cache is not None, "run before start"
         return self._cache.parts(work.step, work.parts)
 
@@ -324,7 +324,7 @@ class Worker:
 
     # -- memory and state
 
-    def sleep(self, residency: Residency) -> Slept:
+    def sleep(self, residency: Residency) -> SleepReport:
         """Offload the engine's device memory down to `residency`. Collective."""
         if residency is Residency.ASLEEP:
             for transfer in self._transfers.values():

@@ -14,7 +14,7 @@ from dagrl.algorithms.advantages import gpg_advantages, grpo_advantages, reinfor
 from dagrl.algorithms.aggregation import token_weights
 from dagrl.algorithms.gae import gae_advantages
 from dagrl.algorithms.losses import PolicyLoss, cispo, opmd_kimi, topr
-from dagrl.algorithms.rows import Rows
+from dagrl.algorithms.rows import RowReducer
 from dagrl.data.batch import Column
 
 RATIOS = [0.05, 0.5, 0.95, 1.1, 1.5, 7.0]
@@ -48,7 +48,7 @@ def test_cispo_of_trinity_lets_go_of_what_is_likely_enough(advantage, same):
 @pytest.mark.parametrize(("ratios", "same"), [([0.3], True), ([4.0, 0.125], False), ([0.5, 0.5], False)])
 def test_topr_weighs_responses_where_roll_and_trinity_weigh_tokens(ratios, same):
     logprob = torch.tensor(ratios, dtype=torch.float64).log().requires_grad_()
-    rows = Rows(torch.zeros(len(ratios), dtype=torch.int64), torch.ones(len(ratios)).bool())
+    rows = RowReducer(torch.zeros(len(ratios), dtype=torch.int64), torch.ones(len(ratios)).bool())
     result = topr(logprob, torch.zeros_like(logprob), torch.full_like(logprob, -2.0), rows=rows)
     found = weights_of(result, logprob, -2.0)
     assert found == pytest.approx([min(math.prod(ratios), 1.0)] * len(ratios))
@@ -58,7 +58,7 @@ def test_topr_weighs_responses_where_roll_and_trinity_weigh_tokens(ratios, same)
 @pytest.mark.parametrize(("ratios", "same"), [([0.3], True), ([4.0, 0.125], False), ([2.0, 2.0], False)])
 def test_mirror_descent_squares_responses_where_roll_squares_tokens(ratios, same):
     logprob = torch.tensor(ratios, dtype=torch.float64).log().requires_grad_()
-    rows = Rows(torch.zeros(len(ratios), dtype=torch.int64), torch.ones(len(ratios)).bool())
+    rows = RowReducer(torch.zeros(len(ratios), dtype=torch.int64), torch.ones(len(ratios)).bool())
     result = opmd_kimi(logprob, torch.zeros_like(logprob), torch.full_like(logprob, 3.0), rows=rows, tau=0.1)
     result.loss.sum().backward()
     logs = [math.log(ratio) for ratio in ratios]

@@ -30,7 +30,7 @@ from dagrl.algorithms.losses import (
     topr,
 )
 from dagrl.algorithms.own_loss import OwnLoss
-from dagrl.algorithms.rows import Rows
+from dagrl.algorithms.rows import RowReducer
 from dagrl.backends.base import ResponseTokens
 from dagrl.config.schema.objective import KlEstimator, PolicyForm
 
@@ -38,7 +38,7 @@ FARTHEST = 1000.0
 """Log-probs are within [-FARTHEST, 0]."""
 LARGEST = 10.0
 """Advantages are within [-LARGEST, LARGEST]."""
-ROWS = Rows(torch.tensor([0, 0, 1]), torch.ones(3, dtype=torch.bool))
+ROWS = RowReducer(torch.tensor([0, 0, 1]), torch.ones(3, dtype=torch.bool))
 """A response of two tokens, and one of one token."""
 CLIP = {"clip_low": 0.2, "clip_high": 0.2}
 

@@ -23,9 +23,9 @@ from dagrl.algorithms.losses import (
     sapo,
     topr,
 )
-from dagrl.algorithms.rows import Rows
+from dagrl.algorithms.rows import RowReducer
 
-ONE_ROW = Rows(torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.bool))
+ONE_ROW = RowReducer(torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.bool))
 
 
 def clip_one(ratio: float, advantage: float, *, high: float = 0.2, dual: float | None = None):
@@ -240,7 +240,7 @@ def test_sapo_closes_a_gate_as_the_ratio_moves(ratio, advantage, loss, gradient)
 def test_topr_forgets_bad_responses_that_have_become_unlikely():
     # Ratios of responses: 4 * 1/8 = 1/2, 2 * 3 = 6, and exp(900), too much for a float; the last token does not count.
     log_ratio = torch.tensor([math.log(4), -math.log(8), math.log(2), math.log(3), 900.0, 7.0], dtype=torch.float64)
-    rows = Rows(torch.tensor([0, 0, 1, 1, 3, 3]), torch.tensor([True] * 5 + [False]))
+    rows = RowReducer(torch.tensor([0, 0, 1, 1, 3, 3]), torch.tensor([True] * 5 + [False]))
     for advantage, weights, clipped in (
         (0.5, [1, 1, 1, 1, 1], [False] * 5),
         (-2.0, [0.5, 0.5, 1, 1, 1], [False, False, True, True, True]),
@@ -265,7 +265,7 @@ def test_mirror_descent_in_its_simple_form_is_reinforce_held_back():
 def test_mirror_descent_of_kimi_draws_whole_responses_back():
     # Ratios 2 and 4 of one response: D = log 8; 1/2 of the other, whose second token does not count.
     logprob = torch.tensor([2.0, 4.0, 0.5, 9.0], dtype=torch.float64).log().requires_grad_()
-    rows = Rows(torch.tensor([0, 0, 2, 2]), torch.tensor([True, True, True, False]))
+    rows = RowReducer(torch.tensor([0, 0, 2, 2]), torch.tensor([True, True, True, False]))
     advantage = torch.tensor([1.0, 1.0, -2.0, -2.0], dtype=torch.float64)
     result = opmd_kimi(logprob, torch.zeros(4, dtype=torch.float64), advantage, rows=rows, tau=0.5)
     first, second = result.loss[:2].sum(), result.loss[2]
@@ -285,7 +285,7 @@ def gspo_rows(ratios: list[list[float]], advantages: list[float], active: list[l
     logprob = torch.tensor([math.log(each) for each in chain(*ratios)], dtype=torch.float64, requires_grad=True)
     advantage = torch.tensor(advantages, dtype=torch.float64)[row // 2]
     counts = torch.tensor(list(chain(*active)))
-    result = gspo(logprob, torch.zeros_like(logprob), advantage, rows=Rows(row, counts), **clips)
+    result = gspo(logprob, torch.zeros_like(logprob), advantage, rows=RowReducer(row, counts), **clips)
     result.loss.sum().backward()
     return result.loss.tolist(), logprob.grad.tolist(), result.ratio.tolist(), result.clipped.tolist()
 
@@ -329,7 +329,7 @@ def test_gspo_clips_whole_responses():
 def test_gspo_is_verls_in_value_and_gradient_however_far(log_mean, advantage, loss, gradient, clipped):
     # Two tokens of log-ratios log_mean + 3 and log_mean - 3, and one that does not count.
     logprob = torch.tensor([log_mean + 3, log_mean - 3, 900.0], dtype=torch.float64, requires_grad=True)
-    rows = Rows(torch.zeros(3, dtype=torch.int64), torch.tensor([True, True, False]))
+    rows = RowReducer(torch.zeros(3, dtype=torch.int64), torch.tensor([True, True, False]))
     result = gspo(
         logprob, torch.zeros_like(logprob), torch.full_like(logprob, advantage), rows=rows, clip_low=0.2, clip_high=0.2
     )

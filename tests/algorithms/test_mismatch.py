@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dagrl.algorithms.mismatch import mismatch_metrics
-from dagrl.algorithms.rows import Rows
+from dagrl.algorithms.rows import RowReducer
 from dagrl.data.tally import read_tallies
 
 
@@ -14,7 +14,7 @@ def test_metrics_by_hand():
     # Probabilities for trainer and generator; the last token of the first response does not count.
     trainer = torch.tensor([0.5, 0.2, 1e-9, 0.2]).log()
     rollout = torch.tensor([0.25, 0.2, 1.0, 0.8]).log()
-    rows = Rows(torch.tensor([0, 0, 0, 1]), torch.tensor([1, 1, 0, 1]).bool())
+    rows = RowReducer(torch.tensor([0, 0, 0, 1]), torch.tensor([1, 1, 0, 1]).bool())
     found = {
         name.removeprefix("mismatch/"): s
         for name, s in read_tallies([mismatch_metrics(trainer, rollout, rows)]).items()
@@ -46,7 +46,7 @@ def test_metrics_by_hand():
 
 def test_equal_logprobs_give_zero_and_one_exactly():
     logprob = torch.tensor([-0.3, -1.7, -12.0, -40.0])
-    rows = Rows(torch.tensor([0, 0, 1, 1]), torch.ones(4).bool())
+    rows = RowReducer(torch.tensor([0, 0, 1, 1]), torch.ones(4).bool())
     found = read_tallies([mismatch_metrics(logprob, logprob, rows)])
     ones = {"mismatch/ratio", "mismatch/ppl_ratio"}
     perplexities = {"mismatch/rollout_ppl", "mismatch/trainer_ppl"}
@@ -56,7 +56,7 @@ def test_equal_logprobs_give_zero_and_one_exactly():
 
 
 def test_an_absurd_token_leaves_the_metrics_finite():
-    rows = Rows(torch.tensor([0, 0]), torch.ones(2).bool())
+    rows = RowReducer(torch.tensor([0, 0]), torch.ones(2).bool())
     absurd, usual = torch.tensor([-1e4, -1.0]), torch.tensor([-1.0, -1.0])
     for trainer, rollout in ((absurd, usual), (usual, absurd)):
         found = read_tallies([mismatch_metrics(trainer, rollout, rows)])

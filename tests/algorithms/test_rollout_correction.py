@@ -8,7 +8,7 @@ import torch
 
 from dagrl.algorithms.objective import PolicyObjective
 from dagrl.algorithms.rollout_correction import correct, correction_metrics, importance_weights, rejected, vetoed
-from dagrl.algorithms.rows import Rows
+from dagrl.algorithms.rows import RowReducer
 from dagrl.backends.base import ResponseTokens
 from dagrl.config.schema import DivergenceCriterion, LossSpec, RatioCriterion, RolloutCorrectionSpec
 from dagrl.data.tally import read_tallies
@@ -20,9 +20,9 @@ ACTIVE = [1, 1, 1, 1, 0, 1, 1, 1]
 # Products of the active ones: 1.5, 0.05 and 3.375; geometric means 1.2247, 0.2236 and 1.5.
 
 
-def packed() -> tuple[torch.Tensor, Rows]:
+def packed() -> tuple[torch.Tensor, RowReducer]:
     log_ratio = torch.tensor(RATIOS, dtype=torch.float64).log()
-    return log_ratio, Rows(torch.tensor(ROW), torch.tensor(ACTIVE).bool())
+    return log_ratio, RowReducer(torch.tensor(ROW), torch.tensor(ACTIVE).bool())
 
 
 def test_weights_of_tokens_are_cut_from_above():
@@ -90,7 +90,7 @@ def test_a_token_that_the_trainer_would_never_draw_takes_its_response_along():
 
 def test_ratios_too_large_for_a_float_stay_finite():
     log_ratio = torch.tensor([800.0, 800.0, -900.0, -900.0])
-    rows = Rows(torch.tensor([0, 0, 1, 1]), torch.ones(4).bool())
+    rows = RowReducer(torch.tensor([0, 0, 1, 1]), torch.ones(4).bool())
     for level in ("token", "sequence"):
         found = importance_weights(log_ratio, rows, level=level, upper=2.0)
         assert found.weight.tolist() == pytest.approx([2.0, 2.0, 0.0, 0.0], abs=1e-8)
@@ -103,7 +103,7 @@ def test_ratios_too_large_for_a_float_stay_finite():
 @pytest.mark.parametrize("difference", [50.0, 88.0, 800.0, math.inf])
 def test_what_is_infinitely_far_apart_is_rejected(criterion, difference):
     # The second token of the first response; the other response has no such token.
-    rows = Rows(torch.tensor([0, 0, 1]), torch.ones(3).bool())
+    rows = RowReducer(torch.tensor([0, 0, 1]), torch.ones(3).bool())
     far, near = torch.tensor([-1.0, -difference, -1.0]), torch.tensor([-1.0, 0.0, -1.0])
     for trainer, rollout in ((far, near), (near, far)):
         found = rejected(trainer, rollout, rows, criterion=criterion, upper=5.0).tolist()
@@ -112,7 +112,7 @@ def test_what_is_infinitely_far_apart_is_rejected(criterion, difference):
 
 def test_a_log_ratio_counts_up_to_20_as_in_verl():
     # k2 of a token is 20^2 / 2 = 200 at most, its log r 20: so a sum of 100 and -30 is 20 - 20.
-    rows = Rows(torch.zeros(2, dtype=torch.int64), torch.ones(2).bool())
+    rows = RowReducer(torch.zeros(2, dtype=torch.int64), torch.ones(2).bool())
     trainer, rollout = torch.tensor([100.0, -30.0]), torch.zeros(2)
     assert not rejected(trainer, rollout, rows, criterion="token_k2", upper=200.0).any()
     assert rejected(trainer, rollout, rows, criterion="token_k2", upper=199.0).all()

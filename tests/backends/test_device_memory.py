@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dagrl.backends.device_memory import HostMemory, Part, storages_of
+from dagrl.backends.device_memory import HostMemory, OffloadableStorages, storages_of
 
 
 def test_contents_come_back_over_the_borders_of_chunks_and_room_is_used_again() -> None:
@@ -47,7 +47,7 @@ def test_contents_change_places_with_what_was_put_and_back(device: str) -> None:
 def test_views_see_a_part_that_was_away_and_users_may_nest() -> None:
     whole = torch.arange(8.0)
     view = whole[2:4]
-    part = Part(lambda: {0: whole.untyped_storage()}, keep=True, rests_away=True)
+    part = OffloadableStorages(lambda: {0: whole.untyped_storage()}, keep=True, rests_away=True)
     assert whole.untyped_storage().nbytes() == 0
     with part.in_use():
         with part.in_use():
@@ -60,7 +60,7 @@ def test_views_see_a_part_that_was_away_and_users_may_nest() -> None:
 
 def test_what_is_not_kept_comes_back_as_zeros() -> None:
     tensor = torch.ones(3)
-    part = Part(lambda: {0: tensor.untyped_storage()}, keep=False, rests_away=False)
+    part = OffloadableStorages(lambda: {0: tensor.untyped_storage()}, keep=False, rests_away=False)
     part.sleep()
     assert tensor.untyped_storage().nbytes() == 0
     part.wake()
@@ -75,7 +75,7 @@ def test_a_storage_that_several_tensors_look_into_is_one() -> None:
 
 def test_a_part_that_rests_away_stays_away_when_its_owner_wakes() -> None:
     tensor = torch.arange(3.0)
-    part = Part(lambda: storages_of([tensor]), keep=True, rests_away=True)
+    part = OffloadableStorages(lambda: storages_of([tensor]), keep=True, rests_away=True)
     part.sleep()
     part.wake()
     assert tensor.untyped_storage().nbytes() == 0

@@ -13,7 +13,7 @@ import pytest
 
 from dagrl.config.schema import TokenizerSpec
 from dagrl.data.batch import Column
-from dagrl.data.demonstrations import Responses, in_turn
+from dagrl.data.demonstrations import ResponseColumns, in_turn
 from dagrl.data.prompts import PromptLoader, PromptSlice
 from dagrl.data.tokenizer import make_tokenizer
 
@@ -33,7 +33,7 @@ def loader(tmp_path: Path) -> Callable[..., PromptLoader]:
     def make(rows: list[dict[str, Any]], columns: tuple[str, ...], **options: Any) -> PromptLoader:
         path = tmp_path / "rows.parquet"
         pq.write_table(pa.Table.from_pylist(rows), path)
-        responses = Responses(columns, options.pop("longest", 100), options.pop("overlong_responses", "drop"))
+        responses = ResponseColumns(columns, options.pop("longest", 100), options.pop("overlong_responses", "drop"))
         tokenizer = options.pop("tokenizer", TOKENIZER)
         defaults = {"max_prompt_tokens": 100, "overlong": "drop", "shuffle": False, "seed": 1, "with_answers": False}
         return PromptLoader(path, tokenizer, responses=responses, **{**defaults, **options})
@@ -90,7 +90,7 @@ def test_lists_may_be_large_as_polars_writes_them(tmp_path):
     path = tmp_path / "large.parquet"
     pq.write_table(pa.table({"messages": pa.array([chat("1+1=", "2")], pa.large_list(message))}), path)
     options = {"max_prompt_tokens": 100, "overlong": "drop", "shuffle": False, "seed": 1, "with_answers": False}
-    piece = PromptLoader(path, TOKENIZER, responses=Responses(("messages",), 9, "drop"), **options).take(0, 1)
+    piece = PromptLoader(path, TOKENIZER, responses=ResponseColumns(("messages",), 9, "drop"), **options).take(0, 1)
     assert (texts(piece, "prompt_tokens"), texts(piece)) == (["1+1="], ["2$"])
 
 

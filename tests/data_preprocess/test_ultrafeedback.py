@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dagrl.config.schema import TokenizerSpec
-from dagrl.data.demonstrations import Responses
+from dagrl.data.demonstrations import ResponseColumns
 from dagrl.data.prompts import PromptLoader
 from dagrl.data.tokenizer import make_tokenizer
 
@@ -48,7 +48,7 @@ def test_pairs_come_with_the_chat_before_them(originals, prepared, tmp_path, cap
         overlong="error",
         shuffle=False,
         seed=0,
-        responses=Responses(("chosen", "rejected"), 20, "error"),
+        responses=ResponseColumns(("chosen", "rejected"), 20, "error"),
         with_answers=False,
     )
     taken = loader.take(0, 2).columns

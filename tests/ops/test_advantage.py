@@ -8,11 +8,11 @@ import pytest
 
 from dagrl.graph.op_contracts import Scope, contract_of
 from dagrl.ops.advantage import advantage
-from dagrl.ops.base import Part
+from dagrl.ops.base import OpInput
 
 
 @pytest.fixture
-def part(bench) -> Part:
+def part(bench) -> OpInput:
     """Two groups of two, with responses of one and two tokens."""
     batch = bench.batch(
         [4, 5, 6, 7],
@@ -22,7 +22,7 @@ def part(bench) -> Part:
         old_logprob=[[-1], [-1, -2], [-3, -1], [-2]],
         ref_logprob=[[-2], [-2, -3], [-3, -1], [-1]],
     )
-    return Part(1, batch)
+    return OpInput(1, batch)
 
 
 def node(**options) -> dict:
@@ -86,7 +86,7 @@ def test_what_steers_the_weight_is_of_the_tokens_that_are_trained_on(bench, part
 
 def test_a_rank_without_rows_has_no_advantages(bench) -> None:
     empty = bench.batch([], group_id=[], reward=[], response_mask=[], old_logprob=[], ref_logprob=[])
-    (output,) = advantage([Part(0, empty)], bench.context("advantage", nodes=node(kl_in_reward={"coef": 0.1})))
+    (output,) = advantage([OpInput(0, empty)], bench.context("advantage", nodes=node(kl_in_reward={"coef": 0.1})))
     assert len(output.columns["advantage"]) == 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dagrl.ops.base import Part
+from dagrl.ops.base import OpInput
 from dagrl.ops.covariance import covariance
 
 # Log-probs -1 .. -4 with advantages 2, 0, -2 and 2: parts 2.25, -0.25, 1.25 and -2.25; one token does not count.
@@ -21,7 +21,7 @@ def marks(bench):
         batch = bench.batch(list(rows), old_logprob=logprob, advantage=advantage, response_mask=mask)
         nodes = {"marks": {"op": "covariance", **options}}
         context = bench.context("marks", nodes=nodes, run={"steps": 6, "seed": seed})
-        (output,) = covariance([Part(0, batch)], context)
+        (output,) = covariance([OpInput(0, batch)], context)
         column = output.columns["clip_cov_mask"]
         return {row: column[place].tolist() for place, row in enumerate(rows)}, output.stats
 
@@ -52,5 +52,5 @@ def test_a_draw_is_the_same_whatever_the_order_of_rows_and_another_with_another_
 def test_a_step_without_rows_has_no_marks(marks, bench) -> None:
     batch = bench.batch([], old_logprob=[], advantage=[], response_mask=[])
     context = bench.context("marks", nodes={"marks": {"op": "covariance"}})
-    (output,) = covariance([Part(0, batch)], context)
+    (output,) = covariance([OpInput(0, batch)], context)
     assert np.size(output.columns["clip_cov_mask"].values) == 0

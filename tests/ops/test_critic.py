@@ -14,7 +14,7 @@ from dagrl.algorithms.value_loss import ValueObjective
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
 from dagrl.ops.advantage import advantage
-from dagrl.ops.base import Part
+from dagrl.ops.base import OpInput
 from dagrl.ops.critic import critic
 from dagrl.ops.update import update
 from dagrl.ops.values import values
@@ -58,8 +58,8 @@ def nodes(**options: Any) -> dict[str, Any]:
 def test_each_shard_gets_its_values(bench) -> None:
     engine = Critic()
     parts = [
-        Part(1, bench.batch([2, 3], prompt_tokens=["1+1=", "1="], response_tokens=["2", "345"])),
-        Part(4, bench.batch([], prompt_tokens=[], response_tokens=[])),
+        OpInput(1, bench.batch([2, 3], prompt_tokens=["1+1=", "1="], response_tokens=["2", "345"])),
+        OpInput(4, bench.batch([], prompt_tokens=[], response_tokens=[])),
     ]
     first, empty = values(parts, bench.context("values", engine=engine, engines=ENGINES, nodes=nodes()))
     assert (first.shards, first.rows.tolist()) == ((1,), [2, 3])
@@ -71,7 +71,7 @@ def test_each_shard_gets_its_values(bench) -> None:
 
 def test_a_critic_takes_mini_batches_in_order_once_an_epoch(bench) -> None:
     engine = Critic()
-    parts = [Part(index, bench.batch(rows)) for index, rows in enumerate(([0, 3], [], [5]))]
+    parts = [OpInput(index, bench.batch(rows)) for index, rows in enumerate(([0, 3], [], [5]))]
     options = nodes(epochs=2, tokens_per_micro_batch=77, cliprange_value=0.25, aggregation="seq-mean-token-sum")
     context = bench.context("learn", engine=engine, engines=ENGINES, nodes=options)
     (output,) = critic(parts, replace(context, ends=False))
@@ -94,9 +94,9 @@ def gae(**options: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def part(bench) -> Part:
+def part(bench) -> OpInput:
     """Responses of three, two and two tokens, the middle one's last not the policy's."""
-    return Part(
+    return OpInput(
         0,
         bench.batch(
             [4, 5, 6],
@@ -111,7 +111,7 @@ def part(bench) -> Part:
 
 
 def test_advantages_are_whitened_and_returns_are_not(bench, part) -> None:
-    plain = Part(0, Batch(part.batch.rows, {k: v for k, v in part.batch.columns.items() if k != "token_reward"}))
+    plain = OpInput(0, Batch(part.batch.rows, {k: v for k, v in part.batch.columns.items() if k != "token_reward"}))
     (output,) = advantage([plain], bench.context("advantage", nodes=gae(gamma=0.5, lam=0.5)))
     # By hand: steps -0.375, 0.125, 0.25 in the first, each with a quarter of what follows; 0.5; -0.25 and -0.5.
     raw = np.array([-0.375 + 0.25 * (0.125 + 0.0625), 0.125 + 0.0625, 0.25, 0.5, -0.25 - 0.125, -0.5])
@@ -140,7 +140,7 @@ def test_rewards_of_turns_and_the_divergence_are_charged_where_they_arise(bench,
 @pytest.mark.parametrize(("step", "trained_on"), [(1, []), (2, []), (3, [[0]])])
 def test_a_policy_waits_while_its_critic_warms_up(bench, step, trained_on) -> None:
     engine = Critic()
-    part = Part(0, bench.batch([0], policy_version=[3], advantage=[[1]], response_mask=[[1]]))
+    part = OpInput(0, bench.batch([0], policy_version=[3], advantage=[[1]], response_mask=[[1]]))
     waiting = {"update": {"op": "update", "engine": "actor", "critic_warmup": 2}}
     (output,) = update([part], bench.context("update", step=step, engine=engine, nodes=waiting))
     assert engine.trained_on == trained_on

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dagrl.data.batch import Column
-from dagrl.ops.base import Output, Part
+from dagrl.ops.base import OpInput, Output
 from dagrl.ops.custom import custom_op
 
 HEADER = "import numpy as np\n\nimport dagrl\n\n"
@@ -17,7 +17,7 @@ def run_op(bench, request):
     """Run a function with this body and header on some parts; modules are named after the test."""
     module = f"ops_of_{abs(hash(request.node.name))}"
 
-    def run(parts: list[Part], body: str, *, reads: list[str], writes: list[str], **args) -> list[Output]:
+    def run(parts: list[OpInput], body: str, *, reads: list[str], writes: list[str], **args) -> list[Output]:
         names = "".join(f", {name}" for name in args)
         decorator = f"@dagrl.node(reads={reads}, writes={writes})\n"
         bench.write_module(module, f"{HEADER}{decorator}def op(batch{names}):\n    {body}\n")
@@ -33,7 +33,7 @@ def rows_of(column: Column) -> list:
 
 
 @pytest.fixture
-def part(bench) -> Part:
+def part(bench) -> OpInput:
     batch = bench.batch(
         [3, 5],
         group_id=[1, 2],
@@ -41,7 +41,7 @@ def part(bench) -> Part:
         old_logprob=[[-1, -2], [-3, -4, -5]],
         answer=["12", "Größe"],
     )
-    return Part(1, batch)
+    return OpInput(1, batch)
 
 
 def test_columns_are_arrays_or_lists_of_arrays_or_strings(run_op, part) -> None:
@@ -64,7 +64,7 @@ def test_args_of_the_node_are_given_by_name(run_op, part) -> None:
 
 
 def test_each_shard_is_a_call_of_its_own(run_op, bench) -> None:
-    parts = [Part(index, bench.batch(rows, group_id=rows)) for index, rows in enumerate(([0, 1], [2]))]
+    parts = [OpInput(index, bench.batch(rows, group_id=rows)) for index, rows in enumerate(([0, 1], [2]))]
     outputs = run_op(
         parts, "return {'size': [len(batch['group_id'])] * len(batch['group_id'])}", reads=[], writes=["size"]
     )
@@ -101,7 +101,7 @@ def test_strings_become_a_column_of_text(run_op, part, name: str) -> None:
 def test_no_rows_become_a_column_of_the_known_kind(run_op, bench) -> None:
     body = "return {'answer': [], 'advantage': [], 'reward': []}"
     names = ["answer", "advantage", "reward"]
-    (output,) = run_op([Part(0, bench.batch([], group_id=[]))], body, reads=[], writes=names)
+    (output,) = run_op([OpInput(0, bench.batch([], group_id=[]))], body, reads=[], writes=names)
     assert {name: len(column) for name, column in output.columns.items()} == dict.fromkeys(names, 0)
     assert output.columns["reward"].offsets is None
     assert output.columns["advantage"].offsets is not None

@@ -15,7 +15,7 @@ from dagrl.algorithms.sft import SftObjective
 from dagrl.config.schema import Pipeline
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat, merge
-from dagrl.ops.base import Context, Part, Resources
+from dagrl.ops.base import Context, OpInput, Resources
 from dagrl.ops.dpo import dpo
 from dagrl.ops.logprob import logprob
 from dagrl.ops.prompts import prompts
@@ -59,7 +59,7 @@ def offline(bench, engine: Any = None, *, validation: bool = False, **node: Any)
 
 def test_sft_trains_on_demonstrations_once_an_epoch(bench) -> None:
     engine = Engine()
-    parts = [Part(0, batch_of(bench, [0, 1], [[3], [4, 5]])), Part(1, batch_of(bench, [], []))]
+    parts = [OpInput(0, batch_of(bench, [0, 1], [[3], [4, 5]])), OpInput(1, batch_of(bench, [], []))]
     (output,) = sft(parts, offline(bench, engine, op="sft", epochs=2, aggregation="seq-mean-token-mean"))
     assert engine.trained_on == [([0, 1], [1, 2]), ([], [])] * 2
     assert engine.options == {"tokens_per_micro_batch": 99, "begins": True, "ends": True}
@@ -71,7 +71,7 @@ def test_sft_trains_on_demonstrations_once_an_epoch(bench) -> None:
 def test_dpo_hands_its_options_on(bench) -> None:
     engine = Engine()
     context = offline(bench, engine, op="dpo", beta=0.3, loss="ipo", sft_coef=0.1)
-    list(dpo([Part(0, batch_of(bench, [0, 1], [[3], [4, 5]]))], context))
+    list(dpo([OpInput(0, batch_of(bench, [0, 1], [[3], [4, 5]]))], context))
     objective = engine.objective
     assert isinstance(objective, DpoObjective)
     assert (objective.form, objective.beta, objective.label_smoothing, objective.sft_coef) == ("ipo", 0.3, 0.0, 0.1)
@@ -86,7 +86,7 @@ def test_validation_tells_the_mean_over_all_ranks_rows(bench, aggregation: str, 
     told = []
     for share in shares:
         engine = Engine()
-        (output,) = sft([Part(0, share)], offline(bench, engine, validation=True, op="sft", aggregation=aggregation))
+        (output,) = sft([OpInput(0, share)], offline(bench, engine, validation=True, op="sft", aggregation=aggregation))
         assert not hasattr(engine, "trained_on")
         told.append(output.stats)
     assert merge(told)["loss/sft"].mean == pytest.approx(expected)
@@ -97,7 +97,7 @@ def test_validation_of_pairs(bench) -> None:
     batch = batch_of(bench, [0, 1, 2, 3], [[3], [4, 5], [3, 4], [5]])
     reference = Column.ragged([[-1.0], [-1.0, -1.0], [0.0, 0.0], [0.0]], "float32")
     batch = batch.with_columns({"ref_logprob": reference, "group_id": Column(np.array([0, 0, 1, 1]))})
-    (output,) = dpo([Part(0, batch)], offline(bench, engine, op="dpo", validation=True, beta=1.0))
+    (output,) = dpo([OpInput(0, batch)], offline(bench, engine, op="dpo", validation=True, beta=1.0))
     # Log-ratios 0 and 1 in the first pair, -2/3 and -1/4 in the second.
     assert output.stats["dpo/accuracy"].mean == 0.0
     assert output.stats["dpo/margin"].mean == pytest.approx((-1 - 5 / 12) / 2)
@@ -105,7 +105,7 @@ def test_validation_of_pairs(bench) -> None:
     assert output.stats["loss/dpo"].mean == pytest.approx(sum(losses) / 2)
     assert output.stats["loss/dpo"].count == 2
     (nothing,) = dpo(
-        [Part(0, batch.take(np.array([], dtype=np.int64)))],
+        [OpInput(0, batch.take(np.array([], dtype=np.int64)))],
         offline(bench, engine, op="dpo", validation=True, beta=1.0),
     )
     assert merge([output.stats, nothing.stats]) == output.stats, "a rank without pairs has nothing to tell"
@@ -113,7 +113,7 @@ def test_validation_of_pairs(bench) -> None:
 
 def test_log_probs_of_demonstrations_are_of_logits_as_they_are(bench) -> None:
     scored = bench.batch([0], prompt_tokens=["1="], response_tokens=[[3, 4]])
-    (output,) = logprob([Part(0, scored)], offline(bench, Engine(), op="logprob"))
+    (output,) = logprob([OpInput(0, scored)], offline(bench, Engine(), op="logprob"))
     assert output.columns["logprob"].values.tolist() == [-1.0, -1.0]
 
 
@@ -140,7 +140,7 @@ def test_samples_of_a_step_without_a_rollout_are_the_demonstrations(bench) -> No
     )
     columns = {**batch.columns, "demonstration": batch["response_tokens"]}
     del columns["response_tokens"]
-    (output,) = samples([Part(0, Batch(batch.rows, columns))], offline(bench, op="sft"))
+    (output,) = samples([OpInput(0, Batch(batch.rows, columns))], offline(bench, op="sft"))
     assert output.stats["demonstration_tokens"].mean == 1.5
     assert "reward" not in output.stats
     written = pq.read_table(bench.folder / "run" / "samples" / "step_1.parquet").to_pylist()

@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dagrl.data.batch import Batch, Column
-from dagrl.ops.base import Part
+from dagrl.ops.base import OpInput
 from dagrl.ops.filter import filter, passes_bounds
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "filter.md"
@@ -39,7 +39,7 @@ def kept(bench):
         rows = np.arange(len(columns["group_id"]))
         nodes = {"rollout": {"op": "rollout", "engine": "generator", "n": 2, "sampling": {"max_new_tokens": 3}}}
         context = bench.context("keep", nodes={**nodes, "keep": {"op": "filter", **node}})
-        (output,) = filter([Part(0, Batch(rows, columns))], context)
+        (output,) = filter([OpInput(0, Batch(rows, columns))], context)
         groups = columns["group_id"].values[output.rows]
         found = np.unique(groups)
         assert output.rows.tolist() == np.flatnonzero(np.isin(columns["group_id"].values, found)).tolist()

@@ -14,7 +14,7 @@ import pytest
 from dagrl.backends.base import Completion, GenerationRequest
 from dagrl.config.schema import SamplingSpec
 from dagrl.data.batch import Column
-from dagrl.ops.base import Output, Part
+from dagrl.ops.base import OpInput, Output
 from dagrl.ops.judge import JudgeError, judge
 
 KEY = "sk-very-secret"
@@ -27,13 +27,15 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.02)
 
 
-def part_of(bench, responses: list[str], index: int = 0, first: int = 10, messages: list[dict] | None = None) -> Part:
+def part_of(
+    bench, responses: list[str], index: int = 0, first: int = 10, messages: list[dict] | None = None
+) -> OpInput:
     rows = list(range(first, first + len(responses)))
     asked = json.dumps(messages or [{"role": "user", "content": "1+1="}])
     batch = bench.batch(
         rows, response_tokens=responses, answer=["2"] * len(rows), data_source=["sums"] * len(rows)
     ).with_columns({"messages": Column.text([asked] * len(rows))})
-    return Part(index, batch)
+    return OpInput(index, batch)
 
 
 def node(**options: Any) -> dict[str, Any]:

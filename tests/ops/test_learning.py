@@ -17,7 +17,7 @@ from dagrl.backends.base import ResponseTokens
 from dagrl.config.schema import Estimator, LossSpec, PolicyForm
 from dagrl.data.batch import Batch, Column
 from dagrl.ops.advantage import advantage
-from dagrl.ops.base import Part
+from dagrl.ops.base import OpInput
 from dagrl.ops.covariance import covariance
 
 GROUPS, EACH, VOCAB, BEST = 8, 8, 5, (1, 3)
@@ -81,9 +81,9 @@ def learned(bench, estimator: dict[str, Any], loss: dict[str, Any]) -> float:
     random = torch.Generator().manual_seed(3)
     for _ in range(STEPS):
         batch = sampled(logits, random)
-        (output,) = advantage([Part(0, batch)], score)
+        (output,) = advantage([OpInput(0, batch)], score)
         batch = batch.with_columns(output.columns)
-        (marks,) = covariance([Part(0, batch)], mark)
+        (marks,) = covariance([OpInput(0, batch)], mark)
         batch = batch.with_columns(marks.columns)
         for _ in range(EPOCHS):
             step(logits, batch, objective, rate=0.15)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from dagrl.data.batch import Batch, Column
-from dagrl.ops.base import Part
+from dagrl.ops.base import OpInput
 from dagrl.ops.logprob import logprob
 
 
@@ -32,10 +32,10 @@ class Scorer:
 
 
 @pytest.fixture
-def parts(bench) -> list[Part]:
+def parts(bench) -> list[OpInput]:
     return [
-        Part(1, bench.batch([2, 3], prompt_tokens=["1+1=", "1="], response_tokens=["2", "345"])),
-        Part(4, bench.batch([], prompt_tokens=[], response_tokens=[])),
+        OpInput(1, bench.batch([2, 3], prompt_tokens=["1+1=", "1="], response_tokens=["2", "345"])),
+        OpInput(4, bench.batch([], prompt_tokens=[], response_tokens=[])),
     ]
 
 

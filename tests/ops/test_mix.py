@@ -9,7 +9,7 @@ import pytest
 
 from dagrl.data.batch import Batch
 from dagrl.ops.advantage import advantage
-from dagrl.ops.base import Part
+from dagrl.ops.base import OpInput
 from dagrl.ops.experts import for_all_rows, own_rows
 from dagrl.ops.mix import mix
 from dagrl.ops.samples import samples
@@ -33,7 +33,7 @@ def mixed(bench, per_prompt: int, *args: Any) -> dict[str, Any]:
     batch = group_rows(bench, *args)
     batch = batch.with_columns({"demonstration": batch["demonstration_tokens"]})
     nodes = {"mix": {"op": "mix", "per_prompt": per_prompt}}
-    (output,) = mix([Part(3, batch)], bench.context("mix", nodes=nodes))
+    (output,) = mix([OpInput(3, batch)], bench.context("mix", nodes=nodes))
     assert (output.shards, output.rows.tolist()) == ((3,), batch.rows.tolist())
     assert output.uncounted == ("response_tokens",), "rows are no longer than with the samples, as far as one counts"
     return dict(output.columns)
@@ -67,8 +67,8 @@ def test_advantages_are_those_of_the_samples_alone(bench, estimator: str) -> Non
     whole = bench.batch(list(range(6)), **columns)
     alone = whole.take(np.array([0, 1, 3, 4]))
     is_expert = bench.batch(list(range(6)), reward=[0, 0, 1, 0, 0, 1])["reward"]
-    (output,) = advantage([Part(0, whole.with_columns({"is_expert": is_expert}))], context)
-    (expected,) = advantage([Part(0, alone)], context)
+    (output,) = advantage([OpInput(0, whole.with_columns({"is_expert": is_expert}))], context)
+    (expected,) = advantage([OpInput(0, alone)], context)
     found = output.columns["advantage"]
     assert found.lengths.tolist() == [2, 1, 3, 1, 2, 1]
     assert [found[row].tolist() for row in (2, 5)] == [[0, 0, 0], [0]]
@@ -95,6 +95,6 @@ def test_rewards_and_lengths_are_told_of_the_samples(bench) -> None:
         data_set=["train", "train"],
     )
     batch = batch.with_columns({"is_expert": bench.batch([0, 1], reward=[0, 1])["reward"]})
-    (output,) = samples([Part(0, batch)], bench.context())
+    (output,) = samples([OpInput(0, batch)], bench.context())
     assert (output.rows.tolist(), output.stats["reward"].mean) == ([0, 1], 0.25)
     assert output.stats["response_tokens"].high == 1

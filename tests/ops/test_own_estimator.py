@@ -7,13 +7,13 @@ import re
 import pytest
 
 from dagrl.ops.advantage import advantage
-from dagrl.ops.base import Part
+from dagrl.ops.base import OpInput
 
 HEADER = "import numpy as np\n\nimport dagrl\n\n"
 
 
 @pytest.fixture
-def part(bench) -> Part:
+def part(bench) -> OpInput:
     """Two groups of two, with responses of one and two tokens; the last token does not count."""
     batch = bench.batch(
         [4, 5, 6, 7],
@@ -23,7 +23,7 @@ def part(bench) -> Part:
         old_logprob=[[-1], [-1, -2], [-3, -1], [-2]],
         ref_logprob=[[-2], [-2, -3], [-3, -1], [-1]],
     )
-    return Part(1, batch)
+    return OpInput(1, batch)
 
 
 @pytest.fixture

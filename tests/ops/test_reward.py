@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from dagrl.ops.base import Part
+from dagrl.ops.base import OpInput
 from dagrl.ops.reward import response_text, reward
 from dagrl.rewards.score import RewardError
 
 EOS, PAD = 1, 0
 
 
-def part_of(bench, responses: list, answers: list[str], index: int = 0) -> Part:
+def part_of(bench, responses: list, answers: list[str], index: int = 0) -> OpInput:
     rows = list(range(10, 10 + len(responses)))
     batch = bench.batch(
         rows,
@@ -21,7 +21,7 @@ def part_of(bench, responses: list, answers: list[str], index: int = 0) -> Part:
         data_source=["sums"] * len(rows),
         extra_info=[f'{{"index": {row}}}' for row in rows],
     )
-    return Part(index, batch)
+    return OpInput(index, batch)
 
 
 def node(fn: str, **options) -> dict:
@@ -130,7 +130,7 @@ def test_in_validation_its_own_sampling_says_what_ends_a_response(bench) -> None
 # -- several turns
 
 
-def conversation_of(bench, *, rewards: list[float] | None = None) -> Part:
+def conversation_of(bench, *, rewards: list[float] | None = None) -> OpInput:
     """Two responses: a call, its answer and what follows from it; and one of a single turn."""
     columns = {"token_reward": [rewards, [2.0, 0.0]]} if rewards else {}
     batch = bench.batch(
@@ -143,7 +143,7 @@ def conversation_of(bench, *, rewards: list[float] | None = None) -> Part:
         extra_info=["{}"] * 2,
         **columns,
     )
-    return Part(0, batch)
+    return OpInput(0, batch)
 
 
 def test_of_several_turns_the_last_is_scored(bench) -> None:

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dagrl.backends.base import Conversation, Scores
+from dagrl.backends.base import Conversation, ModelScores
 from dagrl.data.batch import Batch, Column
-from dagrl.ops.base import Part
+from dagrl.ops.base import OpInput
 from dagrl.ops.reward_model import reward_model
 
 
 class Head:
-    """Scores a row by its tokens."""
+    """ModelScores a row by its tokens."""
 
     def values(self, batch: Batch, *, tokens_per_micro_batch: int) -> Column:
         self.tokens_per_micro_batch = tokens_per_micro_batch
@@ -25,12 +25,12 @@ class Head:
 
 
 class Classifier:
-    """Scores a conversation by its words."""
+    """ModelScores a conversation by its words."""
 
-    def scores(self, conversations: Sequence[Conversation], *, tokens_per_micro_batch: int) -> Scores:
+    def scores(self, conversations: Sequence[Conversation], *, tokens_per_micro_batch: int) -> ModelScores:
         self.conversations = conversations
         found = [len(conversation[-1]["content"]) for conversation in conversations]
-        return Scores(np.array(found, np.float32), np.array(found) > 2)
+        return ModelScores(np.array(found, np.float32), np.array(found) > 2)
 
 
 def node(**options: Any) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def engines(backend: str) -> dict[str, Any]:
 
 
 def test_a_head_reads_the_sampled_tokens(bench) -> None:
-    part = Part(1, bench.batch([2, 3], prompt_tokens=["1+1=", "1="], response_tokens=["2", "345"]))
+    part = OpInput(1, bench.batch([2, 3], prompt_tokens=["1+1=", "1="], response_tokens=["2", "345"]))
     head = Head()
     context = bench.context("reward", engine=head, engines=engines("megatron"), nodes=node(write="score"))
     (output,) = reward_model([part], context)
@@ -63,7 +63,7 @@ def test_a_classifier_reads_messages_without_the_token_that_ended_the_response(b
     batch = bench.batch([2, 3], response_tokens=said).with_columns({"messages": Column.text([prompt, prompt])})
     classifier = Classifier()
     context = bench.context("reward", engine=classifier, engines=engines("hf"), nodes=node())
-    (output,) = reward_model([Part(0, batch)], context)
+    (output,) = reward_model([OpInput(0, batch)], context)
     assert classifier.conversations == [
         [*json.loads(prompt), {"role": "assistant", "content": "2"}],
         [*json.loads(prompt), {"role": "assistant", "content": "345"}],
@@ -76,5 +76,5 @@ def test_a_classifier_reads_messages_without_the_token_that_ended_the_response(b
 def test_a_rank_may_have_no_rows(bench) -> None:
     empty = bench.batch([], response_tokens=[]).with_columns({"messages": Column.text([])})
     context = bench.context("reward", engine=Classifier(), engines=engines("hf"), nodes=node())
-    (output,) = reward_model([Part(0, empty)], context)
+    (output,) = reward_model([OpInput(0, empty)], context)
     assert len(output.columns["reward"]) == 0

@@ -15,7 +15,7 @@ from dagrl.backends.base import Completion, GenerationRequest
 from dagrl.config.schema import SamplingSpec
 from dagrl.data.batch import Batch
 from dagrl.graph.op_contracts import contract_of
-from dagrl.ops.base import Output, Part
+from dagrl.ops.base import OpInput, Output
 from dagrl.ops.rollout import rollout, sample_seed
 
 
@@ -48,10 +48,10 @@ class Generator:
             yield Completion(index, tokens, numbers, reason, self.policy_version, routes)
 
 
-def part_of(bench, rows: list[int], group_size: int = 2) -> Part:
+def part_of(bench, rows: list[int], group_size: int = 2) -> OpInput:
     """These rows; each row's prompt is its own number, up to three times."""
     prompts = [[row] * (1 + row % 3) for row in rows]
-    return Part(0, bench.batch(rows, prompt_tokens=prompts, group_id=[row // group_size for row in rows]))
+    return OpInput(0, bench.batch(rows, prompt_tokens=prompts, group_id=[row // group_size for row in rows]))
 
 
 def response_of(row: int) -> list[int]:
@@ -158,7 +158,7 @@ def test_what_was_begun_goes_on_and_what_was_finished_stays(bench, partial) -> N
     engine = Generator(version=6)
     # The same prompts come as group 0 of the next step.
     (output,) = rollout(
-        [Part(0, bench.batch([0, 1], group_id=[0, 0], prompt_tokens=[[2] * 3, [5] * 3]))], partial(engine, begun)
+        [OpInput(0, bench.batch([0, 1], group_id=[0, 0], prompt_tokens=[[2] * 3, [5] * 3]))], partial(engine, begun)
     )
     assert responses(output) == [response_of(2), response_of(5)]
     assert len(engine.seeds) == 1, "a finished response is not asked for again"
@@ -185,7 +185,7 @@ def test_tokens_of_older_weights_can_be_left_out_of_training(bench, partial, ver
     part = part_of(bench, [2, 5], group_size=8)
     begun = begun_of(list(rollout([part], partial(Generator([1, 0], answers=1)))), group_size=8)
     context = partial(Generator(version=version), begun, mask_offpolicy_in_partial_rollout=True)
-    (output,) = rollout([Part(0, bench.batch([0, 1], group_id=[0, 0], prompt_tokens=[[2] * 3, [5] * 3]))], context)
+    (output,) = rollout([OpInput(0, bench.batch([0, 1], group_id=[0, 0], prompt_tokens=[[2] * 3, [5] * 3]))], context)
     assert output.columns["response_mask"][0].tolist() == mask
     # A response that was finished with older weights counts in its group, but trains nothing.
     assert output.columns["response_mask"][1].tolist() == ([1.0] * 4 if version == 5 else [0.0] * 4)
@@ -292,12 +292,12 @@ def test_the_likeliest_response_to_a_prompt_is_sampled_once(bench) -> None:
     batch = bench.batch([0, 1, 2, 3], prompt_tokens=[[4, 4], [4, 4], [5], [5]], group_id=[0, 0, 1, 1])
     sampling = {"temperature": 0, "max_new_tokens": 3}
     nodes = {"rollout": {"op": "rollout", "engine": "generator", "n": 2, "sampling": sampling}}
-    outputs = list(rollout([Part(0, batch)], bench.context("rollout", engine=engine, nodes=nodes)))
+    outputs = list(rollout([OpInput(0, batch)], bench.context("rollout", engine=engine, nodes=nodes)))
     assert len(engine.seeds) == 2
     assert [output.rows.tolist() for output in outputs] == [[0, 1], [2, 3]]
     assert [responses(output) for output in outputs] == [[[4, 4, 7]] * 2, [[5, 7]] * 2]
     assert [output.sampled for output in outputs] == [3, 2]
     assert [len(set(output.columns["finish_reason"].strings())) for output in outputs] == [1, 1]
     # With chance, each row has a response of its own.
-    list(rollout([Part(0, batch)], bench.context("rollout", engine=engine)))
+    list(rollout([OpInput(0, batch)], bench.context("rollout", engine=engine)))
     assert len(set(engine.seeds)) == 4

@@ -8,11 +8,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from dagrl.ops.base import Part
+from dagrl.ops.base import OpInput
 from dagrl.ops.samples import samples
 
 
-def part_of(bench, **more: Any) -> Part:
+def part_of(bench, **more: Any) -> OpInput:
     batch = bench.batch(
         [0, 1, 2],
         group_id=[0, 0, 1],
@@ -23,7 +23,7 @@ def part_of(bench, **more: Any) -> Part:
         data_source=["sums", "sums", "Größe"],
         **{"data_set": ["train"] * 3, **more},
     )
-    return Part(0, batch)
+    return OpInput(0, batch)
 
 
 def written(bench) -> dict[str, list[dict[str, Any]]]:

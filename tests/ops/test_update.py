@@ -11,7 +11,7 @@ import pytest
 from dagrl.algorithms.objective import PolicyObjective
 from dagrl.data.batch import Batch
 from dagrl.data.stats import Stat
-from dagrl.ops.base import Part
+from dagrl.ops.base import OpInput
 from dagrl.ops.update import update
 
 
@@ -38,12 +38,12 @@ class Trainer:
 
 
 @pytest.fixture
-def parts(bench) -> list[Part]:
+def parts(bench) -> list[OpInput]:
     """Three mini-batches, the second without rows on this rank."""
     return [
-        Part(0, bench.batch([0, 3], policy_version=[7, 6], advantage=[[1], [1]], response_mask=[[1], [1]])),
-        Part(1, bench.batch([], policy_version=[], advantage=[], response_mask=[])),
-        Part(2, bench.batch([5], policy_version=[4], advantage=[[1]], response_mask=[[1]])),
+        OpInput(0, bench.batch([0, 3], policy_version=[7, 6], advantage=[[1], [1]], response_mask=[[1], [1]])),
+        OpInput(1, bench.batch([], policy_version=[], advantage=[], response_mask=[])),
+        OpInput(2, bench.batch([5], policy_version=[4], advantage=[[1]], response_mask=[[1]])),
     ]
 
 
@@ -72,7 +72,7 @@ def test_the_objective_uses_the_nodes_loss_the_rollouts_temperature_and_what_col
     nodes = {"rollout": {"op": "rollout", "engine": "generator", "sampling": sampling}}
     nodes |= node(loss={"clip_ratio": 0.1, "aggregation": "seq-mean-token-sum-norm"})
     engine = Trainer()
-    list(update([Part(0, batch)], bench.context("update", engine=engine, nodes=nodes)))
+    list(update([OpInput(0, batch)], bench.context("update", engine=engine, nodes=nodes)))
     assert engine.objective.loss.clip_ratio == 0.1
     assert engine.objective.temperature == 0.6
     assert engine.objective.longest_response == 3
@@ -85,7 +85,7 @@ def test_corrections_reach_the_objective_and_whose_log_probs_the_old_ones_are(be
     batch = bench.batch([0], policy_version=[7], advantage=[[1]], **logprobs)
     engine = Trainer()
     nodes = node(rollout_correction={"rollout_is": "token"}, read=read)
-    list(update([Part(0, batch)], bench.context("update", engine=engine, nodes=nodes)))
+    list(update([OpInput(0, batch)], bench.context("update", engine=engine, nodes=nodes)))
     assert engine.objective.correction.rollout_is == "token"
     assert engine.objective.old_is_rollout == bool(read)
     assert engine.objective.columns == ("advantage", "old_logprob", "rollout_logprob")
@@ -94,7 +94,7 @@ def test_corrections_reach_the_objective_and_whose_log_probs_the_old_ones_are(be
 def test_a_rank_without_any_rows_takes_part(bench) -> None:
     engine = Trainer()
     empty = bench.batch([], policy_version=[], advantage=[])
-    (output,) = update([Part(0, empty)], bench.context("update", engine=engine))
+    (output,) = update([OpInput(0, empty)], bench.context("update", engine=engine))
     assert engine.trained_on == [[]]
     assert output.stats["staleness"].count == 0
 
@@ -104,17 +104,19 @@ def test_an_engine_is_told_which_part_of_a_step_it_trains_on(bench) -> None:
     engine = Trainer()
     context = bench.context("update", engine=engine)
     for begins, ends in ((True, False), (False, False), (False, True)):
-        (output,) = update([Part(0, batch)], replace(context, begins=begins, ends=ends))
+        (output,) = update([OpInput(0, batch)], replace(context, begins=begins, ends=ends))
         assert engine.part == (begins, ends)
         assert output.stats["staleness"].high == 0, "the version moves with the last part"
     assert engine.policy_version == 8
 
 
 @pytest.fixture
-def aged() -> Callable[[Any], Part]:
+def aged() -> Callable[[Any], OpInput]:
     """Samples that are 0, 1 and 2 versions behind, of 2, 1 and 2 tokens."""
     masks = [[1, 1], [1], [0, 1]]
-    return lambda bench: Part(0, bench.batch([0, 3, 5], policy_version=[7, 6, 5], advantage=masks, response_mask=masks))
+    return lambda bench: OpInput(
+        0, bench.batch([0, 3, 5], policy_version=[7, 6, 5], advantage=masks, response_mask=masks)
+    )
 
 
 @pytest.mark.parametrize("choice", ["auto", "mask"])

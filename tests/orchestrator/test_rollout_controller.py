@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagrl.backends.base import Appetite
+from dagrl.backends.base import RequestLimits
 from dagrl.config.schema import Pipeline
 from dagrl.data.shards import shard_bounds
 from dagrl.graph.op_contracts import Scope
@@ -58,23 +58,23 @@ class Server:
 class Servers:
     """Stands in for a fleet: servers that finish a group whenever the loop comes to it, `patience` rounds apiece."""
 
-    def __init__(self, appetite: Appetite, patience: Sequence[int], gives_up: int | None = None) -> None:
-        self.appetite, self.patience, self.gives_up = appetite, patience, gives_up
+    def __init__(self, limits: RequestLimits, patience: Sequence[int], gives_up: int | None = None) -> None:
+        self.request_limits, self.patience, self.gives_up = limits, patience, gives_up
         self.works: list[tuple[str, RolloutWork]] = []
         self.aborts: set[str] = set()
         self.sampled: Counter[str] = Counter()
         self.lives: dict[str, int] = {}
         """How many more groups a server finishes before it dies; the others live."""
         self.asked = 0
-        """How often somebody wanted to know the appetite."""
+        """How often somebody wanted to know the limits."""
 
     def servers(self, count: int) -> list[Any]:
         return [Server(name_of(number), self) for number in range(count)]
 
     def call(self, name: str, method: Callable[..., Any], *args: Any) -> Any:
-        if method is Worker.appetite:
+        if method is Worker.request_limits:
             self.asked += 1
-            return self.appetite
+            return self.request_limits
         self._check(name)
         assert method is Worker.abort
         assert args[0][:2] == (4, "rollout")
@@ -197,15 +197,17 @@ def metrics(ran: Ran) -> dict[str, float]:
     return ran.record.metrics(tokens=1, policy_version=4, slots=1)
 
 
-appetites = st.builds(lambda portion, more: Appetite(portion, portion + more), st.integers(1, 12), st.integers(0, 12))
+request_limits = st.builds(
+    lambda portion, more: RequestLimits(portion, portion + more), st.integers(1, 12), st.integers(0, 12)
+)
 layouts = st.fixed_dictionaries({"shards": st.integers(1, 4), "servers": st.integers(1, 4)})
 patience = st.lists(st.integers(0, 5), min_size=1, max_size=7)
 
 
 @settings(deadline=None)
-@given(appetite=appetites, layout=layouts, patience=patience, groups=st.integers(1, 12))
-def test_every_group_is_sampled_once_and_no_shard_told_twice(ran, appetite, layout, patience, groups) -> None:
-    over = ran(Servers(appetite, patience), groups, groups, partial=False, **layout)
+@given(limits=request_limits, layout=layouts, patience=patience, groups=st.integers(1, 12))
+def test_every_group_is_sampled_once_and_no_shard_told_twice(ran, limits, layout, patience, groups) -> None:
+    over = ran(Servers(limits, patience), groups, groups, partial=False, **layout)
     dealt = [row for _, work in over.fleet.works for part in work.parts for row in part.rows.tolist()]
     assert sorted(dealt) == list(range(groups * N))
     assert over.ledger.complete("rollout")
@@ -218,16 +220,16 @@ def test_every_group_is_sampled_once_and_no_shard_told_twice(ran, appetite, layo
 
 @settings(deadline=None)
 @given(
-    appetite=appetites,
+    limits=request_limits,
     layout=layouts,
     patience=patience,
     needed=st.integers(1, 8),
     more=st.integers(1, 8),
     partial=st.booleans(),
 )
-def test_enough_is_enough_and_what_is_left_is_known(ran, appetite, layout, patience, needed, more, partial) -> None:
+def test_enough_is_enough_and_what_is_left_is_known(ran, limits, layout, patience, needed, more, partial) -> None:
     groups = needed + more
-    over = ran(Servers(appetite, patience), groups, needed, partial=partial, **layout)
+    over = ran(Servers(limits, patience), groups, needed, partial=partial, **layout)
     chosen = np.unique(over.ledger.rows(tuple(range(layout["shards"]))) // N).tolist()
     assert len(chosen) == needed
     left = over.sampling.unfinished()
@@ -251,7 +253,7 @@ lives = st.dictionaries(st.integers(0, 3), st.integers(0, 8), max_size=4)
 
 @settings(deadline=None)
 @given(
-    appetite=appetites,
+    limits=request_limits,
     layout=layouts,
     patience=patience,
     lives=lives,
@@ -260,9 +262,9 @@ lives = st.dictionaries(st.integers(0, 3), st.integers(0, 8), max_size=4)
     partial=st.booleans(),
 )
 def test_whoever_dies_no_group_is_lost_or_there_twice(
-    ran, appetite, layout, patience, lives, needed, more, partial
+    ran, limits, layout, patience, lives, needed, more, partial
 ) -> None:
-    fleet = Servers(appetite, patience)
+    fleet = Servers(limits, patience)
     fleet.lives = {f"generator/{number}": groups for number, groups in lives.items() if number < layout["servers"]}
     doomed = dict(fleet.lives)
     over = ran(fleet, needed + more, needed, partial=partial, **layout)
@@ -284,7 +286,7 @@ def test_whoever_dies_no_group_is_lost_or_there_twice(
 def test_what_was_begun_goes_to_whoever_gets_the_prompt_and_is_kept_where_nobody_does(ran) -> None:
     begun = {100 + group: PartialRollout(f"older {group}", np.arange(N)) for group in (0, 1, 5)}
     # One group at a time; the first is enough.
-    over = ran(Servers(Appetite(1, 1), [0]), 6, 1, 1, 1, partial=True, begun=begun)
+    over = ran(Servers(RequestLimits(1, 1), [0]), 6, 1, 1, 1, partial=True, begun=begun)
     handed = {group: what.ref for _, work in over.fleet.works for group, what in work.begun.items()}
     assert handed[0] == "older 0"
     left = dict(over.sampling.unfinished())
@@ -294,11 +296,11 @@ def test_what_was_begun_goes_to_whoever_gets_the_prompt_and_is_kept_where_nobody
 
 def test_a_server_that_gives_up_by_itself_ends_the_run(ran) -> None:
     with pytest.raises(RunError, match="generator has ended the responses to 1 of 4 prompts early"):
-        ran(Servers(Appetite(2, 2), [0], gives_up=1), 4, 4, 1, 1, partial=False)
+        ran(Servers(RequestLimits(2, 2), [0], gives_up=1), 4, 4, 1, 1, partial=False)
 
 
 def test_servers_say_how_much_they_take_at_a_time_once(ran) -> None:
-    fleet = Servers(Appetite(2, 4), [1])
+    fleet = Servers(RequestLimits(2, 4), [1])
     fleet.lives = {"generator/0": 1}
     over = ran(fleet, 6, 6, partial=False, shards=2, servers=2)
     assert (over.deaths, fleet.asked) == (1, 1)
@@ -307,7 +309,7 @@ def test_servers_say_how_much_they_take_at_a_time_once(ran) -> None:
 @pytest.mark.parametrize(("patience", "told"), [([0], []), ([0, 50], [0])], ids=["together", "one after the other"])
 def test_shards_that_are_there_when_the_run_ends_are_told_of_with_its_end(ran, patience, told) -> None:
     """So that they are taken together."""
-    assert ran(Servers(Appetite(1, 1), patience), 2, 2, 2, 2, partial=False).shards == told
+    assert ran(Servers(RequestLimits(1, 1), patience), 2, 2, 2, 2, partial=False).shards == told
 
 
 def lost_with_a_sync(lab, *, dealt: bool) -> tuple[Servers, WorkerDiedError]:
@@ -315,7 +317,7 @@ def lost_with_a_sync(lab, *, dealt: bool) -> tuple[Servers, WorkerDiedError]:
     declared = lab.tiny_pipeline()
     declared["data"]["prompts_per_step"] = 1
     declared["nodes"]["rollout"] |= {"n": N}
-    fleet, ledger = Servers(Appetite(1, 1), [1000]), WatchedLedger(N, 1)
+    fleet, ledger = Servers(RequestLimits(1, 1), [1000]), WatchedLedger(N, 1)
     ledger.add_source("prompts", Block(np.arange(N), "p", None, 0, 1, (0,), positions=np.array([100])))
     sampling = RolloutController(
         Run(4, "rollout", (0,)),
@@ -351,9 +353,9 @@ def test_a_rollout_behind_a_sync_ends_with_the_loss_of_that(lab, dealt) -> None:
 
 
 @settings(deadline=None)
-@given(appetite=appetites, layout=layouts, patience=patience, needed=st.integers(1, 8), more=st.integers(0, 8))
-def test_a_round_is_told_to_be_complete_when_nothing_of_it_can_come(ran, appetite, layout, patience, needed, more):
-    fleet = Servers(appetite, patience)
+@given(limits=request_limits, layout=layouts, patience=patience, needed=st.integers(1, 8), more=st.integers(0, 8))
+def test_a_round_is_told_to_be_complete_when_nothing_of_it_can_come(ran, limits, layout, patience, needed, more):
+    fleet = Servers(limits, patience)
     over = ran(fleet, needed + more, needed, partial=True, round_=2, **layout)
     assert {work.round for _, work in fleet.works} == {2}
     # The last shard comes with the end of the run, when the aborted groups are there too.

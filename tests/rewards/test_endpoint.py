@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dagrl.config.schema import SamplingSpec
-from dagrl.rewards.endpoint import Answer, Endpoint, EndpointError, EndpointSetupError
+from dagrl.rewards.endpoint import Endpoint, EndpointError, EndpointReply, EndpointSetupError
 
 KEY = "sk-very-secret-0123456789"
 SAMPLING = SamplingSpec(temperature=0.0, max_new_tokens=64)
@@ -27,7 +27,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ask(
     url: str, sampling: SamplingSpec = SAMPLING, extra_body: dict[str, Any] | None = None, **options: Any
-) -> Answer:
+) -> EndpointReply:
     told = {"api_key_env": None, "retries": 0, "timeout_s": 10.0} | options
     endpoint = Endpoint(url, "judge-7b", **told)
     try:
@@ -37,7 +37,7 @@ def ask(
 
 
 def test_a_question_is_asked_in_openais_words(chat_server) -> None:
-    assert ask(chat_server.url) == Answer("7", 2)
+    assert ask(chat_server.url) == EndpointReply("7", 2)
     (request,) = chat_server.requests
     assert request.path == "/v1/chat/completions"
     assert request.body == {"model": "judge-7b", "messages": QUESTION, "max_tokens": 64, "temperature": 0.0}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dagrl.tracking import background_tracker as guest
-from dagrl.tracking.background_tracker import Guest, GuestFailedError, failures_of
+from dagrl.tracking.background_tracker import BackgroundTracker, TrackerFailedError, failures_of
 from dagrl.tracking.base import SampleTable
 
 TABLE = SampleTable(("prompt",), (("1+1=",),))
@@ -60,7 +60,7 @@ def recorder() -> Recorder:
 
 
 def test_all_is_done_in_order_in_another_thread(recorder: Recorder, notes: list[str], tmp_path: Path) -> None:
-    tracker = Guest("mlflow", recorder, notes.append)
+    tracker = BackgroundTracker("mlflow", recorder, notes.append)
     tracker.start(tmp_path, {}, 3)
     metrics = {"reward/mean": 0.5}
     tracker.log(4, metrics)
@@ -75,7 +75,7 @@ def test_all_is_done_in_order_in_another_thread(recorder: Recorder, notes: list[
 
 def test_a_failure_is_one_note_and_the_run_goes_on(recorder: Recorder, notes: list[str], tmp_path: Path) -> None:
     recorder.fail_at = 1
-    tracker = Guest("mlflow", recorder, notes.append)
+    tracker = BackgroundTracker("mlflow", recorder, notes.append)
     tracker.start(tmp_path, {}, None)
     for step in range(1, 50):
         tracker.log(step, {})
@@ -92,7 +92,7 @@ def test_a_guest_that_is_stuck_holds_nobody_up(
     monkeypatch.setattr(guest, "FINISH_TIMEOUT_S", 0.05)
     monkeypatch.setattr(guest, "LONGEST_QUEUE", 10)
     recorder.gate.clear()
-    tracker = Guest("swanlab", recorder, notes.append)
+    tracker = BackgroundTracker("swanlab", recorder, notes.append)
     tracker.start(tmp_path, {}, None)
     for step in range(1, 50):
         tracker.log(step, {})
@@ -118,7 +118,7 @@ def test_ctrl_c_ends_the_wait_for_a_guest_and_nothing_else(
         raise KeyboardInterrupt
 
     recorder.gate.clear()
-    tracker = Guest("mlflow", recorder, notes.append)
+    tracker = BackgroundTracker("mlflow", recorder, notes.append)
     tracker.start(tmp_path, {}, None)
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "join", join)
@@ -131,7 +131,7 @@ def test_ctrl_c_ends_the_wait_for_a_guest_and_nothing_else(
 
 def test_a_bug_of_ours_is_raised_where_the_run_hears_of_it(recorder: Recorder, tmp_path: Path) -> None:
     recorder.fail_at, recorder.error = 1, KeyError("reward")
-    tracker = Guest("mlflow", recorder, lambda note: None)
+    tracker = BackgroundTracker("mlflow", recorder, lambda note: None)
     tracker.start(tmp_path, {}, None)
     tracker.log(1, {})
     with pytest.raises(KeyError, match="reward"):
@@ -139,27 +139,27 @@ def test_a_bug_of_ours_is_raised_where_the_run_hears_of_it(recorder: Recorder, t
 
 
 def test_closing_what_never_started_is_harmless(recorder: Recorder) -> None:
-    Guest("mlflow", recorder, lambda note: None).close(ok=False)
+    BackgroundTracker("mlflow", recorder, lambda note: None).close(ok=False)
     assert recorder.calls == []
 
 
 def test_a_package_that_is_not_there_is_named_with_its_remedy() -> None:
     remedy = r"it is not installed; pip install 'dagrl\[no_such_tracker\]'"
-    with pytest.raises(GuestFailedError, match=remedy), failures_of("no_such_tracker"):
+    with pytest.raises(TrackerFailedError, match=remedy), failures_of("no_such_tracker"):
         importlib.import_module("no_such_tracker")
 
 
 def test_errors_are_told_by_where_they_come_from() -> None:
     import json
 
-    with pytest.raises(GuestFailedError, match="Expecting value"), failures_of("json"):
+    with pytest.raises(TrackerFailedError, match="Expecting value"), failures_of("json"):
         json.loads("x")
     with pytest.raises(ValueError, match="ours"), failures_of("json"):
         raise ValueError("ours")
 
 
 def test_after_its_end_nothing_is_asked_of_it(recorder: Recorder, tmp_path: Path) -> None:
-    tracker = Guest("mlflow", recorder, lambda note: None)
+    tracker = BackgroundTracker("mlflow", recorder, lambda note: None)
     tracker.start(tmp_path, {}, None)
     tracker.close(ok=True)
     tracker.close(ok=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dagrl.tracking.background_tracker import Guest
+from dagrl.tracking.background_tracker import BackgroundTracker
 from dagrl.tracking.base import SampleTable
 from dagrl.tracking.mlflow import Mlflow, metric_name
 
@@ -120,7 +120,7 @@ def test_a_server_that_is_not_there_does_not_end_the_run(tmp_path: Path, monkeyp
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setattr("dagrl.tracking.mlflow.PATIENCE_S", 0.0)
     notes: list[str] = []
-    tracker = Guest("mlflow", Mlflow("tiny", notes.append), notes.append)
+    tracker = BackgroundTracker("mlflow", Mlflow("tiny", notes.append), notes.append)
     tracker.start(tmp_path, CONFIG, None)
     tracker.log(1, {"reward/mean": 0.5})
     tracker.close(ok=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dagrl.tracking.background_tracker import Guest
+from dagrl.tracking.background_tracker import BackgroundTracker
 from dagrl.tracking.base import SampleTable
 from dagrl.tracking.swanlab import SwanLab
 
@@ -29,7 +29,7 @@ def no_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def track(run_dir: Path, steps: list[int], resumed_step: int | None = None) -> list[str]:
     notes: list[str] = []
-    tracker = Guest("swanlab", SwanLab("tiny", notes.append), notes.append)
+    tracker = BackgroundTracker("swanlab", SwanLab("tiny", notes.append), notes.append)
     tracker.start(run_dir, CONFIG, resumed_step)
     for step in steps:
         tracker.log(step, {"val/aime/mean@4": 0.123456789, "kl/ref": float("nan")})

@@ -135,7 +135,7 @@ def megatron_pair(
     trainers, takers = fleet.trainers_on(trainer_gpus), fleet.takers_on(taker_gpus)
     ports = [trainer.call("listen") for trainer in trainers]
     for rank, trainer in enumerate(trainers):
-        reach = "near" if near else "far"
+        reach = "cuda_ipc" if near else "broadcast"
         trainer.begin("start", rank, len(trainers), ports[0], size, reach, parallel, BUCKET)
     offers = [trainer.end() for trainer in trainers]
     for place, taker in enumerate(takers):
@@ -154,7 +154,7 @@ def plain_pair(fleet: Fleet, trainer_gpu: int, taker_gpu: int, size: str) -> Ite
     """Weights of any size on one GPU, and a generator on one."""
     near = trainer_gpu == taker_gpu
     [trainer], [taker] = fleet.trainers_on([trainer_gpu]), fleet.takers_on([taker_gpu])
-    offer = trainer.call("start_plain", size, "near" if near else "far", LARGE_BUCKET)
+    offer = trainer.call("start_plain", size, "cuda_ipc" if near else "broadcast", LARGE_BUCKET)
     taker.call("start", size, 0, 1)
     try:
         yield Pair(fleet, [trainer], [taker], _senders([offer], [taker]), [[0]], near)
@@ -164,8 +164,8 @@ def plain_pair(fleet: Fleet, trainer_gpu: int, taker_gpu: int, size: str) -> Ite
 
 def _senders(offers: list[Any], takers: list[Worker]) -> list[dict[str, Any]]:
     there = [offer for offer in offers if offer is not None]
-    if all(offer.place for offer in there):
-        return [{offer.place: offer.address for offer in there}] * len(takers)
+    if all(offer.gpu for offer in there):
+        return [{offer.gpu: offer.address for offer in there}] * len(takers)
     return [{"": there[place if len(there) > 1 else 0].address} for place in range(len(takers))]
 
 

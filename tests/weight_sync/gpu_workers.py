@@ -166,13 +166,13 @@ class TakingProcess:
     def start(self, size: str, rank: int, parts: int) -> None:
         from qwen_part import QwenPart
 
-        from dagrl.weight_sync.loader import Intake
-        from dagrl.weight_sync.receiver import Taker
+        from dagrl.weight_sync.loader import WeightLoader
+        from dagrl.weight_sync.receiver import WeightReceiver
 
         device = device_here()
         self._model = model = QwenPart(size, rank, parts, device, _dtype(device))
-        self._intake = Intake(lambda: dict(model.named_parameters()), model.load_weights)
-        self._taker = Taker(self._intake, device, f"part {rank}")
+        self._intake = WeightLoader(lambda: dict(model.named_parameters()), model.load_weights)
+        self._taker = WeightReceiver(self._intake, device, f"part {rank}")
         self._size, self._rank, self._parts = size, rank, parts
 
     def take(self, number: int, senders: dict[str, Any]) -> float:
@@ -230,11 +230,11 @@ class _Plain:
         yield
 
     def fill(self, index: int, buffer: Any) -> None:
-        from dagrl.weight_sync.copies import Copies
+        from dagrl.weight_sync.copies import CopyPlan
 
         if index not in self._packs or self._packs[index][0] is not buffer:
             views = self.manifest.buckets[index].views(buffer)
-            self._packs[index] = buffer, Copies((place, self._tensors[name]) for name, place in views)
+            self._packs[index] = buffer, CopyPlan((place, self._tensors[name]) for name, place in views)
         self._packs[index][1].run()
 
 

@@ -4,8 +4,8 @@ import hypothesis.strategies as st
 import torch
 from hypothesis import given, settings
 
-from dagrl.weight_sync.buffer_pool import Room
-from dagrl.weight_sync.copies import Copies, Run, merged
+from dagrl.weight_sync.copies import ByteCopy, CopyPlan, coalesced
+from dagrl.weight_sync.releasable_buffer import ReleasableBuffer
 
 DTYPES = [torch.float32, torch.bfloat16, torch.uint8, torch.float64]
 
@@ -30,7 +30,7 @@ def pairs(draw) -> list[tuple[torch.Tensor, torch.Tensor]]:
 @settings(max_examples=60, deadline=None)
 @given(pairs())
 def test_they_do_what_single_copies_do(given):
-    copies = Copies(given)
+    copies = CopyPlan(given)
     for _ in range(2):
         copies.run()
         assert all(torch.equal(target, source.to(target.dtype)) for target, source in given)
@@ -41,36 +41,36 @@ def test_they_do_what_single_copies_do(given):
 
 def test_neighbours_on_both_sides_are_one_copy():
     target, source = torch.zeros(40), torch.arange(40.0)
-    copies = Copies([(target[at : at + 8], source[at : at + 8]) for at in (16, 0, 8, 24)])
+    copies = CopyPlan([(target[at : at + 8], source[at : at + 8]) for at in (16, 0, 8, 24)])
     assert len(copies) == 1
     copies.run()
     assert target.tolist() == [*range(32), *[0] * 8]
 
 
 def test_neighbours_on_one_side_only_are_not():
-    runs = [Run(1, 0, 2, 0, 8), Run(1, 16, 2, 8, 8), Run(3, 24, 2, 16, 8), Run(3, 32, 2, 24, 0)]
-    assert merged(reversed(runs)) == runs[:3]
+    runs = [ByteCopy(1, 0, 2, 0, 8), ByteCopy(1, 16, 2, 8, 8), ByteCopy(3, 24, 2, 16, 8), ByteCopy(3, 32, 2, 24, 0)]
+    assert coalesced(reversed(runs)) == runs[:3]
 
 
 def test_odd_bytes_move_too():
     target, source = torch.zeros(11, dtype=torch.uint8), torch.arange(11, dtype=torch.uint8)
-    Copies([(target[1:10], source[2:11]), (target[:1], source[:1])]).run()
+    CopyPlan([(target[1:10], source[2:11]), (target[:1], source[:1])]).run()
     assert target.tolist() == [0, *range(2, 11), 0]
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60), st.integers(1, 60)), max_size=8))
 def test_runs_are_seen_as_numbers_that_fit(given):
     for to, start, nbytes in given:
-        width = Run(0, to, 1, start, nbytes).width
+        width = ByteCopy(0, to, 1, start, nbytes).width
         assert not (to % width or start % width or nbytes % width)
         assert width == 8 or to % (2 * width) or start % (2 * width) or nbytes % (2 * width)
 
 
 def test_copies_outlive_the_absence_of_their_memory():
-    room, target = Room(64, "cpu"), torch.zeros(8)
-    copies = Copies([(target, room.bytes.view(torch.float32)[4:12])])
+    room, target = ReleasableBuffer(64, "cpu"), torch.zeros(8)
+    copies = CopyPlan([(target, room.bytes.view(torch.float32)[4:12])])
     room.give_back()
-    assert not room.is_there and room.bytes.untyped_storage().nbytes() == 0
+    assert not room.is_allocated and room.bytes.untyped_storage().nbytes() == 0
     room.take()
     room.take()
     room.bytes.view(torch.float32).copy_(torch.arange(16.0))
@@ -79,6 +79,6 @@ def test_copies_outlive_the_absence_of_their_memory():
 
 
 def test_room_for_nothing():
-    room = Room(0, "cpu")
+    room = ReleasableBuffer(0, "cpu")
     room.give_back()
-    assert room.is_there and len(room.bytes) == 0
+    assert room.is_allocated and len(room.bytes) == 0

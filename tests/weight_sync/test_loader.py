@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from dagrl.weight_sync.copy_tracer import _Seen
-from dagrl.weight_sync.loader import Intake
+from dagrl.weight_sync.loader import WeightLoader
 from dagrl.weight_sync.manifest import Manifest
 
 
-def intake_of(model: nn.Module, load: Callable[..., object] | None = None) -> Intake:
-    return Intake(lambda: dict(model.named_parameters()), load or model.load_weights)
+def intake_of(model: nn.Module, load: Callable[..., object] | None = None) -> WeightLoader:
+    return WeightLoader(lambda: dict(model.named_parameters()), load or model.load_weights)
 
 
 def buckets_of(tensors: dict[str, Tensor], bucket_bytes: int = 600) -> tuple[Manifest, list[Tensor]]:
@@ -31,7 +31,7 @@ def buckets_of(tensors: dict[str, Tensor], bucket_bytes: int = 600) -> tuple[Man
     return manifest, buffers
 
 
-def send(intake: Intake, tensors: dict[str, Tensor], bucket_bytes: int = 600) -> Intake:
+def send(intake: WeightLoader, tensors: dict[str, Tensor], bucket_bytes: int = 600) -> WeightLoader:
     """All weights, through two buffers that are used in turns and spoilt after each use."""
     manifest, contents = buckets_of(tensors, bucket_bytes)
     intake.begin(manifest)
@@ -41,7 +41,7 @@ def send(intake: Intake, tensors: dict[str, Tensor], bucket_bytes: int = 600) ->
     return intake
 
 
-def compare(intake: Intake, tensors: dict[str, Tensor], bucket_bytes: int = 600) -> None:
+def compare(intake: WeightLoader, tensors: dict[str, Tensor], bucket_bytes: int = 600) -> None:
     _, contents = buckets_of(tensors, bucket_bytes)
     intake.begin_comparing()
     for index, buffer in in_turns(contents):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dagrl.weight_sync.copy_tracer import Copied
+from dagrl.weight_sync.copy_tracer import TracedCopy
 from dagrl.weight_sync.replay import Replay
 
 
@@ -14,5 +14,5 @@ def test_it_copies_any_view_of_a_bucket(rows, columns, lies):
     numbers, stride = buffer.view(torch.int32), {"with gaps": (7, 1), "turned": (1, rows), "stretched": (0, 1)}
     source = numbers.as_strided((rows, columns), stride.get(lies, (columns, 1)), 2)
     target = torch.zeros(rows, columns, dtype=torch.int32)
-    Replay([Copied(target, source.dtype, 2, tuple(source.shape), source.stride())]).run(buffer)
+    Replay([TracedCopy(target, source.dtype, 2, tuple(source.shape), source.stride())]).run(buffer)
     assert target.tolist() == source.tolist()

@@ -13,7 +13,7 @@ from work import work_of as make_work
 
 from dagrl.config.schema import Pipeline
 from dagrl.data.batch import Batch, Column
-from dagrl.ops.base import Output, Part
+from dagrl.ops.base import OpInput, Output
 from dagrl.workers.messages import TaskWork, Usage
 from dagrl.workers.meter import Meter
 
@@ -38,19 +38,21 @@ def pipeline(lab) -> Any:
     return make
 
 
-def rows(*places: int) -> Part:
+def rows(*places: int) -> OpInput:
     columns = {
         "prompt_tokens": Column.ragged([[1] * PROMPTS[row] for row in places], "int64"),
         "response_tokens": Column.ragged([[1] * RESPONSES[row] for row in places], "int64"),
     }
-    return Part(0, Batch(np.array(places, dtype=np.int64), columns))
+    return OpInput(0, Batch(np.array(places, dtype=np.int64), columns))
 
 
 def work_of(node: str, is_output_rank: bool = True) -> TaskWork:
     return make_work(TaskWork, node, is_output_rank=is_output_rank)
 
 
-def usages(pipeline: Pipeline, node: str, *parts: Part, outputs: int = 1, is_output_rank: bool = True) -> list[Usage]:
+def usages(
+    pipeline: Pipeline, node: str, *parts: OpInput, outputs: int = 1, is_output_rank: bool = True
+) -> list[Usage]:
     meter = Meter(pipeline)
     account = meter.begin(work_of(node, is_output_rank), parts)
     return [meter.usage(account, Output((0,), np.arange(3))) for _ in range(outputs)]
@@ -112,6 +114,6 @@ def test_demonstrations_are_trained_on_and_in_validation_read_once(pipeline, val
     declared["nodes"]["update"] = {"op": "sft", "engine": "actor", "epochs": 2}
     meter = Meter(Pipeline.model_validate(declared))
     work = replace(work_of("update"), validation=validation)
-    account = meter.begin(work, [Part(0, Batch(part.batch.rows, columns))])
+    account = meter.begin(work, [OpInput(0, Batch(part.batch.rows, columns))])
     tokens = sum(LENGTHS) if validation else 2 * sum(LENGTHS)
     assert (account.tokens, account.flops) == (tokens, passes * FORWARD)

@@ -17,7 +17,7 @@ DOORS = [Address(f"/tmp/{rank}", "", 0, f"token {rank}") for rank in (0, 1)]
 class Generator:
     """Keeps what it was told."""
 
-    def take_weights(self, route: Any, version: int) -> None:
+    def update_weights(self, route: Any, version: int) -> None:
         self.told = route.number, dict(route.senders), route.timeout_s, version
 
 

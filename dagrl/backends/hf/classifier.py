@@ -1,6 +1,6 @@
 """A reward model inside the worker's own process: a sequence classifier of Hugging Face's with one label.
 
-Implements `dagrl.backends.base.JudgeEngine`. Conversations are rendered with the tokenizer and template of the model.
+Implements `dagrl.backends.base.ScoreEngine`. Conversations are rendered with the tokenizer and template of the model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from jinja2 import TemplateError
 
 from dagrl.backends.backend import RankContext
-from dagrl.backends.base import Conversation, Scores, Slept
+from dagrl.backends.base import Conversation, ModelScores, SleepReport
 from dagrl.backends.device_memory import device_gib_used
 from dagrl.backends.families.tensors import SCORE
 from dagrl.backends.hf.experts import avoid_misaligned_grouped_mm
@@ -63,8 +63,8 @@ class HfClassifier:
         self._weights = SleepingWeights(lambda: self._model.parameters(), keep=True, gib_used_by_others=used_by_others)
         self.policy_version = 0
 
-    def scores(self, conversations: Sequence[Conversation], *, tokens_per_micro_batch: int) -> Scores:
-        """See `JudgeEngine.scores`. A batch holds as many rows of nearly one length as go into the budget, or one."""
+    def scores(self, conversations: Sequence[Conversation], *, tokens_per_micro_batch: int) -> ModelScores:
+        """See `ScoreEngine.scores`. A batch holds as many rows of nearly one length as go into the budget, or one."""
         self._weights.refuse_asleep()
         rows = self._tokens(conversations)
         cut = np.array([len(row) > self._longest for row in rows], dtype=bool)
@@ -72,14 +72,14 @@ class HfClassifier:
         values = np.zeros(len(rows), dtype=np.float32)
         for batch in _batches([len(row) for row in rows], self._max_batch_size, tokens_per_micro_batch):
             values[batch] = self._score([rows[index] for index in batch])
-        return Scores(values, cut)
+        return ModelScores(values, cut)
 
-    def sleep(self, residency: Residency) -> Slept:
-        """See `JudgeEngine.sleep`."""
+    def sleep(self, residency: Residency) -> SleepReport:
+        """See `ScoreEngine.sleep`."""
         return self._weights.sleep(residency)
 
     def wake(self, residency: Residency) -> None:
-        """See `JudgeEngine.wake`."""
+        """See `ScoreEngine.wake`."""
         self._weights.wake(residency)
 
     def close(self) -> None:

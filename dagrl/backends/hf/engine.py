@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from dagrl.backends.backend import RankContext
-from dagrl.backends.base import NO_WEIGHTS, Appetite, Completion, GenerationRequest, Slept
+from dagrl.backends.base import NO_WEIGHTS, Completion, GenerationRequest, RequestLimits, SleepReport
 from dagrl.backends.device_memory import device_gib_used
 from dagrl.backends.hf.decoding import decode
 from dagrl.backends.hf.experts import avoid_misaligned_grouped_mm
@@ -63,9 +63,9 @@ class HfEngine:
             replace_weights(self._model, ((name, source.get(name)) for name in names))
             self.policy_version = 0
 
-    def appetite(self, longest: int) -> Appetite:
-        """See `GenerateEngine.appetite`: a batch, and one more that waits."""
-        return Appetite(self._max_batch_size, 2 * self._max_batch_size)
+    def request_limits(self, longest: int) -> RequestLimits:
+        """See `GenerateEngine.request_limits`: a batch, and one more that waits."""
+        return RequestLimits(self._max_batch_size, 2 * self._max_batch_size)
 
     def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> Iterator[Completion]:
         """Sample one response to each request, yielded as they finish; at most `max_batch_size` are decoded at once.
@@ -93,7 +93,7 @@ class HfEngine:
         replace_weights(self._model, (item for bucket in buckets for item in bucket))
         self.policy_version = version
 
-    def sleep(self, residency: Residency) -> Slept:
+    def sleep(self, residency: Residency) -> SleepReport:
         """See `GenerateEngine.sleep`."""
         slept = self._weights.sleep(residency)
         if self._follows and self._weights.asleep:

@@ -14,7 +14,7 @@ from dagrl.backends.sglang.section import SglangEngineSpec
 from dagrl.backends.sglang.share import ServerShare
 from dagrl.backends.sglang.unsupported import clashes_of
 
-WEIGHT_LOADER = "dagrl.backends.sglang.loader.take_weights"
+WEIGHT_LOADER = "dagrl.backends.sglang.loader.update_weights"
 """What an update has SGLang call in its processes."""
 
 _DEFAULTS: dict[str, Any] = {"log_level": "warning"}

@@ -33,7 +33,7 @@ _FLUSH_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ServerResponse:
     """What one request has come to."""
 
     finish_reason: str
@@ -81,7 +81,7 @@ class Client:
 
     # -- generation
 
-    async def generate(self, rid: str, tokens: list[int], sampling: dict[str, Any], cache_key: str) -> Answer:
+    async def generate(self, rid: str, tokens: list[int], sampling: dict[str, Any], cache_key: str) -> ServerResponse:
         """Go on behind `tokens`; what is cached of them is used where it was made under the same `cache_key`."""
         from sglang.srt.managers.tokenizer_manager import RequestAbortedError
 
@@ -96,13 +96,13 @@ class Client:
                 extra_key=cache_key,
             )
         except RequestAbortedError as error:
-            return Answer("abort", str(error), NO_TOKENS, NO_LOGPROBS, None)
+            return ServerResponse("abort", str(error), NO_TOKENS, NO_LOGPROBS, None)
         meta, sampled = answer["meta_info"], answer["output_ids"]
         reason = meta["finish_reason"]
         # Each with its token and a text. One that was aborted in the queue has none, as it has no tokens.
         logprobs = meta.get("output_token_logprobs") or ()
         assert len(logprobs) == len(sampled), "a log-prob for each token"
-        return Answer(
+        return ServerResponse(
             reason["type"],
             reason.get("message") or "",
             np.array(sampled, dtype=np.int64),

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 
 from dagrl.backends.backend import RankContext
-from dagrl.backends.base import NO_WEIGHTS, Appetite, Completion, GenerationRequest, Slept
+from dagrl.backends.base import NO_WEIGHTS, Completion, GenerationRequest, RequestLimits, SleepReport
 from dagrl.backends.model_source import load_hf_config
 from dagrl.backends.sglang.client import Client
 from dagrl.backends.sglang.gpu_memory import gpu_memory
 from dagrl.backends.sglang.layout import KEPT_BACK, gpus_per_server
-from dagrl.backends.sglang.responses import Responses
+from dagrl.backends.sglang.responses import ResponseReader
 from dagrl.backends.sglang.section import SglangEngineSpec
 from dagrl.backends.sglang.server import ServerLostError
 from dagrl.backends.sglang.share import ServerShare
@@ -70,7 +70,7 @@ class SglangEngine:
         self._server = start_server(model, spec, share, seed=ranks.seed, sleeps=sleeps)
         self._client = client = Client(self._server.engine, routing)
         self._capacity = self._server.run(client.capacity(), "tell what it can hold", self._timeout_s)
-        self._responses = Responses(client, lambda: self.policy_version, [] if eos is None else [eos])
+        self._responses = ResponseReader(client, lambda: self.policy_version, [] if eos is None else [eos])
 
     # -- generation
 
@@ -148,8 +148,8 @@ class SglangEngine:
 
     # -- weights
 
-    def take_weights(self, route: Route, version: int) -> None:
-        """See `GenerateEngine.take_weights`. ServerError where the server fails. Generation pauses as `pause` says."""
+    def update_weights(self, route: Route, version: int) -> None:
+        """See `GenerateEngine.update_weights`. ServerError if the server fails. Generation pauses as in `pause`."""
         self._server.run(self._update(route, version), "take weights", self._timeout_s)
 
     def load_weights(self, buckets: Iterator[Bucket], version: int) -> None:
@@ -157,7 +157,9 @@ class SglangEngine:
 
         They go to the server's processes through the host's memory.
         """
-        with closing(WeightSender(BucketExporter(list(buckets)), "near", host="", timeout_s=self._timeout_s)) as sender:
+        with closing(
+            WeightSender(BucketExporter(list(buckets)), "cuda_ipc", host="", timeout_s=self._timeout_s)
+        ) as sender:
             offer = sender.offer()
             assert offer is not None, "a sender that is near has an address"
             update = self._server.submit(self._update(Route(version, {"": offer.address}, self._timeout_s), version))
@@ -187,16 +189,16 @@ class SglangEngine:
 
     # -- the rest
 
-    def appetite(self, longest: int) -> Appetite:
-        """See `GenerateEngine.appetite`: what fits into the cache where responses are half as long as they may be.
+    def request_limits(self, longest: int) -> RequestLimits:
+        """See `GenerateEngine.request_limits`: as many as fit in the cache at half their longest length.
 
-        ValueError where not even one is sure to fit.
+        Raises ValueError if the cache cannot hold one request of the longest length.
         """
         self._check_room(longest)
         running = max(1, min(self._capacity.requests, self._capacity.tokens // max(1, longest // 2)))
-        return Appetite(portion=max(1, running // 4), at_once=running + -(-running // 4))
+        return RequestLimits(chunk=max(1, running // 4), max_inflight=running + -(-running // 4))
 
-    def sleep(self, residency: Residency) -> Slept:
+    def sleep(self, residency: Residency) -> SleepReport:
         """See `GenerateEngine.sleep`. Without a GPU nothing is given back."""
         before = gpu_memory(self._gpus[:1])
         going = _KINDS[residency] - self._gone
@@ -210,7 +212,7 @@ class SglangEngine:
             self.policy_version = NO_WEIGHTS
         held = before[0].used_gib if before else 0.0
         after = gpu_memory(self._gpus[:1])
-        return Slept(held - after[0].used_gib if after else 0.0, held)
+        return SleepReport(held - after[0].used_gib if after else 0.0, held)
 
     def wake(self, residency: Residency) -> None:
         """See `GenerateEngine.wake`."""

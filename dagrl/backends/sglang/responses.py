@@ -45,7 +45,7 @@ class _Response:
         return np.concatenate([self.request.prompt, self.request.begun, self.tokens])
 
 
-class Responses:
+class ResponseReader:
     """Samples responses and lets others stop that for a while. `version` tells that of the weights."""
 
     def __init__(self, client: Client, version: Callable[[], int], stops: Sequence[int]) -> None:

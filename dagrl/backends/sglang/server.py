@@ -48,7 +48,7 @@ class ServerLostError(ServerError, EngineLostError):
     """A server that was there, and is of no use any more."""
 
 
-class Server:
+class ServerProcess:
     """SGLang on one machine."""
 
     def __init__(

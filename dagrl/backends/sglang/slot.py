@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dagrl.backends.backend import RankContext
-from dagrl.backends.base import Appetite, Completion, GenerationRequest, Slept
+from dagrl.backends.base import Completion, GenerationRequest, RequestLimits, SleepReport
 from dagrl.backends.sglang.section import SglangEngineSpec
 from dagrl.backends.sglang.share import ServerShare
 from dagrl.backends.sglang.start import start_server
@@ -22,9 +22,9 @@ class HeldSlot:
     policy_version = 0
     sampled_tokens = 0
 
-    def appetite(self, longest: int) -> Appetite:
+    def request_limits(self, longest: int) -> RequestLimits:
         """It wants nothing."""
-        return Appetite(0, 0)
+        return RequestLimits(0, 0)
 
     def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> Iterator[Completion]:
         """Nothing: it is never given requests."""
@@ -38,13 +38,13 @@ class HeldSlot:
         """The first slot takes them for all."""
         self.policy_version = version
 
-    def take_weights(self, route: Route, version: int) -> None:
+    def update_weights(self, route: Route, version: int) -> None:
         """The first slot takes them for all."""
         self.policy_version = version
 
-    def sleep(self, residency: Residency) -> Slept:
+    def sleep(self, residency: Residency) -> SleepReport:
         """The first slot gives the memory of all back, and tells of it."""
-        return Slept(0.0, 0.0)
+        return SleepReport(0.0, 0.0)
 
     def wake(self, residency: Residency) -> None:
         """The first slot brings all back."""

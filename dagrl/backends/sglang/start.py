@@ -12,7 +12,7 @@ from dagrl.backends.sglang.args import server_arguments
 from dagrl.backends.sglang.gpu_memory import gpu_memory
 from dagrl.backends.sglang.model_folder import model_folder
 from dagrl.backends.sglang.section import SglangEngineSpec
-from dagrl.backends.sglang.server import Server, ServerError
+from dagrl.backends.sglang.server import ServerError, ServerProcess
 from dagrl.backends.sglang.share import ServerShare
 from dagrl.config.schema import ModelSpec
 
@@ -20,7 +20,9 @@ SGLANG_VERSION = "0.5.17"
 """What `client.py` and `server.py` are written for: they use much that SGLang does not promise to keep."""
 
 
-def start_server(model: ModelSpec, spec: SglangEngineSpec, share: ServerShare, *, seed: int, sleeps: bool) -> Server:
+def start_server(
+    model: ModelSpec, spec: SglangEngineSpec, share: ServerShare, *, seed: int, sleeps: bool
+) -> ServerProcess:
     """The share's processes, ready; together with the other machines', which start at the same time.
 
     ValueError where the model or an argument makes no sense, ServerError where the server fails or is not ready in
@@ -36,7 +38,7 @@ def start_server(model: ModelSpec, spec: SglangEngineSpec, share: ServerShare, *
     with tempfile.TemporaryDirectory(prefix="dagrl-sglang-") as scratch:
         folder = model_folder(model, Path(scratch), seed=seed, with_weights=spec.weights_from is None)
         arguments = server_arguments(spec, share, folder, positions=_positions(model), seed=seed, sleeps=sleeps)
-        return Server(
+        return ServerProcess(
             share.name, arguments, share.log_prefix, share.start_timeout_s, circumstances=_memory(spec, share)
         )
 

@@ -11,7 +11,7 @@ from dagrl.config.schema import SamplingSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class TurnDone:
     """A turn of the response at `row`."""
 
     row: int
@@ -19,13 +19,13 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class CallOver:
+class CallEnded:
     """A call of the engine's has ended."""
 
     failure: BaseException | None = None
 
 
-class Asking:
+class TurnRequests:
     """Collects requests, and hands them to the engine whenever it is of use. To be used from one thread.
 
     Where the engine's calls take turns, that is when the last one is over; else at once, and each call has a thread
@@ -33,7 +33,7 @@ class Asking:
     """
 
     def __init__(
-        self, engine: GenerateEngine, sampling: SamplingSpec, deliver: Callable[[Said | CallOver], None]
+        self, engine: GenerateEngine, sampling: SamplingSpec, deliver: Callable[[TurnDone | CallEnded], None]
     ) -> None:
         """`deliver` hears what comes of it, from any thread."""
         self._engine, self._sampling, self._deliver = engine, sampling, deliver
@@ -75,8 +75,8 @@ class Asking:
                     break
                 row = asked[completion.index][0]
                 left.remove(row)
-                self._deliver(Said(row, completion))
+                self._deliver(TurnDone(row, completion))
             assert self._left or not left, f"the engine has left {len(left)} of {len(asked)} requests unanswered"
         except BaseException as error:  # noqa: BLE001 - raised again by whoever waits for the responses
             failure = error
-        self._deliver(CallOver(failure))
+        self._deliver(CallEnded(failure))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dagrl.backends.registry import backends
-from dagrl.backends.tool_calls import Call, Parser, Unreadable, parsed_call, said_aloud
+from dagrl.backends.tool_calls import Call, MalformedCall, Parser, parsed_call, said_aloud
 from dagrl.graph.plugins.custom import load_function, located, raised_by
 
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
@@ -27,7 +27,7 @@ def parser_of(tool_format: str, schemas: Sequence[Mapping[str, Any]], folder: Pa
     return backend.tool_parser(tool_format, schemas)
 
 
-def hermes_calls(text: str) -> list[Call | Unreadable]:
+def hermes_calls(text: str) -> list[Call | MalformedCall]:
     """``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, as Hermes, Qwen 2.5 and Qwen 3 write them.
 
     What a model thinks (up to ``</think>``) calls nothing.
@@ -35,13 +35,13 @@ def hermes_calls(text: str) -> list[Call | Unreadable]:
     return [_hermes_call(body.strip()) for body in _HERMES.findall(said_aloud(text))]
 
 
-def _hermes_call(body: str) -> Call | Unreadable:
+def _hermes_call(body: str) -> Call | MalformedCall:
     try:
         call = json.loads(body, strict=False)
     except (ValueError, RecursionError) as error:
-        return Unreadable(f"a tool call is JSON, and this is not: {error}")
+        return MalformedCall(f"a tool call is JSON, and this is not: {error}")
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-        return Unreadable('a tool call has a "name" and "arguments"')
+        return MalformedCall('a tool call has a "name" and "arguments"')
     return parsed_call(call["name"], call.get("arguments", {}))
 
 
@@ -49,11 +49,11 @@ def _own_parser(place: str, folder: Path | None) -> Parser:
     """A function of the user's: from text to (name, arguments), several or none; it raises ValueError for bad calls."""
     function = load_function(place, folder)
 
-    def parse(text: str) -> list[Call | Unreadable]:
+    def parse(text: str) -> list[Call | MalformedCall]:
         try:
             found = list(function(text))
         except ValueError as error:
-            return [Unreadable(str(error))]
+            return [MalformedCall(str(error))]
         except (Exception, SystemExit) as error:  # a user's function may raise anything
             raise ValueError(f"the parser `{place}` {raised_by(function, error)}") from error
         for each in found:

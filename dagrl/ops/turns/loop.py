@@ -17,8 +17,8 @@ from dagrl.backends.base import GenerationRequest
 from dagrl.data.batch import Batch
 from dagrl.ops.base import Context
 from dagrl.ops.response import ABORTED, Response
-from dagrl.ops.turns.answers import LENGTH, Exchange, Partner, Reply
-from dagrl.ops.turns.asking import Asking, CallOver, Said
+from dagrl.ops.turns.answers import LENGTH, PendingReply, Reply, ResponseDialogue
+from dagrl.ops.turns.asking import CallEnded, TurnDone, TurnRequests
 from dagrl.ops.turns.jobs import Done, Jobs
 from dagrl.ops.turns.setting import answer_writer, others_of, row_fields
 
@@ -49,15 +49,16 @@ class Conversations:
         self._requests = dict(requests)
         self._open = {row: responses[row] for row in requests}
         self._partners = {
-            row: Partner(others, row_fields(batch, row, request.seed, context)) for row, request in requests.items()
+            row: ResponseDialogue(others, row_fields(batch, row, request.seed, context))
+            for row, request in requests.items()
         }
-        self._exchanges: dict[int, Exchange] = {}
+        self._exchanges: dict[int, PendingReply] = {}
         """Of responses whose last turn is being answered."""
         self._asked_by: dict[int, tuple[int, int]] = {}
         """Job -> the response, and the place in its exchange."""
         self._aborted = False
-        self._events: queue.SimpleQueue[Said | CallOver | Done] = queue.SimpleQueue()
-        self._asking = Asking(context.engine, self._sampling, self._events.put)
+        self._events: queue.SimpleQueue[TurnDone | CallEnded | Done] = queue.SimpleQueue()
+        self._asking = TurnRequests(context.engine, self._sampling, self._events.put)
         self._jobs = Jobs(self._events.put, at_once=node.tool_concurrency, timeout_s=node.tool_timeout_s)
 
     def run(self) -> Iterator[tuple[int, Response]]:
@@ -76,7 +77,7 @@ class Conversations:
             for row in self._open:
                 self._partners[row].leave()
 
-    def _next_events(self) -> list[Said | CallOver | Done]:
+    def _next_events(self) -> list[TurnDone | CallEnded | Done]:
         """What has happened; nothing is left to wait for that is not bounded: an engine bounds its own calls."""
         try:
             events = [self._events.get(timeout=self._jobs.left_s())]
@@ -90,13 +91,13 @@ class Conversations:
             except queue.Empty:
                 return events
 
-    def _take(self, event: Said | CallOver | Done) -> Iterator[tuple[int, Response]]:
+    def _take(self, event: TurnDone | CallEnded | Done) -> Iterator[tuple[int, Response]]:
         match event:
-            case CallOver():
+            case CallEnded():
                 self._asking.over()
                 if event.failure is not None:
                     raise event.failure
-            case Said():
+            case TurnDone():
                 yield from self._heard(event)
             case Done():
                 if self._jobs.settle(event):
@@ -104,7 +105,7 @@ class Conversations:
                     self._exchanges[row].ends[place] = event
                     yield from self._go_on(row)
 
-    def _heard(self, said: Said) -> Iterator[tuple[int, Response]]:
+    def _heard(self, said: TurnDone) -> Iterator[tuple[int, Response]]:
         row, completion = said.row, said.completion
         response = self._open[row] = self._open[row].spoken(completion)
         if completion.finish_reason == ABORTED:

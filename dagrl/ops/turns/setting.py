@@ -10,9 +10,9 @@ from dagrl.graph.plugins.environment import load_environment
 from dagrl.graph.plugins.tool import Tool, load_tool, tool_name
 from dagrl.graph.rollouts import rollouts
 from dagrl.ops.base import Context
-from dagrl.ops.turns.answers import Others
+from dagrl.ops.turns.answers import TurnSettings
 from dagrl.ops.turns.calls import parser_of
-from dagrl.ops.turns.template import AnswerWriter
+from dagrl.ops.turns.template import MessageWriter
 
 
 def rollout_tools(context: Context) -> dict[str, Tool]:
@@ -30,14 +30,14 @@ def rollout_tools(context: Context) -> dict[str, Tool]:
     return resources.once(f"tools of {context.sampled_by}", load)
 
 
-def others_of(context: Context) -> Others:
+def others_of(context: Context) -> TurnSettings:
     """Who answers the policy. ValueError where one of them is not there."""
     node, resources, tools = context.rollout, context.resources, rollout_tools(context)
     schemas = [tool.schema for tool in tools.values()]
 
-    def make() -> Others:
+    def make() -> TurnSettings:
         environment = node.environment
-        return Others(
+        return TurnSettings(
             tools,
             parser_of(node.tool_format, schemas, resources.folder) if tools else lambda _: (),
             load_environment(environment, node.environment_args, resources.folder) if environment else None,
@@ -48,11 +48,13 @@ def others_of(context: Context) -> Others:
     return resources.once(f"others of {context.sampled_by}", make)
 
 
-def answer_writer(context: Context) -> AnswerWriter:
+def answer_writer(context: Context) -> MessageWriter:
     """What writes their answers."""
     schemas = [tool.schema for tool in rollout_tools(context).values()]
     tokenizer, longest = context.resources.tokenizer, context.rollout.max_observation_tokens
-    return context.resources.once(f"answers of {context.sampled_by}", lambda: AnswerWriter(tokenizer, schemas, longest))
+    return context.resources.once(
+        f"answers of {context.sampled_by}", lambda: MessageWriter(tokenizer, schemas, longest)
+    )
 
 
 def row_fields(batch: Batch, row: int, seed: int, context: Context) -> dict[str, Any]:

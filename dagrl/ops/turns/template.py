@@ -17,7 +17,7 @@ _ASSISTANT, _USER = "what the policy has said", "what it was asked"
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Message:
     """What somebody says to the policy."""
 
     role: str
@@ -25,7 +25,7 @@ class Answer:
     text: str
 
 
-class AnswerWriter:
+class MessageWriter:
     """Writes answers as the tokens between two turns of the policy.
 
     The chat template is asked what it puts around such messages, once for each sequence of roles; between its pieces go
@@ -45,7 +45,7 @@ class AnswerWriter:
         # A tokenizer that does not know dots has no sign for what is left out.
         self._cut = [] if tokenizer.unk_token_id in cut else cut
 
-    def tokens(self, answers: Sequence[Answer], last_token: int) -> np.ndarray:
+    def tokens(self, answers: Sequence[Message], last_token: int) -> np.ndarray:
         """Token ids of the answers to a turn that ended with `last_token`, int64, up to where the policy goes on.
 
         ValueError where the template cannot write them.

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from dagrl.backends.base import Appetite
+from dagrl.backends.base import RequestLimits
 
 MAX_OPEN_CHUNKS = 16
 """Chunks that a server has in flight, whatever their size. Each takes a thread of its worker."""
@@ -29,11 +29,11 @@ class ChunkLimits:
     """Groups that a server has in flight before it gets another chunk."""
 
 
-def chunk_limits(appetite: Appetite, groups: int, group_size: int, servers: int) -> ChunkLimits:
+def chunk_limits(limits: RequestLimits, groups: int, group_size: int, servers: int) -> ChunkLimits:
     """The limits for `groups` groups: at least one, and no more than a server's even share."""
     even = -(-groups // servers)
-    chunk = max(1, min(appetite.portion // group_size, even))
-    return ChunkLimits(chunk, max(chunk, appetite.at_once // group_size))
+    chunk = max(1, min(limits.chunk // group_size, even))
+    return ChunkLimits(chunk, max(chunk, limits.max_inflight // group_size))
 
 
 def gather_seconds(servers: int) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 from dagrl.config.schema import Pipeline
 from dagrl.scheduler.commands import Sync
 from dagrl.scheduler.weight_route import WeightRoute, weight_route
-from dagrl.weight_sync.channel import Address, PeerError, knock
+from dagrl.weight_sync.channel import Address, PeerError, connect
 from dagrl.weight_sync.protocol import Offer, refuse_unknown_names
 from dagrl.workers.errors import RunError, WorkerHungError, WorkerLostError
 from dagrl.workers.groups.task_group import run_all
@@ -150,7 +150,7 @@ def _report_lost(senders: Sequence[Address], sync: int, lost: str) -> None:
     """Tell senders that lost receivers do not come. A sender that has finished, or is not reachable, times out."""
     for address in senders:
         with contextlib.suppress(PeerError):
-            knock(address, _CONNECT_S, "the sender of weights", who=lost, sync=sync, error="is lost").close()
+            connect(address, _CONNECT_S, "the sender of weights", who=lost, sync=sync, error="is lost").close()
 
 
 async def _result_of(task: asyncio.Future[Any]) -> Any:

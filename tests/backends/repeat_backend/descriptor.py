@@ -29,10 +29,10 @@ class RepeatEngine:
     def __init__(self, times: int) -> None:
         self._times = times
 
-    def appetite(self, longest: int) -> Any:
-        from dagrl.backends.base import Appetite
+    def request_limits(self, longest: int) -> Any:
+        from dagrl.backends.base import RequestLimits
 
-        return Appetite(8, 8)
+        return RequestLimits(8, 8)
 
     def generate(self, requests: Sequence[Any], sampling: Any) -> Iterator[Any]:
         from dagrl.backends.base import Completion
@@ -50,9 +50,9 @@ class RepeatEngine:
         self.policy_version = version
 
     def sleep(self, residency: Any) -> Any:
-        from dagrl.backends.base import Slept
+        from dagrl.backends.base import SleepReport
 
-        return Slept(0.0, 0.0)
+        return SleepReport(0.0, 0.0)
 
     def wake(self, residency: Any) -> None: ...
 

@@ -22,7 +22,7 @@ from dagrl.backends.sglang.share import ServerShare
 from dagrl.config.schema import ModelSpec, TokenizerSpec
 from dagrl.weight_sync.exporter import IteratedExporter
 from dagrl.weight_sync.manifest import Bucket
-from dagrl.weight_sync.sender import Reach, WeightSender
+from dagrl.weight_sync.sender import TransportName, WeightSender
 
 MODEL = ModelSpec(
     init={
@@ -114,11 +114,11 @@ def requests() -> list[GenerationRequest]:
 
 
 @pytest.fixture
-def sender_of() -> Iterator[Callable[[Reach, Bucket], WeightSender]]:
+def sender_of() -> Iterator[Callable[[TransportName, Bucket], WeightSender]]:
     """``sender_of(reach, tensors)``: a sender in the test's process."""
     made: list[WeightSender] = []
 
-    def make(reach: Reach, tensors: Bucket) -> WeightSender:
+    def make(reach: TransportName, tensors: Bucket) -> WeightSender:
         exporter = IteratedExporter(lambda: iter(tensors), 8000, torch.device("cpu"))
         made.append(WeightSender(exporter, reach, host="127.0.0.1", timeout_s=30.0))
         return made[-1]

@@ -21,7 +21,7 @@ def told(*, server=None, gpus=("0",), seed=1, sleeps=False, node=0, nodes=1, ind
 def test_tokens_go_in_and_out_by_their_ids_and_weights_by_our_loader():
     arguments = told()
     assert arguments["skip_tokenizer_init"] is True and arguments["model_path"] == "model"
-    assert arguments["custom_weight_loader"] == ["dagrl.backends.sglang.loader.take_weights"]
+    assert arguments["custom_weight_loader"] == ["dagrl.backends.sglang.loader.update_weights"]
 
 
 def test_weights_that_come_from_another_engine_are_not_read():

@@ -20,7 +20,7 @@ from dagrl.backends.sglang.engine import SglangEngine
 from dagrl.backends.sglang.server import ServerError, ServerLostError
 from dagrl.config.residency import Residency
 from dagrl.config.schema import SamplingSpec
-from dagrl.weight_sync.protocol import Sent, refuse_unknown_names
+from dagrl.weight_sync.protocol import SendReport, refuse_unknown_names
 from dagrl.weight_sync.receiver import Route
 from dagrl.weight_sync.sender import WeightSender
 
@@ -237,7 +237,7 @@ def test_an_update_in_place_keeps_the_old_cache_to_itself(restored, requests, mo
 # -- weights that come from another process
 
 
-@pytest.mark.parametrize("reach", ["near", "far"])
+@pytest.mark.parametrize("reach", ["cuda_ipc", "broadcast"])
 def test_weights_reach_the_servers_processes_by_themselves(
     restored, requests, model_of: ModelOf, weights_of, sender_of, reach
 ) -> None:
@@ -254,14 +254,14 @@ def test_weights_reach_the_servers_processes_by_themselves(
 def test_a_tensor_without_a_place_is_told(restored, weights_of, sender_of) -> None:
     extra = [*weights_of(NEW), ("model.layers.1.mlp.experts.4.up_proj.weight", torch.zeros(24, 32))]
     with pytest.raises(ValueError, match=r"the generator has no place for model.layers.1.mlp.experts.4.up_proj.weight"):
-        refuse_unknown_names([taken(restored, sender_of("near", extra), 3)])
+        refuse_unknown_names([taken(restored, sender_of("cuda_ipc", extra), 3)])
     with pytest.raises(ValueError, match=r"no place for model.layers.1.mlp.experts.4.up_proj.weight: the trainer's"):
         restored.load_weights(iter([extra]), 3)
     with pytest.raises(AssertionError, match="before the first weights"):
         restored.generate([GenerationRequest(np.array([4]), 0)], GREEDY)
 
 
-@pytest.mark.parametrize("reach", ["near", "far"])
+@pytest.mark.parametrize("reach", ["cuda_ipc", "broadcast"])
 def test_a_server_outlives_weights_that_do_not_fit(restored, requests, weights_of, sender_of, reach) -> None:
     missing = [(name, tensor) for name, tensor in weights_of(NEW) if "experts.2.down_proj" not in name]
     misfit = [(name, tensor[:8] if "layers.1.self_attn.k_proj" in name else tensor) for name, tensor in weights_of(NEW)]
@@ -279,20 +279,20 @@ def test_a_server_outlives_weights_that_do_not_fit(restored, requests, weights_o
 
 
 def test_a_server_outlives_a_sender_that_is_gone(restored, requests, weights_of, sender_of) -> None:
-    sender = sender_of("far", weights_of(NEW))
+    sender = sender_of("broadcast", weights_of(NEW))
     address = sender.offer().address
     sender.close()
-    restored.take_weights(Route(3, {"": address}, 1.0), 3)
+    restored.update_weights(Route(3, {"": address}, 1.0), 3)
     log = next(restored._server._log_prefix.parent.glob("*-tp0.log")).read_text()
     assert "no new weights: the sender of weights does not answer" in log
     restored.load_weights(iter([weights_of(OLD)]), 4)
     assert complete(restored, requests, GREEDY)[0].policy_version == 4
 
 
-def taken(engine: SglangEngine, sender: WeightSender, version: int) -> Sent:
+def taken(engine: SglangEngine, sender: WeightSender, version: int) -> SendReport:
     """A sync of the weights that `sender` has, compared."""
     address = sender.offer().address
-    engine_takes = threading.Thread(target=engine.take_weights, args=(Route(version, {"": address}, 30.0), version))
+    engine_takes = threading.Thread(target=engine.update_weights, args=(Route(version, {"": address}, 30.0), version))
     engine_takes.start()
     try:
         return sender.send(version, [1], passes=2)
@@ -319,10 +319,10 @@ def test_no_prompts_give_no_responses(server) -> None:
 
 
 def test_the_server_says_what_it_can_take(server) -> None:
-    assert (server.appetite(64).portion, server.appetite(64).at_once) == (2, 10)
-    assert server.appetite(16376).at_once == 3, "the cache holds two that are half as long as they may be"
+    assert (server.request_limits(64).chunk, server.request_limits(64).max_inflight) == (2, 10)
+    assert server.request_limits(16376).max_inflight == 3, "the cache holds two that are half as long as they may be"
     with pytest.raises(ValueError, match=r"up to 16377 tokens does not fit into .* holds 16384 and takes one of 16376"):
-        server.appetite(16377)
+        server.request_limits(16377)
 
 
 def test_a_sleeper_wakes_up_to_what_it_was(server, requests) -> None:

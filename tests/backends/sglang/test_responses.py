@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from dagrl.backends.base import Completion, GenerationRequest
-from dagrl.backends.sglang.client import Answer
-from dagrl.backends.sglang.responses import Responses
+from dagrl.backends.sglang.client import ServerResponse
+from dagrl.backends.sglang.responses import ResponseReader
 from dagrl.backends.sglang.server import ServerError
 from dagrl.config.schema import SamplingSpec
 
@@ -32,9 +32,9 @@ class FakeClient:
         self.routed_experts: np.ndarray | None = None
         self.asked: dict[str, tuple[list[int], dict[str, Any], str]] = {}
         self.calls: list[str] = []
-        self._ends: dict[str, asyncio.Future[Answer]] = {}
+        self._ends: dict[str, asyncio.Future[ServerResponse]] = {}
 
-    async def generate(self, rid: str, tokens: list[int], sampling: dict[str, Any], cache_key: str) -> Answer:
+    async def generate(self, rid: str, tokens: list[int], sampling: dict[str, Any], cache_key: str) -> ServerResponse:
         self.asked[rid] = (tokens, sampling, cache_key)
         self._ends[rid] = asyncio.get_running_loop().create_future()
         try:
@@ -48,7 +48,7 @@ class FakeClient:
         for future in self._ends.values():
             if not future.done():
                 logprobs = np.full(tokens, -0.5, np.float32)
-                future.set_result(Answer(reason, "why it did", sampled, logprobs, self.routed_experts))
+                future.set_result(ServerResponse(reason, "why it did", sampled, logprobs, self.routed_experts))
 
     async def remember(self, rid: str, tokens: list[int], cache_key: str) -> None:
         self.remembered.append((tokens, cache_key))
@@ -78,7 +78,7 @@ class Scene:
     def __init__(self) -> None:
         self.client = FakeClient()
         self.version = 3
-        self.responses = Responses(self.client, lambda: self.version, [7])  # type: ignore[arg-type]
+        self.responses = ResponseReader(self.client, lambda: self.version, [7])  # type: ignore[arg-type]
         self.done: list[Completion] = []
         self._calls: list[asyncio.Task[None]] = []
 

@@ -6,7 +6,7 @@ import asyncio
 import os
 from types import SimpleNamespace
 
-from dagrl.backends.sglang.server import Server, last_words, telling_lines
+from dagrl.backends.sglang.server import ServerProcess, last_words, telling_lines
 
 
 def test_progress_bars_and_marks_do_not_hide_how_a_process_ended():
@@ -52,7 +52,7 @@ def test_last_words_are_those_of_the_newest_log_of_a_server_itself(tmp_path):
 
 def test_a_loop_without_tasks_of_its_own_is_stopped():
     loop = asyncio.new_event_loop()
-    server = object.__new__(Server)
+    server = object.__new__(ServerProcess)
     server.engine = SimpleNamespace(loop=loop)
     winding_up = loop.create_task(server._wind_up())
     loop.call_later(5.0, loop.stop)

@@ -15,7 +15,7 @@ from dagrl.backends.sglang.engine import SglangEngine
 from dagrl.config.schema import ModelSpec, Pipeline, SamplingSpec
 from dagrl.data.batch import Batch, Column
 from dagrl.data.tokenizer import load_tokenizer
-from dagrl.ops.base import Context, Output, Part, Resources
+from dagrl.ops.base import Context, OpInput, Output, Resources
 from dagrl.ops.rollout import rollout
 from dagrl.ops.turns.reading import passages
 
@@ -91,7 +91,7 @@ def played(server: SglangEngine, folder: Path, **sampling: Any) -> list[Output]:
         server,
         sampled_by="rollout",
     )
-    return list(rollout([Part(0, Batch(rows, columns))], context))
+    return list(rollout([OpInput(0, Batch(rows, columns))], context))
 
 
 def test_responses_go_on_by_themselves_and_know_what_was_said(server, model_of, tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ import pytest
 import dagrl
 from dagrl.graph.plugins.environment import EnvironmentClass
 from dagrl.graph.plugins.tool import Tool, ToolUnavailableError, tool
-from dagrl.ops.turns.answers import Exchange, Others, Partner, Reply, tool_answer
+from dagrl.ops.turns.answers import PendingReply, Reply, ResponseDialogue, TurnSettings, tool_answer
 from dagrl.ops.turns.calls import hermes_calls
 from dagrl.ops.turns.jobs import Done, JobTimeoutError
-from dagrl.ops.turns.template import Answer
+from dagrl.ops.turns.template import Message
 
 FIELDS: dict[str, Any] = {"prompt": "guess", "answer": "7", "data_source": "", "extra_info": {"index": 3}, "seed": 11}
 
@@ -57,11 +57,11 @@ class Game:
 
 
 GAME = EnvironmentClass("games:Game", Game, {}, ("answer", "seed"))
-TOOLS = Others({"double": Tool(double, {})}, hermes_calls, None, 2, ends_on_error=False)
-PLAY = Others({}, lambda _: (), GAME, 2, ends_on_error=False)
+TOOLS = TurnSettings({"double": Tool(double, {})}, hermes_calls, None, 2, ends_on_error=False)
+PLAY = TurnSettings({}, lambda _: (), GAME, 2, ends_on_error=False)
 
 
-def outcome(exchange: Exchange) -> Reply:
+def outcome(exchange: PendingReply) -> Reply:
     """Run the work of an exchange here and now."""
     for place, work in enumerate(exchange.work):
         if work is not None:
@@ -74,8 +74,8 @@ def outcome(exchange: Exchange) -> Reply:
     return exchange.reply
 
 
-def hear(others: Others, text: str, *, cut: bool = False, last: bool = False, fields: Any = FIELDS) -> Reply:
-    return outcome(Partner(others, fields).hear(text, cut=cut, last=last))
+def hear(others: TurnSettings, text: str, *, cut: bool = False, last: bool = False, fields: Any = FIELDS) -> Reply:
+    return outcome(ResponseDialogue(others, fields).hear(text, cut=cut, last=last))
 
 
 def call(*numbers: object) -> str:
@@ -95,11 +95,11 @@ def test_what_is_cut_off_calls_nothing() -> None:
 
 
 def test_calls_are_answered_in_their_order() -> None:
-    assert hear(TOOLS, call(3, 4)) == Reply((Answer("tool", "6"), Answer("tool", "8")), calls=2)
+    assert hear(TOOLS, call(3, 4)) == Reply((Message("tool", "6"), Message("tool", "8")), calls=2)
 
 
 def test_what_is_no_text_is_told_as_json_and_a_tool_may_know_its_row() -> None:
-    assert hear(TOOLS, call(7)).answers == (Answer("tool", '{"double": 14, "row": 3}'),)
+    assert hear(TOOLS, call(7)).answers == (Message("tool", '{"double": 14, "row": 3}'),)
 
 
 HOLDS_ITSELF: list[Any] = []
@@ -147,13 +147,13 @@ def test_too_many_calls_are_answered_with_an_error() -> None:
 
 
 def test_a_call_in_the_last_turn_is_not_made() -> None:
-    exchange = Partner(TOOLS, FIELDS).hear(call(3), cut=False, last=True)
+    exchange = ResponseDialogue(TOOLS, FIELDS).hear(call(3), cut=False, last=True)
     assert (exchange.work, exchange.reply) == ([], Reply(ends="turns"))
 
 
 def test_a_row_has_the_tools_that_it_names() -> None:
     reply = hear(TOOLS, call(3), fields={"extra_info": {"index": 0, "tools": []}})
-    assert reply.answers == (Answer("tool", "Error: there is no tool 'double'."),)
+    assert reply.answers == (Message("tool", "Error: there is no tool 'double'."),)
 
 
 def test_a_tool_that_cannot_work_here_ends_the_run() -> None:
@@ -162,20 +162,20 @@ def test_a_tool_that_cannot_work_here_ends_the_run() -> None:
 
 
 def test_a_tool_that_takes_too_long_is_told_so() -> None:
-    exchange = Partner(TOOLS, FIELDS).hear(call(3), cut=False, last=False)
+    exchange = ResponseDialogue(TOOLS, FIELDS).hear(call(3), cut=False, last=False)
     exchange.ends[0] = Done(1, failure=JobTimeoutError("no answer within 2 s"))
-    assert exchange.reply == Reply((Answer("tool", "Error: no answer within 2 s"),), calls=1, failed_calls=1)
+    assert exchange.reply == Reply((Message("tool", "Error: no answer within 2 s"),), calls=1, failed_calls=1)
 
 
 # -- environments
 
 
 def test_an_environment_answers_and_rewards_until_it_is_done() -> None:
-    partner, closed = Partner(PLAY, FIELDS), Game.closed
+    partner, closed = ResponseDialogue(PLAY, FIELDS), Game.closed
     replies = [outcome(partner.hear(text, cut=False, last=False)) for text in ("a", "b", "c")]
     assert replies == [
-        Reply((Answer("user", "a7/11"),), reward=1.0),
-        Reply((Answer("user", "b7/11"),), reward=2.0),
+        Reply((Message("user", "a7/11"),), reward=1.0),
+        Reply((Message("user", "b7/11"),), reward=2.0),
         Reply(ends="stop", reward=3.0),
     ]
     assert Game.closed == closed + 1
@@ -187,13 +187,13 @@ def test_an_environment_answers_and_rewards_until_it_is_done() -> None:
     ("how", "ends"), [({"cut": True, "last": False}, "length"), ({"cut": False, "last": True}, "turns")]
 )
 def test_the_last_turn_is_rewarded_too(how: dict[str, bool], ends: str) -> None:
-    assert outcome(Partner(PLAY, FIELDS).hear("a", **how)) == Reply(ends=ends, reward=1.0)
+    assert outcome(ResponseDialogue(PLAY, FIELDS).hear("a", **how)) == Reply(ends=ends, reward=1.0)
 
 
 def test_a_turn_that_calls_a_tool_is_no_move() -> None:
     both = replace(PLAY, tools=TOOLS.tools, parse=hermes_calls)
-    partner = Partner(both, FIELDS)
-    assert outcome(partner.hear(call(3), cut=False, last=False)).answers == (Answer("tool", "6"),)
+    partner = ResponseDialogue(both, FIELDS)
+    assert outcome(partner.hear(call(3), cut=False, last=False)).answers == (Message("tool", "6"),)
     assert outcome(partner.hear("a", cut=False, last=False)).reward == 1.0
 
 
@@ -217,7 +217,7 @@ def test_an_environment_that_fails_ends_the_run_or_the_response(
 
 
 def test_an_environment_that_takes_too_long_is_named() -> None:
-    exchange = Partner(PLAY, FIELDS).hear("a", cut=False, last=False)
+    exchange = ResponseDialogue(PLAY, FIELDS).hear("a", cut=False, last=False)
     exchange.ends[0] = Done(1, failure=JobTimeoutError("no answer within 2 s"))
     with pytest.raises(TimeoutError, match="`games:Game` gave no answer within 2 s; raise `tool_timeout_s`"):
         assert exchange.reply
@@ -236,7 +236,7 @@ def test_an_environment_that_is_left_is_closed_once_its_step_is_over() -> None:
             assert gate.is_set()
             closed.set()
 
-    partner = Partner(replace(PLAY, environment=replace(GAME, make=Slow)), FIELDS)
+    partner = ResponseDialogue(replace(PLAY, environment=replace(GAME, make=Slow)), FIELDS)
     (work,) = partner.hear("a", cut=False, last=False).work
     assert isinstance(work, Callable)
     threading.Thread(target=work, daemon=True).start()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dagrl.backends.tool_calls import Call, Unreadable
+from dagrl.backends.tool_calls import Call, MalformedCall
 from dagrl.graph.plugins.tool import load_tool
 from dagrl.ops.turns.calls import hermes_calls, parser_of
 
@@ -50,7 +50,7 @@ def test_calls_in_hermes_format(text: str, calls: list[Call]) -> None:
 )
 def test_what_was_meant_as_a_call_and_is_none_has_a_reason(body: str, why: str) -> None:
     (found,) = hermes_calls(f"<tool_call>{body}</tool_call>")
-    assert isinstance(found, Unreadable)
+    assert isinstance(found, MalformedCall)
     assert found.why.startswith(why)
 
 
@@ -81,7 +81,7 @@ def test_a_parser_of_the_users_own(folder: Path) -> None:
     parse = parser_of("own_parsers:brackets", [], folder)
     assert parse("no call") == []
     assert parse("echo[hello]") == [Call("echo", {"text": "hello"})]
-    assert parse("echo[hello") == [Unreadable("a bracket is not closed")]
+    assert parse("echo[hello") == [MalformedCall("a bracket is not closed")]
 
 
 def test_a_parser_that_returns_something_else_ends_the_run(folder: Path) -> None:
@@ -109,7 +109,7 @@ def test_sglangs_parsers_read_the_formats_of_other_families() -> None:
     qwen = parser_of("qwen25", schemas)
     assert qwen('<tool_call>\n{"name": "calculator", "arguments": {"expression": "3*4"}}\n</tool_call>') == [call]
     (unknown,) = qwen('<tool_call>\n{"name": "search", "arguments": {}}\n</tool_call>')
-    assert isinstance(unknown, Unreadable)
+    assert isinstance(unknown, MalformedCall)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from dagrl.config.schema import RolloutNode, SamplingSpec
 from dagrl.graph.op_contracts import OF_TURNS
 from dagrl.graph.plugins.environment import load_environment
 from dagrl.graph.plugins.tool import BUILT_IN, load_tool
-from dagrl.ops.turns.answers import Others, Partner
+from dagrl.ops.turns.answers import ResponseDialogue, TurnSettings
 from dagrl.ops.turns.calls import parser_of
 from dagrl.ops.turns.jobs import Done
 from dagrl.ops.turns.metrics import turn_stats
@@ -42,8 +42,8 @@ def test_the_parser(folder: Path) -> None:
 
 def test_the_environment(folder: Path) -> None:
     guessing = load_environment("page_games:Guessing", {"hint": True}, folder)
-    partner = Partner(
-        Others({}, lambda _: (), guessing, 1, ends_on_error=False), {"answer": "7", "seed": 1, "extra_info": {}}
+    partner = ResponseDialogue(
+        TurnSettings({}, lambda _: (), guessing, 1, ends_on_error=False), {"answer": "7", "seed": 1, "extra_info": {}}
     )
     replies = []
     for said in ("five?", "5", "7"):

@@ -20,7 +20,7 @@ from dagrl.config.residency import Residency
 from dagrl.config.schema import ModelSpec, TokenizerSpec
 from dagrl.data.batch import Batch
 from dagrl.graph.op_contracts import contract_of
-from dagrl.ops.base import Output, Part
+from dagrl.ops.base import OpInput, Output
 from dagrl.ops.rollout import rollout
 from dagrl.ops.turns.reading import passages
 
@@ -110,7 +110,7 @@ def play(bench) -> Callable[..., list[Output]]:
             data_source=["sums"] * len(rows),
             extra_info=["{}"] * len(rows),
         )
-        outputs = list(rollout([Part(0, batch)], context))
+        outputs = list(rollout([OpInput(0, batch)], context))
         for output in outputs:
             if not output.unfinished:
                 assert set(output.columns) | {"routed_experts"} == set(contract_of(context.node).writes)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagrl.backends.base import Appetite
+from dagrl.backends.base import RequestLimits
 from dagrl.workers.groups.load_balancer import MAX_OPEN_CHUNKS, ChunkLimits, LoadBalancer, chunk_limits, gather_seconds
 
 
@@ -116,24 +116,24 @@ def test_what_a_server_gives_up_is_no_longer_in_its_hand_and_after_a_stop_nothin
 
 
 @pytest.mark.parametrize(
-    ("appetite", "groups", "group_size", "servers", "expected"),
+    ("limits", "groups", "group_size", "servers", "expected"),
     [
-        (Appetite(512, 1024), 32, 32, 1, ChunkLimits(16, 32)),
-        (Appetite(512, 1024), 8, 4, 1, ChunkLimits(8, 256)),
-        (Appetite(512, 1024), 9, 4, 2, ChunkLimits(5, 256)),
-        (Appetite(4, 8), 8, 4, 1, ChunkLimits(1, 2)),
+        (RequestLimits(512, 1024), 32, 32, 1, ChunkLimits(16, 32)),
+        (RequestLimits(512, 1024), 8, 4, 1, ChunkLimits(8, 256)),
+        (RequestLimits(512, 1024), 9, 4, 2, ChunkLimits(5, 256)),
+        (RequestLimits(4, 8), 8, 4, 1, ChunkLimits(1, 2)),
         # Fewer than the samples of one prompt.
-        (Appetite(4, 8), 8, 16, 2, ChunkLimits(1, 1)),
+        (RequestLimits(4, 8), 8, 16, 2, ChunkLimits(1, 1)),
     ],
 )
 def test_helpings_follow_the_appetite_and_leave_something_for_the_others(
-    appetite, groups, group_size, servers, expected
+    limits, groups, group_size, servers, expected
 ) -> None:
-    assert chunk_limits(appetite, groups, group_size, servers) == expected
+    assert chunk_limits(limits, groups, group_size, servers) == expected
 
 
 def test_a_helping_is_never_more_than_an_even_share() -> None:
-    table = Table(16, 4, chunk_limits(Appetite(1000, 2000), 16, 2, 4))
+    table = Table(16, 4, chunk_limits(RequestLimits(1000, 2000), 16, 2, 4))
     assert Counter(server for server, _ in table.dealt) == {0: 1, 1: 1, 2: 1, 3: 1}
     assert table.in_hand() == [4, 4, 4, 4]
 

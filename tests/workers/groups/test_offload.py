@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dagrl.backends.base import Slept
+from dagrl.backends.base import SleepReport
 from dagrl.config.coordinates import Coordinates
 from dagrl.config.residency import Residency
 from dagrl.scheduler.commands import Sleep, Wake
@@ -51,7 +51,11 @@ class Workers:
         self.calls.append((executor, method, *args))
         if self.fails:
             raise RunError("out of memory", node=waits_for)
-        return [Slept(freed, 60.0) for freed in (self.freed.pop(0), 99.0)] if method is Worker.sleep else [None, None]
+        return (
+            [SleepReport(freed, 60.0) for freed in (self.freed.pop(0), 99.0)]
+            if method is Worker.sleep
+            else [None, None]
+        )
 
 
 class Group:

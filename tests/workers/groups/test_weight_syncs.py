@@ -11,7 +11,7 @@ import pytest
 from dagrl.config.schema import Pipeline
 from dagrl.scheduler.commands import Sync
 from dagrl.weight_sync.channel import Address, PeerError
-from dagrl.weight_sync.protocol import Offer, Sent
+from dagrl.weight_sync.protocol import Offer, SendReport
 from dagrl.workers.errors import RunError, WorkerDiedError
 from dagrl.workers.groups import weight_syncs
 from dagrl.workers.groups.weight_syncs import WeightSyncs
@@ -97,7 +97,7 @@ class Workers:
             if rank == 0 and self._meet:
                 raise RunError("generator/1 has ended")
         names = ("a", "b")
-        sent = [Sent(8, used, names if used is not None else ()) for used in self.used]
+        sent = [SendReport(8, used, names if used is not None else ()) for used in self.used]
         return SendResult(0.5 + rank, 8_000_000, sent[rank] if self._meet else None, ("ref",))
 
     async def receive(self, rank: int) -> float:
@@ -225,11 +225,11 @@ def test_what_no_rank_of_the_generator_has_a_place_for_ends_the_run():
 def test_the_loss_of_a_follower_is_told_when_everybody_else_has_left(meet, monkeypatch):
     told = []
 
-    def knock(address: Address, timeout_s: float, whose: str, **hello: Any) -> Any:
+    def connect(address: Address, timeout_s: float, whose: str, **hello: Any) -> Any:
         told.append((address, hello))
         raise PeerError("it is through already")
 
-    monkeypatch.setattr(weight_syncs, "knock", knock)
+    monkeypatch.setattr(weight_syncs, "connect", connect)
     workers = Workers(meet=meet, lost="generator/1")
     with pytest.raises(WorkerDiedError, match="generator/1 died"):
         carry_out(workers, pipeline(backend="sglang" if meet else "hf"))

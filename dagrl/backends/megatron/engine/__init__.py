@@ -6,7 +6,7 @@ of that import is filtered, and without CUDA the stand-ins of `dagrl.backends.me
 
 import os
 
-from dagrl.backends.megatron.engine.cpu.shims import install
+from dagrl.backends.megatron.engine.cpu.patches import install
 from dagrl.backends.megatron.engine.quiet import hush
 
 # Tensor and sequence parallelism overlap communication by the order in which kernels are queued: one queue keeps it.

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Backend, PrefixStore, ProcessGroup, Store
 
-from dagrl.backends.megatron.engine.alone import Alone
+from dagrl.backends.megatron.engine.single_rank_group import SingleRankCollectives
 
 Opened = tuple[str, ProcessGroup.BackendType, Any]
 """Device that a backend serves, its type, and the backend itself."""
@@ -37,7 +37,7 @@ _DELEGATED = (
 )
 """Methods of ProcessGroup that are the inner group's."""
 
-_groups: list[ReopenableGroup] = []
+_groups: list[ReloadableProcessGroup] = []
 """The groups of this process, in the order of their creation, which is the same on all ranks that share two of them."""
 
 
@@ -54,7 +54,7 @@ def reopenable(backend: str) -> str:
     return name
 
 
-class ReopenableGroup(ProcessGroup):
+class ReloadableProcessGroup(ProcessGroup):
     """A process group whose communicators come and go. Made by torch, for a backend named by `reopenable`."""
 
     def __init__(self, make: Callable[[Any, Store, Any], Opened], options: Any, backend_options: Any) -> None:
@@ -129,24 +129,24 @@ class ReopenableGroup(ProcessGroup):
 
 
 # The stubs of torch have each collective in a second form too, for tensors that are not in lists.
-class LoneGroup(Alone, ReopenableGroup):  # type: ignore[misc]
+class SingleRankProcessGroup(SingleRankCollectives, ReloadableProcessGroup):  # type: ignore[misc]
     """Of one rank, which needs no communicator."""
 
 
-def _group(make: Callable[[Any, Store, Any], Opened], options: Any, backend_options: Any) -> ReopenableGroup:
-    kind = LoneGroup if options.group_size == 1 else ReopenableGroup
+def _group(make: Callable[[Any, Store, Any], Opened], options: Any, backend_options: Any) -> ReloadableProcessGroup:
+    kind = SingleRankProcessGroup if options.group_size == 1 else ReloadableProcessGroup
     return kind(make, options, backend_options)
 
 
 def _delegate(name: str) -> Callable[..., Any]:
-    def method(self: ReopenableGroup, *args: Any, **kwargs: Any) -> Any:
+    def method(self: ReloadableProcessGroup, *args: Any, **kwargs: Any) -> Any:
         return getattr(self.inner, name)(*args, **kwargs)
 
     return method
 
 
 for _name in _DELEGATED:
-    setattr(ReopenableGroup, _name, _delegate(_name))
+    setattr(ReloadableProcessGroup, _name, _delegate(_name))
 
 
 def close_all(timeout_s: float) -> None:
@@ -162,7 +162,7 @@ def close_all(timeout_s: float) -> None:
     failures: list[BaseException] = []
     device = torch.cuda.current_device() if torch.cuda.is_available() else None
 
-    def close(group: ReopenableGroup) -> None:
+    def close(group: ReloadableProcessGroup) -> None:
         try:
             if device is not None:
                 torch.cuda.set_device(device)
@@ -190,7 +190,7 @@ def open_all() -> None:
         group.open()
 
 
-def _shared_groups() -> list[ReopenableGroup]:
+def _shared_groups() -> list[ReloadableProcessGroup]:
     """Those of more than one rank: the others connect to nobody."""
     return [group for group in _groups if group.size() > 1]
 
@@ -239,7 +239,7 @@ def _batch_point_to_point_through_shells() -> None:
 
 
 def _with_inner_group(operation: dist.P2POp) -> dist.P2POp:
-    if not isinstance(operation.group, ReopenableGroup):
+    if not isinstance(operation.group, ReloadableProcessGroup):
         return operation
     # The peer's place in the group is in the operation already; its constructor would look for the group by name.
     inner = object.__new__(dist.P2POp)

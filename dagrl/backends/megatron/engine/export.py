@@ -17,7 +17,7 @@ from megatron.core import parallel_state
 from dagrl.backends.megatron.engine.gather import Gatherer
 from dagrl.backends.megatron.engine.model import unwrap
 from dagrl.backends.megatron.engine.weight_plan import PlannedTensor, held_tensors, plan
-from dagrl.weight_sync.copies import Copies, storage_of
+from dagrl.weight_sync.copies import CopyPlan, storage_of
 from dagrl.weight_sync.manifest import Described, Manifest
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class NativeExporter:
         self._gatherer: Gatherer | None = None
         self._held: dict[str, torch.Tensor] = {}
         self._memories: list[int] = []
-        self._packs: dict[int, tuple[torch.Tensor, Copies]] = {}
+        self._packs: dict[int, tuple[torch.Tensor, CopyPlan]] = {}
 
     @contextmanager
     def exporting(self) -> Iterator[None]:
@@ -86,13 +86,13 @@ class NativeExporter:
             self._gatherer, self._packs = Gatherer(self._held, self._buckets), {}
         return self._gatherer
 
-    def _pack(self, index: int, parts: Sequence[Sequence[torch.Tensor]], buffer: torch.Tensor) -> Copies:
+    def _pack(self, index: int, parts: Sequence[Sequence[torch.Tensor]], buffer: torch.Tensor) -> CopyPlan:
         full = iter(self.manifest.buckets[index].views(buffer))
         pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         for tensor, shards in zip(self._buckets[index], parts, strict=True):
             places = [next(full)[1] for _ in tensor.mapped.hf]
             pairs.extend(tensor.mapped.map.pieces(places, shards))
-        return Copies(pairs)
+        return CopyPlan(pairs)
 
 
 def _group_of_all() -> dist.ProcessGroup | None:

@@ -16,8 +16,8 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from dagrl.backends.megatron.engine.weight_plan import PlannedTensor
-from dagrl.weight_sync.buffer_pool import Room
-from dagrl.weight_sync.copies import Copies
+from dagrl.weight_sync.copies import CopyPlan
+from dagrl.weight_sync.releasable_buffer import ReleasableBuffer
 
 _ALIGNMENT = 16
 """Bytes that each part begins at a multiple of, so that it can be looked at in its own dtype."""
@@ -48,9 +48,11 @@ class Gatherer:
         )
         assert not self._pipeline.takes_part or (self._experts.takes_part and self._experts.rank == 0)
         exchanges = [list(self._exchanges(bucket)) for bucket in buckets]
-        self._sent = Room(max((each.sent for bucket in exchanges for each in bucket), default=0), self._device)
+        self._sent = ReleasableBuffer(
+            max((each.sent for bucket in exchanges for each in bucket), default=0), self._device
+        )
         received = (sum(each.received for each in bucket) for bucket in exchanges)
-        self._received = Room(max(received, default=0), self._device)
+        self._received = ReleasableBuffer(max(received, default=0), self._device)
         self._planned: dict[int, _Gathering] = {}
 
     def take_room(self) -> None:
@@ -118,7 +120,7 @@ class Gatherer:
         sent = self._sent.bytes[: exchange.sent]
         # The first rank keeps what it has: sending it to itself would be a copy more.
         places = self._unpacked(sent, exchange.senders[exchange.team.rank]) if exchange.team.rank else []
-        pack = Copies(zip(places, own if places else [], strict=True))
+        pack = CopyPlan(zip(places, own if places else [], strict=True))
         given = [exchange.sent, *[0] * (exchange.team.size - 1)]
         return _Hop(exchange.team.group, pack, sent, received, exchange.taken, given)
 
@@ -197,7 +199,7 @@ class _Hop:
     """An exchange as it is carried out, at fixed places in memory."""
 
     group: dist.ProcessGroup
-    pack: Copies
+    pack: CopyPlan
     sent: Tensor
     received: Tensor
     taken: list[int]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dagrl.backends.backend import RankContext
-from dagrl.backends.base import Objective, Slept
+from dagrl.backends.base import Objective, SleepReport
 from dagrl.backends.device_memory import device_gib_used
 from dagrl.backends.megatron.engine import checkpoint, communicators, distributed
 from dagrl.backends.megatron.engine.background_save import BackgroundWriter
@@ -21,7 +21,7 @@ from dagrl.backends.megatron.engine.config import transformer_config
 from dagrl.backends.megatron.engine.converters import choose_converter
 from dagrl.backends.megatron.engine.fields import refuse_clashes
 from dagrl.backends.megatron.engine.loss import join_replicas
-from dagrl.backends.megatron.engine.memory import EngineMemory, release_caches
+from dagrl.backends.megatron.engine.memory import EngineOffloader, release_caches
 from dagrl.backends.megatron.engine.model import build_model
 from dagrl.backends.megatron.engine.optimizer import (
     apply_gradient,
@@ -93,7 +93,7 @@ class MegatronEngine:
             optimizer = make_optimizer(chunks, spec)
             schedule = make_schedule(optimizer, spec.lr_schedule, train_steps=train_steps)
             self._training = checkpoint.TrainingState(chunks, optimizer, schedule, spec.parallel)
-        self._memory = EngineMemory(chunks, self._training.optimizer if self._training else None, spec.offload)
+        self._memory = EngineOffloader(chunks, self._training.optimizer if self._training else None, spec.offload)
         self._model = PackedModel(
             chunks,
             self._hf_config.vocab_size,
@@ -164,7 +164,7 @@ class MegatronEngine:
         gather_parameters(training.chunks)
         return join_replicas(merge(metrics)) | {"grad_norm": Stat.of(norms), "lr": Stat.of([lr])}
 
-    def sleep(self, residency: Residency = Residency.ASLEEP) -> Slept:
+    def sleep(self, residency: Residency = Residency.ASLEEP) -> SleepReport:
         """See `TrainEngine.sleep`. RuntimeError where there is no more to give; TimeoutError where other ranks do not.
 
         The figures are the driver's for the whole device: what other processes took or gave back since this engine
@@ -176,7 +176,7 @@ class MegatronEngine:
         if residency is Residency.ASLEEP and not self._keeps_communicators:
             communicators.close_all(self._timeout_s)
         release_caches()
-        return Slept(freed_gib=before - device_gib_used(), held_gib=before - self._gib_used_by_others)
+        return SleepReport(freed_gib=before - device_gib_used(), held_gib=before - self._gib_used_by_others)
 
     def wake(self, residency: Residency = Residency.AWAKE) -> None:
         """See `TrainEngine.wake`. RuntimeError where it is as awake already.

@@ -22,7 +22,7 @@ from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.transformer import MegatronModule
 from megatron.core.utils import get_model_config
 
-from dagrl.backends.device_memory import Part, Storages, storages_of
+from dagrl.backends.device_memory import OffloadableStorages, Storages, storages_of
 from dagrl.backends.megatron.section import OffloadSpec
 from dagrl.config.residency import Residency
 
@@ -30,7 +30,7 @@ _LONG_LOOK_S = 0.05
 _STATES = {Residency.ASLEEP: "asleep", Residency.WEIGHTS: "down to its weights", Residency.AWAKE: "awake"}
 
 
-class EngineMemory:
+class EngineOffloader:
     """The device memory of one rank's model and optimizer: what is there when."""
 
     def __init__(
@@ -44,12 +44,14 @@ class EngineMemory:
         self._cannot_leave = _needs_its_addresses(chunks)
         if self._cannot_leave and (offload.param or offload.grad or offload.optimizer):
             raise ValueError(f"offload: {self._cannot_leave}; turn one of the two off")
-        self._weights = Part(lambda: weight_storages(chunks), keep=True, rests_away=offload.param)
-        self._training: list[Part] = []
+        self._weights = OffloadableStorages(lambda: weight_storages(chunks), keep=True, rests_away=offload.param)
+        self._training: list[OffloadableStorages] = []
         if optimizer is not None:
             self._training = [
-                Part(lambda: _gradients(chunks, optimizer), keep=False, rests_away=offload.grad),
-                Part(lambda: optimizer_storages(chunks, optimizer), keep=True, rests_away=offload.optimizer),
+                OffloadableStorages(lambda: _gradients(chunks, optimizer), keep=False, rests_away=offload.grad),
+                OffloadableStorages(
+                    lambda: optimizer_storages(chunks, optimizer), keep=True, rests_away=offload.optimizer
+                ),
             ]
 
     @property
@@ -103,13 +105,13 @@ class EngineMemory:
             part.wake(in_background=True)
         self._residency = residency
 
-    def _between(self, lower: Residency, upper: Residency) -> list[Part]:
+    def _between(self, lower: Residency, upper: Residency) -> list[OffloadableStorages]:
         """What `upper` has on the device and `lower` has not."""
         levels = {Residency.AWAKE: self._training, Residency.WEIGHTS: [self._weights]}
         return [part for level, parts in levels.items() if lower < level <= upper for part in parts]
 
     @contextmanager
-    def _in_use(self, *parts: Part, least: Residency = Residency.AWAKE) -> Iterator[None]:
+    def _in_use(self, *parts: OffloadableStorages, least: Residency = Residency.AWAKE) -> Iterator[None]:
         if self._residency < least:
             state = _STATES[self._residency]
             raise RuntimeError(f"the engine is {state}; call wake() before anything else is asked of it")

@@ -25,7 +25,7 @@ from dagrl.backends.megatron.engine.micro_batch import MicroBatch
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class OutputReader:
     """What to read; megatron hands it to `__call__` with the hidden states of a micro-batch."""
 
     vocab_size: int
@@ -37,7 +37,7 @@ class Reader:
     """The output layer is a `ScalarHead`."""
     micro_batch: MicroBatch | None = None
 
-    def on(self, micro_batch: MicroBatch) -> Reader:
+    def on(self, micro_batch: MicroBatch) -> OutputReader:
         """The same, for a micro-batch."""
         return replace(self, micro_batch=micro_batch)
 
@@ -48,7 +48,7 @@ def read(
     output_layer: MegatronModule,
     output_weight: torch.Tensor | None,
     config: TransformerConfig,
-    context: Reader,
+    context: OutputReader,
     **unused: Any,
 ) -> torch.Tensor:
     """Float32 [1, R] of log-probs or scalars, or [2, R] of log-probs and entropies; the same on all tp and cp ranks.
@@ -103,7 +103,7 @@ def config_device() -> torch.device:
 
 
 def _logprobs(
-    hidden: torch.Tensor, weight: torch.Tensor, config: TransformerConfig, reader: Reader, targets: torch.Tensor
+    hidden: torch.Tensor, weight: torch.Tensor, config: TransformerConfig, reader: OutputReader, targets: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     group = parallel_state.get_tensor_model_parallel_group()
     # Gathering the sequence sums the gradient already, where it splits it.

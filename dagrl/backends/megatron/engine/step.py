@@ -23,7 +23,7 @@ from dagrl.backends.base import Objective
 from dagrl.backends.megatron.engine.loss import GlobalLoss, LossFunction, loss_is_elsewhere
 from dagrl.backends.megatron.engine.micro_batch import MicroBatch, Packing
 from dagrl.backends.megatron.engine.moe_losses import MoeLosses
-from dagrl.backends.megatron.engine.output import Reader, read
+from dagrl.backends.megatron.engine.output import OutputReader, read
 from dagrl.backends.megatron.engine.router_replay import RouterReplay
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
@@ -52,13 +52,13 @@ class PackedModel:
     def logprobs(self, batch: Batch, *, temperature: float, tokens_per_micro_batch: int) -> Column:
         """Log-probs of the response tokens, without gradients, float32, ragged as response_tokens."""
         assert self.head == "lm", f"a {self.head} head has no log-probs"
-        reader = Reader(self.vocab_size, temperature, fused=self.fused)
+        reader = OutputReader(self.vocab_size, temperature, fused=self.fused)
         return self._read(batch, reader, batch["response_tokens"].lengths, tokens_per_micro_batch)
 
     def values(self, batch: Batch, *, tokens_per_micro_batch: int) -> Column:
         """Values of the response tokens, or scores of the rows; see `TrainEngine.values`."""
         assert self.head != "lm", "a language model has no values"
-        reader = Reader(self.vocab_size, scalar=True)
+        reader = OutputReader(self.vocab_size, scalar=True)
         if self.head == "value":
             return self._read(batch, reader, batch["response_tokens"].lengths, tokens_per_micro_batch)
         return Column(self._read(batch, reader, np.ones(len(batch), np.int64), tokens_per_micro_batch).values)
@@ -72,9 +72,9 @@ class PackedModel:
         """
         micro_batches = self._split(batch, tokens_per_micro_batch, whole_groups="group_id" in objective.columns)
         if self.head == "lm":
-            reader = Reader(self.vocab_size, objective.temperature, objective.needs_entropy, fused=self.fused)
+            reader = OutputReader(self.vocab_size, objective.temperature, objective.needs_entropy, fused=self.fused)
         else:
-            reader = Reader(self.vocab_size, scalar=True)
+            reader = OutputReader(self.vocab_size, scalar=True)
         losses = MoeLosses(get_model_config(self.chunks[0]))
         loss = GlobalLoss.over_all_ranks(objective, batch, of_values=reader.scalar)
         is_last = parallel_state.is_pipeline_last_stage()
@@ -83,7 +83,7 @@ class PackedModel:
             metrics = self._run(micro_batches, reader, shares, forward_only=False)
         return {**_from_last_stage(read_tallies(metrics)), **losses.metrics()}
 
-    def _read(self, batch: Batch, reader: Reader, lengths: np.ndarray, tokens_per_micro_batch: int) -> Column:
+    def _read(self, batch: Batch, reader: OutputReader, lengths: np.ndarray, tokens_per_micro_batch: int) -> Column:
         """What `reader` reads without gradients: `lengths` numbers of each row."""
         micro_batches = self._split(batch, tokens_per_micro_batch)
 
@@ -151,7 +151,7 @@ class PackedModel:
     def _run(
         self,
         micro_batches: Sequence[MicroBatch],
-        reader: Reader,
+        reader: OutputReader,
         endings: Sequence[LossFunction],
         *,
         forward_only: bool,

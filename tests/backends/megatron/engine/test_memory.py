@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dagrl.backends.base import Slept
+from dagrl.backends.base import SleepReport
 from dagrl.backends.megatron.engine import communicators
 from dagrl.backends.megatron.engine.memory import gradient_storages, optimizer_storages, weight_storages
 from dagrl.config.residency import Residency
@@ -93,7 +93,7 @@ def run(run_engine, samples: Batch, objective: Any) -> Callable[..., list[Any]]:
 
         def between() -> None:
             if sleeping:
-                assert isinstance(engine.sleep(), Slept)
+                assert isinstance(engine.sleep(), SleepReport)
                 held.append(bytes_on_device(engine))
                 engine.wake()
             held.append(bytes_on_device(engine))
@@ -273,12 +273,12 @@ def test_a_frozen_engine_has_weights_only_and_offloads_them(run_engine, samples:
 def test_a_model_with_recorded_addresses_cannot_be_offloaded(run_engine) -> None:
     def on_rank(engine: Any) -> str:
         engine._model.chunks[0].config.cuda_graph_impl = "local"
-        from dagrl.backends.megatron.engine.memory import EngineMemory
+        from dagrl.backends.megatron.engine.memory import EngineOffloader
         from dagrl.backends.megatron.section import OffloadSpec
 
         with pytest.raises(ValueError) as caught:
-            EngineMemory(engine._model.chunks, engine._training.optimizer, OffloadSpec(grad=True))
-        memory = EngineMemory(engine._model.chunks, engine._training.optimizer, OffloadSpec())
+            EngineOffloader(engine._model.chunks, engine._training.optimizer, OffloadSpec(grad=True))
+        memory = EngineOffloader(engine._model.chunks, engine._training.optimizer, OffloadSpec())
         with pytest.raises(RuntimeError, match="cannot sleep"):
             memory.sleep(Residency.WEIGHTS)
         return str(caught.value)

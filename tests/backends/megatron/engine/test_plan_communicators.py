@@ -45,7 +45,7 @@ def test_a_pass_and_an_update_meet_in_as_many_groups_as_are_counted(
     kind: str, ranks: int, parallel: dict[str, Any], run_engine, samples, objective, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dagrl.backends.megatron.engine import distributed
-    from dagrl.backends.megatron.engine.communicators import ReopenableGroup, reopenable
+    from dagrl.backends.megatron.engine.communicators import ReloadableProcessGroup, reopenable
 
     model = ModelSpec.model_validate(
         {"init": SIZES | HEADS | KINDS[kind], "tokenizer": {"kind": "characters", "alphabet": "ab"}}
@@ -58,12 +58,12 @@ def test_a_pass_and_an_update_meet_in_as_many_groups_as_are_counted(
 
         met: set[int] = set()
 
-        def inner(group: ReopenableGroup) -> Any:
+        def inner(group: ReloadableProcessGroup) -> Any:
             if group.size() > 1:
                 met.add(id(group))
             return group._inner
 
-        monkeypatch.setattr(ReopenableGroup, "inner", property(inner))
+        monkeypatch.setattr(ReloadableProcessGroup, "inner", property(inner))
         first, step = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
         mine = samples.take(np.arange(first, len(samples), step))
         engine.logprobs(mine, temperature=0.8, tokens_per_micro_batch=24)

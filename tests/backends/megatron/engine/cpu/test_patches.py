@@ -6,14 +6,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dagrl.backends.megatron.engine.cpu import shims
+from dagrl.backends.megatron.engine.cpu import patches
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="nothing is changed where there is CUDA")
 
 
 def test_installing_again_changes_nothing():
     before = (torch.zeros, torch.Tensor.type, torch.cuda.current_device)
-    shims.install()
+    patches.install()
     assert (torch.zeros, torch.Tensor.type, torch.cuda.current_device) == before
 
 

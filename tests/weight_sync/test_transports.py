@@ -20,23 +20,25 @@ from fused_model import HEAD_DIM, HIDDEN, Model, weights
 
 from dagrl.weight_sync import links as links_module
 from dagrl.weight_sync import receiver as taker_module
-from dagrl.weight_sync.buffer_pool import Room
-from dagrl.weight_sync.channel import Address, Door, PeerError, knock
+from dagrl.weight_sync.channel import Address, Listener, PeerError, connect
 from dagrl.weight_sync.exporter import IteratedExporter
-from dagrl.weight_sync.loader import Intake
-from dagrl.weight_sync.protocol import Sent, refuse_unknown_names
-from dagrl.weight_sync.receiver import Route, Taker
-from dagrl.weight_sync.sender import Reach, WeightSender
+from dagrl.weight_sync.loader import WeightLoader
+from dagrl.weight_sync.protocol import SendReport, refuse_unknown_names
+from dagrl.weight_sync.receiver import Route, WeightReceiver
+from dagrl.weight_sync.releasable_buffer import ReleasableBuffer
+from dagrl.weight_sync.sender import TransportName, WeightSender
 
 TIMEOUT_S = 30.0
-REACHES = ["near", "far"]
+REACHES = ["cuda_ipc", "broadcast"]
 Tensors = dict[str, torch.Tensor]
 
 
 class Source:
     """A sender in the test's process, of tensors that may change between syncs."""
 
-    def __init__(self, reach: Reach, tensors: Tensors, timeout_s: float = TIMEOUT_S, bucket_bytes: int = 700) -> None:
+    def __init__(
+        self, reach: TransportName, tensors: Tensors, timeout_s: float = TIMEOUT_S, bucket_bytes: int = 700
+    ) -> None:
         self.tensors = tensors
         exporter = IteratedExporter(lambda: iter(self.tensors.items()), bucket_bytes, torch.device("cpu"))
         self.sender = WeightSender(exporter, reach, host="127.0.0.1", timeout_s=timeout_s)
@@ -100,7 +102,9 @@ def _generator(others: Connection, line: Connection, rank: int, parts: int, slow
             time.sleep(0.15)
         model.load_weights(given)
 
-    taker = Taker(Intake(lambda: dict(model.named_parameters()), load), torch.device("cpu"), f"part {rank}")
+    taker = WeightReceiver(
+        WeightLoader(lambda: dict(model.named_parameters()), load), torch.device("cpu"), f"part {rank}"
+    )
     if poor:
         taker_module._manifest = without_memory
     while True:
@@ -119,7 +123,7 @@ def _generator(others: Connection, line: Connection, rank: int, parts: int, slow
         files = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
         told = {"failure": failure, "held": held, "calls": calls, "files": files}
         told["group"] = taker._group.name if taker._group else None
-        told["room"] = sum(len(room.bytes) for room in taker._rooms if room.is_there)
+        told["room"] = sum(len(room.bytes) for room in taker._rooms if room.is_allocated)
         line.send(told)
 
 
@@ -221,7 +225,7 @@ def test_a_sender_that_was_started_again_is_taken_from_like_the_first(generators
 
 
 def test_a_group_is_made_anew_after_a_rest(generators, sources):
-    source, generator = sources("far", weights()), generators()
+    source, generator = sources("broadcast", weights()), generators()
     groups = []
     for _ in range(3):
         groups.append(serve(source, generator)[0]["group"])
@@ -243,7 +247,7 @@ def test_nothing_is_left_over_from_a_sync(generators, sources, reach):
 
 
 def test_memory_for_buckets_is_kept_between_syncs_where_the_route_says_so(generators, sources):
-    source, generator = sources("far", weights()), generators()
+    source, generator = sources("broadcast", weights()), generators()
     kept = [serve(source, generator, keeps_room=keeps)[0]["room"] > 0 for keeps in (True, True, False)]
     assert kept == [True, True, False]
 
@@ -273,12 +277,12 @@ def test_tensors_that_nobody_has_a_place_for_are_told(generators, sources, reach
 
 def test_what_some_part_of_a_generator_has_a_place_for_is_known():
     names = ("a", "b", "c")
-    refuse_unknown_names([Sent(1, 0b011, names), Sent(1, None, ()), Sent(1, 0b100, names)])
-    refuse_unknown_names([Sent(1, None, ())])
+    refuse_unknown_names([SendReport(1, 0b011, names), SendReport(1, None, ()), SendReport(1, 0b100, names)])
+    refuse_unknown_names([SendReport(1, None, ())])
     with pytest.raises(ValueError, match="no place for b: the trainer's"):
-        refuse_unknown_names([Sent(1, None, ()), Sent(1, 0b001, names), Sent(1, 0b100, names)])
+        refuse_unknown_names([SendReport(1, None, ()), SendReport(1, 0b001, names), SendReport(1, 0b100, names)])
     with pytest.raises(ValueError, match="no place for a, b, d, e, f and 2 more: the trainer's"):
-        refuse_unknown_names([Sent(1, 0b100, tuple("abcdefgh"))])
+        refuse_unknown_names([SendReport(1, 0b100, tuple("abcdefgh"))])
 
 
 @pytest.mark.parametrize("reach", REACHES)
@@ -328,7 +332,7 @@ def test_a_rank_of_several_goes_through_all_buckets_though_its_generator_is_gone
     timer.join()
     buckets = exporter.manifest.buckets
     assert filled == list(range(len(buckets)))
-    assert told == ([bucket.nbytes for bucket in buckets] if reach == "near" else [])
+    assert told == ([bucket.nbytes for bucket in buckets] if reach == "cuda_ipc" else [])
     serve(source, generators())
 
 
@@ -376,9 +380,9 @@ def test_a_generator_without_room_leaves_the_others(generators, sources, reach):
 
 
 def test_room_that_cannot_be_had_again_is_told_too(sources, monkeypatch):
-    source = sources("near", weights(), timeout_s=10.0)
-    taker = Taker(Intake(dict, len), torch.device("cpu"), "part 0")
-    taker._rooms = [Room(64, "cpu")]
+    source = sources("cuda_ipc", weights(), timeout_s=10.0)
+    taker = WeightReceiver(WeightLoader(dict, len), torch.device("cpu"), "part 0")
+    taker._rooms = [ReleasableBuffer(64, "cpu")]
     monkeypatch.setattr(taker._rooms[0], "take", without_memory)
     route = source.route()
     with in_background(lambda: taker.take(route)), pytest.raises(ValueError, match="part 0: no memory is left"):
@@ -386,7 +390,7 @@ def test_room_that_cannot_be_had_again_is_told_too(sources, monkeypatch):
 
 
 def test_a_generator_on_a_gpu_without_a_trainer_says_so(generators, sources):
-    source, generator = sources("near", weights()), generators()
+    source, generator = sources("cuda_ipc", weights()), generators()
     generator.take(route := source.route(place="GPU-1234"))
     with pytest.raises(ValueError, match=r"part 0 is on a CPU, where the trainer has no rank: weight_sync.route cuda_"):
         source.sender.send(route.number, [1])
@@ -398,13 +402,13 @@ def test_a_generator_on_a_gpu_without_a_trainer_says_so(generators, sources):
 
 @pytest.mark.parametrize(("host", "token"), [(None, "0" * 32), ("127.0.0.1", "0" * 32), (None, "\xe4")])
 def test_strangers_are_sent_away(host, token):
-    door = Door(host)
+    door = Listener(host)
     own = door.address
     strange = Address(own.path, own.host, own.port, token)
     lines = [
-        knock(strange, 5.0, "a door", sync=1),
-        knock(own, 5.0, "a door", sync=2),
-        knock(own, 5.0, "a door", sync=1),
+        connect(strange, 5.0, "a door", sync=1),
+        connect(own, 5.0, "a door", sync=2),
+        connect(own, 5.0, "a door", sync=1),
     ]
     ((channel, hello),) = door.admit(1, 5.0, "a guest", sync=1)
     assert hello == {"sync": 1}
@@ -415,11 +419,11 @@ def test_strangers_are_sent_away(host, token):
             line.receive(5.0, "a word")
     door.close()
     with pytest.raises(PeerError, match=r"a door does not answer at"):
-        knock(own, 0.1, "a door")
+        connect(own, 0.1, "a door")
 
 
 def test_noise_at_a_door_is_no_guest():
-    door = Door("127.0.0.1")
+    door = Listener("127.0.0.1")
     with socket.create_connection((door.address.host, door.address.port)) as line:
         line.sendall(b"GET / HTTP/1.1\r\n\r\n")
         line.shutdown(socket.SHUT_WR)

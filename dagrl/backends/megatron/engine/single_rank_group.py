@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[
 Tensors = Sequence[torch.Tensor]
 
 
-class Alone:
+class SingleRankCollectives:
     """Comes before a kind of ProcessGroup, which is left with points that send to themselves."""
 
     def allreduce(self, tensors: Tensors, opts: Any) -> dist.Work:

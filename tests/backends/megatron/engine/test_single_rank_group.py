@@ -81,7 +81,7 @@ def groups() -> Any:
 )
 def test_alone_everything_is_as_in_torchs_own_group(groups: Any, collectives: Callable[[Any], list[Any]]) -> None:
     mine, torchs = groups
-    assert type(mine) is communicators.LoneGroup
+    assert type(mine) is communicators.SingleRankProcessGroup
     assert repr(collectives(mine)) == repr(collectives(torchs))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 
-class Room:
+class ReleasableBuffer:
     """Some memory of a device. Views of `bytes` stay good while the memory behind them comes and goes."""
 
     def __init__(self, nbytes: int, device: torch.device | str) -> None:
@@ -21,13 +21,13 @@ class Room:
         return self.bytes.device
 
     @property
-    def is_there(self) -> bool:
+    def is_allocated(self) -> bool:
         """Whether the memory is taken now; room for nothing always is."""
         return self.bytes.untyped_storage().nbytes() == len(self.bytes)
 
     def take(self) -> None:
         """Take the memory, if it is not."""
-        if not self.is_there:
+        if not self.is_allocated:
             self.bytes.untyped_storage().resize_(len(self.bytes))
 
     def give_back(self) -> None:
