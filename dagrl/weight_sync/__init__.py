@@ -1,1 +1,1 @@
-"""How weights travel from a trainer to a generator."""
+"""Sends the weights of a trainer to the processes of a generator."""

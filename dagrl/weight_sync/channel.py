@@ -1,7 +1,7 @@
-"""How two processes talk about weights under way: short JSON messages, and every wait with a bound and a name.
+"""Short JSON messages between the processes of a weight sync. Every wait has a timeout and names what it waits for.
 
-A `Listener` takes visitors: by a socket in a private folder where all are on one machine, by TCP where they are not.
-Whoever does not bring the door's token is sent away. A peer that ends is noticed at once, as its end of the line is.
+A `Listener` accepts clients on a Unix socket in a private folder (same machine) or over TCP, and rejects those without
+its token. A peer that exits is noticed at once, because its end of the connection closes.
 """
 
 from __future__ import annotations
@@ -12,69 +12,69 @@ import shutil
 import socket
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 _LONGEST_SOCKET_PATH = 100
-_KNOCK_PAUSE_S = 0.02
-_GLANCE_S = 0.5
-"""How often a door that waits looks whether it was closed."""
+_RETRY_S = 0.02
+_POLL_S = 0.5
+"""How often `Listener.accept` checks whether the listener was closed."""
 _HELLO_S, _LONGEST_HELLO = 10.0, 65536
-"""How long a visitor may take to say who it is, and how many bytes."""
+"""Timeout and largest size, in bytes, of a client's first message."""
 
 
 class PeerError(OSError):
-    """The other side of a weight sync has ended, does not come, or does not answer."""
+    """The other side of a weight sync has exited, does not connect, or does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a door is, and what opens it."""
+    """Address and token of a `Listener`."""
 
     path: str
-    """Of a socket on the door's machine; empty for TCP."""
+    """A Unix socket on the listener's machine; empty for TCP."""
     host: str
     port: int
     token: str
 
     def to_json(self) -> dict[str, Any]:
-        """As a plain dict."""
-        return {"path": self.path, "host": self.host, "port": self.port, "token": self.token}
+        """The fields as a plain dict."""
+        return asdict(self)
 
     def __str__(self) -> str:
         return self.path or f"{self.host}:{self.port}"
 
 
 class Channel:
-    """One end of a line between two processes."""
+    """One end of a connection between two processes."""
 
-    def __init__(self, line: socket.socket, peer: str) -> None:
-        """`peer` names the other process, for messages."""
-        if line.family != socket.AF_UNIX:
-            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        line.setblocking(True)
-        self._connection = Connection(line.detach())
+    def __init__(self, connection: socket.socket, peer: str) -> None:
+        """`peer` names the other process in messages."""
+        if connection.family != socket.AF_UNIX:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setblocking(True)
+        self._connection = Connection(connection.detach())
         self.peer = peer
 
     def fileno(self) -> int:
-        """The line, for ``multiprocessing.connection.wait``."""
+        """File descriptor, for ``multiprocessing.connection.wait``."""
         return self._connection.fileno()
 
     def send(self, **message: Any) -> None:
-        """Say something. PeerError where nobody is there any more."""
+        """Send a message. Raises PeerError if the peer has exited."""
         try:
             self._connection.send_bytes(json.dumps(message).encode())
         except OSError as error:
             raise PeerError(f"{self.peer} has ended during a weight sync") from error
 
-    def receive(self, timeout_s: float, what: str, longest: int | None = None) -> dict[str, Any]:
-        """What the peer says next. PeerError where it has ended, says nothing for so long, or more bytes than that."""
+    def receive(self, timeout_s: float, what: str, max_bytes: int | None = None) -> dict[str, Any]:
+        """The peer's next message. Raises PeerError if the peer has exited, on timeout, or above `max_bytes`."""
         try:
             if not self._connection.poll(timeout_s):
                 raise PeerError(f"waited {timeout_s:.0f} s for {what} from {self.peer}")
-            return json.loads(self._connection.recv_bytes(longest))
+            return json.loads(self._connection.recv_bytes(max_bytes))
         except PeerError:
             raise
         except (EOFError, OSError) as error:
@@ -82,22 +82,22 @@ class Channel:
 
     @property
     def has_ended(self) -> bool:
-        """Whether a peer that has nothing to say now is gone."""
+        """Whether a peer that is not expected to send anything has exited."""
         try:
             return self._connection.poll(0)
         except OSError:
             return True
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._connection.close()
 
 
 class Listener:
-    """Takes the visitors of weight syncs."""
+    """Accepts the clients of weight syncs."""
 
     def __init__(self, host: str | None = None) -> None:
-        """Listen on a socket in a folder of this user's, or on a port of `host`. OSError where that cannot be had."""
+        """Listen on a Unix socket, or on a free TCP port of `host`. Raises OSError if neither is available."""
         self._is_closed = False
         self._folder: Path | None = None
         token = secrets.token_hex(16)
@@ -106,91 +106,91 @@ class Listener:
             if len(str(self._folder)) > _LONGEST_SOCKET_PATH:
                 self._folder.rmdir()
                 self._folder = Path(tempfile.mkdtemp(prefix="dagrl-", dir="/tmp"))
-            path = str(self._folder / "door")
-            self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._listener.bind(path)
-            self._listener.listen(64)
+            path = str(self._folder / "listener")
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._socket.bind(path)
+            self._socket.listen(64)
             self.address = Address(path, "", 0, token)
         else:
-            self._listener = socket.create_server((host, 0), backlog=64)
-            self.address = Address("", host, self._listener.getsockname()[1], token)
+            self._socket = socket.create_server((host, 0), backlog=64)
+            self.address = Address("", host, self._socket.getsockname()[1], token)
 
-    def admit(self, count: int, timeout_s: float, what: str, **wanted: Any) -> list[tuple[Channel, dict[str, Any]]]:
-        """Take so many visitors, each with what it said first; those whose first words lack `wanted` are sent away.
+    def accept(self, count: int, timeout_s: float, what: str, **expected: Any) -> list[tuple[Channel, dict[str, Any]]]:
+        """Accept `count` clients, each with its first message; clients whose message lacks `expected` are rejected.
 
-        PeerError, saying how many have come, where they are not there in time.
+        Raises PeerError with the number of accepted clients on timeout.
         """
         deadline = time.monotonic() + timeout_s
-        came: list[tuple[Channel, dict[str, Any]]] = []
+        accepted: list[tuple[Channel, dict[str, Any]]] = []
         try:
-            while len(came) < count:
-                channel = self._next(min(_GLANCE_S, deadline - time.monotonic()))
+            while len(accepted) < count:
+                channel = self._next(min(_POLL_S, deadline - time.monotonic()))
                 if self._is_closed:
                     raise PeerError(f"stopped waiting for {what}")
                 if channel is None and time.monotonic() < deadline:
                     continue
                 if channel is None:
-                    raise PeerError(f"waited {timeout_s:.0f} s for {what}: {len(came)} of {count} came to be served")
+                    raise PeerError(f"waited {timeout_s:.0f} s for {what}: {len(accepted)} of {count} connected")
                 hello = self._hello(channel)
-                if hello is not None and all(hello.get(key) == value for key, value in wanted.items()):
+                if hello is not None and all(hello.get(key) == value for key, value in expected.items()):
                     channel.peer = str(hello.get("who", channel.peer))
-                    came.append((channel, hello))
+                    accepted.append((channel, hello))
                 else:
                     channel.close()
         except BaseException:
-            for channel, _ in came:
+            for channel, _ in accepted:
                 channel.close()
             raise
-        return came
+        return accepted
 
     def close(self) -> None:
-        """Listen no more, also if somebody waits in `admit`."""
+        """Stop listening; ends a concurrent `accept`."""
         self._is_closed = True
-        self._listener.close()
+        self._socket.close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _next(self, timeout_s: float) -> Channel | None:
         try:
-            self._listener.settimeout(max(1e-3, timeout_s))
-            line, _ = self._listener.accept()
+            self._socket.settimeout(max(1e-3, timeout_s))
+            connection, _ = self._socket.accept()
         except TimeoutError:
             return None
         except OSError:
             if self._is_closed:
                 return None
             raise
-        return Channel(line, "a visitor")
+        return Channel(connection, "a client")
 
     def _hello(self, channel: Channel) -> dict[str, Any] | None:
         try:
-            hello = channel.receive(_HELLO_S, "its first words", _LONGEST_HELLO)
+            hello = channel.receive(_HELLO_S, "its first message", _LONGEST_HELLO)
         except (PeerError, ValueError):
             return None
         token = hello.pop("token", "") if isinstance(hello, dict) else ""
-        # As bytes: of text, it compares ASCII only.
+        # compare_digest accepts non-ASCII input only as bytes.
         return hello if secrets.compare_digest(str(token).encode(), self.address.token.encode()) else None
 
 
-def connect(address: Address, timeout_s: float, whose: str, **hello: Any) -> Channel:
-    """A line to the door at `address`, of the process that `whose` names, with the first words said.
+def connect(address: Address, timeout_s: float, peer: str, **hello: Any) -> Channel:
+    """Connect to the listener at `address` and send the first message; `peer` names its process.
 
-    PeerError where nobody opens in time.
+    Raises PeerError on timeout.
     """
     deadline = time.monotonic() + timeout_s
     while True:
         try:
             if address.path:
-                line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                line.settimeout(timeout_s)
-                line.connect(address.path)
+                connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                connection.settimeout(timeout_s)
+                connection.connect(address.path)
             else:
-                line = socket.create_connection((address.host, address.port), timeout=timeout_s)
+                connection = socket.create_connection((address.host, address.port), timeout=timeout_s)
             break
         except OSError as error:
             if time.monotonic() > deadline:
-                raise PeerError(f"{whose} does not answer at {address}: {error}") from error
-            time.sleep(_KNOCK_PAUSE_S)
-    channel = Channel(line, whose)
+                raise PeerError(f"{peer} does not answer at {address}: {error}") from error
+            time.sleep(_RETRY_S)
+    channel = Channel(connection, peer)
     channel.send(token=address.token, **hello)
     return channel

@@ -1,75 +1,76 @@
-"""Many copies between fixed places, planned once and then made with few calls: no Python for each tensor.
+"""Many copies between fixed addresses, planned once and then executed with few calls: no Python work per tensor.
 
-What is contiguous on both sides moves as bits, in the widest whole numbers that fit, neighbours joined; the rest moves
-view by view, still within one call.
+Tensors that are contiguous on both sides are copied as integers of the widest type that fits, adjacent ones together.
+All others are copied view by view, still within one call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 WIDTHS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
-"""Bytes, and the whole numbers of so many; widest first."""
+"""Integer dtype by its size in bytes; widest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class ByteCopy:
-    """Bytes that lie side by side, and where they go."""
+    """A copy of contiguous bytes."""
 
     target: int
-    """Which memory they go to: a number that the user of runs gives it."""
+    """Caller's id of the memory to copy into."""
     to: int
-    """Byte of it at which they begin."""
+    """First byte in the target."""
     source: int
-    """Which memory they come from."""
+    """Caller's id of the memory to copy from."""
     start: int
-    """Byte of it at which they begin."""
+    """First byte in the source."""
     nbytes: int
 
     @property
     def width(self) -> int:
-        """Bytes of the widest whole numbers that they can be seen as."""
+        """Size in bytes of the widest integers that offsets and length are multiples of."""
         return next(width for width in WIDTHS if not (self.to % width or self.start % width or self.nbytes % width))
 
 
-def coalesced(runs: Iterable[ByteCopy]) -> list[ByteCopy]:
-    """The same copies in fewer runs, by source: what goes on on both sides is one."""
+def coalesced(copies: Iterable[ByteCopy]) -> list[ByteCopy]:
+    """The same copies, ordered by source; copies that are adjacent on both sides are joined."""
     joined: list[ByteCopy] = []
-    for run in sorted(runs, key=lambda each: (each.source, each.start)):
+    for copy in sorted(copies, key=lambda each: (each.source, each.start)):
         last = joined[-1] if joined else None
         if (
             last is not None
-            and (last.target, last.source) == (run.target, run.source)
-            and (last.to + last.nbytes, last.start + last.nbytes) == (run.to, run.start)
+            and (last.target, last.source) == (copy.target, copy.source)
+            and (last.to + last.nbytes, last.start + last.nbytes) == (copy.to, copy.start)
         ):
-            joined[-1] = ByteCopy(last.target, last.to, last.source, last.start, last.nbytes + run.nbytes)
-        elif run.nbytes:
-            joined.append(run)
+            joined[-1] = ByteCopy(last.target, last.to, last.source, last.start, last.nbytes + copy.nbytes)
+        elif copy.nbytes:
+            joined.append(copy)
     return joined
 
 
 class CopyPlan:
-    """Copies between views that stay where they are, whatever their memory holds at the time."""
+    """Copies between fixed views, to be run any number of times."""
 
     def __init__(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """`pairs` are target and source, of one shape; their dtypes may differ. Targets do not overlap."""
+        """`pairs` of target and source have equal shapes; dtypes may differ. Targets must not overlap."""
         memories: dict[int, torch.UntypedStorage] = {}
-        runs: list[ByteCopy] = []
+        byte_copies: list[ByteCopy] = []
         self._groups: dict[tuple[torch.dtype, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
         for target, source in pairs:
             if target.dtype == source.dtype and target.is_contiguous() and source.is_contiguous():
                 for tensor in (target, source):
                     memories[storage_of(tensor)] = tensor.untyped_storage()
                 to, start = (first_byte(each) for each in (target, source))
-                runs.append(ByteCopy(storage_of(target), to, storage_of(source), start, target.nbytes))
+                byte_copies.append(ByteCopy(storage_of(target), to, storage_of(source), start, target.nbytes))
             elif target.numel():
                 self._add(target, source)
-        for run in coalesced(runs):
-            self._add(*(view_of(memories[memory], at, run) for memory, at in _ends(run)))
+        for copy in coalesced(byte_copies):
+            ends = (copy.target, copy.to), (copy.source, copy.start)
+            self._add(*(view_of(memories[memory], at, copy) for memory, at in ends))
 
     def _add(self, target: Tensor, source: Tensor) -> None:
         targets, sources = self._groups.setdefault((target.dtype, source.dtype), ([], []))
@@ -80,32 +81,28 @@ class CopyPlan:
         return sum(len(targets) for targets, _ in self._groups.values())
 
     def run(self) -> None:
-        """Copy. On a GPU the copies are queued on the current stream."""
+        """Run the copies; on a GPU, asynchronously on the current stream."""
         copy_all(self._groups.values())
 
 
 @torch.no_grad()
 def copy_all(groups: Iterable[tuple[list[Tensor], list[Tensor]]]) -> None:
-    """Copy targets from sources, each group with one call; in a group, dtypes are alike."""
+    """Copy sources into targets, one call per group. Within a group all dtypes are equal."""
     for targets, sources in groups:
         torch._foreach_copy_(targets, sources)
 
 
 def storage_of(tensor: Tensor) -> int:
-    """Names the memory behind a tensor, also while that memory is away; good for as long as it is referred to."""
+    """Id of the storage behind a tensor, valid while the storage is referenced, even if its memory is released."""
     return tensor.untyped_storage()._cdata
 
 
 def first_byte(view: Tensor) -> int:
-    """Where a view begins in its memory."""
+    """Offset of a view in its storage, in bytes."""
     return int(view.storage_offset()) * view.element_size()
 
 
-def view_of(memory: torch.UntypedStorage, at: int, run: ByteCopy) -> Tensor:
-    """The bytes of one end of `run`, flat, as the widest whole numbers that fit both ends."""
-    view = torch.empty(0, dtype=WIDTHS[run.width], device=memory.device)
-    return view.set_(memory, at // run.width, (run.nbytes // run.width,), (1,))
-
-
-def _ends(run: ByteCopy) -> Sequence[tuple[int, int]]:
-    return (run.target, run.to), (run.source, run.start)
+def view_of(memory: torch.UntypedStorage, at: int, copy: ByteCopy) -> Tensor:
+    """One end of a copy as a flat integer tensor of the copy's `width`."""
+    view = torch.empty(0, dtype=WIDTHS[copy.width], device=memory.device)
+    return view.set_(memory, at // copy.width, (copy.nbytes // copy.width,), (1,))

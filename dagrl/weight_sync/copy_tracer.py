@@ -1,9 +1,8 @@
-"""Watches a model take in its weights: what it writes where, from which bytes of a bucket, and what it leaves out.
+"""Traces the copies that a model's loader makes from a bucket into the model's parameters.
 
-Models load Hugging Face's tensors by code of their own, which joins some, takes slices of others, and costs time for
-each of them. All that it does in the end is copying views. So it is watched once, below Python's tensors, by torch's
-dispatcher: `CopyRecorder` notes the copies, for `replay` to make again without that code, and `WeightComparer`
-compares instead of copying, to see that what a model holds is what was sent.
+A model's own loader joins and slices Hugging Face's tensors, with Python work for each of them, but in the end it only
+copies views. A torch dispatch mode observes it: `CopyRecorder` records the copies, so that `replay` can repeat them
+without the loader, and `WeightComparer` compares instead of copying, to verify a model's weights.
 """
 
 from __future__ import annotations
@@ -27,26 +26,25 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True, slots=True)
 class TracedCopy:
-    """A copy from a bucket into a parameter."""
+    """A copy from a bucket into a parameter. `dtype`, `shape` and `stride` are the source's."""
 
     target: Tensor
     """View of the parameter."""
     dtype: torch.dtype
-    """Of the source, as are the rest."""
     offset: int
-    """In elements of `dtype`, from the beginning of the bucket."""
+    """Offset of the source in the bucket, in elements of `dtype`."""
     shape: tuple[int, ...]
     stride: tuple[int, ...]
 
 
 @dataclass(slots=True)
-class _Seen:
-    """What was written into the parameters' memory, in elements, by memory."""
+class _Writes:
+    """Writes into the parameters, in elements, by storage."""
 
     starts: dict[int, list[np.ndarray]] = field(default_factory=dict)
     lengths: dict[int, list[np.ndarray]] = field(default_factory=dict)
     copied: dict[int, list[bool]] = field(default_factory=dict)
-    """Whether it was copied there, of each write."""
+    """Per write, whether it is a copy; else it is a fill."""
 
     def add(self, target: Tensor, *, copied: bool) -> None:
         starts, length = _runs(target)
@@ -56,7 +54,7 @@ class _Seen:
         self.copied.setdefault(memory, []).append(copied)
 
     def overwritten(self) -> bool:
-        """Whether anything was written where something had been copied to before."""
+        """Whether any element was written after it had been copied to."""
         return any(map(self._is_overwritten, self.starts))
 
     def _is_overwritten(self, memory: int) -> bool:
@@ -68,7 +66,7 @@ class _Seen:
         copy_begins, copy_ends, copy_turns = (each[copied][order] for each in (begins, ends, turns))
         if (copy_begins[1:] < copy_ends[:-1]).any():
             return True
-        # The copies that each filled stretch lies over are neighbours, and the first of them to be made tells.
+        # The copies that a fill overlaps are contiguous in this order; compare it with the earliest of them.
         first = np.searchsorted(copy_ends, begins[~copied], side="right")
         beyond = np.searchsorted(copy_begins, ends[~copied], side="left")
         covers = first < beyond
@@ -79,7 +77,7 @@ class _Seen:
         return bool((earliest < turns[~copied][covers]).any())
 
     def covered(self, parameter: Tensor) -> np.ndarray:
-        """Elements that were written at least once, of each slice of a parameter along its first dimension."""
+        """Number of elements written at least once, per slice of a parameter along its first dimension."""
         slices = parameter.shape[0] if parameter.dim() else 1
         memory = storage_of(parameter)
         if memory not in self.starts or not parameter.numel():
@@ -87,7 +85,7 @@ class _Seen:
         starts, lengths = (np.concatenate(each[memory]) for each in (self.starts, self.lengths))
         order = np.argsort(starts, kind="stable")
         starts, ends = starts[order], (starts + lengths)[order]
-        # What others have covered already counts once.
+        # Count overlaps once.
         starts = np.maximum(starts, np.maximum.accumulate(np.concatenate([starts[:1], ends[:-1]])))
         ends = np.maximum(starts, ends)
         before = np.concatenate([[0], np.cumsum(ends - starts)])
@@ -99,37 +97,37 @@ class _Seen:
 
 
 class _CopyTracer(TorchDispatchMode):
-    """Sees every operation on a model's parameters and on one bucket; knows nothing of what is done with them."""
+    """Observes every operation on a model's parameters and on one bucket."""
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         super().__init__()
         self._parameters = parameters
         self._memories = {name: storage_of(tensor) for name, tensor in parameters.items()}
         self._names = {memory: name for name, memory in self._memories.items()}
-        self._seen = _Seen()
+        self._writes = _Writes()
         self._bucket = 0
         self._read: set[int] = set()
         self.obstacle = ""
-        """Why what was seen is more than copies that could be made again; empty where it is not."""
+        """Why the operations cannot be replayed as copies; empty if they can."""
 
-    def look_at(self, bucket: Tensor) -> None:
-        """What is loaded from now on lies in `bucket`, uint8."""
+    def watch(self, bucket: Tensor) -> None:
+        """Trace reads of `bucket`, uint8, from now on."""
         self._bucket = storage_of(bucket)
 
     def missed(self) -> list[str]:
-        """Parameters that were not written wholly, and how much of them was.
+        """Parameters that were not written entirely, with the number of written elements.
 
-        Experts may be larger in memory than they are, all of them alike.
+        Parameters of experts may have padding, the same for each expert.
         """
         missed = []
         for name, tensor in self._parameters.items():
-            covered = self._seen.covered(tensor)
+            covered = self._writes.covered(tensor)
             if covered.sum() < tensor.numel() and not _are_padded(tensor, covered):
                 missed.append(f"{name} ({covered.sum()} of {tensor.numel()} elements)")
         return missed
 
     def moved(self) -> list[str]:
-        """Parameters that were given other memory instead of being written into."""
+        """Parameters whose memory was replaced instead of written."""
         return [name for name, tensor in self._parameters.items() if storage_of(tensor) != self._memories[name]]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -137,24 +135,24 @@ class _CopyTracer(TorchDispatchMode):
         touched = [(tensor, storage_of(tensor)) for tensor in _tensors((args, kwargs))]
         if func.is_view:
             result = func(*args, **kwargs)
-            # Such as `contiguous`, which may copy.
+            # `contiguous`, for example, may copy.
             if all(storage_of(tensor) in {memory for _, memory in touched} for tensor in _tensors(result)):
                 return result
         self._read.update(first_byte(tensor) for tensor, memory in touched if memory == self._bucket)
         if func.is_view:
             return result
-        into = self._names.get(touched[0][1]) if touched else None
-        if into is not None and func is _aten.copy_.default:
+        parameter = self._names.get(touched[0][1]) if touched else None
+        if parameter is not None and func is _aten.copy_.default:
             target, source = args[:2]
-            self._seen.add(target, copied=True)
+            self._writes.add(target, copied=True)
             if storage_of(source) != self._bucket:
-                self._note(f"{into} is no copy of what was sent, but computed from it")
+                self._record_obstacle(f"{parameter} is computed from the weights, not copied")
             return self._copy(func, target, source, args, kwargs)
-        if into is not None and func in _CONSTANTS:
-            self._seen.add(args[0], copied=False)
+        if parameter is not None and func in _CONSTANTS:
+            self._writes.add(args[0], copied=False)
             return self._fill(func, args[0], args[1] if len(args) > 1 else 0.0, args, kwargs)
         if any(memory == self._bucket or memory in self._names for _, memory in touched):
-            self._note(f"{func} works on weights")
+            self._record_obstacle(f"{func} changes weights")
         return func(*args, **kwargs)
 
     def _copy(self, func: Any, target: Tensor, source: Tensor, args: Any, kwargs: Any) -> Any:
@@ -163,41 +161,41 @@ class _CopyTracer(TorchDispatchMode):
     def _fill(self, func: Any, target: Tensor, value: float, args: Any, kwargs: Any) -> Any:
         raise NotImplementedError
 
-    def _note(self, obstacle: str) -> None:
+    def _record_obstacle(self, obstacle: str) -> None:
         self.obstacle = self.obstacle or obstacle
 
 
 class CopyRecorder(_CopyTracer):
-    """Lets a model load, and notes the copies."""
+    """Lets a model load, and records the copies."""
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
-        """`parameters` are the model's by name."""
+        """`parameters` of the model by name."""
         super().__init__(parameters)
         self._copied: list[TracedCopy] = []
         self._filled: list[tuple[Tensor, float]] = []
 
     def constants(self) -> list[tuple[Tensor, float]]:
-        """What is to be filled before the copies, and with what: what the loader filled, and experts with padding."""
+        """Memory to fill before the copies, with its value: padding of experts, and what the loader filled."""
         padded = [
             tensor.detach()
             for tensor in self._parameters.values()
-            if (covered := self._seen.covered(tensor)).sum() < tensor.numel() and _are_padded(tensor, covered)
+            if (covered := self._writes.covered(tensor)).sum() < tensor.numel() and _are_padded(tensor, covered)
         ]
         return [*((tensor, 0.0) for tensor in padded), *self._filled]
 
     def overwrites(self) -> bool:
-        """Whether what a copy has brought was written over: then their order matters, which `replay` does not keep."""
-        return self._seen.overwritten()
+        """Whether a copy was overwritten: then the order matters, which `replay` does not keep."""
+        return self._writes.overwritten()
 
-    def take_notes(self) -> tuple[list[TracedCopy], set[int]]:
-        """The copies since the last call, and the bytes of the bucket at which anything began that was read."""
-        notes = self._copied, self._read
+    def pop_copies(self) -> tuple[list[TracedCopy], set[int]]:
+        """The copies since the last call, and the byte offsets of all views of the bucket that were read."""
+        copies = self._copied, self._read
         self._copied, self._read = [], set()
-        return notes
+        return copies
 
     def _copy(self, func: Any, target: Tensor, source: Tensor, args: Any, kwargs: Any) -> Any:
         if storage_of(source) == self._bucket:
-            # Copying stretches dimensions of size 1, or that are not there, over those of the target.
+            # copy_ broadcasts the source.
             wide = source.expand(target.shape)
             where = int(wide.storage_offset()), tuple(wide.shape), tuple(wide.stride())
             self._copied.append(TracedCopy(target.detach(), source.dtype, *where))
@@ -210,15 +208,15 @@ class CopyRecorder(_CopyTracer):
 
 
 class WeightComparer(_CopyTracer):
-    """Lets a model go through loading without writing, and counts what is not there already, bit by bit."""
+    """Runs a model's loader without writing, and counts the elements that differ bitwise."""
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
-        """`parameters` as for `CopyRecorder`."""
+        """`parameters` of the model by name."""
         super().__init__(parameters)
         self._differing: dict[str, list[Tensor]] = {}
 
     def differing(self) -> dict[str, int]:
-        """Parameters with elements that differ from what was sent, and how many of them."""
+        """Number of differing elements by parameter."""
         counts = {name: int(torch.stack(each).sum()) for name, each in self._differing.items()}
         return {name: count for name, count in counts.items() if count}
 
@@ -236,12 +234,12 @@ class WeightComparer(_CopyTracer):
 
 
 def _are_padded(tensor: Tensor, covered: np.ndarray) -> bool:
-    """Whether a parameter has as much of each expert, and room besides."""
+    """Whether the same part of each expert was written, the rest being padding."""
     return tensor.dim() == _DIMS_OF_EXPERTS and len(set(covered)) == 1 and covered[0] > 0
 
 
 def _runs(view: Tensor) -> tuple[np.ndarray, int]:
-    """Where the stretches of elements that lie side by side begin in memory, and the length of each."""
+    """Offsets of the contiguous stretches of a view, and their common length, in elements."""
     dims = sorted(
         ((stride, size) for size, stride in zip(view.shape, view.stride(), strict=True) if size != 1), reverse=True
     )

@@ -1,4 +1,4 @@
-"""What a trainer offers to whoever sends its weights: buckets that are the same at every sync, filled one by one."""
+"""Exporters fill the buckets of a trainer's weights; the buckets are the same at every sync."""
 
 from __future__ import annotations
 
@@ -13,47 +13,47 @@ from dagrl.weight_sync.manifest import Bucket, BucketLayout, Manifest
 
 
 class WeightExporter(Protocol):
-    """One rank's share in giving out the weights of an engine. All ranks make one and call it alike."""
+    """Exports the weights of an engine. All of its ranks make one and the same calls."""
 
     manifest: Manifest
-    """What there is to give, the same on all ranks."""
+    """All buckets; the same on all ranks."""
     device: torch.device
-    """Where the weights are."""
-    everyone: dist.ProcessGroup | None
-    """A group of all ranks; None where there is only one."""
+    """Device of the weights."""
+    process_group: dist.ProcessGroup | None
+    """All ranks; None if there is only one."""
 
     def exporting(self) -> AbstractContextManager[None]:
-        """Within the context buckets can be filled; what it takes in memory is free outside. Collective."""
+        """Context in which buckets can be filled; outside it, the exporter holds no extra memory. Collective."""
         ...
 
     def fill(self, index: int, buffer: torch.Tensor | None) -> None:
-        """Write a bucket into `buffer`, uint8 [its bytes or more] on `device`, which rank 0 gives. Collective.
+        """Write a bucket into `buffer`, uint8 [its bytes or more] on `device`; None except on rank 0. Collective.
 
-        Buckets are filled in order, each once, within one context; another round begins with bucket 0. On a GPU the
-        work is queued on the current stream. It costs least where a bucket gets the same buffer at every sync.
+        Buckets are filled in order, each once per context; another round begins with bucket 0. On a GPU the work is
+        queued on the current stream. Passing the same buffer for a bucket at every sync is fastest.
         """
         ...
 
 
 def exported(exporter: WeightExporter, is_root: bool) -> Iterator[Bucket]:
-    """All weights, bucket by bucket: tensors with memory of their own on the root, as many empty buckets elsewhere."""
+    """All buckets: copies of the tensors on the root, empty lists on other ranks. Collective."""
     with exporter.exporting():
         for index, layout in enumerate(exporter.manifest.buckets):
             buffer = torch.empty(layout.nbytes, dtype=torch.uint8, device=exporter.device) if is_root else None
             exporter.fill(index, buffer)
-            # What leaves must not drag its buffer along.
+            # Clones, so that a tensor does not keep its whole buffer alive.
             yield [] if buffer is None else [(name, tensor.clone()) for name, tensor in layout.views(buffer)]
 
 
 class BucketExporter:
-    """An exporter of buckets that are there already, on the CPU."""
+    """Exports given buckets from the CPU."""
 
     def __init__(self, buckets: Sequence[Bucket]) -> None:
         self._buckets = [bucket for bucket in buckets if bucket]
         described = ([(name, t.dtype, tuple(t.shape)) for name, t in bucket] for bucket in self._buckets)
         self.manifest = Manifest(tuple(map(BucketLayout.of, described)))
         self.device = torch.device("cpu")
-        self.everyone: dist.ProcessGroup | None = None
+        self.process_group: dist.ProcessGroup | None = None
 
     def exporting(self) -> AbstractContextManager[None]:
         """See `WeightExporter.exporting`."""
@@ -64,12 +64,12 @@ class BucketExporter:
         """See `WeightExporter.fill`."""
         if buffer is not None:
             views = self.manifest.buckets[index].views(buffer)
-            for (_, place), (_, tensor) in zip(views, self._buckets[index], strict=True):
-                place.copy_(tensor)
+            for (_, view), (_, tensor) in zip(views, self._buckets[index], strict=True):
+                view.copy_(tensor)
 
 
 class IteratedExporter:
-    """An exporter for an engine that can only go through its weights from first to last, whole tensor by tensor."""
+    """Exports an iterator over full tensors."""
 
     def __init__(
         self,
@@ -78,12 +78,12 @@ class IteratedExporter:
         device: torch.device,
         present: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """`start` begins a round through all tensors, on all ranks, within the context that `present` gives.
+        """`start` returns an iterator over all tensors and is called on all ranks, within the context `present`.
 
-        Collective, and takes a round to see what there is.
+        Collective; iterates once to learn names and shapes.
         """
         self._start, self._present, self.device = start, present, device
-        self.everyone = dist.group.WORLD if dist.is_initialized() and dist.get_world_size() > 1 else None
+        self.process_group = dist.group.WORLD if dist.is_initialized() and dist.get_world_size() > 1 else None
         with present(), torch.no_grad():
             tensors = [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in start()]
         self.manifest = Manifest.cut(([tensor] for tensor in tensors), bucket_bytes)
@@ -100,6 +100,6 @@ class IteratedExporter:
             self._round = self._start()
         for placed in self.manifest.buckets[index].tensors:
             name, tensor = next(self._round)
-            assert name == placed.name, f"{name} comes where {placed.name} did"
+            assert name == placed.name, f"expected {placed.name}, got {name}"
             if buffer is not None:
                 placed.view(buffer).copy_(tensor)

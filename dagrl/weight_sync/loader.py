@@ -1,7 +1,4 @@
-"""A model's side of a weight sync: buckets go into it, by its own loader at first and by a recording of that later.
-
-Nothing here knows where buckets come from; `taker` does.
-"""
+"""Loads buckets into a model: with the model's own loader the first time, by replaying its copies afterwards."""
 
 from __future__ import annotations
 
@@ -22,24 +19,24 @@ Load = Callable[[Iterable[tuple[str, Tensor]]], object]
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
-    """What was learned when a manifest came for the first time."""
+class _Recording:
+    """What was recorded when a manifest came for the first time."""
 
     replays: tuple[Replay, ...] | None
-    """None where the loader does more than copying: it has to do it every time."""
+    """One per bucket; None if the loader does more than copy, and has to run every time."""
     constants: tuple[tuple[Tensor, float], ...]
-    """What no tensor is for, such as padding, and what it has to be: a server that has slept has lost it."""
+    """Memory that no tensor is copied into, such as padding, with its value: a server that slept has lost it."""
     used: frozenset[str]
-    """Names that the model has taken something of; on a server's rank not all of them."""
+    """Names of the tensors that the model read; on one rank of a server not all of them."""
 
 
 class WeightLoader:
-    """Takes weights into one model, bucket by bucket and in order; a part of a server's model, or all of it."""
+    """Loads weights into one model, or into one server rank's part of it, bucket by bucket and in order."""
 
     def __init__(self, parameters: Callable[[], Mapping[str, Tensor]], load: Load) -> None:
-        """`parameters` gives the model's by name, which stay where they are; `load` is called with some at a time."""
+        """`parameters` returns the model's parameters by name, whose memory must not move; `load` is its loader."""
         self._parameters, self._load = parameters, load
-        self._known: _Known | None = None
+        self._recording: _Recording | None = None
         self._manifest: Manifest | None = None
         self._recorder: CopyRecorder | None = None
         self._comparer: WeightComparer | None = None
@@ -48,64 +45,64 @@ class WeightLoader:
 
     @property
     def manifest(self) -> Manifest | None:
-        """What the last weights came as; the same needs not to be told again."""
+        """Manifest of the last weights; the sender need not send the same one again."""
         return self._manifest
 
     @property
     def used(self) -> frozenset[str]:
-        """Names that the model has taken something of, when they came for the first time."""
-        assert self._known is not None, "nothing has come yet"
-        return self._known.used
+        """Names of the tensors that the model read when the manifest was new."""
+        assert self._recording is not None, "no weights have been loaded"
+        return self._recording.used
 
     @property
     def replays(self) -> bool:
-        """Whether later weights are taken without the model's own loader."""
-        return self._known is not None and self._known.replays is not None
+        """Whether the next weights are loaded without the model's own loader."""
+        return self._recording is not None and self._recording.replays is not None
 
     def knows(self, manifest: Manifest) -> bool:
-        """Whether it has taken weights that came like this before."""
-        return self._known is not None and self._manifest is not None and manifest.digest == self._manifest.digest
+        """Whether weights with this manifest were loaded last."""
+        return self._recording is not None and self._manifest is not None and manifest.digest == self._manifest.digest
 
     def begin(self, manifest: Manifest) -> None:
-        """All buckets of `manifest` come now."""
+        """Begin to load all buckets of `manifest`."""
         if not self.knows(manifest):
-            self._known = None
+            self._recording = None
         self._manifest = manifest
-        parameters = self._parameters() if self._known is None else {}
-        constants = self._known.constants if self._known else [(each, 0.0) for each in parameters.values()]
+        parameters = self._parameters() if self._recording is None else {}
+        constants = self._recording.constants if self._recording else [(each, 0.0) for each in parameters.values()]
         with torch.no_grad():
-            # It refuses an empty list.
+            # _foreach_zero_ rejects an empty list.
             if zeros := [tensor for tensor, value in constants if value == 0]:
                 torch._foreach_zero_(zeros)
             for tensor, value in constants:
                 if value != 0:
                     tensor.fill_(value)
-        if self._known is None:
+        if self._recording is None:
             self._recorder, self._recorded, self._used = CopyRecorder(parameters), [], set()
 
-    def take(self, index: int, buffer: Tensor) -> None:
-        """Take in a bucket, which `buffer` holds, uint8 [bytes or more], until this is done; queued, on a GPU.
+    def load(self, index: int, buffer: Tensor) -> None:
+        """Load a bucket from `buffer`, uint8 [its bytes or more]; on a GPU, asynchronously on the current stream.
 
-        ValueError, naming the tensor, where the model's loader fails.
+        Raises ValueError with the tensor's name if the model's loader fails.
         """
-        assert self._manifest is not None, "take before begin"
+        assert self._manifest is not None, "load before begin"
         layout = self._manifest.buckets[index]
         if self._recorder is not None:
-            self._recorder.look_at(buffer)
+            self._recorder.watch(buffer)
             with self._recorder:
-                self._load_by_itself(layout, buffer)
-            copied, read = self._recorder.take_notes()
-            self._recorded.append(Replay(copied))
+                self._run_loader(layout, buffer)
+            copies, read = self._recorder.pop_copies()
+            self._recorded.append(Replay(copies))
             self._used |= _names_at(read, layout)
             return
-        assert self._known is not None, "take after a failure"
-        if self._known.replays is not None:
-            self._known.replays[index].run(buffer)
+        assert self._recording is not None, "load after a failure"
+        if self._recording.replays is not None:
+            self._recording.replays[index].run(buffer)
         else:
-            self._load_by_itself(layout, buffer)
+            self._run_loader(layout, buffer)
 
     def end(self) -> None:
-        """All buckets have come. ValueError where the model has parameters that nothing was written to."""
+        """End after the last bucket. Raises ValueError if parameters of the model were not written."""
         assert self._manifest is not None, "end before begin"
         recorder, self._recorder = self._recorder, None
         if recorder is None:
@@ -114,67 +111,63 @@ class WeightLoader:
             raise ValueError(f"the model's loader replaces {shortened(moved)} instead of writing into its memory")
         if missed := recorder.missed():
             raise ValueError(
-                f"the server's model has parameters that were not written wholly: {shortened(missed)}; the trainer's "
-                "model has no tensors for them, and both must be the same"
+                f"the trainer sent no weights for parameters of the server's model: {shortened(missed)}; "
+                "use the same model for both"
             )
         replays = None if recorder.obstacle or recorder.overwrites() else tuple(self._recorded)
-        self._known = _Known(replays, tuple(recorder.constants()), frozenset(self._used))
+        self._recording = _Recording(replays, tuple(recorder.constants()), frozenset(self._used))
 
     def begin_comparing(self) -> None:
-        """All buckets come once more, to be compared with what the model holds."""
+        """Begin to compare all buckets with the model's weights."""
         self._comparer = WeightComparer(self._parameters())
 
     def compare(self, index: int, buffer: Tensor) -> None:
-        """Compare a bucket. ValueError as `take` has it."""
+        """Compare a bucket. Raises ValueError as `load` does."""
         assert self._comparer is not None and self._manifest is not None, "compare before begin_comparing"
-        self._comparer.look_at(buffer)
+        self._comparer.watch(buffer)
         with self._comparer:
-            self._load_by_itself(self._manifest.buckets[index], buffer)
+            self._run_loader(self._manifest.buckets[index], buffer)
 
     def end_comparing(self) -> None:
-        """All buckets were compared. ValueError where the model holds anything else, or was not compared wholly."""
+        """End after the last bucket. Raises ValueError if the model's weights differ or were not compared entirely."""
         assert self._comparer is not None, "end_comparing before begin_comparing"
         comparer, self._comparer = self._comparer, None
         if differing := comparer.differing():
             worst = [f"{name} ({count} elements)" for name, count in differing.items()]
-            raise ValueError(f"the server holds other weights than were sent, in {shortened(worst)}")
+            raise ValueError(f"the server's weights differ from those sent, in {shortened(worst)}")
         if missed := comparer.missed():
-            raise ValueError(f"parameters of the server's model were not compared wholly: {shortened(missed)}")
+            raise ValueError(f"parameters of the server's model were not compared entirely: {shortened(missed)}")
 
-    def let_go_of_buffers(self) -> None:
-        """Forget the buffers that buckets came in, whose memory goes away."""
-        for replay in (self._known.replays if self._known else None) or ():
-            replay.let_go()
+    def release_buffers(self) -> None:
+        """Drop references to the buffers of the buckets, whose memory is about to be freed."""
+        for replay in (self._recording.replays if self._recording else None) or ():
+            replay.release_buffer()
 
-    def let_go(self) -> None:
-        """Forget what was under way, after a failure."""
+    def reset(self) -> None:
+        """Drop the state of an unfinished load, after a failure."""
         self._recorder = self._comparer = None
-        self.let_go_of_buffers()
+        self.release_buffers()
 
-    def _load_by_itself(self, layout: BucketLayout, buffer: Tensor) -> None:
-        """Have the model's loader take a bucket."""
-        under_way: list[str] = []
+    def _run_loader(self, layout: BucketLayout, buffer: Tensor) -> None:
+        current: list[str] = []
 
         def tensors() -> Iterator[tuple[str, Tensor]]:
             for name, tensor in layout.views(buffer):
-                under_way[:] = [f"{name} {list(tensor.shape)}"]
+                current[:] = [f"{name} {list(tensor.shape)}"]
                 yield name, tensor
 
         try:
             with torch.no_grad():
                 self._load(tensors())
         except Exception as error:
-            # A loader of any model can fail in any way; whichever it is, the tensor is what has to be known.
-            where = under_way[0] if under_way else "anything"
-            raise ValueError(f"the server's model could not take {where}: {_told(error)}") from error
+            # A model's loader can raise anything; the message has to name the tensor.
+            where = current[0] if current else "any tensor"
+            text = str(error).strip().partition("\n")[0]
+            reason = f"{type(error).__name__}{f': {text}' if text else ''}"
+            raise ValueError(f"the server's model could not load {where}: {reason}") from error
 
 
 def _names_at(offsets: Iterable[int], layout: BucketLayout) -> set[str]:
-    """Names of the tensors that lie at these bytes."""
+    """Names of the tensors at these byte offsets."""
     begins = [tensor.offset for tensor in layout.tensors]
     return {layout.tensors[bisect.bisect_right(begins, offset) - 1].name for offset in offsets}
-
-
-def _told(error: Exception) -> str:
-    text = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}{f': {text}' if text else ''}"

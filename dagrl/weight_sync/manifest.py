@@ -1,6 +1,6 @@
-"""What travels when weights are synced: buckets of named tensors, each at a fixed place. The same at every sync.
+"""The layout of all buckets of a model, which is the same at every sync.
 
-So sender and taker agree on it once, and afterwards only bytes travel. The tensors keep their bit patterns.
+Sender and receiver exchange it once; afterwards only bytes are sent. Tensors keep their bit patterns.
 """
 
 from __future__ import annotations
@@ -19,44 +19,42 @@ _ALIGNMENT = 64
 """Bytes: a cache line, and a multiple of every dtype's size."""
 
 type Bucket = list[tuple[str, torch.Tensor]]
-"""Some weights by their Hugging Face names, full (not split over ranks), on the CPU or the engine's device."""
+"""Full tensors (not split over ranks) by Hugging Face name, on the CPU or the engine's device."""
 Described = tuple[str, torch.dtype, tuple[int, ...]]
 """Name, dtype and shape of a tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedTensor:
-    """One tensor, and where it lies in its bucket."""
+    """A tensor and its offset in a bucket."""
 
     name: str
     dtype: str
-    """Torch's name of it, without ``torch.``."""
+    """Torch's name, without ``torch.``."""
     shape: tuple[int, ...]
     offset: int
-    """Byte at which it begins."""
+    """First byte."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it occupies."""
+        """Size in bytes."""
         return math.prod(self.shape) * _torch_dtype(self.dtype).itemsize
 
     def view(self, buffer: torch.Tensor) -> torch.Tensor:
-        """The tensor in `buffer`, uint8 [bytes of the bucket]; it shares the buffer's memory."""
+        """The tensor as a view of `buffer`, uint8 [bytes of the bucket]."""
         return buffer[self.offset : self.offset + self.nbytes].view(_torch_dtype(self.dtype)).view(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class BucketLayout:
-    """The tensors of one bucket, one behind the other."""
+    """The tensors of one bucket, one after the other."""
 
     tensors: tuple[PlacedTensor, ...]
 
     @property
     def nbytes(self) -> int:
-        """Bytes from the first to the last, and at least some: torch does not view an empty array as another dtype."""
-        return (
-            max((tensor.offset + _aligned(tensor.nbytes) for tensor in self.tensors), default=_ALIGNMENT) or _ALIGNMENT
-        )
+        """Size in bytes; never 0, because torch cannot view an empty array as another dtype."""
+        return max(_ALIGNMENT, *(tensor.offset + _aligned(tensor.nbytes) for tensor in self.tensors), 0)
 
     @staticmethod
     def of(tensors: Iterable[Described]) -> BucketLayout:
@@ -68,21 +66,21 @@ class BucketLayout:
         return BucketLayout(tuple(placed))
 
     def views(self, buffer: torch.Tensor) -> Bucket:
-        """All tensors in `buffer`, uint8 [nbytes or more], by name."""
+        """All tensors as views of `buffer`, uint8 [nbytes or more], by name."""
         return [(tensor.name, tensor.view(buffer)) for tensor in self.tensors]
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """All buckets of a model, in the order in which they are sent."""
+    """All buckets of a model, in the order they are sent."""
 
     buckets: tuple[BucketLayout, ...]
 
     @staticmethod
     def cut(groups: Iterable[Sequence[Described]], bucket_bytes: int) -> Manifest:
-        """Put groups of tensors into buckets, in order; a new one begins where a group would not fit any more.
+        """Put groups of tensors into buckets of up to `bucket_bytes`, in order.
 
-        A group stays together, so one alone may be larger than a bucket.
+        A group is never split; a group larger than `bucket_bytes` gets a larger bucket.
         """
         buckets: list[list[Described]] = []
         filled = 0
@@ -102,11 +100,11 @@ class Manifest:
 
     @property
     def largest(self) -> int:
-        """Bytes of the largest bucket: what a buffer has to hold."""
+        """Size of the largest bucket in bytes."""
         return max((bucket.nbytes for bucket in self.buckets), default=0)
 
-    def room(self, buffers: int) -> list[int]:
-        """Bytes that each of some buffers has to hold, where bucket `index` is put into buffer ``index % buffers``."""
+    def buffer_sizes(self, buffers: int) -> list[int]:
+        """Bytes that each buffer must hold if bucket `index` goes to buffer ``index % buffers``."""
         sizes = [bucket.nbytes for bucket in self.buckets]
         return [max(sizes[first::buffers], default=0) for first in range(buffers)]
 
@@ -117,16 +115,16 @@ class Manifest:
 
     @cached_property
     def digest(self) -> str:
-        """Names the manifest: another one has another."""
+        """Hash of the manifest."""
         return hashlib.sha256(json.dumps(self.to_json()).encode()).hexdigest()
 
     def to_json(self) -> Any:
-        """As plain lists."""
+        """The manifest as nested lists."""
         return [[[t.name, t.dtype, list(t.shape), t.offset] for t in bucket.tensors] for bucket in self.buckets]
 
     @staticmethod
     def from_json(lists: Any) -> Manifest:
-        """Undo `to_json`."""
+        """Inverse of `to_json`."""
         return Manifest(
             tuple(
                 BucketLayout(tuple(PlacedTensor(name, dtype, tuple(shape), at) for name, dtype, shape, at in bucket))

@@ -1,4 +1,4 @@
-"""What senders and takers of weights tell the driver, in plain words: it works without torch."""
+"""What senders of weights tell the driver. Does not import torch."""
 
 from __future__ import annotations
 
@@ -14,43 +14,44 @@ _NAMES_SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Where takers find a sender."""
+    """Where receivers find a sender."""
 
     address: Address
     gpu: str
-    """The GPU that the sender's buffers are on, by a name that is the same everywhere; empty for the host's memory."""
+    """UUID of the GPU that holds the sender's buffers; empty if receivers anywhere can be served."""
 
 
 @dataclass(frozen=True, slots=True)
 class SendReport:
-    """What a sync has come to on one rank of a trainer."""
+    """Result of a sync on one rank of a trainer."""
 
     nbytes: int
     """Bytes of all weights."""
     used: int | None
-    """The tensors that any taker has a place for, a bit for each; None where they have told before."""
+    """Bit mask of the tensors that any receiver uses; None if the receivers reported it in an earlier sync."""
     names: tuple[str, ...]
-    """Beside `used`: names of the tensors, the lowest bit's first."""
+    """Names of the tensors that the bits of `used` stand for, lowest bit first."""
 
 
-def refuse_unknown_names(sent: Sequence[SendReport]) -> None:
-    """ValueError for tensors that none of the takers of all ranks has a place for; they would be left out silently."""
-    told = [each for each in sent if each.used is not None]
-    used = functools.reduce(operator.or_, (each.used or 0 for each in told), 0)
-    unknown = [name for place, name in enumerate(told[0].names) if not used >> place & 1] if told else []
+def refuse_unknown_names(reports: Sequence[SendReport]) -> None:
+    """Raise ValueError for tensors that no receiver of any rank uses, which would be dropped silently."""
+    reports = [report for report in reports if report.used is not None]
+    used = functools.reduce(operator.or_, (report.used or 0 for report in reports), 0)
+    unknown = [name for bit, name in enumerate(reports[0].names) if not used >> bit & 1] if reports else []
     if unknown:
         raise ValueError(
-            f"the generator has no place for {shortened(unknown)}: the trainer's model and its own must be the same"
+            f"the generator has no parameter for {shortened(unknown)}; "
+            "use the same model for the trainer and the generator"
         )
 
 
 def shortened(names: Iterable[str]) -> str:
-    """Some of the names, and how many more there are."""
+    """The first few names, and the number of others."""
     names = list(names)
     more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
     return f"{', '.join(names[:_NAMES_SHOWN])}{more}"
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, without what libraries write below it."""
+    """The first line of an error's message."""
     return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -1,4 +1,4 @@
-"""Memory for what is under way during a weight sync and is free at other times, with views that outlast its absence."""
+"""Device memory that is needed only during a weight sync."""
 
 from __future__ import annotations
 
@@ -6,30 +6,25 @@ import torch
 
 
 class ReleasableBuffer:
-    """Some memory of a device. Views of `bytes` stay good while the memory behind them comes and goes."""
+    """A buffer that releases and allocates its memory again. Views of `bytes` stay valid across both."""
 
     def __init__(self, nbytes: int, device: torch.device | str) -> None:
-        """Take it."""
-        # Generators work in inference mode, whose tensors could not be used outside of it.
+        """Allocate `nbytes`."""
+        # Generators run in inference mode, whose tensors cannot be used outside it.
         with torch.inference_mode(False):
             self.bytes = torch.empty(nbytes, dtype=torch.uint8, device=device)
-        """uint8 [nbytes]; what it holds is lost whenever the memory is given back."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where it is."""
-        return self.bytes.device
+        """uint8 [nbytes]; the contents are lost on release."""
 
     @property
     def is_allocated(self) -> bool:
-        """Whether the memory is taken now; room for nothing always is."""
+        """Whether the memory is allocated; always true for a buffer of no bytes."""
         return self.bytes.untyped_storage().nbytes() == len(self.bytes)
 
-    def take(self) -> None:
-        """Take the memory, if it is not."""
+    def allocate(self) -> None:
+        """Allocate the memory, if it is not."""
         if not self.is_allocated:
             self.bytes.untyped_storage().resize_(len(self.bytes))
 
-    def give_back(self) -> None:
-        """Give it back to torch's allocator. Nothing may be under way in it, on any stream."""
+    def release(self) -> None:
+        """Return the memory to torch's allocator. No stream may still use it."""
         self.bytes.untyped_storage().resize_(0)

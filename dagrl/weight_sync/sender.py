@@ -1,4 +1,4 @@
-"""One rank of a trainer, or a server's own worker, as the source of a generator's weights: sync after sync."""
+"""The sending side of weight syncs, on one rank of a trainer or in an SGLang worker."""
 
 from __future__ import annotations
 
@@ -13,139 +13,133 @@ import torch.distributed as dist
 
 from dagrl.weight_sync.channel import Listener
 from dagrl.weight_sync.exporter import WeightExporter
-from dagrl.weight_sync.links import (
-    DeferredErrors,
-    GroupSetup,
-    IpcTransport,
-    NcclTransport,
-    NullTransport,
-    SyncSession,
-    Transport,
-)
 from dagrl.weight_sync.protocol import Offer, SendReport
 from dagrl.weight_sync.releasable_buffer import ReleasableBuffer
 from dagrl.weight_sync.staging import BUFFERS, Staging, gpu_name, staging_on
+from dagrl.weight_sync.transports.base import ErrorDeferringTransport, NullTransport, SyncSession, Transport
+from dagrl.weight_sync.transports.cuda_ipc import IpcTransport
+from dagrl.weight_sync.transports.nccl import GroupSetup, NcclTransport
 from dagrl.weight_sync.update_group import UpdateGroup, join_group
 
 TransportName = Literal["cuda_ipc", "broadcast"]
-"""Whether takers see the sender's memory, or are anywhere."""
 
 
 class WeightSender:
-    """Sends what an exporter has to give. The ranks of a trainer call it alike."""
+    """Sends the weights of an exporter. All ranks of a trainer make the same calls."""
 
-    def __init__(self, exporter: WeightExporter, reach: TransportName, *, host: str, timeout_s: float) -> None:
-        """`host` is this machine's address, for takers far away. Every wait for them has the bound `timeout_s`."""
-        self._exporter, self._reach = exporter, reach
+    def __init__(self, exporter: WeightExporter, transport: TransportName, *, host: str, timeout_s: float) -> None:
+        """`host` is this machine's address for receivers elsewhere. `timeout_s` bounds every wait for a receiver."""
+        self._exporter, self._transport = exporter, transport
         self._host, self._timeout_s = host, timeout_s
-        self._is_root = exporter.everyone is None or exporter.everyone.rank() == 0
-        self._door: Listener | None = None
+        self._is_root = exporter.process_group is None or exporter.process_group.rank() == 0
+        self._listener: Listener | None = None
         self._staging: Staging | None = None
-        self._rooms: list[ReleasableBuffer] = []
+        self._buffers: list[ReleasableBuffer] = []
         self._groups: dict[int, UpdateGroup] = {}
-        self._made = self._waves = 0
+        self._groups_made = 0
 
     def offer(self) -> Offer | None:
-        """Where takers find this rank; None where it has nothing for them."""
-        if self._reach == "broadcast" and not self._is_root:
+        """Where receivers find this rank; None if it serves none."""
+        if self._transport == "broadcast" and not self._is_root:
             return None
-        if self._door is None:
-            self._door = Listener(self._host if self._reach == "broadcast" else None)
-        return Offer(self._door.address, gpu_name(self._exporter.device) if self._reach == "cuda_ipc" else "")
+        if self._listener is None:
+            self._listener = Listener(self._host if self._transport == "broadcast" else None)
+        return Offer(self._listener.address, gpu_name(self._exporter.device) if self._transport == "cuda_ipc" else "")
 
     def send(self, number: int, waves: Sequence[int], *, passes: int = 1) -> SendReport:
-        """Send all weights to this rank's takers, who ask for sync `number`; collective over the trainer's ranks.
+        """Send all weights to this rank's receivers of sync `number`. Collective over the trainer's ranks.
 
-        `waves` has the number of takers that come together, for each time that everything is sent: generators whose
-        stages cannot take weights at the same time come one after the other. The last pass of several is to be
-        compared. ValueError, with what a taker says, where it could not take the weights; PeerError where one has ended
-        or does not answer. Afterwards nothing is held on the device but communicators.
+        `waves` holds the number of receivers for each time that everything is sent: the pipeline stages of a generator
+        may have to receive one after the other. With 2 `passes` receivers compare the second with the first. Raises
+        ValueError if a receiver reports a failure, PeerError if one exits or does not answer. Afterwards the sender
+        holds nothing on the device but communicators.
         """
-        sync = SyncSession(number, self._exporter.manifest, passes, self._timeout_s)
-        self._waves = len(waves)
+        session = SyncSession(number, self._exporter.manifest, passes, self._timeout_s)
         reports: list[dict[str, Any]] = []
         with self._exporter.exporting():
-            for wave, takers in enumerate(waves):
-                with self._link(sync, wave, takers) as link:
+            for wave, receivers in enumerate(waves):
+                with self._open(session, wave, receivers, is_last=wave + 1 == len(waves)) as transport:
                     for _ in range(passes):
-                        for index in range(len(sync.manifest.buckets)):
-                            self._exporter.fill(index, link.buffer(index))
-                            link.send(index)
-                    reports += link.finish()
+                        for index in range(len(session.manifest.buckets)):
+                            self._exporter.fill(index, transport.buffer(index))
+                            transport.send(index)
+                    reports += transport.finish()
         for report in reports:
             if report["error"]:
                 raise ValueError(f"{report['who']}: {report['error']}")
         used = [int(report["used"], 16) for report in reports if report.get("used")]
         if not used:
-            return SendReport(sync.manifest.nbytes, None, ())
-        return SendReport(sync.manifest.nbytes, functools.reduce(operator.or_, used), tuple(sync.manifest.names))
+            return SendReport(session.manifest.nbytes, None, ())
+        return SendReport(session.manifest.nbytes, functools.reduce(operator.or_, used), tuple(session.manifest.names))
 
-    def rest(self) -> None:
-        """Give up communicators; the next sync connects anew. For a trainer that goes to sleep."""
+    def disconnect(self) -> None:
+        """Destroy the communicators, before the trainer sleeps. The next sync connects again."""
         for group in self._groups.values():
             group.end()
         self._groups = {}
 
     def close(self) -> None:
-        """Serve nobody any more."""
-        self.rest()
-        if self._door is not None:
-            self._door.close()
-        self._door = None
+        """Destroy the communicators and stop listening."""
+        self.disconnect()
+        if self._listener is not None:
+            self._listener.close()
+        self._listener = None
 
     @contextmanager
-    def _link(self, sync: SyncSession, wave: int, takers: int) -> Iterator[Transport]:
-        link = self._make_link(sync, wave, takers)
+    def _open(self, session: SyncSession, wave: int, receivers: int, *, is_last: bool) -> Iterator[Transport]:
+        transport = self._make_transport(session, wave, receivers)
         try:
-            # Of several waves the later ones would wait for who is lost: there the others' collectives time out.
-            steady = self._exporter.everyone is not None and wave + 1 == self._waves
-            yield DeferredErrors(link) if steady else link
+            # Before the last wave, errors are not deferred: later waves would wait for the receiver that was lost.
+            # There the other ranks' collectives time out.
+            defers = self._exporter.process_group is not None and is_last
+            yield ErrorDeferringTransport(transport) if defers else transport
         except BaseException:
-            # Whoever is in it may wait for what never comes, and what is under way may still use the buffers.
+            # Members of the group may wait for a broadcast that never comes, and one in flight may use the buffers.
             if wave in self._groups:
                 self._groups.pop(wave).end()
-            self._rooms = []
+            self._buffers = []
             raise
         finally:
-            link.close()
-            for room in self._rooms:
-                room.give_back()
+            transport.close()
+            for buffer in self._buffers:
+                buffer.release()
 
-    def _make_link(self, sync: SyncSession, wave: int, takers: int) -> Transport:
-        if self._reach == "broadcast" and not self._is_root:
+    def _make_transport(self, session: SyncSession, wave: int, receivers: int) -> Transport:
+        if self._transport == "broadcast" and not self._is_root:
             return NullTransport()
-        assert self._door is not None, "offer before send"
-        if self._reach == "cuda_ipc":
+        assert self._listener is not None, "offer before send"
+        if self._transport == "cuda_ipc":
             if self._staging is None:
-                self._staging = staging_on(self._exporter.device, sync.manifest)
-            return IpcTransport(sync, self._door, takers, self._staging, self._exporter.everyone)
-        if not self._rooms:
-            self._rooms = [ReleasableBuffer(nbytes, self._exporter.device) for nbytes in sync.manifest.room(BUFFERS)]
-        for room in self._rooms:
-            room.take()
-        buffers = [room.bytes for room in self._rooms]
-        return NcclTransport(sync, self._door, takers, buffers, lambda names: self._meet(wave, names))
+                self._staging = staging_on(self._exporter.device, session.manifest)
+            return IpcTransport(session, self._listener, receivers, self._staging, self._exporter.process_group)
+        if not self._buffers:
+            sizes = session.manifest.buffer_sizes(BUFFERS)
+            self._buffers = [ReleasableBuffer(nbytes, self._exporter.device) for nbytes in sizes]
+        for buffer in self._buffers:
+            buffer.allocate()
+        buffers = [buffer.bytes for buffer in self._buffers]
+        return NcclTransport(session, self._listener, receivers, buffers, lambda names: self._set_up_group(wave, names))
 
-    def _meet(self, wave: int, names: Sequence[str | None]) -> GroupSetup:
-        """The group of the last sync where all takers are still in it, else a new one."""
+    def _set_up_group(self, wave: int, names: Sequence[str | None]) -> GroupSetup:
+        """The group of the last sync if all receivers are still in it, else a new one."""
         group = self._groups.get(wave)
         if group is not None and all(name == group.name for name in names):
-            there = group
-            return GroupSetup({"name": there.name}, lambda look: there)
+            existing = group
+            return GroupSetup({"name": existing.name}, lambda check: existing)
         if group is not None:
             self._groups.pop(wave).end()
-        # One of its own for each group: somebody who still waits in another one's would hold it up.
+        # A store per group: a process that still waits in an old group's store would block the new group.
         store = dist.TCPStore(self._host, 0, is_master=True, wait_for_workers=False)
-        self._made += 1
-        assert self._door is not None
-        name, size = f"{self._door.address.token[:8]}-{self._made}", len(names) + 1
+        self._groups_made += 1
+        assert self._listener is not None
+        name, size = f"{self._listener.address.token[:8]}-{self._groups_made}", len(names) + 1
         device = torch.device(self._exporter.device)
 
         def make() -> UpdateGroup:
             return UpdateGroup(name, store, 0, size, device, self._timeout_s)
 
-        def join(look: Callable[[], None]) -> UpdateGroup:
-            self._groups[wave] = join_group(make, self._timeout_s, look)
+        def join(check: Callable[[], None]) -> UpdateGroup:
+            self._groups[wave] = join_group(make, self._timeout_s, check)
             return self._groups[wave]
 
         return GroupSetup({"name": name, "size": size, "host": self._host, "port": store.port}, join)

@@ -1,7 +1,6 @@
-"""Two buffers that buckets wait in by turns, in memory that another process on the machine can see.
+"""Two alternating buffers for buckets, shared with other processes on the machine.
 
-On a GPU they are shared by CUDA IPC, for which the other process must use the same GPU; on the host by an open file
-that is nowhere but in memory.
+On a GPU they are shared by CUDA IPC, which needs the other process on the same GPU; on the host by a memory file.
 """
 
 from __future__ import annotations
@@ -26,41 +25,41 @@ _EXPANDABLE = "expandable_segments:True"
 
 
 class DeviceStaging:
-    """Buffers on a GPU. Their memory is there between `open` and `close`, and views of them for good."""
+    """Buffers on a GPU. Their memory is allocated between `open` and `close`; views of them stay valid."""
 
     def __init__(self, sizes: Sequence[int], device: torch.device) -> None:
-        """`sizes` are the buffers', in bytes."""
-        with _memory_that_can_be_shared():
-            self._rooms = [ReleasableBuffer(nbytes, device) for nbytes in sizes]
+        """`sizes` of the buffers in bytes."""
+        with _sharable_memory():
+            self._buffers = [ReleasableBuffer(nbytes, device) for nbytes in sizes]
 
     @property
     def buffers(self) -> list[Tensor]:
-        """uint8 [bytes] each, the same objects always."""
-        return [room.bytes for room in self._rooms]
+        """uint8 [bytes] each; always the same objects."""
+        return [buffer.bytes for buffer in self._buffers]
 
     def open(self) -> None:
-        """Take the memory, if it is not there."""
-        with _memory_that_can_be_shared():
-            for room in self._rooms:
-                room.take()
+        """Allocate the memory, if it is not."""
+        with _sharable_memory():
+            for buffer in self._buffers:
+                buffer.allocate()
 
     def share(self) -> list[dict[str, Any]]:
-        """What another process has to know to `attach` the buffers; it must do so once for each call."""
-        return [_shared(room.bytes) for room in self._rooms]
+        """Handles with which another process can `attach` the buffers, exactly once per call."""
+        return [_shared(buffer.bytes) for buffer in self._buffers]
 
     def close(self) -> None:
-        """Give the memory back to torch's allocator. The other processes have let go of it."""
-        for room in self._rooms:
-            room.give_back()
-        # What a process that has died did not let go of.
+        """Return the memory to torch's allocator. The other processes must have detached."""
+        for buffer in self._buffers:
+            buffer.release()
+        # Blocks that a dead process did not detach.
         torch.cuda.ipc_collect()
 
 
 class HostStaging:
-    """Buffers in the host's memory, of the same use."""
+    """Buffers in host memory; see `DeviceStaging`."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
-        """`sizes` are the buffers', in bytes."""
+        """`sizes` of the buffers in bytes."""
         self._sizes = sizes
         self._files: list[int] = []
         self._buffers: list[Tensor] = []
@@ -72,7 +71,7 @@ class HostStaging:
         return self._buffers
 
     def open(self) -> None:
-        """Take the memory, if it is not there."""
+        """Allocate the memory, if it is not."""
         if not self._buffers:
             for nbytes in self._sizes:
                 self._files.append(os.memfd_create("dagrl-weights"))
@@ -85,7 +84,7 @@ class HostStaging:
         return [{"file": file, "nbytes": nbytes} for file, nbytes in zip(named, self._sizes, strict=True)]
 
     def close(self) -> None:
-        """Give the memory back, once the other processes have too."""
+        """Free the memory as soon as the other processes have detached."""
         for file in self._files:
             os.close(file)
         self._files, self._buffers = [], []
@@ -95,24 +94,23 @@ Staging = DeviceStaging | HostStaging
 
 
 def staging_on(device: torch.device, manifest: Manifest) -> Staging:
-    """Buffers for the buckets of `manifest`, by turns."""
-    # Where there is but one bucket the second would be empty, and memory of no bytes cannot be shared.
-    sizes = [nbytes for nbytes in manifest.room(BUFFERS) if nbytes]
+    """Alternating buffers for the buckets of `manifest`."""
+    # With a single bucket the second buffer would be empty, and empty memory cannot be shared.
+    sizes = [nbytes for nbytes in manifest.buffer_sizes(BUFFERS) if nbytes]
     return DeviceStaging(sizes, device) if device.type == "cuda" else HostStaging(sizes)
 
 
 def attach(shared: Mapping[str, Any], device: torch.device) -> Tensor:
-    """Another process's buffer, uint8 [bytes], which must be let go of before that gives its memory back.
+    """Another process's buffer, uint8 [bytes]; drop it before that process frees the memory.
 
-    `device` is this process's GPU. ValueError where the buffer cannot be seen from here.
+    `device` is this process's GPU. Raises ValueError if the buffer cannot be opened from this process.
     """
     if "file" in shared:
         try:
-            # The other one's open file, by a name that the kernel gives it.
             with Path(shared["file"]).open("r+b") as file:
                 return _mapped(file.fileno(), shared["nbytes"])
         except OSError as error:
-            raise ValueError(f"the sender's memory cannot be seen from this process: {error}") from error
+            raise ValueError(f"this process cannot open the sender's memory: {error}") from error
     handle, counter, event = (bytes.fromhex(shared[key]) for key in ("handle", "counter", "event"))
     try:
         storage = torch.UntypedStorage._new_shared_cuda(
@@ -120,14 +118,14 @@ def attach(shared: Mapping[str, Any], device: torch.device) -> Tensor:
         )
     except RuntimeError as error:
         raise ValueError(
-            f"the sender's memory on this GPU cannot be opened by CUDA IPC: {first_line(error)}; "
+            f"CUDA IPC cannot open the sender's memory on this GPU: {first_line(error)}; "
             "choose weight_sync.route: broadcast or object_store"
         ) from error
     return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
 
 
 def gpu_name(device: torch.device) -> str:
-    """The same for a GPU in every process, whatever its number there; empty for a CPU."""
+    """UUID of the GPU; empty for the CPU."""
     return "" if device.type == "cpu" else str(torch.cuda.get_device_properties(device).uuid)
 
 
@@ -146,19 +144,19 @@ def _shared(buffer: Tensor) -> dict[str, Any]:
 
 
 def _mapped(file: int, nbytes: int) -> Tensor:
-    # The tensor keeps the mapping, which lasts longer than the open file.
+    # The tensor keeps the mapping alive, also after the file is closed.
     return torch.frombuffer(mmap.mmap(file, nbytes), dtype=torch.uint8)
 
 
 @contextmanager
-def _memory_that_can_be_shared() -> Iterator[None]:
-    """Segments that grow cannot be opened by other processes; where torch is told to use them, it takes others here."""
-    told = next((os.environ[name] for name in _SETTINGS if _EXPANDABLE in os.environ.get(name, "")), None)
-    if told is None or not torch.cuda.is_available():
+def _sharable_memory() -> Iterator[None]:
+    """Turn off expandable segments, which other processes cannot open, if torch is configured to use them."""
+    setting = next((os.environ[name] for name in _SETTINGS if _EXPANDABLE in os.environ.get(name, "")), None)
+    if setting is None or not torch.cuda.is_available():
         yield
         return
-    torch.cuda.memory._set_allocator_settings(told.replace(_EXPANDABLE, "expandable_segments:False"))
+    torch.cuda.memory._set_allocator_settings(setting.replace(_EXPANDABLE, "expandable_segments:False"))
     try:
         yield
     finally:
-        torch.cuda.memory._set_allocator_settings(told)
+        torch.cuda.memory._set_allocator_settings(setting)

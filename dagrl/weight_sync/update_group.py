@@ -1,6 +1,7 @@
-"""A process group of one sender and all that take its weights, beside whatever groups those processes have already.
+"""A process group of one sender and all of its receivers, separate from any other group of these processes.
 
-NCCL between GPUs, gloo between CPUs. It is not known to torch.distributed, so it can be ended without anybody's help.
+NCCL between GPUs, gloo between CPUs. The group is not registered in torch.distributed, so that each process can end it
+without the others.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from torch import Tensor
 from dagrl.weight_sync.channel import PeerError
 from dagrl.weight_sync.protocol import first_line
 
-_LATER_S = 60.0
-"""How much longer NCCL waits than we do: when its own time is over it ends the process."""
+_NCCL_MARGIN_S = 60.0
+"""Added to NCCL's timeout, because NCCL ends the process when it expires."""
 _LONGEST_PAUSE_S = 2e-4
 
 
 class UpdateGroup:
-    """One process's share in a group; rank 0 sends."""
+    """A process's membership in a group; rank 0 sends."""
 
     def __init__(self, name: str, store: dist.Store, rank: int, size: int, device: torch.device, timeout_s: float):
-        """`name` is of this group alone, in the store that its processes share. Collective on CPUs."""
+        """`name` is unique to this group in the shared `store`. Collective on CPUs."""
         self.name, self._rank, self._device = name, rank, device
-        timeout = datetime.timedelta(seconds=timeout_s + _LATER_S)
+        timeout = datetime.timedelta(seconds=timeout_s + _NCCL_MARGIN_S)
         own = dist.PrefixStore(name, store)
         self._group = dist.ProcessGroup(own, rank, size)
         backend: Any
@@ -45,34 +46,34 @@ class UpdateGroup:
         backend._set_sequence_number_for_group()
 
     def connect(self) -> None:
-        """Connect all its processes, which otherwise happens at the first broadcast. Collective."""
+        """Connect all processes, which otherwise happens at the first broadcast. Collective."""
         self.wait(self.broadcast(torch.zeros(1, dtype=torch.uint8, device=self._device)))
         if self._device.type == "cuda":
             torch.cuda.current_stream().synchronize()
 
     def broadcast(self, tensor: Tensor) -> dist.Work:
-        """Begin to send `tensor` from rank 0 into the others'; `wait` is needed before it is used again."""
+        """Begin to send `tensor` from rank 0 to the others; call `wait` before using it again."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
         options.asyncOp = True
         return self._group.broadcast([tensor], options)
 
     def wait(self, work: dist.Work) -> None:
-        """Wait for a broadcast; on a GPU only the current stream does. PeerError where another process has ended."""
+        """Wait for a broadcast; on a GPU, only the current stream waits. Raises PeerError if a member has exited."""
         try:
             work.wait()
         except RuntimeError as error:
             reason = first_line(error)
-            raise PeerError(f"a broadcast has failed, as a process in it has ended or hangs: {reason}") from error
+            raise PeerError(f"a broadcast failed because one of its processes has ended or hangs: {reason}") from error
 
     def end(self) -> None:
-        """End it here and now, whatever the others do."""
+        """End the group in this process at once."""
         if self._device.type == "cuda":
             self._group.abort()
 
 
-def join_group(make: Callable[[], UpdateGroup], timeout_s: float, look: Callable[[], None]) -> UpdateGroup:
-    """A new group, connected. PeerError where the others do not come in time."""
+def join_group(make: Callable[[], UpdateGroup], timeout_s: float, check: Callable[[], None]) -> UpdateGroup:
+    """Make and connect a group. Raises PeerError if the other processes do not join in time."""
     made: list[UpdateGroup] = []
 
     def connect() -> None:
@@ -80,7 +81,7 @@ def join_group(make: Callable[[], UpdateGroup], timeout_s: float, look: Callable
         made[0].connect()
 
     try:
-        bounded(connect, timeout_s, "the processes of a weight broadcast to connect", look)
+        run_with_timeout(connect, timeout_s, "the processes of a weight broadcast to connect", check)
     except BaseException:
         for group in made:
             group.end()
@@ -88,10 +89,10 @@ def join_group(make: Callable[[], UpdateGroup], timeout_s: float, look: Callable
     return made[0]
 
 
-def bounded(function: Callable[[], None], timeout_s: float, what: str, look: Callable[[], None]) -> None:
-    """Run what may hang in a thread of its own, and wait for it. `look` raises where waiting has become pointless.
+def run_with_timeout(function: Callable[[], None], timeout_s: float, what: str, check: Callable[[], None]) -> None:
+    """Run `function` in a thread and wait for it. `check` raises when waiting has become pointless.
 
-    PeerError after `timeout_s`. What hangs is left behind, as it cannot be told to give up.
+    Raises PeerError after `timeout_s`; the thread, which cannot be stopped, is left behind.
     """
     failures: list[BaseException] = []
     device = torch.cuda.current_device() if torch.cuda.is_available() else None
@@ -101,23 +102,23 @@ def bounded(function: Callable[[], None], timeout_s: float, what: str, look: Cal
             if device is not None:
                 torch.cuda.set_device(device)
             function()
-        except BaseException as error:  # noqa: BLE001 - raised below, in the thread that waits
+        except BaseException as error:  # noqa: BLE001 - raised below, in the waiting thread
             failures.append(error)
 
     thread = threading.Thread(target=run, name=what, daemon=True)
     thread.start()
-    until(lambda: not thread.is_alive(), timeout_s, what, look)
+    wait_until(lambda: not thread.is_alive(), timeout_s, what, check)
     if failures:
         raise failures[0]
 
 
-def until(done: Callable[[], bool], timeout_s: float, what: str, look: Callable[[], None] = lambda: None) -> None:
-    """Wait until `done`. PeerError after `timeout_s`; `look` raises where waiting has become pointless."""
+def wait_until(done: Callable[[], bool], timeout_s: float, what: str, check: Callable[[], None] = lambda: None) -> None:
+    """Wait until `done()`. Raises PeerError after `timeout_s`; `check` raises when waiting has become pointless."""
     begun = time.monotonic()
     while not done():
         waited = time.monotonic() - begun
         if waited > timeout_s:
             raise PeerError(f"waited {timeout_s:.0f} s for {what}")
-        look()
-        # Soon at first: most waits are short.
+        check()
+        # Short pauses at first, because most waits are short.
         time.sleep(min(_LONGEST_PAUSE_S, waited / 10 + 2e-5))

@@ -56,7 +56,7 @@ class WeightTransfer:
     def release(self) -> None:
         """Free device memory between syncs: communicators."""
         if self._sender is not None:
-            self._sender.rest()
+            self._sender.disconnect()
 
     def close(self) -> None:
         """Free all resources."""

@@ -63,10 +63,10 @@ class Worker:
 
 @dataclass
 class Fleet:
-    """Processes on the GPUs there are: trainers, and takers on the GPUs that a case names."""
+    """Processes on the GPUs there are: trainers, and receivers on the GPUs that a case names."""
 
     trainers: dict[int, Worker] = field(default_factory=dict)
-    takers: dict[int, Worker] = field(default_factory=dict)
+    receivers: dict[int, Worker] = field(default_factory=dict)
     number: int = 0
 
     def trainers_on(self, gpus: list[int]) -> list[Worker]:
@@ -74,13 +74,13 @@ class Fleet:
             self.trainers.setdefault(gpu, Worker("trainer", gpu))
         return [self.trainers[gpu] for gpu in gpus]
 
-    def takers_on(self, gpus: list[int]) -> list[Worker]:
+    def receivers_on(self, gpus: list[int]) -> list[Worker]:
         for gpu in gpus:
-            self.takers.setdefault(gpu, Worker("taker", gpu))
-        return [self.takers[gpu] for gpu in gpus]
+            self.receivers.setdefault(gpu, Worker("receiver", gpu))
+        return [self.receivers[gpu] for gpu in gpus]
 
     def kill(self) -> None:
-        for worker in (*self.trainers.values(), *self.takers.values()):
+        for worker in (*self.trainers.values(), *self.receivers.values()):
             worker.kill()
 
 
@@ -90,11 +90,11 @@ class Pair:
 
     fleet: Fleet
     trainers: list[Worker]
-    takers: list[Worker]
+    receivers: list[Worker]
     senders: list[dict[str, Any]]
-    """Of each taker."""
+    """Of each receiver."""
     waves: list[list[int]]
-    """Which takers come together, wave by wave."""
+    """Which receivers come together, wave by wave."""
     near: bool
 
     def sync(self, passes: int = 1) -> tuple[float, float, int, Any]:
@@ -110,8 +110,8 @@ class Pair:
         took = []
         for wave in self.waves:
             for place in wave:
-                self.takers[place].begin("take", number, self.senders[place])
-            took += [self.takers[place].end() for place in wave]
+                self.receivers[place].begin("take", number, self.senders[place])
+            took += [self.receivers[place].end() for place in wave]
         sent = [trainer.end() for trainer in self.trainers]
         from dagrl.weight_sync.protocol import refuse_unknown_names
 
@@ -123,7 +123,7 @@ class Pair:
 def megatron_pair(
     fleet: Fleet,
     trainer_gpus: list[int],
-    taker_gpus: list[int],
+    receiver_gpus: list[int],
     *,
     size: str = "tiny",
     parts: int = 1,
@@ -131,17 +131,17 @@ def megatron_pair(
     **parallel: Any,
 ) -> Iterator[Pair]:
     """A Megatron engine on some GPUs, and generators of `parts` GPUs each on some; near where those are the same."""
-    near = trainer_gpus == taker_gpus
-    trainers, takers = fleet.trainers_on(trainer_gpus), fleet.takers_on(taker_gpus)
+    near = trainer_gpus == receiver_gpus
+    trainers, receivers = fleet.trainers_on(trainer_gpus), fleet.receivers_on(receiver_gpus)
     ports = [trainer.call("listen") for trainer in trainers]
     for rank, trainer in enumerate(trainers):
         reach = "cuda_ipc" if near else "broadcast"
         trainer.begin("start", rank, len(trainers), ports[0], size, reach, parallel, BUCKET)
     offers = [trainer.end() for trainer in trainers]
-    for place, taker in enumerate(takers):
-        taker.call("start", size, place % parts, parts)
+    for place, receiver in enumerate(receivers):
+        receiver.call("start", size, place % parts, parts)
     try:
-        yield Pair(fleet, trainers, takers, _senders(offers, takers), waves or [[*range(len(takers))]], near)
+        yield Pair(fleet, trainers, receivers, _senders(offers, receivers), waves or [[*range(len(receivers))]], near)
     finally:
         for trainer in trainers:
             trainer.begin("stop")
@@ -150,36 +150,36 @@ def megatron_pair(
 
 
 @contextlib.contextmanager
-def plain_pair(fleet: Fleet, trainer_gpu: int, taker_gpu: int, size: str) -> Iterator[Pair]:
+def plain_pair(fleet: Fleet, trainer_gpu: int, receiver_gpu: int, size: str) -> Iterator[Pair]:
     """Weights of any size on one GPU, and a generator on one."""
-    near = trainer_gpu == taker_gpu
-    [trainer], [taker] = fleet.trainers_on([trainer_gpu]), fleet.takers_on([taker_gpu])
+    near = trainer_gpu == receiver_gpu
+    [trainer], [receiver] = fleet.trainers_on([trainer_gpu]), fleet.receivers_on([receiver_gpu])
     offer = trainer.call("start_plain", size, "cuda_ipc" if near else "broadcast", LARGE_BUCKET)
-    taker.call("start", size, 0, 1)
+    receiver.call("start", size, 0, 1)
     try:
-        yield Pair(fleet, [trainer], [taker], _senders([offer], [taker]), [[0]], near)
+        yield Pair(fleet, [trainer], [receiver], _senders([offer], [receiver]), [[0]], near)
     finally:
         trainer.call("stop")
 
 
-def _senders(offers: list[Any], takers: list[Worker]) -> list[dict[str, Any]]:
+def _senders(offers: list[Any], receivers: list[Worker]) -> list[dict[str, Any]]:
     there = [offer for offer in offers if offer is not None]
     if all(offer.gpu for offer in there):
-        return [{offer.gpu: offer.address for offer in there}] * len(takers)
-    return [{"": there[place if len(there) > 1 else 0].address} for place in range(len(takers))]
+        return [{offer.gpu: offer.address for offer in there}] * len(receivers)
+    return [{"": there[place if len(there) > 1 else 0].address} for place in range(len(receivers))]
 
 
 # -- cases ------------------------------------------------------------------------------------------------------------
 
 
-def weights_arrive(fleet: Fleet, trainer_gpus: list[int], taker_gpus: list[int], **options: Any) -> str:
+def weights_arrive(fleet: Fleet, trainer_gpus: list[int], receiver_gpus: list[int], **options: Any) -> str:
     """Three syncs of weights that change, the first two compared; after a sleep of the trainer too."""
-    with megatron_pair(fleet, trainer_gpus, taker_gpus, **options) as pair:
+    with megatron_pair(fleet, trainer_gpus, receiver_gpus, **options) as pair:
         factor = 1.0
         for passes in (2, 2, 1):
             pair.sync(passes)
-            for taker in pair.takers:
-                taker.call("check", factor)
+            for receiver in pair.receivers:
+                receiver.call("check", factor)
             factor *= 2
             for trainer in pair.trainers:
                 trainer.call("scale", 2.0)
@@ -188,15 +188,15 @@ def weights_arrive(fleet: Fleet, trainer_gpus: list[int], taker_gpus: list[int],
         for trainer in pair.trainers:
             trainer.end()
         send, take, nbytes, _ = pair.sync()
-        for taker in pair.takers:
-            taker.call("check", factor)
+        for receiver in pair.receivers:
+            receiver.call("check", factor)
     return f"{nbytes / 1e6:.0f} MB in {1000 * send:.1f} ms after a sleep ({1000 * take:.1f} ms to take)"
 
 
-def memory_stays(fleet: Fleet, trainer_gpus: list[int], taker_gpus: list[int]) -> str:
+def memory_stays(fleet: Fleet, trainer_gpus: list[int], receiver_gpus: list[int]) -> str:
     """Nothing grows over many syncs."""
-    with megatron_pair(fleet, trainer_gpus, taker_gpus) as pair:
-        workers = [*pair.trainers, *pair.takers]
+    with megatron_pair(fleet, trainer_gpus, receiver_gpus) as pair:
+        workers = [*pair.trainers, *pair.receivers]
         for _ in range(5):
             pair.sync()
         before = [worker.call("memory") for worker in workers]
@@ -215,9 +215,9 @@ def memory_stays(fleet: Fleet, trainer_gpus: list[int], taker_gpus: list[int]) -
     )
 
 
-def speed(fleet: Fleet, trainer_gpu: int, taker_gpu: int, size: str, limit_ms: float | None = None) -> str:
+def speed(fleet: Fleet, trainer_gpu: int, receiver_gpu: int, size: str, limit_ms: float | None = None) -> str:
     """How long a sync of a whole model takes; far away, as a part of NCCL's own rate on these GPUs."""
-    with plain_pair(fleet, trainer_gpu, taker_gpu, size) as pair:
+    with plain_pair(fleet, trainer_gpu, receiver_gpu, size) as pair:
         first, *_ = pair.sync(2)
         times = [pair.sync() for _ in range(8)][2:]
     send = statistics.median(each[0] for each in times)
@@ -225,8 +225,8 @@ def speed(fleet: Fleet, trainer_gpu: int, taker_gpu: int, size: str, limit_ms: f
     nbytes = times[0][2]
     told = f"{nbytes / 1e9:.2f} GB in {1000 * max(send, take):.1f} ms, {nbytes / max(send, take) / 1e9:.0f} GB/s"
     told += f" (send {1000 * send:.1f}, take {1000 * take:.1f}, first with comparison {first:.2f} s)"
-    if trainer_gpu != taker_gpu:
-        two = fleet.trainers_on([trainer_gpu, taker_gpu])
+    if trainer_gpu != receiver_gpu:
+        two = fleet.trainers_on([trainer_gpu, receiver_gpu])
         port = two[0].call("listen")
         for rank, worker in enumerate(two):
             worker.begin("nccl_rate", rank, port, nbytes, LARGE_BUCKET)
@@ -238,20 +238,20 @@ def speed(fleet: Fleet, trainer_gpu: int, taker_gpu: int, size: str, limit_ms: f
     return told
 
 
-def a_death_is_noticed(fleet: Fleet, trainer_gpu: int, taker_gpu: int) -> str:
-    """A taker that dies before it has taken all ends the sync soon, and a new one is served."""
-    with megatron_pair(fleet, [trainer_gpu], [taker_gpu]) as pair:
+def a_death_is_noticed(fleet: Fleet, trainer_gpu: int, receiver_gpu: int) -> str:
+    """A receiver that dies before it has taken all ends the sync soon, and a new one is served."""
+    with megatron_pair(fleet, [trainer_gpu], [receiver_gpu]) as pair:
         pair.sync()
-        taker = pair.takers[0]
+        receiver = pair.receivers[0]
         pair.fleet.number += 1
-        taker.begin("take", pair.fleet.number, pair.senders[0])
+        receiver.begin("take", pair.fleet.number, pair.senders[0])
         # It has asked for the weights by then; stopped, it takes none of them.
         time.sleep(0.5)
-        os.kill(taker.process.pid or 0, signal.SIGSTOP)
+        os.kill(receiver.process.pid or 0, signal.SIGSTOP)
         pair.trainers[0].begin("send", pair.fleet.number, [1], 1)
         time.sleep(0.2)
         begun = time.monotonic()
-        taker.kill()
+        receiver.kill()
         try:
             pair.trainers[0].end()
         except RuntimeError as error:
@@ -259,7 +259,7 @@ def a_death_is_noticed(fleet: Fleet, trainer_gpu: int, taker_gpu: int) -> str:
         else:
             raise AssertionError("weights were sent to a process that took none")
         assert seconds < TIMEOUT_S / 2 and "PeerError" in said, f"after {seconds:.1f} s: {said}"
-        fleet.takers[taker_gpu] = pair.takers[0] = successor = Worker("taker", taker_gpu)
+        fleet.receivers[receiver_gpu] = pair.receivers[0] = successor = Worker("receiver", receiver_gpu)
         successor.call("start", "tiny", 0, 1)
         pair.sync(2)
         successor.call("check", 1.0)
@@ -281,7 +281,7 @@ def the_wrong_gpu(fleet: Fleet) -> str:
     if not _gpus():
         return "there are no GPUs to tell apart"
     with megatron_pair(fleet, [0], [0]) as pair:
-        [elsewhere] = fleet.takers_on([1])
+        [elsewhere] = fleet.receivers_on([1])
         elsewhere.call("start", "tiny", 0, 1)
         pair.fleet.number += 1
         pair.trainers[0].begin("send", pair.fleet.number, [1], 1)

@@ -23,7 +23,7 @@ def serve(line: Connection, kind: str) -> None:
     import torch
 
     torch.set_num_threads(1)
-    worker: Any = {"trainer": Trainer, "taker": TakingProcess}[kind]()
+    worker: Any = {"trainer": Trainer, "receiver": TakingProcess}[kind]()
     while True:
         try:
             method, args, kwargs = line.recv()
@@ -117,12 +117,12 @@ class Trainer:
 
     def sleep_and_wake(self) -> None:
         """As between two of its turns."""
-        self._sender.rest()
+        self._sender.disconnect()
         self._engine.sleep()
         self._engine.wake()
 
     def rest(self) -> None:
-        self._sender.rest()
+        self._sender.disconnect()
 
     def memory(self) -> dict[str, float]:
         return memory()
@@ -171,8 +171,8 @@ class TakingProcess:
 
         device = device_here()
         self._model = model = QwenPart(size, rank, parts, device, _dtype(device))
-        self._intake = WeightLoader(lambda: dict(model.named_parameters()), model.load_weights)
-        self._taker = WeightReceiver(self._intake, device, f"part {rank}")
+        self._loader = WeightLoader(lambda: dict(model.named_parameters()), model.load_weights)
+        self._receiver = WeightReceiver(self._loader, device, f"part {rank}")
         self._size, self._rank, self._parts = size, rank, parts
 
     def take(self, number: int, senders: dict[str, Any]) -> float:
@@ -183,7 +183,7 @@ class TakingProcess:
 
         begun = time.perf_counter()
         with torch.inference_mode():
-            self._taker.take(Route(number, senders, TIMEOUT_S))
+            self._receiver.receive(Route(number, senders, TIMEOUT_S))
         return time.perf_counter() - begun
 
     def check(self, factor: float) -> None:
@@ -203,7 +203,7 @@ class TakingProcess:
         wanted.load_weights((name, source.get(name).to(device, _dtype(device)) * factor) for name in source.names())
         for (name, found), expected in zip(self._model.named_parameters(), wanted.parameters(), strict=True):
             assert torch.equal(found, expected), f"{name} is not what the trainer has"
-        assert self._intake.replays, "the loader does nothing but copy"
+        assert self._loader.replays, "the loader does nothing but copy"
 
     def memory(self) -> dict[str, float]:
         return memory()
@@ -223,7 +223,7 @@ class _Plain:
         self._tensors, self.device = dict(tensors), device
         self.manifest = Manifest.cut(([(name, t.dtype, tuple(t.shape))] for name, t in tensors), bucket)
         self._packs: dict[int, tuple[Any, Any]] = {}
-        self.everyone = None
+        self.process_group = None
 
     @contextlib.contextmanager
     def exporting(self) -> Iterator[None]:

@@ -67,18 +67,18 @@ def test_runs_are_seen_as_numbers_that_fit(given):
 
 
 def test_copies_outlive_the_absence_of_their_memory():
-    room, target = ReleasableBuffer(64, "cpu"), torch.zeros(8)
-    copies = CopyPlan([(target, room.bytes.view(torch.float32)[4:12])])
-    room.give_back()
-    assert not room.is_allocated and room.bytes.untyped_storage().nbytes() == 0
-    room.take()
-    room.take()
-    room.bytes.view(torch.float32).copy_(torch.arange(16.0))
+    buffer, target = ReleasableBuffer(64, "cpu"), torch.zeros(8)
+    copies = CopyPlan([(target, buffer.bytes.view(torch.float32)[4:12])])
+    buffer.release()
+    assert not buffer.is_allocated and buffer.bytes.untyped_storage().nbytes() == 0
+    buffer.allocate()
+    buffer.allocate()
+    buffer.bytes.view(torch.float32).copy_(torch.arange(16.0))
     copies.run()
     assert target.tolist() == list(range(4, 12))
 
 
-def test_room_for_nothing():
-    room = ReleasableBuffer(0, "cpu")
-    room.give_back()
-    assert room.is_allocated and len(room.bytes) == 0
+def test_an_empty_buffer():
+    buffer = ReleasableBuffer(0, "cpu")
+    buffer.release()
+    assert buffer.is_allocated and len(buffer.bytes) == 0

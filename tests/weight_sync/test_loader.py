@@ -12,12 +12,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dagrl.weight_sync.copy_tracer import _Seen
+from dagrl.weight_sync.copy_tracer import _Writes
 from dagrl.weight_sync.loader import WeightLoader
 from dagrl.weight_sync.manifest import Manifest
 
 
-def intake_of(model: nn.Module, load: Callable[..., object] | None = None) -> WeightLoader:
+def loader_of(model: nn.Module, load: Callable[..., object] | None = None) -> WeightLoader:
     return WeightLoader(lambda: dict(model.named_parameters()), load or model.load_weights)
 
 
@@ -31,22 +31,22 @@ def buckets_of(tensors: dict[str, Tensor], bucket_bytes: int = 600) -> tuple[Man
     return manifest, buffers
 
 
-def send(intake: WeightLoader, tensors: dict[str, Tensor], bucket_bytes: int = 600) -> WeightLoader:
+def send(loader: WeightLoader, tensors: dict[str, Tensor], bucket_bytes: int = 600) -> WeightLoader:
     """All weights, through two buffers that are used in turns and spoilt after each use."""
     manifest, contents = buckets_of(tensors, bucket_bytes)
-    intake.begin(manifest)
+    loader.begin(manifest)
     for index, buffer in in_turns(contents):
-        intake.take(index, buffer)
-    intake.end()
-    return intake
+        loader.load(index, buffer)
+    loader.end()
+    return loader
 
 
-def compare(intake: WeightLoader, tensors: dict[str, Tensor], bucket_bytes: int = 600) -> None:
+def compare(loader: WeightLoader, tensors: dict[str, Tensor], bucket_bytes: int = 600) -> None:
     _, contents = buckets_of(tensors, bucket_bytes)
-    intake.begin_comparing()
+    loader.begin_comparing()
     for index, buffer in in_turns(contents):
-        intake.compare(index, buffer)
-    intake.end_comparing()
+        loader.compare(index, buffer)
+    loader.end_comparing()
 
 
 def in_turns(contents: list[Tensor]) -> Iterator[tuple[int, Tensor]]:
@@ -81,36 +81,36 @@ def assert_loaded(model: Model, tensors: dict[str, Tensor]) -> None:
 def test_recorded_copies_do_what_the_loader_does(parts, bucket_bytes, sent, held):
     for rank in range(parts):
         model = Model(rank, parts, dtype=held)
-        intake = send(intake_of(model), weights(0, dtype=sent), bucket_bytes)
-        assert intake.replays
+        loader = send(loader_of(model), weights(0, dtype=sent), bucket_bytes)
+        assert loader.replays
         assert_loaded(model, weights(0, dtype=sent))
         model.load_weights = None  # type: ignore[assignment]
         for seed in (1, 2):
             forget(model)
-            send(intake, weights(seed, dtype=sent), bucket_bytes)
+            send(loader, weights(seed, dtype=sent), bucket_bytes)
             assert_loaded(model, weights(seed, dtype=sent))
 
 
 def test_later_syncs_do_not_call_the_loader():
     model, calls = Model(), []
-    intake = intake_of(model, lambda given: calls.append(1) or model.load_weights(given))
-    send(intake, weights())
+    loader = loader_of(model, lambda given: calls.append(1) or model.load_weights(given))
+    send(loader, weights())
     first = len(calls)
-    send(intake, weights(1))
+    send(loader, weights(1))
     assert first == len(calls) > 1
 
 
 def test_another_manifest_is_learned_anew():
     model = Model()
-    intake = send(intake_of(model), weights(), 600)
-    send(intake, weights(1), 2000)
+    loader = send(loader_of(model), weights(), 600)
+    send(loader, weights(1), 2000)
     assert_loaded(model, weights(1))
-    assert intake.manifest is not None and len(intake.manifest.buckets) < 10
+    assert loader.manifest is not None and len(loader.manifest.buckets) < 10
 
 
 def test_what_is_used_is_known_by_name():
     part, every = Model(1, 2), set(weights())
-    used = send(intake_of(part), weights() | {"lm_head.weight": torch.zeros(3)}).used
+    used = send(loader_of(part), weights() | {"lm_head.weight": torch.zeros(3)}).used
     assert used == every
 
 
@@ -120,14 +120,14 @@ def test_a_loader_that_computes_is_called_every_time():
             super().load_weights((name, tensor * 2 if name.endswith("norm") else tensor) for name, tensor in given)
 
     model = Doubled()
-    intake = intake_of(model)
+    loader = loader_of(model)
     for seed in (0, 1):
         forget(model)
-        send(intake, weights(seed))
-        assert not intake.replays
+        send(loader, weights(seed))
+        assert not loader.replays
         assert torch.equal(model.layers[1].norm, weights(seed)["layers.1.norm"] * 2)
-    assert intake.used == set(weights())
-    compare(intake, weights(1))
+    assert loader.used == set(weights())
+    compare(loader, weights(1))
 
 
 def test_a_loader_that_joins_tensors_is_called_every_time():
@@ -144,11 +144,11 @@ def test_a_loader_that_joins_tensors_is_called_every_time():
                 self.layers[int(layer)].qkv.data.copy_(full)
 
     model = Joined()
-    intake = intake_of(model)
+    loader = loader_of(model)
     for seed in (0, 1):
-        send(intake, weights(seed), 10**6)
+        send(loader, weights(seed), 10**6)
         assert_loaded(model, weights(seed))
-    assert not intake.replays and intake.used == set(weights())
+    assert not loader.replays and loader.used == set(weights())
 
 
 @pytest.mark.parametrize("how", ["fills", "copies", "fills first"])
@@ -165,24 +165,24 @@ def test_a_loader_that_writes_over_its_copies_is_called_every_time(how):
                     self.layers[0].norm.data[3:4].copy_(tensor[:1])
 
     model = Overwriting()
-    intake = intake_of(model)
+    loader = loader_of(model)
     for seed in (0, 1):
         forget(model)
-        send(intake, weights(seed))
+        send(loader, weights(seed))
         wanted = weights(seed)["layers.0.norm"].clone()
         if how == "fills":
             wanted[2:4] = 7
         if how == "copies":
             wanted[3] = weights(seed)["layers.1.norm"][0]
         assert torch.equal(model.layers[0].norm, wanted)
-    assert intake.replays == (how == "fills first")
+    assert loader.replays == (how == "fills first")
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2), st.integers(0, 3), st.booleans()), max_size=6))
 @example([(3, 1, 0, True), (0, 1, 0, False)])
 @example([(0, 1, 0, True), (2, 2, 0, True), (3, 1, 0, True)])
 def test_what_is_written_over_is_seen(writes):
-    memory, seen, holds_copy, expected = torch.zeros(6, 4), _Seen(), torch.zeros(6, 4, dtype=torch.bool), False
+    memory, seen, holds_copy, expected = torch.zeros(6, 4), _Writes(), torch.zeros(6, 4, dtype=torch.bool), False
     for row, rows, column, copied in writes:
         seen.add(memory[row : row + rows, column:], copied=copied)
         there = holds_copy[row : row + rows, column:]
@@ -200,9 +200,9 @@ def test_what_follows_from_weights_keeps_a_loader_from_being_replayed():
             self.norms.copy_(self.layers[0].norm * 2)
 
     model = Derived()
-    intake = intake_of(model)
+    loader = loader_of(model)
     for seed in (0, 1):
-        send(intake, weights(seed))
+        send(loader, weights(seed))
         assert torch.equal(model.norms, weights(seed)["layers.0.norm"] * 2)
 
 
@@ -213,9 +213,9 @@ def test_slices_that_are_made_contiguous_first_are_still_known_by_name():
 
     with torch.inference_mode():
         model = Contiguous(1, 2)
-        intake = send(intake_of(model), weights())
-        assert intake.used == set(weights()) and not intake.replays
-        send(intake, weights(1))
+        loader = send(loader_of(model), weights())
+        assert loader.used == set(weights()) and not loader.replays
+        send(loader, weights(1))
     assert_loaded(model, weights(1))
 
 
@@ -223,10 +223,10 @@ def test_slices_that_are_made_contiguous_first_are_still_known_by_name():
 def test_the_mode_of_the_process_does_not_matter(mode):
     model = Model()
     with mode():
-        intake = send(intake_of(model), weights())
-        send(intake, weights(1))
-        compare(intake, weights(1))
-        assert intake.replays
+        loader = send(loader_of(model), weights())
+        send(loader, weights(1))
+        compare(loader, weights(1))
+        assert loader.replays
     assert_loaded(model, weights(1))
 
 
@@ -245,13 +245,13 @@ def test_a_tensor_that_goes_to_two_places_goes_to_both():
                     self.lm_head.data.copy_(tensor)
 
     model = Tied()
-    intake = intake_of(model)
+    loader = loader_of(model)
     for seed in (0, 1):
         forget(model)
-        send(intake, weights(seed), 10**6)
+        send(loader, weights(seed), 10**6)
         assert torch.equal(model.lm_head, weights(seed)["embed.weight"])
         assert torch.equal(model.embed[:VOCABULARY], weights(seed)["embed.weight"])
-    assert intake.replays
+    assert loader.replays
 
 
 def test_padding_of_experts_is_zero():
@@ -268,11 +268,11 @@ def test_padding_of_experts_is_zero():
                 super()._load_expert(layer, expert, what, tensor)
 
     model = Padded()
-    intake = intake_of(model)
+    loader = loader_of(model)
     for seed in (0, 1):
         forget(model)
-        send(intake, weights(seed))
-        compare(intake, weights(seed))
+        send(loader, weights(seed))
+        compare(loader, weights(seed))
         assert not model.layers[1].w2[:, :, FFN:].any()
         assert torch.equal(model.layers[1].w2[3, :, :FFN], weights(seed)["layers.1.experts.3.down"])
 
@@ -288,12 +288,12 @@ def test_what_a_loader_fills_in_is_there_again_without_it():
             self.scale.data.fill_(1)
 
     model = Scaled()
-    intake = intake_of(model)
+    loader = loader_of(model)
     for seed in (0, 1):
         forget(model)
-        send(intake, weights(seed))
+        send(loader, weights(seed))
         assert model.scale.tolist() == [1, 1]
-    assert intake.replays
+    assert loader.replays
 
 
 # -- what is wrong
@@ -303,21 +303,21 @@ def test_a_parameter_that_nothing_is_sent_for_is_named():
     tensors = weights()
     del tensors["layers.1.o"]
     model = Model()
-    with pytest.raises(ValueError, match=r"not written wholly: layers.1.o \(0 of 128 elements\); the trainer's"):
-        send(intake_of(model), tensors)
+    with pytest.raises(ValueError, match=r"sent no weights .*: layers.1.o \(0 of 128 elements\); use the same"):
+        send(loader_of(model), tensors)
 
 
 def test_a_part_of_a_parameter_that_nothing_is_sent_for_is_seen():
     tensors = weights()
     del tensors["layers.1.experts.2.up"]
-    with pytest.raises(ValueError, match=r"not written wholly: layers.1.w13 \(672 of 768 elements\)"):
-        send(intake_of(Model()), tensors)
+    with pytest.raises(ValueError, match=r"sent no weights .*: layers.1.w13 \(672 of 768 elements\)"):
+        send(loader_of(Model()), tensors)
 
 
 def test_a_tensor_of_the_wrong_shape_is_named():
     tensors = weights() | {"layers.1.k": torch.zeros(3 * HEAD_DIM, HIDDEN)}
-    with pytest.raises(ValueError, match=r"could not take layers.1.k \[12, 8\]: AssertionError"):
-        send(intake_of(Model()), tensors)
+    with pytest.raises(ValueError, match=r"could not load layers.1.k \[12, 8\]: AssertionError"):
+        send(loader_of(Model()), tensors)
 
 
 def test_what_a_loader_complains_of_is_told_in_one_line():
@@ -326,22 +326,22 @@ def test_what_a_loader_complains_of_is_told_in_one_line():
 
     def load_one(given):
         next(given)
-        raise RuntimeError("no room\nas a library tells at length")
+        raise RuntimeError("no buffer\nas a library tells at length")
 
-    with pytest.raises(ValueError, match=r"could not take anything: KeyError: 'norm'$"):
-        send(intake_of(Model(), load), weights())
-    with pytest.raises(ValueError, match=r"could not take embed\.weight \[\d+, 8\]: RuntimeError: no room$"):
-        send(intake_of(Model(), load_one), weights())
+    with pytest.raises(ValueError, match=r"could not load any tensor: KeyError: 'norm'$"):
+        send(loader_of(Model(), load), weights())
+    with pytest.raises(ValueError, match=r"could not load embed\.weight \[\d+, 8\]: RuntimeError: no buffer$"):
+        send(loader_of(Model(), load_one), weights())
 
 
 def test_after_a_failure_everything_is_learned_anew():
     model = Model()
-    intake = send(intake_of(model), weights())
+    loader = send(loader_of(model), weights())
     tensors = weights() | {"layers.1.k": torch.zeros(3 * HEAD_DIM, HIDDEN)}
     with pytest.raises(ValueError, match=r"layers\.1\.k"):
-        send(intake, tensors)
-    intake.let_go()
-    send(intake, weights(1))
+        send(loader, tensors)
+    loader.reset()
+    send(loader, weights(1))
     assert_loaded(model, weights(1))
 
 
@@ -354,7 +354,7 @@ def test_a_loader_that_exchanges_memory_is_refused():
                     self.layers[0].norm.data = tensor
 
     with pytest.raises(ValueError, match=r"replaces layers\.0\.norm instead of writing"):
-        send(intake_of(Exchanging()), weights())
+        send(loader_of(Exchanging()), weights())
 
 
 # -- comparing
@@ -362,44 +362,44 @@ def test_a_loader_that_exchanges_memory_is_refused():
 
 def test_comparing_changes_nothing_and_finds_nothing_where_all_is_well():
     model = Model(1, 2)
-    intake = send(intake_of(model), weights())
+    loader = send(loader_of(model), weights())
     before = {name: tensor.clone() for name, tensor in model.named_parameters()}
-    compare(intake, weights())
+    compare(loader, weights())
     assert all(torch.equal(before[name], tensor) for name, tensor in model.named_parameters())
 
 
 @pytest.mark.parametrize("change", [1e-6, float("nan"), float("-inf")])
 def test_a_single_changed_element_is_found(change):
     model = Model()
-    intake = send(intake_of(model), weights())
+    loader = send(loader_of(model), weights())
     model.layers[1].w2.data[3, 2, 1] += change
-    with pytest.raises(ValueError, match=r"holds other weights than were sent, in layers.1.w2 \(1 elements\)"):
-        compare(intake, weights())
+    with pytest.raises(ValueError, match=r"weights differ from those sent, in layers.1.w2 \(1 elements\)"):
+        compare(loader, weights())
 
 
 def test_padding_that_changed_is_found():
     model = Model()
-    intake = send(intake_of(model), weights())
+    loader = send(loader_of(model), weights())
     model.embed.data[11, 3] = 1.0
     with pytest.raises(ValueError, match=r"in embed \(1 elements\)"):
-        compare(intake, weights())
+        compare(loader, weights())
 
 
 def test_not_a_number_is_the_same_where_it_was_sent():
     tensors = weights() | {"layers.0.norm": torch.full((HIDDEN,), float("nan"))}
     model = Model()
-    compare(send(intake_of(model), tensors), tensors)
+    compare(send(loader_of(model), tensors), tensors)
 
 
 def test_a_parameter_that_is_not_compared_is_named():
     tensors = weights()
-    intake = send(intake_of(Model()), tensors)
+    loader = send(loader_of(Model()), tensors)
     del tensors["layers.0.norm"]
     # As it were if the second round left something out.
     manifest, contents = buckets_of(tensors)
-    intake._manifest = manifest
-    intake.begin_comparing()
+    loader._manifest = manifest
+    loader.begin_comparing()
     for index, buffer in in_turns(contents):
-        intake.compare(index, buffer)
-    with pytest.raises(ValueError, match=r"were not compared wholly: layers.0.norm \(0 of 8 elements\)"):
-        intake.end_comparing()
+        loader.compare(index, buffer)
+    with pytest.raises(ValueError, match=r"were not compared entirely: layers.0.norm \(0 of 8 elements\)"):
+        loader.end_comparing()

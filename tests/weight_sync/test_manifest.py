@@ -13,7 +13,7 @@ SHAPES = st.lists(st.integers(0, 9), max_size=3).map(tuple)
 
 @st.composite
 def groups(draw) -> list[list[Described]]:
-    """Groups of tensors, each of a name of its own."""
+    """Groups of tensors, each with a unique name."""
     sizes = draw(st.lists(st.integers(1, 3), max_size=8))
     names = iter(range(100))
     return [[(f"t{next(names)}", draw(DTYPES), draw(SHAPES)) for _ in range(size)] for size in sizes]
@@ -50,9 +50,9 @@ def size(group: list[Described]) -> int:
 @given(groups(), st.integers(1, 3000), st.integers(1, 3))
 def test_buffers_hold_their_buckets(given, bucket_bytes, buffers):
     manifest = Manifest.cut(given, bucket_bytes)
-    room = manifest.room(buffers)
-    assert len(room) == buffers and max(room) == manifest.largest
-    assert all(layout.nbytes <= room[index % buffers] for index, layout in enumerate(manifest.buckets))
+    buffer = manifest.buffer_sizes(buffers)
+    assert len(buffer) == buffers and max(buffer) == manifest.largest
+    assert all(layout.nbytes <= buffer[index % buffers] for index, layout in enumerate(manifest.buckets))
 
 
 @given(groups())

@@ -1,4 +1,4 @@
-"""Weights from one process into others, near and far: what comes is what was sent, and nobody waits for the dead."""
+"""Transports deliver exactly the weights that were sent, and no process waits for one that has died."""
 
 import contextlib
 import gc
@@ -18,8 +18,7 @@ import pytest
 import torch
 from fused_model import HEAD_DIM, HIDDEN, Model, weights
 
-from dagrl.weight_sync import links as links_module
-from dagrl.weight_sync import receiver as taker_module
+from dagrl.weight_sync import receiver as receiver_module
 from dagrl.weight_sync.channel import Address, Listener, PeerError, connect
 from dagrl.weight_sync.exporter import IteratedExporter
 from dagrl.weight_sync.loader import WeightLoader
@@ -27,6 +26,7 @@ from dagrl.weight_sync.protocol import SendReport, refuse_unknown_names
 from dagrl.weight_sync.receiver import Route, WeightReceiver
 from dagrl.weight_sync.releasable_buffer import ReleasableBuffer
 from dagrl.weight_sync.sender import TransportName, WeightSender
+from dagrl.weight_sync.transports import cuda_ipc as ipc_module
 
 TIMEOUT_S = 30.0
 REACHES = ["cuda_ipc", "broadcast"]
@@ -46,9 +46,9 @@ class Source:
         assert offer is not None
         self.address, self.timeout_s, self.number = offer.address, timeout_s, 0
 
-    def route(self, place: str = "", *, keeps_room: bool = False) -> Route:
+    def route(self, place: str = "", *, keep_buffers: bool = False) -> Route:
         self.number += 1
-        return Route(self.number, {place: self.address}, self.timeout_s, keeps_room)
+        return Route(self.number, {place: self.address}, self.timeout_s, keep_buffers)
 
 
 class Generator:
@@ -102,11 +102,11 @@ def _generator(others: Connection, line: Connection, rank: int, parts: int, slow
             time.sleep(0.15)
         model.load_weights(given)
 
-    taker = WeightReceiver(
+    receiver = WeightReceiver(
         WeightLoader(lambda: dict(model.named_parameters()), load), torch.device("cpu"), f"part {rank}"
     )
     if poor:
-        taker_module._manifest = without_memory
+        receiver_module._manifest = without_memory
     while True:
         try:
             route = Route.from_json(line.recv())
@@ -116,14 +116,14 @@ def _generator(others: Connection, line: Connection, rank: int, parts: int, slow
         calls = 0
         with torch.inference_mode():
             try:
-                taker.take(route)
+                receiver.receive(route)
             except PeerError as error:
                 failure = str(error)
         held = {name: tensor.numpy().copy() for name, tensor in model.named_parameters()}
         files = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
         told = {"failure": failure, "held": held, "calls": calls, "files": files}
-        told["group"] = taker._group.name if taker._group else None
-        told["room"] = sum(len(room.bytes) for room in taker._rooms if room.is_allocated)
+        told["group"] = receiver._group.name if receiver._group else None
+        told["buffer"] = sum(len(buffer.bytes) for buffer in receiver._buffers if buffer.is_allocated)
         line.send(told)
 
 
@@ -229,7 +229,7 @@ def test_a_group_is_made_anew_after_a_rest(generators, sources):
     groups = []
     for _ in range(3):
         groups.append(serve(source, generator)[0]["group"])
-        source.sender.rest()
+        source.sender.disconnect()
     assert len(set(groups)) == 3
 
 
@@ -248,7 +248,7 @@ def test_nothing_is_left_over_from_a_sync(generators, sources, reach):
 
 def test_memory_for_buckets_is_kept_between_syncs_where_the_route_says_so(generators, sources):
     source, generator = sources("broadcast", weights()), generators()
-    kept = [serve(source, generator, keeps_room=keeps)[0]["room"] > 0 for keeps in (True, True, False)]
+    kept = [serve(source, generator, keep_buffers=keeps)[0]["buffer"] > 0 for keeps in (True, True, False)]
     assert kept == [True, True, False]
 
 
@@ -259,7 +259,7 @@ def test_a_tensor_that_does_not_fit_is_named_and_the_others_go_on(generators, so
     route = source.route()
     for half in halves:
         half.take(route)
-    with pytest.raises(ValueError, match=r"part [01]: the server's model could not take layers.0.k \[12, 8\]"):
+    with pytest.raises(ValueError, match=r"part [01]: the server's model could not load layers.0.k \[12, 8\]"):
         source.sender.send(route.number, [2])
     assert [half.answer()["failure"] for half in halves] == [None, None]
     # And both sides are good for another try.
@@ -267,11 +267,11 @@ def test_a_tensor_that_does_not_fit_is_named_and_the_others_go_on(generators, so
 
 
 @pytest.mark.parametrize("reach", REACHES)
-def test_tensors_that_nobody_has_a_place_for_are_told(generators, sources, reach):
+def test_tensors_without_a_parameter_are_reported(generators, sources, reach):
     source, generator = sources(reach, weights() | {"layers.1.extra": torch.zeros(2)}), generators()
     generator.take(route := source.route())
     sent = source.sender.send(route.number, [1])
-    with pytest.raises(ValueError, match=r"the generator has no place for layers\.1\.extra: the trainer's model"):
+    with pytest.raises(ValueError, match=r"the generator has no parameter for layers\.1\.extra; use the same model"):
         refuse_unknown_names([sent])
 
 
@@ -279,9 +279,9 @@ def test_what_some_part_of_a_generator_has_a_place_for_is_known():
     names = ("a", "b", "c")
     refuse_unknown_names([SendReport(1, 0b011, names), SendReport(1, None, ()), SendReport(1, 0b100, names)])
     refuse_unknown_names([SendReport(1, None, ())])
-    with pytest.raises(ValueError, match="no place for b: the trainer's"):
+    with pytest.raises(ValueError, match="no parameter for b; use"):
         refuse_unknown_names([SendReport(1, None, ()), SendReport(1, 0b001, names), SendReport(1, 0b100, names)])
-    with pytest.raises(ValueError, match="no place for a, b, d, e, f and 2 more: the trainer's"):
+    with pytest.raises(ValueError, match="no parameter for a, b, d, e, f and 2 more; use"):
         refuse_unknown_names([SendReport(1, 0b100, tuple("abcdefgh"))])
 
 
@@ -320,8 +320,8 @@ def test_a_rank_of_several_goes_through_all_buckets_though_its_generator_is_gone
         fill(index, buffer)
 
     exporter.fill = note
-    exporter.everyone = OneOfSeveral()
-    monkeypatch.setattr(links_module.dist, "broadcast", lambda buffer, source, group: told.append(len(buffer)))
+    exporter.process_group = OneOfSeveral()
+    monkeypatch.setattr(ipc_module.dist, "broadcast", lambda buffer, source, group: told.append(len(buffer)))
     generator.take(route := source.route())
     timer = threading.Timer(0.4, os.kill, (generator.process.pid, signal.SIGKILL))
     timer.start()
@@ -360,14 +360,14 @@ def test_a_generator_does_not_wait_for_a_sender_that_has_died(generators, source
 def test_generators_that_do_not_come_are_counted(generators, sources, reach):
     source, generator = sources(reach, weights(), timeout_s=1.0), generators()
     generator.take(route := source.route())
-    with pytest.raises(PeerError, match=r"waited 1 s for 2 processes of generators .*: 1 of 2 came"):
+    with pytest.raises(PeerError, match=r"waited 1 s for 2 processes of generators .*: 1 of 2 connected"):
         source.sender.send(route.number, [2])
     # Whichever of the two waits was over first.
     assert re.search("the sender of weights has ended|waited 1 s for an answer", generator.answer()["failure"])
 
 
 @pytest.mark.parametrize("reach", REACHES)
-def test_a_generator_without_room_leaves_the_others(generators, sources, reach):
+def test_a_generator_without_memory_leaves_the_sync(generators, sources, reach):
     source, well, poor = sources(reach, weights(), timeout_s=10.0), generators(0, 2), generators(1, 2, poor=True)
     route = source.route()
     for generator in (well, poor):
@@ -379,13 +379,13 @@ def test_a_generator_without_room_leaves_the_others(generators, sources, reach):
     serve(source, well, generators(1, 2))
 
 
-def test_room_that_cannot_be_had_again_is_told_too(sources, monkeypatch):
+def test_a_failed_allocation_is_reported(sources, monkeypatch):
     source = sources("cuda_ipc", weights(), timeout_s=10.0)
-    taker = WeightReceiver(WeightLoader(dict, len), torch.device("cpu"), "part 0")
-    taker._rooms = [ReleasableBuffer(64, "cpu")]
-    monkeypatch.setattr(taker._rooms[0], "take", without_memory)
+    receiver = WeightReceiver(WeightLoader(dict, len), torch.device("cpu"), "part 0")
+    receiver._buffers = [ReleasableBuffer(64, "cpu")]
+    monkeypatch.setattr(receiver._buffers[0], "allocate", without_memory)
     route = source.route()
-    with in_background(lambda: taker.take(route)), pytest.raises(ValueError, match="part 0: no memory is left"):
+    with in_background(lambda: receiver.receive(route)), pytest.raises(ValueError, match="part 0: no memory is left"):
         source.sender.send(route.number, [1])
 
 
@@ -397,44 +397,44 @@ def test_a_generator_on_a_gpu_without_a_trainer_says_so(generators, sources):
     assert "choose broadcast" in generator.answer()["failure"]
 
 
-# -- doors
+# -- listeners
 
 
 @pytest.mark.parametrize(("host", "token"), [(None, "0" * 32), ("127.0.0.1", "0" * 32), (None, "\xe4")])
-def test_strangers_are_sent_away(host, token):
-    door = Listener(host)
-    own = door.address
+def test_clients_with_a_wrong_token_are_rejected(host, token):
+    listener = Listener(host)
+    own = listener.address
     strange = Address(own.path, own.host, own.port, token)
     lines = [
-        connect(strange, 5.0, "a door", sync=1),
-        connect(own, 5.0, "a door", sync=2),
-        connect(own, 5.0, "a door", sync=1),
+        connect(strange, 5.0, "a listener", sync=1),
+        connect(own, 5.0, "a listener", sync=2),
+        connect(own, 5.0, "a listener", sync=1),
     ]
-    ((channel, hello),) = door.admit(1, 5.0, "a guest", sync=1)
+    ((channel, hello),) = listener.accept(1, 5.0, "a client", sync=1)
     assert hello == {"sync": 1}
     channel.send(word="welcome")
     assert lines[2].receive(5.0, "a word") == {"word": "welcome"}
     for line in lines[:2]:
-        with pytest.raises(PeerError, match="a door has ended"):
+        with pytest.raises(PeerError, match="a listener has ended"):
             line.receive(5.0, "a word")
-    door.close()
-    with pytest.raises(PeerError, match=r"a door does not answer at"):
-        connect(own, 0.1, "a door")
+    listener.close()
+    with pytest.raises(PeerError, match=r"a listener does not answer at"):
+        connect(own, 0.1, "a listener")
 
 
-def test_noise_at_a_door_is_no_guest():
-    door = Listener("127.0.0.1")
-    with socket.create_connection((door.address.host, door.address.port)) as line:
+def test_a_connection_without_a_hello_is_rejected():
+    listener = Listener("127.0.0.1")
+    with socket.create_connection((listener.address.host, listener.address.port)) as line:
         line.sendall(b"GET / HTTP/1.1\r\n\r\n")
         line.shutdown(socket.SHUT_WR)
-        with pytest.raises(PeerError, match="waited 0 s for a guest: 0 of 1"):
-            door.admit(1, 0.3, "a guest")
-    door.close()
+        with pytest.raises(PeerError, match="waited 0 s for a client: 0 of 1"):
+            listener.accept(1, 0.3, "a client")
+    listener.close()
 
 
-def serve(source: Source, *generators: Generator, keeps_room: bool = False) -> list[dict[str, Any]]:
+def serve(source: Source, *generators: Generator, keep_buffers: bool = False) -> list[dict[str, Any]]:
     """A sync that goes well."""
-    route = source.route(keeps_room=keeps_room)
+    route = source.route(keep_buffers=keep_buffers)
     for generator in generators:
         generator.take(route)
     source.sender.send(route.number, [len(generators)])

@@ -1,7 +1,7 @@
-"""Runs inside SGLang's processes: takes new weights into the part of the model that a process holds.
+"""Receives new weights inside SGLang's scheduler processes, each of which holds a part of the model.
 
-SGLang calls `update_weights` in each of them for one update. It must not raise: that would end the process, and with it
-the server. What goes wrong is told to whoever sends the weights, which makes the sync fail there.
+SGLang calls `update_weights` in each process for one update. It must not raise, because that would end the server;
+failures are reported to the sender of the weights, where the sync fails.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from dagrl.weight_sync.loader import WeightLoader
 from dagrl.weight_sync.receiver import Route, WeightReceiver
 
 _log = logging.getLogger(__name__)
-_takers: weakref.WeakKeyDictionary[torch.nn.Module, WeightReceiver] = weakref.WeakKeyDictionary()
+_receivers: weakref.WeakKeyDictionary[torch.nn.Module, WeightReceiver] = weakref.WeakKeyDictionary()
 
 
 def update_weights(model: torch.nn.Module, named_tensors: list[tuple[str, torch.Tensor]]) -> None:
-    """Take the weights of one sync; the only tensor has the `Route` in it, as text in uint8. Without one, nothing."""
+    """Receive the weights of one sync. The only tensor holds the `Route` as uint8 text; if it is empty, do nothing."""
     ((_, payload),) = named_tensors
     if not len(payload):
         return
     route = Route.from_json(bytes(payload.cpu().numpy()).decode())
-    if model not in _takers:
-        _takers[model] = _taker(model)
+    if model not in _receivers:
+        _receivers[model] = _receiver(model)
     try:
-        _takers[model].take(route)
+        _receivers[model].receive(route)
     except PeerError as error:
         _log.error("no new weights: %s", error)
 
 
-def _taker(model: Any) -> WeightReceiver:
+def _receiver(model: Any) -> WeightReceiver:
     from sglang.srt.distributed import get_world_group
 
     device = next(model.parameters()).device
-    intake = WeightLoader(lambda: dict(model.named_parameters()), model.load_weights)
+    loader = WeightLoader(lambda: dict(model.named_parameters()), model.load_weights)
     return WeightReceiver(
-        intake, device, f"SGLang's process {os.getpid()} (rank {get_world_group().rank_in_group} of its server)"
+        loader, device, f"SGLang's process {os.getpid()} (rank {get_world_group().rank_in_group} of its server)"
     )

@@ -216,7 +216,7 @@ def test_where_weights_cannot_be_handed_out_the_failure_is_the_senders():
 
 
 def test_what_no_rank_of_the_generator_has_a_place_for_ends_the_run():
-    with pytest.raises(RunError, match=r"the generator has no place for b: the trainer's model and its own") as caught:
+    with pytest.raises(RunError, match=r"the generator has no parameter for b; use the same model") as caught:
         carry_out(Workers(used=(0b01, None)), pipeline(backend="sglang"))
     assert caught.value.node == "the weights of actor to reach generator"
 

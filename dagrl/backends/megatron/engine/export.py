@@ -43,7 +43,7 @@ class NativeExporter:
         self._chunks, self._present = chunks, present
         self._planned = plan(hf_config, unwrap(chunks[0]).config, head)
         parameter = next(chunks[0].parameters())
-        self.device, self.everyone = parameter.device, _group_of_all()
+        self.device, self.process_group = parameter.device, _group_of_all()
         described = [_described(tensor, parameter.dtype) for tensor in self._planned]
         self.manifest = Manifest.cut(_undivided(self._planned, described), bucket_bytes)
         self._buckets = _cut_alike(self._planned, self.manifest)
@@ -57,13 +57,13 @@ class NativeExporter:
         """See `WeightExporter.exporting`."""
         with self._present():
             gatherer = self._ready()
-            gatherer.take_room()
+            gatherer.allocate()
             try:
                 yield
             finally:
                 if self.device.type == "cuda":
                     torch.cuda.current_stream().synchronize()
-                gatherer.give_room_back()
+                gatherer.release()
 
     @torch.no_grad()
     def fill(self, index: int, buffer: torch.Tensor | None) -> None:

@@ -55,15 +55,15 @@ class Gatherer:
         self._received = ReleasableBuffer(max(received, default=0), self._device)
         self._planned: dict[int, _Gathering] = {}
 
-    def take_room(self) -> None:
+    def allocate(self) -> None:
         """Take the memory for what is on its way; `gather` needs it."""
-        self._sent.take()
-        self._received.take()
+        self._sent.allocate()
+        self._received.allocate()
 
-    def give_room_back(self) -> None:
+    def release(self) -> None:
         """Give that memory back, and with it what was gathered. Nothing may be under way."""
-        self._sent.give_back()
-        self._received.give_back()
+        self._sent.release()
+        self._received.release()
 
     def gather(self, index: int) -> list[list[Tensor]]:
         """The parts of each tensor of a bucket, in order, on rank 0; nothing elsewhere. Collective.

@@ -1,0 +1,1 @@
+"""Ways of bringing buckets of weights from a sender to its receivers."""
