@@ -29,8 +29,8 @@ type Parser = Callable[[str], Sequence[Call | MalformedCall]]
 """From the text of a turn, without the token that ended it, to the calls in it, in order."""
 
 
-def said_aloud(text: str) -> str:
-    """The text after a model's thoughts."""
+def after_reasoning(text: str) -> str:
+    """The text after a model's reasoning."""
     return text.rpartition(_END_OF_THOUGHT)[2]
 
 
@@ -42,5 +42,5 @@ def parsed_call(name: str, arguments: Any) -> Call | MalformedCall:
         except (ValueError, RecursionError) as error:
             return MalformedCall(f"the arguments of {name} are not JSON: {error}")
     if not isinstance(arguments, dict):
-        return MalformedCall(f"the arguments of {name} are names with values")
+        return MalformedCall(f"the arguments of {name} must be a JSON object")
     return Call(name, arguments)

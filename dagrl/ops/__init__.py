@@ -1,1 +1,1 @@
-"""One file for each op: what it does to a batch."""
+"""The operations of a pipeline, one file per op."""

@@ -1,4 +1,4 @@
-"""``advantage``: rewards become advantages, compared within groups or over the whole batch."""
+"""``advantage``: turns rewards into advantages, within groups or over the whole batch."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from dagrl.ops.shaping import shaped_rewards
 
 
 def advantage(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
-    """Yield the advantages of each part: a shard, which holds whole groups, or the batch where it is whitened."""
+    """Yield the advantages of each part: a shard of whole groups, or the whole batch if the estimator whitens it."""
     node = context.node
     assert isinstance(node, AdvantageNode)
     for part in parts:
-        # Experts' responses are no samples of the policy: nothing is compared with them.
+        # Responses of an expert are not samples of the policy, so they are not part of any baseline.
         batch = own_rows(part.batch)
         rewards, stats = shaped_rewards(node, batch, longest=context.sampling.max_new_tokens)
         charges = None
@@ -56,7 +56,7 @@ def advantage(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
 
 
 def _with_critic(node: AdvantageNode, batch: Batch, rewards: np.ndarray, charges: Column | None) -> dict[str, Column]:
-    """Advantages over what a critic expects, whitened over the batch, and what the critic should have expected."""
+    """GAE advantages, whitened over the batch, and the returns that the critic is trained towards."""
     mask = batch["response_mask"]
     on_tokens = token_rewards(rewards, mask, placed=batch.columns.get("token_reward"), charges=charges)
     advantages, returns = gae_advantages(on_tokens, batch["value"], mask, discount=node.gamma, trace=node.lam)
@@ -64,7 +64,7 @@ def _with_critic(node: AdvantageNode, batch: Batch, rewards: np.ndarray, charges
 
 
 def _steered(charges: Column, mask: Column, weight: float) -> dict[str, Stat]:
-    """Statistics for `dagrl.orchestrator.steps.kl_control`, which steers the divergence, and its weight."""
+    """Statistics for the controller in `dagrl.orchestrator.steps.kl_control`."""
     tokens = row_sums(Column((mask.values > 0).astype(np.float64), mask.offsets))
     trained = tokens > 0
     divergence = row_sums(charges)[trained] / tokens[trained] / weight
@@ -79,7 +79,7 @@ def _estimate(
         return reinforce_plus_plus_advantages(rewards, mask, charges)
     if node.estimator == "remax":
         return remax_advantages(rewards, batch["baseline_reward"].values, mask, charges)
-    # The others have one reward for a whole response.
+    # The other estimators use one reward per response.
     if charges is not None:
         rewards = rewards - row_sums(charges)
     if ":" in node.estimator:

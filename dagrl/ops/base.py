@@ -1,4 +1,4 @@
-"""What an op gets and gives: the contract between a worker and the functions of this package."""
+"""The interface between a worker and an op: inputs, outputs and context."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OpInput:
-    """Rows that an op takes together: a shard, or a mini-batch of an update. Only this data-parallel rank's rows."""
+    """Rows that an op processes together: a shard, or a mini-batch of an update. Only this data-parallel rank's
+    rows.
+    """
 
     index: int
     batch: Batch
@@ -32,30 +34,30 @@ class OpInput:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What an op made of some rows."""
+    """Result of an op for some rows."""
 
     shards: tuple[int, ...]
-    """Shards that this output belongs to; a hint for the timeline."""
+    """Shards that this output belongs to, for the timeline only."""
     rows: np.ndarray
     """Row ids, int64 [rows]."""
     columns: Mapping[str, Column] = field(default_factory=dict)
-    """By the op's own names."""
+    """Columns by the op's own names."""
     stats: Mapping[str, Stat] = field(default_factory=dict)
     """Metrics, to be merged over shards and ranks."""
     facts: Mapping[str, int] = field(default_factory=dict)
-    """Small numbers that the driver keeps, such as the place in the data set."""
+    """Numbers for the driver, such as the position in the data set."""
     positions: np.ndarray | None = None
-    """Of the source: where the groups' prompts stand in the data set, int64 [groups]."""
+    """Only from the source: positions of the groups' prompts in the data set, int64 [groups]."""
     sampled: int = 0
-    """Of a rollout: tokens that were sampled for it."""
+    """Only from a rollout: number of tokens sampled."""
     unfinished: bool = False
-    """Of a rollout: groups that were aborted; the columns hold what there is of them, where that is kept."""
+    """Only from a rollout: the groups were aborted; the columns hold their partial responses, if these are kept."""
     uncounted: tuple[str, ...] = ()
-    """Columns of tokens that rows do not get longer by: they stand in for others, or wait to do so."""
+    """Columns of tokens that do not count towards a row's length."""
 
     @staticmethod
     def together(outputs: Sequence[Output]) -> Output:
-        """Several outputs of a rollout as one; there is at least one, and all are finished or none is."""
+        """Join outputs of a rollout, at least one; all are finished, or none is."""
         if len(outputs) == 1:
             return outputs[0]
         whole = Batch.concat([Batch(output.rows, output.columns) for output in outputs])
@@ -70,16 +72,16 @@ class Output:
 
 
 class Resources:
-    """What a worker keeps from one task to the next: the pipeline, its tokenizer, its data."""
+    """State that a worker keeps between tasks: the pipeline, its tokenizer, its data."""
 
     def __init__(self, pipeline: Pipeline, folder: Path | None, run_dir: Path) -> None:
         self.pipeline = pipeline
         self.folder = folder
-        """Where the user's own modules are."""
+        """Folder of the user's own modules."""
         self.run_dir = run_dir
         self.cache: dict[str, Any] = {}
-        """What an op loads once, by a key of its own."""
-        # Reentrant: what is loaded may want something that is loaded once itself.
+        """Objects that ops load once, by key."""
+        # Reentrant, because `make` may itself call `once`.
         self._loading = threading.RLock()
 
     @cached_property
@@ -90,7 +92,7 @@ class Resources:
         return load_tokenizer(self.pipeline.model)
 
     def once(self, key: str, make: Callable[[], Any]) -> Any:
-        """What `make` returned when it was first asked for under this key."""
+        """The result of `make`, called at the first use of `key`."""
         with self._loading:
             if key not in self.cache:
                 self.cache[key] = make()
@@ -99,41 +101,41 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Where and when an op runs."""
+    """Node, step and resources of one call of an op."""
 
     node: NodeBase | None
-    """The declared node; None for the implicit ones."""
+    """The declared node; None for implicit ones."""
     step: int
     validation: bool
     position: int
-    """Prompts of the data set that earlier steps have used."""
+    """Prompts of the data set used by earlier steps."""
     shards: int
     """Shards in the step's batch."""
     resources: Resources
     engine: Any = None
-    """This rank's engine, where the op has one."""
+    """This rank's engine, if the op has one."""
     frozen: bool = False
     """Use the engine's start weights."""
     replica: int = 0
     """This worker's data-parallel rank."""
     carried: tuple[int, ...] = ()
-    """Places in the data set of prompts that come before those at `position`."""
+    """Positions in the data set of prompts that precede those at `position`."""
     first_group: int = 0
-    """Of the source: the number of its first group; those before are of earlier rounds."""
+    """Only for the source: number of its first group; lower numbers belong to earlier rounds."""
     prompts: int | None = None
-    """Of the source: how many it takes. Default: those of a first round."""
+    """Only for the source: number of prompts to take. Default: those of a first round."""
     sampled_by: str | None = None
-    """The rollout node whose responses the op works on. Default: the leading one."""
+    """Rollout node whose responses the op works on. Default: the leading one."""
     begins: bool = True
-    """Of an update in pieces: whether this is the first of them."""
+    """For an update in pieces: whether this is the first piece."""
     ends: bool = True
-    """Whether it is the last."""
+    """For an update in pieces: whether this is the last piece."""
     kl_weight: float | None = None
-    """Of advantages: the weight of the divergence in this step. Default: as the node says."""
+    """Only for advantages: KL coefficient of this step. Default: the node's."""
     version: int = NO_WEIGHTS
-    """Of a rollout: the version of weights that may still be on their way, on which it begins."""
+    """Only for a rollout: the weight version it begins with, which may still be arriving."""
     begun: Mapping[int, Batch] = field(default_factory=dict)
-    """Group -> what an earlier step has sampled for it: the columns of a rollout, rows in the order of the group's."""
+    """Group -> partial responses from earlier steps: columns of a rollout, rows in the group's order."""
 
     @property
     def pipeline(self) -> Pipeline:
@@ -142,19 +144,19 @@ class Context:
 
     @property
     def samples_per_prompt(self) -> int:
-        """Rows of a group."""
+        """Number of rows in a group."""
         return rows_per_prompt(self.pipeline, validation=self.validation)
 
     @property
     def rollout(self) -> RolloutNode:
-        """The rollout whose responses the op works on."""
+        """The rollout node whose responses the op works on."""
         return rollouts(self.pipeline)[self.sampled_by or leading_rollout(self.pipeline)]
 
     @property
     def sampling(self) -> SamplingSpec:
-        """How the batch's tokens are drawn; in validation the likeliest, unless ``val_sampling`` says otherwise.
+        """Sampling parameters. Validation is greedy unless ``val_sampling`` is set.
 
-        Where nothing samples, responses are the data set's, ended by the tokenizer's end token.
+        Without a rollout node, responses come from the data set and end with the tokenizer's end token.
         """
         if not rollouts(self.pipeline):
             return SamplingSpec(max_new_tokens=self.pipeline.data.max_response_tokens or 1)
@@ -165,11 +167,11 @@ class Context:
 
     @property
     def temperature(self) -> float:
-        """Temperature at which training samples are drawn; 1 where they are the likeliest tokens, or none is drawn."""
+        """Temperature of the training samples; 1 if they are sampled greedily, or not sampled."""
         if self.sampled_by is None and is_offline(self.pipeline):
             return 1.0
         return self.rollout.sampling.temperature or 1.0
 
 
 Op = Callable[[Sequence[OpInput], Context], Iterator[Output]]
-"""An op: parts in, outputs out, as they are ready."""
+"""An op: yields outputs for its inputs as they become ready."""

@@ -1,4 +1,4 @@
-"""``covariance``: marks the few tokens through which an update would cost the policy most of its entropy."""
+"""``covariance``: marks the few tokens that would reduce the policy's entropy most (Clip-Cov, KL-Cov)."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from dagrl.data.stats import Stat
 from dagrl.ops.base import Context, OpInput, Output
 
 _STREAM = 0xC0
-"""Keeps the draw apart from others of the same seed."""
+"""Separates this random stream from others with the same seed."""
 
 
 def covariance(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
-    """Yield the marks of the step's batch, which must be there as a whole."""
+    """Yield the marks for the step's batch, which must be complete."""
     node = context.node
     assert isinstance(node, CovarianceNode)
     for part in parts:
-        # In the order of rows, so that the draw does not depend on the one in which they have come.
+        # Sorted by row, so that the draw does not depend on the order of arrival.
         order = np.argsort(part.batch.rows)
         batch = part.batch.take(order)
         mask = batch["response_mask"]

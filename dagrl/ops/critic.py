@@ -1,4 +1,4 @@
-"""``critic``: trains a critic towards the step's returns, one optimizer step for each mini-batch."""
+"""``critic``: trains a critic towards the step's returns, one optimizer step per mini-batch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _OWN = "critic/"
 
 
 def critic(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
-    """Train on the mini-batches in order, and yield the metrics of all of them together.
+    """Train on the mini-batches in order, and yield their common metrics.
 
-    Samples that are too old for the policy still say what came of them: no ``schedule.stale_samples`` here.
+    Stale samples are used too: ``schedule.stale_samples`` does not apply to a critic.
     """
     engine: TrainEngine = context.engine
     node = context.node
@@ -34,8 +34,8 @@ def critic(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
         begins=context.begins,
         ends=context.ends,
     )
-    # What every update tells, such as the learning rate, the policy's tells too.
-    told = {
+    # The policy reports metrics such as the learning rate by the same names.
+    metrics = {
         name if name.startswith(_OWN) else _OWN + name: stat for name, stat in with_explained_variance(stats).items()
     }
-    yield Output((), np.concatenate([part.batch.rows for part in parts]), {}, told)
+    yield Output((), np.concatenate([part.batch.rows for part in parts]), {}, metrics)

@@ -1,4 +1,4 @@
-"""A user's own function as an op: columns in as arrays or strings, columns out by name."""
+"""A user's function as an op: columns in as arrays or strings, columns out by name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dagrl.ops.view import view_of
 
 
 def custom_op(place: str, folder: Path | None) -> Op:
-    """The function at ``module:function`` as an op; ValueError where it cannot be loaded or returns no such columns."""
+    """Wrap the function at ``module:function`` as an op. Raises ValueError if it cannot be loaded."""
     function = load_function(place, folder)
     contract = contract_of_function(function, place)
     where = located(function, place)
@@ -56,24 +56,24 @@ def _column(name: str, values: Any, rows: int, where: str) -> Column:
 
 
 def _shape_of(values: list[Any]) -> Shape:
-    """The shape of a column that only the user knows, as its first row has it."""
+    """Shape of a column that only the user's function declares, from its first row."""
     if values and isinstance(values[0], str):
         return Shape.TEXT
     return Shape.RESPONSE if values and np.ndim(values[0]) else Shape.SAMPLE
 
 
 def _as_declared(column: ColumnSpec, values: list[Any]) -> Column:
-    """TypeError, ValueError or OverflowError where the values do not have the column's type and shape."""
+    """Raises TypeError, ValueError or OverflowError if the values do not have the column's dtype and shape."""
     if column.shape is Shape.TEXT:
         wrong = [value for value in values if not isinstance(value, str)]
         if wrong:
-            raise TypeError(f"{wrong[0]!r} is no string")
+            raise TypeError(f"{wrong[0]!r} is not a string")
         return Column.text(values)
     ndim = {Shape.SAMPLE: 0, Shape.ROUTES: 3}.get(column.shape, 1)
     arrays = [_numbers(value, column.dtype) for value in values]
     wrong = [value for value, array in zip(values, arrays, strict=True) if array.ndim != ndim]
     if wrong:
-        raise ValueError(f"{wrong[0]!r} is {'no list' if ndim else 'no number'}")
+        raise ValueError(f"{wrong[0]!r} is not a {'list' if ndim else 'number'}")
     return Column.ragged(arrays, column.dtype) if ndim else Column(np.array(arrays, dtype=column.dtype))
 
 
@@ -81,7 +81,7 @@ def _numbers(value: Any, dtype: str) -> np.ndarray:
     given = np.asarray(value)
     with np.errstate(invalid="ignore"):
         numbers = given.astype(dtype)
-    # Half a token, or one that is none, would silently become another.
+    # A fractional token id would silently become another token.
     if numbers.dtype.kind == "i" and not np.array_equal(numbers, given):
         raise ValueError(f"{value!r:.100} cannot be {dtype}")
     return numbers

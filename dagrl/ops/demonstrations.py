@@ -1,7 +1,4 @@
-"""What the ops that learn from the data set's responses have in common: a training step on them, or what it would cost.
-
-To an engine a demonstration is a response like any other.
-"""
+"""Training step shared by the ops that learn from the data set's responses."""
 
 from __future__ import annotations
 
@@ -19,7 +16,9 @@ from dagrl.ops.base import Context, OpInput, Output
 
 
 def learn(parts: Sequence[OpInput], context: Context, objective: Objective[ResponseTokens]) -> Iterator[Output]:
-    """Train on the mini-batches in order, or tell the objective's metrics of a validation batch; yield the metrics."""
+    """Train on the mini-batches in order, or compute the objective's metrics of a validation batch; yield the
+    metrics.
+    """
     engine: TrainEngine = context.engine
     node = context.node
     assert isinstance(node, DemonstrationNode)
@@ -41,9 +40,9 @@ def learn(parts: Sequence[OpInput], context: Context, objective: Objective[Respo
 def _told(
     batch: Batch, objective: Objective[ResponseTokens], engine: TrainEngine, tokens_per_micro_batch: int
 ) -> dict[str, Stat]:
-    """The objective's metrics on this data-parallel rank's rows, to be merged with those of the others."""
+    """The objective's metrics on this data-parallel rank's rows, to be merged over ranks."""
     logprobs = engine.logprobs(batch, temperature=objective.temperature, tokens_per_micro_batch=tokens_per_micro_batch)
-    # Weights as they are, not divided by the whole batch's normalizer: so means over ranks are means over rows.
+    # Weights are not divided by the global normalizer here, so that merging over ranks gives means over rows.
     weights, totals = objective.token_weights(batch)
     tokens = ResponseTokens(
         logprob=torch.from_numpy(logprobs.values),

@@ -1,4 +1,4 @@
-"""Rows that an expert has written, among those that the policy has sampled: see the op ``mix``."""
+"""Separates an expert's rows from those sampled by the policy; see the op ``mix``."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dagrl.data.batch import Batch, Column
 
 
 def own_rows(batch: Batch) -> Batch:
-    """The rows that the policy has sampled: all of them, where nothing was mixed in."""
+    """Rows sampled by the policy."""
     if "is_expert" not in batch:
         return batch
     return batch.take(np.flatnonzero(batch["is_expert"].values == 0))
 
 
 def for_all_rows(columns: Mapping[str, Column], own: Batch, batch: Batch) -> dict[str, Column]:
-    """Columns of the `own` rows as columns of all of `batch`, ragged as ``response_mask``: 0 for the others."""
+    """Expand columns of the `own` rows to all rows of `batch`, ragged as ``response_mask``, with 0 for an expert's."""
     if len(own) == len(batch):
         return dict(columns)
     mask = batch["response_mask"]

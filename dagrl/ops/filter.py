@@ -1,4 +1,4 @@
-"""``filter``: which groups of a round the step may train on. It writes no column: its rows are those that pass."""
+"""``filter``: selects the groups of a round that the step may train on. Writes no column."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dagrl.ops.view import view_of
 
 
 def filter(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
-    """Yield the rows of the groups that pass. ValueError where the metric is no number for each sample."""
+    """Yield the rows of the groups that pass. Raises ValueError unless the metric has one number per sample."""
     node = context.node
     assert isinstance(node, FilterNode)
     (part,) = parts
@@ -26,16 +26,18 @@ def filter(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     groups, counts = np.unique(batch["group_id"].values, return_counts=True)
     places = np.split(np.argsort(batch["group_id"].values, kind="stable"), np.cumsum(counts)[:-1])
     passed = [group for group, mine in zip(groups, places, strict=True) if passes(batch.take(mine))]
-    # Of all that was sampled; what the step trains on is told by `samples`, and is no longer what the policy can do.
+    # Over all samples; `samples` reports those that the step trains on, which no longer measure the policy.
     stats = {} if node.fn else {f"filter/{node.metric}": Stat.of(batch[node.metric].values)}
     yield Output((), batch.rows[np.isin(batch["group_id"].values, passed)], stats=stats)
 
 
 def passes_bounds(values: np.ndarray, *, lower: float | None, upper: float | None, min_std: float | None) -> bool:
-    """Whether a group's mean is between `lower` and `upper`, and its deviation above `min_std`; None: no such bound."""
+    """Whether a group's mean is between `lower` and `upper`, and its standard deviation above `min_std`. None: no
+    bound.
+    """
     values = values.astype(np.float64)
     mean = values.mean()
-    # The mean of equal numbers may differ from them in its last bit, and so their deviation from 0.
+    # Rounding can give equal numbers a standard deviation above 0.
     std = values.std() if values.min() < values.max() else 0.0
     return bool(
         (lower is None or mean > lower) and (upper is None or mean < upper) and (min_std is None or std > min_std)
@@ -45,8 +47,8 @@ def passes_bounds(values: np.ndarray, *, lower: float | None, upper: float | Non
 def _bounds(node: FilterNode, batch: Batch) -> Callable[[Batch], bool]:
     if batch[node.metric].offsets is not None:
         raise ValueError(
-            f"a filter looks at a column with one number for each sample, and `{node.metric}` has several; name "
-            "another one as its metric, or decide with a function of your own (fn)"
+            f"a filter needs a metric with one number per sample, and `{node.metric}` has several; name another "
+            "metric, or decide with your own function (fn)"
         )
     return lambda group: passes_bounds(
         group[node.metric].values, lower=node.lower, upper=node.upper, min_std=node.least_std
@@ -54,7 +56,7 @@ def _bounds(node: FilterNode, batch: Batch) -> Callable[[Batch], bool]:
 
 
 def _rule(node: FilterNode, context: Context) -> Callable[[Batch], bool]:
-    """The user's own."""
+    """The user's function as a rule."""
     assert node.fn is not None
     place, rule = node.fn, load_function(node.fn, context.resources.folder)
     columns = rule_columns(rule, node.args)
@@ -67,7 +69,7 @@ def _rule(node: FilterNode, context: Context) -> Callable[[Batch], bool]:
             raise ValueError(f"{place} {raised_by(rule, error)}") from error
         if not isinstance(answer, bool | np.bool_):
             raise ValueError(
-                f"{located(rule, place)} returned {answer!r:.100}; say with True or False whether the group passes"
+                f"{located(rule, place)} returned {answer!r:.100}; return True or False: whether the group passes"
             )
         return bool(answer)
 

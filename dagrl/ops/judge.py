@@ -1,4 +1,4 @@
-"""``judge``: asks a language model about each response, over an endpoint or on an engine of the pipeline."""
+"""``judge``: scores each response by a language model, behind an endpoint or on an engine of the pipeline."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ from dagrl.ops.reward import scored_text
 from dagrl.ops.rollout import sample_seed
 from dagrl.rewards.endpoint import Endpoint, EndpointError, EndpointReply, EndpointSetupError
 
-type Asking = Callable[[], EndpointReply]
-"""Waits for the answer to one question. EndpointError or ValueError with a sentence where there is none."""
+type PendingReply = Callable[[], EndpointReply]
+"""Waits for the reply to one question. Raises EndpointError or ValueError."""
 
 
 class JudgeError(ValueError):
-    """There is no score for a response; the message names the sample, and what the judge has said."""
+    """A response has no score; the message names the sample and shows the judge's reply."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    """What came of a response."""
+    """Score of a response."""
 
     score: float
     failed: bool = False
     tokens: int | None = None
-    """Tokens of the reply, where somebody has counted them."""
+    """Tokens of the reply, if counted."""
 
 
 def judge(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
-    """Yield the scores of each shard; JudgeError where one has none and ``on_error`` says stop.
+    """Yield the scores of each shard. Raises JudgeError if one has none and ``on_error`` is stop.
 
-    All questions are asked at once, or as many as the node allows, whatever the shard.
+    The questions of all shards are asked concurrently, up to the node's limit.
     """
     node = context.node
     assert isinstance(node, JudgeNode)
     judged = [_judged(part.batch, context) for part in parts]
     read = context.resources.once(f"parser of {node!r}", lambda: _reader(node, context.resources))
-    # Closed at once where a response fails, and not when somebody has forgotten the error: nobody is asked in vain.
+    # Closed explicitly, so that pending questions are cancelled as soon as a response fails.
     with closing((_over_endpoint if node.endpoint else _on_engine)(parts, judged, node, context)) as asked:
         for part, texts, askings in zip(parts, judged, asked, strict=True):
             verdicts = [
@@ -62,13 +62,13 @@ def judge(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
 
 
 def _output(part: OpInput, verdicts: Sequence[_Verdict], node: JudgeNode) -> Output:
-    """The scores of a shard."""
+    """Scores of a shard."""
     column = node.written_as("reward")
     scores = np.array([verdict.score for verdict in verdicts], dtype=np.float32)
     counted = [verdict.tokens for verdict in verdicts if verdict.tokens is not None]
     stats = {
         "judge/failed_fraction": Stat.of([verdict.failed for verdict in verdicts]),
-        # The mean of `reward` itself is told by `samples`, which sees what the pipeline has made of it.
+        # `samples` reports the mean of `reward`, which other nodes may change.
         **({} if column == "reward" else {f"reward/{column}": Stat.of(scores)}),
         **({"judge/reply_tokens": Stat.of(counted)} if counted else {}),
     }
@@ -84,7 +84,7 @@ def _judged(batch: Batch, context: Context) -> list[Judged]:
 
 
 def _conversation_text(messages: Sequence[Mapping[str, str]]) -> str:
-    """The words of a prompt: of a single message without its role, as it is the task itself."""
+    """Text of a prompt; a single message without its role."""
     if len(messages) == 1:
         return messages[0]["content"]
     return "\n\n".join(f"{message['role']}: {message['content']}" for message in messages)
@@ -100,8 +100,8 @@ def _messages(node: JudgeNode, judged: Judged) -> list[dict[str, str]]:
 
 def _over_endpoint(
     parts: Sequence[OpInput], judged: Sequence[Sequence[Judged]], node: JudgeNode, context: Context
-) -> Generator[list[Asking]]:
-    """The questions of each part, all of them under way from the first on."""
+) -> Generator[list[PendingReply]]:
+    """Pending replies of each part; all questions are sent at once."""
     del parts
     endpoint = context.resources.once(f"endpoint of {node!r}", lambda: _client(node))
     pool = ThreadPoolExecutor(node.concurrency, thread_name_prefix="judge")
@@ -128,8 +128,8 @@ def _client(node: JudgeNode) -> Endpoint:
 
 def _on_engine(
     parts: Sequence[OpInput], judged: Sequence[Sequence[Judged]], node: JudgeNode, context: Context
-) -> Generator[list[Asking]]:
-    """The replies to each part's questions; the engine draws those of all parts together."""
+) -> Generator[list[PendingReply]]:
+    """Replies of each part; the engine generates those of all parts together."""
     engine: GenerateEngine = context.engine
     tokenizer = context.resources.once(f"tokenizer of {node.engine}", lambda: _tokenizer(node, context.resources))
     questions = [[_tokens(tokenizer, _messages(node, each), node) for each in texts] for texts in judged]
@@ -152,7 +152,7 @@ def _on_engine(
 
 
 def _seed(node: JudgeNode, row: int, context: Context) -> int:
-    """Not that of the response: a judge must not draw as the policy has drawn, nor as another judge."""
+    """Differs from the seed of the response and from those of other judges."""
     own = list(context.pipeline.nodes.values()).index(node)
     return int(np.random.SeedSequence([sample_seed(context, row), own]).generate_state(1, np.uint64)[0])
 
@@ -164,14 +164,14 @@ def _tokenizer(node: JudgeNode, resources: Resources) -> Any:
     tokenizer = load_tokenizer(resources.pipeline.model_of(node.engine))
     if not tokenizer.chat_template:
         raise ValueError(
-            f"the tokenizer of `{node.engine}` has no chat template, by which the judge is asked; put the one it was "
-            "trained with into its folder, as chat_template.jinja"
+            f"the tokenizer of `{node.engine}` has no chat template; put the one it was trained with into its folder, "
+            "as chat_template.jinja"
         )
     return tokenizer
 
 
 def _tokens(tokenizer: Any, messages: Sequence[Mapping[str, str]], node: JudgeNode) -> np.ndarray:
-    """A question as the judge's model reads it."""
+    """Token ids of a question."""
     from jinja2 import TemplateError
 
     try:
@@ -181,7 +181,7 @@ def _tokens(tokenizer: Any, messages: Sequence[Mapping[str, str]], node: JudgeNo
     except TemplateError as error:
         roles = " and ".join(message["role"] for message in messages)
         raise ValueError(f"the chat template of `{node.engine}` takes no message of {roles}: {error}") from error
-    # The template has put the special tokens into the text already.
+    # The template has already written the special tokens.
     return np.array(tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
 
 
@@ -191,16 +191,16 @@ def _said(reply: Completion, tokenizer: Any) -> EndpointReply:
 
 def _too_long(tokens: np.ndarray, node: JudgeNode) -> EndpointReply:
     raise ValueError(
-        f"the question has {len(tokens)} tokens, more than max_prompt_tokens, {node.max_prompt_tokens}; raise that, "
-        "where the judge's model has room for them"
+        f"the question has {len(tokens)} tokens, more than max_prompt_tokens, {node.max_prompt_tokens}; raise that "
+        "if the judge's context is long enough"
     )
 
 
-# -- what is made of it
+# -- scores
 
 
 def _reader(node: JudgeNode, resources: Resources) -> Callable[[str, Judged], float]:
-    """Finds the score in a reply. ValueError with a sentence where it finds none."""
+    """Returns a function that finds the score in a reply, or raises ValueError."""
     if not is_function(node.parser):
         pattern = re.compile(node.parser)
         return lambda reply, _: parse(reply, pattern, node.scores)
@@ -208,9 +208,9 @@ def _reader(node: JudgeNode, resources: Resources) -> Callable[[str, Judged], fl
     names = parser_arguments(function)
 
     def own(reply: str, judged: Judged) -> float:
-        told = {**asdict(judged), "reply": reply}
+        arguments = {**asdict(judged), "reply": reply}
         try:
-            score = function(**{name: told[name] for name in names})
+            score = function(**{name: arguments[name] for name in names})
         except (Exception, SystemExit) as error:  # a user's function may raise anything
             raise ValueError(f"{node.parser} {raised_by(function, error)}") from error
         return finite(score)
@@ -219,7 +219,7 @@ def _reader(node: JudgeNode, resources: Resources) -> Callable[[str, Judged], fl
 
 
 def _verdict(
-    asking: Asking, judged: Judged, read: Callable[[str, Judged], float], node: JudgeNode, who: str
+    asking: PendingReply, judged: Judged, read: Callable[[str, Judged], float], node: JudgeNode, who: str
 ) -> _Verdict:
     answer = None
     try:

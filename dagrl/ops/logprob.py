@@ -1,4 +1,4 @@
-"""``logprob``: log-probs of the sampled tokens under an engine's current or start weights."""
+"""``logprob``: log-probs of the sampled tokens under an engine's current or initial weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dagrl.ops.base import Context, OpInput, Output
 
 
 def logprob(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
-    """Yield the log-probs of each shard, of logits divided by the temperature at which the tokens were drawn."""
+    """Yield the log-probs of each shard; logits are divided by the sampling temperature."""
     engine: TrainEngine = context.engine
     node = context.node
     assert isinstance(node, LogprobNode)

@@ -1,4 +1,4 @@
-"""``mix``: the last responses of each group become an expert's, out of the data set."""
+"""``mix``: replaces the last responses of each group by an expert's from the data set."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dagrl.ops.base import Context, OpInput, Output
 
 
 def mix(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
-    """Yield the shards' responses with the expert's among them."""
+    """Yield the responses of each shard with the expert's among them."""
     node = context.node
     assert isinstance(node, MixNode)
     for part in parts:
@@ -25,7 +25,7 @@ def _mixed(batch: Batch, per_prompt: int) -> dict[str, Column]:
         batch["group_id"].values, return_index=True, return_inverse=True, return_counts=True
     )
     place = np.arange(len(batch)) - first[group]
-    # Which of the group's experts a row is; the data set's responses begin with the group.
+    # Index among the group's expert rows; the data set's responses are in the group's first rows.
     expert = place - (sizes[group] - per_prompt)
     is_expert = expert >= 0
     given = batch["demonstration"].take(np.where(is_expert, first[group] + expert, 0))
@@ -33,7 +33,7 @@ def _mixed(batch: Batch, per_prompt: int) -> dict[str, Column]:
     ours = {
         "response_tokens": given,
         "response_mask": Column(np.ones(count, dtype=np.float32), given.offsets),
-        # Nobody drew them; where is_expert is, nobody asks.
+        # Placeholders: these tokens were not sampled, and losses skip rows with is_expert.
         "rollout_logprob": Column(np.zeros(count, dtype=np.float32), given.offsets),
         "finish_reason": Column.text(["stop"] * len(batch)),
     }

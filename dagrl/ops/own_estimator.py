@@ -1,4 +1,4 @@
-"""An advantage estimator of the user's own: what it is given, and what it may return."""
+"""A user's advantage estimator: its arguments and its results."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from dagrl.ops.view import view_of
 
 
 def own_advantages(node: AdvantageNode, batch: Batch, rewards: np.ndarray, context: Context) -> Column:
-    """Advantages by the function that the node names, float32, ragged as the response mask and 0 outside it.
+    """Advantages by the node's function, float32, ragged as the response mask and 0 outside it.
 
-    `rewards` are what it sees as ``reward``, float64 [S]. ValueError, with the line, where it fails or returns no
-    advantages.
+    `rewards` is what the function sees as ``reward``, float64 [S]. Raises ValueError with the function's location if it
+    fails or returns something else.
     """
     loaded = context.resources.once(f"estimator {node.estimator}", lambda: load_formula(node, context.resources.folder))
     assert loaded is not None, "the node names a function"
@@ -41,7 +41,7 @@ def own_advantages(node: AdvantageNode, batch: Batch, rewards: np.ndarray, conte
 
 
 def _per_token(result: Any, mask: Column, where: str) -> np.ndarray:
-    """What was returned, as one number for each token, float64."""
+    """The result as one number per token, float64."""
     try:
         rows = [np.asarray(row, dtype=np.float64) for row in result]
     except (TypeError, ValueError, OverflowError) as error:

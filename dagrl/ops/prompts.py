@@ -17,14 +17,14 @@ from dagrl.data.stats import Stat
 from dagrl.graph.filtering import prompts_begun
 from dagrl.graph.offline import columns_read, is_offline, needs_answers
 from dagrl.ops.base import Context, OpInput, Output
-from dagrl.ops.turns.setting import rollout_tools
+from dagrl.ops.turns.settings import rollout_tools
 
 
 def prompts(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
-    """Yield the shards of a step's batch; the first tells where the next step goes on in the data set.
+    """Yield the shards of a step's batch; the first one holds the next step's position in the data set.
 
-    A training step takes `context.carried` first, then goes on at `context.position`; a validation takes all of its
-    files, one after the other.
+    A training step takes the prompts of `context.carried`, then those from `context.position`; a validation takes all
+    prompts of its files.
     """
     del parts  # the source has no inputs
     taken = _validation_sets(context) if context.validation else {"train": _training_prompts(context)}
@@ -38,7 +38,7 @@ def prompts(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
         piece = table.take(np.arange(begin, end))
         mine = slice(begin // context.samples_per_prompt, end // context.samples_per_prompt)
         positions = None if context.validation else taken["train"].positions[mine]
-        # Where responses are sampled, those of the data set are for a few of the rows.
+        # In a rollout only a few rows use the data set's responses.
         uncounted = () if is_offline(context.pipeline) else ("demonstration",)
         output = Output((shard,), piece.rows, piece.columns, positions=positions, uncounted=uncounted)
         yield replace(output, stats=stats, facts=facts) if shard == 0 else output
@@ -53,12 +53,12 @@ def _training_prompts(context: Context) -> PromptSlice:
 
 def _validation_sets(context: Context) -> dict[str, PromptSlice]:
     sets = context.pipeline.data.val_sets
-    assert sets, "validation without data.val is refused when the file is checked"
+    assert sets, "validation without data.val"
     return {name: _loader(name, path, context).one_epoch() for name, path in sets.items()}
 
 
 def _joined(taken: Mapping[str, PromptSlice]) -> dict[str, Column]:
-    """The prompts of several files as one table, which says in ``data_set`` which one each is of."""
+    """The prompts of several files as one table, with the file's name in ``data_set``."""
     tables = []
     for name, prompts in taken.items():
         names = Column.text([name] * len(prompts.columns["prompt_tokens"]))
@@ -77,17 +77,17 @@ def _repeat(columns: dict[str, Column], times: int, first_group: int) -> Batch:
 
 
 def _responses(context: Context) -> ResponseColumns | None:
-    """The responses that come with the prompts, where somebody learns from them."""
+    """Response columns of the data set, if a node learns from them."""
     data = context.pipeline.data
     columns = columns_read(context.pipeline, validation=context.validation)
     if not columns:
         return None
-    assert data.max_response_tokens, "responses without max_response_tokens are refused when the file is checked"
+    assert data.max_response_tokens, "responses without max_response_tokens"
     return ResponseColumns(columns, data.max_response_tokens, data.overlong_responses)
 
 
 def _loader(name: str, path: Path, context: Context) -> PromptLoader:
-    """The open file of a data set, kept for the next step."""
+    """The open file of a data set, kept for later steps."""
     data, resources = context.pipeline.data, context.resources
 
     def open_file() -> PromptLoader:

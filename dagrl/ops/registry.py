@@ -1,4 +1,4 @@
-"""From an op's name to its function."""
+"""Finds the function of an op by name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BUILT_IN = (
 
 
 def load_op(name: str, folder: Path | None) -> Op:
-    """The function of a built-in op, or the user's own ``module:function`` (looked for in `folder` too) as an op."""
+    """The function of a built-in op, or the user's ``module:function`` (also searched in `folder`) as an op."""
     if name in _BUILT_IN:
         return getattr(import_module(f"dagrl.ops.{name}"), name)
     from dagrl.ops.custom import custom_op

@@ -14,22 +14,22 @@ from dagrl.data.end_tokens import end_tokens
 from dagrl.data.stats import Stat
 from dagrl.graph.rollouts import rollouts
 from dagrl.ops.base import Context, OpInput, Output
-from dagrl.ops.turns.reading import passages
+from dagrl.ops.turns.passages import passages
 from dagrl.rewards.registry import load_reward
 from dagrl.rewards.score import Samples, score
 
 
 def reward(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
-    """Yield the rewards of each shard; RewardError where the function fails and ``on_error`` says stop."""
+    """Yield the rewards of each shard. Raises RewardError if the function fails and ``on_error`` is stop."""
     node = context.node
     assert isinstance(node, RewardNode)
     resources = context.resources
     function = resources.once(f"reward {node.fn}", lambda: load_reward(node.fn, resources.folder))
     for part in parts:
-        told = _samples(part.batch, context)
-        scores = score(function, told, args=node.args, on_error=node.on_error, concurrency=node.concurrency)
+        scored = _samples(part.batch, context)
+        scores = score(function, scored, args=node.args, on_error=node.on_error, concurrency=node.concurrency)
         column = node.written_as("reward")
-        # The mean of `reward` itself is told by `samples`, which sees what the pipeline has made of it.
+        # `samples` reports the mean of `reward`, which other nodes may change.
         stats = {} if column == "reward" else {f"reward/{column}": Stat.of(scores.rewards)}
         if node.on_error != "stop":
             stats["reward/failed_fraction"] = Stat.of(np.arange(len(part.batch)) < scores.failures)
@@ -37,7 +37,7 @@ def reward(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
 
 
 def _samples(batch: Batch, context: Context) -> Samples:
-    """The rows as a reward function sees them."""
+    """The rows in the form that reward functions receive."""
     tokenizer = context.resources.tokenizer
     prompts = [tokenizer.decode(batch["prompt_tokens"][row], skip_special_tokens=True) for row in range(len(batch))]
     return Samples(
@@ -52,7 +52,7 @@ def _samples(batch: Batch, context: Context) -> Samples:
 
 
 def _turns(batch: Batch, context: Context) -> dict[str, list[list[Any]]]:
-    """What the policy has said turn by turn, and what it got for that, where it had several."""
+    """Texts and rewards of the policy's turns, in a multi-turn rollout."""
     if "token_turn" not in batch:
         return {}
     own = [[each for each in passages(batch, row) if each.turn] for row in range(len(batch))]
@@ -63,7 +63,7 @@ def _turns(batch: Batch, context: Context) -> dict[str, list[list[Any]]]:
 
 
 def scored_text(batch: Batch, row: int, context: Context) -> str:
-    """What a reward takes for the answer: the response, or of several turns the last."""
+    """The text to score: the response, or its last passage in a multi-turn rollout."""
     if "token_turn" not in batch:
         return response_text(batch["response_tokens"][row], context)
     said = passages(batch, row)
@@ -71,9 +71,9 @@ def scored_text(batch: Batch, row: int, context: Context) -> str:
 
 
 def response_text(tokens: np.ndarray, context: Context) -> str:
-    """A response without the token that ended it.
+    """A response without its end token.
 
-    Other special tokens stay: a policy must not pass by hiding them in an answer that would be right without them.
+    Other special tokens stay, so that a policy cannot hide them in an answer that is right without them.
     """
     ended = len(tokens) and int(tokens[-1]) in _ends(context)
     return context.resources.tokenizer.decode(tokens[:-1] if ended else tokens)

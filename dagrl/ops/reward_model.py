@@ -16,14 +16,14 @@ from dagrl.ops.reward import response_text
 
 
 def reward_model(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
-    """Yield the scores of each shard: of its tokens as they are, or of its text where the model has its own ones."""
+    """Yield the scores of each shard: from its tokens, or from its text if the model has its own tokenizer."""
     node = context.node
     assert isinstance(node, RewardModelNode)
     of_text = context.pipeline.engines[node.engine].reads_messages
     column = node.written_as("reward")
     for part in parts:
         scores, stats = (_of_text if of_text else _of_tokens)(part.batch, node, context)
-        # The mean of `reward` itself is told by `samples`, which sees what the pipeline has made of it.
+        # `samples` reports the mean of `reward`, which other nodes may change.
         told = {} if column == "reward" else {f"reward/{column}": Stat.of(scores.values)}
         yield Output((part.index,), part.batch.rows, {"reward": scores}, told | stats)
 
@@ -41,6 +41,6 @@ def _of_text(batch: Batch, node: RewardModelNode, context: Context) -> tuple[Col
 
 
 def _conversation(batch: Batch, row: int, context: Context) -> Conversation:
-    """The prompt's messages, and the response as the assistant's."""
+    """The prompt's messages, followed by the response."""
     said = {"role": "assistant", "content": response_text(batch["response_tokens"][row], context)}
     return [*json.loads(bytes(batch["messages"][row])), said]

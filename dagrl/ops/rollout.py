@@ -1,6 +1,6 @@
-"""``rollout``: samples responses to each prompt; a prompt's come out as soon as all of them are there.
+"""``rollout``: samples responses to each prompt, and yields each group when it is complete.
 
-What an abort leaves unfinished comes last: with ``partial_rollout``, to be gone on with in a later step.
+After an abort, unfinished groups come last; with ``partial_rollout`` a later step continues them.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from dagrl.ops.turns.metrics import turn_stats
 
 
 def rollout(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
-    """Yield each group once all of its responses are there; after an abort, the other groups together.
+    """Yield each group when all of its responses are finished; after an abort, all other groups together.
 
-    All but the sampling is done in the call itself, so that what is asked for first is sampled first.
+    Requests are built in the call itself, before the first output is requested, so that calls are served in order.
     """
     batch = Batch.concat([part.batch for part in parts])
     responses = _beginnings(batch["group_id"].values, context)
@@ -46,21 +46,21 @@ def rollout(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
 def _sampled(
     requests: Mapping[int, GenerationRequest], responses: Sequence[Response], context: Context
 ) -> Iterator[tuple[int, Response]]:
-    """Each requested response, and its place, with what the engine has sampled for it."""
+    """Each requested row with its response."""
     engine: GenerateEngine = context.engine
-    alike = _alike(requests) if context.sampling.temperature == 0 else [[place] for place in requests]
+    alike = _deduplicated(requests) if context.sampling.temperature == 0 else [[place] for place in requests]
     asked = [requests[place] for place, *_ in alike]
     for completion in engine.generate(asked, context.sampling) if asked else ():
         place, *others = alike[completion.index]
-        response = responses[place].gone_on(completion)
+        response = responses[place].extended(completion)
         yield place, response
         for other in others:
-            # Nothing was sampled for it.
+            # It counts no sampled tokens.
             yield other, replace(response, begun=len(response.tokens))
 
 
-def _alike(requests: Mapping[int, GenerationRequest]) -> list[list[int]]:
-    """Places with the same prompt and beginning: without chance they get the same response, so it is sampled once."""
+def _deduplicated(requests: Mapping[int, GenerationRequest]) -> list[list[int]]:
+    """Group rows with the same prompt and prefix: greedy sampling gives them the same response."""
     places: dict[tuple[bytes, bytes], list[int]] = {}
     for place, request in requests.items():
         places.setdefault((request.prompt.tobytes(), request.begun.tobytes()), []).append(place)
@@ -74,7 +74,7 @@ def _groups(
     grown: Iterator[tuple[int, Response]],
     context: Context,
 ) -> Iterator[Output]:
-    """Put the responses that have `grown` into their places, and yield groups as they are complete."""
+    """Store the responses in their rows, and yield groups as they become complete."""
     groups = batch["group_id"].values
     missing = Counter(groups[[*requested]].tolist() if requested else ())
 
@@ -96,32 +96,32 @@ def _groups(
 
 
 def _check_lengths(batch: Batch, context: Context) -> None:
-    """ValueError for a prompt that nobody has made room for; those of the data set are never too long."""
+    """Raise ValueError for a prompt longer than the node allows, which only another node can write."""
     longest = context.rollout.max_prompt_tokens or context.pipeline.data.max_prompt_tokens
     lengths = batch["prompt_tokens"].lengths
     if len(lengths) and lengths.max() > longest:
         raise ValueError(
-            f"a prompt of {lengths.max()} tokens has come to `{context.sampled_by}` (sample "
-            f"{batch.rows[lengths.argmax()]}), more than its max_prompt_tokens, {longest}; raise that, or let the node "
-            "that writes the prompts cut them"
+            f"sample {batch.rows[lengths.argmax()]} brings a prompt of {lengths.max()} tokens to "
+            f"`{context.sampled_by}`, more than its max_prompt_tokens, {longest}; raise that, or truncate prompts in "
+            "the node that writes them"
         )
 
 
 def sample_seed(context: Context, row: int) -> int:
-    """Seed of one sample, so that a resumed run draws the same: from the run's seed, the step, the row, the rollout."""
-    # A seed may be negative, numpy's sources of randomness take none such.
+    """Seed of one sample, from the run's seed, the step, the row and the rollout; a resumed run draws the same."""
+    # SeedSequence rejects negative numbers.
     entropy = [context.pipeline.run.seed % 2**64, context.step, int(context.validation), row]
     leading = leading_rollout(context.pipeline)
     if context.sampled_by not in (None, leading):
-        # Agents that answer each other must not draw alike; the leading one draws as it would alone.
+        # Rollouts that answer each other must not share seeds; the leading one draws as it would alone.
         entropy.append(1 + [*rollouts(context.pipeline)].index(context.sampled_by))
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
 
 
 def _beginnings(groups: np.ndarray, context: Context) -> list[Response]:
-    """What earlier steps have sampled for each row; nothing where it is too old, or there is none."""
+    """Partial responses of earlier steps; empty ones if there are none, or if they are too old."""
     node = context.rollout
-    # In the midst of a run newer ones may have come than it was begun on.
+    # Newer weights may have arrived since the step began.
     version = max(context.engine.policy_version, context.version)
     responses = [Response(version)] * len(groups)
     for group, begun in context.begun.items():
@@ -143,7 +143,7 @@ def _output(
     *,
     unfinished: bool = False,
 ) -> Output:
-    """The responses at `places`, with their statistics where they are finished."""
+    """The responses at `places`, with statistics if they are finished."""
     chosen = [responses[place] for place in places]
     sampled = sum(each.sampled for each in chosen)
     keeps_begun = context.rollout.partial_rollout and not context.validation
@@ -152,7 +152,7 @@ def _output(
         return Output((), rows[places], columns, sampled=sampled, unfinished=True)
     stats = {}
     if context.sampled_by not in (None, leading_rollout(context.pipeline)):
-        # Those of the leading one are told by `samples`, which sees those alone that the step takes.
+        # `samples` reports those of the leading rollout, only for the rows that the step trains on.
         stats["response_tokens"] = Stat.of([len(each.tokens) for each in chosen])
     if keeps_begun:
         tokens = sum(len(each.tokens) for each in chosen)

@@ -1,4 +1,4 @@
-"""``samples``, the implicit sink: writes ``samples/step_N.parquet``, so that one can read what the policy says."""
+"""``samples``, the implicit sink: writes ``samples/step_N.parquet`` with the policy's responses as text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dagrl.data.stats import Stat
 from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.experts import own_rows
 from dagrl.ops.reward import response_text
-from dagrl.ops.turns.reading import passages
+from dagrl.ops.turns.passages import passages
 from dagrl.ops.validation import validation_stats
 
 
@@ -36,25 +36,25 @@ def samples(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
 
 
 def _write(table: pa.Table, path: Path) -> None:
-    """Put the file in place at once. OSError where that cannot be, such as on a full disk."""
+    """Write the file atomically. Raises OSError, for example on a full disk."""
     aside = path.with_name(f".{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(table, aside)
         aside.replace(path)
     except OSError as error:
-        # pyarrow has words of its own for what the system says.
+        # pyarrow rewords the system's messages.
         why = os.strerror(error.errno) if error.errno else str(error)
         raise OSError(f"cannot write {path}: {why}") from error
 
 
 def _stats(batch: Batch, context: Context) -> dict[str, Stat]:
-    """Of what the policy has sampled, or of what it learns from the data set where it has sampled nothing."""
+    """Metrics of the policy's samples, or of the data set's responses if nothing is sampled."""
     if "response_tokens" not in batch:
         given = {"demonstration_tokens": batch["demonstration"]} if "demonstration" in batch else {}
         return {name: Stat.of(column.lengths) for name, column in given.items()}
-    # Here and not in the op `reward`: there may be several of those, and an op of the user's own that joins them. And
-    # not in `rollout`, which may finish more prompts than the step takes.
+    # The reward is reported here, because several ops may contribute to it, and not in `rollout`, which may finish
+    # more prompts than the step takes.
     stats = {"reward": Stat.of(batch["reward"].values), "response_tokens": Stat.of(batch["response_tokens"].lengths)}
     if "finish_reason" in batch:
         cut = [reason == "length" for reason in batch["finish_reason"].strings()]
@@ -105,7 +105,7 @@ def _table(batch: Batch, context: Context) -> pa.Table:
 
 
 def _turns(batch: Batch, row: int, context: Context) -> list[dict[str, Any]]:
-    """A response as a conversation; the turns of others have neither number nor reward."""
+    """A response as a list of passages; observations have neither number nor reward."""
     return [
         {
             "turn": each.turn or None,

@@ -11,7 +11,7 @@ from dagrl.ops.demonstrations import learn
 
 
 def sft(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
-    """Take one optimizer step for each mini-batch; in validation, tell the loss."""
+    """Take one optimizer step per mini-batch; in validation, report the loss."""
     node = context.node
     assert isinstance(node, SftNode)
     longest = context.pipeline.data.max_response_tokens

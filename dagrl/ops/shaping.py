@@ -1,4 +1,4 @@
-"""What an advantage node says about the lengths of responses, brought into their rewards before they are compared."""
+"""Applies an advantage node's length rewards and penalties, before advantages are computed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dagrl.data.stats import Stat
 
 
 def shaped_rewards(node: AdvantageNode, batch: Batch, *, longest: int) -> tuple[np.ndarray, dict[str, Stat]]:
-    """The rewards, float64 [S], with all that the node says about lengths, and what that came to."""
+    """Rewards with all length terms of the node, float64 [S], and statistics of the terms."""
     rewards = batch["reward"].values.astype(np.float64)
     lengths = batch["response_mask"].lengths
     stats: dict[str, Stat] = {}

@@ -1,4 +1,4 @@
-"""Samples of weights too old to be trained on: what ``schedule.stale_samples`` has an update do about them."""
+"""Applies ``schedule.stale_samples`` to samples of weights that are too old to be trained on."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from dagrl.ops.base import Context
 
 
 def without_stale(batches: Sequence[Batch], version: int, context: Context) -> tuple[Sequence[Batch], dict[str, Stat]]:
-    """The batches as weights of policy `version` may train on them, and how old the samples were that came.
+    """The batches that policy `version` may be trained on, and statistics of the samples' age.
 
-    ``staleness`` is of all of them; ``staleness/masked`` or ``staleness/dropped`` counts those that were too old, where
-    there can be any. ValueError where the run is to end with the first.
+    ``staleness`` covers all samples; ``staleness/masked`` or ``staleness/dropped`` is the fraction that was too old.
+    Raises ValueError for a stale sample if ``stale_samples`` is stop.
     """
     behind = [version - batch["policy_version"].values for batch in batches]
     stats = {"staleness": Stat.of(np.concatenate(behind))}
@@ -41,7 +41,9 @@ def without_stale(batches: Sequence[Batch], version: int, context: Context) -> t
 
 
 def _most_behind(context: Context) -> int | None:
-    """Versions that a sample may be behind; None where any number is fine: the generator follows somebody else."""
+    """Number of versions that a sample may be behind; None if the generator does not get its weights from this
+    engine.
+    """
     schedule, rollout, update = context.pipeline.schedule, context.rollout, context.node
     assert isinstance(update, UpdateNode)
     if getattr(context.pipeline.engines[rollout.engine], "weights_from", None) != update.engine:
@@ -61,7 +63,7 @@ def _refuse(batch: Batch, stale: np.ndarray, version: int, most: int) -> None:
     for row in np.flatnonzero(stale)[:1]:
         sampled_by = int(batch["policy_version"].values[row])
         raise ValueError(
-            f"sample {batch.rows[row]} comes from policy version {sampled_by}, {version - sampled_by} behind the "
-            f"weights that would be trained on it, and schedule.max_staleness is {most}; "
-            "`schedule.stale_samples: mask` or `drop` goes on without such samples"
+            f"sample {batch.rows[row]} was sampled by policy version {sampled_by}, {version - sampled_by} behind the "
+            f"weights to be trained, and schedule.max_staleness is {most}; set `schedule.stale_samples` to mask or "
+            "drop to continue without such samples"
         )

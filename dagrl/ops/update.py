@@ -1,4 +1,4 @@
-"""``update``: trains an engine on the step's samples, one optimizer step for each mini-batch."""
+"""``update``: trains an engine on the step's samples, one optimizer step per mini-batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dagrl.ops.stale import without_stale
 
 
 def update(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
-    """Train on the mini-batches in order, and yield the metrics of all of them together."""
+    """Train on the mini-batches in order, and yield their common metrics."""
     engine: TrainEngine = context.engine
     node = context.node
     assert isinstance(node, UpdateNode)
@@ -41,17 +41,17 @@ def update(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
         begins=context.begins,
         ends=context.ends,
     )
-    # Of a policy that waits for its critic there is nothing to tell, though its version and learning rate go on.
+    # During critic warmup there are no metrics, although version and learning rate advance.
     yield Output((), np.concatenate([part.batch.rows for part in parts]), {}, ages if waits else stats | ages)
 
 
 def _own_loss(batches: Sequence[Batch], node: UpdateNode, context: Context) -> OwnLoss | None:
-    """The loss of the user's own, where the node names one."""
+    """The user's loss, if the node names one."""
     own = context.resources.once(f"loss {node.loss.policy}", lambda: load_formula(node, context.resources.folder))
     if own is None:
         return None
     function, formula = own
-    # An empty batch does not know how many values a response would have.
+    # An empty batch does not show whether a column has one value per response.
     known = [batch for batch in batches if len(batch)]
     per_response = {name for name in formula.reads for batch in known if name in batch and batch[name].offsets is None}
     return OwnLoss(node.loss.policy, function, node.loss.args, formula.reads, per_response)

@@ -1,6 +1,6 @@
-"""What a validation says of each of its sets: ``mean@n``, ``pass@k`` and their kin, over the responses to each prompt.
+"""Metrics of a validation: ``mean@n``, ``pass@k`` and others over the responses to each prompt, per validation set.
 
-A set whose prompts come from several data sources is told by source, too.
+A set whose prompts come from several data sources gets metrics per source as well.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from dagrl.rewards.votes import load_vote
 
 
 def validation_stats(batch: Batch, context: Context) -> dict[str, Stat]:
-    """Statistics over the prompts of a whole validation, without the ``val/`` before their names.
+    """Statistics over the prompts of a validation, without the prefix ``val/``.
 
-    `batch`: the rows of each prompt one after the other. ValueError where the user's ``val_vote`` fails.
+    `batch` holds the rows of each prompt consecutively. Raises ValueError if the user's ``val_vote`` fails.
     """
     n = context.samples_per_prompt
     rewards = batch["reward"].values.reshape(-1, n)
@@ -47,7 +47,7 @@ def validation_stats(batch: Batch, context: Context) -> dict[str, Stat]:
 
 
 def _votes(batch: Batch, context: Context) -> list[list[str | None]] | None:
-    """The answers of each prompt's responses; None where nobody says how they are found."""
+    """Answers of each prompt's responses; None without a way to extract them."""
     vote = vote_of(context.pipeline)
     if vote is None:
         return None
@@ -60,7 +60,7 @@ def _votes(batch: Batch, context: Context) -> list[list[str | None]] | None:
 def _at_k(
     rewards: np.ndarray, votes: list[list[str | None]] | None, pass_reward: float
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Metrics of some prompts, by their names: a value for each prompt. `rewards`: [prompts, n]."""
+    """Metrics by name, one value per prompt. `rewards`: [prompts, n]."""
     n = rewards.shape[1]
     yield f"mean@{n}", rewards.mean(axis=1)
     for k in ks_of(n):

@@ -1,4 +1,4 @@
-"""``values``: what a critic expects of each response, from each of its tokens on."""
+"""``values``: a critic's estimates of the return, for each token of a response."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dagrl.ops.base import Context, OpInput, Output
 
 
 def values(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
-    """Yield the values of each shard, under the critic's current weights."""
+    """Yield the values of each shard under the critic's current weights."""
     engine: TrainEngine = context.engine
     node = context.node
     assert isinstance(node, ValuesNode)

@@ -1,4 +1,4 @@
-"""Columns as a user's own function sees them."""
+"""Columns as user functions receive them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dagrl.data.batch import Batch
 
 
 def view_of(batch: Batch) -> dict[str, Any]:
-    """Columns by name: an array where a row has one value, else a list with an array or string for each row."""
+    """Columns by name: an array if a row has one value, else a list with one array or string per row."""
     view: dict[str, Any] = {}
     for name, column in batch.columns.items():
         if column.offsets is None:

@@ -110,7 +110,7 @@ def test_another_column_may_decide(kept):
 
 def test_a_column_of_tokens_has_no_number_for_a_sample(kept):
     columns = rewards([0, 0]) | {"scores": Column.ragged([[0.1], [0.2, 0.3]], "float32")}
-    with pytest.raises(ValueError, match="`scores` has several; name another one as its metric"):
+    with pytest.raises(ValueError, match="`scores` has several; name another metric"):
         kept(columns, {"metric": "scores"})
 
 
@@ -139,7 +139,5 @@ def test_a_rule_that_fails_names_its_line(kept):
 
 
 def test_a_rule_says_yes_or_no(kept):
-    with pytest.raises(
-        ValueError, match=r"rules:undecided \(.*rules\.py:\d+\) returned array\(.*say with True or False"
-    ):
+    with pytest.raises(ValueError, match=r"rules:undecided \(.*rules\.py:\d+\) returned array\(.*return True or False"):
         kept(rewards([0, 1]), {"fn": "rules:undecided"})

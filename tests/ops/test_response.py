@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dagrl.backends.base import Completion
 from dagrl.data.batch import Batch
 from dagrl.ops.response import Response, columns_of, turn_columns_of
-from dagrl.ops.turns.reading import passages
+from dagrl.ops.turns.passages import passages
 
 
 def said(tokens: list[int], *, version: int = 5, reason: str = "stop") -> Completion:
@@ -21,9 +21,9 @@ def said(tokens: list[int], *, version: int = 5, reason: str = "stop") -> Comple
 
 
 def conversation() -> Response:
-    response = Response(9).spoken(said([1, 2, 3], version=6)).settled(reward=0.5, calls=2, failed_calls=1)
-    response = response.answered(np.array([70, 71]))
-    return response.spoken(said([4], version=5, reason="length")).settled(reward=-1.0)
+    response = Response(9).with_turn(said([1, 2, 3], version=6)).with_outcome(reward=0.5, calls=2, failed_calls=1)
+    response = response.with_observation(np.array([70, 71]))
+    return response.with_turn(said([4], version=5, reason="length")).with_outcome(reward=-1.0)
 
 
 def test_what_others_say_is_not_trained_on() -> None:
@@ -36,9 +36,9 @@ def test_what_others_say_is_not_trained_on() -> None:
 
 
 def test_a_response_is_unfinished_while_it_is_answered() -> None:
-    response = Response(0).spoken(said([1]))
+    response = Response(0).with_turn(said([1]))
     assert response.finished
-    assert not response.answered(np.array([7])).finished
+    assert not response.with_observation(np.array([7])).finished
     assert response.ended("turns").finish_reason == "turns"
 
 
@@ -48,22 +48,22 @@ def test_rewards_stand_at_the_last_tokens_of_their_turns() -> None:
 
 
 def test_a_turn_without_tokens_takes_nobody_elses_place() -> None:
-    response = Response(0).spoken(said([1, 2])).settled(reward=1.0).answered(np.array([7]))
-    aborted = response.spoken(said([], reason="abort")).settled(reward=5.0)
+    response = Response(0).with_turn(said([1, 2])).with_outcome(reward=1.0).with_observation(np.array([7]))
+    aborted = response.with_turn(said([], reason="abort")).with_outcome(reward=5.0)
     assert aborted.token_rewards().tolist() == [0, 1, 0]
 
 
 def test_one_turn_is_what_it_was_without_turns() -> None:
-    response = Response(3).gone_on(said([4, 5]))
+    response = Response(3).extended(said([4, 5]))
     assert (response.sampled, response.turns, response.version) == (2, (), 5)
     assert response.mask.tolist() == [1, 1]
 
 
 def test_routes_outlive_a_request_that_sampled_nothing_but_not_what_others_say() -> None:
     routes = np.zeros((4, 2, 2), dtype=np.int16)
-    response = Response(3).gone_on(replace(said([4, 5], reason="abort"), routed_experts=routes))
-    assert response.gone_on(said([], reason="length")).routed_experts is routes
-    assert response.answered(np.array([7])).spoken(said([], reason="length")).routed_experts is None
+    response = Response(3).extended(replace(said([4, 5], reason="abort"), routed_experts=routes))
+    assert response.extended(said([], reason="length")).routed_experts is routes
+    assert response.with_observation(np.array([7])).with_turn(said([], reason="length")).routed_experts is None
 
 
 def test_rewards_of_turns_have_a_column_where_there_are_any() -> None:
@@ -91,10 +91,10 @@ def test_columns_read_again_are_the_turns_that_there_were(drawn: list[list[tuple
     for each in drawn:
         response, spoken = Response(0), []
         for place, (words, answer, reward) in enumerate(each):
-            response = response.spoken(said(words)).settled(reward=float(reward))
+            response = response.with_turn(said(words)).with_outcome(reward=float(reward))
             spoken.append((words, place + 1, float(reward)))
             if place + 1 < len(each):
-                response = response.answered(np.array(answer, dtype=np.int64))
+                response = response.with_observation(np.array(answer, dtype=np.int64))
                 spoken += [(answer, 0, 0.0)] if answer else []
         responses.append(response)
         expected.append(spoken)

@@ -141,7 +141,7 @@ def test_samples_too_old_are_dropped_and_counted(bench, aged) -> None:
 
 def test_a_sample_too_old_can_end_the_run(bench, aged) -> None:
     context = bench.context("update", engine=Trainer(), schedule={"max_staleness": 1, "stale_samples": "stop"})
-    with pytest.raises(ValueError, match=r"sample 5 comes from policy version 5, 2 behind .*max_staleness is 1; "):
+    with pytest.raises(ValueError, match=r"sample 5 was sampled by policy version 5, 2 behind .*max_staleness is 1; "):
         list(update([aged(bench)], context))
     engine, schedule = Trainer(), {"max_staleness": 2, "stale_samples": "stop"}
     list(update([aged(bench)], bench.context("update", engine=engine, schedule=schedule)))

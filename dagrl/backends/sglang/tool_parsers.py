@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dagrl.backends.tool_calls import Call, MalformedCall, Parser, parsed_call, said_aloud
+from dagrl.backends.tool_calls import Call, MalformedCall, Parser, after_reasoning, parsed_call
 from dagrl.models.library_classes import source_of
 
 _PARSERS = "srt/function_call/function_call_parser.py"
@@ -30,18 +30,18 @@ def tool_parser(name: str, schemas: Sequence[Mapping[str, Any]]) -> Parser:
     try:
         FunctionCallParser(tools, name)
     except ValueError as error:
-        raise ValueError(f"SGLang has no parser `{name}` of tool calls: {error}") from error
+        raise ValueError(f"SGLang has no tool-call parser `{name}`: {error}") from error
 
     def parse(text: str) -> list[Call | MalformedCall]:
         # A parser remembers its message, so each text needs another one.
-        parser, aloud = FunctionCallParser(tools, name), said_aloud(text)
-        if not parser.has_tool_call(aloud):
+        parser, answer = FunctionCallParser(tools, name), after_reasoning(text)
+        if not parser.has_tool_call(answer):
             return []
         try:
-            _, items = parser.parse_non_stream(aloud)
+            _, items = parser.parse_non_stream(answer)
         except Exception as error:  # noqa: BLE001 (text of a model must not end a run, whatever the parser raises)
             return [MalformedCall(f"the tool call cannot be read: {error}")]
         calls = [parsed_call(str(item.name), item.parameters) for item in items]
-        return calls or [MalformedCall("no tool call of a known tool can be read")]
+        return calls or [MalformedCall("no tool call could be parsed that names an existing tool")]
 
     return parse

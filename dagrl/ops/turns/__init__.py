@@ -1,5 +1,6 @@
-"""Rollouts of several turns: what a policy says is answered by tools or an environment, and it goes on behind that.
+"""Multi-turn rollouts: tools or an environment answer the policy's turns.
 
-``loop.py`` is the way in: it asks the engine, ``answers.py`` says what a turn asks for, ``calls.py`` reads tool calls,
-``jobs.py`` runs tools and environments, and ``template.py`` writes their answers as tokens.
+``loop.py`` is the entry point, ``requests.py`` queues requests to the engine, ``dialogue.py`` decides what follows a
+turn, ``calls.py`` parses tool calls, ``jobs.py`` runs tools and environments, and ``template.py`` writes answers as
+tokens.
 """

@@ -1,4 +1,4 @@
-"""How a policy writes that it calls a tool: parsers from the text of a turn to calls."""
+"""Parsers from the text of a turn to tool calls."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from dagrl.backends.registry import backends
-from dagrl.backends.tool_calls import Call, MalformedCall, Parser, parsed_call, said_aloud
+from dagrl.backends.tool_calls import Call, MalformedCall, Parser, after_reasoning, parsed_call
 from dagrl.graph.plugins.custom import load_function, located, raised_by
 
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
 
 def parser_of(tool_format: str, schemas: Sequence[Mapping[str, Any]], folder: Path | None = None) -> Parser:
-    """The parser that a pipeline names; `schemas` are those of its tools. ValueError where there is none."""
+    """The parser named in a pipeline; `schemas` of its tools. Raises ValueError if it does not exist."""
     if tool_format == "hermes":
         return hermes_calls
     if ":" in tool_format:
@@ -28,25 +28,25 @@ def parser_of(tool_format: str, schemas: Sequence[Mapping[str, Any]], folder: Pa
 
 
 def hermes_calls(text: str) -> list[Call | MalformedCall]:
-    """``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, as Hermes, Qwen 2.5 and Qwen 3 write them.
+    """Parse ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, the format of Hermes, Qwen 2.5 and Qwen 3.
 
-    What a model thinks (up to ``</think>``) calls nothing.
+    Calls inside a model's reasoning (up to ``</think>``) are ignored.
     """
-    return [_hermes_call(body.strip()) for body in _HERMES.findall(said_aloud(text))]
+    return [_hermes_call(body.strip()) for body in _HERMES.findall(after_reasoning(text))]
 
 
 def _hermes_call(body: str) -> Call | MalformedCall:
     try:
         call = json.loads(body, strict=False)
     except (ValueError, RecursionError) as error:
-        return MalformedCall(f"a tool call is JSON, and this is not: {error}")
+        return MalformedCall(f"a tool call must be JSON: {error}")
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-        return MalformedCall('a tool call has a "name" and "arguments"')
+        return MalformedCall('a tool call must have a "name" and "arguments"')
     return parsed_call(call["name"], call.get("arguments", {}))
 
 
 def _own_parser(place: str, folder: Path | None) -> Parser:
-    """A function of the user's: from text to (name, arguments), several or none; it raises ValueError for bad calls."""
+    """Wrap a user's function from text to (name, arguments) pairs, which raises ValueError for malformed calls."""
     function = load_function(place, folder)
 
     def parse(text: str) -> list[Call | MalformedCall]:

@@ -1,4 +1,4 @@
-"""The environment of one response: made when it is first needed, asked turn by turn, and closed."""
+"""The environment of one response: created at the first turn, stepped turn by turn, then closed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from dagrl.ops.turns.jobs import JobTimeoutError
 
 
 class NoObservationError(TypeError):
-    """An environment has answered with something else."""
+    """An environment's `step` did not return an Observation."""
 
 
 class Episode:
-    """One environment, which one thread at a time is in."""
+    """One environment, used by one thread at a time."""
 
     def __init__(self, made_of: EnvironmentClass, fields: Mapping[str, Any]) -> None:
         self._made_of = made_of
@@ -26,10 +26,10 @@ class Episode:
         self._asked = self._closed = False
 
     def step(self, text: str, *, last: bool) -> Observation:
-        """What it answers; closed then where that was the `last` time. Raises what the user's class raises."""
+        """The environment's observation; after the `last` step it is closed. Raises what the user's class raises."""
         self._asked = True
         with self._lock:
-            assert not self._closed, "asked after it was left"
+            assert not self._closed, "step after close"
             if self._environment is None:
                 self._environment = self._made_of()
                 self._environment.reset(**self._fields)
@@ -41,7 +41,7 @@ class Episode:
         return observation
 
     def close(self) -> None:
-        """Let it go, once the step that is under way is over."""
+        """Close the environment, after a running step."""
         with self._lock:
             if self._closed:
                 return
@@ -51,12 +51,12 @@ class Episode:
                 close()
 
     def leave(self) -> None:
-        """Have it closed, without waiting for that, where it is not yet."""
+        """Close the environment in the background, if it is open."""
         if self._asked and not self._closed:
             threading.Thread(target=self.close, daemon=True).start()
 
     def failure(self, cause: BaseException) -> Exception:
-        """What the user is told of what a step has raised."""
+        """The error to raise for a failed step."""
         who = f"the environment `{self._made_of.place}`"
         if isinstance(cause, JobTimeoutError):
             return TimeoutError(f"{who} gave {cause}; raise `tool_timeout_s`")

@@ -1,4 +1,4 @@
-"""Work that may take its time, or for ever: tools and environments, each in a thread of its own and bounded in time."""
+"""Runs tools and environments in threads, each with a time limit."""
 
 from __future__ import annotations
 
@@ -11,68 +11,68 @@ from typing import Any
 
 
 class JobTimeoutError(TimeoutError):
-    """Work has taken longer than it may."""
+    """A job exceeded its time limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A job's end."""
+    """A job's result or failure."""
 
     job: int
     result: Any = None
     failure: BaseException | None = None
-    """What the work raised; a JobTimeoutError where it took too long."""
+    """What the work raised; a JobTimeoutError if it exceeded its time limit."""
 
 
 class Jobs:
-    """Runs work, `at_once` at a time, each for `timeout_s` at most. To be used from one thread.
+    """Runs up to `max_running` jobs at a time, each for at most `timeout_s`. Not thread-safe.
 
-    Python cannot end a thread: work that takes too long goes on, but nobody waits for it, and it takes no one's place.
+    Python cannot stop a thread: a job that exceeds its limit keeps running, but frees its slot.
     """
 
-    def __init__(self, deliver: Callable[[Done], None], *, at_once: int, timeout_s: float) -> None:
-        """`deliver` hears of the end of work, from any thread; whether it still matters, `settle` says."""
+    def __init__(self, deliver: Callable[[Done], None], *, max_running: int, timeout_s: float) -> None:
+        """`deliver` receives ended jobs, from any thread; pass them to `settle`."""
         self._deliver = deliver
-        self._at_once = at_once
+        self._max_running = max_running
         self._timeout_s = timeout_s
         self._waiting: deque[tuple[int, Callable[[], Any]]] = deque()
         self._running: dict[int, float] = {}
-        """Job -> when its time is up."""
+        """Job -> deadline."""
         self._number = 0
 
     def begin(self, work: Callable[[], Any]) -> int:
-        """Run this as soon as there is room; the job's number."""
+        """Run `work` as soon as a slot is free; returns the job's number."""
         self._number += 1
         self._waiting.append((self._number, work))
         self._start()
         return self._number
 
     def settle(self, done: Done) -> bool:
-        """Make room for the next; whether the job's end is news, and not one that came too late."""
-        news = self._running.pop(done.job, None) is not None
+        """Free the job's slot; returns False if the job had exceeded its time limit before."""
+        in_time = self._running.pop(done.job, None) is not None
         self._start()
-        return news
+        return in_time
 
     def left_s(self) -> float | None:
-        """Seconds until the next job's time is up; None where nothing runs."""
+        """Seconds until the next deadline; None if no job runs."""
         return max(0.0, min(self._running.values()) - time.monotonic()) if self._running else None
 
     def late(self) -> list[Done]:
-        """Jobs whose time is up, as their ends, to be settled like others."""
+        """Jobs past their deadline, as failures to be settled."""
         now = time.monotonic()
         message = f"no answer within {self._timeout_s:g} s"
         return [Done(job, failure=JobTimeoutError(message)) for job, until in self._running.items() if until <= now]
 
     def _start(self) -> None:
-        while self._waiting and len(self._running) < self._at_once:
+        while self._waiting and len(self._running) < self._max_running:
             job, work = self._waiting.popleft()
             self._running[job] = time.monotonic() + self._timeout_s
-            # A daemon: what hangs must not keep the process from ending.
+            # Daemon threads, so that a hanging job does not keep the process alive.
             threading.Thread(target=self._run, args=(job, work), daemon=True).start()
 
     def _run(self, job: int, work: Callable[[], Any]) -> None:
         try:
             done = Done(job, work())
-        except BaseException as failure:  # noqa: BLE001 - the work is a user's; whoever asked for it hears of it
+        except BaseException as failure:  # noqa: BLE001 - the work is a user's; its failure is delivered
             done = Done(job, failure=failure)
         self._deliver(done)

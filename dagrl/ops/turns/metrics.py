@@ -1,4 +1,4 @@
-"""What a rollout of several turns tells of them."""
+"""Metrics of multi-turn rollouts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dagrl.config.schema import RolloutNode
 from dagrl.data.stats import Stat
 from dagrl.ops.response import Response
-from dagrl.ops.turns.answers import ERROR, TURNS
+from dagrl.ops.turns.dialogue import ERROR, TURNS
 
 
 def turn_stats(responses: Sequence[Response], node: RolloutNode) -> dict[str, Stat]:

@@ -1,4 +1,4 @@
-"""What others say, as tokens behind a policy's own: as the chat template writes it; nothing is tokenised anew."""
+"""Writes answers to the policy as tokens, by the chat template; earlier tokens are not tokenised again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ASSISTANT, _USER = "what the policy has said", "what it was asked"
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What somebody says to the policy."""
+    """A message to the policy."""
 
     role: str
     """``tool`` or ``user``"""
@@ -28,33 +28,33 @@ class Message:
 class MessageWriter:
     """Writes answers as the tokens between two turns of the policy.
 
-    The chat template is asked what it puts around such messages, once for each sequence of roles; between its pieces go
-    the texts themselves, in which nothing counts as a special token: whoever answers cannot end a turn or begin one.
-    Without a chat template the texts follow as they are.
+    The chat template is rendered once for each sequence of roles, with placeholders for the texts. Texts are tokenised
+    separately, without special tokens, so that an answer cannot end a turn or begin one. Without a chat template the
+    texts follow each other.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, schemas: Sequence[dict[str, Any]], max_tokens: int) -> None:
-        """`schemas` of the tools that the template may speak of; an answer has at most `max_tokens`."""
+        """`schemas` of the tools, for the template; an answer is truncated to `max_tokens`."""
         self._tokenizer = tokenizer
-        # Of its own: whether special tokens count is a state of the tokenizer, and other threads use that one.
+        # A copy, because handling of special tokens is a state of the tokenizer, which other threads use.
         self._literal = copy.deepcopy(tokenizer)
         self._schemas = list(schemas) or None
         self._max_tokens = max_tokens
         self._pieces: dict[tuple[str, ...], list[list[int]]] = {}
         cut = self._text_tokens(_CUT)
-        # A tokenizer that does not know dots has no sign for what is left out.
+        # Only if the tokenizer can write dots.
         self._cut = [] if tokenizer.unk_token_id in cut else cut
 
     def tokens(self, answers: Sequence[Message], last_token: int) -> np.ndarray:
-        """Token ids of the answers to a turn that ended with `last_token`, int64, up to where the policy goes on.
+        """Token ids of the answers after a turn that ended with `last_token`, up to the next turn, int64.
 
-        ValueError where the template cannot write them.
+        Raises ValueError if the template cannot write them.
         """
         roles = tuple(answer.role for answer in answers)
         if roles not in self._pieces:
             self._pieces[roles] = self._pieces_of(roles)
         first, *others = self._pieces[roles]
-        # The policy has ended its turn itself.
+        # The policy has already written the end of its turn.
         tokens = first[1:] if first[:1] == [last_token] else list(first)
         for answer, piece in zip(answers, others, strict=True):
             tokens += self._shortened(self._text_tokens(answer.text))
@@ -70,12 +70,12 @@ class MessageWriter:
         return tokens[:head] + cut + tokens[len(tokens) - (kept - head) :]
 
     def _text_tokens(self, text: str) -> list[int]:
-        # Half a surrogate pair, which JSON can hold and a model can write, is no text that could be encoded.
+        # JSON may contain unpaired surrogates, which cannot be encoded.
         text = text.encode("utf-8", "replace").decode()
         return self._literal.encode(text, add_special_tokens=False, split_special_tokens=True)
 
     def _pieces_of(self, roles: Sequence[str]) -> list[list[int]]:
-        """What the template writes behind the policy's words, around messages of these roles: one piece more."""
+        """The template's pieces around messages of these roles, one more than there are messages."""
         if not self._tokenizer.chat_template:
             return [[] for _ in range(len(roles) + 1)]
         marks = [f"answer number {number} of them" for number in range(len(roles))]
@@ -86,7 +86,7 @@ class MessageWriter:
         for mark in marks:
             piece, found, rest = rest.partition(mark)
             if not found:
-                raise ValueError(_cannot_write(roles, "it leaves what they say out"))
+                raise ValueError(_cannot_write(roles, "it drops their content"))
             pieces.append(piece)
         return [self._tokenizer.encode(piece, add_special_tokens=False) for piece in (*pieces, rest)]
 
@@ -103,6 +103,6 @@ class MessageWriter:
 
 def _cannot_write(roles: Sequence[str], why: str) -> str:
     return (
-        f"the tokenizer's chat template cannot write messages of `{roles[0]}` behind the policy's words: {why}; use a "
+        f"the tokenizer's chat template cannot write messages of role `{roles[0]}` after the assistant's: {why}; use a "
         "tokenizer whose template can"
     )

@@ -17,7 +17,7 @@ from dagrl.data.batch import Batch, Column
 from dagrl.data.tokenizer import load_tokenizer
 from dagrl.ops.base import Context, OpInput, Output, Resources
 from dagrl.ops.rollout import rollout
-from dagrl.ops.turns.reading import passages
+from dagrl.ops.turns.passages import passages
 
 pytestmark = pytest.mark.slow
 

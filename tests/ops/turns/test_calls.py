@@ -37,15 +37,15 @@ def test_calls_in_hermes_format(text: str, calls: list[Call]) -> None:
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        ("search('dag')", "a tool call is JSON, and this is not: Expecting value"),
-        ('{"name": "f", "arguments": {', "a tool call is JSON, and this is not"),
-        ('["f"]', 'a tool call has a "name" and "arguments"'),
-        ('{"arguments": {}}', 'a tool call has a "name" and "arguments"'),
-        ('{"name": 3, "arguments": {}}', 'a tool call has a "name" and "arguments"'),
-        ('{"name": "f", "arguments": [1]}', "the arguments of f are names with values"),
+        ("search('dag')", "a tool call must be JSON: Expecting value"),
+        ('{"name": "f", "arguments": {', "a tool call must be JSON"),
+        ('["f"]', 'a tool call must have a "name" and "arguments"'),
+        ('{"arguments": {}}', 'a tool call must have a "name" and "arguments"'),
+        ('{"name": 3, "arguments": {}}', 'a tool call must have a "name" and "arguments"'),
+        ('{"name": "f", "arguments": [1]}', "the arguments of f must be a JSON object"),
         ('{"name": "f", "arguments": "x"}', "the arguments of f are not JSON"),
-        ("[" * 100_000, "a tool call is JSON, and this is not"),
-        ('{"name": "f", "arguments": ' + "9" * 5000 + "}", "a tool call is JSON, and this is not"),
+        ("[" * 100_000, "a tool call must be JSON"),
+        ('{"name": "f", "arguments": ' + "9" * 5000 + "}", "a tool call must be JSON"),
     ],
 )
 def test_what_was_meant_as_a_call_and_is_none_has_a_reason(body: str, why: str) -> None:

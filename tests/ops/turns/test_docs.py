@@ -12,8 +12,8 @@ from dagrl.config.schema import RolloutNode, SamplingSpec
 from dagrl.graph.op_contracts import OF_TURNS
 from dagrl.graph.plugins.environment import load_environment
 from dagrl.graph.plugins.tool import BUILT_IN, load_tool
-from dagrl.ops.turns.answers import ResponseDialogue, TurnSettings
 from dagrl.ops.turns.calls import parser_of
+from dagrl.ops.turns.dialogue import ResponseDialogue, TurnSettings
 from dagrl.ops.turns.jobs import Done
 from dagrl.ops.turns.metrics import turn_stats
 
@@ -47,7 +47,7 @@ def test_the_environment(folder: Path) -> None:
     )
     replies = []
     for said in ("five?", "5", "7"):
-        exchange = partner.hear(said, cut=False, last=False)
+        exchange = partner.respond(said, cut=False, last=False)
         (work,) = exchange.work
         assert work is not None
         exchange.ends[0] = Done(1, work())

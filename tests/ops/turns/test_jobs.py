@@ -13,9 +13,9 @@ from dagrl.ops.turns.jobs import Done, Jobs, JobTimeoutError
 class Bench:
     """Jobs, and the ends that they have delivered."""
 
-    def __init__(self, at_once: int = 2, timeout_s: float = 60.0) -> None:
+    def __init__(self, max_running: int = 2, timeout_s: float = 60.0) -> None:
         self.ended: queue.SimpleQueue[Done] = queue.SimpleQueue()
-        self.jobs = Jobs(self.ended.put, at_once=at_once, timeout_s=timeout_s)
+        self.jobs = Jobs(self.ended.put, max_running=max_running, timeout_s=timeout_s)
 
     def next(self) -> Done:
         done = self.ended.get(timeout=30)
@@ -46,7 +46,7 @@ def test_an_exit_in_the_work_is_a_failure_of_the_work() -> None:
 
 
 def test_no_more_run_at_once_than_may() -> None:
-    bench, gate, under_way, most = Bench(at_once=3), threading.Semaphore(0), [], []
+    bench, gate, under_way, most = Bench(max_running=3), threading.Semaphore(0), [], []
     lock = threading.Lock()
 
     def work() -> None:
@@ -66,7 +66,7 @@ def test_no_more_run_at_once_than_may() -> None:
 
 
 def test_what_takes_too_long_is_over_makes_room_and_is_not_heard_any_more() -> None:
-    bench, gate = Bench(at_once=1, timeout_s=0.05), threading.Event()
+    bench, gate = Bench(max_running=1, timeout_s=0.05), threading.Event()
     slow = bench.jobs.begin(gate.wait)
     after = bench.jobs.begin(lambda: "after")
     assert bench.jobs.late() == []

@@ -22,7 +22,7 @@ from dagrl.data.batch import Batch
 from dagrl.graph.op_contracts import contract_of
 from dagrl.ops.base import OpInput, Output
 from dagrl.ops.rollout import rollout
-from dagrl.ops.turns.reading import passages
+from dagrl.ops.turns.passages import passages
 
 MODEL = ModelSpec(
     init={

@@ -141,11 +141,11 @@ def test_without_a_template_answers_follow_as_they_are(tokenizer) -> None:
     ("template", "why"),
     [
         ("{% for message in messages %}{{ raise_exception('only users and assistants') }}{% endfor %}", "only users"),
-        ("{% for m in messages if m.role != 'tool' %}{{ m.content }}{% endfor %}", "it leaves what they say out"),
+        ("{% for m in messages if m.role != 'tool' %}{{ m.content }}{% endfor %}", "it drops their content"),
     ],
 )
 def test_a_template_that_knows_no_tools_is_refused(template: str, why: str) -> None:
     tokenizer = make_tokenizer(TokenizerSpec(kind="bytes"))
     tokenizer.chat_template = template
-    with pytest.raises(ValueError, match=f"cannot write messages of `tool` behind the policy's words: {why}"):
+    with pytest.raises(ValueError, match=f"cannot write messages of role `tool` after the assistant's: {why}"):
         MessageWriter(tokenizer, [], 9).tokens([Message("tool", "7")], 0)

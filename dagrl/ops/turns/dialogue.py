@@ -1,4 +1,4 @@
-"""What follows a turn of the policy: the tools that it has called, a step of its environment, or the end."""
+"""Decides what follows a turn of the policy: tool calls, a step of its environment, or the end."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from dagrl.ops.turns.jobs import Done, JobTimeoutError
 from dagrl.ops.turns.template import Message
 
 STOP, LENGTH, TURNS, ERROR = "stop", "length", "turns", "error"
-"""Finish reasons: the policy or its environment has ended the response, there is no room left, there are no turns left,
-the environment has failed."""
+"""Finish reasons: end token or environment, no tokens left, no turns left, failed environment."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnSettings:
-    """Who may answer in a rollout: the same for all of its responses."""
+    """Tools and environment of a rollout, shared by all of its responses."""
 
     tools: Mapping[str, Tool]
     parse: Parser
@@ -33,12 +32,12 @@ class TurnSettings:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a turn has led to."""
+    """Outcome of a turn."""
 
     answers: tuple[Message, ...] = ()
-    """What the policy is told."""
+    """Messages to the policy."""
     ends: str | None = None
-    """Finish reason, where the response ends with the turn; it is told nothing then."""
+    """Finish reason if the response ends with the turn; there are no `answers` then."""
     reward: float = 0.0
     calls: int = 0
     failed_calls: int = 0
@@ -46,21 +45,21 @@ class Reply:
 
 @dataclass(slots=True)
 class PendingReply:
-    """What a turn has asked for, until all of it is there: results in the order of the calls."""
+    """Jobs started by a turn; results are kept in the order of the calls."""
 
     work: list[Callable[[], Any] | None]
-    """To be run; None where the result is known already."""
+    """None for a call whose result needs no job."""
     conclude: Callable[[Sequence[Done]], Reply]
-    """From the ends of all work."""
+    """Makes the reply from the results."""
     ends: dict[int, Done] = field(default_factory=dict)
-    """Place -> how the work there ended."""
+    """Results by index of the job."""
 
     def __post_init__(self) -> None:
         self.ends = {place: _NOTHING for place, work in enumerate(self.work) if work is None}
 
     @property
     def reply(self) -> Reply | None:
-        """The outcome; None while work is under way. Raises what is to end the run."""
+        """The reply; None until all jobs have ended. Raises errors that end the run."""
         if len(self.ends) < len(self.work):
             return None
         return self.conclude([self.ends[place] for place in range(len(self.work))])
@@ -70,19 +69,19 @@ _NOTHING = Done(0)
 
 
 class ResponseDialogue:
-    """Who one response talks to."""
+    """The tools and the environment of one response."""
 
     def __init__(self, others: TurnSettings, fields: Mapping[str, Any]) -> None:
-        """`fields` of the row: those of `dagrl.graph.plugins.environment.RESET_FIELDS`."""
+        """`fields` of the row: `dagrl.graph.plugins.environment.RESET_FIELDS`."""
         self._others = others
         self._extra_info: Mapping[str, Any] = fields["extra_info"]
         self._offered = offered(others.tools, self._extra_info)
         self._episode = Episode(others.environment, fields) if others.environment else None
 
-    def hear(self, text: str, *, cut: bool, last: bool) -> PendingReply:
-        """What a turn leads to: `text` is what was said, `cut` off where it is, `last` where no turn may follow.
+    def respond(self, text: str, *, cut: bool, last: bool) -> PendingReply:
+        """Respond to a turn's `text`, which may be `cut` off by a length limit, or the `last` turn allowed.
 
-        A turn that calls tools is for them alone; any other is for the environment, if there is one.
+        A turn with tool calls goes to the tools alone, any other to the environment, if there is one.
         """
         calls = self._others.parse(text) if self._others.tools and not cut else []
         over = LENGTH if cut else TURNS if last else None
@@ -94,7 +93,7 @@ class ResponseDialogue:
         return PendingReply([lambda: episode.step(text, last=last or cut)], lambda ends: self._observed(ends[0], over))
 
     def leave(self) -> None:
-        """The response is over, or nobody wants it any more."""
+        """Release the environment once the response is finished or abandoned."""
         if self._episode is not None:
             self._episode.leave()
 
@@ -113,9 +112,9 @@ class ResponseDialogue:
         return PendingReply(work, conclude)
 
     def _refusal(self, number: int, call: Call | MalformedCall) -> str:
-        """What the policy is told of a call that is not to be run; empty for others."""
+        """Error message for a call that is not run; empty if it is run."""
         if number >= self._others.max_parallel_calls:
-            return f"Error: of one turn's calls only the first {self._others.max_parallel_calls} are answered."
+            return f"Error: only the first {self._others.max_parallel_calls} calls of a turn are answered."
         if isinstance(call, MalformedCall):
             return f"Error: {call.why}"
         if call.name not in self._offered:
@@ -144,7 +143,7 @@ class ResponseDialogue:
 
 
 def tool_answer(end: Done) -> str:
-    """What the policy is told of a call. ToolUnavailableError where the run is to end."""
+    """Text of a tool's result or failure. Raises ToolUnavailableError, which ends the run."""
     failure = end.failure
     if failure is None:
         return end.result if isinstance(end.result, str) else _as_json(end.result)
@@ -156,7 +155,7 @@ def tool_answer(end: Done) -> str:
 
 
 def _as_json(result: Any) -> str:
-    """In Python's own words where JSON has none: for keys that are tuples, for what holds itself."""
+    """Falls back to `str` for objects that JSON cannot represent, such as tuple keys and cycles."""
     try:
         return json.dumps(result, ensure_ascii=False, default=str)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""A response of several turns, read again: which of its tokens are whose."""
+"""Splits a multi-turn response into passages of the policy and observations."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from dagrl.data.batch import Batch
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """Tokens that one side has said in one go."""
+    """Consecutive tokens of the policy or of an observation."""
 
     tokens: np.ndarray
     """Int64."""
     turn: int
-    """Number of the policy's turn, from 1 on; 0 where others have said it."""
+    """Number of the policy's turn, from 1; 0 for an observation."""
     reward: float
-    """Of the turn; 0 where nobody rewards turns."""
+    """Reward of the turn; 0 if turns are not rewarded."""
 
 
 def passages(batch: Batch, row: int) -> list[Passage]:
-    """What a response consists of, in its order. `batch` has ``token_turn``, maybe ``token_reward``."""
+    """Passages of a response in order. `batch` has ``token_turn`` and possibly ``token_reward``."""
     tokens, turns = batch["response_tokens"][row], batch["token_turn"][row]
     rewards = batch["token_reward"][row] if "token_reward" in batch else np.zeros(len(tokens), dtype=np.float32)
     borders = [0, *(np.flatnonzero(np.diff(turns)) + 1).tolist(), len(tokens)]

@@ -13,8 +13,8 @@ import pytest
 import dagrl
 from dagrl.graph.plugins.environment import EnvironmentClass
 from dagrl.graph.plugins.tool import Tool, ToolUnavailableError, tool
-from dagrl.ops.turns.answers import PendingReply, Reply, ResponseDialogue, TurnSettings, tool_answer
 from dagrl.ops.turns.calls import hermes_calls
+from dagrl.ops.turns.dialogue import PendingReply, Reply, ResponseDialogue, TurnSettings, tool_answer
 from dagrl.ops.turns.jobs import Done, JobTimeoutError
 from dagrl.ops.turns.template import Message
 
@@ -75,7 +75,7 @@ def outcome(exchange: PendingReply) -> Reply:
 
 
 def hear(others: TurnSettings, text: str, *, cut: bool = False, last: bool = False, fields: Any = FIELDS) -> Reply:
-    return outcome(ResponseDialogue(others, fields).hear(text, cut=cut, last=last))
+    return outcome(ResponseDialogue(others, fields).respond(text, cut=cut, last=last))
 
 
 def call(*numbers: object) -> str:
@@ -127,7 +127,7 @@ def test_whatever_a_tool_returns_can_be_told(result: Any, told: str) -> None:
         (call(0), "Error: KeyError: 'nothing'"),
         (call('"x"'), "Error: double does not take these arguments: number: input should be a valid integer"),
         ('<tool_call>{"name": "half"}</tool_call>', "Error: there is no tool 'half', only double."),
-        ("<tool_call>double 3</tool_call>", "Error: a tool call is JSON, and this is not: Expecting value"),
+        ("<tool_call>double 3</tool_call>", "Error: a tool call must be JSON: Expecting value"),
     ],
 )
 def test_what_goes_wrong_is_told_to_the_policy(text: str, answer: str) -> None:
@@ -141,13 +141,13 @@ def test_too_many_calls_are_answered_with_an_error() -> None:
     assert [answer.text for answer in reply.answers] == [
         "2",
         "4",
-        "Error: of one turn's calls only the first 2 are answered.",
+        "Error: only the first 2 calls of a turn are answered.",
     ]
     assert (reply.calls, reply.failed_calls) == (3, 1)
 
 
 def test_a_call_in_the_last_turn_is_not_made() -> None:
-    exchange = ResponseDialogue(TOOLS, FIELDS).hear(call(3), cut=False, last=True)
+    exchange = ResponseDialogue(TOOLS, FIELDS).respond(call(3), cut=False, last=True)
     assert (exchange.work, exchange.reply) == ([], Reply(ends="turns"))
 
 
@@ -162,7 +162,7 @@ def test_a_tool_that_cannot_work_here_ends_the_run() -> None:
 
 
 def test_a_tool_that_takes_too_long_is_told_so() -> None:
-    exchange = ResponseDialogue(TOOLS, FIELDS).hear(call(3), cut=False, last=False)
+    exchange = ResponseDialogue(TOOLS, FIELDS).respond(call(3), cut=False, last=False)
     exchange.ends[0] = Done(1, failure=JobTimeoutError("no answer within 2 s"))
     assert exchange.reply == Reply((Message("tool", "Error: no answer within 2 s"),), calls=1, failed_calls=1)
 
@@ -172,7 +172,7 @@ def test_a_tool_that_takes_too_long_is_told_so() -> None:
 
 def test_an_environment_answers_and_rewards_until_it_is_done() -> None:
     partner, closed = ResponseDialogue(PLAY, FIELDS), Game.closed
-    replies = [outcome(partner.hear(text, cut=False, last=False)) for text in ("a", "b", "c")]
+    replies = [outcome(partner.respond(text, cut=False, last=False)) for text in ("a", "b", "c")]
     assert replies == [
         Reply((Message("user", "a7/11"),), reward=1.0),
         Reply((Message("user", "b7/11"),), reward=2.0),
@@ -187,14 +187,14 @@ def test_an_environment_answers_and_rewards_until_it_is_done() -> None:
     ("how", "ends"), [({"cut": True, "last": False}, "length"), ({"cut": False, "last": True}, "turns")]
 )
 def test_the_last_turn_is_rewarded_too(how: dict[str, bool], ends: str) -> None:
-    assert outcome(ResponseDialogue(PLAY, FIELDS).hear("a", **how)) == Reply(ends=ends, reward=1.0)
+    assert outcome(ResponseDialogue(PLAY, FIELDS).respond("a", **how)) == Reply(ends=ends, reward=1.0)
 
 
 def test_a_turn_that_calls_a_tool_is_no_move() -> None:
     both = replace(PLAY, tools=TOOLS.tools, parse=hermes_calls)
     partner = ResponseDialogue(both, FIELDS)
-    assert outcome(partner.hear(call(3), cut=False, last=False)).answers == (Message("tool", "6"),)
-    assert outcome(partner.hear("a", cut=False, last=False)).reward == 1.0
+    assert outcome(partner.respond(call(3), cut=False, last=False)).answers == (Message("tool", "6"),)
+    assert outcome(partner.respond("a", cut=False, last=False)).reward == 1.0
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_a_turn_that_calls_a_tool_is_no_move() -> None:
         (
             "raise",
             ValueError,
-            r"the environment `games:Game` raised RuntimeError: no such move \(.*test_answers\.py:\d+\)",
+            r"the environment `games:Game` raised RuntimeError: no such move \(.*test_dialogue\.py:\d+\)",
         ),
         ("nothing", TypeError, "the environment `games:Game`: step returned None; return a dagrl.Observation"),
     ],
@@ -217,7 +217,7 @@ def test_an_environment_that_fails_ends_the_run_or_the_response(
 
 
 def test_an_environment_that_takes_too_long_is_named() -> None:
-    exchange = ResponseDialogue(PLAY, FIELDS).hear("a", cut=False, last=False)
+    exchange = ResponseDialogue(PLAY, FIELDS).respond("a", cut=False, last=False)
     exchange.ends[0] = Done(1, failure=JobTimeoutError("no answer within 2 s"))
     with pytest.raises(TimeoutError, match="`games:Game` gave no answer within 2 s; raise `tool_timeout_s`"):
         assert exchange.reply
@@ -237,7 +237,7 @@ def test_an_environment_that_is_left_is_closed_once_its_step_is_over() -> None:
             closed.set()
 
     partner = ResponseDialogue(replace(PLAY, environment=replace(GAME, make=Slow)), FIELDS)
-    (work,) = partner.hear("a", cut=False, last=False).work
+    (work,) = partner.respond("a", cut=False, last=False).work
     assert isinstance(work, Callable)
     threading.Thread(target=work, daemon=True).start()
     assert begun.wait(30)

@@ -1,4 +1,4 @@
-"""What a rollout of several turns is made of, loaded once on each worker: its tools, parser and environment."""
+"""Tools, parser and environment of a multi-turn rollout, loaded once per worker."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dagrl.graph.plugins.environment import load_environment
 from dagrl.graph.plugins.tool import Tool, load_tool, tool_name
 from dagrl.graph.rollouts import rollouts
 from dagrl.ops.base import Context
-from dagrl.ops.turns.answers import TurnSettings
 from dagrl.ops.turns.calls import parser_of
+from dagrl.ops.turns.dialogue import TurnSettings
 from dagrl.ops.turns.template import MessageWriter
 
 
 def rollout_tools(context: Context) -> dict[str, Tool]:
-    """The tools of the rollout, by the names that the policy calls them; none where nothing is sampled."""
+    """Tools of the rollout by the names that the policy uses; empty if nothing is sampled."""
     if not rollouts(context.pipeline):
         return {}
     node, resources = context.rollout, context.resources
@@ -30,8 +30,8 @@ def rollout_tools(context: Context) -> dict[str, Tool]:
     return resources.once(f"tools of {context.sampled_by}", load)
 
 
-def others_of(context: Context) -> TurnSettings:
-    """Who answers the policy. ValueError where one of them is not there."""
+def turn_settings(context: Context) -> TurnSettings:
+    """Tools and environment of the rollout. Raises ValueError if one cannot be loaded."""
     node, resources, tools = context.rollout, context.resources, rollout_tools(context)
     schemas = [tool.schema for tool in tools.values()]
 
@@ -45,11 +45,11 @@ def others_of(context: Context) -> TurnSettings:
             node.on_environment_error == "end",
         )
 
-    return resources.once(f"others of {context.sampled_by}", make)
+    return resources.once(f"turn settings of {context.sampled_by}", make)
 
 
-def answer_writer(context: Context) -> MessageWriter:
-    """What writes their answers."""
+def message_writer(context: Context) -> MessageWriter:
+    """The writer of answers to the policy."""
     schemas = [tool.schema for tool in rollout_tools(context).values()]
     tokenizer, longest = context.resources.tokenizer, context.rollout.max_observation_tokens
     return context.resources.once(
@@ -58,7 +58,7 @@ def answer_writer(context: Context) -> MessageWriter:
 
 
 def row_fields(batch: Batch, row: int, seed: int, context: Context) -> dict[str, Any]:
-    """What tools and environments may ask of their row; an environment more than a tool."""
+    """Fields of a row that tools and environments may use; environments get more."""
 
     def text(name: str) -> str:
         return bytes(batch[name][row]).decode()

@@ -1,4 +1,4 @@
-"""Asks an engine for one turn after the other, of many responses at once."""
+"""Queues turns of many responses for an engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dagrl.config.schema import SamplingSpec
 
 @dataclass(frozen=True, slots=True)
 class TurnDone:
-    """A turn of the response at `row`."""
+    """A completed turn of the response at `row`."""
 
     row: int
     completion: Completion
@@ -20,22 +20,22 @@ class TurnDone:
 
 @dataclass(frozen=True, slots=True)
 class CallEnded:
-    """A call of the engine's has ended."""
+    """A call of `generate` has ended."""
 
     failure: BaseException | None = None
 
 
 class TurnRequests:
-    """Collects requests, and hands them to the engine whenever it is of use. To be used from one thread.
+    """Collects requests and passes them to the engine. Not thread-safe.
 
-    Where the engine's calls take turns, that is when the last one is over; else at once, and each call has a thread
-    that waits for it.
+    If the engine serializes calls, a call starts when the previous one has ended; else at once. Each call is followed
+    by a thread.
     """
 
     def __init__(
         self, engine: GenerateEngine, sampling: SamplingSpec, deliver: Callable[[TurnDone | CallEnded], None]
     ) -> None:
-        """`deliver` hears what comes of it, from any thread."""
+        """`deliver` receives the results, from any thread."""
         self._engine, self._sampling, self._deliver = engine, sampling, deliver
         self._under_way = 0
         self._waiting: list[tuple[int, GenerationRequest]] = []
@@ -43,27 +43,27 @@ class TurnRequests:
 
     @property
     def idle(self) -> bool:
-        """Whether the engine has nothing of this to do."""
+        """Whether no call is running."""
         return not self._under_way
 
     def ask(self, row: int, request: GenerationRequest) -> None:
-        """Ask for the next turn of the response at `row`, with the next call."""
+        """Add a request for the next turn of the response at `row`."""
         self._waiting.append((row, request))
 
-    def hand_over(self) -> None:
-        """Begin a call with all that waits, if the engine would not have it wait for another one."""
+    def flush(self) -> None:
+        """Start a call with all queued requests, unless it would have to wait for another call."""
         if not self._waiting or (self._under_way and self._engine.takes_turns):
             return
         asked, self._waiting = self._waiting, []
         self._under_way += 1
         threading.Thread(target=self._follow, args=(asked,), daemon=True).start()
 
-    def over(self) -> None:
-        """Take note of the end of a call."""
+    def call_ended(self) -> None:
+        """Record the end of a call."""
         self._under_way -= 1
 
     def leave(self) -> None:
-        """Let calls under way end at their next completion; nobody waits for them."""
+        """Let running calls end at their next completion, without waiting for them."""
         self._left = True
 
     def _follow(self, asked: list[tuple[int, GenerationRequest]]) -> None:
@@ -76,7 +76,7 @@ class TurnRequests:
                 row = asked[completion.index][0]
                 left.remove(row)
                 self._deliver(TurnDone(row, completion))
-            assert self._left or not left, f"the engine has left {len(left)} of {len(asked)} requests unanswered"
-        except BaseException as error:  # noqa: BLE001 - raised again by whoever waits for the responses
+            assert self._left or not left, f"the engine did not answer {len(left)} of {len(asked)} requests"
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that waits for the responses
             failure = error
         self._deliver(CallEnded(failure))
