@@ -1,7 +1,4 @@
-"""Advantages: how much better a response is than expected. Run on the host, in float64 numpy, by the advantage node.
-
-None of these needs a critic; `dagrl.algorithms.gae` holds the one that does.
-"""
+"""Advantage estimators without a critic, in float64 numpy. `dagrl.algorithms.gae` has the one with a critic."""
 
 from __future__ import annotations
 
@@ -12,25 +9,25 @@ import numpy as np
 from dagrl.data.batch import Column
 
 ROUNDING = 1e-6
-"""Relative spread below which rewards count as equal: some ulps of float32. Without it, a difference in the last bit
-would be blown up to an advantage of 1."""
+"""Relative spread below which rewards count as equal: a few ulps of float32. Dividing by a smaller standard deviation
+would turn a rounding error into an advantage of 1."""
 
 
 def grpo_advantages(rewards: np.ndarray, groups: np.ndarray, mask: Column, *, normalize_by_std: bool = True) -> Column:
-    """Rewards compared within their group, the same for each token of a response.
+    """Rewards relative to their group, the same for each token of a response.
 
-    A = (r - mean(r)) / std(r) over the group (DeepSeekMath, arXiv 2402.03300, section 4.1.2). The paper leaves open
-    which std: here it is that of a sample, with n - 1, as in the usual implementations. `normalize_by_std` False leaves
-    the division out: A = r - mean(r), Dr. GRPO's (arXiv 2503.20783, section 3.2). Dr. GRPO is whole only with a loss
-    that does not divide by the length of a response either: ``aggregation: seq-mean-token-sum-norm``.
+    A = (r - mean(r)) / std(r) over the group (DeepSeekMath, arXiv 2402.03300, section 4.1.2). The paper does not define
+    std; like other implementations this uses the sample standard deviation, with n - 1. Without `normalize_by_std`,
+    A = r - mean(r), as in Dr. GRPO (arXiv 2503.20783, section 3.2). Dr. GRPO also needs a loss that does not divide by
+    the length of a response: ``aggregation: seq-mean-token-sum-norm``.
 
-    A group whose rewards are all equal, a group of one included, says nothing about what is better: advantage 0.
+    A group whose rewards are all equal, also a group of one, has advantage 0.
 
     Args:
-        rewards: [S], one for each response.
-        groups: [S], any integers; equal ones are answers to the same prompt. All of a group must be here.
-        mask: ragged, rows as long as the responses; tokens at 0 get advantage 0.
-        normalize_by_std: whether to divide.
+        rewards: [S], one per response.
+        groups: [S], any integers; responses to the same prompt have the same one. Groups must be complete.
+        mask: ragged, rows as long as the responses; tokens with 0 get advantage 0.
+        normalize_by_std: whether to divide by the standard deviation.
 
     Returns:
         float32, ragged as `mask`.
@@ -48,24 +45,24 @@ def grpo_advantages(rewards: np.ndarray, groups: np.ndarray, mask: Column, *, no
 
 
 def rloo_advantages(rewards: np.ndarray, groups: np.ndarray, mask: Column) -> Column:
-    """Each reward less the mean of the others in its group: A_i = r_i - sum over j != i of r_j / (n - 1).
+    """Each reward minus the mean of the others in its group: A_i = r_i - sum over j != i of r_j / (n - 1).
 
-    REINFORCE leave-one-out (arXiv 2402.14740, section 3.3): the baseline does not depend on the response it is taken
-    from, so the policy gradient stays unbiased. It is n / (n - 1) times the deviation from the mean of all.
+    REINFORCE leave-one-out (arXiv 2402.14740, section 3.3): the baseline of a response does not depend on it, so the
+    policy gradient is unbiased. It equals n / (n - 1) times the deviation from the group's mean.
 
-    Arguments, result, errors, and groups without a difference as in `grpo_advantages`.
+    Arguments, result, errors and constant groups are as in `grpo_advantages`.
     """
     centred, group, sizes = _centred(rewards, groups, np.ones(len(mask)))
     return _per_token(centred * (sizes / np.maximum(sizes - 1, 1))[group], mask)
 
 
 def opo_advantages(rewards: np.ndarray, groups: np.ndarray, mask: Column) -> Column:
-    """Each reward less the mean of its group weighted by length: A_i = r_i - sum(l_j r_j) / sum(l_j).
+    """Each reward minus its group's mean weighted by length: A_i = r_i - sum(l_j r_j) / sum(l_j).
 
-    On-policy RL with optimal reward baseline (arXiv 2505.23585). The baseline of least variance weighs rewards with the
-    squared norm of their response's gradient, which the paper takes to grow as the length l, the tokens to train on.
+    On-policy RL with optimal reward baseline (arXiv 2505.23585). The baseline of least variance weights rewards by the
+    squared norm of their response's gradient, which the paper assumes to grow as the length l, the trained tokens.
 
-    Arguments, result, errors, and groups without a difference as in `grpo_advantages`.
+    Arguments, result, errors and constant groups are as in `grpo_advantages`.
     """
     return _per_token(_centred(rewards, groups, row_sums(_ones(mask)))[0], mask)
 
@@ -73,15 +70,14 @@ def opo_advantages(rewards: np.ndarray, groups: np.ndarray, mask: Column) -> Col
 def remax_advantages(
     rewards: np.ndarray, baseline_rewards: np.ndarray, mask: Column, charges: Column | None = None
 ) -> Column:
-    """Each reward less that of the likeliest response to its prompt: A_t = r(x, y) - r(x, argmax) - charges to come.
+    """Each reward minus that of the greedy response to its prompt: A_t = r(x, y) - r(x, argmax) - later charges.
 
-    ReMax (arXiv 2310.10505, algorithm 1): the greedy response, a sample that costs no critic, is the baseline. It does
-    not depend on the response it is taken from, so the policy gradient stays unbiased; where both are equally good,
-    the response says nothing. A token answers for its own charge and those after it, as in verl: what came before it
-    does not depend on it and would only add variance.
+    ReMax (arXiv 2310.10505, algorithm 1): the greedy response is the baseline, which costs a sample and no critic. It
+    does not depend on the response, so the policy gradient is unbiased. As in verl, a token's advantage includes its
+    own charge and later ones: earlier charges do not depend on the token and would only add variance.
 
     Args:
-        rewards: [S], one for each response.
+        rewards: [S], one per response.
         baseline_rewards: [S], of the greedy response to the same prompt.
         mask: ragged, rows as long as the responses; tokens at 0 get advantage 0.
         charges: as in `reinforce_plus_plus_advantages`.
@@ -100,14 +96,14 @@ def remax_advantages(
 def opmd_advantages(
     rewards: np.ndarray, groups: np.ndarray, mask: Column, *, baseline: Literal["mean", "logavgexp"], tau: float
 ) -> Column:
-    """Each reward less what mirror descent takes for its group's worth: A = r - b.
+    """Each reward minus a baseline of mirror descent: A = r - b.
 
     Online policy mirror descent maximises E[r] - tau KL(policy || the one it sampled with). Its optimum has
-    r - tau log(policy / sampled) = tau log Z for every response, Z = E[exp(r / tau)] (Kimi k1.5, arXiv 2501.12599,
-    section 2.3.2). `baseline` is what stands for tau log Z: ``logavgexp`` its estimate tau log(mean(exp(r / tau))) over
-    the group, ``mean`` the limit for large tau, which both Kimi and Trinity-RFT (arXiv 2505.17826) prefer.
+    r - tau log(policy / sampled) = tau log Z for every response, with Z = E[exp(r / tau)] (Kimi k1.5, arXiv
+    2501.12599, section 2.3.2). `baseline` selects the estimate of tau log Z: ``logavgexp`` is tau log(mean(exp(r /
+    tau))) over the group, ``mean`` its limit for large tau, which Kimi and Trinity-RFT (arXiv 2505.17826) prefer.
 
-    Arguments, result, errors, and groups without a difference as in `grpo_advantages`.
+    Arguments, result, errors and constant groups are as in `grpo_advantages`.
     """
     if baseline == "mean":
         return grpo_advantages(rewards, groups, mask, normalize_by_std=False)
@@ -115,7 +111,7 @@ def opmd_advantages(
     _, group, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     highest = np.full(len(sizes), -np.inf)
     np.maximum.at(highest, group, rewards)
-    # Less the highest, so that exp() is within (0, 1].
+    # Minus the maximum, so that exp() is in (0, 1].
     exps = np.exp((rewards - highest[group]) / tau)
     worth = highest + tau * np.log(np.bincount(group, exps, minlength=len(sizes)) / sizes)
     centred = rewards - worth[group]
@@ -124,13 +120,12 @@ def opmd_advantages(
 
 
 def gpg_advantages(rewards: np.ndarray, groups: np.ndarray, mask: Column) -> Column:
-    """Deviations from the group's mean, scaled up for the groups that say nothing: A = alpha (r - mean).
+    """Deviations from the group's mean, scaled up to make up for constant groups: A = alpha (r - mean).
 
-    Group policy gradient (arXiv 2504.02546): responses of groups whose rewards are all equal have no gradient, but
-    count where the loss is averaged; alpha = responses / responses of the other groups makes up for that. Its loss is
-    ``reinforce``.
+    Group policy gradient (arXiv 2504.02546): groups whose rewards are all equal have no gradient, but count in the
+    average of the loss; alpha = responses / responses of the other groups compensates. Its loss is ``reinforce``.
 
-    Arguments, result, errors, and groups without a difference as in `grpo_advantages`, but for the whole batch.
+    Arguments, result, errors and constant groups are as in `grpo_advantages`, for the whole batch.
     """
     centred, group, sizes = _centred(rewards, groups, np.ones(len(mask)))
     telling = ~_constant_groups(_finite(rewards), group, len(sizes))[group]
@@ -140,14 +135,14 @@ def gpg_advantages(rewards: np.ndarray, groups: np.ndarray, mask: Column) -> Col
 def reinforce_plus_plus_advantages(rewards: np.ndarray, mask: Column, charges: Column | None = None) -> Column:
     """Returns of tokens, whitened over the whole batch (REINFORCE++, arXiv 2501.03262).
 
-    A_t = r - sum over i >= t of charge_i, then (A - mean(A)) / std(A) over all tokens of the batch to train on; the
-    std is that of a sample. Rewards are not discounted. Equal returns all over the batch give advantage 0.
+    A_t = r - sum over i >= t of charge_i, then (A - mean(A)) / std(A) over all trained tokens of the batch, with the
+    sample standard deviation. Rewards are not discounted. If all returns of the batch are equal, advantages are 0.
 
     Args:
-        rewards: [S], one for each response: the whole batch, for it is compared with itself.
-        mask: ragged, rows as long as the responses; tokens at 0 are left out and get advantage 0.
-        charges: what each token is charged for its divergence from the reference, ragged as `mask`, 0 where the mask
-            is. See `dagrl.algorithms.reward_shaping.kl_charges`.
+        rewards: [S], one per response, for the whole batch.
+        mask: ragged, rows as long as the responses; tokens with 0 are excluded and get advantage 0.
+        charges: KL penalty of each token, ragged as `mask` and 0 where it is 0; see
+            `dagrl.algorithms.reward_shaping.kl_charges`.
 
     Returns:
         float32, ragged as `mask`.
@@ -164,10 +159,10 @@ def reinforce_plus_plus_advantages(rewards: np.ndarray, mask: Column, charges: C
 def reinforce_plus_plus_baseline_advantages(rewards: np.ndarray, groups: np.ndarray, mask: Column) -> Column:
     """Deviations from the group's mean, whitened over the whole batch (REINFORCE++-baseline, arXiv 2501.03262).
 
-    A = r - mean of the group, then (A - mean(A)) / std(A) over all tokens of the batch to train on; the std is that of
-    a sample. So a group of nearly equal rewards is not blown up to the same spread as the others, as GRPO does.
+    A = r - mean of the group, then (A - mean(A)) / std(A) over all trained tokens of the batch, with the sample
+    standard deviation. Unlike GRPO, it does not scale a group of nearly equal rewards up to the spread of the others.
 
-    Arguments, result, errors, and groups without a difference as in `grpo_advantages`, but for the whole batch.
+    Arguments, result, errors and constant groups are as in `grpo_advantages`, for the whole batch.
     """
     centred = _centred(rewards, groups, np.ones(len(mask)))[0]
     return whitened(np.repeat(centred, mask.lengths), mask)
@@ -180,9 +175,9 @@ def row_sums(column: Column) -> np.ndarray:
 
 
 def _centred(rewards: np.ndarray, groups: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rewards less their group's mean by `weights`, exactly 0 where all are equal; each row's group, and group sizes.
+    """Rewards minus their group's weighted mean, exactly 0 in constant groups; each row's group; group sizes.
 
-    A group whose weights are all 0 has no mean, and no token either that would need one.
+    A group whose weights are all 0 has no tokens that need an advantage.
     """
     assert len(rewards) == len(groups) == len(weights)
     rewards = _finite(rewards)
@@ -195,7 +190,7 @@ def _centred(rewards: np.ndarray, groups: np.ndarray, weights: np.ndarray) -> tu
 
 
 def _constant_groups(rewards: np.ndarray, group: np.ndarray, count: int) -> np.ndarray:
-    """Which groups hold equal rewards, up to rounding: bool [count]."""
+    """Groups whose rewards are equal up to rounding: bool [count]."""
     low, high = np.full(count, np.inf), np.full(count, -np.inf)
     np.minimum.at(low, group, rewards)
     np.maximum.at(high, group, rewards)
@@ -210,7 +205,9 @@ def _finite(rewards: np.ndarray) -> np.ndarray:
 
 
 def _returns(rewards: np.ndarray, charges: Column) -> np.ndarray:
-    """Each response's reward at each of its tokens, less the token's charge and those after it, float64 [tokens]."""
+    """Each response's reward at each of its tokens, minus the charges of this token and later ones, float64
+    [tokens].
+    """
     assert charges.offsets is not None
     before = np.concatenate([[0.0], np.cumsum(charges.values, dtype=np.float64)])
     to_come = np.repeat(before[charges.offsets[1:]], charges.lengths) - before[:-1]
@@ -218,7 +215,7 @@ def _returns(rewards: np.ndarray, charges: Column) -> np.ndarray:
 
 
 def whitened(values: np.ndarray, mask: Column) -> Column:
-    """Values of tokens, moved and scaled to mean 0 and sample std 1 over those in the mask; 0 for the others."""
+    """Token values, shifted and scaled to mean 0 and sample std 1 over the mask; 0 outside it."""
     active = mask.values > 0
     scaled = np.zeros(len(values))
     chosen = values[active]

@@ -1,4 +1,4 @@
-"""How the losses of tokens become one number: weights of tokens that know the whole batch, however it is cut."""
+"""Weights that turn token losses into one number, normalized over the global batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def token_weights(mask: Column, aggregation: Aggregation, longest_response: int | None = None) -> tuple[Column, float]:
-    """Weight of each token, float32 and ragged as `mask`, and what these rows add to the normalizer.
+    """Weight of each token, float32 and ragged as `mask`, and these rows' share of the normalizer.
 
     ======================= ============================ ===============
     aggregation             weight of a token            normalizer
@@ -24,9 +24,9 @@ def token_weights(mask: Column, aggregation: Aggregation, longest_response: int 
     seq-mean-token-sum-norm its mask / longest_response  responses
     ======================= ============================ ===============
 
-    token-mean is DAPO's (arXiv 2503.14476, section 3.3), seq-mean-token-mean GRPO's (arXiv 2402.03300, eq. 3);
-    seq-mean-token-sum is without bias for length, and seq-mean-token-sum-norm is the same in a scale of its own:
-    Dr. GRPO's constant in place of the length (arXiv 2503.20783). Responses without any token to train on do not count.
+    token-mean is from DAPO (arXiv 2503.14476, section 3.3), seq-mean-token-mean from GRPO (arXiv 2402.03300, eq. 3);
+    seq-mean-token-sum has no length bias, and seq-mean-token-sum-norm is the same up to Dr. GRPO's constant in place of
+    the length (arXiv 2503.20783). Responses without trained tokens do not count.
     """
     values = mask.values.astype(np.float64)
     row = np.repeat(np.arange(len(mask)), mask.lengths)

@@ -1,6 +1,6 @@
-"""What k of a prompt's n responses are worth: ``pass@k``, ``best@k``, ``worst@k``, ``maj@k``, without bias.
+"""Unbiased ``pass@k``, ``best@k``, ``worst@k`` and ``maj@k`` from n >= k responses per prompt.
 
-With more responses than are asked for, every choice of k of them is a trial; each figure is the mean over all trials.
+Each figure is the mean over all choices of k of the n responses.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from math import comb
 import numpy as np
 
 MAJORITY_TRIALS = 256
-"""Choices of k responses that are looked at for ``maj@k``; all of them where there are no more."""
+"""Number of choices of k responses that ``maj@k`` samples, if there are more."""
 
 
 def best_at_k(rewards: np.ndarray, k: int) -> np.ndarray:
@@ -23,7 +23,7 @@ def best_at_k(rewards: np.ndarray, k: int) -> np.ndarray:
     """
     n = rewards.shape[1]
     if not 1 <= k <= n:
-        raise ValueError(f"the best of {k} cannot be told from {n} responses")
+        raise ValueError(f"cannot compute the best of {k} from {n} responses")
     weights = np.array([comb(i - 1, k - 1) / comb(n, k) for i in range(1, n + 1)])
     return np.sort(rewards.astype(np.float64), axis=1) @ weights
 
@@ -34,23 +34,21 @@ def worst_at_k(rewards: np.ndarray, k: int) -> np.ndarray:
 
 
 def pass_at_k(right: np.ndarray, k: int) -> np.ndarray:
-    """Chance that one of k responses at least is right; float64 [prompts].
+    """Probability that at least one of k responses is right; float64 [prompts].
 
-    `right`: bool [prompts, n]. With c right ones of a prompt's n it is 1 - comb(n - c, k) / comb(n, k), the unbiased
-    estimator of Chen et al., "Evaluating Large Language Models Trained on Code" (arXiv 2107.03374), equation 1: the
-    best of k where right is 1 and wrong is 0.
+    `right`: bool [prompts, n]. With c right responses out of n it is 1 - comb(n - c, k) / comb(n, k), the unbiased
+    estimator of Chen et al., "Evaluating Large Language Models Trained on Code" (arXiv 2107.03374), equation 1.
     """
     return best_at_k(right.astype(np.float64), k)
 
 
 def majority_at_k(rewards: np.ndarray, votes: Sequence[Sequence[str | None]], k: int, *, seed: int = 0) -> np.ndarray:
-    """Expected reward of the answer that most of k responses give; float64 [prompts].
+    """Expected reward of the majority answer of k responses; float64 [prompts].
 
-    `rewards`: [prompts, n]; `votes`: the answer of each response, None where it gives none and has no vote. This is
-    self-consistency (Wang et al., arXiv 2203.11171): the answer with the most votes wins, and gets the mean reward of
-    the prompt's responses that give it. Of several with as many votes each gets its share of the trial; where nobody
-    votes, that is the mean reward of the k. Means over all choices of k, or over `MAJORITY_TRIALS` that are drawn from
-    `seed`, the same for each prompt.
+    `rewards`: [prompts, n]; `votes`: the answer of each response; None does not vote. This is self-consistency (Wang et
+    al., arXiv 2203.11171): the answer with the most votes wins and scores the mean reward of the prompt's responses
+    that give it. Ties are shared equally; without any votes, the score is the mean reward of the k. The mean is over
+    all choices of k, or over `MAJORITY_TRIALS` drawn from `seed`, the same ones for each prompt.
     """
     trials = _trials(rewards.shape[1], k, seed)
     return np.array(
@@ -61,7 +59,7 @@ def majority_at_k(rewards: np.ndarray, votes: Sequence[Sequence[str | None]], k:
 def _trials(n: int, k: int, seed: int) -> np.ndarray:
     """Choices of k out of n: bool [trials, n]."""
     if not 1 <= k <= n:
-        raise ValueError(f"the majority of {k} cannot be told from {n} responses")
+        raise ValueError(f"cannot compute the majority of {k} from {n} responses")
     chosen: Sequence[Sequence[int]] | np.ndarray
     if comb(n, k) <= MAJORITY_TRIALS:
         chosen = list(combinations(range(n), k))
@@ -74,7 +72,7 @@ def _trials(n: int, k: int, seed: int) -> np.ndarray:
 
 
 def _majority(rewards: np.ndarray, votes: Sequence[str | None], trials: np.ndarray) -> float:
-    """One prompt's mean over `trials`; `rewards` [n]."""
+    """Mean over `trials` for one prompt; `rewards` [n]."""
     answers = list(dict.fromkeys(vote for vote in votes if vote is not None))
     nobody = (trials @ rewards) / trials.sum(axis=1)
     if not answers:

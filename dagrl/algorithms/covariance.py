@@ -1,7 +1,7 @@
-"""Which tokens would cost a policy most of its entropy: for ``clip_cov`` and ``kl_cov``. On the host, in float64 numpy.
+"""Selects the tokens that reduce a policy's entropy most, for ``clip_cov`` and ``kl_cov``, in float64 numpy.
 
-A policy's entropy changes by minus the covariance of log-probs and advantages over its tokens ("The Entropy Mechanism
-of Reinforcement Learning for Reasoning Language Models", arXiv 2505.22617), and few tokens make up most of it.
+An update changes the entropy by minus the covariance of log-probs and advantages over tokens ("The Entropy Mechanism of
+Reinforcement Learning for Reasoning Language Models", arXiv 2505.22617), to which few tokens contribute most.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dagrl.data.batch import Column
 
 
 def covariances(logprob: Column, advantages: Column, mask: Column) -> np.ndarray:
-    """Each token's part in the covariance: (log p - mean log p) (A - mean A) (arXiv 2505.22617).
+    """Each token's term of the covariance: (log p - mean log p) (A - mean A) (arXiv 2505.22617).
 
     Args:
-        logprob: of the response tokens under the policy, before the update; ragged.
-        advantages: ragged alike.
-        mask: ragged alike; means are those of the tokens above 0, of the whole batch.
+        logprob: of the response tokens under the policy before the update; ragged.
+        advantages: ragged like `logprob`.
+        mask: ragged like `logprob`; means are over tokens above 0 of the whole batch.
 
     Returns:
-        float64 [tokens]; 0 outside of the mask.
+        float64 [tokens]; 0 outside the mask.
 
     """
     counts = mask.values > 0
@@ -34,9 +34,9 @@ def covariances(logprob: Column, advantages: Column, mask: Column) -> np.ndarray
 
 
 def highest(parts: np.ndarray, mask: Column, share: float) -> np.ndarray:
-    """The tokens with the highest parts in the covariance, `share` of all and at least one; bool [tokens].
+    """The `share` of tokens with the highest terms, at least one; bool [tokens].
 
-    KL-Cov's choice (arXiv 2505.22617). Of equal ones the first.
+    KL-Cov (arXiv 2505.22617). Ties go to the first.
     """
     counted = np.flatnonzero(mask.values > 0)
     chosen = np.zeros(len(parts), dtype=bool)
@@ -48,10 +48,9 @@ def highest(parts: np.ndarray, mask: Column, share: float) -> np.ndarray:
 def drawn(
     parts: np.ndarray, mask: Column, share: float, *, lower: float, upper: float, random: np.random.Generator
 ) -> np.ndarray:
-    """Tokens whose part in the covariance is between the bounds, drawn evenly; bool [tokens].
+    """A random `share` of tokens, among those whose term is between the bounds; bool [tokens].
 
-    Clip-Cov's choice (arXiv 2505.22617): `share` of all tokens and at least one, or all that are between the bounds
-    where there are no more.
+    Clip-Cov (arXiv 2505.22617): `share` of all tokens, at least one, or all between the bounds if there are fewer.
     """
     candidates = np.flatnonzero((mask.values > 0) & (parts > lower) & (parts < upper))
     number = min(_number(int(np.count_nonzero(mask.values > 0)), share), len(candidates))

@@ -1,4 +1,4 @@
-"""Direct preference optimization: of two responses to a prompt, make the better one likelier than it was, compared."""
+"""Direct preference optimization: makes the chosen response likelier relative to the rejected one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dagrl.data.batch import Batch, Column
 from dagrl.data.tally import tally
 
 if TYPE_CHECKING:
-    # The contract only: formulas do not need engines to run.
+    # For type checking only: losses do not need engines to run.
     from dagrl.backends.base import ResponseTokens
 
 PreferenceLoss = Literal["sigmoid", "ipo", "hinge"]
@@ -28,7 +28,7 @@ def preference_loss(
     responses:
 
     - ``sigmoid``: -(1 - e) log s(beta h) - e log s(-beta h), s the logistic function. Without `label_smoothing` e it is
-      DPO (arXiv 2305.18290, eq. 7); with it conservative DPO, for labels of which a share e is wrong (Mitchell 2023,
+      DPO (arXiv 2305.18290, eq. 7); with it conservative DPO, for labels of which a fraction e is wrong (Mitchell 2023,
       https://ericmitchell.ai/cdpo.pdf, eq. 3).
     - ``ipo``: (h - 1 / (2 beta))**2 (arXiv 2310.12036, eq. 17, where beta is called tau).
     - ``hinge``: max(0, 1 - beta h) (SLiC's loss on DPO's ratios: hinge-norm of arXiv 2309.06657).
@@ -46,8 +46,8 @@ def preference_loss(
 class DpoObjective:
     """A `preference_loss`, averaged over pairs; a `dagrl.backends.base.Objective`.
 
-    The rows of a group are a pair: the chosen response first, the rejected one behind it. With `sft_coef` the
-    likelihood of the chosen response, over its length, is added: DPO + NLL of arXiv 2404.19733, section 2.
+    The rows of a group are a pair, the chosen response first. `sft_coef` adds the length-normalized likelihood of the
+    chosen response: DPO + NLL of arXiv 2404.19733, section 2.
     """
 
     columns: tuple[str, ...] = ("group_id", "ref_logprob")
@@ -61,10 +61,10 @@ class DpoObjective:
         self.beta, self.label_smoothing, self.sft_coef = beta, label_smoothing, sft_coef
 
     def token_weights(self, batch: Batch) -> tuple[Column, tuple[float, ...]]:
-        """1 for each token, and the number of pairs as the normalizer."""
+        """1 for each token; the normalizer is the number of pairs."""
         groups = batch["group_id"].values
         pairs = len(groups) // 2
-        assert len(groups) % 2 == 0 and (groups[::2] == groups[1::2]).all(), "the two rows of a pair go together"
+        assert len(groups) % 2 == 0 and (groups[::2] == groups[1::2]).all(), "the rows of a pair are consecutive"
         assert len(np.unique(groups)) == pairs, "a group is a pair"
         tokens = batch["response_tokens"]
         return Column(np.ones(len(tokens.values), dtype=np.float32), tokens.offsets), (float(pairs),)
@@ -72,9 +72,9 @@ class DpoObjective:
     def __call__(self, tokens: ResponseTokens) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The micro-batch's share of the loss, and metrics as tallies over pairs.
 
-        ``dpo/chosen_reward`` and ``dpo/rejected_reward`` are beta log(pi / ref) of whole responses, which DPO takes for
-        their rewards, ``dpo/margin`` the first less the second, and ``dpo/accuracy`` how often it is above 0.
-        ``loss/sft`` is the likelihood that `sft_coef` weighs, told without it too.
+        ``dpo/chosen_reward`` and ``dpo/rejected_reward`` are beta log(pi / ref) of whole responses, DPO's implicit
+        rewards, ``dpo/margin`` is their difference, and ``dpo/accuracy`` how often it is positive. ``loss/sft`` is the
+        negative log-likelihood that `sft_coef` weights, reported also when that is 0.
         """
         rows = len(tokens.columns["group_id"])
         ratio = _row_sums(tokens.logprob - tokens.columns["ref_logprob"], tokens.row, rows)
@@ -98,5 +98,5 @@ class DpoObjective:
 
 
 def _row_sums(values: torch.Tensor, row: torch.Tensor, rows: int) -> torch.Tensor:
-    """Sum of the tokens' `values` in each row; in float64, so that the order in which a GPU adds up does not show."""
+    """Sum of the tokens' `values` per row; in float64, so that the order of summation on a GPU does not matter."""
     return torch.zeros(rows, dtype=torch.float64, device=values.device).index_add(0, row, values.double())

@@ -1,6 +1,6 @@
-"""Generalized advantage estimation: advantages of tokens by a critic's values. On the host, in float64 numpy.
+"""Generalized advantage estimation, in float64 numpy.
 
-`token_rewards` says where in a response its reward stands; `gae_advantages` what to make of that.
+`token_rewards` places a response's reward on its tokens; `gae_advantages` computes advantages from those.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ def gae_advantages(
     With gamma = `discount`, lambda = `trace` and V = 0 after the last token:
     delta_t = r_t + gamma V_(t+1) - V_t, A_t = delta_t + gamma lambda A_(t+1), target_t = A_t + V_t.
 
-    Tokens at 0 in the mask (a tool's words, say) are no actions: the token before them is followed by the next one
-    that counts. What they are rewarded with is lost, so it belongs on a token of the policy.
+    Tokens with 0 in the mask (a tool's output, say) are not actions: the next unmasked token follows the one before
+    them. Rewards on them are lost, so rewards must be on tokens of the policy.
 
     Args:
-        rewards: reward of each response token, ragged; a score for the whole response stands on its last token.
-        values: what the critic expects from each response token on, ragged alike.
-        mask: ragged alike.
+        rewards: reward of each response token, ragged; the score of a whole response is on its last token.
+        values: the critic's estimates at each response token, ragged like `rewards`.
+        mask: ragged like `rewards`.
         discount: weight of a reward one token later.
         trace: 1 for unbiased returns, less for less variance.
 
@@ -37,7 +37,7 @@ def gae_advantages(
     row = np.repeat(np.arange(len(mask)), mask.lengths)[kept]
     counts = np.bincount(row, minlength=len(mask))
     ends = np.cumsum(counts)
-    # All rows at once, backwards from their ends; those that have tokens left come first.
+    # All rows at once, backwards from their ends; rows with tokens left come first.
     by_length = np.argsort(-counts, kind="stable")
     ends, counts = ends[by_length], counts[by_length]
     advantage = np.zeros(len(kept))
@@ -54,18 +54,18 @@ def gae_advantages(
 def token_rewards(
     rewards: np.ndarray, mask: Column, *, placed: Column | None = None, charges: Column | None = None
 ) -> Column:
-    """The rewards of responses, on their tokens.
+    """Rewards placed on the tokens of responses.
 
-    All of a response's reward stands on its last token that counts, as in PPO for language models (Ziegler et al. 2019,
-    arXiv 1909.08593, section 2), but for what `placed` says of single tokens: the rewards of a conversation's turns,
-    say. The last token has what is left then, so that the sum over the response is its reward either way. What it is
-    charged token by token, its divergence from the reference, is taken off each.
+    A response's reward is placed on its last unmasked token, as in PPO for language models (Ziegler et al. 2019, arXiv
+    1909.08593, section 2). If `placed` has rewards of single tokens, such as those of turns, the last token gets the
+    remainder, so that the sum is the response's reward. Per-token `charges` are subtracted.
+
 
     Args:
-        rewards: [S], of each response.
-        mask: ragged, above 0 where a token is the policy's; a response without such tokens has no place for a reward.
-        placed: ragged alike, or None.
-        charges: ragged alike, or None.
+        rewards: [S], one per response.
+        mask: ragged, above 0 for tokens of the policy; a response without such tokens gets no reward.
+        placed: ragged like `mask`, or None.
+        charges: ragged like `mask`, or None.
 
     Returns:
         float64, ragged as `mask`.

@@ -1,4 +1,4 @@
-"""Estimators of a KL divergence from single samples: charged to the loss, to the reward, or only reported."""
+"""Estimators of a KL divergence from single samples, used in the loss, in the reward, or only for metrics."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import torch
 from dagrl.config.schema.objective import KlEstimator
 
 _LARGEST_LOG = 20.0
-"""``k3`` clamps log-ratios to this on either side, because exp() of a larger one may overflow."""
+"""``k3`` clamps log-ratios to +-this, because exp() of a larger one may overflow."""
 _LARGEST_K3 = 10.0
-"""Largest value of ``k3``. The estimate grows as exp(-d): without a bound, one token that is far likelier under the
-reference outweighs all others, and log-probs 89 apart overflow float32."""
+"""Upper bound of ``k3``. The estimate grows as exp(-d): without a bound, one token that is far likelier under the
+reference dominates all others, and log-probs 89 apart overflow float32."""
 
 
 def kl_estimate(logprob: torch.Tensor, reference: torch.Tensor, estimator: KlEstimator) -> torch.Tensor:
-    """Estimates of KL(policy || reference), one for each token; the tokens were drawn from the policy.
+    """Estimates of KL(policy || reference), one per token; the tokens were sampled from the policy.
 
     `logprob` and `reference` are the log-probs of the same tokens under both, of one shape. With d = logprob -
     reference (Schulman 2020, http://joschu.net/blog/kl-approx.html, where r = exp(-d)):
@@ -24,14 +24,14 @@ def kl_estimate(logprob: torch.Tensor, reference: torch.Tensor, estimator: KlEst
     - ``k3`` = exp(-d) - 1 + d, at most 10: unbiased below that bound, never negative (GRPO, arXiv 2402.03300, eq. 4);
     - ``abs`` = |d|: biased and never negative; it grows no faster than d (verl has it by this name).
 
-    That holds for values. Gradients taken through them differ (Tang & Munos 2025, arXiv 2506.09477): over the policy's
-    own tokens that of k1 is zero on average, so as a loss it does not pull; that of k2 is the gradient of the token's
+    This describes values; gradients through them differ (Tang & Munos 2025, arXiv 2506.09477): on the policy's own
+    tokens the gradient of k1 is zero on average, so it has no effect as a loss; that of k2 is the gradient of
     KL(policy || reference), and that of k3 the gradient of KL(reference || policy). So ``k1+``, ``k3+`` and ``abs+``
     have the value of one and the gradient of k2.
 
-    The bound of k3 is that of verl's ``low_var_kl``. It applies where d is below -2.61 or above 11. There k3 has no
-    gradient, and k3+ keeps that of k2; `kl_clipped` returns these tokens. The other estimators have no bound, in verl
-    neither: they grow as d or d**2.
+    The bound of k3 is that of verl's ``low_var_kl``. It applies for d below -2.61 or above 11. There k3 has no
+    gradient, and k3+ keeps that of k2; `kl_clipped` returns these tokens. The other estimators are unbounded, also in
+    verl.
     """
     difference = logprob - reference
     if estimator.endswith("+"):
@@ -41,13 +41,13 @@ def kl_estimate(logprob: torch.Tensor, reference: torch.Tensor, estimator: KlEst
 
 
 def kl_clipped(logprob: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """Tokens at which `kl_estimate` cuts ``k3`` and ``k3+`` to their bound; bool."""
+    """Tokens at which `kl_estimate` applies the bound of ``k3`` and ``k3+``; bool."""
     return _k3_of_clamped(logprob - reference) > _LARGEST_K3
 
 
 def k3(difference: torch.Tensor) -> torch.Tensor:
     """The estimate exp(-d) - 1 + d for `difference` d, without a bound."""
-    # expm1 keeps the small difference that exp() - 1 would round away in float32.
+    # expm1 keeps small differences that exp() - 1 would lose in float32.
     return torch.expm1(-difference) + difference
 
 

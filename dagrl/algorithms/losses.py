@@ -1,10 +1,10 @@
-"""Policy losses, token by token: the caller weighs and sums them.
+"""Policy losses per token; the caller weights and sums them.
 
-In all of them r = exp(logprob - old) is a token's probability now over that before, tensors have one shape [T], and
-only `logprob` gets a gradient.
+In all of them r = exp(logprob - old) is the ratio of a token's new to its old probability, tensors have shape [T], and
+only `logprob` has a gradient.
 
-Losses and gradients are finite for finite log-probs, however far apart: r is at most e**20, and a token has no gradient
-through a larger r, as in verl. Log-probs that are NaN give losses that are NaN: see `refusable`.
+Losses and gradients are finite for finite log-probs: r is at most e**20, and a token beyond that has no gradient
+through r, as in verl. NaN log-probs give NaN losses: see `refusable`.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from dagrl.algorithms.kl import k3
 from dagrl.algorithms.rows import RowReducer
 
 _LARGEST_LOG = 20.0
-"""Logs of ratios are kept below this before exp(). Beyond, nothing depends on how far, and the gradient of an infinity
-that is clipped is not a number."""
+"""Upper bound of log-ratios before exp(). Beyond it the value does not matter, and the gradient of a clipped infinity
+is NaN."""
 _LARGEST_LOG_OF_GSPO = 10.0
-"""The bound on the mean of a response's log-ratios in `gspo`, as in verl and siiRL."""
+"""Upper bound of the mean log-ratio of a response in `gspo`, as in verl and siiRL."""
 _STEEPEST_DRIFT = 2.0
-"""Largest gradient of CPGD's drift in the log-prob: siiRL's bound on r - 1."""
+"""Upper bound of the gradient of CPGD's drift with respect to the log-prob: siiRL's bound of r - 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
-    """A policy loss, and what there is to report about it; all of the log-probs' shape."""
+    """A policy loss and tensors to report, all of the log-probs' shape."""
 
     loss: torch.Tensor
     """To be minimised, with gradient."""
     ratio: torch.Tensor
-    """Probability of the token (with `gspo`, `gmpo` and `topr`, of its response) now over that before, detached."""
+    """Ratio of new to old probability of a token (with `gspo`, `gmpo` and `topr`, of its response), detached."""
     clipped: torch.Tensor
-    """Tokens that a clip cut off from the gradient, or, with `cispo` and `topr`, whose weight it lowered; bool."""
+    """Tokens without gradient because of a clip or, with `cispo` and `topr`, with a reduced weight; bool."""
 
 
 def ppo_clip(
@@ -49,8 +49,8 @@ def ppo_clip(
 ) -> PolicyLoss:
     """PPO's clipped surrogate, negated: max(-r A, -clip(r, 1 - clip_low, 1 + clip_high) A).
 
-    arXiv 1707.06347, eq. 7, where both bounds are one epsilon; an upper one of its own is Clip-Higher of DAPO
-    (arXiv 2503.14476, section 3.1). `dual_clip` c bounds the loss by -c A where A < 0, for there nothing else bounds it
+    arXiv 1707.06347, eq. 7, which uses one epsilon for both bounds; a separate upper bound is Clip-Higher of DAPO
+    (arXiv 2503.14476, section 3.1). `dual_clip` c bounds the loss by -c A where A < 0, where it is otherwise unbounded
     as the ratio grows (dual-clip PPO, arXiv 1912.09729).
     """
     ratio = ratio_of(logprob - old_logprob)
@@ -64,9 +64,9 @@ def ppo_clip(
 
 
 def clip_cov(clipping: PolicyLoss, clip_cov_mask: torch.Tensor) -> PolicyLoss:
-    """PPO's clipped loss without the tokens at 1 in `clip_cov_mask` [T]: they have no gradient.
+    """PPO's clipped loss, without gradient for tokens with 1 in `clip_cov_mask` [T].
 
-    Clip-Cov (arXiv 2505.22617); `dagrl.algorithms.covariance.drawn` says which. `clipping` is `ppo_clip`'s.
+    Clip-Cov (arXiv 2505.22617); `dagrl.algorithms.covariance.drawn` selects the tokens. `clipping` is from `ppo_clip`.
     """
     held = clip_cov_mask > 0
     return PolicyLoss(torch.where(held, 0.0, clipping.loss), clipping.ratio, clipping.clipped | held)
@@ -80,10 +80,10 @@ def kl_cov(
     clip_cov_mask: torch.Tensor,
     kl_coef: float,
 ) -> PolicyLoss:
-    """The surrogate without any clip, -r A, and for tokens at 1 in `clip_cov_mask` [T] kl_coef abs(log r).
+    """The unclipped surrogate -r A, plus kl_coef abs(log r) for tokens with 1 in `clip_cov_mask` [T].
 
-    KL-Cov (arXiv 2505.22617); `dagrl.algorithms.covariance.highest` says which. The paper's penalty is KL(old ||
-    policy); abs(log r) is how the authors' code estimates it.
+    KL-Cov (arXiv 2505.22617); `dagrl.algorithms.covariance.highest` selects the tokens. The paper's penalty is
+    KL(old || policy), which the authors' code estimates by abs(log r).
     """
     log_ratio = logprob - old_logprob
     ratio = ratio_of(log_ratio)
@@ -103,18 +103,18 @@ def gspo(
     """Group sequence policy optimization: PPO's clip on the ratio of whole responses, s = exp(mean of log r).
 
     arXiv 2507.18071, in the form of eq. 13 and 14, GSPO-token: max(-s A, -clip(s, 1 - clip_low, 1 + clip_high) A),
-    where each token has the value of s and the gradient of its own log-prob. Where the tokens of a response have one
-    advantage and are averaged (``seq-mean-token-mean``), that is eq. 5 in value and gradient. The paper's bounds are
-    some 1e-4, for the geometric mean over a response hardly moves. s is at most e**10, and tokens have no gradient
-    beyond that, as in verl: nothing else bounds the loss where A < 0.
+    where each token has the value of s and the gradient of its own log-prob. If the tokens of a response share one
+    advantage and are averaged (``seq-mean-token-mean``), value and gradient are those of eq. 5. The paper's bounds are
+    about 1e-4, because the geometric mean over a response changes little. s is at most e**10, and tokens beyond it have
+    no gradient, as in verl: otherwise the loss is unbounded where A < 0.
 
     Args:
         logprob: [T].
         old_logprob: [T].
         advantage: [T].
-        rows: the responses; all tokens of one must be here, and those that are not active do not count in the mean.
-        clip_low: lower bound of s, below 1.
-        clip_high: upper bound of s, above 1.
+        rows: the responses, which must be complete; inactive tokens do not count in the mean.
+        clip_low: s is clipped to 1 - clip_low.
+        clip_high: s is clipped to 1 + clip_high.
 
     """
     ratio, surrogate, beyond = _of_response(logprob, logprob - old_logprob, rows, _LARGEST_LOG_OF_GSPO)
@@ -133,16 +133,16 @@ def gmpo(
 ) -> PolicyLoss:
     """Geometric-mean policy optimization: -A times the geometric mean of a response's clipped ratios.
 
-    arXiv 2507.20673: as GSPO's ratio, but each token is clipped, before the mean is taken and in the direction of the
-    advantage alone, to between exp(-clip_low) and exp(clip_high); 0.4 for both in the paper. Where tokens of a response
-    are averaged (``seq-mean-token-mean``) and have one advantage, value and gradient are those of the mean: each token
-    has the value of it, and the gradient of its own log-prob unless it is clipped.
+    arXiv 2507.20673: like GSPO's ratio, but each token is clipped before the mean, only in the direction of the
+    advantage, to between exp(-clip_low) and exp(clip_high); the paper uses 0.4 for both. If the tokens of a response
+    are averaged (``seq-mean-token-mean``) and share one advantage, value and gradient are those of the mean: each token
+    has its value, and the gradient of its own log-prob unless it is clipped.
 
-    Arguments as of `gspo`, but for the bounds, which are of the log of a token's ratio.
+    Arguments are as in `gspo`, except that the bounds apply to the log of a token's ratio.
     """
     log_ratio = logprob - old_logprob
     bounded = log_ratio.clamp(-clip_low, clip_high)
-    # The smaller of A log r and A times the bounded one: what PPO's clip would leave of it.
+    # The smaller of A log r and A times the bounded one, as in PPO's clip.
     clipped = torch.where(advantage >= 0, bounded < log_ratio, bounded > log_ratio)
     kept = torch.where(clipped, bounded, log_ratio)
     ratio, surrogate, beyond = _of_response(kept, kept, rows, _LARGEST_LOG)
@@ -154,9 +154,9 @@ def sapo(
 ) -> PolicyLoss:
     """Soft adaptive policy optimization: -4 / tau sigmoid(tau (r - 1)) A, a gate in place of PPO's clip.
 
-    arXiv 2511.20347: near ratio 1 it has the gradient of the plain surrogate, and the further the ratio moves the less;
-    tau is `tau_pos` where A > 0 and `tau_neg` elsewhere, 1.0 and 1.05 in the paper, so that what is made less likely
-    fades out sooner. Nothing is ever clipped.
+    arXiv 2511.20347: near ratio 1 the gradient is that of the plain surrogate, and it fades as the ratio moves away.
+    tau is `tau_pos` where A > 0 and `tau_neg` elsewhere, 1.0 and 1.05 in the paper, so that it fades faster for tokens
+    made less likely. Nothing is clipped.
     """
     ratio = ratio_of(logprob - old_logprob)
     tau = torch.full_like(ratio, tau_neg).masked_fill(advantage > 0, tau_pos)
@@ -165,22 +165,22 @@ def sapo(
 
 
 def topr(logprob: torch.Tensor, old_logprob: torch.Tensor, advantage: torch.Tensor, *, rows: RowReducer) -> PolicyLoss:
-    """Tapered off-policy REINFORCE: -A logprob, and where A < 0 times the response's ratio, up to 1, without gradient.
+    """Tapered off-policy REINFORCE: -A logprob, times the response's ratio (at most 1, detached) where A < 0.
 
-    arXiv 2503.14286: what is good is imitated however unlikely it has become, what is bad is forgotten about as it
-    becomes unlikely; so samples of older weights do no harm. `old_logprob` are meant to be those that sampled.
+    arXiv 2503.14286: good responses are imitated however unlikely they have become, bad ones lose their gradient as
+    they become unlikely, so samples of older weights do no harm. `old_logprob` should be those of the sampler.
     """
-    # Beyond 1 it does not matter, and the ratio of a long response may be too large for any float.
+    # Only ratios below 1 matter, and that of a long response may overflow any float.
     of_response = ratio_of(rows.sums((logprob - old_logprob).detach())).to(logprob.dtype)
     weight = torch.where(advantage < 0, of_response.clamp(max=1), 1.0)
     return PolicyLoss(-weight * advantage * logprob, of_response, (advantage < 0) & (of_response > 1))
 
 
 def cispo(logprob: torch.Tensor, old_logprob: torch.Tensor, advantage: torch.Tensor, *, clip_high: float) -> PolicyLoss:
-    """Policy gradient with clipped importance weights: -min(r, 1 + clip_high) A logprob, the weight without gradient.
+    """Policy gradient with clipped importance weights: -min(r, 1 + clip_high) A logprob, with detached weights.
 
-    CISPO (MiniMax-M1, arXiv 2506.13585, eq. 4 and 5): no token is cut off from the gradient. There is no lower bound,
-    as in the paper's runs.
+    CISPO (MiniMax-M1, arXiv 2506.13585, eq. 4 and 5): every token keeps its gradient. There is no lower bound, as in
+    the paper's runs.
     """
     ratio = ratio_of(logprob - old_logprob).detach()
     return PolicyLoss(-ratio.clamp(max=1 + clip_high) * advantage * logprob, ratio, ratio > 1 + clip_high)
@@ -197,10 +197,10 @@ def cpgd(
 ) -> PolicyLoss:
     """Clipped policy gradient with policy drift: max(-log r A, -clip(log r, ...) A) + drift_coef KL(old || policy).
 
-    arXiv 2505.12504: log r is kept within log(1 - clip_low) and log(1 + clip_high), so a token is left alone where
-    PPO's clip would, but the gradient is not multiplied with the ratio. The drift is estimated by k3, whose gradient,
-    (r - 1) times that of the log-prob, is that of the divergence, for the tokens come from the old policy. That
-    factor is at most 2, as in siiRL's code: beyond r = 3 the drift continues as a straight line.
+    arXiv 2505.12504: log r is clipped to [log(1 - clip_low), log(1 + clip_high)], so the same tokens as in PPO have no
+    gradient, but the gradient is not multiplied by the ratio. The drift is estimated by k3; its gradient, (r - 1) times
+    that of the log-prob, is that of the divergence, because the tokens come from the old policy. That factor is at most
+    2, as in siiRL's code: beyond r = 3 the drift is linear.
     """
     log_ratio = logprob - old_logprob
     bounded = log_ratio.clamp(math.log(1 - clip_low), math.log(1 + clip_high))
@@ -212,19 +212,19 @@ def cpgd(
 
 
 def reinforce(logprob: torch.Tensor, old_logprob: torch.Tensor, advantage: torch.Tensor) -> PolicyLoss:
-    """The plain policy gradient: -A logprob (Williams 1992). The old log-probs are only for the report.
+    """The plain policy gradient: -A logprob (Williams 1992). Old log-probs are used for metrics only.
 
-    Right for the samples of the very policy that is trained: one optimizer step for each batch.
+    Correct for samples of the policy being trained: one optimizer step per batch.
     """
     ratio = ratio_of(logprob - old_logprob).detach()
     return PolicyLoss(-advantage * logprob, ratio, torch.zeros_like(ratio, dtype=torch.bool))
 
 
 def opmd(logprob: torch.Tensor, old_logprob: torch.Tensor, advantage: torch.Tensor, *, tau: float) -> PolicyLoss:
-    """The policy gradient, held back: -A logprob / (1 + tau); the old log-probs are only for the report.
+    """The damped policy gradient: -A logprob / (1 + tau). Old log-probs are used for metrics only.
 
-    Online policy mirror descent in Trinity-RFT's simple form (arXiv 2505.17826), which is meant for samples of older
-    weights too, the advantage being a deviation from the group's mean.
+    Online policy mirror descent in Trinity-RFT's simple form (arXiv 2505.17826), also for samples of older weights; the
+    advantage is a deviation from the group's mean.
     """
     plain = reinforce(logprob, old_logprob, advantage)
     return PolicyLoss(plain.loss / (1 + tau), plain.ratio, plain.clipped)
@@ -233,14 +233,15 @@ def opmd(logprob: torch.Tensor, old_logprob: torch.Tensor, advantage: torch.Tens
 def opmd_kimi(
     logprob: torch.Tensor, old_logprob: torch.Tensor, advantage: torch.Tensor, *, rows: RowReducer, tau: float
 ) -> PolicyLoss:
-    """Online policy mirror descent of Kimi k1.5 (arXiv 2501.12599, section 2.3.2): squared log-ratios of responses.
+    """Online policy mirror descent of Kimi k1.5 (arXiv 2501.12599, section 2.3.2), with squared log-ratios of
+    responses.
 
     For a response y the loss is -A log pi(y) + tau / 2 (log(pi(y) / pi_old(y)))**2: its gradient is that of the paper,
-    A grad log pi(y) - tau / 2 grad (log(pi(y) / pi_old(y)))**2, negated. Up to a constant and a factor that is
-    (r - b - tau log(pi / pi_old))**2, whose least is the policy that mirror descent steps to.
+    A grad log pi(y) - tau / 2 grad (log(pi(y) / pi_old(y)))**2, negated. Up to a constant and a factor it is
+    (r - b - tau log(pi / pi_old))**2, whose minimum is the target policy of mirror descent.
 
-    The square of the response's sum D is told to its tokens as D times each token's part of it: so it is whole where
-    tokens of a response are weighted alike, whatever the aggregation. `seq-mean-token-sum` is the paper's.
+    The square of the response's sum D is distributed to its tokens as D times each token's term, so it is complete if
+    the tokens of a response have equal weights, in any aggregation. The paper's is `seq-mean-token-sum`.
     """
     log_ratio = logprob - old_logprob
     of_response = rows.sums(log_ratio).to(log_ratio.dtype)
@@ -258,18 +259,18 @@ def opmd_pairwise(
     group: torch.Tensor,
     tau: float,
 ) -> PolicyLoss:
-    """Online policy mirror descent over pairs of responses: -(a - mean of a) logprob, the weight without gradient.
+    """Online policy mirror descent over pairs of responses: -(a - mean of a) logprob, with a detached weight.
 
-    With a = A - tau log(pi(y) / pi_old(y)) of a response y, mirror descent's optimum has the same a for all responses
-    to a prompt (see `opmd_kimi`), whatever the baseline of A: Trinity-RFT's pairwise form (arXiv 2505.17826) minimises
-    the sum of (a_i - a_j)**2 over pairs. Over a group of K, divided by 2 tau K, that has the gradient of this loss.
+    With a = A - tau log(pi(y) / pi_old(y)) for a response y, mirror descent's optimum has the same a for all responses
+    to a prompt (see `opmd_kimi`), for any baseline of A: Trinity-RFT's pairwise form (arXiv 2505.17826) minimises the
+    sum of (a_i - a_j)**2 over pairs. Over a group of K, divided by 2 tau K, its gradient is that of this loss.
 
-    Arguments as of `opmd_kimi`, and `group`, the prompt that each token's response answers, integers [T]: all responses
-    of a group must be here. Those without a token that counts are no part of their group.
+    Arguments are as in `opmd_kimi`, plus `group`, the prompt of each token's response, integers [T]. Groups must be
+    complete; responses without active tokens do not belong to their group.
     """
     log_ratio = (logprob - old_logprob).detach()
     worth = rows.means(advantage) - tau * rows.sums(log_ratio)
-    # A number for each prompt, as torch.unique would give, which waits for a GPU to say how many there are.
+    # Like torch.unique, which would wait for a GPU to return the number of prompts.
     prompt = torch.searchsorted(group.sort().values, group)
     totals = torch.zeros(2, len(prompt), dtype=worth.dtype, device=worth.device)
     of_responses = torch.where(rows.once, torch.stack([worth, torch.ones_like(worth)]), 0.0)
@@ -280,25 +281,25 @@ def opmd_pairwise(
 
 
 def ratio_of(log_ratio: torch.Tensor) -> torch.Tensor:
-    """exp(`log_ratio`), at most e**20; beyond, without gradient."""
+    """exp(`log_ratio`), at most e**20; no gradient beyond it."""
     return torch.exp(log_ratio.clamp(max=_LARGEST_LOG))
 
 
 def _of_response(
     gradient: torch.Tensor, log_ratio: torch.Tensor, rows: RowReducer, largest: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The geometric mean of a response's ratios, for each of its tokens and at most exp(`largest`).
+    """The geometric mean of a response's ratios for each of its tokens, at most exp(`largest`).
 
-    Returns it without gradient; with it, as if each token's were exp(`gradient`); and the tokens of responses beyond
-    the bound, which get no gradient.
+    Returns it detached; with the gradient of each token's `gradient`; and the tokens of responses beyond the bound,
+    which have no gradient.
     """
     log_mean = rows.means(log_ratio.detach())
     beyond = log_mean > largest
     ratio = torch.exp(log_mean.clamp(max=largest)).to(log_ratio.dtype)
-    # Times 1, with the gradient of the token's log-prob where it has one.
+    # Times 1, with the gradient of the token's log-prob.
     return ratio, ratio * torch.exp(torch.where(beyond, 0.0, gradient - gradient.detach())), beyond
 
 
 def _pessimistic(free: torch.Tensor, bounded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The larger of two losses, and where the bounded one is it: there the clip stops the gradient."""
+    """The larger of two losses, and where it is the bounded one, whose gradient is 0."""
     return torch.maximum(free, bounded), bounded > free

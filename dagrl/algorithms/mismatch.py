@@ -1,7 +1,7 @@
-"""How far a generator's log-probs of its own samples are from the trainer's: metrics, in every update.
+"""Metrics of the difference between the generator's and the trainer's log-probs of the same samples.
 
-With the same weights on both sides the two differ by kernels and precision alone, and all of these are near 0, or near
-1 where they are ratios. `docs/mismatch.md` says which names they have elsewhere.
+With equal weights on both sides only kernels and precision differ: metrics are near 0, ratios near 1.
+`docs/mismatch.md` lists the names that other frameworks use.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dagrl.algorithms.rows import RowReducer
 from dagrl.data.tally import tally
 
 _LARGEST_LOG = 20.0
-"""Logs of ratios are kept within this before exp(), so that one absurd token does not turn a metric into infinity."""
+"""Log-ratios are clamped to +-this before exp(), so that one outlier does not make a metric infinite."""
 
 
 def mismatch_metrics(trainer: torch.Tensor, rollout: torch.Tensor, rows: RowReducer) -> dict[str, torch.Tensor]:
-    """Tallies over the active tokens, and over responses where a name speaks of perplexity or of a sequence.
+    """Tallies over active tokens; over responses for metrics of perplexities and sequences.
 
     `trainer` and `rollout` are log-probs of the same tokens [T], drawn by the generator. With r = exp(trainer -
     rollout):
@@ -25,7 +25,7 @@ def mismatch_metrics(trainer: torch.Tensor, rollout: torch.Tensor, rows: RowRedu
     - ``logprob_diff``: the absolute difference; ``prob_diff``: that of the probabilities;
     - ``kl``, ``kl_k3``: KL(rollout || trainer) by k1 and k3; ``kl_reverse``: KL(trainer || rollout), as the mean of
       r log r - (r - 1), which is unbiased for samples of the generator and never negative;
-    - ``ratio``: r, whose mean is 1 if the two have the same support; ``chi2_token``: r**2 - 1, the variance of r;
+    - ``ratio``: r, whose mean is 1 if both have the same support; ``chi2_token``: r**2 - 1, the variance of r;
       ``chi2_sequence``: the same of the product of r over a response;
     - ``rollout_ppl``, ``trainer_ppl``: exp(-mean log-prob) of a response; ``ppl_ratio``: the second over the first.
     """

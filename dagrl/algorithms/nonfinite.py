@@ -1,4 +1,4 @@
-"""A loss that is not finite must not be trained on: the optimizer refuses a step whose gradient is not finite."""
+"""Makes sure that the optimizer skips a step whose loss is not finite."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import torch
 
 
 def refusable(loss: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-    """The scalar `loss`, with a gradient in the model's `output` that is not finite where the loss is not.
+    """The scalar `loss`, with a non-finite gradient in the model's `output` if the loss is not finite.
 
-    The gradients of clamp(), maximum() and relu() are 0 where a value is NaN. So without this, a NaN among the
-    log-probs of another model makes the loss NaN, while the optimizer applies the gradient of all other tokens. Nothing
-    here waits for the device.
+    clamp(), maximum() and relu() have gradient 0 at NaN. Without this, a NaN in another model's log-probs would make
+    the loss NaN while the optimizer applies the gradient of all other tokens. Does not wait for the device.
     """
     return torch.where(loss.isfinite(), loss, loss.detach() * output.sum())

@@ -1,6 +1,6 @@
 """The policy objective: policy loss + KL to the reference - entropy, averaged over the global batch.
 
-It implements `dagrl.backends.base.Objective`: engines ask it for token weights, then for the loss of each micro-batch.
+It implements `dagrl.backends.base.Objective`: engines call it for token weights, then for the loss of each micro-batch.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from dagrl.data.batch import Batch, Column
 from dagrl.data.tally import tally, tally_mean
 
 if TYPE_CHECKING:
-    # The contract only: formulas do not need engines to run.
+    # For type checking only: losses do not need engines to run.
     from dagrl.backends.base import ResponseTokens
 
 
 _FURTHER = {"clip_cov": ("clip_cov_mask",), "kl_cov": ("clip_cov_mask",), "opmd_pairwise": ("group_id",)}
-"""Columns that some losses read beside advantages and log-probs. With ``group_id``, engines keep groups together."""
+"""Further columns that some losses read. With ``group_id``, engines keep groups in one micro-batch."""
 
 
 class PolicyObjective:
-    """What `LossSpec` says, as a function of response tokens.
+    """The loss described by `LossSpec`, as a function of response tokens.
 
-    Each micro-batch contributes a sum of weighted token losses, with weights that know the whole batch: so the loss and
-    its gradient do not depend on how the batch is cut.
+    Each micro-batch contributes a weighted sum of token losses, with weights normalized over the global batch, so that
+    loss and gradient do not depend on the micro-batches.
     """
 
     def __init__(
@@ -65,20 +65,22 @@ class PolicyObjective:
         longest_response: int | None = None,
         own: OwnLoss | None = None,
     ) -> None:
-        """`available`: columns that the pipeline writes; what the objective can do without, it uses if it is there.
+        """`available`: columns that the pipeline writes. Optional ones are used if available:
 
-        - ``old_logprob``: without it the tokens' current log-probs stand in for the old ones. That is exact as long as
-          the weights have not moved since sampling: with one optimizer step for each batch.
-        - ``ref_logprob``: must be there if ``loss.kl_coef`` is above 0; else the divergence is only reported.
-        - ``rollout_logprob``: must be there for a `correction`; else it is only compared with the trainer's log-probs.
-          Those are the old ones, or the current ones where `old_is_rollout`: where the generator's own are the old.
+        - ``old_logprob``: without it the tokens' current log-probs are used, which is exact while the weights have not
+        changed
+          since sampling: with one optimizer step per batch.
+        - ``ref_logprob``: required if ``loss.kl_coef`` is above 0; else only for metrics.
+        - ``rollout_logprob``: required by a `correction`; else only compared with the trainer's log-probs. Those are
+        the old
+          ones or, with `old_is_rollout` (the generator's log-probs are used as the old ones), the current ones.
 
-        `needs_entropy` False leaves the entropy out of the metrics where the loss does not need it. `longest_response`
-        is the most tokens that a response is asked for: what seq-mean-token-sum-norm divides by. `own` is the loss of
-        the user's own that ``loss.policy`` names.
+        Without `needs_entropy` the entropy is computed only if the loss needs it. `longest_response` is the largest
+        number of tokens of a response, by which seq-mean-token-sum-norm divides. `own` is the user's loss named by
+        ``loss.policy``.
         """
-        assert "ref_logprob" in available or not loss.kl_coef, "kl_coef needs ref_logprob: the graph checks it"
-        assert "rollout_logprob" in available or not correction, "corrections need it: the graph checks it"
+        assert "ref_logprob" in available or not loss.kl_coef, "kl_coef needs ref_logprob"
+        assert "rollout_logprob" in available or not correction, "corrections need rollout_logprob"
         assert (own is not None) == (":" in loss.policy)
         assert longest_response or loss.weighting != "seq-mean-token-sum-norm"
         self.loss = loss
@@ -95,10 +97,8 @@ class PolicyObjective:
     def token_weights(self, batch: Batch) -> tuple[Column, tuple[float, ...]]:
         """Weights from ``response_mask`` by ``LossSpec.aggregation``, see `aggregation`, and the normalizer's share.
 
-        What a correction rejects counts: whether it does is known only once the trainer's log-probs are, and so the
-        loss is the same whether or not they are there before.
-
-        Further totals are what importance weights are normalized by, where they are.
+        Tokens rejected by a correction count, because rejection is known only with the trainer's log-probs: so the loss
+        does not depend on when these are computed. Further totals normalize importance weights.
         """
         weights, normalizer = token_weights(batch["response_mask"], self.loss.weighting, self.longest_response)
         totals: tuple[float, ...] = (normalizer,)
@@ -109,16 +109,14 @@ class PolicyObjective:
     def __call__(self, tokens: ResponseTokens) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The micro-batch's share of the loss, and metrics as tallies.
 
-        ``loss/policy`` is averaged with the loss's own weights; the others are plain means over the tokens with a
-        weight above 0. ``kl/ref`` is KL(policy || reference) by the loss's estimator, ``kl/clip_fraction`` the part of
-        the tokens that its bound cuts (with ``k3`` and ``k3+``); ``kl/old`` is KL(old || policy) by k3, for the tokens
-        come from the old policy. ``ratio/mean`` and ``ratio/clip_fraction`` are of the loss's own
-        ratios and clips: see `PolicyLoss`. For ``mismatch/...`` see `mismatch_metrics`, for ``correction/...``
-        `correction_metrics`.
+        ``loss/policy`` is averaged with the loss's weights; the others are plain means over tokens with a weight above
+        0. ``kl/ref`` is KL(policy || reference) by the loss's estimator, ``kl/clip_fraction`` the fraction of tokens at
+        its bound (``k3`` and ``k3+``), ``kl/old`` KL(old || policy) by k3. ``ratio/mean`` and ``ratio/clip_fraction``
+        are from `PolicyLoss`, ``mismatch/...`` from `mismatch_metrics`, ``correction/...`` from `correction_metrics`.
         """
         rows = RowReducer(tokens.row, tokens.weight > 0)
         current = tokens.logprob.detach()
-        # Tokens of weight 0 must not reach exp(): 0 * inf would make the sum, and its gradient, NaN.
+        # Tokens of weight 0 must not reach exp(): 0 * inf would make the sum and its gradient NaN.
         given = {
             name: torch.where(rows.active, tokens.columns[name], current) for name in self.columns if "logprob" in name
         }

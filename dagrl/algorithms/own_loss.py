@@ -1,4 +1,4 @@
-"""A policy loss of the user's own: what it is given, and what it may return."""
+"""A user's policy loss: its arguments and its results."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from dagrl.algorithms.rows import RowReducer
 from dagrl.graph.plugins.custom import located, raised_by
 
 if TYPE_CHECKING:
-    # The contract only: formulas do not need engines to run.
+    # For type checking only: losses do not need engines to run.
     from dagrl.backends.base import ResponseTokens
 
 
 class LossTokens:
-    """The response tokens of a micro-batch as a loss of the user's own sees them: tensors [T] by name.
+    """Response tokens of a micro-batch for a user's loss: tensors [T] by name.
 
-    ``tokens["logprob"]``, ``tokens["entropy"]`` and the columns that the loss reads; a column with one value for each
-    response has it at each of the response's tokens. All are on one device, and only the first two have a gradient.
+    ``tokens["logprob"]``, ``tokens["entropy"]`` and the columns that the loss reads; a column with one value per
+    response has it at each of its tokens. All are on one device; only the first two have a gradient.
     """
 
     def __init__(self, values: Mapping[str, torch.Tensor], rows: RowReducer) -> None:
         self._values = values
         self.rows = rows
-        """Which tokens are a response: ``rows.means(x)``, ``rows.sums(x)`` and ``rows.largest(x)`` say to each token
-        what `x` [T] comes to over its response; ``rows.active`` [T] is False where a token is not trained on."""
+        """Reductions over responses: ``rows.means(x)``, ``rows.sums(x)`` and ``rows.largest(x)`` return for each token
+        the result over its response of `x` [T]; ``rows.active`` [T] is False for tokens that are not trained on."""
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """KeyError for what the loss does not read."""
+        """Raises KeyError for a column that the loss does not declare."""
         if name not in self._values:
             raise KeyError(f"the loss reads no {name!r}; add it to the `reads` of its decorator")
         return self._values[name]
 
     def __len__(self) -> int:
-        """Tokens, T."""
+        """Number of tokens, T."""
         return len(self["logprob"])
 
 
@@ -51,17 +51,17 @@ class OwnLoss:
         reads: Collection[str],
         per_response: Collection[str] = (),
     ) -> None:
-        """`reads`: its columns, of which those in `per_response` have one value for each response."""
+        """`reads`: its columns; those in `per_response` have one value per response."""
         self.columns = tuple(name for name in reads if name != "old_logprob")
-        """What the objective has to ask for; ``old_logprob`` it has anyway."""
+        """Columns to request; ``old_logprob`` is always available."""
         self._place, self._function, self._args = place, function, args
         self._where = located(function, place)
         self._per_response = frozenset(per_response)
 
     def __call__(self, tokens: ResponseTokens, logprobs: Mapping[str, torch.Tensor], rows: RowReducer) -> PolicyLoss:
-        """The loss of each token; `logprobs` are the columns of log-probs, harmless where a token does not count.
+        """The loss of each token. `logprobs` are the columns of log-probs, with finite values at inactive tokens.
 
-        ValueError, with the line, where the function fails or returns no such loss.
+        Raises ValueError with the function's location if it fails or returns something else.
         """
         values = {"logprob": tokens.logprob, "old_logprob": logprobs["old_logprob"]}
         if tokens.entropy is not None:
@@ -80,7 +80,7 @@ class OwnLoss:
         elif not isinstance(clipped, torch.Tensor) or clipped.shape != loss.shape or clipped.dtype != torch.bool:
             raise ValueError(f"{self._where} returned no tensor of {len(rows.active)} bools as what was clipped")
         ratio = ratio_of((tokens.logprob - values["old_logprob"]).detach())
-        # Tokens that do not count may have come to anything.
+        # The loss of inactive tokens may be anything.
         return PolicyLoss(torch.where(rows.active, loss, 0.0), ratio, clipped)
 
     def _check(self, loss: Any, logprob: torch.Tensor) -> None:

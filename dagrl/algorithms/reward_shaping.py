@@ -1,4 +1,4 @@
-"""What is taken off a reward before responses are compared. On the host, in float64 numpy, by the advantage node."""
+"""Penalties and shaping of rewards before advantages are computed, in float64 numpy."""
 
 from __future__ import annotations
 
@@ -15,28 +15,27 @@ if TYPE_CHECKING:
 def kl_charges(
     policy_logprob: Column, ref_logprob: Column, mask: Column, *, coef: float, estimator: KlEstimator
 ) -> tuple[Column, np.ndarray]:
-    """What each token is charged for its divergence from the reference: coef * log(policy / ref).
+    """KL penalty of each token: coef * log(policy / ref).
 
-    That is eq. 2 of Ziegler et al. 2019 (arXiv 1909.08593) with `estimator` in place of the log-ratio, which is k1.
-    PPO, REINFORCE++ and ReMax charge each token its own term; estimators with one reward for a whole response charge it
-    the sum, before groups are compared.
+    Eq. 2 of Ziegler et al. 2019 (arXiv 1909.08593), with `estimator` in place of the log-ratio (k1). PPO, REINFORCE++
+    and ReMax charge each token its own term; estimators with one reward per response charge the sum.
 
     Args:
-        policy_logprob: ragged, log-probs of the response tokens under the policy that is trained, before the update.
+        policy_logprob: ragged, log-probs of the response tokens under the trained policy before the update.
         ref_logprob: the same under the reference.
-        mask: ragged, 0 where a token is not charged.
-        coef: weight of the penalty.
+        mask: ragged, 0 for tokens that are not charged.
+        coef: coefficient of the penalty.
         estimator: see `kl_estimate`.
 
     Returns:
-        The charges, float64, ragged as `mask`, and the tokens whose estimate its bound cuts, bool [tokens]. Only ``k3``
-        has a bound, see `kl_estimate`.
+        The charges, float64, ragged as `mask`, and the tokens at the estimator's bound, bool [tokens]. Only ``k3`` has
+        a bound, see `kl_estimate`.
 
     Raises:
-        ValueError: the estimate of a token that is charged is not finite.
+        ValueError: the estimate of a charged token is not finite.
 
     """
-    # The host's worker does without torch where nothing is charged.
+    # Imported here, because a CPU worker that charges nothing does not need torch.
     import torch
 
     from dagrl.algorithms.kl import kl_clipped, kl_estimate
@@ -56,16 +55,16 @@ def kl_charges(
 
 
 def overlong_penalty(lengths: np.ndarray, *, longest: int, buffer: int, factor: float) -> np.ndarray:
-    """What is added to the rewards of responses that come near the longest: 0 or less.
+    """Penalty of responses close to the length limit: 0 or less.
 
     Soft overlong punishment (DAPO, arXiv 2503.14476, eq. 13), times `factor`: 0 up to longest - buffer tokens, then
-    falling in a straight line to -1 at the longest, and -1 beyond.
+    falling linearly to -1 at the longest, and -1 beyond.
 
     Args:
         lengths: [S], tokens of each response.
-        longest: L_max, the longest response that is asked for.
-        buffer: L_cache, the last tokens before it, at least 1.
-        factor: the penalty of a response of the longest length.
+        longest: L_max, the length limit.
+        buffer: L_cache, number of tokens before the limit, at least 1.
+        factor: penalty at the limit.
 
     Returns:
         float64 [S].
@@ -75,16 +74,15 @@ def overlong_penalty(lengths: np.ndarray, *, longest: int, buffer: int, factor: 
 
 
 def length_rewards(right: np.ndarray, lengths: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """What is added to rewards so that of a group's responses the shorter ones come first: between -0.5 and 0.5.
+    """Reward between -0.5 and 0.5 for the shorter responses of a group.
 
     Kimi k1.5's length penalty (arXiv 2501.12599, section 2.3.3): lambda = 0.5 - (length - shortest) / (longest -
-    shortest) over all responses of the group, and min(0, lambda) where the response is wrong; 0 where all are equally
-    long.
+    shortest) over all responses of the group, and min(0, lambda) for wrong ones; 0 if all have the same length.
 
     Args:
         right: bool [S], whether the response is right.
         lengths: [S], tokens of each response.
-        groups: [S], any integers; equal ones are answers to the same prompt. All of a group must be here.
+        groups: [S], any integers; responses to the same prompt have the same one. Groups must be complete.
 
     Returns:
         float64 [S].
@@ -110,18 +108,18 @@ def cosine_rewards(
     wrong_from_to: tuple[float, float],
     exceeded: float,
 ) -> np.ndarray:
-    """Rewards by correctness and length, along half a cosine from a response of no tokens to the longest.
+    """Rewards by correctness and length, along half a cosine from length 0 to the limit.
 
-    "Demystifying long chain-of-thought reasoning" (arXiv 2502.03373, its cosine reward): with (a, b) that of a right
-    or of a wrong response, b + (a - b) (1 + cos(pi length / longest)) / 2; `exceeded` where the longest is used up.
+    "Demystifying long chain-of-thought reasoning" (arXiv 2502.03373, its cosine reward): with (a, b) of right or of
+    wrong responses, b + (a - b) (1 + cos(pi length / longest)) / 2; `exceeded` at the limit.
 
     Args:
         right: bool [S], whether the response is right.
         lengths: [S], tokens of each response.
-        longest: the longest response that is asked for.
-        right_from_to: reward of a right response of no tokens, and of one of the longest.
-        wrong_from_to: the same of a wrong one.
-        exceeded: reward of a response as long as the longest.
+        longest: the length limit.
+        right_from_to: reward of a right response of length 0, and of one at the limit.
+        wrong_from_to: the same for a wrong one.
+        exceeded: reward of a response at the limit.
 
     Returns:
         float64 [S].

@@ -1,8 +1,7 @@
-"""Corrections for samples whose log-probs differ between the generator that drew them and the trainer.
+"""Corrections for samples whose log-probs differ between generator and trainer.
 
-The two compute the same model with other kernels and precisions, and a generator may have older weights. In all of
-these r = exp(trainer - rollout) is a token's probability for the trainer over that under which it was drawn. Tensors
-are [T], whole responses, without gradient: a weight says how much a sample counts, it is nothing to be learned.
+Both compute the same model with different kernels and precision, and a generator may have older weights. In all of
+these r = exp(trainer - rollout). Tensors are [T], whole responses, without gradient.
 """
 
 from __future__ import annotations
@@ -20,38 +19,38 @@ from dagrl.data.batch import Batch
 from dagrl.data.tally import tally
 
 _LARGEST_LOG = 20.0
-"""Logs of ratios are kept within this before exp(), as in verl: beyond, nothing can be said anyway."""
+"""Log-ratios are clamped to +-this before exp(), as in verl."""
 _RATIOS = {"token": "token", "sequence": "seq_sum", "geometric": "seq_mean"}
-"""Criteria that look at ratios -> what the logs are taken over."""
+"""Criteria on ratios -> how log-ratios are reduced."""
 
 
 @dataclass(frozen=True, slots=True)
 class Importance:
-    """Importance weights of tokens, and what was done to them; each [T]."""
+    """Importance weights of tokens; each [T]."""
 
     weight: torch.Tensor
     truncated: torch.Tensor
-    """Where the ratio was above the upper bound and the weight is that bound; bool."""
+    """Where the ratio was above the upper bound, which is the weight; bool."""
     masked: torch.Tensor
-    """Where the ratio was out of both bounds and the weight is 0; bool."""
+    """Where the ratio was outside both bounds and the weight is 0; bool."""
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What a `RolloutCorrectionSpec` makes of a micro-batch; each [T], or None where it is not asked for."""
+    """The corrections of a micro-batch; each [T], or None if not enabled."""
 
     importance: Importance | None = None
     rejected: torch.Tensor | None = None
-    """Tokens that leave the loss by the criterion; bool."""
+    """Tokens excluded from the loss by the criterion; bool."""
     vetoed: torch.Tensor | None = None
-    """Tokens of responses that leave the loss for the sake of a single token; bool."""
+    """Tokens of responses excluded from the loss because of a single token; bool."""
 
     def of_policy(self, loss: torch.Tensor) -> torch.Tensor:
-        """The policy's loss of tokens [T], weighted, and 0 where a token has left it."""
+        """The policy loss of tokens [T], weighted, and 0 for excluded tokens."""
         return self.of_all(loss if self.importance is None else self.importance.weight * loss)
 
     def of_all(self, loss: torch.Tensor) -> torch.Tensor:
-        """A loss of tokens [T], 0 where a token has left it."""
+        """A loss of tokens [T], 0 for excluded tokens."""
         for out in (self.rejected, self.vetoed):
             loss = loss if out is None else torch.where(out, 0.0, loss)
         return loss
@@ -73,7 +72,7 @@ def importance_weights(
       importance sampling.
     """
     log_weight = log_ratio.double() if level == "token" else rows.sums(log_ratio)
-    # Compared as logs: a ratio of a response may be too large for any float.
+    # Compared as logs, because the ratio of a response may overflow.
     above, below = log_weight > math.log(upper), _below(log_weight, lower)
     weight = log_weight.clamp(-_LARGEST_LOG, _LARGEST_LOG).exp().clamp(max=upper)
     masked = torch.zeros_like(above) if lower is None else above | below
@@ -99,7 +98,7 @@ def rejected(
     Stability" (see `importance_weights`), part 3, and trust region masking, Li et al. 2025, arXiv 2512.23075. The names
     are verl's: `docs/mismatch.md` has the table.
     """
-    # An infinite difference would make k3 NaN, and what is compared with NaN stays.
+    # Clamped, because an infinite difference would make k3 NaN, which compares as not rejected.
     log_ratio = (trainer.double() - rollout.double()).clamp(-_LARGEST_LOG, _LARGEST_LOG)
     if criterion in _RATIOS:
         statistic = _over(_RATIOS[criterion], log_ratio, rows)
@@ -114,7 +113,7 @@ def rejected(
 def vetoed(log_ratio: torch.Tensor, rows: RowReducer, *, threshold: float) -> torch.Tensor:
     """All tokens of responses with a token whose r is below `threshold`; bool [T].
 
-    Such a token is one that the trainer would hardly ever have drawn; what follows it is then no sample of its policy.
+    The trainer would hardly ever have sampled such a token, so what follows it is not a sample of its policy.
     """
     return (rows.largest(-log_ratio) > -math.log(threshold)) & rows.active
 
@@ -132,10 +131,10 @@ def correct(
         importance = _importance(spec, trainer - rollout, rows)
         if spec.rollout_is_batch_normalize:
             total, count = totals
-            # Where all weights are 0, they stay so.
+            # If all weights are 0, they stay 0.
             importance = replace(importance, weight=importance.weight * (count / total if total else 1.0))
     if spec.rollout_rs is not None:
-        assert spec.rollout_rs_threshold is not None, "the checks ask for it"
+        assert spec.rollout_rs_threshold is not None, "validated with the pipeline"
         out = rejected(
             trainer,
             rollout,
@@ -150,7 +149,7 @@ def correct(
 
 
 def importance_totals(spec: RolloutCorrectionSpec, batch: Batch) -> tuple[float, float]:
-    """Sum and number of a batch's importance weights, of tokens or of responses: all ranks' give the mean.
+    """Sum and number of a batch's importance weights, of tokens or responses; summed over ranks they give the mean.
 
     `batch` holds ``old_logprob``, ``rollout_logprob`` and ``response_mask``.
     """
@@ -158,7 +157,7 @@ def importance_totals(spec: RolloutCorrectionSpec, batch: Batch) -> tuple[float,
     row = np.repeat(np.arange(len(mask)), mask.lengths)
     rows = RowReducer(torch.from_numpy(row), torch.from_numpy(mask.values > 0))
     old, rollout = (torch.from_numpy(batch[name].values) for name in ("old_logprob", "rollout_logprob"))
-    # Tokens that do not count may hold anything, and 0 of it is not 0.
+    # Masked, because inactive tokens may hold any value, also infinity.
     log_ratio = torch.where(rows.active, old - rollout, 0.0)
     counted = rows.active if spec.rollout_is == "token" else rows.once
     weight = _importance(spec, log_ratio, rows).weight.double()
@@ -166,7 +165,7 @@ def importance_totals(spec: RolloutCorrectionSpec, batch: Batch) -> tuple[float,
 
 
 def correction_metrics(correction: Correction, rows: RowReducer) -> dict[str, torch.Tensor]:
-    """What the correction did, by name, as tallies; `docs/mismatch.md` explains them."""
+    """Metrics of the correction as tallies; `docs/mismatch.md` explains them."""
     of_tokens, of_responses = {}, {}
     if (importance := correction.importance) is not None:
         of_tokens["correction/weight"] = importance.weight

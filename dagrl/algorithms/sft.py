@@ -1,4 +1,4 @@
-"""Imitation: the likelihood of responses that somebody else has written, alone or beside a policy's own samples.
+"""Imitation: the likelihood of given responses, alone or mixed with a policy's own samples.
 
 Both classes implement `dagrl.backends.base.Objective`.
 """
@@ -18,19 +18,19 @@ from dagrl.data.batch import Batch, Column
 from dagrl.data.tally import tally_mean
 
 if TYPE_CHECKING:
-    # The contract only: formulas do not need engines to run.
+    # For type checking only: losses do not need engines to run.
     from dagrl.backends.base import ResponseTokens
 
 
 class SftObjective:
-    """Negative log-likelihood of the response tokens, all of them: supervised fine-tuning."""
+    """Negative log-likelihood of all response tokens: supervised fine-tuning."""
 
     columns: tuple[str, ...] = ()
     needs_entropy = False
     temperature = 1.0
 
     def __init__(self, aggregation: Aggregation, longest_response: int | None = None) -> None:
-        """`longest_response` is the most tokens that a response may have: what seq-mean-token-sum-norm divides by."""
+        """`longest_response`: largest number of tokens of a response, by which seq-mean-token-sum-norm divides."""
         self.aggregation = aggregation
         self.longest_response = longest_response
 
@@ -39,12 +39,12 @@ class SftObjective:
         return self.weights(_ones(batch["response_tokens"]))
 
     def weights(self, mask: Column) -> tuple[Column, tuple[float, ...]]:
-        """The same of the tokens in `mask` alone."""
+        """Weights and totals for the tokens in `mask`."""
         weights, normalizer = token_weights(mask, self.aggregation, self.longest_response)
         return weights, (normalizer,)
 
     def __call__(self, tokens: ResponseTokens) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The micro-batch's share of the loss, and ``loss/sft``, its mean by the same weights."""
+        """The micro-batch's share of the loss, and ``loss/sft``, its mean with the same weights."""
         loss = -tokens.logprob
         return (tokens.weight * loss).sum(), {"loss/sft": tally_mean(loss, tokens.weight)}
 
@@ -52,8 +52,8 @@ class SftObjective:
 class MixedObjective:
     """(1 - mu) policy loss on the policy's own rows + mu NLL on an expert's: MIX of Trinity-RFT (arXiv 2505.17826).
 
-    Rows of the expert have ``is_expert`` 1. Each part is averaged over its own rows of the mini-batch: the policy's as
-    its loss says, the expert's first over the tokens of a response, then over responses.
+    Expert rows have ``is_expert`` 1. Each part is averaged over its own rows of the mini-batch: the policy's by its
+    loss's aggregation, the expert's over the tokens of a response, then over responses.
     """
 
     def __init__(self, policy: PolicyObjective, mu: float) -> None:
@@ -64,7 +64,7 @@ class MixedObjective:
         self.temperature = policy.temperature
 
     def token_weights(self, batch: Batch) -> tuple[Column, tuple[float, ...]]:
-        """Weights of either part on its own rows. Totals are the policy's, its normalizer first, then the expert's."""
+        """Weights of both parts on their own rows. Totals: the policy's, its normalizer first, then the expert's."""
         mask = batch["response_mask"]
         is_expert = np.repeat(batch["is_expert"].values > 0, mask.lengths)
         own = batch.with_columns({"response_mask": Column(np.where(is_expert, 0.0, mask.values), mask.offsets)})
@@ -78,7 +78,7 @@ class MixedObjective:
         nothing = torch.zeros_like(tokens.weight)
         *totals, imitated = tokens.totals
         own = replace(tokens, weight=torch.where(is_expert, nothing, tokens.weight), totals=tuple(totals))
-        # All weights have been divided by the policy's normalizer, or by 1 where it has none.
+        # All weights were divided by the policy's normalizer, or by 1 if that is 0.
         weight = torch.where(is_expert, tokens.weight * (totals[0] or 1.0) / (imitated or 1.0), nothing)
         policy, metrics = self.policy(own)
         expert, told = self._expert(replace(tokens, weight=weight))

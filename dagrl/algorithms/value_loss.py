@@ -17,24 +17,24 @@ from dagrl.data.tally import tally, tally_mean
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    # The contract only: formulas do not need engines to run.
+    # For type checking only: losses do not need engines to run.
     from dagrl.backends.base import ValueTokens
     from dagrl.config.schema import Aggregation
 
 _RETURN, _ERROR = "critic/return", "critic/error_before"
 _AS_GOOD_AS_CONSTANT = 1e-12
-"""Variance of returns, relative to their mean square, below which there is nothing to be explained."""
+"""Variance of returns, relative to their mean square, below which they count as constant."""
 
 
 def value_loss(
     value: torch.Tensor, old_value: torch.Tensor, returns: torch.Tensor, *, cliprange: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Half the squared error of each value, all of shape [T], and where a clip stopped its gradient, bool.
+    """Half the squared error of each value, shape [T], and where a clip stopped its gradient, bool.
 
-    0.5 max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2): a value that has moved away by more than c is not drawn
-    further in that direction. As in OpenAI's baselines of PPO (arXiv 1707.06347); "Implementation matters in deep
-    policy gradients" (arXiv 2005.12729, section 3, item 1) writes it down. A `cliprange` of 0 is no bound. Only `value`
-    gets a gradient.
+    0.5 max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2): the gradient of a value that has moved by more than c is
+    0 in that direction. As in OpenAI's baselines of PPO (arXiv 1707.06347), and described in "Implementation matters in
+    deep policy gradients" (arXiv 2005.12729, section 3, item 1). A `cliprange` of 0 means no bound. Only `value` has a
+    gradient.
     """
     free = (value - returns).square()
     if not cliprange:
@@ -46,14 +46,14 @@ def value_loss(
 
 
 class ValueObjective:
-    """The value loss over the response tokens of a batch, weighted as a policy's loss is."""
+    """The value loss over the response tokens of a batch, weighted like a policy loss."""
 
     columns: tuple[str, ...] = ("value", "return")
     needs_entropy = False
     temperature = 1.0
 
     def __init__(self, *, cliprange: float, aggregation: Aggregation, longest_response: int) -> None:
-        """`longest_response`: the most tokens that a response is asked for; see `token_weights`."""
+        """`longest_response`: largest number of tokens of a response; see `token_weights`."""
         self.cliprange = cliprange
         self.aggregation = aggregation
         self.longest_response = longest_response
@@ -64,10 +64,10 @@ class ValueObjective:
         return weights, (normalizer,)
 
     def __call__(self, tokens: ValueTokens) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The micro-batch's share of the loss, and metrics as tallies, to be completed by `with_explained_variance`."""
+        """The micro-batch's share of the loss, and tallies for `with_explained_variance`."""
         counted = tokens.weight > 0
         value = tokens.value.detach()
-        # Values of tokens that do not count may be anything: 0 * inf would make the sum NaN.
+        # Values of inactive tokens may be anything: 0 * inf would make the sum NaN.
         before, returns = (torch.where(counted, tokens.columns[name], value) for name in self.columns)
         loss, clipped = value_loss(tokens.value, before, returns, cliprange=self.cliprange)
         told = {"critic/clip_fraction": clipped, _RETURN: returns, _ERROR: returns - before}
@@ -76,10 +76,10 @@ class ValueObjective:
 
 
 def with_explained_variance(stats: Mapping[str, Stat]) -> dict[str, Stat]:
-    """The metrics of a whole batch, with ``critic/explained_variance`` in place of what it is worked out from.
+    """Replaces intermediate metrics of a whole batch by ``critic/explained_variance``.
 
-    1 - Var[R - V] / Var[R] over the tokens that count, V from before the update: 1 for a critic that is always right, 0
-    for one that says the same everywhere, below for one that does harm. Left out where all returns are the same.
+    It is 1 - Var[R - V] / Var[R] over active tokens, with V from before the update: 1 for a perfect critic, 0 for a
+    constant one, negative for a harmful one. Left out if all returns are equal.
     """
     told = {name: stat for name, stat in stats.items() if name not in (_RETURN, _ERROR)}
     returns, errors = stats.get(_RETURN), stats.get(_ERROR)

@@ -93,7 +93,7 @@ def test_where_there_are_many_choices_some_are_drawn_and_again_the_same():
 
 @pytest.mark.parametrize("k", [0, 3])
 def test_more_than_there_are_cannot_be_told(k):
-    with pytest.raises(ValueError, match="cannot be told from 2 responses"):
+    with pytest.raises(ValueError, match="from 2 responses"):
         best_at_k(np.zeros((1, 2)), k)
-    with pytest.raises(ValueError, match="cannot be told from 2 responses"):
+    with pytest.raises(ValueError, match="from 2 responses"):
         majority_at_k(np.zeros((1, 2)), [["a", "b"]], k)
