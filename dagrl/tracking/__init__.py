@@ -1,6 +1,6 @@
-"""What a run leaves for people to look at: console, metrics.jsonl, TensorBoard, wandb, MLflow, SwanLab, timeline.
+"""Trackers of a run: console, metrics.jsonl, TensorBoard, wandb, MLflow, SwanLab and the timeline.
 
-`open_trackers` opens those that a pipeline asks for; the runtime talks to all of them as one, by `Trackers`.
+`open_trackers` opens those that a pipeline names; the orchestrator calls all of them through `Trackers`.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ __all__ = ["Timeline", "Tracker", "Trackers", "open_trackers"]
 
 
 class Trackers:
-    """All trackers of a run. A context manager: it closes them, as failed where an exception comes through."""
+    """All trackers of a run. As a context manager it closes them, as failed if an exception is raised."""
 
     def __init__(
         self, trackers: Sequence[Tracker], timeline: Timeline, console: Console | None, samples: Path, shown: int
     ) -> None:
-        """`samples` is the folder with the steps' samples, of which trackers show `shown` of each validation."""
+        """`samples` is the folder of the steps' samples; `shown` rows of each validation go to trackers."""
         self._trackers = trackers
         self._console = console
         self._samples, self._shown = samples, shown
         self.timeline = timeline
-        """Where the runtime records what ran when."""
+        """Records which worker ran what and when."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record a step everywhere, in metrics.jsonl first. OSError where a file cannot be written."""
+        """Record a step in all trackers, in metrics.jsonl first. Raises OSError if a file cannot be written."""
         for tracker in self._trackers:
             tracker.log(step, metrics)
         if any(name.startswith("val/") for name in metrics):
@@ -61,20 +61,20 @@ class Trackers:
                 tracker.samples(step, table)
 
     def progress(self, progress: Progress) -> None:
-        """Show how far a rollout is; cheap, and only on the console."""
+        """Show the progress of a rollout; cheap, only on the console."""
         if self._console is not None:
             self._console.progress(progress)
 
     def note(self, message: str) -> None:
-        """Tell the user something; on stderr if the pipeline has no console."""
+        """Print a message; on stderr if the pipeline has no console."""
         if self._console is not None:
             self._console.note(message)
         else:
-            with suppress(OSError):  # nobody is there to read it
+            with suppress(OSError):  # stderr may be closed
                 print(message, file=sys.stderr, flush=True)
 
     def close(self, ok: bool) -> None:
-        """Close all, also if closing one fails; the first such OSError is raised at the end."""
+        """Close all trackers, even if one fails; then raises the first OSError."""
         self.timeline.close()
         failure: OSError | None = None
         for tracker in reversed(self._trackers):
@@ -94,7 +94,7 @@ class Trackers:
         try:
             self.close(ok=error is None)
         except OSError as failure:
-            # What ended the run must stay the error that is seen.
+            # Keep the exception that ended the run.
             if error is None:
                 raise
             self.note(str(failure))
@@ -110,12 +110,12 @@ def open_trackers(
     resumed_step: int | None,
     shown_samples: int = 0,
 ) -> Trackers:
-    """Open metrics.jsonl, the timeline, and what `names` asks for.
+    """Open metrics.jsonl, the timeline, and the trackers in `names`.
 
-    These are ``console``, ``tensorboard``, ``wandb``, ``mlflow`` and ``swanlab``. `config` is the resolved pipeline as
-    plain YAML values; what looks like a secret in it is told to nobody. `resumed_step` is the last step that stays,
-    None in a run from the start: whatever the folder holds of later steps is cut. `shown_samples` of each validation
-    are shown as a table. Raises OSError where a file cannot be written.
+    Names are ``console``, ``tensorboard``, ``wandb``, ``mlflow`` and ``swanlab``. `config` is the resolved pipeline as
+    plain YAML values; likely secrets in it are hidden. `resumed_step` is the last step to keep, None for a new run:
+    later steps are removed from the files. `shown_samples` rows of each validation are shown as a table. Raises OSError
+    if a file cannot be written.
     """
     console = Console(total_steps) if "console" in names else None
     trackers: list[Tracker] = [MetricsFile()]

@@ -19,22 +19,22 @@ from typing import Any
 from dagrl.tracking.base import SampleTable, SampleTracker
 
 FINISH_TIMEOUT_S = 120.0
-"""Longest wait for a guest at the end of the run."""
+"""Longest wait for a tracker at the end of the run."""
 QUIET_S = 5.0
-"""Of that wait, before anything is said of it."""
+"""Part of that wait before the user is told."""
 LONGEST_QUEUE = 1000
-"""Calls that may wait for a guest: behind that, it is given up."""
+"""Longest queue of calls; a tracker with a longer one is dropped."""
 
 
 class TrackerFailedError(Exception):
-    """A library, the network or the disk failed it; the text is the first line of what it said."""
+    """A tracker's library, network or disk failed; the message is the first line of the cause."""
 
 
 @contextmanager
 def failures_of(library: str) -> Iterator[None]:
-    """Make whatever a library raises one kind of error, with its cause. Any other error is a bug of ours, and passes.
+    """Turn errors raised by a library into TrackerFailedError. Other errors are bugs in dagrl and pass.
 
-    Such libraries raise classes without a common base, Python's own among them: they are told by where they come from.
+    Such libraries raise classes without a common base, also built-in ones, so errors are recognised by their traceback.
     """
     try:
         yield
@@ -55,7 +55,7 @@ def _comes_from(trace: TracebackType | None, library: str) -> bool:
 
 
 def stable_id(path: Path) -> str:
-    """An id that is made once and kept in the file `path`, so that a run that goes on stays one run."""
+    """An id that is created once and stored in the file `path`, so that a resumed run keeps its identity."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.is_file() or not path.read_text().strip():
         path.write_text(secrets.token_hex(4) + "\n")
@@ -63,43 +63,43 @@ def stable_id(path: Path) -> str:
 
 
 class BackgroundTracker:
-    """A tracker in a thread of its own. What it is told is done in order, later."""
+    """A tracker in a background thread, which executes calls in order."""
 
     def __init__(self, library: str, tracker: SampleTracker, note: Callable[[str], None]) -> None:
-        """`library` is the package that may fail; `note` tells the user something, from any thread."""
+        """`library` is the package that may fail; `note` prints a message, from any thread."""
         self._library, self._tracker, self._note = library, tracker, note
         self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue(LONGEST_QUEUE)
         self._thread = threading.Thread(target=self._serve, name=f"track {library}", daemon=True)
-        self._over = False
-        """Whether nothing more is asked of it."""
+        self._is_closed = False
+        """Whether further calls are ignored."""
         self._bug: Exception | None = None
 
     def start(self, run_dir: Path, config: Mapping[str, Any], resumed_step: int | None) -> None:
-        """Begin, in the background."""
+        """Start in the background."""
         self._thread.start()
         self._ask(partial(self._tracker.start, run_dir, config, resumed_step))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Have a step's metrics recorded."""
+        """Queue a step's metrics."""
         self._ask(partial(self._tracker.log, step, dict(metrics)))
 
     def samples(self, step: int, table: SampleTable) -> None:
-        """Have a table shown."""
+        """Queue a table."""
         self._ask(partial(self._tracker.samples, step, table))
 
     def close(self, ok: bool) -> None:
-        """Wait until all is recorded, but not for ever, and not for longer than the user does."""
+        """Wait until the queue is empty, up to FINISH_TIMEOUT_S or Ctrl-C."""
         if self._thread.ident is None:
             return
-        if not self._over:
+        if not self._is_closed:
             self._ask(partial(self._tracker.close, ok))
             self._end()
         begun = time.monotonic()
-        # The run is over by now: Ctrl-C ends this wait, and nothing else.
+        # The run has ended: Ctrl-C only ends this wait.
         with suppress(KeyboardInterrupt):
             self._thread.join(min(QUIET_S, FINISH_TIMEOUT_S))
             if self._thread.is_alive():
-                self._note(f"waiting for {self._library} to take what it has been told, {FINISH_TIMEOUT_S:g} s at most")
+                self._note(f"waiting for {self._library} to finish, {FINISH_TIMEOUT_S:g} s at most")
                 self._thread.join(max(0.0, FINISH_TIMEOUT_S - QUIET_S))
         if self._thread.is_alive():
             waited = time.monotonic() - begun
@@ -108,12 +108,12 @@ class BackgroundTracker:
 
     def _ask(self, call: Callable[[], None]) -> None:
         self._raise_bug()
-        if self._over:
+        if self._is_closed:
             return
         try:
             self._calls.put_nowait(call)
         except queue.Full:
-            self._note(f"{self._library} is {LONGEST_QUEUE} steps behind and is given up; metrics.jsonl has every step")
+            self._note(f"{self._library} is {LONGEST_QUEUE} steps behind and is dropped; metrics.jsonl has every step")
             with suppress(queue.Empty):
                 while True:
                     self._calls.get_nowait()
@@ -121,8 +121,8 @@ class BackgroundTracker:
             self._end()
 
     def _end(self) -> None:
-        """Let the thread end after what it has been asked for."""
-        self._over = True
+        """Let the thread end after the queued calls."""
+        self._is_closed = True
         with suppress(queue.Full):
             self._calls.put_nowait(None)
 
@@ -137,9 +137,9 @@ class BackgroundTracker:
                 with failures_of(self._library):
                     call()
         except TrackerFailedError as error:
-            self._over = True
+            self._is_closed = True
             self._note(f"{self._library} stopped: {error}; metrics.jsonl has every step")
             with suppress(TrackerFailedError), failures_of(self._library):
                 self._tracker.close(ok=False)
         except Exception as error:  # noqa: BLE001 - a bug of ours: raised where the run can hear of it
-            self._over, self._bug = True, error
+            self._is_closed, self._bug = True, error

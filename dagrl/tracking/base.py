@@ -1,4 +1,4 @@
-"""What the runtime asks of a tracker, and how the files of an earlier, longer life of a run are cut back."""
+"""The tracker protocol, and helpers to write files and to truncate those of a resumed run."""
 
 from __future__ import annotations
 
@@ -11,65 +11,65 @@ from typing import Any, Protocol, runtime_checkable
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a rollout is."""
+    """Progress of a rollout."""
 
     name: str
-    """The node; ``val/`` before it in validation."""
+    """The node; with the prefix ``val/`` in validation."""
     step: int
     done: int
-    """Prompts all of whose responses are there."""
+    """Prompts with all responses finished."""
     total: int
     tokens: int
     """Tokens sampled so far."""
     seconds: float
-    """Time since it began."""
+    """Time since the rollout began."""
 
 
 class Tracker(Protocol):
-    """A place that metrics go to. `start`, then `log` once a step, then `close`."""
+    """A destination of metrics. Call `start`, then `log` once per step, then `close`."""
 
     def start(self, run_dir: Path, config: Mapping[str, Any], resumed_step: int | None) -> None:
-        """Open what lies under `run_dir`; what was logged after `resumed_step` is to be forgotten, None: everything.
+        """Open files under `run_dir`; drop what was logged after `resumed_step`, None: everything.
 
-        `config` is the resolved pipeline, as plain YAML values.
+        `config` is the resolved pipeline as plain YAML values.
         """
         ...
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record a step's metrics; when it returns, they survive the process."""
+        """Record a step's metrics durably."""
         ...
 
     def close(self, ok: bool) -> None:
-        """Finish; `ok` False: the run failed. Closing twice, or what never started, is harmless."""
+        """Finish; `ok` is False if the run failed. May be called twice, or without `start`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SampleTable:
-    """Some samples of a validation."""
+    """Samples of a validation as a table."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
-    """Texts and numbers, in the order of `columns`."""
+    """Texts and numbers in the order of `columns`."""
 
 
 @runtime_checkable
 class SampleTracker(Tracker, Protocol):
-    """A tracker that shows samples, too."""
+    """A tracker that also shows samples."""
 
     def samples(self, step: int, table: SampleTable) -> None:
-        """Show samples of the validation after `step`, whose metrics have been logged."""
+        """Show samples of the validation after `step`; its metrics have been logged."""
         ...
 
 
 def is_kept(step: int, resumed_step: int | None) -> bool:
-    """Whether what was recorded at `step` is part of the run that goes on after `resumed_step`."""
+    """Whether an entry of `step` belongs to a run resumed after `resumed_step`."""
     return resumed_step is not None and step <= resumed_step
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Within the context an OSError becomes one that says in a sentence which file could not be written."""
+    """Context that turns an OSError into one that names the file."""
     try:
         yield
     except OSError as error:
@@ -77,7 +77,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Put `text` in place of the file's contents at once: a kill leaves the old or the new."""
+    """Replace the file's contents atomically."""
     aside = path.with_name(path.name + ".new")
     try:
         aside.write_text(text, encoding="utf-8")

@@ -1,6 +1,6 @@
-"""The terminal: a line for each step, which stays, above the bars of what is under way.
+"""The terminal: one line per step, with progress bars below.
 
-Where output is not a terminal there are no bars, and a line names each of its numbers.
+If the output is not a terminal there are no bars, and each line names its metrics.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from dagrl.tracking.base import Progress
 from dagrl.tracking.other_policies import same_of_others
 
 QUIET_S = 10.0
-"""Between two lines about a rollout, where output is not a terminal."""
+"""Time between two lines about a rollout, if the output is not a terminal."""
 STEPS_PER_HEADING = 20
-"""Rows of a terminal's table from one line of headings to the next."""
+"""Rows between two lines of headings in a terminal."""
 _WIDTH = 7
-"""Characters of a table's column at least."""
+"""Minimum width of a column in characters."""
 
 COLUMNS: tuple[tuple[str, tuple[str, ...], Callable[[float], str]], ...] = (
     ("reward", ("reward/mean",), "{:.3f}".format),
@@ -42,9 +42,9 @@ COLUMNS: tuple[tuple[str, tuple[str, ...], Callable[[float], str]], ...] = (
     ("tokens/s", ("throughput/tokens_per_s",), "{:,.0f}".format),
     ("seconds", ("time/step_s",), "{:.2f}".format),
 )
-"""Heading, metrics of which the first that there is is shown, format. ``tokens`` is the mean length of a response."""
+"""Heading, metrics (the first available one is shown), format. ``tokens`` is the mean length of a response."""
 _OF_EVERY_POLICY = ("reward", "loss")
-"""Headings that are shown of policies beside the first, too."""
+"""Headings that are also shown for policies beside the first."""
 
 VALIDATION = (
     ("val/reward/mean", "reward"),
@@ -53,17 +53,17 @@ VALIDATION = (
     ("val/dpo/accuracy", "accuracy of dpo"),
     ("val/loss/sft", "loss of sft"),
 )
-"""Metric, heading: what is shown of a validation."""
+"""Metric and heading of a validation's line."""
 
 
 OF_A_SET = re.compile(r"val/(.+/mean@\d+)")
-"""Metrics that tell a validation set, or one of its data sources, from the others."""
+"""Metrics of a single validation set or data source."""
 VISIBLE_SETS = 8
-"""That are shown of a validation. metrics.jsonl has all of them."""
+"""Number of them shown per validation. metrics.jsonl has all."""
 
 
 class _Terminal(Terminal):
-    """Standard output; where its reader has gone, silence, for a run does not end with a closed pipe or terminal."""
+    """Standard output; silent after its reader has gone, because a closed pipe or terminal must not end a run."""
 
     def _write_buffer(self) -> None:
         try:
@@ -71,17 +71,17 @@ class _Terminal(Terminal):
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
-            # A terminal that was hung up: rich knows of pipes alone.
+            # A closed terminal; rich handles only pipes.
             self.on_broken_pipe()
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
-        # Python writes what is left in its buffer when it exits: that must not fail either.
+        # Python flushes stdout at exit, which must not fail either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _values(metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
-    """Heading and text of what is shown of a step, in the order of `COLUMNS`."""
+    """Heading and text of each shown metric of a step, in the order of `COLUMNS`."""
     for heading, names, form in COLUMNS:
         name = next((name for name in names if name in metrics), None)
         if name is not None:
@@ -92,20 +92,20 @@ def _values(metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
 
 
 class Console:
-    """Shows the run to whoever watches it."""
+    """Shows the run in the terminal."""
 
     def __init__(
         self, total_steps: int, terminal: Terminal | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`total_steps` of the whole run; `terminal` is standard output unless given. `clock` gives seconds."""
+        """`total_steps` of the whole run; `terminal` defaults to standard output. `clock` returns seconds."""
         self._terminal = terminal or _Terminal(highlight=False)
         self._total_steps = total_steps
         self._headings: list[str] = []
-        """Columns of the table, in order."""
+        """Columns of the table in order."""
         self._rows = 0
-        """Steps below the last line of headings."""
+        """Steps since the last line of headings."""
         self._is_stale = False
-        """Whether a step has been trained on samples of older weights; until then their age is not shown."""
+        """Whether any step used samples of older weights; only then their age is shown."""
         self._progress = Bars(
             TextColumn("step"),
             MofNCompleteColumn(),
@@ -127,11 +127,11 @@ class Console:
         self._prompts = self._rollout.add_task("", visible=False, rate="")
         self._clock = clock
         self._quiet_until: float | None = None
-        """When the next line about a rollout may come; None where none is under way."""
+        """Earliest time of the next line about a rollout; None if none is running."""
         self._live: Live | None = None
 
     def start(self, run_dir: Path, config: Mapping[str, Any], resumed_step: int | None) -> None:
-        """Begin to draw; the progress counts from `resumed_step`."""
+        """Start drawing; progress counts from `resumed_step`."""
         self._progress.update(self._task, completed=resumed_step or 0)
         self._progress.start_task(self._task)
         if self._terminal.is_terminal and not self._terminal.is_dumb_terminal:
@@ -139,7 +139,7 @@ class Console:
             self._live.start()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Show a step; of a validation, its own line."""
+        """Show a step; a validation gets its own line."""
         if step > 0:
             self._progress.update(self._task, completed=step)
             self._is_stale |= metrics.get("staleness/mean", 0.0) > 0
@@ -160,13 +160,13 @@ class Console:
             self._live.refresh()
 
     def progress(self, progress: Progress) -> None:
-        """Show how far a rollout is: a bar, or a line every `QUIET_S` seconds."""
+        """Show the progress of a rollout: a bar, or a line every `QUIET_S` seconds."""
         over = progress.done >= progress.total
         rate = f"{progress.tokens:,} tokens  {progress.tokens / max(progress.seconds, 1e-9):,.0f} tokens/s"
         if self._live is not None:
             self._rollout.update(
                 self._prompts,
-                # Where steps overlap, it is not the one that is shown next.
+                # With overlapping steps it may not be the next step shown.
                 description=f"{progress.name} of step {progress.step}",
                 completed=progress.done,
                 total=progress.total,
@@ -187,17 +187,17 @@ class Console:
         self._line(message)
 
     def close(self, ok: bool) -> None:
-        """Leave the last bar on the screen and give the cursor back."""
+        """Keep the last bar on the screen and restore the cursor."""
         if self._live is not None:
             self._live.stop()
             self._live = None
 
     def _row(self, step: int, values: Mapping[str, str]) -> None:
-        """Print a step as a row of the table, below headings where they are new or have scrolled up."""
+        """Print a row, with headings if they are new or have scrolled away."""
         new = [head for head in values if head not in self._headings]
         if new or self._rows == STEPS_PER_HEADING:
             order = [head for head, _, _ in COLUMNS]
-            # The other policies' come behind the first one's, of which they repeat the heading.
+            # Columns of other policies follow the first one's column of the same heading.
             self._headings = sorted([*self._headings, *new], key=lambda head: _place(head, order))
             self._rows = 0
         if self._rows == 0:
@@ -207,7 +207,7 @@ class Console:
         self._line("  ".join([str(step).rjust(len("step")), *cells]))
 
     def _line(self, text: str, style: str | None = None) -> None:
-        # soft_wrap: a log file has no width to wrap at.
+        # soft_wrap: a log file has no width.
         self._terminal.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
         self._terminal.file.flush()
 
@@ -216,5 +216,5 @@ class Console:
 
 
 def _place(heading: str, order: list[str]) -> int:
-    """The place of the column that a heading is of, or whose heading it repeats with a policy's name behind it."""
+    """Position of a heading, which may end with the name of another policy."""
     return next(place for place, head in enumerate(order) if heading == head or heading.startswith(f"{head} "))

@@ -1,4 +1,4 @@
-"""``metrics.jsonl``: one JSON object for each step. The record that tools and tests read; it must not lose a line."""
+"""``metrics.jsonl``: one JSON object per step, for tools and tests."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from dagrl.tracking.base import is_kept, naming, replace_text
 
 
 class MetricsFile:
-    """Appends a line a step, each in the file before `log` returns.
+    """Appends a line per step, written to the file before `log` returns.
 
-    Raises OSError, with a sentence that names the file, where it cannot be written.
+    Raises OSError that names the file if it cannot be written.
     """
 
     def __init__(self) -> None:
@@ -22,9 +22,9 @@ class MetricsFile:
         self._file: TextIO | None = None
 
     def start(self, run_dir: Path, config: Mapping[str, Any], resumed_step: int | None) -> None:
-        """Cut off the lines after `resumed_step` and a torn last line, then open for appending.
+        """Remove lines after `resumed_step` and a torn last line, then open for appending.
 
-        ValueError where an earlier line is no step of a run.
+        Raises ValueError if an earlier line is not a step's metrics.
         """
         self._path = run_dir / "metrics.jsonl"
         with naming(self._path):
@@ -50,14 +50,14 @@ class MetricsFile:
 
 
 def _json_number(value: float) -> float | None:
-    """JSON knows no NaN, no infinity, and nothing of numpy."""
+    """JSON has no NaN, no infinity and no numpy types."""
     if isinstance(value, int):
         return value
     return float(value) if math.isfinite(value) else None
 
 
 def kept_lines(path: Path, resumed_step: int | None) -> list[str]:
-    """Lines of steps up to `resumed_step`; a last one that a kill tore apart is left out."""
+    """Lines of steps up to `resumed_step`, without a torn last line."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
     kept = []
     for number, line in enumerate(lines, start=1):
@@ -66,7 +66,7 @@ def kept_lines(path: Path, resumed_step: int | None) -> list[str]:
         except (ValueError, KeyError, TypeError, OverflowError) as error:
             if number == len(lines):
                 break
-            raise ValueError(f"{path}:{number}: not a step's metrics; remove the line to go on") from error
+            raise ValueError(f"{path}:{number}: not a step's metrics; remove the line to continue") from error
         if line.endswith("\n") and is_kept(step, resumed_step):
             kept.append(line)
     return kept

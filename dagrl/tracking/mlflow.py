@@ -1,4 +1,4 @@
-"""MLflow: on the server that ``MLFLOW_TRACKING_URI`` names, or in a database of the run folder."""
+"""MLflow: on the server named by ``MLFLOW_TRACKING_URI``, or in a database in the run folder."""
 
 from __future__ import annotations
 
@@ -25,40 +25,40 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 EXPERIMENT = "dagrl"
-"""Unless ``MLFLOW_EXPERIMENT_NAME`` says another."""
+"""Default of ``MLFLOW_EXPERIMENT_NAME``."""
 PATIENCE_S = 30.0
-"""For a server that does not answer when the run starts."""
+"""Longest wait for a server when the run starts."""
 _KNOCK_TIMEOUT_S, _PAUSE_S = 5.0, 1.0
 _PARAMETERS_AT_ONCE = 100
 _METRICS_AT_ONCE = 1000
 _LONGEST_PARAMETER = 500
-"""Bounds of MLflow's servers, those of older versions too."""
+"""Limits of MLflow's servers, including older versions."""
 _TABLES = "mlflow.loggedArtifacts"
-"""The tag by which MLflow's pages know which artifacts are tables."""
+"""Tag by which MLflow's UI recognises tables among artifacts."""
 _NEWEST_TABLES = 20
-"""That are in the tag, whose length is bounded. The others are artifacts, too."""
+"""Number of tables in the tag, whose length is limited. Older tables remain artifacts."""
 _NOT_IN_NAMES = re.compile(r"[^\w\-. :/]", re.ASCII)
 
 
 class Mlflow:
     """Logs to MLflow: metrics, the pipeline as parameters and as ``pipeline.yaml``, samples as tables.
 
-    A run that goes on stays one run, by an id kept in the run folder. MLflow takes no step back: what was done again is
-    in a metric's history twice, the later value last. Its names know no ``@``: ``mean@4`` is ``mean_at_4``.
+    A resumed run keeps its MLflow run, by an id in the run folder. MLflow cannot remove steps: repeated steps are in a
+    metric's history twice, the later value last. Metric names replace ``@``: ``mean@4`` is ``mean_at_4``.
     """
 
     def __init__(self, name: str, note: Callable[[str], None]) -> None:
-        """`name` is the run's; `note` tells the user something."""
+        """`name` of the run; `note` prints a message."""
         self._name, self._note = name, note
         self._client: MlflowClient | None = None
         self._run_id = ""
         self._tables: list[dict[str, str]] = []
 
     def start(self, run_dir: Path, config: Mapping[str, Any], resumed_step: int | None) -> None:
-        """Begin a run, or go on with the one that the folder knows."""
+        """Begin or resume a run."""
         from mlflow.tracking import MlflowClient
 
-        # What it tells of its database would tear the live table apart.
+        # Their log lines would disturb the live table.
         for library in ("mlflow", "alembic"):
             logging.getLogger(library).setLevel(logging.WARNING)
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
@@ -66,10 +66,10 @@ class Mlflow:
         folder.mkdir(parents=True, exist_ok=True)
         remote = os.environ.get("MLFLOW_TRACKING_URI")
         if remote:
-            _knock(remote)
+            _check_reachable(remote)
         self._client = MlflowClient(tracking_uri=remote or f"sqlite:///{folder / 'mlflow.db'}")
         known = folder / "run_id"
-        if resumed_step is not None and known.is_file() and self._goes_on(known.read_text().strip()):
+        if resumed_step is not None and known.is_file() and self._resume(known.read_text().strip()):
             self._run_id = known.read_text().strip()
         else:
             self._run_id = self._client.create_run(self._experiment(remote, folder), run_name=self._name).info.run_id
@@ -114,13 +114,13 @@ class Mlflow:
         artifacts = None if remote else str(folder / "artifacts")
         with _unless("RESOURCE_ALREADY_EXISTS"):
             return self._client.create_experiment(name, artifact_location=artifacts)
-        # Another run has begun at the same time.
+        # Another run has created it at the same time.
         experiment = self._client.get_experiment_by_name(name)
         assert experiment is not None, "it exists already"
         return experiment.experiment_id
 
-    def _goes_on(self, run_id: str) -> bool:
-        """Take up a run; False where the server has none of that id, or somebody has deleted it."""
+    def _resume(self, run_id: str) -> bool:
+        """Resume a run; False if the server does not have it, or it was deleted."""
         assert self._client is not None
         with _unless("RESOURCE_DOES_NOT_EXIST"):
             run = self._client.get_run(run_id)
@@ -137,10 +137,10 @@ class Mlflow:
         self._client.log_batch(self._run_id, params=[Param(name, value) for name, value in parameters])
 
 
-def _knock(address: str) -> None:
-    """OSError, with a sentence, where nobody listens for a while. MLflow itself would try for minutes, and say nothing.
+def _check_reachable(address: str) -> None:
+    """Raise OSError if nothing listens at `address`. MLflow itself would retry silently for minutes.
 
-    Behind a proxy there is nobody to knock at.
+    Skipped behind a proxy.
     """
     parts = urlsplit(address)
     port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
@@ -162,7 +162,7 @@ def _knock(address: str) -> None:
 
 @contextmanager
 def _unless(code: str) -> Iterator[None]:
-    """Leaves the context early where the server says so."""
+    """Context that ends early if the server returns error `code`."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -173,17 +173,17 @@ def _unless(code: str) -> Iterator[None]:
 
 
 def _shown(value: float) -> float:
-    """A metric as MLflow can draw it: infinity would be the largest number there is, and its chart a flat line."""
+    """A value that MLflow can draw: it replaces infinity by the largest float, which flattens a chart."""
     return float(value) if math.isfinite(value) else math.nan
 
 
 def metric_name(name: str) -> str:
-    """A metric's name as MLflow takes it."""
+    """The metric's name in characters that MLflow accepts."""
     return _NOT_IN_NAMES.sub("_", name.replace("@", "_at_"))
 
 
 def _parameters(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Single values of a pipeline by their dotted names."""
+    """Scalar values of a pipeline by dotted name."""
     for key, value in config.items():
         if isinstance(value, Mapping):
             yield from _parameters(value, f"{prefix}{key}.")

@@ -1,7 +1,7 @@
-"""Metrics of the policies and rewards beside the first, by the names that a run gives them.
+"""Names of metrics of further policies and rewards.
 
-An update, or a rollout, beside the first has its node's name in front: ``update_verifier/loss/policy``. A reward that
-is written under a name of its own is ``reward/NAME``. In validation ``val/`` stands before all of these.
+Metrics of an update or rollout beside the first begin with its node's name: ``update_verifier/loss/policy``. A reward
+written under its own name is ``reward/NAME``. In validation, ``val/`` precedes all of these.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Iterable
 
 _REWARD = "reward/mean"
 _PARTS_OF_REWARD = frozenset(("mean", "std", "cosine", "length", "overlong", "failed_fraction", "cut_fraction"))
-"""Names after ``reward/`` in the metrics of the first reward."""
+"""Names after ``reward/`` that belong to the first reward."""
 
 
 def same_of_others(name: str, metrics: Iterable[str]) -> list[tuple[str, str]]:
-    """The metric `name` of other policies, among `metrics`: the whole name, and the node or reward that it is of."""
+    """The metric `name` of other policies in `metrics`: full name, and its node or reward."""
     where = "val/" if name.startswith("val/") else ""
     plain = name.removeprefix(where)
     found = []

@@ -1,4 +1,4 @@
-"""What must not leave the machine with a pipeline's configuration: passwords, tokens, keys."""
+"""Hides passwords, tokens and keys in a pipeline's configuration before it is sent to a tracker."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ HIDDEN = "***"
 _SECRET_WORDS = frozenset(
     {"apikey", "credential", "credentials", "passphrase", "passwd", "password", "passwords", "secret", "secrets"}
 )
-"""Last words of the names of such values. ``api_key_env`` names an environment variable, and is none."""
+"""Last words of names of secrets. ``api_key_env`` names an environment variable and is not one."""
 _KEYS_TO = frozenset({"access", "account", "api", "auth", "license", "private", "secret", "service"})
-"""What comes before ``key`` where it opens something; ``prompt_key`` is a column's name."""
+"""Words before ``key`` that make it a secret; ``prompt_key`` is a column's name."""
 _TOKENS_OF_TEXT = frozenset(
     {"bos", "cls", "end", "eos", "image", "mask", "pad", "sep", "start", "stop", "unk", "video"}
 )
-"""What comes before ``token`` where it is one of a vocabulary."""
+"""Words before ``token`` that make it a token of a vocabulary."""
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
 _KNOWN_FORMS = re.compile(r"\b(?:sk-[\w-]{16,}|hf_\w{16,}|gh[pousr]_\w{16,}|AKIA[0-9A-Z]{16}|Bearer\s+\S{8,})")
-"""Keys that say what they are: OpenAI's and its kin's, Hugging Face's, GitHub's, AWS's, headers."""
+"""Keys with a recognisable form: OpenAI's and similar, Hugging Face's, GitHub's, AWS's, headers."""
 
 
 def without_secrets(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A pipeline's configuration with `HIDDEN` in place of what looks like a secret.
+    """A pipeline's configuration with `HIDDEN` in place of likely secrets.
 
-    That is text at or below a key whose last word says so (``api_key``, ``dbPassword``), and in any text: the password
-    and such parameters of a URL, and keys of well-known forms.
+    Hidden are texts under a key whose last word is that of a secret (``api_key``, ``dbPassword``) and, in any text, the
+    password and such parameters of a URL and keys of well-known forms.
     """
     return _cleaned_mapping(config, secret=False)
 

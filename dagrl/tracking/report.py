@@ -1,4 +1,4 @@
-"""What a run has come to, out of its folder, whether it has ended or goes on: `metrics.jsonl`, `timeline.json`."""
+"""Summarises a run, finished or not, from its folder: `metrics.jsonl` and `timeline.json`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from dagrl.tracking.timeline import read_events
 
 _OWN_TIMES = ("time/step_s",)
 _OF_A_SET = re.compile(r"val/.+/mean@\d+")
-"""Metrics that tell a validation set, or one of its data sources, from the others."""
+"""Metrics of a single validation set or data source."""
 _MOST_IN_A_LINE = 4
-"""Metrics."""
+"""Number of metrics in a line."""
 _COUNTED = {
     "staleness/masked": "samples masked as too old",
     "staleness/dropped": "samples dropped as too old",
@@ -41,13 +41,13 @@ _PROGRESS: tuple[tuple[str, Callable[[list[float]], float] | None], ...] = (
     ("response_tokens/mean", None),
     ("filter/kept_fraction", None),
 )
-"""Metrics that show what a run has come to, and what is best of each."""
+"""Metrics that show a run's result, and which value is best."""
 _STALENESS = ("staleness/mean", "staleness/max")
-"""Shown where samples were ever older than the weights."""
+"""Shown if any samples were older than the weights."""
 
 
 class TimelineSpan(NamedTuple):
-    """That something ran, from `start` to `end` in seconds since the epoch."""
+    """An activity, from `start` to `end` in seconds since the epoch."""
 
     name: str
     category: str
@@ -61,30 +61,30 @@ class TimelineSpan(NamedTuple):
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a run has left."""
+    """The contents of a run folder."""
 
     folder: Path
     steps: Sequence[dict[str, Any]]
-    """A step's metrics each, in order, as far as they are numbers; ``step`` among them."""
+    """Numeric metrics of each step in order, including ``step``."""
     spans: Sequence[TimelineSpan]
     torn: int
-    """Lines of the metrics that cannot be read."""
+    """Number of unreadable lines in metrics.jsonl."""
 
     @property
     def last_step(self) -> int:
-        """The newest step that was finished; 0 where there is none."""
+        """The newest finished step; 0 without any."""
         return max((line["step"] for line in self.steps), default=0)
 
     def of(self, name: str) -> list[float]:
-        """The metric in all steps that have it."""
+        """Values of a metric in all steps that have it."""
         return [line[name] for line in self.steps if isinstance(line.get(name), int | float)]
 
 
 def read_run(folder: Path) -> RunRecord:
-    """Read a run folder. ValueError, with one sentence, where it is none or what is in it cannot be read."""
+    """Read a run folder. Raises ValueError if it is not one or cannot be read."""
     metrics = folder / "metrics.jsonl"
     if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder; name the one that `dagrl run` wrote to, runs/NAME if you did not say")
+        raise ValueError(f"{folder} is not a folder; name the run folder, by default runs/NAME")
     if not metrics.is_file():
         has_begun = (folder / "pipeline.yaml").is_file()
         why = "its run has not finished a step" if has_begun else "no run has written there"
@@ -145,7 +145,7 @@ def _progress(run: RunRecord) -> list[list[str]]:
 
 
 def _times(run: RunRecord) -> list[list[str]]:
-    """Seconds of steps and nodes, and tokens a second."""
+    """Seconds of steps and nodes, and tokens per second."""
     step_s = run.of("time/step_s")
     rows = []
     if step_s:
@@ -162,10 +162,10 @@ def _times(run: RunRecord) -> list[list[str]]:
 
 
 def _troubles(run: RunRecord) -> list[str]:
-    """What went wrong and was made up for."""
+    """Restarts, dropped samples and the like."""
     lines = []
     if restarts := run.of("run/restarts"):
-        # Counted anew by each `dagrl run`, and told by every step after one.
+        # Counted from 0 by each `dagrl run`, and reported by every step after a restart.
         risen = sum(max(0.0, later - before) for before, later in zip([0.0, *restarts], restarts, strict=False))
         if risen:
             lines.append(f"restarts after losses: {risen:.0f}")
@@ -201,6 +201,6 @@ def _spans(events: Iterable[dict[str, Any]], path: Path) -> list[TimelineSpan]:
             for event in events
         ]
     except KeyError as error:
-        raise ValueError(f"{path} is no timeline of a run: an event lacks {error}") from error
+        raise ValueError(f"{path} is not a run's timeline: an event lacks {error}") from error
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{path} is no timeline of a run: an event holds what none does ({error})") from error
+        raise ValueError(f"{path} is not a run's timeline: an event has an unexpected value ({error})") from error

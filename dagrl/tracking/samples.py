@@ -1,4 +1,4 @@
-"""The table of samples that trackers show: some rows of ``samples/step_N_val.parquet``."""
+"""Reads rows of ``samples/step_N_val.parquet`` for trackers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _COLUMNS = ("data_set", "data_source", "prompt", "demonstration", "response", "a
 
 
 def read_samples(path: Path, limit: int) -> SampleTable | None:
-    """At most `limit` rows of a file of samples, spread over its data sets and prompts; None where there is no file.
+    """At most `limit` rows of a samples file, spread over its data sets and prompts; None if there is no file.
 
-    The same rows in each validation. OSError, or ValueError, where the file cannot be read.
+    The same rows in each validation. Raises OSError or ValueError if the file cannot be read.
     """
     import pyarrow.parquet as pq
 
@@ -25,7 +25,7 @@ def read_samples(path: Path, limit: int) -> SampleTable | None:
     for row in rows:
         by_set.setdefault(row[0], []).append(row)
     counts: dict[str, int] = {}
-    # The smallest sets first: what they do not need is the others'.
+    # Smallest sets first, so that others can use what they leave.
     for left, name in zip(range(len(by_set), 0, -1), sorted(by_set, key=lambda each: len(by_set[each])), strict=True):
         counts[name] = min(len(by_set[name]), (limit - sum(counts.values())) // left)
     chosen = [row for name, of_set in by_set.items() for row in _spread(of_set, counts[name])]
@@ -33,5 +33,5 @@ def read_samples(path: Path, limit: int) -> SampleTable | None:
 
 
 def _spread(rows: list[tuple], count: int) -> list[tuple]:
-    """So many of the rows, evenly."""
+    """`count` of the rows, evenly spaced."""
     return [rows[place * len(rows) // count] for place in range(count)]

@@ -1,4 +1,4 @@
-"""SwanLab, online or offline; its files are under ``swanlab/`` of the run folder."""
+"""SwanLab, online or offline; files are under ``swanlab/`` in the run folder."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 class SwanLab:
     """Logs to SwanLab: metrics, the pipeline as its configuration, samples as tables.
 
-    Without a key (``SWANLAB_API_KEY``, or `swanlab login`) it works offline, and ``swanlab sync`` uploads later. A run
-    that goes on stays one run, by an id kept in the run folder.
+    Without a key (``SWANLAB_API_KEY`` or `swanlab login`) it works offline, and ``swanlab sync`` uploads later. A
+    resumed run keeps its SwanLab run, by an id in the run folder.
     """
 
     def __init__(self, name: str, note: Callable[[str], None]) -> None:
-        """`name` is the run's; `note` tells the user something."""
+        """`name` of the run; `note` prints a message."""
         self._name, self._note = name, note
         self._run: swanlab.Run | None = None
 
     def start(self, run_dir: Path, config: Mapping[str, Any], resumed_step: int | None) -> None:
-        """Begin the run, or go on with it; offline where the server does not let it in."""
+        """Begin or resume the run; offline if the server rejects it."""
         import swanlab
 
-        # Its own lines would tear the live table apart, and there is no public way to be rid of them.
+        # Its output would disturb the live table, and it has no public switch.
         with suppress(AttributeError):
             swanlab.pkg.console.c.quiet = True
         folder = (run_dir / "swanlab").resolve()
@@ -73,7 +73,7 @@ class SwanLab:
         self._run.log({"val/samples": shown}, step=step)
 
     def close(self, ok: bool) -> None:
-        """Upload the rest, and mark the run as finished or failed."""
+        """Upload the rest and mark the run as finished or failed."""
         run, self._run = self._run, None
         if run is not None:
             run.finish(state="success" if ok else "crashed", error=None if ok else "the run failed")

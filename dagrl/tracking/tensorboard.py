@@ -1,7 +1,6 @@
-"""TensorBoard event files under ``tensorboard/`` of the run folder.
+"""TensorBoard event files under ``tensorboard/`` in the run folder.
 
-Written by TensorBoard's own writer: the one of torch takes seconds to import, and nothing else in this process needs
-torch.
+Uses TensorBoard's own writer: torch's takes seconds to import, and the driver does not need torch.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 class TensorBoard:
     """Writes each metric as a scalar, and the pipeline as text.
 
-    Raises OSError, with a sentence that names the folder, where it cannot be written.
+    Raises OSError that names the folder if it cannot be written.
     """
 
     def __init__(self) -> None:
@@ -30,7 +29,7 @@ class TensorBoard:
         self._writer: EventFileWriter | None = None
 
     def start(self, run_dir: Path, config: Mapping[str, Any], resumed_step: int | None) -> None:
-        """Open a new event file; it tells TensorBoard to forget the steps after `resumed_step`."""
+        """Open a new event file, which tells TensorBoard to drop the steps after `resumed_step`."""
         from tensorboard.compat.proto.event_pb2 import SessionLog
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
@@ -44,7 +43,7 @@ class TensorBoard:
             self._writer.flush()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write the scalars through to the file."""
+        """Write the scalars and flush."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         assert self._writer is not None, "log before start"
@@ -75,7 +74,7 @@ class TensorBoard:
 
 
 def _text(name: str, text: str) -> Any:
-    """A summary that TensorBoard's text plugin shows."""
+    """A summary for TensorBoard's text plugin."""
     from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
     from tensorboard.compat.proto.tensor_pb2 import TensorProto
     from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
@@ -87,7 +86,7 @@ def _text(name: str, text: str) -> Any:
 
 
 def _markdown(table: SampleTable) -> str:
-    """A table whose cells are one line each."""
+    """The table in Markdown, with newlines in cells replaced."""
 
     def line(cells: Iterable[Any]) -> str:
         texts = (str(cell).replace("|", "\\|").replace("\n", " ↵ ") for cell in cells)

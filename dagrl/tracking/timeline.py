@@ -1,7 +1,6 @@
 """``timeline.json``: which node ran when and where, as a Chrome trace (chrome://tracing, ui.perfetto.dev).
 
-The file is a JSON array, one event a line. It is valid after every single write, so it can be opened while the run goes
-on, and is whole after a kill.
+A JSON array with one event per line, valid after every write, so that it can be opened during the run and after a kill.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from dagrl.tracking.base import is_kept, naming, replace_text
 
 _END = b"\n]\n"
 _EVENTS_PER_WRITE = 64
-"""Some ten kilobytes: the less a kill can cut in two."""
+"""About ten kilobytes, to limit what a kill can tear."""
 Event = dict[str, Any]
 
 
 class Timeline:
-    """Appends events. Groups are the trace's processes, workers its threads.
+    """Appends events. Groups are processes of the trace, workers are threads.
 
-    Raises OSError, with a sentence that names the file, where it cannot be written.
+    Raises OSError that names the file if it cannot be written.
     """
 
     def __init__(self) -> None:
@@ -34,7 +33,7 @@ class Timeline:
         self._names = _Names()
 
     def start(self, run_dir: Path, resumed_step: int | None) -> None:
-        """Open ``timeline.json`` under `run_dir`; events of steps after `resumed_step` are cut, None: all."""
+        """Open ``timeline.json`` under `run_dir`; drop events after `resumed_step`, None: all."""
         self._path = run_dir / "timeline.json"
         with naming(self._path):
             run_dir.mkdir(parents=True, exist_ok=True)
@@ -54,15 +53,15 @@ class Timeline:
         group: str,
         worker: str,
     ) -> None:
-        """Record that `worker` of `group` was busy with `name` from `start_s` to `end_s`, seconds of one clock."""
+        """Record that `worker` of `group` ran `name` from `start_s` to `end_s`, in seconds of one clock."""
         self.extend(
             [complete_event(name, category, start_s, end_s, step=step, shard=shard, group=group, worker=worker)]
         )
 
     def extend(self, events: Iterable[Event]) -> None:
-        """Record several: a step may have tens of thousands, and a write for each would hold the main loop up."""
+        """Record several events with few writes: a step may have tens of thousands."""
         for some in batched(events, _EVENTS_PER_WRITE):
-            self._append([told for event in some for told in self._names.told(event)])
+            self._append([told for event in some for told in self._names.with_ids(event)])
 
     def close(self) -> None:
         """Close the file."""
@@ -71,7 +70,7 @@ class Timeline:
             self._file = None
 
     def _append(self, events: list[Event]) -> None:
-        """Write over the closing bracket, in one system call, so that no reader and no kill sees half of it."""
+        """Overwrite the closing bracket in one system call, so that the file stays valid."""
         assert self._file is not None, "complete before start"
         with naming(self._path):
             end = os.fstat(self._file).st_size - len(_END)
@@ -80,21 +79,21 @@ class Timeline:
             whole = separator + lines + _END
             written = os.pwrite(self._file, whole, end)
             if written < len(whole):
-                # The disk is full in mid-event: put the end back where it was, so that the file stays readable.
+                # The disk is full: restore the end of the file.
                 os.pwrite(self._file, _END, end)
                 os.truncate(self._file, end + len(_END))
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class _Names:
-    """The trace's processes and threads so far."""
+    """Processes and threads of the trace so far."""
 
     def __init__(self) -> None:
         self._groups: dict[str, int] = {}
         self._workers: dict[tuple[str, str], int] = {}
 
-    def told(self, event: Event) -> list[Event]:
-        """The event with its process and thread, after metadata events that name those seen for the first time."""
+    def with_ids(self, event: Event) -> list[Event]:
+        """The event with process and thread ids, preceded by metadata events for new ones."""
         group, worker = event["args"]["group"], event["args"]["worker"]
         events = []
         if group not in self._groups:
@@ -108,14 +107,14 @@ class _Names:
 
     def text(self, events: Iterable[Event]) -> str:
         """A whole trace."""
-        lines = [json.dumps(told) for event in events for told in self.told(event)]
+        lines = [json.dumps(told) for event in events for told in self.with_ids(event)]
         return ("[\n" if lines else "[") + ",\n".join(lines) + _END.decode()
 
 
 def complete_event(
     name: str, category: str, start_s: float, end_s: float, *, step: int, shard: int | None, group: str, worker: str
 ) -> Event:
-    """That `worker` of `group` is busy with `name` from `start_s` to `end_s`."""
+    """An event: `worker` of `group` ran `name` from `start_s` to `end_s`."""
     start_us = round(start_s * 1e6)
     return {
         "name": name,
@@ -128,7 +127,7 @@ def complete_event(
 
 
 def write_trace(path: Path, events: Iterable[Event]) -> None:
-    """Write complete events as a trace like a run's. OSError, with a sentence that names the file, where it cannot."""
+    """Write complete events as a trace. Raises OSError that names the file if it cannot be written."""
     with naming(path):
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -136,7 +135,7 @@ def write_trace(path: Path, events: Iterable[Event]) -> None:
 
 
 def read_events(path: Path) -> list[Event]:
-    """The complete events of a run's timeline. Lines that are no event are left out: a torn end harms nothing."""
+    """The complete events of a run's timeline. Torn or foreign lines are skipped."""
     events = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
@@ -153,7 +152,7 @@ def _metadata(name: str, pid: int, tid: int, label: str) -> Event:
 
 
 def _kept_events(path: Path, resumed_step: int | None) -> list[Event]:
-    """Complete events of steps up to `resumed_step`; those that are no run's are left out."""
+    """Complete events of a run's steps up to `resumed_step`."""
     ours = [event for event in read_events(path) if _is_of_a_run(event.get("args"))]
     return [event for event in ours if is_kept(event["args"]["step"], resumed_step)]
 

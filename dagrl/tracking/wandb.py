@@ -1,4 +1,4 @@
-"""Weights & Biases, online or offline. A guest of the run: where it fails, the run goes on and says so once."""
+"""Weights & Biases, online or offline. If it fails, the run continues and prints one note."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
 START_TIMEOUT_S = 60.0
 """Longest wait for the server when the run starts."""
 FINISH_TIMEOUT_S = 120.0
-"""Longest wait for uploads at the end; what is not uploaded by then stays in the run folder."""
+"""Longest wait for uploads at the end; the rest stays in the run folder."""
 
 
 class Wandb:
-    """Logs to wandb; its files are under ``wandb/`` of the run folder.
+    """Logs to wandb; files are under ``wandb/`` in the run folder.
 
-    Without a key (``WANDB_API_KEY``) and without ``WANDB_MODE`` it works offline, and ``wandb sync`` uploads later. A
-    run that goes on stays one run, by an id kept in the run folder; as wandb cannot take steps back, metrics are
-    plotted over their ``step``, and steps that were done again are there twice.
+    Without a key (``WANDB_API_KEY``) and ``WANDB_MODE`` it works offline, and ``wandb sync`` uploads later. A resumed
+    run keeps its wandb run, by an id in the run folder. wandb cannot remove steps, so metrics are plotted over their
+    ``step``, and repeated steps appear twice.
     """
 
     def __init__(self, name: str, note: Callable[[str], None]) -> None:
-        """`name` is the run's; `note` tells the user something."""
+        """`name` of the run; `note` prints a message."""
         self._name = name
         self._note = note
         self._run: wandb.Run | None = None
 
     def start(self, run_dir: Path, config: Mapping[str, Any], resumed_step: int | None) -> None:
-        """Begin the run, or go on with it; offline where the server does not answer."""
+        """Begin or resume the run; offline if the server does not answer."""
         mode: Literal["offline"] | None = None
         if not os.environ.keys() & {"WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_MODE"}:
             mode = "offline"
@@ -55,7 +55,7 @@ class Wandb:
             self._note(f"wandb: {self._run.url}")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Hand a step's metrics to wandb's own process."""
+        """Send a step's metrics to wandb's process."""
         if self._run is not None:
             with self._forgiven():
                 self._run.log({"step": step, **metrics})
@@ -84,7 +84,7 @@ class Wandb:
         import wandb
 
         settings = wandb.Settings(
-            # wandb's own lines would tear the live table apart, and it would capture the table as output.
+            # wandb's output would disturb the live table, and it would capture the table.
             silent=True,
             console="off",
             init_timeout=START_TIMEOUT_S,
@@ -105,7 +105,7 @@ class Wandb:
 
     @contextmanager
     def _forgiven(self) -> Iterator[None]:
-        """Within the context a failure of wandb becomes a note, and the end of wandb for this run."""
+        """Context that turns a failure of wandb into a note and stops wandb for this run."""
         try:
             with failures_of("wandb"):
                 yield
@@ -114,10 +114,10 @@ class Wandb:
             self._stop()
 
     def _stop(self) -> None:
-        """End wandb's process; it is our child, and must not outlive the run."""
+        """End wandb's process, a child that must not outlive the run."""
         self._run = None
         import wandb
 
-        # What cannot even be ended has been spoken of already.
+        # The first failure has been reported already.
         with suppress(TrackerFailedError), failures_of("wandb"):
             wandb.teardown()
