@@ -35,28 +35,27 @@ from dagrl.tracking.report import RunRecord, read_run, summary
 from dagrl.tracking.timeline import Event, complete_event, write_trace
 
 MOST_STEPS = 20
-"""Steps that are planned again, from the first: the others are like them."""
+"""Steps that are simulated, from the first on: the others are like them."""
 TRACE = "timeline_planned.json"
 _TRACED_STEPS = 4
-"""Steps of a plan's trace, and one more for each that may overlap."""
+"""Steps in the trace of a plan, and one more for each step that may overlap."""
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A run as it was to be."""
+    """The simulation of a run's first steps."""
 
     simulated: Simulated
     steps: int
-    """That many from the first."""
     basis: str
-    """Where its seconds come from."""
+    """The source of its seconds, for the report."""
 
 
 def report_run(folder: Path, *, timeline: bool = False, gpu: str | None = None) -> str:
     """Summarize a run; with `timeline` compare it with its plan, and write both as a trace in the folder.
 
-    `gpu` is the GPU of groups that name none. ValueError where there is no run, or nothing to be planned by;
-    PipelineError where the folder's `pipeline.yaml` is wrong and it is needed.
+    `gpu` is the GPU of groups that name none. ValueError if there is no run, or nothing to plan it by;
+    PipelineError if `pipeline.yaml` of the folder is wrong and needed.
     """
     if gpu is not None:
         gpu = gpu_named(gpu).name
@@ -97,7 +96,7 @@ def report_run(folder: Path, *, timeline: bool = False, gpu: str | None = None) 
 
 
 def _pipeline_of(folder: Path, *, needed: bool) -> LoadedPipeline | None:
-    """The run's pipeline; None where there is none, or where another dagrl wrote it and it is not `needed`."""
+    """The run's pipeline; None if the file does not exist, or cannot be read and is not `needed`."""
     path = folder / "pipeline.yaml"
     try:
         return load_pipeline(path) if path.is_file() else None
@@ -108,7 +107,7 @@ def _pipeline_of(folder: Path, *, needed: bool) -> LoadedPipeline | None:
 
 
 def write_planned(found: Report, path: Path, assumed: Assumed) -> str:
-    """Write the first steps of a plan that fits as a trace; returns what it is, in a line. OSError, ValueError."""
+    """Write the first steps of a plan that fits as a trace, and describe it in a line. OSError, ValueError."""
     plan = found.fit.plan
     costs = PipelineCosts(found.pipeline, plan, found.fit.shape, found.gpu, assumed)
     steps = min(plan.steps, _TRACED_STEPS + plan.max_staleness)
@@ -118,17 +117,16 @@ def write_planned(found: Report, path: Path, assumed: Assumed) -> str:
 
 
 def activities_of(run: RunRecord) -> list[Activity]:
-    """A run's timeline as a simulation has it, in seconds since the epoch."""
+    """Convert a run's timeline to the form of a simulation, in seconds since the epoch."""
     return [
-        Activity(
-            each.name, each.category, each.start, each.end, each.step, each.shard, _executor(each.worker), each.group
-        )
+        # The worker `actor/0` is the first of the executor `actor`.
+        Activity(*each[:6], executor=each.worker.rpartition("/")[0], group=each.group)
         for each in run.spans
     ]
 
 
 def plan_again(run: RunRecord, loaded: LoadedPipeline, actual: Sequence[Activity], gpu: str | None) -> Planned:
-    """Simulate the run's first steps: by the cost model where it knows GPUs and model, else by the run itself."""
+    """Simulate the run's first steps with the cost model, or with the run's own times if that lacks GPUs or model."""
     with isolated_imports():
         graph = build_graph(loaded.pipeline, modules_of(run.folder), loaded.positions)
     pipeline = with_sleep_decided(loaded.pipeline, graph)
@@ -166,7 +164,7 @@ def _step_seconds(run: RunRecord) -> dict[int, float]:
 def _costs(
     run: RunRecord, pipeline: Pipeline, plan: Plan, actual: Iterable[Activity], gpu: str | None
 ) -> tuple[Costs, str]:
-    """What the plan's commands take, and where that comes from."""
+    """Seconds of the plan's commands, and their source."""
     try:
         shape = model_shape(pipeline.model)
         unknown = _without_model(pipeline, gpu)
@@ -175,24 +173,24 @@ def _costs(
     if shape is None or unknown:
         half = max(1, run.last_step // 2)
         measured = measured_costs(plan, [each for each in actual if each.step <= half])
-        return measured, f"what the run itself took in the first half of its steps (no cost model: {unknown})"
+        return measured, f"the times of the first half of its own steps (no cost model: {unknown})"
     lengths = run.of("response_tokens/mean")
-    # Several rollouts have lengths of their own.
+    # The metric is a mean over all rollouts.
     known = Assumed(response_tokens=fmean(lengths)) if lengths and len(rollouts(pipeline)) == 1 else Assumed()
     name = gpu_named(gpu).name if gpu is not None else DEFAULT_GPU
     return PipelineCosts(pipeline, plan, shape, name, known), "the cost model of `dagrl plan`"
 
 
 def _without_model(pipeline: Pipeline, gpu: str | None) -> str:
-    """Why the cost model does not know what the pipeline runs on; nothing where it does."""
+    """The reason why the cost model does not know the pipeline's hardware; empty if it does."""
     if any(group.is_cpu for group in pipeline.groups.values()):
-        return "there is none of CPU slots"
+        return "it does not cover CPU slots"
     unnamed = [name for name, group in pipeline.groups.items() if not group.gpu]
     return "" if gpu or not unnamed else f"group {unnamed[0]} names no GPU (`--gpu NAME` does)"
 
 
 def _by_node(planned: Planned, actual: Iterable[Activity], run: RunRecord) -> RenderableType:
-    """Seconds of a step in which each node, or each move of an engine, is at work, planned and actual."""
+    """Busy seconds in a step of each node and of each move of an engine, planned and actual."""
     seconds = [_seconds(planned.simulated.activities, planned.steps), _seconds(actual, planned.steps)]
     places = sorted(seconds[0] | seconds[1], key=lambda place: -max(each.get(place, 0.0) for each in seconds))
     rows = [[*place, *_compared(*(each.get(place) for each in seconds))] for place in places]
@@ -229,9 +227,9 @@ def _compared(planned: float | None, actual: float | None) -> list[str]:
 
 
 def _events(activities: Iterable[Activity], which: str = "", begin: float = 0.0) -> list[Event]:
-    """As a trace has them; `which` comes behind the groups' names, `begin` is when the first step began.
+    """Convert to events of a Chrome trace, `begin` seconds later; `which` is a suffix to the names of groups.
 
-    What an executor does at the same time goes to several rows, for a trace has one thing at a time in each.
+    A row of a trace holds one event at a time: activities of an executor that overlap go to several rows.
     """
     rows: dict[str, list[tuple[float, int]]] = defaultdict(list)
     events = []
@@ -246,8 +244,3 @@ def _events(activities: Iterable[Activity], which: str = "", begin: float = 0.0)
         )
         events.append(event)
     return events
-
-
-def _executor(worker: str) -> str:
-    """Whose worker it is: ``actor/0`` is the actor's first."""
-    return worker.rpartition("/")[0]

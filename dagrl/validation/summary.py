@@ -1,4 +1,4 @@
-"""A checked pipeline in a few readable lines: what `dagrl validate` says when all is well."""
+"""Summarizes a checked pipeline for `dagrl validate`."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ def _table(rows: Iterable[tuple[str, ...]]) -> RenderableType:
 
 
 def _schedule(pipeline: Pipeline) -> Iterable[str]:
-    """How steps overlap, where they do."""
+    """How steps overlap; nothing if they do not."""
     schedule, moment = pipeline.schedule, "between rollouts"
     if schedule.max_staleness:
-        moment = "in the midst of rollouts" if schedule.in_flight_weight_update else moment
+        moment = "during rollouts" if schedule.in_flight_weight_update else moment
         versions = "1 version" if schedule.max_staleness == 1 else f"{schedule.max_staleness} versions"
-        yield f"samples up to {versions} behind the weights that train on them; new weights come {moment}"
+        yield f"samples up to {versions} behind the weights that train on them; new weights arrive {moment}"
     if schedule.stream_update:
-        yield "updates begin with the first mini-batch that is ready"
+        yield "updates start with the first mini-batch that is ready"
 
 
 def _path(path: Path) -> str:
-    """A path as it is shortest to read."""
+    """The path, relative to the working directory if it is below that."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
@@ -84,27 +84,21 @@ def _engines(pipeline: Pipeline) -> Iterable[tuple[str, ...]]:
         if engine.frozen_copy_of is not None:
             yield name, engine.backend, f"start weights of {engine.frozen_copy_of}, on its ranks"
             continue
-        head, follows = engine.head, engine.weights_from
-        told = [
+        parts = [
             layout_in_words(pipeline, name),
-            f"{head} head" if head != "lm" else "",
-            f"follows {follows}" if follows else "",
+            f"{engine.head} head" if engine.head != "lm" else "",
+            f"weights from {engine.weights_from}" if engine.weights_from else "",
             f"its own model {_model(engine.model)}" if engine.model else "",
+            "sleeps while other engines run there" if sleeps(pipeline, name) else "",
         ]
-        what = ", ".join(filter(None, told))
-        yield name, engine.backend, f"on {engine.group}: {what}{_turns(pipeline, name)}"
+        yield name, engine.backend, f"on {engine.group}: {', '.join(filter(None, parts))}"
 
 
 def layout_in_words(pipeline: Pipeline, name: str) -> str:
-    """How an engine with a group of its own lies on it: ``tp 2 + sp, pp 4, dp 1``, ``4 servers of 2 GPUs``."""
+    """The layout of an engine on its group: ``tp 2 + sp, pp 4, dp 1``, ``4 servers of 2 GPUs``."""
     engine = pipeline.engines[name]
-    assert engine.group is not None, f"{name} lives on another engine's ranks"
-    group = pipeline.groups[engine.group]
-    return engine.layout_text(group)
-
-
-def _turns(pipeline: Pipeline, name: str) -> str:
-    return ", sleeps while others work there" if sleeps(pipeline, name) else ""
+    assert engine.group is not None, f"{name} has the ranks of another engine"
+    return engine.layout_text(pipeline.groups[engine.group])
 
 
 def _nodes(graph: Graph) -> Iterable[tuple[str, ...]]:
@@ -116,11 +110,11 @@ def _nodes(graph: Graph) -> Iterable[tuple[str, ...]]:
             column if column == wire.column else f"{column} = {wire.node}.{wire.column}"
             for column, wire in node.inputs.items()
         )
-        # Generators tell of experts where somebody asks.
-        told = (to for column, to in node.outputs.items() if column != "routed_experts" or (name, to) in read)
-        writes = ", ".join(told) or ("which groups pass" if name == graph.filter else "nothing")
+        # Generators write this column only if a node reads it.
+        written = (to for column, to in node.outputs.items() if column != "routed_experts" or (name, to) in read)
+        writes = ", ".join(written) or ("the selected groups" if name == graph.filter else "nothing")
         if name in graph.skipped:
             writes += f"  (skipped: {graph.skipped[name]})"
         elif name in graph.validates_only:
-            writes += "  (in validation alone: nothing is trained on it)"
+            writes += "  (in validation only: nothing is trained on it)"
         yield name, f"{getattr(node.spec, 'op', '')} on {executor_of(node)}", f"{reads} -> {writes}"

@@ -55,7 +55,7 @@ def test_says_what_a_step_will_take(pipeline, capsys):
 def test_says_in_how_many_rounds_a_filter_is_thought_to_fill_a_step(pipeline, capsys):
     call = ["plan", str(pipeline), "nodes.keep={op: filter, lower: 0.5}"]
     assert main(call) == 0
-    assert "in one round, as nothing is said of how much `keep` keeps" in capsys.readouterr().out
+    assert "in one round, as `keep` does not set expected_kept_fraction" in capsys.readouterr().out
     assert main([*call, "nodes.keep.expected_kept_fraction=0.4"]) == 0
     assert "in 3 rounds, as `keep` is expected to keep 40% of the groups" in capsys.readouterr().out
 

@@ -12,7 +12,7 @@ def test_says_what_the_file_declares(pipeline, capsys):
         f"  train  {pipeline.parent / 'train.parquet'}  (16 prompts)",
         "  all  2 CPU slots",
         "  actor      megatron  on all: tp 1, dp 2",
-        "  generator  hf        on all: 2 replicas, follows actor",
+        "  generator  hf        on all: 2 replicas, weights from actor",
         "  advantage  advantage on host     reward, response_mask, group_id -> advantage",
     ):
         assert line in out

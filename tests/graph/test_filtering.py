@@ -38,16 +38,16 @@ def test_drawings_show_who_works_on_the_groups_that_pass(pipeline_of):
     graph = build_graph(pipeline_of(KEEP))
     assert stages_of(graph)["ref"] == stages_of(graph)["keep"] + 1
     text = draw_text(graph)
-    assert text.count("    keep -> the groups that pass\n") == 2
+    assert text.count("    keep -> the selected groups\n") == 2
     assert "keep  (filter on host)\n    prompts -> group_id\n    reward -> reward\n" in text
-    assert 'n_keep -->|"the groups that pass"| n_ref' in draw_mermaid(graph)
-    assert draw_svg(graph).count("the groups that pass") == 2
+    assert 'n_keep -->|"the selected groups"| n_ref' in draw_mermaid(graph)
+    assert draw_svg(graph).count("the selected groups") == 2
     assert "groups that pass" not in draw_text(build_graph(pipeline_of()))
 
 
 def test_a_summary_says_what_a_filter_is_for(project):
     summary = summarize(check_file(project.pipeline(), [KEEP]))
-    assert "keep       filter on host        group_id, reward -> which groups pass\n" in summary
+    assert "keep       filter on host        group_id, reward -> the selected groups\n" in summary
 
 
 @pytest.mark.parametrize(

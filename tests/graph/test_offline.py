@@ -80,7 +80,7 @@ def test_a_rollout_that_nothing_is_trained_on_is_for_validation(checked) -> None
     assert (plan.samples_per_prompt, plan.val_samples_per_prompt) == (1, 3)
     assert plan.executors["actor"].trained
     assert "rollout on generator, in validation" in draw_text(found.graph)
-    assert "in validation alone" in summarize(found)
+    assert "in validation only" in summarize(found)
 
 
 def test_a_pipeline_may_do_without_a_rollout(checked) -> None:

@@ -80,6 +80,6 @@ def test_sleep_is_a_choice_or_left_to_dagrl(project, value):
 
 def test_the_summary_says_who_sleeps(project):
     text = summarize(check_file(project.pipeline(GPUS, SHARED, NO_ROLLOUT)))
-    assert "on train: tp 1, dp 2, sleeps while others work there\n" in text
-    assert "on train: 2 replicas, follows actor, sleeps while others work there\n" in text
+    assert "on train: tp 1, dp 2, sleeps while other engines run there\n" in text
+    assert "on train: 2 replicas, weights from actor, sleeps while other engines run there\n" in text
     assert "sleeps" not in summarize(check_file(project.pipeline()))

@@ -29,10 +29,10 @@ def test_layouts_are_told_in_all_their_sizes(project, parallel, shown):
 @pytest.mark.parametrize(
     ("rollout", "server", "shown"),
     [
-        ("{cpus_per_node: 2}", "{}", "2 servers, follows actor"),
-        ("{gpus_per_node: 1}", "{}", "1 server, follows actor"),
-        ("{gpus_per_node: 4}", "{tp_size: 2}", "2 servers of 2 GPUs, follows actor"),
-        ("{nodes: 2, gpus_per_node: 2}", "{tp_size: 4}", "1 server of 4 GPUs, follows actor"),
+        ("{cpus_per_node: 2}", "{}", "2 servers, weights from actor"),
+        ("{gpus_per_node: 1}", "{}", "1 server, weights from actor"),
+        ("{gpus_per_node: 4}", "{tp_size: 2}", "2 servers of 2 GPUs, weights from actor"),
+        ("{nodes: 2, gpus_per_node: 2}", "{tp_size: 4}", "1 server of 4 GPUs, weights from actor"),
     ],
 )
 def test_servers_are_told_with_their_size(project, rollout, server, shown):
@@ -50,11 +50,11 @@ def test_how_steps_overlap_is_told_where_they_do(project):
         return summarize(check_file(path, overrides)).partition("\nschedule\n")[2]
 
     assert told() == ""
-    sentence = "  samples up to 1 version behind the weights that train on them; new weights come between rollouts\n"
+    sentence = "  samples up to 1 version behind the weights that train on them; new weights arrive between rollouts\n"
     assert told("schedule.max_staleness=1").startswith(sentence)
     sglang = "engines.generator={backend: sglang, group: rollout, weights_from: actor, weight_sync: {pause: retract}}"
     ahead = told("schedule={max_staleness: 2, in_flight_weight_update: true, stream_update: true}", sglang)
-    assert "up to 2 versions behind" in ahead and "in the midst of rollouts" in ahead and "updates begin with" in ahead
+    assert "up to 2 versions behind" in ahead and "during rollouts" in ahead and "updates start with" in ahead
 
 
 def test_heads_and_models_of_their_own_are_told(project):

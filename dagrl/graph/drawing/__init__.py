@@ -1,1 +1,1 @@
-"""A pipeline for people: pictures of its graph, and what it is in a few lines."""
+"""Draws the DAG of a pipeline."""

@@ -11,7 +11,7 @@ from dagrl.graph.dag import PROMPTS_NODE, SAMPLES_NODE, Graph, GraphNode
 _FILLS = ("#dbeafe", "#dcfce7", "#fde68a", "#fbcfe8", "#ddd6fe", "#fed7aa", "#cffafe")
 _IMPLICIT_FILL = "#e5e7eb"
 _HOST_FILL = "#f8fafc"
-_SELECTED = "the groups that pass"
+_SELECTED = "the selected groups"
 _INK, _FAINT, _LINE = "#1f2937", "#4b5563", "#9ca3af"
 _LAYOUT = {
     "direction": "topbottom",
@@ -22,12 +22,12 @@ _BOX_HEIGHT, _LINE_HEIGHT, _MARGIN = 46.0, 13.0, 20.0
 
 
 def executor_of(node: GraphNode) -> str:
-    """What runs a node: its engine's name, or ``host``."""
+    """The name of the engine that runs a node, or ``host``."""
     return getattr(node.spec, "engine", None) or "host"
 
 
 def subtitle_of(graph: Graph, name: str) -> str:
-    """What a node is, in a few words: ``logprob on reference``."""
+    """Describe a node in a few words: ``logprob on reference``."""
     node = graph.nodes[name]
     if node.name == PROMPTS_NODE:
         return "the data set"
@@ -38,7 +38,7 @@ def subtitle_of(graph: Graph, name: str) -> str:
 
 
 def draw_text(graph: Graph) -> str:
-    """The nodes by stage (those of one stage can run at the same time), each with what it reads from whom."""
+    """The nodes by stage, each with the columns it reads. The nodes of one stage can run at the same time."""
     stages = stages_of(graph)
     lines = []
     for stage in range(max(stages.values()) + 1):
@@ -53,7 +53,7 @@ def draw_text(graph: Graph) -> str:
             if name in graph.select_from:
                 lines.append(f"    {graph.filter} -> {_SELECTED}")
             if node.outputs and not graph.consumers(name):
-                lines.append(f"    writes {', '.join(node.outputs.values())}, which nobody reads")
+                lines.append(f"    writes {', '.join(node.outputs.values())}, which no node reads")
     return "\n".join(lines) + "\n"
 
 
@@ -62,7 +62,7 @@ def draw_mermaid(graph: Graph) -> str:
     lines = ["flowchart TD"]
     for name, node in graph.nodes.items():
         left, right = ("([", "])") if node.spec is None else ("[", "]")
-        # A prefix, because Mermaid trips over ids that are its own words, such as `end`.
+        # The prefix avoids Mermaid's keywords, such as `end`.
         lines.append(f'    n_{name}{left}"<b>{name}</b><br/>{subtitle_of(graph, name)}"{right}')
     for (producer, consumer), columns in _arrows(graph).items():
         lines.append(f'    n_{producer} -->|"{"<br/>".join(columns)}"| n_{consumer}')
@@ -116,7 +116,7 @@ _TEXT_FORMATS: Mapping[str, Callable[[Graph], str]] = {".mmd": draw_mermaid, ".s
 
 
 def write_drawing(graph: Graph, path: Path) -> None:
-    """Draw in the format that the file's ending names. ValueError for another ending, or a folder that is not there."""
+    """Draw in the format of the file's ending. ValueError for another ending or a folder that does not exist."""
     ending = path.suffix.lower()
     if not path.parent.is_dir():
         raise ValueError(f"there is no folder {path.parent}; make it first")
@@ -129,7 +129,7 @@ def write_drawing(graph: Graph, path: Path) -> None:
 
 
 def stages_of(graph: Graph) -> dict[str, int]:
-    """How many nodes at least must run one after the other before each node; `samples` is in the last stage."""
+    """Length of the longest path to each node; `samples` is in the last stage."""
     stages: dict[str, int] = {}
     for name in graph.order:
         waits_for = (*graph.producers(name), *([graph.filter] if graph.filter and name in graph.select_from else []))
@@ -181,7 +181,7 @@ def _text(text: str, dy: float, size: float, color: str, weight: float = 400.0) 
 
 
 def _arrows(graph: Graph) -> dict[tuple[str, str], tuple[str, ...]]:
-    """(from, to) -> what goes that way: columns, and which groups a filter has let pass."""
+    """(from, to) -> columns, or the groups that a filter selects."""
     selected = {(graph.filter, name): (_SELECTED,) for name in graph.select_from if graph.filter}
     return {**graph.edges, **selected}
 

@@ -1,1 +1,1 @@
-"""What `dagrl plan` tells: `report` finds it out, `show` and `show_steps` say it."""
+"""The output of `dagrl plan`: `report` computes it, `show` and `show_steps` format it."""

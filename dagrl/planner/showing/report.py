@@ -1,4 +1,4 @@
-"""What `dagrl plan` finds out about a pipeline file, before a GPU is touched."""
+"""Computes the plan of a pipeline file, without a GPU."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from dagrl.validation import CheckedPipeline, check_file
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A pipeline, what it takes, and what would make it fit."""
+    """A pipeline, the memory it needs, and the change that makes it fit."""
 
     checked: CheckedPipeline
     """With ``sleep: auto`` decided."""
     fit: Fit
     gpu: str
-    """What groups have that do not say."""
+    """The GPU of groups that name none."""
     change: Change | None
-    """The nearest that makes it fit; None where it fits, or where nothing that was tried does."""
+    """The smallest change that makes it fit; None if it fits, or if no change that was tried helps."""
 
     @property
     def pipeline(self) -> Pipeline:
-        """What was planned."""
+        """The pipeline of the plan."""
         return self.checked.loaded.pipeline
 
     @property
     def fits(self) -> bool:
-        """Whether every engine finds room."""
+        """Whether every engine fits."""
         return not self.fit.problems
 
 
 @isolated_imports()
 def report(path: Path, overrides: Sequence[str], *, gpu: str = DEFAULT_GPU) -> Report:
-    """Of a pipeline file. Neither data nor weights need be there.
+    """Plan a pipeline file. Needs neither the data nor the weights.
 
-    PipelineError where the file is wrong; ValueError for a GPU or a model of which nothing is known.
+    PipelineError if the file is wrong; ValueError for an unknown GPU or model.
     """
     gpu = gpu_named(gpu).name
     checked = decide_sleep(check_file(path, overrides, with_files=False))

@@ -51,7 +51,7 @@ def as_text(report: Report, sections: Iterable[Section]) -> str:
 
 
 def as_json(report: Report, sections: Iterable[Section]) -> str:
-    """One object; bytes and counts are whole numbers. docs/plan.md describes it."""
+    """One JSON object, which docs/plan.md describes."""
     shape = report.fit.shape
     found: dict[str, Any] = {
         "pipeline": report.pipeline.name,
@@ -71,12 +71,12 @@ def as_json(report: Report, sections: Iterable[Section]) -> str:
 
 
 def problems_in_words(report: Report) -> list[str]:
-    """A line for each engine that does not find room, and one that says what would help; none where all fits."""
+    """One line for each engine that does not fit, and one with the remedy; none if all fit."""
     if report.fits:
         return []
     lines = [f"dagrl plan: {problem.text}" for problem in report.fit.problems]
     if report.change is None:
-        return [*lines, "dagrl plan: nothing that was tried makes it fit; give it more GPUs, or larger ones"]
+        return [*lines, "dagrl plan: no change that was tried makes it fit; use more or larger GPUs"]
     return [*lines, f"dagrl plan: it fits with {' '.join(report.change.overrides())}"]
 
 
@@ -98,19 +98,19 @@ def _group_content(pipeline: Pipeline, group: GroupFit) -> Iterator[RenderableTy
     machines = f"{group.nodes} machines" if group.nodes > 1 else "1 machine"
     yield f"group {group.name}: {slots} x {kind}, {machines}"
     if not group.tenants:
-        yield "  no engine is here"
+        yield "  no engine"
         return
     yield from ("", _memory_table(pipeline, group))
     if group.gpu is not None:
         yield from ("", _moments_table(group, group.gpu))
         if group.host_per_node:
-            yield from ("", f"  host memory: {gib(group.host_per_node)} GiB of each machine wait for its devices")
+            yield from ("", f"  host memory: {gib(group.host_per_node)} GiB of each machine hold what is offloaded")
     if notes := [f"  {tenant.name}: {note}" for tenant in group.tenants for note in tenant.memory.notes]:
         yield from ("", *notes)
 
 
 def _memory_table(pipeline: Pipeline, group: GroupFit) -> RenderableType:
-    """A column for each engine, a row for each kind of memory that one of them has."""
+    """A column for each engine, a row for each kind of memory that one of them uses."""
     tenants = group.tenants
     unit, size_of = _unit(max(tenant.memory.peak for tenant in tenants))
     rows = [
@@ -138,7 +138,7 @@ def _names(tenant: Tenant) -> str:
 
 
 def _unit(largest: int) -> tuple[str, Callable[[float], str]]:
-    """GiB, or MiB where all is small."""
+    """GiB, or MiB if no engine needs a GiB."""
     return ("GiB", gib) if largest >= GIB else ("MiB", lambda nbytes: f"{nbytes / 2**20:.1f}")
 
 

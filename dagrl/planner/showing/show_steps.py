@@ -1,4 +1,4 @@
-"""What `dagrl plan` prints of time: seconds of a step and its nodes, idle GPUs, bytes along edges, and proposals."""
+"""Formats estimated times: seconds of a step and its nodes, idle GPUs, bytes along edges, and proposed layouts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MIB = 2**20
 
 
 def step_section(report: Report, assumed: Assumed) -> Section:
-    """A step in the steady state. ValueError where `assumed` does not go with the pipeline."""
+    """A step in the steady state. ValueError if `assumed` contradicts the pipeline."""
     pipeline = report.pipeline
     if not report.fits:
         return Section(["a step: not estimated, as it does not fit"], "steps", None)
@@ -56,7 +56,7 @@ def step_section(report: Report, assumed: Assumed) -> Section:
 
 
 def _leading(report: Report) -> PlannedTask:
-    """The task whose rows are spoken of: the rollout, or what learns from the data set."""
+    """The task whose rows the lengths describe: the rollout, or the update of an offline pipeline."""
     plan = report.fit.plan
     if is_offline(report.pipeline):
         return next(task for task in plan.tasks if task.trains or not task.inputs)
@@ -74,9 +74,9 @@ def search_sections(
     gpus_per_node: int | None = None,
     top: int = 5,
 ) -> list[Section]:
-    """Search layouts for a pipeline file: on so many `gpus` or `nodes`, by default on as many GPUs as it has.
+    """Search layouts of a pipeline file for `gpus` or `nodes`, by default for as many GPUs as it has.
 
-    PipelineError where the file is wrong; ValueError where the call is, or where a search cannot change the pipeline.
+    PipelineError if the file is wrong; ValueError if the call is, or if a search cannot change the pipeline.
     """
     gpu = gpu_named(gpu).name if gpu is not None else None
     pipeline = load_pipeline(path, overrides).pipeline
@@ -86,7 +86,7 @@ def search_sections(
 
 
 def proposal_sections(proposals: Sequence[Proposal], cluster: Cluster, gpu: str) -> list[Section]:
-    """The proposals of a search for a cluster, the best as what to paste; `gpu` is what it has if it does not say."""
+    """The proposals of a search, the best one as overrides to paste; `gpu` is the cluster's if that names none."""
     looked_for = f"{cluster.gpus} x {cluster.gpu or gpu}, {cluster.gpus_per_node} on a machine"
     if not proposals:
         return [Section([f"layouts for {looked_for}: none that was tried fits"], "proposals", None)]
@@ -128,18 +128,18 @@ def _stages(costs: PipelineCosts, estimate: StepEstimate) -> RenderableType:
 
 
 def _rounds(node: NodeBase, name: str, rounds: int) -> str:
-    """How often what is before a filter runs, and why it is thought so."""
+    """The number of rounds that fill a step, and the reason."""
     assert isinstance(node, FilterNode)
     often = "in one round" if rounds == 1 else f"in {rounds} rounds"
     if node.expected_kept_fraction is None:
-        return f"{often}, as nothing is said of how much `{name}` keeps (expected_kept_fraction)"
+        return f"{often}, as `{name}` does not set expected_kept_fraction"
     return f"{often}, as `{name}` is expected to keep {node.expected_kept_fraction:.0%} of the groups"
 
 
 def _answers(name: str, node: RolloutNode) -> str:
-    """What the plan takes a rollout's tools or environment to need."""
+    """The time that the plan assumes for a rollout's tools or environment."""
     if node.expected_call_s is None:
-        return f"answers to the turns of `{name}` take no time here, as nothing is said of them (expected_call_s)"
+        return f"tool calls of `{name}` take no time here, as it does not set expected_call_s"
     return f"`{name}` waits for {node.expected_answers:g} answers of {node.expected_call_s:g} s in each response"
 
 

@@ -77,7 +77,7 @@ def test_small_models_on_cpu_slots_are_told_in_mib() -> None:
 def test_nothing_that_helps_is_said_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dagrl.planner.showing.report.nearest_change", lambda *args, **options: None)
     *_, last = problems_in_words(report(EIGHT_B, [], gpu="L4"))
-    assert last == "dagrl plan: nothing that was tried makes it fit; give it more GPUs, or larger ones"
+    assert last == "dagrl plan: no change that was tried makes it fit; use more or larger GPUs"
 
 
 def test_json_has_the_same_in_bytes() -> None:
