@@ -56,7 +56,7 @@ RUN = "RUN"
         (["export", RUN, "-o", "x"], "is no run folder: it has no pipeline.yaml"),
         (
             ["convert", "P", "-o", "x", "--to", "gguf"],
-            "invalid value for '--to': 'gguf' is not one of 'hf', 'megatron'",
+            "invalid value: --to takes hf or a backend (",
         ),
         (["convert", "", "-o", "x", "--to", "hf"], "invalid value for 'SOURCE': expected a path, got an empty text"),
         (["convert", RUN, "-o", "x", "--to", "hf", "--model", ""], "invalid value for '--model': expected a path"),
@@ -85,9 +85,8 @@ def test_the_command_is_installed(pipeline):
     assert command is not None
     done = subprocess.run([command, "validate", str(pipeline), "run.steps=x"], capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr == (
-        "command line:1: override run.steps=x: expected a whole number, got 'x'; write digits without quotes\n"
-    )
+    assert done.stderr.startswith("command line:1: override run.steps=x: got 'x'; ")
+    assert done.stderr.count("\n") == 1
 
 
 def test_help_names_the_commands(capsys):
