@@ -6,14 +6,15 @@ A column is identified by its writer and its name in the pipeline, after ``write
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
+from heapq import heappop, heappush
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
-
-import networkx as nx
 
 from dagrl.config.capability import Capability
 from dagrl.config.errors import Place
@@ -96,14 +97,6 @@ class Graph:
                 columns.setdefault((wire.node, node.name), []).append(wire.column)
         return MappingProxyType({edge: tuple(names) for edge, names in columns.items()})
 
-    @cached_property
-    def digraph(self) -> nx.DiGraph:
-        """The same as a frozen networkx graph."""
-        digraph = nx.DiGraph()
-        digraph.add_nodes_from(self.nodes)
-        digraph.add_edges_from(self.edges)
-        return nx.freeze(digraph)
-
     def producers(self, name: str) -> tuple[str, ...]:
         """Nodes that `name` reads from, in topological order."""
         wanted = {wire.node for wire in self.nodes[name].inputs.values()}
@@ -115,7 +108,13 @@ class Graph:
 
     def ancestors(self, name: str) -> frozenset[str]:
         """All nodes that must run before `name` can."""
-        return frozenset(nx.ancestors(self.digraph, name))
+        found: set[str] = set()
+        waiting = [name]
+        while waiting:
+            new = set(self.producers(waiting.pop())) - found
+            found |= new
+            waiting += new
+        return frozenset(found)
 
     def sampled_by(self, name: str) -> str | None:
         """The rollout whose responses a node processes: itself, the writer of its inputs, or the last one before it."""
@@ -312,18 +311,40 @@ def _contracts(pipeline: Pipeline, folder: Path | None, findings: Findings) -> d
 
 
 def _report_cycles(readings: list[Reading], findings: Findings) -> None:
-    digraph = nx.DiGraph()
-    for reading in readings:
-        if reading.writer != reading.reader:
-            digraph.add_edge(reading.writer, reading.reader, column=reading.column)
-    for component in nx.strongly_connected_components(digraph):
-        if len(component) < 2:
-            continue
-        names = [reading.reader for reading in readings if reading.reader in component]
-        cycle = nx.find_cycle(digraph.subgraph(component), source=names[0])
-        path = "".join(f" -> {reader} (`{digraph.edges[writer, reader]['column']}`)" for writer, reader in cycle)
-        message = f"nodes wait for each other in a cycle: {cycle[0][0]}{path}; let one of them read another column"
-        findings.error(("nodes", names[0]), message, code="cycle")
+    """Report cycles that have no node in common."""
+    columns = {(each.writer, each.reader): each.column for each in readings if each.writer != each.reader}
+    while columns:
+        sorter: TopologicalSorter[str] = TopologicalSorter()
+        for writer, reader in columns:
+            sorter.add(reader, writer)
+        try:
+            sorter.prepare()
+        except CycleError as error:
+            cycle = error.args[1][:-1]
+        else:
+            return
+        # Starts the cycle with its node that the file declares first.
+        first = next(cycle.index(each.reader) for each in readings if each.reader in cycle)
+        cycle = [*cycle[first:], *cycle[: first + 1]]
+        path = "".join(f" -> {reader} (`{columns[writer, reader]}`)" for writer, reader in pairwise(cycle))
+        message = f"nodes wait for each other in a cycle: {cycle[0]}{path}; let one of them read another column"
+        findings.error(("nodes", cycle[0]), message, code="cycle")
+        columns = {edge: column for edge, column in columns.items() if not set(edge) & set(cycle)}
+
+
+def _topological_order(waits_for: Mapping[str, set[str]]) -> Iterator[str]:
+    """Names after all that they wait for; the first key among those that are ready."""
+    names = list(waits_for)
+    rank = {name: index for index, name in enumerate(names)}
+    sorter = TopologicalSorter(waits_for)
+    sorter.prepare()
+    ready: list[int] = []
+    while sorter.is_active():
+        for name in sorter.get_ready():
+            heappush(ready, rank[name])
+        first = names[heappop(ready)]
+        sorter.done(first)
+        yield first
 
 
 def _graph(
@@ -343,10 +364,9 @@ def _graph(
         for name, contract in contracts.items()
     }
     unordered = Graph(MappingProxyType(nodes))
-    digraph = nx.DiGraph(unordered.digraph)
-    digraph.add_edges_from((unordered.filter, name) for name in unordered.select_from)
-    # `prompts` is declared first and `samples` last, so they begin and end the order too.
-    rank = {name: index for index, name in enumerate(contracts)}
-    order = nx.lexicographical_topological_sort(digraph, key=rank.__getitem__)
-    ordered = MappingProxyType({name: nodes[name] for name in order})
+    waits_for = {name: {*unordered.producers(name)} for name in nodes}
+    if unordered.filter:
+        for name in unordered.select_from:
+            waits_for[name].add(unordered.filter)
+    ordered = MappingProxyType({name: nodes[name] for name in _topological_order(waits_for)})
     return Graph(ordered, MappingProxyType(redundant_nodes(pipeline, ordered)))

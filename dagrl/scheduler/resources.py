@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import networkx as nx
-
 from dagrl.scheduler.commands import Command, Commit, Restart, Run, Save, Sleep, Sync, Wake
 from dagrl.scheduler.plan import HOST, Plan
 
@@ -16,15 +14,16 @@ class DirtySet:
 
     def __init__(self, plan: Plan) -> None:
         """All executors are dirty at first."""
-        graph = nx.Graph()
-        graph.add_nodes_from(plan.executors)
+        connected = {name: {name} for name in plan.executors}
+        first_of: dict[str | None, str] = {}
         for name, executor in plan.executors.items():
-            if executor.group is not None:
-                graph.add_edge(name, ("group", executor.group))
-            if executor.weights_from is not None:
-                graph.add_edge(name, executor.weights_from)
-        sets = nx.connected_components(graph)
-        self._sets = [tuple(name for name in plan.executors if name in members) for members in sets]
+            neighbour = None if executor.group is None else first_of.setdefault(executor.group, name)
+            for other in filter(None, (neighbour, executor.weights_from)):
+                union = connected[name] | connected[other]
+                connected |= dict.fromkeys(union, union)
+        self._sets = list(
+            dict.fromkeys(tuple(filter(members.__contains__, plan.executors)) for members in connected.values())
+        )
         self._set_of = {name: index for index, names in enumerate(self._sets) for name in names}
         self._dirty = set(self._set_of.values())
 
