@@ -1,43 +1,63 @@
-"""Importing without a look for garbage, and without what nobody needs."""
+"""Imports without packages that a run never uses: nothing is missing afterwards."""
 
-import gc
 import importlib
+import importlib.metadata
+import json
+import subprocess
 import sys
 
 import pytest
 
-from dagrl.imports import lean_imports
+from dagrl.imports import distributions_of, without_packages
+
+PROGRAM = """
+import importlib.metadata, importlib.util, sys
+from dagrl.data.tokenizer import make_tokenizer
+from dagrl.config.schema import TokenizerSpec
+
+whole = importlib.metadata.packages_distributions
+tokenizer = make_tokenizer(TokenizerSpec(kind="characters", alphabet="0123456789+="))
+assert tokenizer.decode(tokenizer.encode("3+4=")) == "3+4="
+found = {"torch", "sklearn", "transformers.modeling_gguf_pytorch_utils"} & sys.modules.keys()
+assert not found, f"a tokenizer has imported {found}"
+assert importlib.metadata.packages_distributions is whole
+
+import transformers.tokenization_utils_tokenizers as tokenizers
+from transformers.utils import import_utils
+
+found = import_utils.PACKAGE_DISTRIBUTION_MAPPING
+assert found["torch"] == ["torch"] and found["yaml"] == ["PyYAML"], found
+assert found.get("yaml") == ["PyYAML"] and found.get("no_such_module", 1) == 1
+assert import_utils.is_torch_available() and import_utils.get_torch_version() == importlib.metadata.version("torch")
+try:
+    tokenizers.load_gguf_checkpoint("no such file")
+except (ImportError, OSError):
+    pass  # the real one says that gguf is not installed, or that there is no such file
+import transformers.modeling_gguf_pytorch_utils as gguf
+assert importlib.util.find_spec(gguf.__name__).origin == gguf.__file__
+assert "torch" in sys.modules
+"""
 
 
-def test_a_hidden_package_is_not_there_in_the_block_and_is_after_it():
-    with lean_imports("this"), pytest.raises(ImportError):
+def test_a_hidden_package_is_missing_in_the_context_only():
+    with without_packages("this"), pytest.raises(ImportError):
         importlib.import_module("this")
     assert "this" not in sys.modules
     assert importlib.util.find_spec("this") is not None
 
 
 def test_what_was_imported_before_stays():
-    with lean_imports("gc"):
-        assert importlib.import_module("gc") is gc
-    assert sys.modules["gc"] is gc
+    with without_packages("json"):
+        assert importlib.import_module("json") is json
+    assert sys.modules["json"] is json
 
 
-@pytest.mark.parametrize("collects", [True, False])
-def test_the_collector_rests_in_the_block_alone(collects: bool):
-    before = gc.isenabled()
-    (gc.enable if collects else gc.disable)()
-    try:
-        with pytest.raises(KeyError), lean_imports():
-            assert not gc.isenabled()
-            raise KeyError
-        assert gc.isenabled() == collects
-    finally:
-        (gc.enable if before else gc.disable)()
+def test_a_tokenizer_imports_no_torch_and_patches_nothing_for_good():
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
-def test_what_is_imported_for_good_is_not_looked_at_again():
-    mine = [[] for _ in range(1000)]
-    before = gc.get_freeze_count()
-    with lean_imports(for_good=True):
-        pass
-    assert gc.get_freeze_count() >= before + len(mine)
+def test_distributions_of_a_module_are_those_of_the_full_search():
+    whole = importlib.metadata.packages_distributions()
+    for module in ("torch", "yaml", "PIL", "six", "google", "flash_attn", "_pytest", "no_such_module"):
+        assert distributions_of(module) == whole.get(module, []), module

@@ -20,8 +20,7 @@ import torch
 
 from dagrl.backends.families.tensors import OUTPUT, SCORE
 from dagrl.config.schema import ModelSpec
-from dagrl.data.lean_transformers import SPARED, import_transformers
-from dagrl.imports import lean_imports
+from dagrl.imports import UNUSED, import_transformers, without_packages
 from dagrl.models.config_class import UNDECLARED
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ def model_imports(model: ModelSpec) -> AbstractContextManager[None]:
 def _imports(*, stored: bool) -> AbstractContextManager[None]:
     import_transformers()
     # torchao is for weights that are stored quantised.
-    return lean_imports(*SPARED) if stored else lean_imports(*SPARED, "torchao")
+    return without_packages(*UNUSED) if stored else without_packages(*UNUSED, "torchao")
 
 
 def load_hf_config(model: ModelSpec) -> PretrainedConfig:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dagrl.config.schema import ModelSpec, TokenizerSpec
-from dagrl.data.lean_transformers import tokenizers_alone
+from dagrl.imports import tokenizers_alone
 from dagrl.models.hf_config import EOS, PAD, UNKNOWN, token_ids
 
 if TYPE_CHECKING:

@@ -19,7 +19,6 @@ import ray
 from dagrl.backends.base import RequestLimits, SleepReport
 from dagrl.config.residency import Residency
 from dagrl.data.batch import Batch
-from dagrl.imports import lean_imports
 from dagrl.ops.base import Context, Op, OpInput, Output, Resources
 from dagrl.ops.registry import load_op
 from dagrl.workers.messages import (
@@ -130,11 +129,10 @@ class Worker:
         self._timeout_s = 0.95 * setup.pipeline.run.node_timeout_s
         self._cache = ObjectCache(self._timeout_s, keep=setup.engine is not None)
         if setup.engine is not None:
-            with lean_imports():
-                # The driver and CPU workers do not import torch.
-                from dagrl.workers.engine_factory import make_engine
-                from dagrl.workers.meter import Meter
-                from dagrl.workers.profiling import make_profiler
+            # The driver and CPU workers do not import torch.
+            from dagrl.workers.engine_factory import make_engine
+            from dagrl.workers.meter import Meter
+            from dagrl.workers.profiling import make_profiler
 
             self._profiler = make_profiler(setup)
             self._engine = make_engine(setup, self._detach_listener(setup))

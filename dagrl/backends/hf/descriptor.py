@@ -7,7 +7,6 @@ from typing import Any
 from dagrl.backends.backend import Backend, EngineStart, WeightReader
 from dagrl.backends.hf.section import HfEngineSpec
 from dagrl.config.schema import EngineSpec
-from dagrl.imports import lean_imports
 
 
 class HfBackend(Backend):
@@ -20,9 +19,8 @@ class HfBackend(Backend):
     def build(self, start: EngineStart) -> Any:
         """A generator, or a classifier with ``head: reward``."""
         spec = start.section(HfEngineSpec)
-        with lean_imports(for_good=True):
-            from dagrl.backends.hf.classifier import HfClassifier
-            from dagrl.backends.hf.engine import HfEngine
+        from dagrl.backends.hf.classifier import HfClassifier
+        from dagrl.backends.hf.engine import HfEngine
 
         kind = HfClassifier if spec.head == "reward" else HfEngine
         return kind(start.model, spec, start.ranks)

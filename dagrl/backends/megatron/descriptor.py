@@ -17,7 +17,6 @@ from dagrl.backends.megatron.vocabulary import padded_vocab_size
 from dagrl.config.schema import EngineSpec, ModelSpec, TrainingNode
 from dagrl.config.schema.engine import Head
 from dagrl.graph.sleeping import stays_beside_sleepers
-from dagrl.imports import lean_imports
 
 
 class MegatronBackend(Backend):
@@ -79,8 +78,7 @@ class MegatronBackend(Backend):
 
     def build(self, start: EngineStart) -> Any:
         """One rank of the model."""
-        with lean_imports(for_good=True):
-            from dagrl.backends.megatron.engine.megatron_engine import MegatronEngine
+        from dagrl.backends.megatron.engine.megatron_engine import MegatronEngine
 
         return MegatronEngine(
             start.model,

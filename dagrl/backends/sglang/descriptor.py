@@ -16,7 +16,6 @@ from dagrl.backends.tool_calls import Parser
 from dagrl.config.schema import EngineSpec, Pipeline
 from dagrl.graph.router_replay import wants_routed_experts
 from dagrl.graph.sleeping import sleeps
-from dagrl.imports import lean_imports
 
 _DRIVER_PATIENCE = 0.95
 """Share of ``run.start_timeout_s`` after which the engine reports first what it has waited for."""
@@ -53,10 +52,9 @@ class SglangBackend(Backend):
     def build(self, start: EngineStart) -> Any:
         """One slot of a server: its first worker speaks for it, the first on a further machine starts processes."""
         spec = section_to_start(start.pipeline, start.name)
-        with lean_imports(for_good=True):
-            from dagrl.backends.sglang.engine import SglangEngine
-            from dagrl.backends.sglang.share import ServerShare
-            from dagrl.backends.sglang.slot import HeldSlot, NodeShare
+        from dagrl.backends.sglang.engine import SglangEngine
+        from dagrl.backends.sglang.share import ServerShare
+        from dagrl.backends.sglang.slot import HeldSlot, NodeShare
 
         pipeline, ranks = start.pipeline, start.ranks
         group = pipeline.groups[str(spec.group)]

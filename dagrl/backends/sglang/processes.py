@@ -13,8 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dagrl.data.lean_transformers import SPARED, import_transformers
-from dagrl.imports import lean_imports
+from dagrl.imports import UNUSED, import_transformers, without_packages
 
 
 def run_scheduler(log_prefix: Path, *args: Any) -> None:
@@ -24,7 +23,7 @@ def run_scheduler(log_prefix: Path, *args: Any) -> None:
     copies = f"-dp{copy}" if copy is not None else ""
     _print_to(log_prefix.with_name(f"{log_prefix.name}{copies}{stages}-tp{tensor}.log"))
     import_transformers()
-    with lean_imports(*SPARED):
+    with without_packages(*UNUSED):
         _end_with_parent()
         # To the end of the process, for SGLang imports much of itself only when it is needed.
         sys.modules["megatron"] = None  # type: ignore[assignment]

@@ -24,8 +24,7 @@ import psutil
 
 from dagrl.backends.base import EngineLostError
 from dagrl.backends.sglang.processes import run_scheduler, without_megatron
-from dagrl.data.lean_transformers import SPARED, import_transformers
-from dagrl.imports import lean_imports
+from dagrl.imports import UNUSED, import_transformers, without_packages
 
 _WATCH_S = 0.5
 _LAST_LINES = 4
@@ -220,7 +219,7 @@ def telling_lines(log: str) -> list[str]:
 def _engine_class(log_prefix: Path, note_processes: Callable[[Sequence[Any]], None]) -> Any:
     """SGLang's engine with processes that print to files and that we know of, by the ways it has for that."""
     import_transformers()
-    with without_megatron(), lean_imports(*SPARED):
+    with without_megatron(), without_packages(*UNUSED):
         from sglang.srt.entrypoints.engine import Engine
 
     class _Engine(Engine):

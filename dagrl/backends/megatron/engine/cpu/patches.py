@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dagrl.imports import lean_imports
+from dagrl.imports import without_packages
 
 _CPU = torch.device("cpu")
 _CONSTRUCTORS = (
@@ -146,7 +146,7 @@ def kernels_for_gpus_are_not_looked_for() -> None:
 
     Nor are the trackers that its timers could write to.
     """
-    with lean_imports("flashinfer", "flash_attn", "wandb", "tensorboard"):
+    with without_packages("flashinfer", "flash_attn", "wandb", "tensorboard"):
         import megatron.core.models.gpt.gpt_layer_specs  # noqa: F401
 
 
