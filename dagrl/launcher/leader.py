@@ -84,6 +84,8 @@ class _Leader(Rendezvous):
             code, why = error.code, str(error)
             self._job.note(why)
         finally:
+            # From here on, stop signals change nothing.
+            self._is_running = False
             if self._node is not None:
                 await self._node.stop(DRIVER)
             # The other machines must leave Ray before its head ends; otherwise they report a failure.

@@ -349,3 +349,39 @@ def test_what_a_machine_offers(make_job):
     assert offered(replace(node_rank, slots=4), job.pipeline, gpus=0, cpus=96) == Machine(socket.gethostname(), 0, 4)
     with pytest.raises(LaunchError, match=r"PET_NPROC_PER_NODE is 8 and .* \(rank 1\) has 4 GPUs to use; set it to 4"):
         offered(replace(node_rank, slots=8), job.pipeline, gpus=4, cpus=96)
+
+
+def test_a_stop_signal_after_the_run_changes_nothing(make_job, monkeypatch):
+    stops: list[int] = []
+
+    class Driver:
+        async def wait(self) -> int:
+            return 3
+
+    async def start_head(node: RayNode) -> None:
+        node.on_line('{"address": "here:1"}')
+        node.on_line(json.dumps({"alive": ["192.0.2.1", "192.0.2.2"]}))
+
+    async def start_driver(_node: RayNode, _head: str, _arguments: list[str]) -> Driver:
+        return Driver()
+
+    async def close(rendezvous: Rendezvous, code: int, why: str) -> None:
+        rendezvous.stop_requested("rank 1", 1)
+        stops.append(code)
+        await Rendezvous.close(rendezvous, code, why)
+
+    async def start_member(_node: RayNode, _head: str) -> None:
+        pass
+
+    monkeypatch.setattr(RayNode, "start_head", start_head)
+    monkeypatch.setattr(RayNode, "start_driver", start_driver)
+    monkeypatch.setattr(RayNode, "start_member", start_member)
+    monkeypatch.setattr(leader._Leader, "close", close)
+
+    async def meeting():
+        (first, said), (second, _) = (make_job(rank, nodes=2) for rank in (0, 1))
+        assert await asyncio.gather(leader.lead(first), follow(second)) == [3, 3]
+        assert not any("stop" in note for note in said)
+
+    run(meeting())
+    assert stops == [3]
