@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# `dagrl launch` on machines that ssh reaches without a password, one name on each line of a file, rank 0 first:
+# Runs `dagrl launch` on machines that ssh reaches without a password. HOSTS has one name per line, rank 0 first:
 #
 #   launch/ssh.sh HOSTS pipeline.yaml [key=value ...] [--run-dir DIR]
 #
-# It runs in the folder of the same path on each machine. Further settings, from the environment: DAGRL (the command;
-# default: dagrl), PET_MASTER_ADDR (rank 0's address for the others; default: its name in the file), PET_MASTER_PORT,
-# PET_NPROC_PER_NODE. Ctrl-C saves and stops everywhere; a second one stops at once.
+# It runs in the current folder's path on each machine. Environment variables: DAGRL (the command; default: dagrl),
+# PET_MASTER_ADDR (address of rank 0; default: its name in the file), PET_MASTER_PORT, PET_NPROC_PER_NODE. Ctrl-C saves
+# and stops on all machines; a second one stops at once.
 set -euo pipefail
 
 if [[ $# -lt 2 || ! -r $1 ]]; then
@@ -19,20 +19,20 @@ if [[ ${#hosts[@]} -eq 0 ]]; then
     exit 2
 fi
 if [[ $(printf '%s\n' "${hosts[@]}" | sort | uniq -d) ]]; then
-    echo "$0: the file names a host twice; each line is a machine of its own" >&2
+    echo "$0: the file names a host twice; write each machine on one line" >&2
     exit 2
 fi
 
-# Words as any shell on the other side reads them.
+# Quotes words for any shell on the other side.
 quoted() {
     local word
     for word in "$@"; do printf "'%s' " "${word//\'/\'\\\'\'}"; done
 }
 
 token=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
-# On each machine: the token comes first on stdin, so that no list of processes shows it. A line that follows asks for
-# the end, as Ctrl-C does; and so does the end of stdin, for then nobody is left who could.
-# shellcheck disable=SC2016  # all of it is for the other side
+# On each machine, the token is the first line of stdin, so that no process list shows it. Each further line, and the
+# end of stdin, stops the run like Ctrl-C.
+# shellcheck disable=SC2016  # the remote shell expands the variables
 remote='IFS= read -r RAY_AUTH_TOKEN; export RAY_AUTH_TOKEN; exec 3<&0
 "$@" & launched=$!
 (while IFS= read -r _ <&3; do kill "$launched"; done; kill "$launched") 2>/dev/null & watching=$!
@@ -49,16 +49,16 @@ for rank in "${!hosts[@]}"; do
     )
     command=$(quoted bash -c "$remote" dagrl env "${variables[@]}" "${DAGRL:-dagrl}" launch "$@")
     exec {pipe}> >(
-        # Whoever holds the other end of somebody else's pipe would keep it open.
+        # A copy of another host's pipe would keep that pipe open.
         for other in "${pipes[@]}"; do exec {other}>&-; done
-        # A session of its own: Ctrl-C is told to the other side below, and must not cut the connection.
+        # A new session: Ctrl-C must not cut the connection; the trap below forwards it.
         exec setsid ssh -o BatchMode=yes "${hosts[rank]}" "cd $(quoted "$PWD") && exec $command"
     )
     calls+=($!) pipes+=("$pipe")
     printf '%s\n' "$token" >&"$pipe"
 done
 
-# Rank 0 tells the others.
+# Rank 0 forwards it to the others.
 trap 'echo stop >&"${pipes[0]}" || true' INT TERM HUP
 code=0
 for rank in "${!calls[@]}"; do

@@ -52,6 +52,9 @@ class Connection:
                 line = await asyncio.wait_for(self._reader.readline(), SILENCE_S)
             except TimeoutError:
                 raise LostError(f"no heartbeat for {SILENCE_S:g} s: it is down, or cut off") from None
+            except ConnectionResetError:
+                # A killed process leaves data unread, so that its kernel resets the connection.
+                line = b""
             except (OSError, ValueError) as error:
                 raise LostError(str(error)) from error
             if not line:
