@@ -1,4 +1,4 @@
-"""How machines meet, on the loopback interface: real connections, without Ray."""
+"""The rendezvous on the loopback interface: real connections, without Ray."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def port() -> int:
 
 @pytest.fixture
 def make_job(port, lab, tmp_path: Path):
-    """Rank and changes -> what a machine knows of a job of three."""
+    """Rank and changes -> a job of three machines, and its notes."""
     pipeline = load_pipeline(lab.write_pipeline(tmp_path, lab.tiny_pipeline()), ["run.start_timeout_s=5"]).pipeline
 
     def make(rank: int, *, nodes: int = 3, variables: dict[str, str] | None = None) -> tuple[Job, list[str]]:
@@ -77,7 +77,7 @@ def _isolated(monkeypatch, tmp_path: Path):
     monkeypatch.setattr(addresses, "ANY", LOOPBACK)
 
 
-def test_all_who_call_are_known_and_told_the_end(make_job):
+def test_every_machine_joins_and_gets_the_exit_code(make_job):
     async def meeting():
         rendezvous = Recorder(make_job(0)[0])
         await rendezvous.open()
@@ -101,7 +101,7 @@ def test_all_who_call_are_known_and_told_the_end(make_job):
         (3, 2, "PET_NODE_RANK is 2 on"),
     ],
 )
-def test_one_that_contradicts_the_others_ends_it_for_all(make_job, nodes, rank, sentence):
+def test_a_machine_that_contradicts_the_others_ends_the_job(make_job, nodes, rank, sentence):
     async def meeting():
         rendezvous = Recorder(make_job(0)[0])
         await rendezvous.open()
@@ -118,7 +118,7 @@ def test_one_that_contradicts_the_others_ends_it_for_all(make_job, nodes, rank, 
 
 
 @pytest.mark.parametrize("theirs", ["", "another"])
-def test_where_there_is_a_token_only_those_with_it_are_let_in(make_job, theirs):
+def test_only_machines_with_the_shared_token_join(make_job, theirs):
     async def meeting():
         rendezvous = Recorder(make_job(0)[0], "the token of the user")
         await rendezvous.open()
@@ -134,7 +134,7 @@ def test_where_there_is_a_token_only_those_with_it_are_let_in(make_job, theirs):
     run(meeting())
 
 
-def test_a_machine_of_another_job_is_told_so_and_the_job_goes_on(make_job):
+def test_a_machine_of_another_job_is_refused(make_job):
     async def meeting():
         rendezvous = Recorder(make_job(0)[0], pipeline="another")
         await rendezvous.open()
@@ -147,7 +147,7 @@ def test_a_machine_of_another_job_is_told_so_and_the_job_goes_on(make_job):
     run(meeting())
 
 
-def test_one_that_hangs_up_is_gone_and_may_call_again(make_job):
+def test_a_machine_that_disconnects_can_join_again(make_job):
     async def meeting():
         rendezvous = Recorder(make_job(0)[0])
         await rendezvous.open()
@@ -163,7 +163,7 @@ def test_one_that_hangs_up_is_gone_and_may_call_again(make_job):
     run(meeting())
 
 
-def test_strangers_are_turned_away_and_disturb_nobody(make_job):
+def test_other_protocols_are_refused(make_job):
     async def meeting():
         rendezvous = Recorder(make_job(0)[0])
         await rendezvous.open()
@@ -197,7 +197,7 @@ def test_a_job_that_cannot_run_ends_on_all_machines(make_job):
         calling = asyncio.create_task(follow(first))
         dismissing = asyncio.create_task(leader.dismiss(make_job(0)[0].node_rank, 2, "the file is wrong", notes.append))
         assert await calling == 2
-        # The last to be told ends the wait.
+        # The last machine ends the wait.
         second, said = make_job(2)
         assert await follow(second) == 2
         assert said[-1] == "the file is wrong"
@@ -272,14 +272,14 @@ def test_rank_0_must_be_where_it_is_said_to_be(make_job, monkeypatch, master, se
     assert caught.value.code == 2
 
 
-def test_a_master_that_is_told_it_is_localhost_listens_wherever_the_others_may_look(make_job):
+def test_a_master_named_localhost_listens_on_all_addresses(make_job):
     node_rank = replace(make_job(0)[0].node_rank, master="localhost")
     assert asyncio.run(addresses.listening_address(node_rank)) == addresses.ANY
     assert addresses.is_loopback(node_rank.master)
     assert not addresses.is_loopback("10.9.8.7")
 
 
-def test_silence_is_noticed_on_both_sides(monkeypatch, port):
+def test_both_sides_notice_missing_heartbeats(monkeypatch, port):
     monkeypatch.setattr(connection, "SILENCE_S", 0.3)
     monkeypatch.setattr(connection, "HEARTBEAT_S", 60.0)
     lost = []
@@ -291,7 +291,7 @@ def test_silence_is_noticed_on_both_sides(monkeypatch, port):
 
     async def meeting():
         server = await listen(LOOPBACK, port, listening)
-        # Each end says that it is there once, when it begins.
+        # Each side sends one heartbeat at its start.
         mine = await Connection.open(LOOPBACK, port, 5)
         with pytest.raises(LostError, match=r"no heartbeat for 0\.3 s|closed"):
             await mine.recv()
@@ -312,7 +312,7 @@ def test_a_token_is_proved_without_being_sent():
     assert not handshake.is_proof("\ud800", "mine", "challenge")
 
 
-def test_the_users_token_is_where_ray_looks_for_it(tmp_path: Path):
+def test_the_shared_token_is_where_ray_looks_for_it(tmp_path: Path):
     (tmp_path / "token").write_text("from a file\n")
     path = {"RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
     assert handshake.shared_token({}) is None
