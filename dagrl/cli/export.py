@@ -32,7 +32,7 @@ def export(
 
 def print_result(command: str, write: Callable[[], str]) -> int:
     """Call `write`, which writes weights, and print its summary, or why it failed."""
-    from dagrl.orchestrator.weight_folders import WrongCallError
+    from dagrl.orchestrator.export import WrongCallError
 
     try:
         print(write())

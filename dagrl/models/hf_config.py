@@ -1,4 +1,4 @@
-"""The fields of the pipeline's Hugging Face config as plain JSON, without the libraries that models are built with."""
+"""Read Hugging Face folders as plain JSON, without the libraries that models are built with."""
 
 from __future__ import annotations
 
@@ -10,15 +10,49 @@ from typing import Any
 from dagrl.config.schema import ModelSpec, TokenizerSpec
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
-"""Special tokens of the tokenizers that are made on the spot; those of bytes know every one."""
+"""Special tokens of the tokenizers that are made on the spot; those of bytes need no token for the unknown."""
+_LFS = b"version https://git-lfs"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file. ValueError where it holds none; OSError where it cannot be read."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):  # RecursionError: brackets that are left open
+        content = None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is not a JSON object; copy the file again{lfs_hint(path)}")
+    return content
+
+
+def lfs_hint(path: Path) -> str:
+    """Return why a file holds a line of text in place of its content, if it does."""
+    with path.open("rb") as file:
+        is_pointer = file.read(len(_LFS)) == _LFS
+    return " (it is a pointer of git-lfs, which was not installed when it was cloned)" if is_pointer else ""
+
+
+def folder_config(folder: Path) -> dict[str, Any]:
+    """Return the config.json of a Hugging Face folder. ValueError where it is none; OSError as `read_json`."""
+    if not folder.is_dir():
+        what = "is a file, not a folder" if folder.exists() else "does not exist"
+        raise ValueError(f"{folder} {what}; give a Hugging Face folder (`hf download NAME --local-dir DIR` makes one)")
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ValueError(f"{folder} has no config.json; give the folder that holds the model's Hugging Face files")
+    config = read_json(path)
+    if not isinstance(config.get("model_type"), str):
+        raise ValueError(f"{path} names no architecture (model_type); give the folder of a Hugging Face model")
+    return config
 
 
 def read_config(model: ModelSpec) -> Mapping[str, Any]:
-    """The fields of ``config.json``, or those of ``init``, the vocabulary's size taken from the tokenizer where it is
-    left out. ValueError where a file cannot be read.
+    """Return the fields of config.json, or of ``init`` with the vocabulary's size from the tokenizer.
+
+    ValueError where a file cannot be read.
     """
     if model.path is not None:
-        return _read_object(model.path.expanduser() / "config.json")
+        return _readable(model.path.expanduser() / "config.json")
     if model.init is None:
         raise ValueError("model: give either path (a Hugging Face folder) or init (model_type and its fields)")
     if model.init.get("vocab_size") is not None:
@@ -27,7 +61,7 @@ def read_config(model: ModelSpec) -> Mapping[str, Any]:
 
 
 def token_ids(tokenizer: Path | TokenizerSpec | None) -> Mapping[str, int]:
-    """Token -> id, as ``tokenizer.json`` lists them. ValueError where there is none, or it cannot be read."""
+    """Map tokens to their ids as tokenizer.json lists them. ValueError where there is none, or it cannot be read."""
     if isinstance(tokenizer, TokenizerSpec):
         # "<0x..>" is the tokenizers library's own name of a byte that stands for itself.
         of_bytes = [*(f"<0x{byte:02X}>" for byte in range(256)), PAD, EOS]
@@ -37,7 +71,7 @@ def token_ids(tokenizer: Path | TokenizerSpec | None) -> Mapping[str, int]:
         raise ValueError("model: random weights bring no tokenizer; add `tokenizer:`, or vocab_size to `init:`")
     file = tokenizer.expanduser() / "tokenizer.json"
     try:
-        ids = _listed_ids(_read_object(file))
+        ids = _listed_ids(_readable(file))
     except (AttributeError, IndexError, KeyError, TypeError) as error:
         raise ValueError(f"{file} is no tokenizer of Hugging Face's; copy the file again") from error
     if not ids:
@@ -46,7 +80,7 @@ def token_ids(tokenizer: Path | TokenizerSpec | None) -> Mapping[str, int]:
 
 
 def _listed_ids(content: Mapping[str, Any]) -> dict[str, int]:
-    """Token -> id, as far as the file lists its vocabulary; empty where it does not."""
+    """Map tokens to their ids, as far as the file lists its vocabulary."""
     vocabulary = (content.get("model") or {}).get("vocab")
     if not vocabulary:
         return {}
@@ -57,11 +91,8 @@ def _listed_ids(content: Mapping[str, Any]) -> dict[str, int]:
     return dict(known) | {added["content"]: added["id"] for added in content.get("added_tokens") or ()}
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def _readable(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        return read_json(path)
+    except OSError as error:
         raise ValueError(f"cannot read {path}: {error}; give a whole Hugging Face folder") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} is not a JSON object; copy the file again")
-    return content

@@ -14,12 +14,16 @@ from pathlib import Path
 from dagrl.backends.registry import backend_of, backends
 from dagrl.config.loading.loader import load_pipeline
 from dagrl.config.schema import KeepBestSpec, ModelSpec, Pipeline, TrainingNode
+from dagrl.models.hf_config import folder_config
 from dagrl.orchestrator.folder.checkpoint import Checkpoints, TornCheckpointError
-from dagrl.orchestrator.weight_folders import WrongCallError, check_is_folder, check_is_hf
-from dagrl.validation.model_weights import folder_problem
+from dagrl.validation.model_weights import check_model_folder
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What a write says where a disk, a quota or the shell's limit is full."""
+"""Errors of a write where a disk, a quota or the shell's limit is full."""
+
+
+class WrongCallError(ValueError):
+    """The arguments of a command do not name what it needs."""
 
 
 def export_run(run: Path, output: Path, *, step: int | None, engine: str | None, best: bool = False) -> str:
@@ -49,24 +53,35 @@ def convert(source: Path, output: Path, to: str, model: Path | None = None) -> s
     `model` is a Hugging Face folder with config and tokenizer, for `to` ``hf``. Raises as `export_run`.
     """
     if to != "hf":
-        check_is_hf(source)
-        if problem := folder_problem(source):
-            raise WrongCallError(problem)
         with _new_folder(output) as aside:
+            with _arguments():
+                check_model_folder(source)
             backends()[to].write_own(source, aside)
         return f"{output}: {source} for {to}"
     assert model is not None, "converting to Hugging Face needs a model's folder"
-    check_is_folder(source)
+    if not source.is_dir():
+        what = "is a file, not a folder" if source.exists() else "does not exist"
+        raise WrongCallError(f"{source} {what}; name the folder of one step")
     backend = next((backend for backend in backends().values() if backend.owns_folder(source)), None)
     if backend is None:
         raise WrongCallError(
             f"{source} is in no backend's own format; name the folder of one step, as iter_0000100 or "
             "checkpoints/step_10/ENGINE"
         )
-    check_is_hf(model)
+    with _arguments():
+        folder_config(model)
     with _new_folder(output) as aside:
         backend.write_hf(source, ModelSpec(path=model), aside)
     return f"{output}: {source} for Hugging Face"
+
+
+@contextmanager
+def _arguments() -> Iterator[None]:
+    """Blame the arguments of the command for files that cannot be what they should be."""
+    try:
+        yield
+    except ValueError as error:
+        raise WrongCallError(str(error)) from error
 
 
 def policies(pipeline: Pipeline) -> list[str]:

@@ -12,28 +12,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dagrl.backends.backend import WeightReader
 from dagrl.backends.families.config_fields import is_size
 from dagrl.backends.families.sizes import ModelSizes, sizes_of
 from dagrl.config.errors import Place
 from dagrl.config.loading.positions import Findings
-from dagrl.config.schema import EngineSpec, ModelSpec, Pipeline, TokenizerSpec
-from dagrl.validation.json_files import json_object
+from dagrl.config.schema import ModelSpec, Pipeline, TokenizerSpec
+from dagrl.models.hf_config import folder_config, read_json
 from dagrl.validation.model_config import check_config, check_family, check_scale
-from dagrl.validation.model_weights import (
-    may_be_quantised,
-    quantisation_problem,
-    readers_of,
-    weights_problem,
-)
-from dagrl.validation.tokenizer_files import VOCABULARIES, has_tokenizer, tokenizer_problems
+from dagrl.validation.model_weights import check_weights, may_be_quantised, quantisation_problem, readers_of
+from dagrl.validation.tokenizer_files import VOCABULARIES, check_tokenizer, has_tokenizer
 
 
 def check_models(pipeline: Pipeline, findings: Findings, *, with_files: bool = True) -> dict[str, ModelSizes]:
     """Report what is wrong with the models, the files that they name, and their sizes.
 
-    Without `with_files`, only config.json of a folder is looked at. Returns the sizes of each engine's model, as far as
-    they are known.
+    Without `with_files`, only config.json of a folder is read. Returns the sizes of each engine's model, as far as they
+    are known.
     """
     users: dict[tuple[str, ...], list[str]] = {("model",): []}
     for name in pipeline.engines:
@@ -43,182 +37,138 @@ def check_models(pipeline: Pipeline, findings: Findings, *, with_files: bool = T
         declared = pipeline.engines[section[1]].model if len(section) > 1 else pipeline.model
         effective = pipeline.model_of(section[1]) if len(section) > 1 else pipeline.model
         assert declared is not None
-        reads_text = len(section) == 1 or any(_reads_text(pipeline.engines[name]) for name in engines)
-        use = _Use(readers_of(pipeline, engines), reads_text, may_be_quantised(pipeline, engines))
-        model = _Model(section, declared, effective.tokenizer, findings, use)
-        config = model.check(with_files=with_files)
+        model = _Model(pipeline, section, declared, effective.tokenizer, engines, findings, with_files)
+        config = model.check()
         if config:
-            check_family(pipeline, engines, model.said_at, config, findings)
-            check_scale(pipeline, engines, model.said_at, findings)
+            check_family(pipeline, engines, model.source, config, findings)
+            check_scale(pipeline, engines, model.source, findings)
         found |= dict.fromkeys(engines, sizes_of(config))
     return found
 
 
-def _reads_text(engine: EngineSpec) -> bool:
-    return engine.generates or engine.reads_messages
-
-
 @dataclass(frozen=True, slots=True)
-class _Use:
-    """How a model's engines use its folder."""
-
-    readers: Sequence[WeightReader]
-    """How they read its weights."""
-    reads_text: bool
-    """Whether an engine makes tokens of text with a tokenizer of its own."""
-    may_be_quantised: bool
-
-
 class _Model:
-    """A model, the section of the file that says it, and where to report."""
+    """A model, the section of the file that declares it, and the engines that use it."""
 
-    def __init__(
-        self,
-        section: tuple[str, ...],
-        model: ModelSpec,
-        tokenizer: Path | TokenizerSpec | None,
-        findings: Findings,
-        use: _Use,
-    ) -> None:
-        """`tokenizer`: its own, or the one that it takes where it is an engine's and names none."""
-        self._section = section
-        self._model = model
-        self._tokenizer = tokenizer
-        self._findings = findings
-        self._use = use
+    pipeline: Pipeline
+    section: tuple[str, ...]
+    model: ModelSpec
+    tokenizer: Path | TokenizerSpec | None
+    """The model's tokenizer; an engine's model that names none has that of the pipeline's model."""
+    engines: Sequence[str]
+    findings: Findings
+    with_files: bool
 
     @property
-    def said_at(self) -> Place:
+    def source(self) -> Place:
         """Where the file says the model's config."""
-        return (*self._section, "init" if self._model.init else "path")
+        return (*self.section, "init" if self.model.init else "path")
 
-    def check(self, *, with_files: bool) -> Mapping[str, Any] | None:
-        """The fields of the model's Hugging Face config that are known; None where they cannot be read or are wrong."""
-        model, path = self._model, (*self._section, "path")
-        config = None
-        if model.path is None and model.init is None:
+    def check(self) -> Mapping[str, Any] | None:
+        """Return the fields of the model's config; None where they cannot be read or are wrong."""
+        path, init, config = self.model.path, self.model.init, None
+        if path is None and init is None:
             message = "says no model; add `path:` (a Hugging Face folder) or `init:` (random weights)"
-            self._findings.error(self._section, message)
-        elif model.path is not None and model.init is not None:
-            self._findings.error(path, "has `path` and `init`; keep one, and set an inherited one to null")
-        elif model.path is not None:
+            self.findings.error(self.section, message)
+        elif path is not None and init is not None:
+            message = "has `path` and `init`; keep one, and set an inherited one to null"
+            self.findings.error((*self.section, "path"), message)
+        elif path is not None:
             try:
-                config = self._check_folder(model.path, with_files=with_files)
+                config = self._check_folder(path)
             except OSError as error:
-                message = f"{model.path} cannot be read ({error.strerror}); check the path and its permissions"
-                self._findings.error(path, message)
-        else:
-            config = self._check_init()
-        self._check_tokenizer(config, with_files=with_files)
+                message = f"{path} cannot be read ({error.strerror}); check the path and its permissions"
+                self.findings.error(self.source, message)
+        elif init is not None:
+            config = self._check_init(init)
+        self._check_tokenizer(config)
         return config
 
-    def _check_folder(self, folder: Path, *, with_files: bool) -> Mapping[str, Any] | None:
-        """The folder's config.json, if it can be read."""
-        place = (*self._section, "path")
-        if not folder.is_dir():
-            what = "is a file, not a folder" if folder.exists() else "does not exist"
-            remedy = "give a Hugging Face folder (`hf download NAME --local-dir DIR` makes one)"
-            self._findings.error(place, f"{folder} {what}; {remedy}")
-            return None
-        config = self._read_config(folder)
-        problem = quantisation_problem(folder / "config.json", config or {})
-        if problem and not self._use.may_be_quantised:
-            self._findings.error(place, problem)
-        if with_files:
-            if problem := weights_problem(folder, config, self._use.readers):
-                self._findings.error(place, problem)
-            if self._use.reads_text and self._model.tokenizer is None:
-                self._check_own_tokenizer(folder, config)
-            if (path := folder / "generation_config.json").is_file() and json_object(path) is None:
-                self._findings.error(place, f"{path} is not a JSON object; copy the file again")
+    def _check_folder(self, folder: Path) -> Mapping[str, Any] | None:
+        config: Mapping[str, Any] | None = None
+        try:
+            config = folder_config(folder)
+        except ValueError as error:
+            self.findings.error(self.source, str(error))
+            if not folder.is_dir():
+                return None
+        path = folder / "config.json"
+        if config is not None and not check_config(self.source, config, path, self.findings):
+            config = None
+        problem = quantisation_problem(path, config or {})
+        if problem and not may_be_quantised(self.pipeline, self.engines):
+            self.findings.error(self.source, problem)
+        if self.with_files:
+            self._check_files(folder, config)
         return config
 
-    def _read_config(self, folder: Path) -> Mapping[str, Any] | None:
-        """The content of config.json, if it can be read and is right."""
-        place, path = (*self._section, "path"), folder / "config.json"
-        if not path.is_file():
-            message = f"{folder} has no config.json; give the folder that holds the model's Hugging Face files"
-            self._findings.error(place, message)
-            return None
-        config = json_object(path)
-        if config is None:
-            self._findings.error(place, f"{path} is not a JSON object; copy the file again")
-            return None
-        return config if self._says_what_it_is(path, config) else None
+    def _check_files(self, folder: Path, config: Mapping[str, Any] | None) -> None:
+        try:
+            check_weights(folder, config, readers_of(self.pipeline, self.engines))
+        except ValueError as error:
+            self.findings.error(self.source, str(error))
+        specs = [self.pipeline.engines[name] for name in self.engines]
+        reads_text = len(self.section) == 1 or any(spec.generates or spec.reads_messages for spec in specs)
+        if reads_text and self.model.tokenizer is None:
+            self._check_tokenizer_folder(folder, "path", config)
+        try:
+            if (path := folder / "generation_config.json").is_file():
+                read_json(path)
+        except ValueError as error:
+            self.findings.error(self.source, str(error))
 
-    def _check_own_tokenizer(self, folder: Path, config: Mapping[str, Any] | None) -> None:
-        place = (*self._section, "path")
+    def _check_tokenizer_folder(self, folder: Path, key: str, config: Mapping[str, Any] | None) -> None:
+        place, rows = (*self.section, key), config.get("vocab_size") if config else None
         if not has_tokenizer(folder):
             files = ", ".join(VOCABULARIES[:2])
-            self._findings.error(place, f"{folder} has no tokenizer ({files}); copy it there, or add `tokenizer:`")
-            return
-        for problem in tokenizer_problems(folder, _rows(config)):
-            self._findings.error(place, problem)
+            self.findings.error(place, f"{folder} has no tokenizer ({files}); copy it there, or name another folder")
+        elif self.with_files:
+            try:
+                check_tokenizer(folder, rows if is_size(rows) else None)
+            except ValueError as error:
+                self.findings.error(place, str(error))
 
-    def _says_what_it_is(self, path: Path, config: Mapping[str, Any]) -> bool:
-        place = (*self._section, "path")
-        if not isinstance(config.get("model_type"), str):
-            message = f"{path} names no architecture (model_type); give the folder of a Hugging Face model"
-            self._findings.error(place, message)
-            return False
-        return check_config(self.said_at, config, path, self._findings)
-
-    def _check_init(self) -> Mapping[str, Any] | None:
-        model = self._model
-        assert model.init is not None
-        if not isinstance(model.init.get("model_type"), str):
+    def _check_init(self, init: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        if not isinstance(init.get("model_type"), str):
             message = "does not say which architecture; add `model_type:`, such as qwen3"
-            self._findings.error((*self._section, "init", "model_type"), message)
-        if self._tokenizer is None:
+            self.findings.error((*self.source, "model_type"), message)
+        if self.tokenizer is None:
             message = (
                 "random weights bring no tokenizer; add `tokenizer:` (a folder, or `{kind: characters, alphabet: ...}`)"
             )
-            self._findings.error(self._section, message, depends_on=[(*self._section, "tokenizer")])
-        self._check_vocabulary(model.init)
-        return model.init if check_config(self.said_at, model.init, None, self._findings) else None
+            self.findings.error(self.section, message, depends_on=[(*self.section, "tokenizer")])
+        self._check_vocabulary(init.get("vocab_size"))
+        return init if check_config(self.source, init, None, self.findings) else None
 
-    def _check_vocabulary(self, init: Mapping[str, Any]) -> None:
-        tokenizer, vocabulary = self._tokenizer, init.get("vocab_size")
-        if not isinstance(tokenizer, TokenizerSpec) or not is_size(vocabulary):
+    def _check_vocabulary(self, rows: Any) -> None:
+        tokenizer = self.tokenizer
+        if not isinstance(tokenizer, TokenizerSpec) or not is_size(rows):
             return
         needed = 256 if tokenizer.kind == "bytes" else len(tokenizer.alphabet)
-        if vocabulary <= needed:
+        if rows <= needed:
             message = (
-                f"{vocabulary} rows cannot hold the tokenizer's {needed} {tokenizer.kind} and its special tokens; "
+                f"{rows} rows cannot hold the tokenizer's {needed} {tokenizer.kind} and its special tokens; "
                 "take vocab_size out, and it is the tokenizer's"
             )
-            self._findings.error(
-                (*self._section, "init", "vocab_size"),
-                message,
-                depends_on=[("model", "tokenizer"), (*self._section, "tokenizer")],
-            )
+            depends: list[Place] = [("model", "tokenizer"), (*self.section, "tokenizer")]
+            self.findings.error((*self.source, "vocab_size"), message, depends_on=depends)
 
-    def _check_tokenizer(self, config: Mapping[str, Any] | None, *, with_files: bool) -> None:
-        tokenizer, place = self._model.tokenizer, (*self._section, "tokenizer")
+    def _check_tokenizer(self, config: Mapping[str, Any] | None) -> None:
+        tokenizer, place = self.model.tokenizer, (*self.section, "tokenizer")
         if isinstance(tokenizer, Path):
-            if not os.access(tokenizer, os.R_OK | os.X_OK) or not tokenizer.is_dir():
-                self._findings.error(
-                    place, f"{tokenizer} is not a folder that can be read; give one with a Hugging Face tokenizer"
-                )
-            elif not has_tokenizer(tokenizer):
-                self._findings.error(place, f"{tokenizer} has no tokenizer.json or the like; give a tokenizer's folder")
-            elif with_files:
-                for problem in tokenizer_problems(tokenizer, _rows(config)):
-                    self._findings.error(place, problem)
-        elif tokenizer is not None and tokenizer.kind == "bytes":
-            if tokenizer.alphabet:
-                self._findings.error((*place, "alphabet"), "a tokenizer of bytes has no alphabet; take it out")
+            if os.access(tokenizer, os.R_OK | os.X_OK) and tokenizer.is_dir():
+                self._check_tokenizer_folder(tokenizer, "tokenizer", config)
+            else:
+                message = f"{tokenizer} is not a folder that can be read; give one with a Hugging Face tokenizer"
+                self.findings.error(place, message)
         elif tokenizer is not None:
-            if not tokenizer.alphabet:
+            doubled = [repr(character) for character, count in Counter(tokenizer.alphabet).items() if count > 1]
+            message = None
+            if tokenizer.kind == "bytes":
+                message = "a tokenizer of bytes has no alphabet; take it out" if tokenizer.alphabet else None
+            elif not tokenizer.alphabet:
                 message = "a tokenizer of characters needs to know which; add `alphabet:` with all of them"
-                self._findings.error((*place, "alphabet"), message)
-            doubled = [character for character, count in Counter(tokenizer.alphabet).items() if count > 1]
-            if doubled:
-                shown = ", ".join(map(repr, doubled))
-                self._findings.error((*place, "alphabet"), f"holds {shown} more than once; write each character once")
-
-
-def _rows(config: Mapping[str, Any] | None) -> int | None:
-    """Rows of the embedding, where they are known."""
-    rows = config.get("vocab_size") if config else None
-    return rows if is_size(rows) else None
+            elif doubled:
+                message = f"holds {', '.join(doubled)} more than once; write each character once"
+            if message:
+                self.findings.error((*place, "alphabet"), message)

@@ -5,12 +5,11 @@ Small files only; transformers, which loads them, would take seconds to import.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dagrl.models.safetensors_header import LFS
-from dagrl.validation.json_files import json_object
+from dagrl.models.hf_config import lfs_hint, read_json
 
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 """Files that hold a tokenizer's tokens, the usual ones first."""
@@ -29,29 +28,30 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (*VOCABULARIES, *_OWN_FORMATS, _CONFIG))
 
 
-def tokenizer_problems(folder: Path, rows: int | None) -> Iterator[str]:
-    """Faults of a folder that has a tokenizer. OSError if a file cannot be read.
+def check_tokenizer(folder: Path, rows: int | None) -> None:
+    """Check a folder that has a tokenizer. ValueError with the first fault, OSError if a file cannot be read.
 
     `rows` are those of the model's embedding, where they are known.
     """
-    for name in _SMALL_FILES:
-        if (folder / name).is_file() and json_object(folder / name) is None:
-            yield f"{folder / name} is not a JSON object; copy the file again"
-            return
-    config = json_object(folder / _CONFIG) if (folder / _CONFIG).is_file() else {}
-    assert config is not None
+    config, *_ = [read_json(path) if (path := folder / name).is_file() else {} for name in _SMALL_FILES]
     if (folder / "tokenizer.json").is_file():
-        problem = _vocabulary_problem(folder / "tokenizer.json", config, rows)
+        _check_vocabulary(folder / "tokenizer.json", config, rows)
     else:
-        problem = _other_problem(folder, config)
-    if problem := problem or _config_problem(folder / _CONFIG, config):
-        yield problem
+        _check_other_formats(folder, config)
+    for name in _SPECIAL:
+        if config.get(name) is not None and _content(config[name]) is None:
+            raise ValueError(
+                f"{folder / _CONFIG} says {name}: {config[name]!r}, which is no token; copy the file again"
+            )
+    kind = config.get("tokenizer_class")
+    if kind is not None and not isinstance(kind, str):
+        raise ValueError(f"{folder / _CONFIG} says tokenizer_class: {kind!r}, which is no name; copy the file again")
 
 
 def has_end_token(folder: Path) -> bool:
     """Whether the tokenizer can have a token that ends a response."""
-    config = json_object(folder / _CONFIG) if (folder / _CONFIG).is_file() else None
-    if config is None:
+    config = _object_or_empty(folder / _CONFIG)
+    if not config:
         return True  # Its class may have one.
     named = config if "eos_token" in config else _object_or_empty(folder / "special_tokens_map.json")
     if "eos_token" in named:
@@ -60,8 +60,11 @@ def has_end_token(folder: Path) -> bool:
 
 
 def _object_or_empty(path: Path) -> Mapping[str, Any]:
-    """The content of a file; empty where there is none, or no JSON object."""
-    return (json_object(path) if path.is_file() else None) or {}
+    """Return the content of a file; empty where there is none, or no JSON object."""
+    try:
+        return read_json(path) if path.is_file() else {}
+    except ValueError:
+        return {}
 
 
 def template_problem(folder: Path) -> str | None:
@@ -110,41 +113,38 @@ def _generation_tag() -> Any:
     return Generation
 
 
-def _vocabulary_problem(path: Path, config: Mapping[str, Any], rows: int | None) -> str | None:
-    content = json_object(path)
-    if content is None:
-        return f"{path} is not a JSON object; copy the file again{LFS}"
+def _check_vocabulary(path: Path, config: Mapping[str, Any], rows: int | None) -> None:
+    content = read_json(path)
     model, added = content.get("model"), content.get("added_tokens")
     kind = model.get("type") if isinstance(model, dict) else None
+    fault = None
     if not isinstance(model, dict) or (kind is not None and kind not in _KINDS):
-        said = f"a model of type {kind!r}" if isinstance(model, dict) else "no model"
-        return f"{path} has {said}, where the tokens would be listed; copy the file again"
-    vocabulary = model.get("vocab")
-    tokens = _listed(vocabulary)
-    if tokens is None or (kind is not None and isinstance(vocabulary, list) != (kind == "Unigram")):
-        return f"{path} has a vocab that does not list tokens with their numbers; copy the file again"
-    if kind == "BPE" and not isinstance(model.get("merges"), list):
-        return f"{path} has no list of merges beside its tokens; copy the file again"
-    if not isinstance(added, list) or not all(_is_added(token) for token in added):
-        return f"{path} has no list of added_tokens with content and id; copy the file again"
-    if not tokens and not added:
-        return f"{path} lists no tokens: the tokenizer is empty; copy the file again"
-    if rows is None:
-        return None
-    if tokens and (most := max(tokens.values())) >= rows:
-        return _too_many(path, next(token for token, number in tokens.items() if number == most), most, rows)
+        fault = f"has {f'a model of type {kind!r}' if kind else 'no model'}, where the tokens would be listed"
+    elif (tokens := _listed(model.get("vocab"))) is None or (
+        kind is not None and isinstance(model["vocab"], list) != (kind == "Unigram")
+    ):
+        fault = "has a vocab that does not list tokens with their numbers"
+    elif kind == "BPE" and not isinstance(model.get("merges"), list):
+        fault = "has no list of merges beside its tokens"
+    elif not isinstance(added, list) or not all(_is_added(token) for token in added):
+        fault = "has no list of added_tokens with content and id"
+    elif not tokens and not added:
+        fault = "lists no tokens: the tokenizer is empty"
+    if fault:
+        raise ValueError(f"{path} {fault}; copy the file again")
+    assert tokens is not None and isinstance(added, list)
     special = {_content(config.get(name)) for name in _SPECIAL[:2]}
-    beyond = next((token for token in added if token["content"] in special and token["id"] >= rows), None)
-    return _too_many(path, beyond["content"], beyond["id"], rows) if beyond else None
-
-
-def _too_many(path: Path, token: str, number: int, rows: int) -> str:
-    what = f"{path} gives token {token!r} the number {number}, and the model's embedding has {rows} rows (vocab_size)"
-    return f"{what}; take the model's own tokenizer"
+    numbers = tokens | {token["content"]: token["id"] for token in added if token["content"] in special}
+    last = max(numbers, key=numbers.__getitem__, default=None)
+    if rows is not None and last is not None and numbers[last] >= rows:
+        raise ValueError(
+            f"{path} gives token {last!r} the number {numbers[last]}, and the model's embedding has {rows} rows "
+            "(vocab_size); take the model's own tokenizer"
+        )
 
 
 def _listed(vocabulary: Any) -> dict[str, int] | None:
-    """Token -> number; None where the vocabulary is no list of them. Unigram models list pairs of token and score."""
+    """Map tokens to numbers; None where they are not listed. Unigram models list pairs of token and score."""
     if isinstance(vocabulary, list):
         pairs = all(isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) for pair in vocabulary)
         return {pair[0]: number for number, pair in enumerate(vocabulary)} if pairs else None
@@ -157,8 +157,8 @@ def _is_added(token: Any) -> bool:
     return isinstance(token, dict) and isinstance(token.get("content"), str) and type(token.get("id")) is int
 
 
-def _other_problem(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """Faults of a folder that has no tokenizer.json."""
+def _check_other_formats(folder: Path, config: Mapping[str, Any]) -> None:
+    """Check a folder without tokenizer.json."""
     model, vocabulary = folder / "tokenizer.model", folder / "vocab.json"
     if model.is_file():
         with model.open("rb") as file:
@@ -166,30 +166,19 @@ def _other_problem(folder: Path, config: Mapping[str, Any]) -> str | None:
         # A sentencepiece model begins with its first piece, which is field 1 of a protocol buffer; a list of tiktoken's
         # with text.
         if not head or head.startswith((b"version https://git-lfs", b"{", b"<")):
-            return f"{model} is {'no tokenizer' if head else 'empty'}; copy the file again{LFS}"
-        return None
-    if vocabulary.is_file():
-        if not json_object(vocabulary):
-            return f"{vocabulary} lists no tokens; copy the file again{LFS}"
+            what = "no tokenizer" if head else "empty"
+            raise ValueError(f"{model} is {what}; copy the file again{lfs_hint(model)}")
+    elif vocabulary.is_file():
+        if not read_json(vocabulary):
+            raise ValueError(f"{vocabulary} lists no tokens; copy the file again")
         if not (folder / "merges.txt").is_file():
-            return f"{folder} has vocab.json and no merges.txt, which belongs to it; copy it there"
-        return None
-    if any((folder / name).is_file() for name in _OWN_FORMATS) or config.get("auto_map"):
-        return None
-    return f"{folder} has {_CONFIG} and no tokens ({VOCABULARIES[0]}, {VOCABULARIES[1]}); copy them there"
-
-
-def _config_problem(path: Path, config: Mapping[str, Any]) -> str | None:
-    for name in _SPECIAL:
-        if config.get(name) is not None and _content(config[name]) is None:
-            return f"{path} says {name}: {config[name]!r}, which is no token; copy the file again"
-    kind = config.get("tokenizer_class")
-    if kind is not None and not isinstance(kind, str):
-        return f"{path} says tokenizer_class: {kind!r}, which is no name; copy the file again"
-    return None
+            raise ValueError(f"{folder} has vocab.json and no merges.txt, which belongs to it; copy it there")
+    elif not any((folder / name).is_file() for name in _OWN_FORMATS) and not config.get("auto_map"):
+        names = f"{VOCABULARIES[0]}, {VOCABULARIES[1]}"
+        raise ValueError(f"{folder} has {_CONFIG} and no tokens ({names}); copy them there")
 
 
 def _content(token: Any) -> str | None:
-    """The text of a special token, which a config has as text or as an object."""
+    """Return the text of a special token, which a config has as text or as an object."""
     found = token.get("content") if isinstance(token, dict) else token
     return found if isinstance(found, str) else None

@@ -59,29 +59,29 @@ def test_a_whole_file_is_read(tmp_path: Path, name: str) -> None:
 
 
 BROKEN: dict[str, tuple[Any, bytes, str]] = {
-    "cut short": ({"a": A, "b": B}, BODY[:-1], "was cut short: its header describes 32 bytes of tensors"),
-    "longer": ({"a": A, "b": B}, BODY + b"x", "is too long: its header describes 32 bytes of tensors, and .* holds 33"),
-    "a gap": ({"a": A, "b": {**B, "data_offsets": [28, 36]}}, BODY + BODY[:4], "'b' begins at byte 28, .* ends at 24"),
-    "overlapping": ({"a": A, "b": {**B, "data_offsets": [16, 24]}}, BODY[:24], "'b' begins at byte 16, .* ends at 24"),
-    "a wrong shape": ({"a": {**A, "shape": [2, 4]}, "b": B}, BODY, r"'a', \[2, 4\] of F32, takes 32 bytes, .* it 24"),
-    "a wrong dtype": ({"a": {**A, "dtype": "F16"}, "b": B}, BODY, r"'a', \[2, 3\] of F16, takes 12 bytes"),
-    "an unknown dtype": ({"a": {**A, "dtype": "F31"}, "b": B}, BODY, "'a' has the dtype 'F31'"),
-    "dtype of null": ({"a": {**A, "dtype": None}, "b": B}, BODY, "gives tensor 'a' no dtype"),
-    "no shape": ({"a": {key: A[key] for key in ("dtype", "data_offsets")}, "b": B}, BODY, "gives tensor 'a' no"),
-    "shape of fractions": ({"a": {**A, "shape": [2.0, 3.0]}, "b": B}, BODY, "gives tensor 'a' no"),
-    "a negative shape": ({"a": {**A, "shape": [-2, -3]}, "b": B}, BODY, "gives tensor 'a' no"),
-    "shape of truths": ({"a": {**A, "shape": [True, 6]}, "b": B}, BODY, "gives tensor 'a' no"),
-    "three offsets": ({"a": {**A, "data_offsets": [0, 24, 32]}, "b": B}, BODY, "gives tensor 'a' no"),
-    "offsets of text": ({"a": {**A, "data_offsets": ["0", "24"]}, "b": B}, BODY, "gives tensor 'a' no"),
-    "offsets backwards": ({"a": {**A, "data_offsets": [24, 0]}, "b": B}, BODY, "give it -24"),
-    "an entry of text": ({"a": "x", "b": B}, BODY, "gives tensor 'a' no"),
-    "metadata of a list": ({"__metadata__": [], "a": A, "b": B}, BODY, "is no safetensors file"),
-    "metadata of numbers": ({"__metadata__": {"n": 1}, "a": A, "b": B}, BODY, "is no safetensors file"),
-    "a list": ([A, B], BODY, "is no safetensors file"),
-    "no JSON": (b'{"a": ', BODY, "is no safetensors file"),
-    "brackets left open": (b'{"a":' + b"[" * 100_000, BODY, "is no safetensors file, or a torn one"),
-    "no text": (b"{\xff\xfe}", BODY, "is no safetensors file"),
-    "nothing": (b"", b"", "is no safetensors file"),
+    "cut short": ({"a": A, "b": B}, BODY[:-1], "was cut short"),
+    "longer": ({"a": A, "b": B}, BODY + b"x", "is too long"),
+    "a gap": ({"a": A, "b": {**B, "data_offsets": [28, 36]}}, BODY + BODY[:4], "is broken"),
+    "overlapping": ({"a": A, "b": {**B, "data_offsets": [16, 24]}}, BODY[:24], "is broken"),
+    "a wrong shape": ({"a": {**A, "shape": [2, 4]}, "b": B}, BODY, "is broken"),
+    "a wrong dtype": ({"a": {**A, "dtype": "F16"}, "b": B}, BODY, "is broken"),
+    "an unknown dtype": ({"a": {**A, "dtype": "F31"}, "b": B}, BODY, "is broken"),
+    "dtype of null": ({"a": {**A, "dtype": None}, "b": B}, BODY, "is broken"),
+    "no shape": ({"a": {key: A[key] for key in ("dtype", "data_offsets")}, "b": B}, BODY, "is broken"),
+    "shape of fractions": ({"a": {**A, "shape": [2.0, 3.0]}, "b": B}, BODY, "is broken"),
+    "a negative shape": ({"a": {**A, "shape": [-2, -3]}, "b": B}, BODY, "is broken"),
+    "shape of truths": ({"a": {**A, "shape": [True, 6]}, "b": B}, BODY, "is broken"),
+    "three offsets": ({"a": {**A, "data_offsets": [0, 24, 32]}, "b": B}, BODY, "is broken"),
+    "offsets of text": ({"a": {**A, "data_offsets": ["0", "24"]}, "b": B}, BODY, "is broken"),
+    "offsets backwards": ({"a": {**A, "data_offsets": [24, 0]}, "b": B}, BODY, "is broken"),
+    "an entry of text": ({"a": "x", "b": B}, BODY, "is broken"),
+    "metadata of a list": ({"__metadata__": [], "a": A, "b": B}, BODY, "is broken"),
+    "metadata of numbers": ({"__metadata__": {"n": 1}, "a": A, "b": B}, BODY, "is broken"),
+    "a list": ([A, B], BODY, "is broken"),
+    "no JSON": (b'{"a": ', BODY, "is broken"),
+    "brackets left open": (b'{"a":' + b"[" * 100_000, BODY, "is broken"),
+    "no text": (b"{\xff\xfe}", BODY, "is broken"),
+    "nothing": (b"", b"", "is broken"),
 }
 
 
@@ -99,7 +99,7 @@ def test_the_length_of_the_header_is_bounded(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.write((300_000_000).to_bytes(8, "little") + b"{")
         file.truncate(400_000_000)
-    with pytest.raises(ValueError, match="is no safetensors file, or a torn one"):
+    with pytest.raises(ValueError, match="is no safetensors file"):
         read_header(path)
 
 

@@ -179,11 +179,11 @@ class TestFolder:
                 b'{"model_type": "qwen3", "rope_scaling": {"type": [1]}}',
                 "expected text for `type`, got a list",
             ),
-            ("model.safetensors", b"version https://git-lfs", "is no safetensors file (where git-lfs is missing"),
+            ("model.safetensors", b"version https://git-lfs", "is no safetensors file"),
             (
                 "model.safetensors",
                 (5000).to_bytes(8, "little") + b"{" + b" " * 2000,
-                "file, or a torn one; copy the file",
+                "is no safetensors file",
             ),
             ("tokenizer.json", b"version https://git-lfs", "tokenizer.json is not a JSON object; copy the file again"),
             (
@@ -211,7 +211,7 @@ class TestFolder:
         empty = project.folder / "empty"
         empty.mkdir()
         problem = project.only_problem(path, f"model.tokenizer={empty}")
-        assert "has no tokenizer.json or the like" in problem.message
+        assert "has no tokenizer" in problem.message
 
 
 @pytest.mark.parametrize(

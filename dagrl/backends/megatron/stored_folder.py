@@ -1,9 +1,10 @@
-"""Folders in Megatron's distributed format, as far as small text files tell."""
+"""Recognise folders in Megatron's distributed format by their small text files."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+
+from dagrl.models.hf_config import read_json
 
 LATEST = "latest_checkpointed_iteration.txt"
 """In the folder above checkpoints of Megatron-LM: the newest one's iteration, or ``release``."""
@@ -14,7 +15,7 @@ _LONGEST_NUMBER = 18
 
 
 def newest_checkpoint(folder: Path) -> Path:
-    """The checkpoint that `folder` means: itself, or the newest in a folder that Megatron-LM saved to.
+    """Return `folder`, or the newest checkpoint in it if Megatron-LM saved to it.
 
     ValueError where the file that names the newest one does not, OSError where it cannot be read.
     """
@@ -30,10 +31,9 @@ def newest_checkpoint(folder: Path) -> Path:
 
 
 def format_of(folder: Path) -> str | None:
-    """The format that a checkpoint's metadata.json names; None where it cannot be read as JSON with one."""
+    """Return the format that a checkpoint's metadata.json names; None where it names none."""
     try:
-        content = json.loads((folder / CONFIG).read_bytes())
-    except (ValueError, RecursionError):  # RecursionError: brackets that are left open
+        named = read_json(folder / CONFIG).get("sharded_backend")
+    except ValueError:
         return None
-    named = content.get("sharded_backend") if isinstance(content, dict) else None
     return named if isinstance(named, str) else None

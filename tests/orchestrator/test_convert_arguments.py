@@ -22,8 +22,8 @@ TO_HF = ("convert", "SOURCE", "-o", "out", "--to", "hf", "--model", "MODEL")
 EXPORT = ("export", "SOURCE", "-o", "out")
 STORED = {"metadata.json": "{}"}
 CASES = {
-    "no folder": (TO_MEGATRON, None, "there is no folder SOURCE"),
-    "empty": (TO_MEGATRON, {}, "SOURCE is no Hugging Face folder: it has no config.json"),
+    "no folder": (TO_MEGATRON, None, "SOURCE does not exist; give a Hugging Face folder"),
+    "empty": (TO_MEGATRON, {}, "SOURCE has no config.json"),
     "config torn": (TO_MEGATRON, {CONFIG: '{"model_'}, "SOURCE/config.json is not a JSON object"),
     "config a list": (TO_MEGATRON, {CONFIG: "[1]"}, "SOURCE/config.json is not a JSON object"),
     "config of brackets": (TO_MEGATRON, {CONFIG: "[" * 100_000}, "SOURCE/config.json is not a JSON object"),
@@ -37,10 +37,10 @@ CASES = {
         {CONFIG: SOUND, INDEX: '{"weight_map": {"a": "x", "b": "y"}}'},
         "lacks 2 of its weight",
     ),
-    "not Megatron's": (TO_HF, {}, "SOURCE is no checkpoint in Megatron's distributed format: it has no metadata.json"),
-    "no Megatron folder": (TO_HF, None, "there is no folder SOURCE"),
-    "model empty": (TO_HF, STORED, "MODEL is no Hugging Face folder: it has no config.json"),
-    "no model": ((*TO_HF[:-1], "nowhere"), STORED, "there is no folder nowhere"),
+    "not Megatron's": (TO_HF, {}, "SOURCE is in no backend's own format"),
+    "no Megatron folder": (TO_HF, None, "SOURCE does not exist"),
+    "model empty": (TO_HF, STORED, "MODEL has no config.json"),
+    "no model": ((*TO_HF[:-1], "nowhere"), STORED, "nowhere does not exist"),
     "model a file": ((*TO_HF[:-1], "file"), STORED, "file is a file, not a folder"),
     "no run": (EXPORT, {}, "SOURCE is no run folder: it has no pipeline.yaml"),
     "run a file": (("export", "file", "-o", "out"), {}, "file is no run folder"),
