@@ -34,10 +34,10 @@ def test_a_run_outlives_a_server_a_generator_and_a_trainer(lab, benchmark_module
     run.wait_for_step(3)
     scheduler_of(worker(run, "generator/0")).kill()
     run.wait_for_step(8)
-    assert run.output.count("generator/0 started again") == 1, run.output
+    assert run.output.count("generator/0 restarted") == 1, run.output
     os.kill(worker(run, "generator/0"), signal.SIGKILL)
     run.wait_for_step(14)
-    assert run.output.count("generator/0 started again") == 2, run.output
+    assert run.output.count("generator/0 restarted") == 2, run.output
     os.kill(worker(run, "actor/0"), signal.SIGKILL)
     assert run.wait() == 0, run.output
     assert "all of the run goes on from its last checkpoint (restart 3 of 3)" in run.output

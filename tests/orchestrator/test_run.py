@@ -58,7 +58,7 @@ def test_metrics_have_the_names_of_the_contract_one_line_a_step(unbroken):
 
 
 def test_each_engine_is_told_of_when_it_is_there(unbroken):
-    assert all(f"{name} is there, after " in unbroken.output for name in ("actor", "generator"))
+    assert all(f"{name} is ready, after " in unbroken.output for name in ("actor", "generator"))
 
 
 def test_tokens_a_second_are_those_that_the_step_was_made_of(unbroken):

@@ -56,7 +56,7 @@ def test_a_server_that_dies_is_started_again_and_trained_with(run):
     # One or two steps may have been on their way without it.
     run.wait_for_step(last + 4)
     assert "a process of SGLang server generator/0 has died" in run.output
-    assert "generator/0 started again" in run.output
+    assert "generator/0 restarted" in run.output
     assert not worker.is_running() or pid_of_worker(run) != worker.pid
     for line in run.metrics()[-2:]:
         assert line["run/restarts"] == 1

@@ -72,7 +72,7 @@ class Killer:
     def _is_training(self) -> bool:
         output = self.run.output
         under_way = output.rfind("executors started") > output.rfind("goes on from its last checkpoint (")
-        back = output.rfind("started again\n") >= output.rfind("is started again (restart")
+        back = output.rfind("restarted\n") >= output.rfind("is restarted (restart")
         return under_way and back
 
     def _pid(self, worker: str) -> int:
@@ -111,7 +111,7 @@ def test_a_run_outlives_twenty_deaths_at_random_moments(lab, tmp_path):
     for step in range(1, STEPS + 1):
         assert comparable_samples(run, step) == comparable_samples(whole, step), told
     # A lost generator alone takes nobody with it.
-    alone, back = (run.output.count(what) for what in ("started again\n", "goes on from its last checkpoint ("))
+    alone, back = (run.output.count(what) for what in ("restarted\n", "goes on from its last checkpoint ("))
     assert alone <= len(GENERATORS) and back <= len(OTHERS), told
     assert run.output.count("executors started") == back + 1, told
     # The last death may come when nobody is wanted any more.

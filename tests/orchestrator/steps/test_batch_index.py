@@ -1,4 +1,4 @@
-"""The ledger: which block holds which rows."""
+"""The index: which block holds which rows."""
 
 from __future__ import annotations
 
@@ -14,38 +14,36 @@ from dagrl.orchestrator.steps.batch_index import Arrival, BatchIndex
 from dagrl.scheduler.plan import HOST, PlannedTask, Rows
 from dagrl.workers.messages import Block, ColumnSource
 
-SPAN = 0.0, 1.0
-
 
 def block(rows, ref="ref", tokens=None, shards=()):
-    return Block(np.asarray(rows), ref, None if tokens is None else np.asarray(tokens), SPAN, shards)
+    return Block(np.asarray(rows), ref, None if tokens is None else np.asarray(tokens), 0.0, 1.0, shards)
 
 
-def ledger_of_two_shards() -> BatchIndex:
-    ledger = BatchIndex(group_size=2, shards=2)
-    ledger.add_source("prompts", block([2, 3], "p1", [5, 5], shards=(1,)))
-    ledger.add_source("prompts", block([0, 1], "p0", [3, 3], shards=(0,)))
-    return ledger
+def index_of_two_shards() -> BatchIndex:
+    index = BatchIndex(group_size=2, shards=2)
+    index.add_source("prompts", block([2, 3], "p1", [5, 5], shards=(1,)))
+    index.add_source("prompts", block([0, 1], "p0", [3, 3], shards=(0,)))
+    return index
 
 
 def test_rows_come_by_shard_whatever_the_order_of_arrival():
-    ledger = ledger_of_two_shards()
-    assert ledger.rows((0, 1)).tolist() == [0, 1, 2, 3]
-    assert ledger.groups(ledger.rows((0, 1))).tolist() == [0, 0, 1, 1]
+    index = index_of_two_shards()
+    assert index.rows((0, 1)).tolist() == [0, 1, 2, 3]
+    assert index.groups(index.rows((0, 1))).tolist() == [0, 0, 1, 1]
 
 
 def test_tokens_of_a_row_add_up_over_the_blocks_that_bring_some():
-    ledger = ledger_of_two_shards()
-    ledger.add("rollout", block([3, 0], tokens=[7, 1]))
-    assert ledger.tokens(np.array([0, 1, 2, 3])).tolist() == [4, 3, 5, 12]
-    assert ledger.total_tokens == 24
+    index = index_of_two_shards()
+    index.add("rollout", block([3, 0], tokens=[7, 1]))
+    assert index.tokens(np.array([0, 1, 2, 3])).tolist() == [4, 3, 5, 12]
+    assert index.total_tokens == 24
 
 
 def test_what_is_promised_is_found_as_what_is_there():
     update = PlannedTask(
         "update", "update", "update", "actor", Scope.BATCH, Rows.TRAIN, inputs={"ref_logprob": ("ref", "ref_logprob")}
     )
-    promising, told = ledger_of_two_shards(), ledger_of_two_shards()
+    promising, told = index_of_two_shards(), ledger_of_two_shards()
     promising.promise("ref", np.array([0, 3]), "r0")
     promising.promise("ref", np.array([2, 1]), "r1")
     # A rank without rows promises nothing.
@@ -59,23 +57,23 @@ def test_what_is_promised_is_found_as_what_is_there():
 
 
 def test_a_shard_is_complete_when_all_its_groups_are_there():
-    ledger = BatchIndex(group_size=2, shards=2)
-    ledger.add_source("prompts", block(range(4), "p0", shards=(0,)))
-    ledger.add_source("prompts", block(range(4, 6), "p1", shards=(1,)))
-    ledger.expect("rollout")
-    assert ledger.arrived("rollout", np.array([2, 3])) == Arrival(shards=(0,), complete=(), surplus=())
-    assert not ledger.complete("rollout")
-    assert ledger.arrived("rollout", np.array([4, 5, 0, 1])) == Arrival(shards=(1, 0), complete=(1, 0), surplus=())
-    assert ledger.complete("rollout")
-    assert ledger.rows((0,)).tolist() == [0, 1, 2, 3]
+    index = BatchIndex(group_size=2, shards=2)
+    index.add_source("prompts", block(range(4), "p0", shards=(0,)))
+    index.add_source("prompts", block(range(4, 6), "p1", shards=(1,)))
+    index.expect("rollout")
+    assert index.arrived("rollout", np.array([2, 3])) == Arrival(shards=(0,), complete=(), surplus=())
+    assert not index.complete("rollout")
+    assert index.arrived("rollout", np.array([4, 5, 0, 1])) == Arrival(shards=(1, 0), complete=(1, 0), surplus=())
+    assert index.complete("rollout")
+    assert index.rows((0,)).tolist() == [0, 1, 2, 3]
 
 
 def over_sampled(groups: int, group_size: int, shards: int) -> BatchIndex:
-    ledger = BatchIndex(group_size, shards)
+    index = BatchIndex(group_size, shards)
     for shard, (begin, end) in enumerate(shard_bounds(groups * group_size, group_size, shards)):
         rows = np.arange(begin, end)
-        ledger.add_source("prompts", block(rows, f"p{shard}", rows % 7, shards=(shard,)))
-    return ledger
+        index.add_source("prompts", block(rows, f"p{shard}", rows % 7, shards=(shard,)))
+    return index
 
 
 @given(
@@ -87,62 +85,62 @@ def over_sampled(groups: int, group_size: int, shards: int) -> BatchIndex:
 )
 def test_shards_are_filled_with_the_groups_that_come_first(groups, needed, group_size, shards, data) -> None:
     needed = min(needed, groups)
-    ledger = over_sampled(groups, group_size, shards)
-    ledger.expect("rollout", choose=needed)
+    index = over_sampled(groups, group_size, shards)
+    index.expect("rollout", choose=needed)
     order = data.draw(st.permutations(range(groups)))
     cuts = sorted(data.draw(st.lists(st.integers(0, groups), max_size=4)))
     complete, surplus = [], []
     for begin, end in zip([0, *cuts], [*cuts, groups], strict=True):
-        arrival = ledger.arrived("rollout", ledger.rows_of(order[begin:end]))
+        arrival = index.arrived("rollout", index.rows_of(order[begin:end]))
         assert set(arrival.complete) <= set(arrival.shards)
         complete += arrival.complete
         surplus += arrival.surplus
-        assert ledger.complete("rollout") == (end >= needed)
+        assert index.complete("rollout") == (end >= needed)
     assert surplus == list(order[needed:])
     bounds = shard_bounds(needed * group_size, group_size, shards)
     assert complete == [shard for shard, (begin, end) in enumerate(bounds) if begin < end]
     for shard, (begin, end) in enumerate(bounds):
         mine = order[begin // group_size : end // group_size]
-        assert ledger.rows((shard,)).tolist() == sorted(ledger.rows_of(mine).tolist()), "whole groups, each row once"
-    chosen = ledger.rows(tuple(range(shards)))
-    assert chosen.tolist() == sorted(ledger.rows_of(order[:needed]).tolist())
+        assert index.rows((shard,)).tolist() == sorted(index.rows_of(mine).tolist()), "whole groups, each row once"
+    chosen = index.rows(tuple(range(shards)))
+    assert chosen.tolist() == sorted(index.rows_of(order[:needed]).tolist())
     # What was left out costs nothing from here on.
-    assert ledger.total_tokens == sum(row % 7 for row in chosen.tolist())
+    assert index.total_tokens == sum(row % 7 for row in chosen.tolist())
 
 
 def test_the_place_of_a_prompt_in_the_data_set_is_known_by_its_group():
-    ledger = BatchIndex(group_size=2, shards=2)
+    index = BatchIndex(group_size=2, shards=2)
     for shard, (rows, places) in enumerate((([0, 1, 2, 3], [17, 4]), ([4, 5], [18]))):
-        ledger.add_source("prompts", replace(block(rows, "p", shards=(shard,)), positions=np.array(places)))
-    assert [ledger.position(group) for group in range(3)] == [17, 4, 18]
+        index.add_source("prompts", replace(block(rows, "p", shards=(shard,)), positions=np.array(places)))
+    assert [index.position(group) for group in range(3)] == [17, 4, 18]
 
 
 def test_sources_name_each_producers_blocks_once_with_the_columns_wanted_of_it():
-    ledger = ledger_of_two_shards()
-    ledger.add("rollout", block([3, 1, 0], "r0"))
-    ledger.add("rollout", block([2], "r1"))
+    index = index_of_two_shards()
+    index.add("rollout", block([3, 1, 0], "r0"))
+    index.add("rollout", block([2], "r1"))
     inputs = {
         "prompt_tokens": ("prompts", "prompt_tokens"),
         "answer": ("prompts", "answer"),
         "tokens": ("rollout", "response_tokens"),
     }
     task = PlannedTask("reward", "reward", "reward", HOST, Scope.ROW, Rows.TRAIN, inputs=inputs)
-    prompts, rollout = ledger.sources(task, np.array([2, 3]))
+    prompts, rollout = index.sources(task, np.array([2, 3]))
     assert prompts == ColumnSource(("p1",), {"prompt_tokens": "prompt_tokens", "answer": "answer"})
     assert rollout == ColumnSource(("r0", "r1"), {"tokens": "response_tokens"})
 
 
 def test_an_object_that_several_blocks_share_is_named_once():
-    ledger = BatchIndex(2, 2)
-    ledger.add_source("prompts", block([0, 1], "both", shards=(0,)))
-    ledger.add_source("prompts", block([2, 3], "both", shards=(1,)))
-    (source,) = ledger.sources(reads_prompts(), np.array([3, 0]))
+    index = BatchIndex(2, 2)
+    index.add_source("prompts", block([0, 1], "both", shards=(0,)))
+    index.add_source("prompts", block([2, 3], "both", shards=(1,)))
+    (source,) = index.sources(reads_prompts(), np.array([3, 0]))
     assert source.refs == ("both",)
 
 
 def test_a_rank_without_rows_still_gets_the_columns():
-    ledger = ledger_of_two_shards()
-    (source,) = ledger.sources(reads_prompts(), np.zeros(0, dtype=np.int64))
+    index = index_of_two_shards()
+    (source,) = index.sources(reads_prompts(), np.zeros(0, dtype=np.int64))
     assert source.refs == ("p1",)
 
 
@@ -153,57 +151,57 @@ def test_a_rank_without_rows_still_gets_the_columns():
     data=st.data(),
 )
 def test_each_group_completes_the_shard_that_the_source_has_put_it_into(groups, group_size, shards, data) -> None:
-    ledger = over_sampled(groups, group_size, shards)
-    ledger.expect("rollout")
+    index = over_sampled(groups, group_size, shards)
+    index.expect("rollout")
     bounds = shard_bounds(groups * group_size, group_size, shards)
     left = {shard: set(range(begin // group_size, end // group_size)) for shard, (begin, end) in enumerate(bounds)}
     order = data.draw(st.permutations(range(groups)))
     cuts = sorted(data.draw(st.lists(st.integers(0, groups), max_size=4)))
     for begin, end in zip([0, *cuts], [*cuts, groups], strict=True):
         here = order[begin:end]
-        arrival = ledger.arrived("rollout", ledger.rows_of(here))
+        arrival = index.arrived("rollout", index.rows_of(here))
         touched = {shard for shard, mine in left.items() if mine & set(here)}
         left = {shard: mine - set(here) for shard, mine in left.items()}
         assert (set(arrival.shards), arrival.surplus) == (touched, ())
         assert set(arrival.complete) == {shard for shard in touched if not left[shard]}
-        assert ledger.complete("rollout") == (not any(left.values()))
+        assert index.complete("rollout") == (not any(left.values()))
     for shard, (begin, end) in enumerate(bounds):
-        assert ledger.rows((shard,)).tolist() == list(range(begin, end))
-    assert ledger.total_tokens == sum(row % 7 for row in range(groups * group_size))
+        assert index.rows((shard,)).tolist() == list(range(begin, end))
+    assert index.total_tokens == sum(row % 7 for row in range(groups * group_size))
 
 
 def test_a_further_rounds_rows_are_the_batch_until_it_is_chosen_of_all() -> None:
-    ledger = BatchIndex(group_size=2, shards=2)
+    index = BatchIndex(group_size=2, shards=2)
     for shard, rows in enumerate((range(4), range(4, 6))):
-        ledger.add_source("prompts", block(rows, f"p{shard}", [1] * len(rows), shards=(shard,)))
-    ledger.begin_round()
-    assert (ledger.first_group, ledger.rows((0, 1)).tolist()) == (3, [])
+        index.add_source("prompts", block(rows, f"p{shard}", [1] * len(rows), shards=(shard,)))
+    index.begin_round()
+    assert (index.first_group, index.rows((0, 1)).tolist()) == (3, [])
     for shard, rows in enumerate((range(6, 8), range(8, 12))):
-        ledger.add_source("prompts", block(rows, f"q{shard}", [2] * len(rows), shards=(shard,)))
-    assert ledger.rows((0, 1)).tolist() == [*range(6, 12)]
-    ledger.select([0, 2, 4])
-    assert [ledger.rows((shard,)).tolist() for shard in (0, 1)] == [[0, 1], [4, 5, 8, 9]]
-    assert ledger.total_tokens == 1 * 4 + 2 * 2, "what was left out costs nothing from here on"
+        index.add_source("prompts", block(rows, f"q{shard}", [2] * len(rows), shards=(shard,)))
+    assert index.rows((0, 1)).tolist() == [*range(6, 12)]
+    index.select([0, 2, 4])
+    assert [index.rows((shard,)).tolist() for shard in (0, 1)] == [[0, 1], [4, 5, 8, 9]]
+    assert index.total_tokens == 1 * 4 + 2 * 2, "what was left out costs nothing from here on"
     # What was written in any round is found.
-    (source,) = ledger.sources(reads_prompts(), np.array([4, 5, 8, 9]))
+    (source,) = index.sources(reads_prompts(), np.array([4, 5, 8, 9]))
     assert source.refs == ("p1", "q1")
 
 
 @settings(deadline=None)
 @given(groups=st.integers(1, 12), shards=st.integers(1, 5), over=st.integers(0, 4), data=st.data())
 def test_a_task_behind_a_filter_brings_the_groups_that_were_chosen(groups, shards, over, data) -> None:
-    ledger = over_sampled(groups + over, 2, shards)
-    ledger.expect("rollout", choose=groups if over else None)
-    ledger.arrived("rollout", ledger.rows_of(data.draw(st.permutations(range(groups + over)))))
-    there = ledger.groups_in(ledger.rows(tuple(range(shards))))
+    index = over_sampled(groups + over, 2, shards)
+    index.expect("rollout", choose=groups if over else None)
+    index.arrived("rollout", index.rows_of(data.draw(st.permutations(range(groups + over)))))
+    there = index.groups_in(index.rows(tuple(range(shards))))
     chosen = sorted(data.draw(st.sets(st.sampled_from(there), min_size=1)))
-    ledger.select(chosen)
-    assert ledger.groups_in(ledger.rows(tuple(range(shards)))) == chosen
-    ledger.expect("answers")
-    complete = [ledger.arrived("answers", ledger.rows_of([group])) for group in data.draw(st.permutations(chosen))]
-    assert ledger.complete("answers")
+    index.select(chosen)
+    assert index.groups_in(index.rows(tuple(range(shards)))) == chosen
+    index.expect("answers")
+    complete = [index.arrived("answers", index.rows_of([group])) for group in data.draw(st.permutations(chosen))]
+    assert index.complete("answers")
     told = [shard for arrival in complete for shard in arrival.complete]
-    assert sorted(told) == [shard for shard in range(shards) if len(ledger.rows((shard,)))]
+    assert sorted(told) == [shard for shard in range(shards) if len(index.rows((shard,)))]
     assert not any(arrival.surplus for arrival in complete)
 
 

@@ -25,10 +25,10 @@ UPDATE = PlannedTask("train_it", "train_it", "update", "generator", Scope.BATCH,
 
 
 def block(
-    start: float, end: float, *shards: int, stats: Mapping[str, Stat] | None = None, effort: Usage | None = None
+    start: float, end: float, *shards: int, stats: Mapping[str, Stat] | None = None, usage: Usage | None = None
 ) -> Block:
     nothing = np.zeros(0, dtype=np.int64)
-    return Block(nothing, None, None, start, end, shards, dict(stats or {}), effort=effort)
+    return Block(nothing, None, None, start, end, shards, dict(stats or {}), usage=usage)
 
 
 def metrics_of(*stats: Mapping[str, Stat]) -> dict[str, float]:
@@ -171,7 +171,7 @@ def test_what_engines_tell_of_a_tasks_runs_is_taken_together() -> None:
     for shard, start in ((0, 0.0), (1, 5.0)):
         run = Run(3, "rollout", (shard,))
         for rank, seconds in ((0, 2.0), (1, 1.0)):
-            record.add_block(run, block(start, start + seconds, shard, effort=Usage(30, 100, 50.0, 2**31)), f"g/{rank}")
+            record.add_block(run, block(start, start + seconds, shard, usage=Usage(30, 100, 50.0, 2**31)), f"g/{rank}")
         record.finish_run(run, ROLLOUT, GENERATOR)
     found = record.metrics(tokens=1, policy_version=2, slots=1)
     # Both ranks are held for two seconds in each of the two runs.
