@@ -43,7 +43,7 @@ def test_what_is_promised_is_found_as_what_is_there():
     update = PlannedTask(
         "update", "update", "update", "actor", Scope.BATCH, Rows.TRAIN, inputs={"ref_logprob": ("ref", "ref_logprob")}
     )
-    promising, told = index_of_two_shards(), ledger_of_two_shards()
+    promising, told = index_of_two_shards(), index_of_two_shards()
     promising.promise("ref", np.array([0, 3]), "r0")
     promising.promise("ref", np.array([2, 1]), "r1")
     # A rank without rows promises nothing.
