@@ -1,4 +1,4 @@
-"""How a run has ended, and what it says at its end."""
+"""The outcome of a run and its summary."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dagrl.tracking.report import in_a_line, read_run
 
 _CONTENTS = {
     "metrics.jsonl": "metrics, one line a step",
-    "samples": "what the policy said, as parquet",
-    "timeline.json": "what ran when: open it in ui.perfetto.dev",
+    "samples": "responses of the policy, as parquet",
+    "timeline.json": "timeline: open it in ui.perfetto.dev",
     "profile": "traces of the profiled steps, by step",
     "tensorboard": "tensorboard --logdir",
     "checkpoints": "where `dagrl run` goes on",
@@ -21,23 +21,23 @@ _CONTENTS = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run has ended well."""
+    """The end of a successful run."""
 
     step: int
     """Newest finished step."""
     stopped: bool
     """Whether the user stopped it before its last step."""
     before: bool = False
-    """Whether there was nothing left to do."""
+    """Whether the run had finished before."""
     changed: str = ""
-    """How the pipeline differs from that of the run that was finished before."""
+    """How the pipeline differs from that of the finished run."""
     seconds: float | None = None
-    """Time that this start of the run has taken."""
+    """Duration since this start."""
     policies: tuple[str, ...] = ()
     """Trained engines whose weights can be exported."""
 
     def summary(self, folder: Path) -> str:
-        """The last words of a run: how far it got, what it came to, where to look, what to do next."""
+        """Text for the user: the last step, the results, the files and the next commands."""
         took = "" if self.seconds is None else f" in {in_words(self.seconds)}"
         lines = [f"finished step {self.step}{took}"]
         if self.stopped:
@@ -46,7 +46,7 @@ class Outcome:
             lines = [f"finished step {self.step} before; nothing is left to do, a larger run.steps goes on"]
             if self.changed:
                 lines.append(f"  without effect, and not noted in the folder: {self.changed}")
-        with suppress(ValueError):  # the run has ended well, also where its metrics were removed meanwhile
+        with suppress(ValueError):  # the metrics may have been removed meanwhile
             lines += [f"  {told}" for told in [in_a_line(read_run(folder))] if told]
         for name, what in _CONTENTS.items():
             if (folder / name).exists():
@@ -66,7 +66,7 @@ class Outcome:
 
 
 def in_words(seconds: float) -> str:
-    """A duration as people say it: ``36 s``, ``12 min``, ``3 h 05 min``."""
+    """A duration: ``36 s``, ``12 min``, ``3 h 05 min``."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

@@ -1,4 +1,4 @@
-"""A run from a checked pipeline file to its end: folder, cluster, workers, driver; and back down in reverse order."""
+"""A run from a checked pipeline to its end: opens folder, cluster, workers and driver, and closes them in reverse."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from dagrl.workers.messages import StartEngine
 
 
 def run_pipeline(checked: CheckedPipeline, run_dir: Path) -> Outcome:
-    """Train as the file says, or go on where the run folder got to. RunError for whatever ends the run early,
-    RefusedFolderError if the folder is not for this run.
+    """Train from the start, or from the last checkpoint in the run folder.
 
-    Lost workers that cannot be made up for one by one end all others, and the run goes on from its last checkpoint.
+    Raises RunError for any failure, RefusedFolderError if the folder is not for this run. If workers are lost that
+    cannot be restarted one by one, all workers restart from the last checkpoint.
     """
     began = time.monotonic()
     plan = make_plan(checked.loaded.pipeline, checked.graph)
@@ -45,7 +45,7 @@ def run_pipeline(checked: CheckedPipeline, run_dir: Path) -> Outcome:
                 exported = tuple(policies(checked.loaded.pipeline))
                 return replace(outcome, seconds=time.monotonic() - began, policies=exported)
             except RefusedFolderError as refused:
-                if told:  # a run that was under way has failed
+                if told:  # the run has failed while it restarted
                     raise RunError(refused.cause, hint=refused.hint) from refused
                 raise
             except WorkerLostError as lost:
@@ -53,7 +53,7 @@ def run_pipeline(checked: CheckedPipeline, run_dir: Path) -> Outcome:
 
 
 def _go_on(checked: CheckedPipeline, plan: Plan, run_dir: Path, restarts: RestartPolicy, told: str) -> Outcome:
-    """One life of a run, from its last checkpoint, or the beginning; `told`: why the one before has ended."""
+    """Run from the last checkpoint until the end or a failure. `told`: the failure before."""
     loaded = checked.loaded
     pipeline = loaded.pipeline
     with open_run_folder(run_dir, pipeline, loaded.resolved, modules=loaded.folder, again=bool(told)) as folder:
@@ -61,7 +61,7 @@ def _go_on(checked: CheckedPipeline, plan: Plan, run_dir: Path, restarts: Restar
         if done >= pipeline.run.steps:
             return Outcome(done, stopped=False, before=True, changed=folder.changed)
         with _opened(loaded, folder) as trackers:
-            changed = folder.changed and f"changed since the run was last under way: {folder.changed}"
+            changed = folder.changed and f"changed since the last start of the run: {folder.changed}"
             for note in filter(None, (told, *folder.torn, changed)):
                 trackers.note(note)
             trackers.note(f"run folder {folder.path}" + (f", going on after step {done}" if done else ""))
@@ -111,12 +111,12 @@ async def _train(
             raise InterruptedRunError from cancelled
         except RunError as error:
             folder.keep_details(error)
-            with suppress(asyncio.CancelledError):  # Ctrl-C ends the wait; what has failed is to be heard of
+            with suppress(asyncio.CancelledError):  # Ctrl-C ends the wait; the failure is reported
                 await groups.abandon()
             raise
         except OSError as error:
             raise RunError(str(error), hint="is the disk full, or the run folder no longer writable?") from error
-    with suppress(asyncio.CancelledError):  # all is saved: Ctrl-C only makes the farewell shorter
+    with suppress(asyncio.CancelledError):  # everything is saved; Ctrl-C only ends the wait
         await groups.close()
     return Outcome(scheduler.committed, stopped=scheduler.committed < plan.steps)
 

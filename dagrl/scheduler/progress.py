@@ -5,16 +5,14 @@ The cost of each update depends on its shards, not on how many others there are.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from heapq import heappop, heappush
-from typing import override
 
 from dagrl.graph.op_contracts import Scope
 from dagrl.scheduler.plan import PlannedTask
 
 
-class TaskProgress(ABC):
+class _Progress:
     """One task in one step."""
 
     __slots__ = ("_done", "left")
@@ -23,33 +21,6 @@ class TaskProgress(ABC):
         self.left = shards
         """Shards that are not done."""
         self._done = bytearray(shards)
-
-    @property
-    @abstractmethod
-    def ready(self) -> bool:
-        """Whether shards with all inputs wait to be started."""
-
-    @property
-    @abstractmethod
-    def next(self) -> tuple[int, ...]:
-        """The shards to start next, together."""
-
-    @property
-    @abstractmethod
-    def takes_rest(self) -> bool:
-        """Whether no shard is left after `next`, or none that could run together with them."""
-
-    @abstractmethod
-    def start(self) -> None:
-        """The `next` shards are started."""
-
-    @abstractmethod
-    def supply(self, shards: Iterable[int]) -> None:
-        """One of the tasks that this one needs has finished `shards`."""
-
-    @abstractmethod
-    def give_back(self, shards: Iterable[int]) -> None:
-        """A run of `shards` has failed: those that are not done must be started again."""
 
     def finish(self, shards: Iterable[int]) -> list[int]:
         """Mark `shards` as done; returns those that were not before."""
@@ -61,7 +32,7 @@ class TaskProgress(ABC):
         return new
 
 
-class ShardByShard(TaskProgress):
+class ShardByShard(_Progress):
     """Shards run once they are ready: one by one in order, or all ready ones together."""
 
     __slots__ = ("_lacking", "_to_start", "_together", "_waiting")
@@ -76,48 +47,50 @@ class ShardByShard(TaskProgress):
         """Heap of the ready shards that were not started."""
 
     @property
-    @override
     def ready(self) -> bool:
+        """Whether shards with all inputs wait to be started."""
         return bool(self._waiting)
 
     @property
-    @override
     def next(self) -> tuple[int, ...]:
+        """The shards to start next, together."""
         return tuple(sorted(self._waiting)) if self._together else (self._waiting[0],)
 
     @property
-    @override
     def takes_rest(self) -> bool:
+        """Whether no shard is left after `next`, or none that could run together with them."""
         return (len(self._waiting) if self._together else 1) == self._to_start
 
-    @override
     def start(self) -> None:
+        """The `next` shards are started."""
         self._to_start -= len(self._waiting) if self._together else 1
         if self._together:
             self._waiting.clear()
         else:
             heappop(self._waiting)
 
-    @override
     def supply(self, shards: Iterable[int]) -> None:
+        """One of the tasks that this one needs has finished `shards`."""
         lacking = self._lacking
         for shard in shards:
             lacking[shard] -= 1
             if not lacking[shard]:
                 heappush(self._waiting, shard)
 
-    @override
     def give_back(self, shards: Iterable[int]) -> None:
+        """A run of `shards` has failed: those that are not done must be started again."""
         for shard in shards:
             if not self._done[shard]:
                 self._to_start += 1
                 heappush(self._waiting, shard)
 
 
-class PieceByPiece(TaskProgress):
+class PieceByPiece(_Progress):
     """The shards of a piece run together, one piece after the other. A whole batch is one piece."""
 
     __slots__ = ("_lacking", "_left_of_piece", "_piece", "_piece_of", "_pieces", "_running")
+
+    takes_rest = True
 
     def __init__(self, shards: int, needs: int, pieces: tuple[tuple[int, ...], ...], piece_of: list[int]) -> None:
         """`piece_of`: the piece of each shard."""
@@ -129,38 +102,33 @@ class PieceByPiece(TaskProgress):
         self._running = False
 
     @property
-    @override
     def ready(self) -> bool:
+        """Whether the next piece has all inputs and the one before has ended."""
         return not self._running and self._piece < len(self._pieces) and not self._lacking[self._piece]
 
     @property
-    @override
     def next(self) -> tuple[int, ...]:
+        """What is left of the next piece."""
         piece = self._pieces[self._piece]
         if self._left_of_piece == len(piece):
             return piece
         return tuple(shard for shard in piece if not self._done[shard])
 
-    @property
-    @override
-    def takes_rest(self) -> bool:
-        return True
-
-    @override
     def start(self) -> None:
+        """The piece is started."""
         self._running = True
 
-    @override
     def supply(self, shards: Iterable[int]) -> None:
+        """One of the tasks that this one needs has finished `shards`."""
         for shard in shards:
             self._lacking[self._piece_of[shard]] -= 1
 
-    @override
     def give_back(self, shards: Iterable[int]) -> None:
+        """The piece has failed."""
         self._running = False
 
-    @override
     def finish(self, shards: Iterable[int]) -> list[int]:
+        """Mark `shards` as done; returns those that were not before."""
         new = super().finish(shards)
         self._left_of_piece -= len(new)
         if new and not self._left_of_piece:
@@ -168,6 +136,9 @@ class PieceByPiece(TaskProgress):
             self._piece += 1
             self._left_of_piece = len(self._pieces[self._piece]) if self._piece < len(self._pieces) else 0
         return new
+
+
+TaskProgress = ShardByShard | PieceByPiece
 
 
 class ShardOrder:

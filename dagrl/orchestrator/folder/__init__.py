@@ -1,1 +1,1 @@
-"""What a run leaves on disk, and finds there again."""
+"""The run folder: checkpoints, locks and checks."""

@@ -1,4 +1,4 @@
-"""What of a pipeline is another than it was when its run was begun, or last gone on with."""
+"""The differences between two versions of a pipeline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST = 8
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """The keys that differ between two resolved pipelines, with both values; empty where none does."""
+    """The keys that differ between two resolved pipelines, with both values; empty if none does."""
     old, new = dict(_values(without_secrets(before))), dict(_values(without_secrets(after)))
     told = [
         f"{key} {_shown(old, key)} -> {_shown(new, key)}"
@@ -24,7 +24,7 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 
 
 def _values(section: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Single values and lists by their dotted names."""
+    """Values and lists by dotted name."""
     for key, value in section.items():
         if isinstance(value, Mapping):
             yield from _values(value, f"{prefix}{key}.")

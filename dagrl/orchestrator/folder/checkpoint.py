@@ -1,8 +1,8 @@
-"""Checkpoints of a whole run: written aside, renamed into place, found again, and thinned out.
+"""Checkpoints of a run: written to a temporary folder, renamed into place, found, and removed when they are old.
 
-``checkpoints/step_N/`` holds a folder for each trained engine and ``state.json``, which is written last and says what
-all files look like: a folder without it, or with a file that has changed since, is torn and never gone on from. Where
-the best one is kept, ``checkpoints/best`` says which that is; which one is best follows from the states alone.
+``checkpoints/step_N/`` holds a folder for each trained engine and ``state.json``, which is written last and has the
+checksums of all files: a checkpoint without it, or with a changed file, is torn and never loaded. With
+``run.keep_best``, ``checkpoints/best`` names the best one, which follows from the states alone.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _STATE = "state.json"
 _BEST = "best"
 _FORMAT = 1
 _SEAL = "seal"
-"""Checksum of all else in ``state.json``."""
+"""Checksum of the other fields in ``state.json``."""
 
 
 class TornCheckpointError(ValueError):
-    """A checkpoint that is not what was written."""
+    """A checkpoint is incomplete or damaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How good a checkpoint is."""
+    """The score of a checkpoint."""
 
     metric: str
     value: float
@@ -42,54 +42,51 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """What a run knows besides the engines' weights."""
+    """The state of a run besides the engines' own."""
 
     step: int
     """Newest finished step."""
     position: int
     """Prompts of the data set used so far, over all epochs."""
     model: str
-    """What the weights belong to."""
+    """Identity of the model."""
     carried: tuple[int, ...] = ()
-    """Places in the data set of prompts before `position` that were begun and have to come again."""
+    """Data set positions of unfinished prompts before `position`, which come first in the next step."""
     score: Score | None = None
-    """How good it is; None where that was not measured."""
+    """None if it was not measured."""
     kl_weights: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """Of nodes that steer the weight of a divergence: those of the next steps."""
+    """Node with an adaptive KL weight -> weights of the next steps."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """Where a run can go on."""
+class FoundCheckpoint:
+    """Where a run can resume."""
 
     folder: Path | None
-    """The newest checkpoint that is whole."""
+    """The newest complete checkpoint."""
     state: RunState | None
-    """What it holds."""
+    """Its state."""
     torn: Mapping[Path, str]
-    """Newer ones that are not whole: what is wrong with each, as a sentence."""
+    """Newer torn checkpoints -> what is wrong with them."""
 
 
 class Checkpoints:
     """The checkpoints of one run folder."""
 
     def __init__(self, run_dir: Path, keep: int, keep_best: KeepBestSpec | None = None) -> None:
-        """The newest `keep` stay, and the best."""
+        """The newest `keep` checkpoints are kept, and the best one."""
         self._folder = run_dir / "checkpoints"
         self._keep, self._keep_best = keep, keep_best
 
     def begin(self, step: int) -> Path:
-        """An empty folder to write step `step` into; what a torn save has left there is removed."""
+        """An empty temporary folder for step `step`."""
         aside = self._folder / f".step_{step}.partial"
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
         return aside
 
     def finish(self, aside: Path, state: RunState) -> Path:
-        """Make what was written the newest checkpoint, in one rename, and remove those that need not stay.
-
-        OSError, with a sentence, where it cannot be written; those that were there stay.
-        """
+        """Make a temporary folder the newest checkpoint, with one rename, and remove old ones. Raises OSError."""
         try:
             final = self._put_into_place(aside, state)
         except OSError as error:
@@ -113,7 +110,7 @@ class Checkpoints:
             file.flush()
             os.fsync(file.fileno())
         final = self.of_step(state.step)
-        # Where the step was saved before, and did not count: in its way, but not to be missed in any case.
+        # A checkpoint of this step from before a resume is in the way. It stays until the new one is in place.
         former = final.with_name(f".{final.name}.partial-former")
         if final.exists():
             final.rename(former)
@@ -122,7 +119,7 @@ class Checkpoints:
         return final
 
     def remove_torn(self) -> None:
-        """Free the space that saves which were cut off still take."""
+        """Remove what interrupted saves have left."""
         for aside in self._folder.glob(".step_*.partial*"):
             if aside.is_dir():
                 shutil.rmtree(aside, ignore_errors=True)
@@ -130,15 +127,15 @@ class Checkpoints:
                 aside.unlink(missing_ok=True)
 
     def steps(self) -> list[int]:
-        """Steps of which there is a finished checkpoint, in order."""
+        """Steps with a finished checkpoint, in order."""
         return [step for step, _ in self._finished()]
 
     def of_step(self, step: int) -> Path:
-        """Where the checkpoint of a step is."""
+        """The folder of a step's checkpoint."""
         return self._folder / f"step_{step}"
 
     def best(self) -> Path | None:
-        """The checkpoint with the best score, of several the first; None where none has one, or none is to be kept."""
+        """The first checkpoint with the best score. None if no checkpoint has one, or the best one is not kept."""
         best = self._keep_best
         if best is None:
             return None
@@ -149,35 +146,31 @@ class Checkpoints:
         }
         return (max if best.mode == "max" else min)(scores, key=scores.__getitem__, default=None)
 
-    def find(self) -> Found:
-        """The newest checkpoint to go on from. ValueError as `read` has it, but for those that are torn."""
+    def find(self) -> FoundCheckpoint:
+        """The newest checkpoint that is not torn. Raises ValueError for an unknown format."""
         torn: dict[Path, str] = {}
         for _, folder in reversed(self._numbered()):
             try:
-                return Found(folder, self.read(folder), torn)
+                return FoundCheckpoint(folder, self.read(folder), torn)
             except TornCheckpointError as error:
                 torn[folder] = str(error)
-        return Found(None, None, torn)
+        return FoundCheckpoint(None, None, torn)
 
     def set_aside(self, torn: Path) -> Path:
-        """Put a torn checkpoint where it is not counted any more; returns where that is."""
+        """Rename a torn checkpoint, so that it no longer counts; returns the new path."""
         place = torn.with_name(f"{torn.name}.torn")
         shutil.rmtree(place, ignore_errors=True)
         return torn.rename(place)
 
     def read(self, folder: Path) -> RunState:
-        """The state in a checkpoint.
-
-        TornCheckpointError where a file of it is not as it was written; ValueError where another version of dagrl wrote
-        it in another form.
-        """
+        """The state in a checkpoint. Raises TornCheckpointError, or ValueError for an unknown format."""
         fields = _fields(folder)
         if fields.get("format") != _FORMAT:
             raise ValueError(
                 f"{folder} was written by dagrl {fields.get('dagrl')} in format {fields.get('format')}, "
                 f"this one reads format {_FORMAT}"
             )
-        # Those of earlier versions say nothing about their files.
+        # Checkpoints of earlier versions have no checksums.
         if found := damage(folder, fields.get("files", {})):
             raise TornCheckpointError(f"the checkpoint {folder} is torn: {found}")
         try:
@@ -197,15 +190,15 @@ class Checkpoints:
         return [(step, folder) for step, folder in self._numbered() if (folder / _STATE).is_file()]
 
     def _numbered(self) -> list[tuple[int, Path]]:
-        """Folders with a checkpoint's name and their steps, oldest first."""
+        """Folders with the name of a checkpoint and their steps, oldest first."""
         numbers = ((re.fullmatch(r"step_(\d+)", folder.name), folder) for folder in self._folder.glob("step_*"))
         return sorted((int(number[1]), folder) for number, folder in numbers if number)
 
 
 def _remove(old: Path) -> None:
-    """Out of sight first, so that none that is half removed is taken for one, and then as far as others allow it.
+    """Rename it first, so that a partly removed one is not taken for a checkpoint.
 
-    A file that somebody reads, an export for instance, may keep its folder on a shared file system.
+    On a shared file system a file that another process reads may keep the folder.
     """
     aside = old.with_name(f".{old.name}.partial-old")
     shutil.rmtree(aside, ignore_errors=True)
@@ -213,7 +206,7 @@ def _remove(old: Path) -> None:
 
 
 def _score_in(folder: Path) -> Score | None:
-    """The score in a checkpoint; None in a torn one."""
+    """The score of a checkpoint. None if it is torn."""
     try:
         return _score_of(_fields(folder))
     except TornCheckpointError:
@@ -226,7 +219,7 @@ def _score_of(fields: Mapping[str, Any]) -> Score | None:
 
 
 def _fields(folder: Path) -> dict[str, Any]:
-    """What ``state.json`` says, if it is what was written."""
+    """The fields of ``state.json``. Raises TornCheckpointError if it is damaged."""
     state = folder / _STATE
     try:
         fields = json.loads(state.read_text()) if state.is_file() else _unreadable(state)
@@ -234,14 +227,14 @@ def _fields(folder: Path) -> dict[str, Any]:
         raise TornCheckpointError(f"the checkpoint {folder} is torn: {_STATE} cannot be read") from error
     if isinstance(fields, dict) and "format" in fields:
         seal = fields.pop(_SEAL, None)
-        # Those of earlier versions have neither.
+        # Checkpoints of earlier versions have neither.
         if seal == (_seal(fields) if seal is not None or "files" in fields else None):
             return fields
     raise TornCheckpointError(f"the checkpoint {folder} is torn: {_STATE} holds something else than was written")
 
 
 def _unreadable(state: Path) -> Any:
-    """OSError for what is not a file: to read a pipe would wait for its writer."""
+    """Raise OSError: reading a pipe would block."""
     raise OSError(f"{state} is not a file")
 
 

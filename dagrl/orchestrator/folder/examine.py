@@ -1,4 +1,4 @@
-"""Whether a run may use a folder: found out before anything starts, and without a change to the folder."""
+"""Checks whether a run may use a folder, before anything starts. The folder is not changed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from dagrl.config.errors import PipelineError
 from dagrl.config.loading.yaml_source import read_document
 from dagrl.config.schema import Pipeline
-from dagrl.orchestrator.folder.checkpoint import Checkpoints, Found
+from dagrl.orchestrator.folder.checkpoint import Checkpoints, FoundCheckpoint
 from dagrl.orchestrator.folder.identity import another_name, another_run, model_identity
 from dagrl.tracking.metrics_file import kept_lines
 from dagrl.workers.errors import RefusedFolderError
@@ -28,17 +28,17 @@ _ELSEWHERE = "give the run a new --run-dir"
 
 
 @dataclass(frozen=True, slots=True)
-class Examined:
+class ExaminedFolder:
     """A folder that a run may use."""
 
-    found: Found
-    """The checkpoint to go on from."""
+    found: FoundCheckpoint
+    """The checkpoint to resume from."""
     earlier: Mapping[str, Any]
     """The resolved pipeline of the folder's run; empty if there is none."""
 
 
-def examine(path: Path, pipeline: Pipeline, resolved: Mapping[str, Any], *, again: bool = False) -> Examined:
-    """Look at the folder that a run is to use. RefusedFolderError if it may not.
+def examine(path: Path, pipeline: Pipeline, resolved: Mapping[str, Any], *, again: bool = False) -> ExaminedFolder:
+    """Check the folder of a run. Raises RefusedFolderError if the run may not use it.
 
     `resolved`: the pipeline as `dagrl.config.loading.loader` resolves it. `again`: the run continues after a
     failure, in the same folder, regardless of ``resume``.
@@ -60,7 +60,7 @@ def examine(path: Path, pipeline: Pipeline, resolved: Mapping[str, Any], *, agai
     if found.folder and found.state:
         _check_checkpoint(pipeline, found, again)
     _check_metrics(path, found)
-    return Examined(found, earlier)
+    return ExaminedFolder(found, earlier)
 
 
 @contextmanager
@@ -109,7 +109,7 @@ def _check_it_is_a_run(path: Path, entries: set[str], checkpoints: Checkpoints) 
 
 
 def _check_kinds(path: Path, pipeline: Pipeline) -> None:
-    """Refuse what a run would write to, or read, if it is of the wrong kind: some of it would be found hours later."""
+    """Refuse files where a run needs folders and vice versa: it would notice some of them hours later."""
     profile = ("profile",) if pipeline.profile else ()
     folders = (*_FOLDERS, *(name for name in pipeline.track if name != "console"), *profile)
     wrong = [name for name in folders if _exists(path / name) and not (path / name).is_dir()]
@@ -120,7 +120,7 @@ def _check_kinds(path: Path, pipeline: Pipeline) -> None:
 
 
 def _exists(path: Path) -> bool:
-    """Whether there is anything, a link to nowhere included."""
+    """Whether the path exists, even as a broken link."""
     return os.path.lexists(path)
 
 
@@ -145,7 +145,7 @@ def _earlier(path: Path) -> dict[str, Any]:
     )
 
 
-def _find(checkpoints: Checkpoints) -> Found:
+def _find(checkpoints: Checkpoints) -> FoundCheckpoint:
     try:
         found = checkpoints.find()
     except ValueError as error:
@@ -153,7 +153,7 @@ def _find(checkpoints: Checkpoints) -> Found:
             str(error), hint="go on with the dagrl that wrote it, or give the run a new --run-dir"
         ) from error
     if found.torn and not found.folder:
-        # To begin anew would throw away all the metrics that there are.
+        # A new run would delete all metrics.
         raise RefusedFolderError(
             ", and ".join(found.torn.values()),
             hint="put a whole checkpoint there, or give the run a new --run-dir to begin anew",
@@ -161,7 +161,7 @@ def _find(checkpoints: Checkpoints) -> Found:
     return found
 
 
-def _check_checkpoint(pipeline: Pipeline, found: Found, again: bool) -> None:
+def _check_checkpoint(pipeline: Pipeline, found: FoundCheckpoint, again: bool) -> None:
     assert found.folder and found.state
     if pipeline.run.resume == "never" and not again:
         raise RefusedFolderError(
@@ -176,7 +176,7 @@ def _check_checkpoint(pipeline: Pipeline, found: Found, again: bool) -> None:
         )
 
 
-def _check_metrics(path: Path, found: Found) -> None:
+def _check_metrics(path: Path, found: FoundCheckpoint) -> None:
     metrics = path / METRICS
     try:
         if metrics.is_file():

@@ -1,4 +1,4 @@
-"""What the files of a finished folder looked like when it was finished, so that damage to any of them is seen later."""
+"""Sizes and checksums of the files in a folder, to detect damage."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 _READ_WHOLE = 2**20
-"""Bytes up to which all of a file is read."""
+"""Files up to this size are read completely."""
 _SAMPLES, _SAMPLE_BYTES = 256, 4096
-"""Of a larger file: so many pieces, evenly spread, both ends included. A second's work for a terabyte; what a power cut
-or a half-done copy leaves out is longer than what lies between two of them."""
+"""Of larger files so many pieces are read, evenly spread, both ends included: a second for a terabyte. What a power cut
+or an incomplete copy leaves out is longer than the gaps."""
 
 Table = Mapping[str, tuple[int, int]]
-"""Path below the folder -> size in bytes, and checksum."""
+"""Relative path -> size in bytes and checksum."""
 
 
 def fingerprints(folder: Path, besides: Iterable[str] = ()) -> Table:
-    """The files in `folder` as they are now, but for those with the names `besides`, at its top."""
+    """The files in `folder`, without those with the names `besides` at its top level."""
     left_out = {folder / name for name in besides}
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path not in left_out)
     return {str(path.relative_to(folder)): (path.stat().st_size, _checksum(path)) for path in files}
 
 
 def damage(folder: Path, table: Table) -> str | None:
-    """What is wrong with the first file of `folder` that is not as it was; None where all are."""
+    """What is wrong with the first changed file of `folder`. None if all files are unchanged."""
     for name, (size, checksum) in table.items():
         path = folder / name
         try:
@@ -41,7 +41,7 @@ def damage(folder: Path, table: Table) -> str | None:
 
 
 def checksum_of(content: bytes) -> int:
-    """Of what is in memory, as of what is in a small file."""
+    """Checksum of bytes, as for a small file."""
     return zlib.crc32(content)
 
 
@@ -55,7 +55,7 @@ def _checksum(path: Path) -> int:
 
 
 def _pieces(size: int) -> Iterator[range]:
-    """What is read of a file of `size` bytes."""
+    """The pieces to read of a file with `size` bytes."""
     if size <= _READ_WHOLE:
         yield range(size)
         return

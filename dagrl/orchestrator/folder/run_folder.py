@@ -1,4 +1,4 @@
-"""The folder of one run: who writes to it, and whether there is something to go on from."""
+"""Opens the folder of a run: locks it, writes the pipeline, finds the checkpoint to resume from."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from dagrl.workers.errors import RefusedFolderError, RunError
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """A run's folder, held by this process alone."""
+    """A run folder that this process has locked."""
 
     path: Path
     checkpoints: Checkpoints
     resumed: RunState | None
-    """Where an earlier run got to."""
+    """The state to resume from."""
     resumed_from: Path | None
     torn: tuple[str, ...] = ()
-    """Of newer checkpoints that are not whole, what is wrong with each, and where they were put."""
+    """What is wrong with newer checkpoints that are torn, and their new names."""
     changed: str = ""
-    """What of the pipeline is another than it was in the run that is gone on with."""
+    """How the pipeline differs from that of the run that is resumed."""
 
     def keep_details(self, error: RunError) -> None:
-        """Keep the traceback of a worker where a developer finds it, and off the terminal."""
+        """Write the traceback of a worker to a log file."""
         if error.details:
             log = self.path / "logs" / "failure.txt"
-            with suppress(OSError):  # on a full disk the sentence on the terminal is what remains
+            with suppress(OSError):  # the disk may be full
                 log.parent.mkdir(exist_ok=True)
                 log.write_text(error.details)
                 error.log = str(log)
@@ -47,13 +47,11 @@ class RunFolder:
 def open_run_folder(
     path: Path, pipeline: Pipeline, resolved: Mapping[str, Any], *, modules: Path | None = None, again: bool = False
 ) -> Iterator[RunFolder]:
-    """Take `path` for this run and write the resolved pipeline there. At the end no torn checkpoint stays.
+    """Lock `path` for this run and write the resolved pipeline there.
 
-    `modules`: the folder of the user's own, which is noted for `modules_of`.
-    `again`: what is there is this run's own, which it goes on from after a failure, whatever ``resume`` says.
-
-    RefusedFolderError where another process holds the folder, or `examine` refuses it, or it cannot be written. Nothing
-    in the folder changes then, nor if the run has finished before.
+    `modules`: the folder of the user's modules, for `modules_of`. `again`: this run resumes after a failure, regardless
+    of ``resume``. Raises RefusedFolderError if another process has locked the folder, `examine` refuses it, or it is
+    not writable. Then nothing in the folder changes, nor if the run has finished before.
     """
     with ExitStack() as stack:
         lock = _lock_of(path)
@@ -72,7 +70,7 @@ def open_run_folder(
                 path.mkdir(parents=True, exist_ok=True)
                 lock = stack.enter_context((path / LOCK).open("a+"))
             _take(lock, path)
-            # Another process may have begun a run here in the meantime.
+            # Another process may have started a run here in the meantime.
             found = examine(path, pipeline, resolved, again=again).found
         with _writing(path):
             _sign(lock)
@@ -85,12 +83,12 @@ def open_run_folder(
         try:
             yield RunFolder(path, checkpoints, found.state, found.folder, torn, changed)
         finally:
-            # Of a save that has failed; whoever wrote it is gone.
+            # A failed save may have left something; its writers have ended.
             checkpoints.remove_torn()
 
 
 def modules_of(path: Path) -> Path:
-    """Where the user's own modules of the run in a folder are: where its pipeline file was, as far as that is known."""
+    """The folder of the user's modules, for the run in a folder: where its pipeline file was, if known."""
     try:
         return Path((path / MODULES).read_text(encoding="utf-8").strip())
     except (OSError, ValueError):
@@ -113,7 +111,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _lock_of(path: Path) -> TextIO | None:
-    """The folder's lock, which stays as it is; None if there is none, or `examine` refuses it."""
+    """The folder's lock file, unchanged. None if there is none, or `examine` refuses the folder."""
     lock = path / LOCK
     try:
         return lock.open("r+") if lock.is_file() else None
@@ -136,6 +134,6 @@ def _take(lock: TextIO, path: Path) -> None:
 
 
 def _sign(lock: TextIO) -> None:
-    """Write this process's id into the lock, past Python's buffers: on a full disk the file stays as it is."""
+    """Write this process's id into the lock file, unbuffered: on a full disk the file stays unchanged."""
     text = f"{os.getpid()}\n".encode()
     os.ftruncate(lock.fileno(), os.pwrite(lock.fileno(), text, 0))

@@ -1,1 +1,1 @@
-"""Ray for the length of a run: found or started, told about, ended."""
+"""Starts Ray for a run, or joins a Ray cluster, and cleans up afterwards."""

@@ -1,4 +1,4 @@
-"""The machines of a Ray cluster, as groups see them."""
+"""The machines of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dagrl.scheduler.machines import Machine
 
 
 def machines_of(ray: ModuleType, *, free: bool = False) -> list[Machine]:
-    """The machines that are alive, the driver's own first, then by address; with all they have, or what is `free`."""
+    """The machines that are alive, the driver's first, then by address, with all their slots or those that are free."""
     from ray._private.state import available_resources_per_node
 
     left = available_resources_per_node() if free else {}
@@ -26,6 +26,6 @@ def machines_of(ray: ModuleType, *, free: bool = False) -> list[Machine]:
 
 
 def _address_key(address: str) -> tuple[int, ...] | tuple[()]:
-    """Numbers of an IPv4 address, so that .10 comes after .9; nothing of what is not one."""
+    """Numbers of an IPv4 address, so that .10 comes after .9; empty for others."""
     parts = address.split(".")
     return tuple(map(int, parts)) if all(part.isdigit() for part in parts) else ()

@@ -1,4 +1,4 @@
-"""Ray for the length of a run: joins the cluster that is there, or starts a small one on this machine and ends it."""
+"""Joins a running Ray cluster, or starts a small one on this machine for the length of a run."""
 
 from __future__ import annotations
 
@@ -31,21 +31,18 @@ from dagrl.workers.interrupts import ignore_signals, keep_signals_from_ray
 
 _PAUSE_S = 0.5
 _LEAST_GIB_OF_A_SLOT = 0.1
-"""What the process on a slot takes before it has a model: 33 workers with their Ray hold 3.4 GiB."""
+"""Memory of a worker without a model: 33 workers with their Ray take 3.4 GiB."""
 
 
 @contextmanager
 def cluster(
     pipeline: Pipeline, logs: Path, note: Callable[[str], None], *, patient: bool = False
 ) -> Iterator[ModuleType]:
-    """The `ray` module, connected; RunError where the pipeline asks for more than there is.
+    """The connected `ray` module. Raises RunError if the cluster is too small.
 
-    `note` tells the user something. `patient`: wait, as long as workers may take to start, for machines that were lost
-    and may come back.
-
-    The cluster is the one at RAY_ADDRESS, or else the one that `ray start` has started on this machine, or else one
-    that is started here. The last is ended with the context, its processes and files with it; what its workers have
-    printed is kept in `logs`.
+    The cluster is the one at RAY_ADDRESS, or the one that `ray start` has started on this machine, or a new one. A new
+    one ends with the context, and the output of its workers is copied to `logs`. `note` informs the user. `patient`:
+    wait for lost machines to come back, up to ``run.start_timeout_s``.
     """
     for name, value in RAY_VARIABLES.items():
         os.environ.setdefault(name, value)
@@ -66,7 +63,7 @@ def cluster(
 def _joined(ray: ModuleType, address: str) -> Iterator[None]:
     if is_of_a_client(address):
         raise RunError(
-            f"RAY_ADDRESS is {address}, where Ray's client is served, and a run has to be part of the cluster",
+            f"RAY_ADDRESS is {address}, the address of a Ray client server, and a run must be part of the cluster",
             hint="start `dagrl run` on a machine of the cluster, with the HOST:PORT of its head in RAY_ADDRESS",
         )
     try:
@@ -79,15 +76,15 @@ def _joined(ray: ModuleType, address: str) -> Iterator[None]:
             hint="if it asks for a token, set RAY_AUTH_MODE=token; for a local one, unset RAY_ADDRESS",
         ) from error
     except (RuntimeError, ray.exceptions.RayError) as error:
-        # Other versions of Ray or Python, or a token that is not the cluster's: told in several lines.
+        # Another version of Ray or Python, or a wrong token: a message of several lines.
         told = " ".join(str(error).split())
         raise RunError(
             f"the Ray cluster at {address} cannot be joined: {told}",
             hint="use the versions and the token of the cluster; or, for a Ray of the run's own, unset RAY_ADDRESS "
             f"and end the one that {RUNNING_CLUSTER} names, if there is one",
         ) from error
-    # Where the cluster's head dies, Ray ends this process a minute later, and Python is not asked.
-    epitaph = f"{reaper.EPITAPH}. Ray ends it, too, where the cluster at {address} is gone"
+    # If the cluster's head dies, Ray ends this process a minute later, without an exception.
+    epitaph = f"{reaper.EPITAPH}. Ray also kills it if the cluster at {address} is gone"
     with TemporaryDirectory(prefix="dagrl-") as nothing, watched(Path(nothing), epitaph):
         try:
             yield
@@ -117,7 +114,7 @@ def _started(ray: ModuleType, pipeline: Pipeline, logs: Path, note: Callable[[st
                         namespace="dagrl",
                     )
             except Exception as error:
-                # Ray has no kind of its own for processes that do not come up in time.
+                # Ray has no exception of its own for processes that do not start in time.
                 raise WorkerLostError(
                     f"Ray did not start on this machine: {error}",
                     hint=f"is it overloaded, or full ({folder.parent}, /dev/shm)?",
@@ -125,7 +122,7 @@ def _started(ray: ModuleType, pipeline: Pipeline, logs: Path, note: Callable[[st
             watch()
             yield
         finally:
-            # From here on everything has a bound, and half of it would leave processes behind.
+            # Everything from here on has a timeout, and an interrupt would leave processes behind.
             with ignore_signals():
                 watch()
                 ray.shutdown()
@@ -133,12 +130,12 @@ def _started(ray: ModuleType, pipeline: Pipeline, logs: Path, note: Callable[[st
 
 
 def _check_memory(slots: int, host_workers: int) -> None:
-    """RunError where the run's processes cannot all live here: some hundreds take the machine down first."""
+    """Raise RunError if the run's processes do not fit in memory: hundreds of them take the machine down."""
     needed, free = (slots + host_workers) * _LEAST_GIB_OF_A_SLOT, psutil.virtual_memory().available / 2**30
     if needed > free:
         raise RunError(
             f"the run starts a process for each of {slots} CPU slots and {host_workers} host workers on this machine: "
-            f"they take {needed:.0f} GiB of memory at least, and {free:.0f} GiB are free",
+            f"they take at least {needed:.0f} GiB of memory, and {free:.0f} GiB are free",
             hint="make the groups smaller (cpus_per_node), or lower run.host_workers",
         )
 
@@ -148,8 +145,8 @@ def _crowded(host_workers: int, cores: int) -> str:
     if host_workers <= cores:
         return ""
     return (
-        f"run.host_workers is {host_workers}, more than there are CPU cores ({cores}): each worker is a process of its "
-        f"own, and the others wait; {cores} is enough unless rewards wait for other machines"
+        f"run.host_workers is {host_workers}, more than there are CPU cores ({cores}): each worker is a process, and "
+        f"only {cores} run at a time; {cores} is enough unless rewards wait for other machines"
     )
 
 

@@ -1,8 +1,8 @@
-"""Ends what a killed driver leaves behind: a process of its own, with a pipe from the driver (see `ray_cluster.py`).
+"""Cleans up after a driver that was killed: a process with a pipe from the driver (see `ray_cluster.py`).
 
-The driver writes the ids of Ray's processes and the session folder to the pipe, and closes it when it has cleaned up by
-itself. Where the pipe closes without that word, the driver is gone: the processes are ended and the folder is removed.
-Standard library only, so that it costs nothing to keep.
+The driver writes the session folder and the ids of Ray's processes to the pipe, and `CLEAN` when it has cleaned up. If
+the pipe closes without that, the driver is dead: the processes are killed and the folder is removed. Standard library
+only, so that the process is small.
 """
 
 from __future__ import annotations
@@ -15,15 +15,13 @@ import sys
 from pathlib import Path
 
 CLEAN = "clean"
-"""The driver's last word when nothing is left to do."""
-
-
-EPITAPH = "dagrl run: the driver was ended from outside; `dagrl run` with its folder goes on from the last checkpoint"
-"""What is said to whoever sees the driver vanish."""
+"""The driver's last line if nothing is left to do."""
+EPITAPH = "dagrl run: the driver was killed; `dagrl run` with its folder goes on from the last checkpoint"
+"""Printed if the driver was killed."""
 
 
 def identity(pid: int) -> str | None:
-    """A process's id and start time, which together are never used again; None where it is gone."""
+    """A process's id and start time, which identify it. None if it has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -32,7 +30,7 @@ def identity(pid: int) -> str | None:
 
 
 def descendants(pid: int) -> list[int]:
-    """All processes below `pid`; none where there is no /proc."""
+    """All descendants of `pid`; none without /proc."""
     parents: dict[int, list[int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -47,7 +45,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def end(identities: list[str]) -> None:
-    """Kill those of the processes that are still the same ones."""
+    """Kill those of the processes that still run."""
     for each in filter(None, identities):
         pid = int(each.partition(":")[0])
         if identity(pid) == each:
@@ -56,7 +54,7 @@ def end(identities: list[str]) -> None:
 
 
 def started_with(word: str) -> list[str]:
-    """Identities of the processes with `word` on their command line, this one aside."""
+    """Identities of the other processes with `word` on their command line."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -67,7 +65,7 @@ def started_with(word: str) -> list[str]:
 
 
 def main() -> None:
-    """Read the folder and the processes; wait for the pipe to close; clean up unless the driver has."""
+    """Read the folder and the processes until the pipe closes; clean up unless the driver has."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     lines = [line.strip() for line in sys.stdin]
@@ -76,7 +74,7 @@ def main() -> None:
     folder, *processes = lines
     with contextlib.suppress(OSError):
         print(sys.argv[1] if len(sys.argv) > 1 else EPITAPH, file=sys.stderr, flush=True)
-    # What Ray had started when the driver could not tell of it any more names the folder on its command line.
+    # Processes that Ray started later name the folder on their command line.
     end([*processes, *started_with(folder)])
     shutil.rmtree(folder, ignore_errors=True)
 

@@ -267,7 +267,7 @@ BROKEN: dict[str, tuple[str, Callable[[Path], Any], str]] = {
     "a torn pipeline": ("pipeline.yaml", write("name: tiny\nmodel: {init"), "does not tell which run"),
     "a pipeline that is a list": ("pipeline.yaml", write("[a]"), "does not tell which run the folder holds: holds a"),
     "a pipeline of bytes": ("pipeline.yaml", write(b"\xff\xfe\x00"), "is not text in UTF-8"),
-    "a pipeline of NUL": ("pipeline.yaml", write(b"\0" * 100), "holds the character #x00"),
+    "a pipeline of NUL": ("pipeline.yaml", write(b"\0" * 100), "contains the character #x00"),
     "a pipeline without a name": ("pipeline.yaml", write("run: {steps: 3}\n"), "has no `name`"),
     "a pipeline that is a bomb": (
         "pipeline.yaml",

@@ -100,7 +100,7 @@ with ray_cluster._joined(SimpleNamespace(init=lambda **options: None), "127.0.0.
 def test_where_rays_client_is_served_nobody_can_take_part(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "ray://127.0.0.1:10001")
     error = refusal(SimpleNamespace(), tmp_path)
-    assert "where Ray's client is served" in error.cause and "HOST:PORT" in error.hint
+    assert "the address of a Ray client server" in error.cause and "HOST:PORT" in error.hint
 
 
 def test_a_cluster_of_another_version_is_a_sentence_of_one_line(tmp_path, monkeypatch) -> None:

@@ -14,7 +14,7 @@ from dagrl.workers.cluster import session
     ("free_gib", "told"),
     [
         (3.0, ""),
-        (0.0625, "/dev/shm has 0.1 GiB free, and Ray's object store takes 2.0: it lies on the disk, which is slow; "),
+        (0.0625, "/dev/shm has 0.1 GiB free, and Ray's object store takes 2.0: it is on the disk, which is slow; "),
     ],
 )
 def test_shared_memory_that_is_too_small_is_told(monkeypatch: pytest.MonkeyPatch, free_gib: float, told: str) -> None:
