@@ -96,7 +96,7 @@ class CacheView:
         self._sent = 0
 
     def use_keys[Work: EngineWork](self, work: Work) -> Work:
-        """The work to send: cached objects are named by key, and its output gets a key of its own."""
+        """The work to send: cached objects are named by key, and its output gets a new key."""
         self._keys = {step: keys for step, keys in self._keys.items() if step > work.committed}
         keys = self._keys.setdefault(work.step, {})
 

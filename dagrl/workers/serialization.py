@@ -1,7 +1,7 @@
 """Serialization of messages: pickled once for all ranks, with object refs beside the bytes.
 
 Ray passes bytes and refs through as they are. It would serialize each message for each rank, in Python. A batch in a
-message leaves its worker as an object of its own, and the receiver finds the ref in its place.
+message leaves its worker as a separate object, and the receiver finds the ref in its place.
 """
 
 from __future__ import annotations

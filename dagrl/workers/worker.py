@@ -177,7 +177,7 @@ class Worker:
         iterator = op(parts, context)
         sync = work.weights.sync if work.weights else 0
         while not self._weights.wait_for(sync, HEARTBEAT_S, unless=lambda: self._aborted == rollout):
-            # The sync has a timeout of its own.
+            # The sync has a timeout itself.
             yield StreamMessage(())
         if self._aborted == rollout:
             return

@@ -114,7 +114,7 @@ def _started(ray: ModuleType, pipeline: Pipeline, logs: Path, note: Callable[[st
                         namespace="dagrl",
                     )
             except Exception as error:
-                # Ray has no exception of its own for processes that do not start in time.
+                # Ray has no exception type for processes that do not start in time.
                 raise WorkerLostError(
                     f"Ray did not start on this machine: {error}",
                     hint=f"is it overloaded, or full ({folder.parent}, /dev/shm)?",
