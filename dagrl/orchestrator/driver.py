@@ -17,7 +17,6 @@ from itertools import takewhile
 from typing import Any
 
 from dagrl.backends.base import RequestLimits
-from dagrl.config.residency import Residency
 from dagrl.config.schema import Pipeline
 from dagrl.graph.rollouts import rollouts
 from dagrl.orchestrator.checkpoint_writer import CheckpointWriter
@@ -35,20 +34,16 @@ from dagrl.orchestrator.steps.record import StepActivity, StepRecord
 from dagrl.scheduler.commands import (
     Command,
     Commit,
-    EngineReady,
+    Done,
     Event,
     Restart,
     Run,
-    RunDone,
     Save,
     ShardDone,
     Sleep,
-    StateSaved,
-    StepCommitted,
     StopRequested,
     Sync,
     Wake,
-    WeightsSynced,
 )
 from dagrl.scheduler.plan import HOST, Executor, Plan, PlannedTask, Rows
 from dagrl.scheduler.scheduler import Scheduler
@@ -166,7 +161,7 @@ class Driver:
         task.add_done_callback(self._report)
 
     async def _execute(self, command: Command) -> Event | None:
-        actions: dict[type, Callable[[Any], Coroutine[Any, Any, Event]]] = {
+        actions: dict[type, Callable[[Any], Coroutine[Any, Any, Event | None]]] = {
             Run: self._run,
             Sync: self._sync,
             Sleep: self._move,
@@ -177,7 +172,7 @@ class Driver:
         }
         try:
             try:
-                return await actions[type(command)](command)
+                return await actions[type(command)](command) or Done(command)
             except WorkerLostError as failure:
                 self.folder.keep_details(failure)
                 return await self._failures.handle(failure, self.trackers.note)
@@ -195,7 +190,7 @@ class Driver:
 
     # -- commands
 
-    async def _run(self, run: Run) -> Event:
+    async def _run(self, run: Run) -> Event | None:
         task = self.plan.task(run.task)
         executor = self.plan.executors[task.executor]
         try:
@@ -206,7 +201,7 @@ class Driver:
         self._record(run.step).finish_run(run, task, executor)
         if task.selects:
             return self._dynamic_sampling.end_round(run, self._batch(run.step, task.rows), self._record(run.step))
-        return RunDone(run)
+        return None
 
     async def _compute(self, run: Run, task: PlannedTask, executor: Executor) -> None:
         """Dispatch the rows to all ranks.
@@ -298,7 +293,7 @@ class Driver:
             self._record(run.step).add_number("rollout/carried_prompts", len(carried))
         return prompts, carried
 
-    async def _sync(self, sync: Sync) -> Event:
+    async def _sync(self, sync: Sync) -> None:
         begin = time.time()
 
         async def update() -> None:
@@ -316,17 +311,15 @@ class Driver:
         self._add_activity(sync.step, "sync", sync.follower, begin)
         for name, value in metrics.items():
             self._record(sync.step).add_number(name, value)
-        return WeightsSynced(sync)
 
-    async def _move(self, move: Sleep | Wake) -> Event:
+    async def _move(self, move: Sleep | Wake) -> None:
         name = "sleep" if isinstance(move, Sleep) else "wake"
         with self._timed(move.step, name, move.executor):
             await self._offloader.move(move)
         if name == "sleep" and self.plan.executors[move.executor].on_gpus:
             self._record(move.step).add_freed(move.executor, self._offloader.freed_gib(move.executor))
-        return EngineReady(move.executor, move.residency)
 
-    async def _restart(self, restart: Restart) -> Event:
+    async def _restart(self, restart: Restart) -> None:
         self._offloader.forget(restart.executor)
         self._partial_rollouts.drop_tokens()
         with self._timed(restart.step, "restart", restart.executor):
@@ -335,14 +328,12 @@ class Driver:
             self._sampled.pop(name, None)
         self.groups.write_info(self.folder.path)
         self.trackers.note(f"{', '.join(names)} restarted")
-        return EngineReady(restart.executor, Residency.AWAKE)
 
-    async def _save(self, save: Save) -> Event:
+    async def _save(self, save: Save) -> None:
         with self._timed(save.step, "save", save.executor):
             await self._writer.save(save)
-        return StateSaved(save)
 
-    async def _commit(self, commit: Commit) -> Event:
+    async def _commit(self, commit: Commit) -> None:
         # Calls of the same batch of commands go out first: workers wait for them.
         await asyncio.sleep(0)
         record = self._record(commit.step)
@@ -373,7 +364,6 @@ class Driver:
         self._dynamic_sampling.commit(commit.step)
         for rows in Rows:
             self._batches.pop((commit.step, rows), None)
-        return StepCommitted(commit)
 
     def _draw(self, step: int, *activities: StepActivity) -> None:
         self.trackers.timeline.extend(

@@ -86,10 +86,14 @@ class ShardDone:
 
 
 @dataclass(frozen=True, slots=True)
-class RunDone:
-    """A run has ended: all its shards are done and its workers are free."""
+class Done:
+    """A command has ended without a failure.
 
-    run: Run
+    After a `Save` the state may still be on its way to the disk. After a `Restart` the executor is awake and may lack
+    weights.
+    """
+
+    command: Command
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,35 +101,6 @@ class BatchShort:
     """A filter's run has ended, and too few groups have passed: its step needs another round."""
 
     run: Run
-
-
-@dataclass(frozen=True, slots=True)
-class WeightsSynced:
-    """A sync has ended."""
-
-    sync: Sync
-
-
-@dataclass(frozen=True, slots=True)
-class EngineReady:
-    """A `Sleep`, `Wake` or `Restart` has ended: `executor` holds `residency`. After a restart it may lack weights."""
-
-    executor: str
-    residency: Residency
-
-
-@dataclass(frozen=True, slots=True)
-class StateSaved:
-    """A save has ended: the executor may continue. Its state may still be on its way to the disk."""
-
-    save: Save
-
-
-@dataclass(frozen=True, slots=True)
-class StepCommitted:
-    """A commit has ended."""
-
-    commit: Commit
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,31 +118,4 @@ class StopRequested:
     """The user has requested a stop at the next step boundary."""
 
 
-Event = (
-    ShardDone
-    | RunDone
-    | BatchShort
-    | WeightsSynced
-    | EngineReady
-    | StateSaved
-    | StepCommitted
-    | WorkerLost
-    | StopRequested
-)
-
-
-def outcome_of(command: Command) -> Event:
-    """The event of a successful `command`; a filter's batch is not short."""
-    match command:
-        case Run():
-            return RunDone(command)
-        case Sync():
-            return WeightsSynced(command)
-        case Sleep(_, executor, residency) | Wake(_, executor, residency):
-            return EngineReady(executor, residency)
-        case Restart(_, executor):
-            return EngineReady(executor, Residency.AWAKE)
-        case Save():
-            return StateSaved(command)
-        case Commit():
-            return StepCommitted(command)
+Event = ShardDone | Done | BatchShort | WorkerLost | StopRequested

@@ -46,21 +46,18 @@ from dagrl.config.residency import Residency
 from dagrl.scheduler.commands import (
     BatchShort,
     Command,
-    EngineReady,
+    Commit,
+    Done,
     Event,
     OnEngine,
     Restart,
     Run,
-    RunDone,
     Save,
     ShardDone,
     Sleep,
-    StateSaved,
-    StepCommitted,
     StopRequested,
     Sync,
     Wake,
-    WeightsSynced,
     WorkerLost,
 )
 from dagrl.scheduler.open_steps import CommitPolicy, OpenSteps
@@ -132,23 +129,11 @@ class Scheduler:
         match event:
             case ShardDone(step, task, shard, round_):
                 self._steps.finish(Run(step, task, (shard,), round_))
-            case RunDone(run):
-                self._finish(run)
+            case Done(command):
+                self._finish(command)
             case BatchShort(run):
                 self._resources.release(run)
                 self._steps.begin_round(run.step)
-            case WeightsSynced(sync):
-                self._resources.release(sync)
-                self._versions.set_held(sync.follower, sync.version)
-            case EngineReady(executor, residency):
-                self._settle(executor, residency)
-            case StateSaved(save):
-                self._resources.release(save)
-                self._commits.finish(save)
-            case StepCommitted(commit):
-                self.committed = max(self.committed, commit.step)
-                self._steps.close(commit.step)
-                self._dirty.mark(*self._trained)
             case WorkerLost(executor):
                 self._lose(executor)
             case StopRequested():
@@ -157,18 +142,27 @@ class Scheduler:
 
     # -- events
 
-    def _finish(self, run: Run) -> None:
-        self._resources.release(run)
-        self._steps.finish(run)
-        state = self._steps.tasks[run.task]
-        if state.ends_training(run):
-            self._versions.finish_training(run.step, state.task)
-
-    def _settle(self, executor: str, residency: Residency) -> None:
-        (move,) = self._resources.running(executor)
-        self._resources.release(move)
-        self._lost.discard(executor)
-        self._arrive(executor, residency)
+    def _finish(self, command: Command) -> None:
+        self._resources.release(command)
+        match command:
+            case Run(step, task):
+                self._steps.finish(command)
+                state = self._steps.tasks[task]
+                if state.ends_training(command):
+                    self._versions.finish_training(step, state.task)
+            case Sync():
+                self._versions.set_held(command.follower, command.version)
+            case Sleep() | Wake():
+                self._set_residency(command.executor, command.residency)
+            case Restart():
+                self._lost.discard(command.executor)
+                self._set_residency(command.executor, Residency.AWAKE)
+            case Save():
+                self._commits.finish(command)
+            case Commit():
+                self.committed = max(self.committed, command.step)
+                self._steps.close(command.step)
+                self._dirty.mark(*self._trained)
 
     def _lose(self, executor: str) -> None:
         assert executor != HOST and executor not in self._trained, f"{executor} cannot continue without its workers"
@@ -177,10 +171,10 @@ class Scheduler:
             if isinstance(command, Run):
                 self._steps.give_back(command)
         self._lost.add(executor)
-        self._arrive(executor, Residency.ASLEEP)
+        self._set_residency(executor, Residency.ASLEEP)
         self._dirty.mark(executor)
 
-    def _arrive(self, executor: str, residency: Residency) -> None:
+    def _set_residency(self, executor: str, residency: Residency) -> None:
         self._sharing.set_residency(executor, residency)
         if residency is Residency.ASLEEP and self.plan.executors[executor].weights_from:
             self._versions.set_held(executor, None)

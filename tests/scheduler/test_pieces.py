@@ -10,16 +10,13 @@ from plan_parts import ONE_RANK, executor, task
 from dagrl.graph.op_contracts import Scope
 from dagrl.scheduler.commands import (
     Command,
+    Done,
     Event,
     Run,
-    RunDone,
     Save,
     ShardDone,
-    StepCommitted,
     StopRequested,
     Sync,
-    WeightsSynced,
-    outcome_of,
 )
 from dagrl.scheduler.plan import HOST, Executor, Plan
 from dagrl.scheduler.scheduler import Scheduler
@@ -50,7 +47,7 @@ def at_rollout(scheduler: Scheduler, step: int) -> None:
     """Carry commands out, oldest first, until the rollout of `step` is all that is left."""
     pending = scheduler.start()
     while pending != [Run(step, "rollout", ALL)]:
-        pending += scheduler.handle(outcome_of(pending.pop(0)))
+        pending += scheduler.handle(Done(pending.pop(0)))
 
 
 def test_a_piece_runs_as_soon_as_its_shards_are_there_and_the_piece_before_is_over():
@@ -59,19 +56,19 @@ def test_a_piece_runs_as_soon_as_its_shards_are_there_and_the_piece_before_is_ov
     table: list[tuple[Event, list[Command]]] = [
         (ShardDone(1, "rollout", 2), [run("reward", 2)]),
         # The second piece has all its inputs, and waits for the first.
-        (RunDone(run("reward", 2)), []),
+        (Done(run("reward", 2)), []),
         (ShardDone(1, "rollout", 0), [run("reward", 0)]),
-        (RunDone(run("reward", 0)), []),
+        (Done(run("reward", 0)), []),
         (ShardDone(1, "rollout", 1), [run("reward", 1)]),
-        (RunDone(run("reward", 1)), [run("update", 0, 1)]),
-        (RunDone(run("rollout", *ALL)), []),
+        (Done(run("reward", 1)), [run("update", 0, 1)]),
+        (Done(run("rollout", *ALL)), []),
         # The last one: nothing else has to be done for the next step to begin.
-        (RunDone(run("update", 0, 1)), [run("update", 2), run("prompts", *ALL, step=2)]),
+        (Done(run("update", 0, 1)), [run("update", 2), run("prompts", *ALL, step=2)]),
     ]
     for event, expected in table:
         assert scheduler.handle(event) == expected, event
     assert scheduler.version("actor") == 0
-    scheduler.handle(RunDone(run("update", 2)))
+    scheduler.handle(Done(run("update", 2)))
     assert scheduler.version("actor") == 1
 
 
@@ -102,7 +99,7 @@ def everything_but(
         command = pending.pop(0)
         begun.append(command)
         if command != clip_cov_mask:
-            pending += scheduler.handle(outcome_of(command))
+            pending += scheduler.handle(Done(command))
     return begun
 
 
@@ -111,7 +108,7 @@ def test_an_engine_is_saved_after_its_last_piece():
     pending, begun = scheduler.start(), []
     while not scheduler.finished:
         begun.append(pending.pop(0))
-        pending += scheduler.handle(outcome_of(begun[-1]))
+        pending += scheduler.handle(Done(begun[-1]))
     on_actor = [each for each in begun if isinstance(each, Save) or (isinstance(each, Run) and each.task == "update")]
     assert on_actor == [
         each
@@ -129,14 +126,14 @@ def test_pieces_that_leave_a_shard_out_or_have_it_twice_are_no_plan(pieces):
 def beside_a_run(scheduler: Scheduler, *, stopped: bool = False) -> list[Command]:
     """What begins when update 1 ends while rollout 2 is under way, and after it."""
     at_rollout(scheduler, 1)
-    pending = scheduler.handle(RunDone(run("rollout", *ALL)))
+    pending = scheduler.handle(Done(run("rollout", *ALL)))
     while not {run("update", *ALL), run("rollout", *ALL, step=2)} <= {*pending}:
         others = [each for each in pending if each.task not in ("update", "rollout")]
         pending.remove(others[0])
-        pending += scheduler.handle(outcome_of(others[0]))
+        pending += scheduler.handle(Done(others[0]))
     if stopped:
         assert scheduler.handle(StopRequested()) == []
-    return scheduler.handle(RunDone(run("update", *ALL)))
+    return scheduler.handle(Done(run("update", *ALL)))
 
 
 def test_in_flight_weights_come_to_a_generator_at_work():
@@ -146,12 +143,12 @@ def test_in_flight_weights_come_to_a_generator_at_work():
     assert sync in begun
     # One at a time, and nothing that needs the source.
     (commit,) = [each for each in begun if not isinstance(each, Sync | Run)]
-    begun = scheduler.handle(StepCommitted(commit))
+    begun = scheduler.handle(Done(commit))
     assert not any(isinstance(each, Sync) for each in begun)
     # The run may end before the sync: then its generator is still taken.
-    begun = scheduler.handle(RunDone(run("rollout", *ALL, step=2)))
+    begun = scheduler.handle(Done(run("rollout", *ALL, step=2)))
     assert not any(isinstance(each, Run) and each.task in ("rollout", "update") for each in begun)
-    scheduler.handle(WeightsSynced(sync))
+    scheduler.handle(Done(sync))
     assert scheduler.version("generator") == 1
 
 

@@ -16,20 +16,17 @@ from dagrl.scheduler.commands import (
     BatchShort,
     Command,
     Commit,
+    Done,
     Event,
     Restart,
     Run,
-    RunDone,
     Save,
     ShardDone,
     Sleep,
-    StateSaved,
     StopRequested,
     Sync,
     Wake,
-    WeightsSynced,
     WorkerLost,
-    outcome_of,
 )
 from dagrl.scheduler.plan import HOST, Executor, Plan
 from dagrl.scheduler.scheduler import Scheduler
@@ -65,23 +62,23 @@ def test_a_step_in_two_rounds():
     sync = Sync(1, "generator", "actor", 0)
     assert scheduler.start() == [sync, run("prompts")]
     table: list[tuple[Event, list[Command]]] = [
-        (RunDone(run("prompts")), [run("rollout")]),
-        (WeightsSynced(sync), []),
+        (Done(run("prompts")), [run("rollout")]),
+        (Done(sync), []),
         (ShardDone(1, "rollout", 0), [run("reward", 0)]),
-        (RunDone(run("rollout")), [run("reward", 1)]),
-        (RunDone(run("reward", 0)), []),
-        (RunDone(run("reward", 1)), [run("filter")]),
+        (Done(run("rollout")), [run("reward", 1)]),
+        (Done(run("reward", 0)), []),
+        (Done(run("reward", 1)), [run("filter")]),
         (BatchShort(run("filter")), [run("prompts", at=1)]),
-        (RunDone(run("prompts", at=1)), [run("rollout", at=1)]),
-        (RunDone(run("rollout", at=1)), [run("reward", 0, at=1), run("reward", 1, at=1)]),
-        (RunDone(run("reward", 1, at=1)), []),
-        (RunDone(run("reward", 0, at=1)), [run("filter", at=1)]),
+        (Done(run("prompts", at=1)), [run("rollout", at=1)]),
+        (Done(run("rollout", at=1)), [run("reward", 0, at=1), run("reward", 1, at=1)]),
+        (Done(run("reward", 1, at=1)), []),
+        (Done(run("reward", 0, at=1)), [run("filter", at=1)]),
         # Full: what is behind the filter runs once, whatever the rounds.
-        (RunDone(run("filter", at=1)), [run("ref", 0), run("ref", 1)]),
-        (RunDone(run("ref", 0)), []),
-        (RunDone(run("ref", 1)), [run("update")]),
-        (RunDone(run("update")), [Save(1, "actor")]),
-        (StateSaved(Save(1, "actor")), [Commit(1, save=True)]),
+        (Done(run("filter", at=1)), [run("ref", 0), run("ref", 1)]),
+        (Done(run("ref", 0)), []),
+        (Done(run("ref", 1)), [run("update")]),
+        (Done(run("update")), [Save(1, "actor")]),
+        (Done(Save(1, "actor")), [Commit(1, save=True)]),
     ]
     for event, expected in table:
         assert scheduler.handle(event) == expected, event
@@ -106,7 +103,7 @@ class Play:
             first = self.pending.pop(0)
             assert isinstance(first, Command)
             short = isinstance(first, Run) and first.task == "filter" and first.round + 1 < self.rounds[first.step]
-            self.tell(BatchShort(first) if isinstance(first, Run) and short else outcome_of(first))
+            self.tell(BatchShort(first) if isinstance(first, Run) and short else Done(first))
 
 
 def test_the_next_step_takes_its_prompts_when_it_is_known_where_the_data_go_on():
@@ -157,9 +154,9 @@ def test_what_comes_late_of_an_earlier_round_is_not_taken_for_this_one():
     for shard in ALL:
         play.tell(ShardDone(1, "rollout", shard))
     play.until(run("prompts", at=1))
-    play.tell(outcome_of(play.pending.pop()))
+    play.tell(Done(play.pending.pop()))
     assert play.pending == [], "the generator is still taken"
-    play.tell(RunDone(early))
+    play.tell(Done(early))
     assert play.pending == [run("rollout", at=1)]
     play.until()
 

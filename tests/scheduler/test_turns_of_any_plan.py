@@ -13,12 +13,12 @@ from plan_watch import Watch
 from dagrl.scheduler.commands import (
     BatchShort,
     Command,
+    Done,
     Event,
     Run,
     ShardDone,
     StopRequested,
     WorkerLost,
-    outcome_of,
 )
 from dagrl.scheduler.plan import HOST, Plan
 from dagrl.scheduler.scheduler import Scheduler
@@ -87,7 +87,7 @@ class Play:
         else:
             self.pending.remove(command)
             self.watch.end(command)
-            ended = outcome_of(command)
+            ended = Done(command)
         return ended
 
     def _is_short(self, command: Command) -> bool:

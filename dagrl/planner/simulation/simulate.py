@@ -17,6 +17,7 @@ from dagrl.scheduler.commands import (
     BatchShort,
     Command,
     Commit,
+    Done,
     Event,
     Restart,
     Run,
@@ -25,7 +26,6 @@ from dagrl.scheduler.commands import (
     Sleep,
     Sync,
     Wake,
-    outcome_of,
 )
 from dagrl.scheduler.plan import HOST, Plan
 from dagrl.scheduler.scheduler import Scheduler
@@ -144,7 +144,7 @@ class _Simulation:
         selects = isinstance(command, Run) and self._task_of[command.task].selects
         if isinstance(command, Run) and selects and command.round + 1 < self._plan.expected_rounds:
             return BatchShort(command)
-        return outcome_of(command)
+        return Done(command)
 
     def _expect(self, since: float, when: float, command: Command, event: Event) -> None:
         heappush(self._coming, (when, next(self._order), since, command, event))
