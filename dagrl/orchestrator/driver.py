@@ -1,7 +1,7 @@
 """The main loop: executes the scheduler's commands on the workers and reports what has happened.
 
     scheduler --Run, Sync, Sleep, ...--> driver --work--> workers
-    scheduler <--ShardDone, RunDone, ...-- driver <--blocks (metadata and refs)-- workers
+    scheduler <--ShardDone, Done, ...-- driver <--blocks (metadata and refs)-- workers
 
 Each command is a coroutine that ends with an event, so commands run concurrently. The first failure ends the run,
 unless workers of a generator are lost: those are restarted (`dagrl.workers.groups.worker_failures`).
