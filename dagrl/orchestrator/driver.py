@@ -1,7 +1,7 @@
 """The main loop: executes the scheduler's commands on the workers and reports what has happened.
 
     scheduler --Run, Sync, Sleep, ...--> driver --work--> workers
-    scheduler <--ShardDone, Done, ...-- driver <--blocks (metadata and refs)-- workers
+    scheduler <--ShardDone, CommandDone, ...-- driver <--blocks (metadata and refs)-- workers
 
 Each command is a coroutine that ends with an event, so commands run concurrently. The first failure ends the run,
 unless workers of a generator are lost: those are restarted (`dagrl.workers.groups.worker_failures`).
@@ -33,8 +33,8 @@ from dagrl.orchestrator.steps.partial_rollouts import PartialRolloutBuffer
 from dagrl.orchestrator.steps.record import StepActivity, StepRecord
 from dagrl.scheduler.commands import (
     Command,
+    CommandDone,
     Commit,
-    Done,
     Event,
     Restart,
     Run,
@@ -172,7 +172,7 @@ class Driver:
         }
         try:
             try:
-                return await actions[type(command)](command) or Done(command)
+                return await actions[type(command)](command) or CommandDone(command)
             except WorkerLostError as failure:
                 self.folder.keep_details(failure)
                 return await self._failures.handle(failure, self.trackers.note)

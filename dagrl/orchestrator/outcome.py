@@ -20,7 +20,7 @@ _CONTENTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """The end of a successful run."""
 
     step: int

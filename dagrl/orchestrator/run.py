@@ -13,7 +13,7 @@ from dagrl.config.loading.loader import LoadedPipeline
 from dagrl.orchestrator.driver import Driver
 from dagrl.orchestrator.export import policies
 from dagrl.orchestrator.folder.run_folder import RunFolder, open_run_folder
-from dagrl.orchestrator.outcome import Outcome
+from dagrl.orchestrator.outcome import RunOutcome
 from dagrl.orchestrator.steps.kl_control import KlControl
 from dagrl.scheduler.placement import make_plan
 from dagrl.scheduler.plan import Plan
@@ -28,7 +28,7 @@ from dagrl.workers.interrupts import InterruptHandler, signals_as_ctrl_c
 from dagrl.workers.messages import StartEngine
 
 
-def run_pipeline(checked: CheckedPipeline, run_dir: Path) -> Outcome:
+def run_pipeline(checked: CheckedPipeline, run_dir: Path) -> RunOutcome:
     """Train from the start, or from the last checkpoint in the run folder.
 
     Raises RunError for any failure, RefusedFolderError if the folder is not for this run. If workers are lost that
@@ -52,14 +52,14 @@ def run_pipeline(checked: CheckedPipeline, run_dir: Path) -> Outcome:
                 told = restarts.use_restart(lost, "all of the run goes on from its last checkpoint")
 
 
-def _go_on(checked: CheckedPipeline, plan: Plan, run_dir: Path, restarts: RestartPolicy, told: str) -> Outcome:
+def _go_on(checked: CheckedPipeline, plan: Plan, run_dir: Path, restarts: RestartPolicy, told: str) -> RunOutcome:
     """Run from the last checkpoint until the end or a failure. `told`: the failure before."""
     loaded = checked.loaded
     pipeline = loaded.pipeline
     with open_run_folder(run_dir, pipeline, loaded.resolved, modules=loaded.folder, again=bool(told)) as folder:
         done = folder.resumed.step if folder.resumed else 0
         if done >= pipeline.run.steps:
-            return Outcome(done, stopped=False, before=True, changed=folder.changed)
+            return RunOutcome(done, stopped=False, before=True, changed=folder.changed)
         with _opened(loaded, folder) as trackers:
             changed = folder.changed and f"changed since the last start of the run: {folder.changed}"
             for note in filter(None, (told, *folder.torn, changed)):
@@ -87,7 +87,7 @@ def _opened(loaded: LoadedPipeline, folder: RunFolder) -> Trackers:
 
 async def _train(
     ray: ModuleType, loaded: LoadedPipeline, plan: Plan, folder: RunFolder, trackers: Trackers, restarts: RestartPolicy
-) -> Outcome:
+) -> RunOutcome:
     resumed = folder.resumed
     scheduler = Scheduler(plan, first_step=resumed.step + 1 if resumed else 1)
     groups = WorkerGroups(ray, plan, loaded.pipeline)
@@ -118,7 +118,7 @@ async def _train(
             raise RunError(str(error), hint="is the disk full, or the run folder no longer writable?") from error
     with suppress(asyncio.CancelledError):  # everything is saved; Ctrl-C only ends the wait
         await groups.close()
-    return Outcome(scheduler.committed, stopped=scheduler.committed < plan.steps)
+    return RunOutcome(scheduler.committed, stopped=scheduler.committed < plan.steps)
 
 
 def _common_setup(loaded: LoadedPipeline, folder: RunFolder) -> StartEngine:

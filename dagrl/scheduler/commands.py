@@ -86,7 +86,7 @@ class ShardDone:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class CommandDone:
     """A command has ended without a failure.
 
     After a `Save` the state may still be on its way to the disk. After a `Restart` the executor is awake and may lack
@@ -118,4 +118,4 @@ class StopRequested:
     """The user has requested a stop at the next step boundary."""
 
 
-Event = ShardDone | Done | BatchShort | WorkerLost | StopRequested
+Event = ShardDone | CommandDone | BatchShort | WorkerLost | StopRequested

@@ -46,8 +46,8 @@ from dagrl.config.residency import Residency
 from dagrl.scheduler.commands import (
     BatchShort,
     Command,
+    CommandDone,
     Commit,
-    Done,
     Event,
     OnEngine,
     Restart,
@@ -129,7 +129,7 @@ class Scheduler:
         match event:
             case ShardDone(step, task, shard, round_):
                 self._steps.finish(Run(step, task, (shard,), round_))
-            case Done(command):
+            case CommandDone(command):
                 self._finish(command)
             case BatchShort(run):
                 self._resources.release(run)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dagrl.orchestrator.outcome import Outcome, in_words
+from dagrl.orchestrator.outcome import RunOutcome, in_words
 
 
 @pytest.mark.parametrize(
@@ -26,13 +26,13 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("outcome", "first"),
     [
-        (Outcome(3, stopped=False, seconds=36.4), "finished step 3 in 36 s"),
+        (RunOutcome(3, stopped=False, seconds=36.4), "finished step 3 in 36 s"),
         (
-            Outcome(3, stopped=True, seconds=300),
+            RunOutcome(3, stopped=True, seconds=300),
             "stopped after step 3 in 5 min; `dagrl run` with the same folder goes on",
         ),
         (
-            Outcome(3, stopped=False, before=True),
+            RunOutcome(3, stopped=False, before=True),
             "finished step 3 before; nothing is left to do, a larger run.steps goes on",
         ),
     ],
@@ -60,5 +60,5 @@ def test_what_a_run_has_come_to_is_told(folder, outcome, first):
     ],
 )
 def test_the_next_commands_can_be_pasted(policies, exports):
-    told = Outcome(3, stopped=False, policies=policies).summary(Path("my runs/first")).splitlines()
+    told = RunOutcome(3, stopped=False, policies=policies).summary(Path("my runs/first")).splitlines()
     assert told == ["finished step 3", "next", *(f"  {each}" for each in ["dagrl report 'my runs/first'", *exports])]

@@ -6,7 +6,7 @@ import pytest
 
 from dagrl.config.loading.loader import load_pipeline
 from dagrl.graph.dag import build_graph
-from dagrl.scheduler.commands import Command, Done, Run, ShardDone, Sync
+from dagrl.scheduler.commands import Command, CommandDone, Run, ShardDone, Sync
 from dagrl.scheduler.placement import make_plan
 from dagrl.scheduler.plan import Plan
 from dagrl.scheduler.scheduler import Scheduler
@@ -53,7 +53,7 @@ def test_the_solver_is_trained_while_the_verifier_answers(plan: Plan):
         if isinstance(command, Run):
             for shard in command.shards if plan.task(command.task).streams else ():
                 waiting += scheduler.handle(ShardDone(command.step, command.task, shard))
-            waiting += scheduler.handle(Done(command))
+            waiting += scheduler.handle(CommandDone(command))
         else:
             assert isinstance(command, Sync), command
-            waiting += scheduler.handle(Done(command))
+            waiting += scheduler.handle(CommandDone(command))

@@ -13,8 +13,8 @@ from dagrl.planner.simulation.costs import CostTable
 from dagrl.planner.simulation.simulate import simulate
 from dagrl.scheduler.commands import (
     Command,
+    CommandDone,
     Commit,
-    Done,
     Run,
     Save,
     ShardDone,
@@ -52,13 +52,13 @@ class Play:
         self.scheduler = Scheduler(plan)
         pending = self.scheduler.start()
         while Run(step, "rollout", ALL) not in pending:
-            pending += self.scheduler.handle(Done(pending.pop(0)))
+            pending += self.scheduler.handle(CommandDone(pending.pop(0)))
 
     def comes(self, shard: int, step: int = 1) -> list[Command]:
         return self.scheduler.handle(ShardDone(step, "rollout", shard))
 
     def ends(self, task: str, *shards: int, step: int = 1) -> list[Command]:
-        return self.scheduler.handle(Done(Run(step, task, shards)))
+        return self.scheduler.handle(CommandDone(Run(step, task, shards)))
 
 
 def test_an_update_is_sent_behind_the_log_probs_that_it_needs():
@@ -85,7 +85,7 @@ def test_behind_an_update_come_its_weights_and_behind_those_a_rollout():
     assert play.ends("prompts", *ALL, step=2) == [rollout]
     assert play.ends("update", *ALL) == [Commit(1, save=False)]
     assert play.scheduler.version("generator") == 0
-    assert play.scheduler.handle(Done(sync)) == []
+    assert play.scheduler.handle(CommandDone(sync)) == []
     assert play.scheduler.version("generator") == 1
 
 
@@ -105,12 +105,12 @@ def test_a_stop_drops_what_was_sent_behind_an_update():
     play.ends("rollout", *ALL)
     assert [play.ends("reward", shard) for shard in ALL][-1] == [Run(1, "update", ALL)]
     sync, prompts = play.ends("ref", *ALL)
-    assert play.scheduler.handle(StopRequested()) == play.scheduler.handle(Done(prompts)) == []
+    assert play.scheduler.handle(StopRequested()) == play.scheduler.handle(CommandDone(prompts)) == []
     assert play.ends("update", *ALL) == []
     # The trainer hands its weights out first.
-    assert play.scheduler.handle(Done(sync)) == [Save(1, "actor")]
-    assert play.scheduler.handle(Done(Save(1, "actor"))) == [Commit(1, save=True)]
-    play.scheduler.handle(Done(Commit(1, save=True)))
+    assert play.scheduler.handle(CommandDone(sync)) == [Save(1, "actor")]
+    assert play.scheduler.handle(CommandDone(Save(1, "actor"))) == [Commit(1, save=True)]
+    play.scheduler.handle(CommandDone(Commit(1, save=True)))
     assert play.scheduler.finished
 
 
@@ -151,7 +151,7 @@ def test_a_generator_that_waits_for_weights_gets_them_between_the_two():
     assert play.ends("rollout", *ALL, step=2) == []
     after = play.ends("ref", 0, step=2)
     assert after[0] == Sync(3, "generator", "actor", 1)
-    assert Run(2, "ref", (1, 2)) in scheduler.handle(Done(after[0]))
+    assert Run(2, "ref", (1, 2)) in scheduler.handle(CommandDone(after[0]))
 
 
 def test_in_a_simulation_it_begins_when_the_other_is_over():

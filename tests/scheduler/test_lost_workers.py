@@ -11,8 +11,8 @@ from dagrl.config.residency import Residency
 from dagrl.graph.op_contracts import Scope
 from dagrl.scheduler.commands import (
     Command,
+    CommandDone,
     Commit,
-    Done,
     Restart,
     Run,
     ShardDone,
@@ -64,7 +64,7 @@ class Play:
     def until(self, reached) -> None:
         while not reached(self.pending):
             self.pending.sort(key=lambda command: isinstance(command, Run) and command.task in self.slow)
-            self.tell(Done(self.pending.pop(0)))
+            self.tell(CommandDone(self.pending.pop(0)))
 
     def to_the_end(self) -> list[Command]:
         self.until(lambda pending: self.scheduler.finished)
@@ -86,7 +86,7 @@ def test_shards_that_had_arrived_stay_and_the_others_are_run_again_on_weights_th
     assert play.scheduler.residency("generator") is ASLEEP
     sync = Sync(1, "generator", "actor", 0)
     # What is left of it is sent behind the weights.
-    assert play.tell(Done(Restart(1, "generator"))) == [sync, Run(1, "rollout", (0, 2))]
+    assert play.tell(CommandDone(Restart(1, "generator"))) == [sync, Run(1, "rollout", (0, 2))]
     play.pending.remove(restart)
     commands = play.to_the_end()
     assert [each.step for each in commands if isinstance(each, Commit)] == [1, 2]
@@ -97,7 +97,7 @@ def test_a_lost_run_that_brings_all_at_once_begins_anew():
     play.until(lambda pending: Run(1, "ref", (0,)) in pending)
     assert play.lose("reference") == [Restart(1, "reference")]
     play.pending.clear()
-    assert play.tell(Done(Restart(1, "reference"))) == [Run(1, "ref", (0,))]
+    assert play.tell(CommandDone(Restart(1, "reference"))) == [Run(1, "ref", (0,))]
 
 
 def test_on_groups_of_their_own_workers_come_back_before_a_step_waits_for_them():
@@ -165,7 +165,7 @@ def test_a_source_that_is_not_trained_comes_back_before_its_weights_are_sent():
     play.until(lambda pending: Sync(1, "generator", "reference", 0) in pending)
     assert play.lose("reference") == [Restart(1, "reference")]
     play.pending.remove(Restart(1, "reference"))
-    assert play.tell(Done(Restart(1, "reference"))) == [Sync(1, "generator", "reference", 0)]
+    assert play.tell(CommandDone(Restart(1, "reference"))) == [Sync(1, "generator", "reference", 0)]
 
 
 def test_a_lost_restart_is_begun_again():
@@ -194,9 +194,9 @@ def test_the_rest_of_a_step_that_is_being_trained_is_sampled_by_the_weights_that
     assert Restart(1, "generator") in play.pending
     play.pending.remove(Restart(1, "generator"))
     # Not while a piece is at work.
-    assert play.tell(Done(Restart(1, "generator"))) == []
+    assert play.tell(CommandDone(Restart(1, "generator"))) == []
     sync = Sync(1, "generator", "actor", 0)
-    assert play.tell(Done(Run(1, "update", (0,)))) == [sync, Run(1, "rollout", (1, 2))]
+    assert play.tell(CommandDone(Run(1, "update", (0,)))) == [sync, Run(1, "rollout", (1, 2))]
     play.pending.remove(Run(1, "update", (0,)))
     commands = play.to_the_end()
     assert [each for each in commands if isinstance(each, Run) and each.task == "update"][1] == Run(1, "update", (1,))
@@ -206,10 +206,10 @@ def test_a_younger_step_waits_for_the_end_of_the_update_that_its_generator_was_l
     play = Play(grpo(pieces=((0,), (1,), (2,)), max_staleness=1), slow=("rollout", "ref"))
     play.until(lambda pending: {Run(1, "update", (0,)), Run(2, "rollout", ALL)} <= {*pending})
     play.pending.remove(Run(1, "update", (0,)))
-    play.tell(Done(Run(1, "update", (0,))))
+    play.tell(CommandDone(Run(1, "update", (0,))))
     assert play.lose("generator") == [Restart(2, "generator")]
     play.pending.remove(Restart(2, "generator"))
     # The weights are those of no step.
-    assert play.tell(Done(Restart(2, "generator"))) == []
+    assert play.tell(CommandDone(Restart(2, "generator"))) == []
     syncs = [each for each in play.to_the_end() if isinstance(each, Sync)]
     assert syncs == [Sync(1, "generator", "actor", 0), Sync(2, "generator", "actor", 1)]

@@ -10,7 +10,7 @@ from plan_parts import ONE_RANK, executor, task
 from dagrl.graph.op_contracts import Scope
 from dagrl.scheduler.commands import (
     Command,
-    Done,
+    CommandDone,
     Event,
     Run,
     Save,
@@ -47,7 +47,7 @@ def at_rollout(scheduler: Scheduler, step: int) -> None:
     """Carry commands out, oldest first, until the rollout of `step` is all that is left."""
     pending = scheduler.start()
     while pending != [Run(step, "rollout", ALL)]:
-        pending += scheduler.handle(Done(pending.pop(0)))
+        pending += scheduler.handle(CommandDone(pending.pop(0)))
 
 
 def test_a_piece_runs_as_soon_as_its_shards_are_there_and_the_piece_before_is_over():
@@ -56,19 +56,19 @@ def test_a_piece_runs_as_soon_as_its_shards_are_there_and_the_piece_before_is_ov
     table: list[tuple[Event, list[Command]]] = [
         (ShardDone(1, "rollout", 2), [run("reward", 2)]),
         # The second piece has all its inputs, and waits for the first.
-        (Done(run("reward", 2)), []),
+        (CommandDone(run("reward", 2)), []),
         (ShardDone(1, "rollout", 0), [run("reward", 0)]),
-        (Done(run("reward", 0)), []),
+        (CommandDone(run("reward", 0)), []),
         (ShardDone(1, "rollout", 1), [run("reward", 1)]),
-        (Done(run("reward", 1)), [run("update", 0, 1)]),
-        (Done(run("rollout", *ALL)), []),
+        (CommandDone(run("reward", 1)), [run("update", 0, 1)]),
+        (CommandDone(run("rollout", *ALL)), []),
         # The last one: nothing else has to be done for the next step to begin.
-        (Done(run("update", 0, 1)), [run("update", 2), run("prompts", *ALL, step=2)]),
+        (CommandDone(run("update", 0, 1)), [run("update", 2), run("prompts", *ALL, step=2)]),
     ]
     for event, expected in table:
         assert scheduler.handle(event) == expected, event
     assert scheduler.version("actor") == 0
-    scheduler.handle(Done(run("update", 2)))
+    scheduler.handle(CommandDone(run("update", 2)))
     assert scheduler.version("actor") == 1
 
 
@@ -99,7 +99,7 @@ def everything_but(
         command = pending.pop(0)
         begun.append(command)
         if command != clip_cov_mask:
-            pending += scheduler.handle(Done(command))
+            pending += scheduler.handle(CommandDone(command))
     return begun
 
 
@@ -108,7 +108,7 @@ def test_an_engine_is_saved_after_its_last_piece():
     pending, begun = scheduler.start(), []
     while not scheduler.finished:
         begun.append(pending.pop(0))
-        pending += scheduler.handle(Done(begun[-1]))
+        pending += scheduler.handle(CommandDone(begun[-1]))
     on_actor = [each for each in begun if isinstance(each, Save) or (isinstance(each, Run) and each.task == "update")]
     assert on_actor == [
         each
@@ -126,14 +126,14 @@ def test_pieces_that_leave_a_shard_out_or_have_it_twice_are_no_plan(pieces):
 def beside_a_run(scheduler: Scheduler, *, stopped: bool = False) -> list[Command]:
     """What begins when update 1 ends while rollout 2 is under way, and after it."""
     at_rollout(scheduler, 1)
-    pending = scheduler.handle(Done(run("rollout", *ALL)))
+    pending = scheduler.handle(CommandDone(run("rollout", *ALL)))
     while not {run("update", *ALL), run("rollout", *ALL, step=2)} <= {*pending}:
         others = [each for each in pending if each.task not in ("update", "rollout")]
         pending.remove(others[0])
-        pending += scheduler.handle(Done(others[0]))
+        pending += scheduler.handle(CommandDone(others[0]))
     if stopped:
         assert scheduler.handle(StopRequested()) == []
-    return scheduler.handle(Done(run("update", *ALL)))
+    return scheduler.handle(CommandDone(run("update", *ALL)))
 
 
 def test_in_flight_weights_come_to_a_generator_at_work():
@@ -143,12 +143,12 @@ def test_in_flight_weights_come_to_a_generator_at_work():
     assert sync in begun
     # One at a time, and nothing that needs the source.
     (commit,) = [each for each in begun if not isinstance(each, Sync | Run)]
-    begun = scheduler.handle(Done(commit))
+    begun = scheduler.handle(CommandDone(commit))
     assert not any(isinstance(each, Sync) for each in begun)
     # The run may end before the sync: then its generator is still taken.
-    begun = scheduler.handle(Done(run("rollout", *ALL, step=2)))
+    begun = scheduler.handle(CommandDone(run("rollout", *ALL, step=2)))
     assert not any(isinstance(each, Run) and each.task in ("rollout", "update") for each in begun)
-    scheduler.handle(Done(sync))
+    scheduler.handle(CommandDone(sync))
     assert scheduler.version("generator") == 1
 
 

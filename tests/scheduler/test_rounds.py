@@ -15,8 +15,8 @@ from dagrl.planner.simulation.simulate import simulate
 from dagrl.scheduler.commands import (
     BatchShort,
     Command,
+    CommandDone,
     Commit,
-    Done,
     Event,
     Restart,
     Run,
@@ -62,23 +62,23 @@ def test_a_step_in_two_rounds():
     sync = Sync(1, "generator", "actor", 0)
     assert scheduler.start() == [sync, run("prompts")]
     table: list[tuple[Event, list[Command]]] = [
-        (Done(run("prompts")), [run("rollout")]),
-        (Done(sync), []),
+        (CommandDone(run("prompts")), [run("rollout")]),
+        (CommandDone(sync), []),
         (ShardDone(1, "rollout", 0), [run("reward", 0)]),
-        (Done(run("rollout")), [run("reward", 1)]),
-        (Done(run("reward", 0)), []),
-        (Done(run("reward", 1)), [run("filter")]),
+        (CommandDone(run("rollout")), [run("reward", 1)]),
+        (CommandDone(run("reward", 0)), []),
+        (CommandDone(run("reward", 1)), [run("filter")]),
         (BatchShort(run("filter")), [run("prompts", at=1)]),
-        (Done(run("prompts", at=1)), [run("rollout", at=1)]),
-        (Done(run("rollout", at=1)), [run("reward", 0, at=1), run("reward", 1, at=1)]),
-        (Done(run("reward", 1, at=1)), []),
-        (Done(run("reward", 0, at=1)), [run("filter", at=1)]),
+        (CommandDone(run("prompts", at=1)), [run("rollout", at=1)]),
+        (CommandDone(run("rollout", at=1)), [run("reward", 0, at=1), run("reward", 1, at=1)]),
+        (CommandDone(run("reward", 1, at=1)), []),
+        (CommandDone(run("reward", 0, at=1)), [run("filter", at=1)]),
         # Full: what is behind the filter runs once, whatever the rounds.
-        (Done(run("filter", at=1)), [run("ref", 0), run("ref", 1)]),
-        (Done(run("ref", 0)), []),
-        (Done(run("ref", 1)), [run("update")]),
-        (Done(run("update")), [Save(1, "actor")]),
-        (Done(Save(1, "actor")), [Commit(1, save=True)]),
+        (CommandDone(run("filter", at=1)), [run("ref", 0), run("ref", 1)]),
+        (CommandDone(run("ref", 0)), []),
+        (CommandDone(run("ref", 1)), [run("update")]),
+        (CommandDone(run("update")), [Save(1, "actor")]),
+        (CommandDone(Save(1, "actor")), [Commit(1, save=True)]),
     ]
     for event, expected in table:
         assert scheduler.handle(event) == expected, event
@@ -103,7 +103,7 @@ class Play:
             first = self.pending.pop(0)
             assert isinstance(first, Command)
             short = isinstance(first, Run) and first.task == "filter" and first.round + 1 < self.rounds[first.step]
-            self.tell(BatchShort(first) if isinstance(first, Run) and short else Done(first))
+            self.tell(BatchShort(first) if isinstance(first, Run) and short else CommandDone(first))
 
 
 def test_the_next_step_takes_its_prompts_when_it_is_known_where_the_data_go_on():
@@ -154,9 +154,9 @@ def test_what_comes_late_of_an_earlier_round_is_not_taken_for_this_one():
     for shard in ALL:
         play.tell(ShardDone(1, "rollout", shard))
     play.until(run("prompts", at=1))
-    play.tell(Done(play.pending.pop()))
+    play.tell(CommandDone(play.pending.pop()))
     assert play.pending == [], "the generator is still taken"
-    play.tell(Done(early))
+    play.tell(CommandDone(early))
     assert play.pending == [run("rollout", at=1)]
     play.until()
 

@@ -13,8 +13,8 @@ from dagrl.config.residency import Residency
 from dagrl.graph.op_contracts import Scope
 from dagrl.scheduler.commands import (
     Command,
+    CommandDone,
     Commit,
-    Done,
     Event,
     Restart,
     Run,
@@ -98,8 +98,8 @@ def diamond(*, groups: tuple[str, str] = ("train", "rollout"), **settings) -> Pl
     return Plan(executors, (*train, *validation), shards=2, **{"steps": 2, **settings})
 
 
-def done(step: int, task: str, shards: tuple[int, ...] = ALL) -> Done:
-    return Done(Run(step, task, shards))
+def done(step: int, task: str, shards: tuple[int, ...] = ALL) -> CommandDone:
+    return CommandDone(Run(step, task, shards))
 
 
 def test_a_synchronous_step_from_its_prompts_to_its_commit():
@@ -108,7 +108,7 @@ def test_a_synchronous_step_from_its_prompts_to_its_commit():
     assert scheduler.start() == [sync, Run(1, "prompts", ALL)]
     table: list[tuple[Event, list[Command]]] = [
         (done(1, "prompts"), [Run(1, "rollout", ALL)]),
-        (Done(sync), []),
+        (CommandDone(sync), []),
         (ShardDone(1, "rollout", 0), [Run(1, "ref", (0,)), Run(1, "reward", (0,))]),
         (done(1, "reward", (0,)), []),
         (done(1, "ref", (0,)), [Run(1, "advantage", (0,))]),
@@ -119,8 +119,8 @@ def test_a_synchronous_step_from_its_prompts_to_its_commit():
         (done(1, "reward", (1,)), [Run(1, "advantage", (1,))]),
         (done(1, "advantage", (1,)), [Run(1, "update", ALL)]),
         (done(1, "update"), [Save(1, "actor")]),
-        (Done(Save(1, "actor")), [Commit(1, save=True)]),
-        (Done(Commit(1, save=True)), []),
+        (CommandDone(Save(1, "actor")), [Commit(1, save=True)]),
+        (CommandDone(Commit(1, save=True)), []),
     ]
     for event, expected in table:
         assert scheduler.handle(event) == expected, event
@@ -149,7 +149,7 @@ def test_engines_of_one_group_take_turns():
             if event is None:
                 assert not running
                 running.add(executor)
-            elif isinstance(event, Done):
+            elif isinstance(event, CommandDone):
                 running.remove(executor)
 
 
@@ -206,7 +206,7 @@ def test_the_next_step_is_being_sampled_while_one_is_being_saved():
     sync = Sync(2, "generator", "actor", 1)
     assert scheduler.handle(done(2, "prompts")) == [sync, Run(2, "rollout", ALL)]
     assert scheduler.handle(done(1, "update")) == []
-    assert scheduler.handle(Done(sync)) == [Save(1, "actor")]
+    assert scheduler.handle(CommandDone(sync)) == [Save(1, "actor")]
 
 
 def test_in_one_group_a_save_comes_before_the_next_step_and_that_makes_room_while_its_prompts_are_read():
@@ -216,7 +216,7 @@ def test_in_one_group_a_save_comes_before_the_next_step_and_that_makes_room_whil
     pending = run_until(scheduler, lambda commands: Run(1, "update", ALL) in commands)
     assert pending == [Run(1, "update", ALL), Run(2, "prompts", ALL)]
     assert scheduler.handle(done(1, "update")) == [Save(1, "actor")]
-    assert scheduler.handle(Done(Save(1, "actor"))) == [
+    assert scheduler.handle(CommandDone(Save(1, "actor"))) == [
         Commit(1, save=True),
         Sleep(2, "actor", Residency.WEIGHTS),
     ]
@@ -238,7 +238,7 @@ def test_a_stop_finishes_the_step_saves_it_and_starts_no_other():
             steps.add(command.step)
         if isinstance(command, Commit):
             assert command.save
-        pending += scheduler.handle(Done(command))
+        pending += scheduler.handle(CommandDone(command))
     assert steps <= {1, 2}
     assert scheduler.committed < 3
 
@@ -246,7 +246,9 @@ def test_a_stop_finishes_the_step_saves_it_and_starts_no_other():
 def test_a_stop_during_an_unsaved_commit_saves_the_step_after_it():
     scheduler = Scheduler(diamond(steps=9))
     commands = run_until(scheduler, lambda commands: Commit(1, save=False) in commands)
-    assert Run(2, "prompts", ALL) in commands or Run(2, "prompts", ALL) in scheduler.handle(Done(Commit(1, save=False)))
+    assert Run(2, "prompts", ALL) in commands or Run(2, "prompts", ALL) in scheduler.handle(
+        CommandDone(Commit(1, save=False))
+    )
 
 
 def test_a_step_is_not_trained_before_the_validation_of_the_start_is_committed():
@@ -258,9 +260,9 @@ def test_a_step_is_not_trained_before_the_validation_of_the_start_is_committed()
         command = next(each for each in pending if each != Commit(0, save=False))
         pending.remove(command)
         seen.append(command)
-        pending += scheduler.handle(Done(command))
+        pending += scheduler.handle(CommandDone(command))
     assert Run(1, "advantage", (1,)) in seen and Run(1, "update", ALL) not in seen
-    assert Run(1, "update", ALL) in scheduler.handle(Done(Commit(0, save=False)))
+    assert Run(1, "update", ALL) in scheduler.handle(CommandDone(Commit(0, save=False)))
 
 
 @settings(deadline=None, max_examples=60)
@@ -285,7 +287,7 @@ def test_whatever_finishes_first_every_step_is_done_once_and_nothing_stalls(data
             runs += [(command.step, command.task, shard) for shard in command.shards]
         if isinstance(command, Commit):
             commits.append(command.step)
-        pending += scheduler.handle(Done(command))
+        pending += scheduler.handle(CommandDone(command))
     assert scheduler.finished
     first = 0 if plan.validate_first else 1
     expected = [
@@ -306,8 +308,8 @@ def play(scheduler: Scheduler):
     while not scheduler.finished:
         command = pending.pop(0)
         assert not isinstance(command, Sleep | Wake | Restart), "nobody sleeps in these plans"
-        started = scheduler.handle(Done(command))
-        yield command, Done(command)
+        started = scheduler.handle(CommandDone(command))
+        yield command, CommandDone(command)
         for each in started:
             yield each, None
         pending += started
@@ -320,7 +322,7 @@ def run_until(scheduler: Scheduler, reached, started: set | None = None) -> list
         if started is not None:
             started.update((c.step, c.task) for c in pending if isinstance(c, Run))
         command = pending.pop(0)
-        pending += scheduler.handle(Done(command))
+        pending += scheduler.handle(CommandDone(command))
     if started is not None:
         started.update((c.step, c.task) for c in pending if isinstance(c, Run))
     return pending

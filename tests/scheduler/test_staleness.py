@@ -10,7 +10,7 @@ from plan_parts import ONE_RANK, executor, task
 from dagrl.graph.op_contracts import Scope
 from dagrl.planner.simulation.costs import CostTable
 from dagrl.planner.simulation.simulate import Activity, simulate
-from dagrl.scheduler.commands import Done, Run
+from dagrl.scheduler.commands import CommandDone, Run
 from dagrl.scheduler.plan import HOST, Executor, Plan
 from dagrl.scheduler.scheduler import Scheduler
 
@@ -81,11 +81,11 @@ def test_prompts_come_before_what_older_steps_have_for_the_host():
     )
     pending = scheduler.start()
     while (begun := pending.pop(0)) != Run(1, "update", ALL):
-        pending += scheduler.handle(Done(begun))
+        pending += scheduler.handle(CommandDone(begun))
     # The one worker of the host has rewards of step 2 to compute, and the generator nothing to do.
     (busy,) = [each for each in pending if isinstance(each, Run) and each.task == "reward"]
-    assert Run(3, "prompts", ALL) not in scheduler.handle(Done(begun)), "the worker is taken"
-    assert [each for each in scheduler.handle(Done(busy)) if isinstance(each, Run)] == [Run(3, "prompts", ALL)]
+    assert Run(3, "prompts", ALL) not in scheduler.handle(CommandDone(begun)), "the worker is taken"
+    assert [each for each in scheduler.handle(CommandDone(busy)) if isinstance(each, Run)] == [Run(3, "prompts", ALL)]
 
 
 def test_weights_in_flight_cost_the_generator_nothing():

@@ -11,8 +11,8 @@ from dagrl.config.residency import Residency
 from dagrl.graph.op_contracts import Scope
 from dagrl.scheduler.commands import (
     Command,
+    CommandDone,
     Commit,
-    Done,
     Run,
     Save,
     ShardDone,
@@ -56,7 +56,7 @@ def played(scheduler: Scheduler) -> list[Command]:
     while not scheduler.finished:
         command = pending.pop(0)
         begun.append(command)
-        pending += scheduler.handle(Done(command))
+        pending += scheduler.handle(CommandDone(command))
     return begun
 
 
@@ -178,7 +178,7 @@ def test_weights_that_are_new_enough_are_not_worth_a_move():
     def go_on_until(reached) -> None:
         while not reached():
             pending.sort(key=lambda command: command in slow)
-            pending.extend(scheduler.handle(Done(pending.pop(0))))
+            pending.extend(scheduler.handle(CommandDone(pending.pop(0))))
 
     go_on_until(lambda: scheduler.version("actor") == 1 and pending[:1] == [second])
     for shard in ALL:
@@ -186,18 +186,18 @@ def test_weights_that_are_new_enough_are_not_worth_a_move():
     go_on_until(lambda: last_ref in pending)
     go_on_until(lambda: set(pending) == set(slow))
     assert (scheduler.residency("reference"), scheduler.residency("actor")) == (AWAKE, ASLEEP)
-    assert Run(3, "rollout", ALL) in scheduler.handle(Done(second))
+    assert Run(3, "rollout", ALL) in scheduler.handle(CommandDone(second))
 
 
 def test_a_stop_wakes_the_trainer_once_more_to_save_it():
     scheduler = Scheduler(colocated(steps=9, validate_every=1))
     pending, begun = scheduler.start(), []
     while Run(1, "val/rollout", ALL) not in pending:
-        pending += scheduler.handle(Done(pending.pop(0)))
+        pending += scheduler.handle(CommandDone(pending.pop(0)))
     pending += scheduler.handle(StopRequested())
     while not scheduler.finished:
         begun.append(pending.pop(0))
-        pending += scheduler.handle(Done(begun[-1]))
+        pending += scheduler.handle(CommandDone(begun[-1]))
     assert on_engines(begun) == [
         Run(1, "val/rollout", ALL),
         Sleep(1, "generator", ASLEEP),
@@ -213,7 +213,7 @@ def test_a_stop_saves_an_engine_that_is_free_at_once():
     pending = scheduler.start()
     while pending != last:
         pending.sort(key=lambda command: command in last)
-        pending += scheduler.handle(Done(pending.pop(0)))
+        pending += scheduler.handle(CommandDone(pending.pop(0)))
     assert scheduler.handle(StopRequested()) == [Save(1, "actor")]
 
 
@@ -224,7 +224,7 @@ def test_a_younger_step_moves_nobody_away_before_whom_lies_an_older_ones_work():
     while not scheduler.finished:
         pending.sort(key=lambda command: isinstance(command, Commit))
         begun.append(pending.pop(0))
-        pending += scheduler.handle(Done(begun[-1]))
+        pending += scheduler.handle(CommandDone(begun[-1]))
     commands = on_engines(begun)
     turns = [each.task for each in commands if isinstance(each, Run)]
     assert turns == ["rollout", "rollout", "update", "update", "rollout", "rollout", "update", "update"]
@@ -237,7 +237,7 @@ def test_a_stale_step_uses_the_time_in_which_an_older_one_waits_for_its_rewards(
     while not scheduler.finished:
         pending.sort(key=lambda command: isinstance(command, Run) and command.task == "reward" and command.step == 2)
         begun.append(pending.pop(0))
-        pending += scheduler.handle(Done(begun[-1]))
+        pending += scheduler.handle(CommandDone(begun[-1]))
     turns = [each.task for each in on_engines(begun) if isinstance(each, Run)]
     assert turns == ["rollout", "rollout", "update", "rollout", "update", "update"]
 

@@ -13,7 +13,7 @@ from plan_watch import Watch
 from dagrl.scheduler.commands import (
     BatchShort,
     Command,
-    Done,
+    CommandDone,
     Event,
     Run,
     ShardDone,
@@ -87,7 +87,7 @@ class Play:
         else:
             self.pending.remove(command)
             self.watch.end(command)
-            ended = Done(command)
+            ended = CommandDone(command)
         return ended
 
     def _is_short(self, command: Command) -> bool:

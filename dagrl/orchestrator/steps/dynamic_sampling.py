@@ -9,7 +9,7 @@ from dagrl.config.schema import FilterNode, Pipeline
 from dagrl.graph.filtering import prompts_begun, prompts_per_round
 from dagrl.orchestrator.steps.batch_index import BatchIndex
 from dagrl.orchestrator.steps.record import StepRecord
-from dagrl.scheduler.commands import BatchShort, Done, Event, Run
+from dagrl.scheduler.commands import BatchShort, CommandDone, Event, Run
 from dagrl.scheduler.plan import Plan
 from dagrl.workers.errors import RunError
 from dagrl.workers.messages import Block
@@ -42,7 +42,7 @@ class DynamicSampling:
         batch.select(selection.batch())
         for name, value in selection.metrics().items():
             record.add_number(name, value)
-        return Done(run)
+        return CommandDone(run)
 
     def commit(self, step: int) -> None:
         """Drop a committed step."""

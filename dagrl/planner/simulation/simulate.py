@@ -16,8 +16,8 @@ from dagrl.planner.simulation.costs import Costs
 from dagrl.scheduler.commands import (
     BatchShort,
     Command,
+    CommandDone,
     Commit,
-    Done,
     Event,
     Restart,
     Run,
@@ -144,7 +144,7 @@ class _Simulation:
         selects = isinstance(command, Run) and self._task_of[command.task].selects
         if isinstance(command, Run) and selects and command.round + 1 < self._plan.expected_rounds:
             return BatchShort(command)
-        return Done(command)
+        return CommandDone(command)
 
     def _expect(self, since: float, when: float, command: Command, event: Event) -> None:
         heappush(self._coming, (when, next(self._order), since, command, event))

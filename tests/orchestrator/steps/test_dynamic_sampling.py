@@ -11,7 +11,7 @@ from dagrl.orchestrator.steps.batch_index import BatchIndex
 from dagrl.orchestrator.steps.dispatch import dispatch
 from dagrl.orchestrator.steps.dynamic_sampling import DynamicSampling
 from dagrl.orchestrator.steps.record import StepRecord
-from dagrl.scheduler.commands import BatchShort, Done, Run
+from dagrl.scheduler.commands import BatchShort, CommandDone, Run
 from dagrl.scheduler.plan import HOST, Executor, Plan, PlannedTask, Rows
 from dagrl.workers.errors import RunError
 from dagrl.workers.messages import Block, SourceWork
@@ -76,7 +76,7 @@ def test_rounds_count_their_groups_on_until_the_batch_is_full(lab):
     assert step.end(1, [5]) == BatchShort(Run(STEP, "keep", (0, 1), 1))
     third = step.sampled(2)
     assert third[0] == 8
-    assert step.end(2, third) == Done(Run(STEP, "keep", (0, 1), 2))
+    assert step.end(2, third) == CommandDone(Run(STEP, "keep", (0, 1), 2))
     assert [step.batch(shard) for shard in range(SHARDS)] == [[1, 3], [5, 8]]
     metrics = step.record.metrics(tokens=1, policy_version=STEP, slots=1)
     assert metrics["filter/rounds"] == 3
@@ -87,7 +87,7 @@ def test_rounds_count_their_groups_on_until_the_batch_is_full(lab):
 def test_what_is_behind_the_filter_takes_mini_batches_of_what_has_passed(lab):
     step = Step(lab, prompts_per_round=8)
     step.sampled(0)
-    assert isinstance(step.end(0, [0, 2, 3, 6, 7]), Done)
+    assert isinstance(step.end(0, [0, 2, 3, 6, 7]), CommandDone)
     inputs = {"advantage": ("prompts", "answer")}
     update = PlannedTask("update", "update", "update", HOST, Scope.BATCH, Rows.TRAIN, inputs=inputs, trains=True)
     (work,) = dispatch(
