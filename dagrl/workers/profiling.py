@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -17,19 +16,7 @@ from dagrl.workers.messages import StartEngine, TaskWork
 from dagrl.workers.profiled import FOLDER, engine_of, is_profiled, profiled_engines
 
 
-class Profiler(Protocol):
-    """Profiles the runs of one worker."""
-
-    def around(self, work: TaskWork) -> AbstractContextManager[None]:
-        """A context for one run. Raises OSError if the trace cannot be written."""
-        ...
-
-    def close(self) -> None:
-        """Called after the last run."""
-        ...
-
-
-def make_profiler(setup: StartEngine) -> Profiler | None:
+def make_profiler(setup: StartEngine) -> TorchTraces | NvtxRanges | None:
     """The profiler of one rank of an engine, if it is profiled. Raises ValueError for nsys without a GPU."""
     profile = setup.pipeline.profile
     if profile is None or setup.engine not in profiled_engines(setup.pipeline, profile):
@@ -56,7 +43,7 @@ class TorchTraces:
 
     @contextmanager
     def around(self, work: TaskWork) -> Iterator[None]:
-        """See `Profiler.around`."""
+        """A context for one run. Raises OSError if the trace cannot be written."""
         if not is_profiled(self._profile, work):
             yield
             return
@@ -106,7 +93,7 @@ class NvtxRanges:
 
     @contextmanager
     def around(self, work: TaskWork) -> Iterator[None]:
-        """See `Profiler.around`."""
+        """A context for one run."""
         if self._capturing not in (None, work.step):
             self.close()
         if self._captures and self._capturing is None and is_profiled(self._profile, work):

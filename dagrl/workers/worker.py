@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from dagrl.scheduler.weight_route import WeightRoute
     from dagrl.weight_sync.protocol import Offer
     from dagrl.workers.meter import Meter
-    from dagrl.workers.profiling import Profiler
+    from dagrl.workers.profiling import NvtxRanges, TorchTraces
     from dagrl.workers.weight_transfer import WeightTransfer
 
 
@@ -61,7 +61,7 @@ class Worker:
     def __init__(self) -> None:
         self._engine: Any = None
         self._meter: Meter | None = None
-        self._profiler: Profiler | None = None
+        self._profiler: TorchTraces | NvtxRanges | None = None
         self._resources: Resources | None = None
         self._cache: ObjectCache | None = None
         self._replica = 0

@@ -12,7 +12,7 @@ from typing import Any
 from dagrl.config.schema import Pipeline
 from dagrl.scheduler.machines import MisfitError, assign_machines
 from dagrl.scheduler.plan import Executor, Plan
-from dagrl.workers.cluster.machines import machines_of
+from dagrl.workers.cluster.ray_cluster import machines_of
 from dagrl.workers.errors import RunError, WorkerLostError
 from dagrl.workers.profiled import python_under_nsys
 from dagrl.workers.worker import Worker
