@@ -3,9 +3,9 @@
 - ``engines.actor.optimizer.lr=3e-6`` on the command line sets one key; its value is read as YAML.
 - ``prompts_per_node`` and ``mini_batch_per_node`` are multiplied by the ``nodes`` of the largest trained group, as the
   file declares them: the same file trains with the same batch for each machine.
-- Paths (``model.path``, ``model.tokenizer``, ``data.train``, ``data.val``, an engine's ``dist_checkpointing_path`` and
-  ``model``) may begin with ``~``, and are relative to the folder of the file that contains them; in an override, to the
-  working directory.
+- Paths (``model.path``, ``model.tokenizer``, ``data.train``, ``data.val``, an engine's ``model`` and ``path_fields``)
+  may begin with ``~``, and are relative to the folder of the file that contains them; in an override, to the working
+  directory.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ from dagrl.config.loading.yaml_source import (
     encodable,
     parse_value,
 )
-from dagrl.config.schema import Pipeline
+from dagrl.config.schema import EngineSpec, Pipeline
+from dagrl.config.schema.backends import engine_sections
 
-_PATHS: tuple[Place, ...] = (("model", "path"), ("model", "tokenizer"), ("data", "train"), ("data", "val"))
-_ENGINE_PATHS: tuple[Place, ...] = (("dist_checkpointing_path",), ("model", "path"), ("model", "tokenizer"))
+_MODEL_PATHS: tuple[Place, ...] = (("model", "path"), ("model", "tokenizer"))
+_PATHS: tuple[Place, ...] = (*_MODEL_PATHS, ("data", "train"), ("data", "val"))
 _NAMED = ("groups", "engines", "nodes")
 _TRAINING = ("update", "critic", "sft", "dpo")
 """Ops that train in mini-batches."""
@@ -185,7 +186,10 @@ def _sections(tree: Tree, kind: str) -> dict[str, Tree]:
 
 def _resolve_paths(document: Document, positions: Positions) -> None:
     tree = document.tree
-    engines = [("engines", name, *path) for name in _sections(tree, "engines") for path in _ENGINE_PATHS]
+    engines: list[Place] = []
+    for name, engine in _sections(tree, "engines").items():
+        spec = engine_sections().get(str(engine.get("backend")), EngineSpec)
+        engines += [("engines", name, *path) for path in (*spec.path_fields, *_MODEL_PATHS)]
     sets = [("data", "val", name) for name in _mapping(_mapping(tree.get("data")).get("val"))]
     for place in (*_PATHS, *sets, *engines):
         holder = _mapping(tree)

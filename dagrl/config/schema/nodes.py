@@ -1,17 +1,13 @@
-"""Nodes: the stages of a step."""
+"""Nodes: the stages of a step, and how responses are sampled."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, FiniteFloat, Tag
 
-from dagrl.config.schema.covariance import CovarianceNode
-from dagrl.config.schema.critic import CriticNode, RewardModelNode, ValuesNode
-from dagrl.config.schema.filter import FilterNode
-from dagrl.config.schema.judge import JudgeNode
-from dagrl.config.schema.node_base import NodeBase, TrainingNode
 from dagrl.config.schema.objective import (
+    Aggregation,
     CosineRewardSpec,
     KlInRewardSpec,
     LengthRewardSpec,
@@ -19,8 +15,6 @@ from dagrl.config.schema.objective import (
     OverlongBufferSpec,
     RolloutCorrectionSpec,
 )
-from dagrl.config.schema.offline import DpoNode, MixNode, SftNode
-from dagrl.config.schema.sampling import SamplingSpec
 from dagrl.config.schema.section import (
     Coefficient,
     Concurrency,
@@ -29,10 +23,320 @@ from dagrl.config.schema.section import (
     PositiveInt,
     Responses,
     Reward,
+    Seconds,
+    Section,
     Threshold,
     Tokens,
+    Weight,
 )
-from dagrl.config.schema.turns import TurnOptions
+
+
+class NodeBase(Section):
+    """What every node may say."""
+
+    read: dict[str, str] = Field(default_factory=dict)
+    """Column the op reads -> where it comes from: another column, or ``node.column``."""
+    read_from: tuple[Name, ...] = ()
+    """Nodes that are meant where several write a column that the op reads, instead of saying so column by column."""
+    write: str | dict[str, str] | None = None
+    """Name of the column it writes, or (op's name -> name in this pipeline) where it writes several."""
+
+    def written_as(self, column: str) -> str:
+        """What the pipeline calls the column `column` of an op that writes no other."""
+        return self.write.get(column, column) if isinstance(self.write, dict) else self.write or column
+
+
+class TrainingNode(NodeBase):
+    """What every node may say that trains an engine, in optimizer steps of one mini-batch each."""
+
+    op: str
+    """Names this kind of node."""
+    engine: Name
+    """The engine that is trained."""
+    mini_batch: PositiveInt | None = None
+    """Prompts in one optimizer step. Default: all of the step."""
+    mini_batch_per_node: PositiveInt | None = None
+    """Instead of `mini_batch`: prompts in one optimizer step for each machine, as with ``data.prompts_per_node``."""
+    epochs: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Passes over the step's samples."""
+    tokens_per_micro_batch: PositiveInt = 16384
+    """Packed tokens in one forward and backward pass of a model replica."""
+
+    def optimizer_steps(self, prompts_per_step: int) -> int:
+        """Optimizer steps on one step's batch."""
+        return -(-prompts_per_step // (self.mini_batch or prompts_per_step)) * self.epochs
+
+
+_OTHER_POLICY = "changes the logits, and log-probs would be those of another policy; take it out"
+_OF_TEXT = "is about text, and tokens go in and out by their ids; take it out"
+
+
+class SamplingSpec(Section):
+    """How tokens are drawn, in SGLang's names."""
+
+    refused: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias"), _OTHER_POLICY),
+        **dict.fromkeys(("min_new_tokens", "json_schema", "regex", "ebnf", "structural_tag"), _OTHER_POLICY),
+        **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"), _OF_TEXT),
+        **dict.fromkeys(("stop", "stop_regex"), "is text, and tokens go out by their ids; say `stop_token_ids`"),
+        "n": "is said by the node; write it beside `sampling`",
+        "sampling_seed": "follows from run.seed; take it out",
+    }
+    temperature: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = 1.0
+    """0 takes the likeliest token."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Smallest set of tokens with at least this probability."""
+    top_k: int = -1
+    """Likeliest so many tokens; -1 for all."""
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Tokens at least so likely as this part of the likeliest one."""
+    max_new_tokens: Tokens
+    """Longest response, in tokens."""
+    stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    """End a response, beside the tokenizer's end-of-sequence token. The token that ends it is part of it."""
+    ignore_eos: bool = False
+    """Go on after the end-of-sequence token."""
+
+
+class TurnOptions(Section):
+    """Several turns: the policy speaks, tools or an environment answer, the policy goes on behind that.
+
+    All of it is one response: what the policy did not say itself has ``response_mask`` 0. `docs/multi_turn.md` is about
+    this.
+    """
+
+    max_turns: PositiveInt = 8
+    """Turns of the policy in a response, where there are `tools` or an `environment`; what it says in the last of them
+    is not answered any more."""
+    tools: tuple[str, ...] = ()
+    """What the policy may call: ``calculator``, ``python``, or your own as ``module:function``. The chat template tells
+    the policy of them."""
+    tool_args: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Tool -> arguments that are set here, and that the policy does not know of."""
+    tool_format: str = "hermes"
+    """How the policy writes its calls: ``hermes``, as Qwen 2.5 and 3 do; the name of another of SGLang's parsers, such
+    as ``llama3``; or a parser of your own, ``module:function``."""
+    max_parallel_calls: Concurrency = 4
+    """Calls of one turn that are answered, at the same time; all that follow are answered with an error."""
+    tool_timeout_s: Seconds = 30.0
+    """Seconds that a call, or a step of the environment, may take."""
+    tool_concurrency: Concurrency = 32
+    """Calls and steps of the environment at a time, on each worker that samples."""
+    max_observation_tokens: Tokens = 512
+    """Longest answer of a tool or the environment, in tokens; of a longer one the middle is left out."""
+    environment: OwnFunction | None = None
+    """Your own class, ``module:Class``, that answers what the policy says, and rewards it turn by turn."""
+    environment_args: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments that the environment is made with, for each response anew."""
+    on_environment_error: Literal["stop", "end"] = "stop"
+    """When the environment raises or takes too long: stop the run and say where, or end the response there."""
+
+    expected_turns: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
+    """Turns that a response takes on average, for `dagrl plan` alone. Default: half of `max_turns`, if
+    `expected_call_s` is said."""
+    expected_call_s: Coefficient | None = None
+    """Seconds that the calls of a turn, or a step of the environment, take, for `dagrl plan` alone. Default: it counts
+    with none."""
+
+    @property
+    def expected_answers(self) -> float:
+        """Turns of a response that somebody answers, on average, as the plan counts with them."""
+        return (self.expected_turns or max(1.0, self.max_turns / 2)) - 1 if self.multi_turn else 0.0
+
+    @property
+    def multi_turn(self) -> bool:
+        """Whether somebody answers the policy."""
+        return bool(self.tools) or self.environment is not None
+
+
+class CovarianceNode(NodeBase):
+    """Marks the tokens through which an update would cost most of the entropy, for ``policy: clip_cov`` or ``kl_cov``.
+
+    Those are the ones whose log-prob, before the update, and advantage are both far above the mean, or both far below.
+    """
+
+    op: Literal["covariance"]
+    """Names this kind of node."""
+    share: Annotated[float, Field(gt=0, le=1)] = 2.0e-4
+    """Part of the step's tokens that are marked, one at least."""
+    between: tuple[FiniteFloat, FiniteFloat] | None = None
+    """Draw them from all tokens whose product of the two deviations is between these bounds, as Clip-Cov does with 1.0
+    and 5.0. Default: those with the largest, as KL-Cov does."""
+
+
+class ValuesNode(NodeBase):
+    """A critic's values: what it expects of a response from each of its tokens on, for ``estimator: gae``."""
+
+    op: Literal["values"]
+    """Names this kind of node."""
+    engine: Name
+    """The critic: an engine with ``head: value``."""
+    tokens_per_micro_batch: PositiveInt = 16384
+    """Packed tokens in one forward pass of a model replica."""
+
+
+class CriticNode(TrainingNode):
+    """Trains a critic towards the returns that ``estimator: gae`` writes."""
+
+    op: Literal["critic"]
+    """Names this kind of node."""
+    engine: Name
+    """The critic: an engine with ``head: value``, and a model of its own or a copy of the policy's start."""
+    cliprange_value: Coefficient = 0.5
+    """A value that has moved further than this from the one before the update is not drawn further away; 0 for no
+    bound."""
+    aggregation: Aggregation = "token-mean"
+    """How token losses become one number, as in an update's ``loss``."""
+
+
+class RewardModelNode(NodeBase):
+    """Scores each response with a model that has a reward head."""
+
+    op: Literal["reward_model"]
+    """Names this kind of node."""
+    engine: Name
+    """An engine with ``head: reward``. A megatron engine scores the sampled tokens as they are; a hf engine the prompt
+    and the response as a conversation, by the chat template of its own model."""
+    tokens_per_micro_batch: PositiveInt = 16384
+    """Packed tokens in one forward pass of a model replica."""
+
+
+class FilterNode(NodeBase):
+    """Takes only groups that something can be learned from into the step: dynamic sampling.
+
+    What comes before it runs in rounds, each on new prompts, until ``data.prompts_per_step`` groups have passed.
+    Everything else works on those alone. Validation is not filtered.
+    """
+
+    op: Literal["filter"]
+    """Names this kind of node."""
+    metric: Name = "reward"
+    """The column that is looked at: one with a number for each sample."""
+    lower: FiniteFloat | None = None
+    """A group passes if its mean is above this."""
+    upper: FiniteFloat | None = None
+    """A group passes if its mean is below this."""
+    min_std: Coefficient | None = None
+    """A group passes if its standard deviation is above this. Default: 0 where there is neither `lower` nor `upper`, so
+    that its values are not all the same."""
+    fn: OwnFunction | None = None
+    """Your own rule instead, ``module:function``: it takes columns of a group by their names and says whether it
+    passes."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Further keyword arguments of `fn`."""
+    prompts_per_round: PositiveInt | None = None
+    """Prompts of the first round, and of a later one at most: those take as many as are likely to be missing. Default:
+    ``data.prompts_per_step``. More of them make further rounds rare; what is left over is thrown away."""
+    max_rounds: PositiveInt = 10
+    """Rounds in which a step has to be full."""
+    when_short: Literal["stop", "fill"] = "stop"
+    """When it is not: end the run, or fill the step up with groups that did not pass."""
+    expected_kept_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Part of the groups that will pass, for `dagrl plan` alone. Default: it counts with one round."""
+
+    @property
+    def least_std(self) -> float | None:
+        """What a group's standard deviation has to be above, if there is such a bound."""
+        return 0.0 if self.min_std is None and self.lower is None and self.upper is None else self.min_std
+
+
+class JudgeNode(NodeBase):
+    """Asks a language model about each response, and finds a score in what it says."""
+
+    op: Literal["judge"]
+    """Names this kind of node."""
+    engine: Name | None = None
+    """An engine of this pipeline that generates, asked by the chat template of its model. One that follows a trained
+    engine judges with the weights that it has for the step's samples."""
+    endpoint: Annotated[str, Field(pattern=r"^https?://")] | None = None
+    """Instead of an engine: the address of a server that speaks OpenAI's protocol, as ``http://host:8000/v1``."""
+    model: str | None = None
+    """The model's name there."""
+    api_key_env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = None
+    """Environment variable that holds the key for the endpoint. The key itself is written nowhere. Default: no key."""
+    prompt: str
+    """The question. ``{prompt}``, ``{response}``, ``{answer}`` and ``{data_source}`` are filled in; other braces
+    stay."""
+    system: str | None = None
+    """A system message before it, as it is. Default: none."""
+    parser: str = r"-?\d+(?:\.\d+)?"
+    """Where the score is in the reply: a regular expression, whose last match counts (its first group, where it has
+    one), or your own function as ``module:function``."""
+    scores: Annotated[dict[str, Reward], Field(min_length=1)] | None = None
+    """What the words that the regular expression finds are worth, as ``{GOOD: 1, BAD: 0}``. Default: it finds a
+    number."""
+    sampling: SamplingSpec = SamplingSpec(temperature=0.0, max_new_tokens=1024)
+    """How the reply is drawn."""
+    max_prompt_tokens: Tokens = 8192
+    """Engines only: longest question, chat template applied; a sample with a longer one fails."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Engines only: further arguments of the chat template, as ``{enable_thinking: false}``."""
+    extra_body: dict[str, Any] = Field(default_factory=dict)
+    """Endpoints only: further fields of the request, or others instead; ``null`` leaves one out."""
+    concurrency: Concurrency = 32
+    """Endpoints only: questions at once, for each worker."""
+    retries: Annotated[int, Field(ge=0, le=1000)] = 5
+    """Endpoints only: how often a question is asked again that is not answered, with growing pauses."""
+    timeout_s: Seconds = 120.0
+    """Endpoints only: how long an answer may take."""
+    expected_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    """Endpoints only: seconds that an answer takes, for `dagrl plan` alone. Default: 15 ms for each token of the reply,
+    which is taken to be half as long as it may be."""
+    on_error: Literal["stop"] | Reward = "stop"
+    """When there is no answer, or no score in it: stop the run and name the sample, or give it this reward. A key or
+    an address that is refused always stops the run."""
+
+
+class DemonstrationNode(TrainingNode):
+    """What the nodes that train on demonstrations may say."""
+
+    val_loss: bool = True
+    """Tell the loss on ``data.val`` too, in each validation, where nothing is trained on samples: its files need the
+    columns of ``data.responses`` then."""
+
+    @property
+    def learns_from_data(self) -> bool:
+        """Whether its demonstrations are those of the data set, and not what another node writes."""
+        return self.read.get("demonstration", "demonstration").rpartition(".")[2] == "demonstration"
+
+
+class SftNode(DemonstrationNode):
+    """Trains an engine to say what the data set's responses say: supervised fine-tuning."""
+
+    op: Literal["sft"]
+    """Names this kind of node."""
+    aggregation: Aggregation = "token-mean"
+    """How the losses of tokens become one number, as in an update's ``loss``."""
+
+
+class DpoNode(DemonstrationNode):
+    """Trains an engine to prefer the first of a prompt's two responses: direct preference optimization."""
+
+    op: Literal["dpo"]
+    """Names this kind of node."""
+    beta: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
+    """How strongly the reference holds it back: weight of the divergence from it."""
+    loss: Literal["sigmoid", "ipo", "hinge"] = "sigmoid"
+    """``sigmoid`` is DPO's own; ``ipo`` draws the difference of log-ratios to 1 / (2 beta) and not further; ``hinge``
+    is content with a difference of 1 / beta."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    """``sigmoid`` only: share of the pairs whose labels may be wrong (conservative DPO)."""
+    sft_coef: Weight = 0.0
+    """Weight of the likelihood of chosen responses, over their lengths, added to the loss."""
+
+
+class MixNode(NodeBase):
+    """Puts responses of the data set into the groups of a rollout: the last of each group become an expert's.
+
+    Nodes behind it, rewards too, see the group as it is then; ``is_expert`` says which rows are whose. Advantages are
+    those of the policy's own rows, compared among themselves. What an update makes of the expert's is
+    ``loss.sft_coef``. In validation there is nothing to mix.
+    """
+
+    op: Literal["mix"]
+    """Names this kind of node."""
+    per_prompt: PositiveInt = 1
+    """Responses of each group that become the expert's."""
 
 
 class RolloutNode(NodeBase, TurnOptions):
