@@ -226,7 +226,7 @@ RESPONSES = {
         [{"extra_info": {"answer": "2"}}] * 9 + [{"extra_info": None}],
         "has a response of null in `extra_info.answer` in row 9",
     ),
-    "null chat": (SFT, ["chosen"], filled(ANSWERED, None, "chosen"), "has no response in `chosen` in row 2"),
+    "null chat": (SFT, ["chosen"], filled(ANSWERED, None, "chosen"), "has a response of null in `chosen` in row 2"),
     "no messages": (SFT, ["chosen"], filled(ANSWERED, [], "chosen"), "has no response in `chosen` in row 2"),
     "the user's": (
         SFT,
