@@ -164,7 +164,8 @@ def _check_several(pipeline: Pipeline, name: str, node: RolloutNode, graph: Grap
         message = f"it answers each row of `{behind}` once; remove `n`"
         findings.error(("nodes", name, "n"), message, code="different-rows")
     elif not behind and node.n != found[leading].n:
-        message = f"all columns of a step have the same rows, and `{leading}` samples n = {found[leading].n}; set that"
+        rows = found[leading].n
+        message = f"all columns of a step have the same rows, and `{leading}` samples {rows} a prompt; set `n: {rows}`"
         findings.error(("nodes", name, "n"), message, code="different-rows")
 
 

@@ -28,8 +28,8 @@ def test_mistakes_of_form_are_reported_together(project):
     assert [(problem.line, problem.place) for problem in project.problems(path, "track=[consol]")] == [
         (2, "name"),
         (5, "model.tokenizer.alfabet"),
-        (16, "engines.actor.backend"),
-        (27, "run.steps"),
+        (15, "engines.actor.backend"),
+        (26, "run.steps"),
         (1, "override track=[consol]"),
     ]
 

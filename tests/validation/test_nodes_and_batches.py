@@ -146,7 +146,7 @@ def clock(batch): return {}
         ("nodes.reward={op: reward, fn: 'own_args:score', args: {scale: 1, scal: 2}}", "has no parameter 'scal'"),
         ("nodes.reward={op: reward, fn: code, args: {continous: true}}", "has no parameter 'continous'"),
         ("nodes.reward={op: reward, fn: 'own_args:together', concurrency: 2}", "is batched, and called once"),
-        ("nodes.mine={op: 'own_args:bonus'}", "missing a required argument: 'weight'; mend `args`"),
+        ("nodes.mine={op: 'own_args:bonus'}", "missing a required argument: 'weight'; it gets the batch"),
         ("nodes.mine={op: 'own_args:bonus', args: {weight: 1, w: 2}}", "got an unexpected keyword argument 'w'"),
         ("nodes.mine={op: 'own_args:clock'}", "reads no column, so it has no rows to work on"),
     ],

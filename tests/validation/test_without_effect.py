@@ -4,7 +4,6 @@ import pytest
 
 from dagrl.validation import check_file
 
-ACTOR = "    optimizer: {lr: 1e-3}\n"
 STEPS = "run: {steps: 10}"
 ROLLOUT = "n: 4, sampling: {max_new_tokens: 8}}"
 VAL = ("  max_prompt_tokens: 16\n", "  max_prompt_tokens: 16\n  val: train.parquet\n")
@@ -12,21 +11,6 @@ VAL = ("  max_prompt_tokens: 16\n", "  max_prompt_tokens: 16\n  val: train.parqu
 
 def warnings(project, *edits):
     return [(warning.place, warning.message) for warning in check_file(project.pipeline(*edits)).warnings]
-
-
-@pytest.mark.parametrize(
-    ("said", "field", "code", "remedy"),
-    [
-        ("min_lr: 1e-4", "min_lr", "constant-learning-rate", "lr_decay_style: cosine"),
-        ("lr_decay_style: linear, lr_warmup_steps: 10", "lr_decay_style", "warmup-too-long", "lr_decay_steps: 20"),
-    ],
-)
-def test_a_learning_rate_that_does_not_change_as_asked(project, said, field, code, remedy):
-    def edit(text):
-        return (ACTOR, f"{ACTOR}    lr_schedule: {{{text}}}\n")
-
-    assert project.warnings(edit(said)) == [(f"engines.actor.lr_schedule.{field}", code)]
-    assert project.warnings(edit(f"{said}, {remedy}")) == []
 
 
 def test_the_best_of_one_checkpoint(project):

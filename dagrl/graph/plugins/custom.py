@@ -1,4 +1,4 @@
-"""The user's own ops and rewards: how they are declared, found, imported and called, and how their failures read.
+"""User functions, for example ops and rewards: how they are declared, found, imported and called.
 
 A pipeline names them as ``module:function``; the module is looked for beside the pipeline file, on the Python path, and
 beside dagrl's own templates.
@@ -11,7 +11,7 @@ import importlib
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,13 +29,13 @@ FIELDS = ("prompt", "response", "answer", "data_source", "extra_info", "turns", 
 """Keyword arguments that a reward function may ask for."""
 
 _SHOWN_CHARACTERS = 500
-"""Of what a user's function says when it fails."""
+"""Of the message of a failed function."""
 _HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True, slots=True)
 class RewardTraits:
-    """How a reward function wants to be called."""
+    """How a reward function is called."""
 
     batched: bool = False
     concurrency: int = 1
@@ -83,24 +83,17 @@ def reward(*, batched: bool = False, concurrency: int = 1) -> Callable[[Function
 
 
 def column_names(kind: str, field: str, given: Any) -> tuple[str, ...]:
-    """The columns that a decorator is given. ValueError for anything but a list of different names.
+    """The columns that a decorator gets. ValueError for anything but a list of different names.
 
-    Nothing else can be declared of a column: dagrl's own have the type that `dagrl.graph.columns` says, and numbers of
-    all others are float32.
+    Types cannot be declared: built-in columns have the type in `dagrl.graph.columns`, all others are float32.
     """
     example = f"write `{field}=['reward']`"
-    if isinstance(given, str):
-        raise ValueError(f"the columns that the {kind} {field} are a list, not one text; {example}")
-    if isinstance(given, Mapping):
-        raise ValueError(f"the columns that the {kind} {field} are a list of names, without their types; {example}")
     if not isinstance(given, list | tuple):
         raise ValueError(f"the columns that the {kind} {field} are a list of names, not {given!r:.60}; {example}")
     for name in given:
         if not isinstance(name, str) or not COLUMN_NAME.fullmatch(name):
-            message = (
-                f"the columns that the {kind} {field} are names of lower-case letters, digits and _, without types"
-            )
-            raise ValueError(f"{message}, and {name!r:.60} is none; {example}")
+            message = f"{name!r:.60} is not the name of a column that the {kind} {field}: lower-case letters, digits, _"
+            raise ValueError(f"{message}; {example}")
     doubled = next((name for name in given if given.count(name) > 1), None)
     if doubled is not None:
         raise ValueError(f"the {kind} {field} `{doubled}` twice; write each column once")
@@ -121,14 +114,12 @@ def contract_of_function(function: Callable[..., Any], place: str) -> OpContract
 
 
 def contract_at(place: str, folder: Path | None) -> OpContract:
-    """The contract of the op at ``module:function``. ValueError as in `load_plain_function` and
-    `contract_of_function`.
-    """
+    """The contract of the op at ``module:function``. ValueError if it has none."""
     return contract_of_function(load_plain_function(place, folder), place)
 
 
 def reward_traits_at(place: str, folder: Path | None) -> RewardTraits:
-    """The traits of the reward function at ``module:function``. ValueError where it cannot be one."""
+    """The traits of the reward function at ``module:function``. ValueError if it is no function."""
     function = load_plain_function(place, folder)
     if inspect.isclass(function):
         raise ValueError(f"`{place}` is a class, and a reward is a function; name one")
@@ -141,8 +132,9 @@ def reward_fields_at(place: str, args: Mapping[str, Any], folder: Path | None) -
 
 
 def check_arguments_at(place: str, args: Mapping[str, Any], folder: Path | None) -> None:
-    """ValueError where the op at ``module:function`` cannot be called with these arguments."""
-    check_arguments(load_function(place, folder), place, args)
+    """ValueError if the op at ``module:function`` cannot be called with these arguments."""
+    remedy = "it gets the batch and the node's args, so fix `args`"
+    check_call(load_function(place, folder), place, remedy, None, **args)
 
 
 def parameters_at(place: str, method: str, folder: Path | None) -> tuple[str, ...]:
@@ -152,25 +144,20 @@ def parameters_at(place: str, method: str, folder: Path | None) -> tuple[str, ..
 
 
 def check_vote_at(place: str, folder: Path | None) -> None:
-    """ValueError where the function at ``module:function`` cannot be called with a response."""
-    signature = signature_of(load_plain_function(place, folder), place)
-    try:
-        signature.bind("response")
-    except TypeError as error:
-        message = f"`{place}` is called with a response and nothing else: {error}; mend the function"
-        raise ValueError(message) from error
+    """ValueError if the function at ``module:function`` cannot be called with a response."""
+    check_call(load_plain_function(place, folder), place, "it gets the response alone", "response")
 
 
 @contextmanager
 def importable_from(folder: Path | None) -> Iterator[None]:
-    """Let modules beside the pipeline file, and those of dagrl's own templates, be imported within the context."""
+    """Make modules beside the pipeline file, and those of dagrl's own templates, importable."""
     if folder is None:
         yield
         return
     first, last = str(folder.resolve()), str(OWN_TEMPLATES)
     ends = [last] if last not in sys.path else []
     sys.path[:] = [first, *sys.path, *ends]
-    importlib.invalidate_caches()  # The file may be younger than what Python remembers of its folder.
+    importlib.invalidate_caches()  # The file may be newer than Python's cache of its folder.
     try:
         yield
     finally:
@@ -181,7 +168,7 @@ def importable_from(folder: Path | None) -> Iterator[None]:
 
 
 def load_function(place: str, folder: Path | None = None) -> Callable[..., Any]:
-    """Import ``module:function``. ValueError with one sentence where it is not there, or the module itself fails."""
+    """Import ``module:function``. ValueError if it does not exist, or the module fails."""
     module_name, colon, function_name = place.partition(":")
     if not (colon and function_name and all(module_name.split("."))):
         raise ValueError(f"{place!r} is not `module:function`; write the module's name, a colon, the function's name")
@@ -197,28 +184,28 @@ def load_function(place: str, folder: Path | None = None) -> Callable[..., Any]:
 
 
 def check_function(place: str, folder: Path | None = None) -> None:
-    """ValueError where there is no function at `place` that returns when it is called."""
+    """ValueError as in `load_plain_function`."""
     load_plain_function(place, folder)
 
 
 def load_plain_function(place: str, folder: Path | None = None) -> Callable[..., Any]:
-    """Import ``module:function`` like `load_function`. ValueError too where it is async or a generator."""
+    """Import ``module:function``. ValueError also if it is async or a generator."""
     function = load_function(place, folder)
     check_returns(function, place)
     return function
 
 
 def check_returns(function: Callable[..., Any], place: str) -> None:
-    """ValueError for a function that gives a coroutine or a generator in place of its result."""
+    """ValueError for a function that returns a coroutine or a generator."""
     called = inspect.unwrap(function.func if isinstance(function, functools.partial) else function)
     if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
         raise ValueError(f"`{place}` is async, and is called without await; write it with `def`")
     if inspect.isgeneratorfunction(called):
-        raise ValueError(f"`{place}` yields, and is to return its result; write it with `return`")
+        raise ValueError(f"`{place}` yields, and must return its result; write it with `return`")
 
 
 def signature_of(function: Callable[..., Any], name: str) -> inspect.Signature:
-    """The parameters of a user's function. ValueError where Python cannot tell them."""
+    """The signature of a user's function. ValueError if Python cannot find it."""
     try:
         return inspect.signature(function)
     except (ValueError, TypeError) as error:
@@ -227,43 +214,52 @@ def signature_of(function: Callable[..., Any], name: str) -> inspect.Signature:
         ) from error
 
 
-def fields_of(function: Callable[..., Any], args: Mapping[str, Any]) -> tuple[str, ...]:
-    """Which of `FIELDS` a reward function takes, by its parameters' names; all of them where it has ``**kwargs``.
+def check_call(function: Callable[..., Any], name: str, remedy: str, *args: Any, **kwargs: Any) -> None:
+    """ValueError if a function cannot be called with these arguments."""
+    signature = signature_of(function, name)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise ValueError(f"`{name}` cannot be called: {error}; {remedy}") from error
 
-    Raises ValueError where `args` do not fit the function, or it asks for what nobody gives.
+
+def known_parameters(
+    function: Callable[..., Any], name: str, known: tuple[str, ...], args: Collection[str] = ()
+) -> tuple[str, ...]:
+    """Which of `known` a function takes by name; all of them with ``**kwargs``.
+
+    ValueError if it takes one by position, or needs one that is neither `known` nor in `args`.
     """
-    name = name_of(function)
-    given = [field for field in FIELDS if field in args]
-    if given:
-        raise ValueError(f"args of the reward {name} may not set {given[0]!r}, which is the sample's")
     parameters = signature_of(function, name).parameters.values()
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    named = {each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
-    for parameter in parameters:
-        if parameter.kind is parameter.POSITIONAL_ONLY:
-            raise ValueError(f"the reward {name} takes {parameter.name!r} by position; arguments are given by name")
-        if parameter.name in named and parameter.default is parameter.empty and parameter.name not in (*FIELDS, *args):
-            raise ValueError(
-                f"the reward {name} wants {parameter.name!r}, which is none of {', '.join(FIELDS)}; "
-                "give it in the node's args"
-            )
-    unknown = [key for key in args if key not in named and not takes_any]
+    for each in parameters:
+        required = each.default is each.empty and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+        if each.kind is each.POSITIONAL_ONLY:
+            message = f"`{name}` takes {each.name!r} by position, and arguments are given by name"
+            raise ValueError(f"{message}; remove the `/`")
+        if required and each.name not in (*known, *args):
+            raise ValueError(f"`{name}` wants {each.name!r}, which is none of {', '.join(known)}; give it a default")
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    names = {each.name for each in parameters}
+    return tuple(each for each in known if takes_any or each in names)
+
+
+def fields_of(function: Callable[..., Any], args: Mapping[str, Any]) -> tuple[str, ...]:
+    """Which of `FIELDS` a reward function takes. ValueError if `args` do not fit it, or it needs another parameter."""
+    name = name_of(function)
+    for key in args:
+        if key in FIELDS:
+            raise ValueError(f"args of the reward {name} may not set {key!r}, which is the sample's; remove it")
+    fields = known_parameters(function, name, FIELDS, args)
+    parameters = signature_of(function, name).parameters.values()
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    unknown = [key for key in args if not takes_any and key not in {each.name for each in parameters}]
     if unknown:
         raise ValueError(f"the reward {name} has no parameter {unknown[0]!r}; remove it from the node's args")
-    return FIELDS if takes_any else tuple(field for field in FIELDS if field in named)
-
-
-def check_arguments(function: Callable[..., Any], place: str, args: Mapping[str, Any]) -> None:
-    """ValueError where an op, a ``function(batch, **args)``, cannot be called with these arguments."""
-    signature = signature_of(function, place)
-    try:
-        signature.bind(None, **args)
-    except TypeError as error:
-        raise ValueError(f"`{place}` is called with the batch and the node's args: {error}; mend `args`") from error
+    return fields
 
 
 def raised_by(function: Callable[..., Any], error: BaseException) -> str:
-    """What a user's function raised, and where: the innermost line in its own file, not in the library below it."""
+    """The error of a user's function, with the innermost line in its own file."""
     frames = traceback.extract_tb(error.__traceback__)
     own_file = inspect.unwrap(function).__code__.co_filename if inspect.isfunction(inspect.unwrap(function)) else None
     frame = next((each for each in reversed(frames) if each.filename == own_file), frames[-1])
@@ -277,7 +273,7 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def located(function: Callable[..., Any], place: str | None = None) -> str:
-    """A function and where it stands, ``module:function (FILE:LINE)``: a wrong result has no line of its own."""
+    """A function with its position: ``module:function (FILE:LINE)``."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     name = place or name_of(function)
     return f"{name} ({code.co_filename}:{code.co_firstlineno})" if code else name
@@ -298,20 +294,20 @@ def _imported(module_name: str, folder: Path | None) -> ModuleType:
 
 
 def import_failure(module_name: str, error: BaseException, folder: Path | None = None) -> str:
-    """The sentence for what a user's module raised when it was imported, with the line of theirs that did."""
+    """The message for an error in a user's module when it is imported, with the line in that module."""
     what = " ".join((error.msg if isinstance(error, SyntaxError) else _message_of(error)).split())
     told = f"{type(error).__name__}: {what}" if what else type(error).__name__
     where = _line_of(error, folder) or f"module {module_name}"
-    remedy = "mend the module"
+    remedy = "fix the module"
     if isinstance(error, ModuleNotFoundError) and error.name:
-        remedy = f"install {error.name.partition('.')[0]}, or mend the import"
+        remedy = f"install {error.name.partition('.')[0]}, or fix the import"
     elif isinstance(error, MemoryError):
         remedy = "load less when the module is imported"
     return f"importing {module_name!r} fails at {where}: {told}; {remedy}"
 
 
 def _line_of(error: BaseException, folder: Path | None) -> str | None:
-    """FILE:LINE of an error: the innermost line in the user's folder, else in any file but those of the importing."""
+    """FILE:LINE of an error: the innermost line in the user's folder, else in any file outside the import system."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}" if error.lineno else error.filename
     frames = [
@@ -342,7 +338,7 @@ def _no_module(missing: str, module_name: str, folder: Path | None) -> str:
 
 
 def _check_whose(module_name: str, module: ModuleType, folder: Path | None) -> None:
-    """ValueError where a file beside the pipeline has the module's name, and Python has loaded another one."""
+    """ValueError if Python has loaded another module than the file of that name beside the pipeline."""
     own = folder and folder.resolve() / f"{module_name.replace('.', '/')}.py"
     if not own or not own.is_file():
         return

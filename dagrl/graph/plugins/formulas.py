@@ -1,11 +1,8 @@
-"""The user's own formulas: advantage estimators and policy losses, as ``module:function`` in the pipeline file.
-
-`dagrl.graph.plugins.custom` finds and imports them. This module checks the columns they read and their signatures.
-"""
+"""Advantage estimators and policy losses of the user: the columns that they read, and their signatures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +11,11 @@ from dagrl.config.errors import listed, suggest
 from dagrl.config.schema import AdvantageNode, NodeBase, UpdateNode
 from dagrl.graph.columns import CORE_COLUMNS, Shape
 from dagrl.graph.op_contracts import Formula, Scope
-from dagrl.graph.plugins.custom import Function, column_names, load_plain_function, signature_of
+from dagrl.graph.plugins.custom import Function, check_call, column_names, load_plain_function
 
 _MARK = "dagrl_formula"
 _TOKENS = ("logprob", "entropy")
-"""What a loss is given anyway."""
+"""Inputs of every loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +51,13 @@ def loss(*, reads: tuple[str, ...] | list[str] = ("old_logprob", "advantage")) -
 
 
 def formula_of(node: NodeBase, folder: Path | None) -> Formula | None:
-    """What the user's own formula in a node reads; None where the node has none. ValueError where it cannot be used."""
+    """The columns and scope of the user's formula in a node; None if the node has none. ValueError if it is invalid."""
     loaded = load_formula(node, folder)
     return loaded[1] if loaded else None
 
 
 def load_formula(node: NodeBase, folder: Path | None) -> tuple[Callable[..., Any], Formula] | None:
-    """The user's own formula in a node, and what it reads; else as `formula_of`."""
+    """The user's formula in a node, and what it reads; None if there is none. ValueError if it is invalid."""
     place = own_formula(node)
     if place is None:
         return None
@@ -68,7 +65,7 @@ def load_formula(node: NodeBase, folder: Path | None) -> tuple[Callable[..., Any
     function = load_plain_function(place, folder)
     marked = getattr(function, _MARK, None)
     if marked is None:
-        raise ValueError(f"`{place}` does not say what it reads; decorate it with @dagrl.{kind}(reads=[...])")
+        raise ValueError(f"`{place}` does not declare what it reads; decorate it with @dagrl.{kind}(reads=[...])")
     if marked.kind != kind:
         raise ValueError(f"`{place}` is decorated with @dagrl.{marked.kind}; decorate it with @dagrl.{kind}")
     if kind == "loss":
@@ -77,7 +74,7 @@ def load_formula(node: NodeBase, folder: Path | None) -> tuple[Callable[..., Any
 
 
 def own_formula(node: NodeBase) -> str | None:
-    """The ``module:function`` that a node computes with, where it names one."""
+    """The ``module:function`` that a node names; None if it uses a built-in formula."""
     match node:
         case AdvantageNode():
             name: str = node.estimator
@@ -89,29 +86,17 @@ def own_formula(node: NodeBase) -> str | None:
 
 
 def place_of_formula(node: NodeBase) -> tuple[str, ...]:
-    """Where, within a node, the name of its formula stands."""
+    """The place of the formula's name within a node."""
     return ("loss", "policy") if isinstance(node, UpdateNode) else ("estimator",)
 
 
 def check_formula_at(node: NodeBase, folder: Path | None) -> None:
-    """ValueError where the user's own formula in a node cannot be called with the node's arguments."""
+    """ValueError if the user's own formula in a node cannot be called with the node's arguments."""
     loaded, place = load_formula(node, folder), own_formula(node)
-    assert loaded is not None
-    assert place is not None
-    match node:
-        case UpdateNode():
-            check_formula_arguments(loaded[0], place, node.loss.args, "the tokens")
-        case AdvantageNode():
-            check_formula_arguments(loaded[0], place, node.args, "the batch")
-
-
-def check_formula_arguments(function: Callable[..., Any], place: str, args: Mapping[str, Any], given: str) -> None:
-    """ValueError where a formula, a ``function(given, **args)``, cannot be called with these arguments."""
-    signature = signature_of(function, place)
-    try:
-        signature.bind(None, **args)
-    except TypeError as error:
-        raise ValueError(f"`{place}` is called with {given} and the node's args: {error}; mend `args`") from error
+    assert loaded is not None and place is not None, "a node without a formula of its own"
+    args = node.loss.args if isinstance(node, UpdateNode) else node.args if isinstance(node, AdvantageNode) else {}
+    given = "tokens" if isinstance(node, UpdateNode) else "batch"
+    check_call(loaded[0], place, f"it gets the {given} and the node's args, so fix `args`", None, **args)
 
 
 def _mark(kind: str, reads: tuple[str, ...] | list[str], scope: Scope) -> Callable[[Function], Function]:
@@ -125,10 +110,10 @@ def _mark(kind: str, reads: tuple[str, ...] | list[str], scope: Scope) -> Callab
 
 
 def _check_readable(place: str, formula: Formula) -> None:
-    """A loss sees response tokens: ValueError where it reads a column that has nothing for them."""
+    """ValueError if a loss reads a column without values for response tokens."""
     given = [name for name in formula.reads if name in _TOKENS]
     if given:
-        raise ValueError(f"`{place}` reads {listed(given)}, which every loss is given; take it out of `reads`")
+        raise ValueError(f"`{place}` reads {listed(given)}, which every loss gets; remove it from `reads`")
     others = [
         name
         for name in formula.reads
@@ -137,6 +122,5 @@ def _check_readable(place: str, formula: Formula) -> None:
     if others:
         shape = CORE_COLUMNS[others[0]].shape.value
         raise ValueError(
-            f"`{place}` reads `{others[0]}`, which is {shape}, and a loss is of response tokens; read a column with a "
-            "value for each response or response token"
+            f"`{place}` reads `{others[0]}`, which is {shape}, not per response or response token; read another column"
         )

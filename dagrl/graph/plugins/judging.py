@@ -1,4 +1,4 @@
-"""What a judge is asked, and how its score is found in what it says: templates and parsers, free of any model."""
+"""Templates of questions to a judge, and parsers of its replies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from dagrl.graph.plugins.custom import load_plain_function, name_of, signature_of
+from dagrl.graph.plugins.custom import known_parameters, load_plain_function, name_of
 
 _SHOWN_CHARACTERS = 300
 _LARGEST = 3.4e38
@@ -17,7 +17,7 @@ _LARGEST = 3.4e38
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What a judge may be told of a sample; each is a field of the template."""
+    """Fields of a template, taken from a sample."""
 
     prompt: str
     response: str
@@ -33,24 +33,24 @@ _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def filled(template: str, judged: Judged) -> str:
-    """The template with its fields filled in; other braces stay, and so do those in what is filled in."""
+    """The template with its fields filled in; other braces stay."""
     return _FIELD.sub(lambda found: getattr(judged, found[1]), template)
 
 
 def fields_in(template: str) -> set[str]:
-    """Names in braces, those included that are no fields."""
+    """All names in braces, fields or not."""
     return set(_FIELD_LIKE.findall(template))
 
 
 def is_function(parser: str) -> bool:
-    """Whether a parser is the user's own ``module:function`` and no regular expression."""
+    """Whether a parser is a ``module:function``, not a regular expression."""
     return _FUNCTION.fullmatch(parser) is not None
 
 
 def parse(reply: str, pattern: re.Pattern[str], scores: Mapping[str, float] | None) -> float:
-    """The score in a judge's reply: the last match, its first group where it has one, as a number or by `scores`.
+    """The score in a judge's reply: the last match or its first group, as a number or by `scores`.
 
-    ValueError with what is wrong where there is none.
+    ValueError if there is none.
     """
     matches = list(pattern.finditer(reply))
     if not matches:
@@ -67,7 +67,7 @@ def parse(reply: str, pattern: re.Pattern[str], scores: Mapping[str, float] | No
 
 
 def finite(score: Any) -> float:
-    """A score as a float; ValueError where it is no finite number."""
+    """A score as a float. ValueError if it is no finite number."""
     number = score.item() if hasattr(score, "item") else score
     if isinstance(number, bool) or not isinstance(number, int | float) or not abs(number) <= _LARGEST:
         raise ValueError(f"the score {number!r} is no finite number")
@@ -75,23 +75,11 @@ def finite(score: Any) -> float:
 
 
 def parser_arguments(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Which of ``reply`` and the template's fields a parser of the user's own takes, by its parameters' names.
-
-    ValueError where it wants something else, or does not take the reply.
-    """
-    known = ("reply", *FIELDS)
-    parameters = signature_of(function, name_of(function)).parameters.values()
-    if any(each.kind is each.VAR_KEYWORD for each in parameters):
-        return known
-    for each in parameters:
-        if each.name not in known and each.default is each.empty and each.kind is not each.VAR_POSITIONAL:
-            raise ValueError(
-                f"the parser {name_of(function)} wants {each.name!r}, which is none of {', '.join(known)}; take it out"
-            )
-    taken = {each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
+    """Which of ``reply`` and the template's fields a user's parser takes. ValueError if it does not fit."""
+    taken = known_parameters(function, name_of(function), ("reply", *FIELDS))
     if "reply" not in taken:
-        raise ValueError(f"the parser {name_of(function)} does not take `reply`, what the judge has said; add it")
-    return tuple(name for name in known if name in taken)
+        raise ValueError(f"the parser {name_of(function)} does not take `reply`, the judge's answer; add it")
+    return taken
 
 
 def parser_arguments_at(place: str, folder: Path | None) -> tuple[str, ...]:

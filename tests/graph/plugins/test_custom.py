@@ -47,7 +47,7 @@ def test_reward_traits_default_to_one_call_a_sample():
 def test_decorator_refuses_an_unknown_scope_and_columns_given_as_text():
     with pytest.raises(ValueError, match="cannot be 'rows'; did you mean `row`"):
         node(reads=[], writes=[], scope="rows")
-    with pytest.raises(ValueError, match="are a list, not one text"):
+    with pytest.raises(ValueError, match="are a list of names, not 'reward'"):
         node(reads="reward", writes=[])
 
 
@@ -56,19 +56,19 @@ def test_decorator_refuses_an_unknown_scope_and_columns_given_as_text():
     [
         (
             "dagrl.node(reads=['reward'], writes={'bonus': 'float12'})",
-            "a list of names, without their types; write `wr",
+            "the columns that the node writes are a list of names",
         ),
-        ("dagrl.node(reads=['reward'], writes=['bonus:float12'])", "without types, and 'bonus:float12' is none"),
-        ("dagrl.node(reads=['reward'], writes=[('bonus', 'int7')])", "without types, and ('bonus', 'int7') is none"),
-        ("dagrl.node(reads=[3], writes=['bonus'])", "the columns that the node reads are names of lower-case letters"),
-        ("dagrl.node(reads=['reward'], writes=['Bonus'])", "and 'Bonus' is none; write `writes=['reward']`"),
+        ("dagrl.node(reads=['reward'], writes=['bonus:float12'])", "'bonus:float12' is not the name of a column"),
+        ("dagrl.node(reads=['reward'], writes=[('bonus', 'int7')])", "('bonus', 'int7') is not the name of a column"),
+        ("dagrl.node(reads=[3], writes=['bonus'])", "3 is not the name of a column that the node reads"),
+        ("dagrl.node(reads=['reward'], writes=['Bonus'])", "'Bonus' is not the name of a column"),
         ("dagrl.node(reads=['reward'], writes=['bonus', 'bonus'])", "the node writes `bonus` twice; write each column"),
         ("dagrl.node(reads=None, writes=['bonus'])", "the columns that the node reads are a list of names, not None"),
         ("dagrl.node(reads=['reward'], writes=['bonus'], scope=['row'])", "a node's scope cannot be ['row']; "),
         ("dagrl.estimator(reads={'reward': 'float12'})", "the columns that the estimator reads are a list of names"),
         (
             "dagrl.loss(reads=['old_logprob:float12'])",
-            "the columns that the loss reads are names of lower-case letters",
+            "'old_logprob:float12' is not the name of a column",
         ),
         ("dagrl.reward(concurrency='many')", "it cannot be 'many'"),
         ("dagrl.reward(batched='yes')", "a reward's `batched` is True or False; it cannot be 'yes'"),
@@ -82,7 +82,7 @@ def test_what_a_decorator_cannot_declare_is_told_with_the_users_line(project, mo
     told = str(caught.value)
     assert told.startswith(f"importing 'declares' fails at {project.folder / 'declares.py'}:3: ValueError: ")
     assert message in told
-    assert told.endswith("; mend the module")
+    assert told.endswith("; fix the module")
 
 
 @pytest.mark.parametrize(
@@ -91,14 +91,14 @@ def test_what_a_decorator_cannot_declare_is_told_with_the_users_line(project, mo
         ("absent_one:f", None, r"there is no module 'absent_one'; put absent_one.py beside the pipeline file"),
         ("no_colon", None, "is not `module:function`"),
         ("typo_fn:skore", "def score(): ...", r"has no function 'skore'; did you mean `score`\?"),
-        ("bad_syntax:f", "x = 1\ndef f(:", r"fails at .*bad_syntax.py:2: SyntaxError: .*; mend the module"),
+        ("bad_syntax:f", "x = 1\ndef f(:", r"fails at .*bad_syntax.py:2: SyntaxError: .*; fix the module"),
         ("bad_name:f", "x = 1\n\ny = undefined", r"fails at .*bad_name.py:3: NameError: name 'undefined'"),
         (
             "bad_import:f",
             "import absent_two",
             r"fails at .*bad_import.py:1: ModuleNotFoundError: No module named 'absent",
         ),
-        ("exits:f", "raise SystemExit('usage: x')", r"fails at .*exits.py:1: SystemExit: usage: x; mend the module"),
+        ("exits:f", "raise SystemExit('usage: x')", r"fails at .*exits.py:1: SystemExit: usage: x; fix the module"),
     ],
 )
 def test_what_is_wrong_with_a_module_is_one_sentence(project, place, source, message):

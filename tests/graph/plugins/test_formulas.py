@@ -66,17 +66,17 @@ def test_a_loss_reads_its_columns_beside_the_samples(contract):
 @pytest.mark.parametrize(
     ("kind", "name", "message"),
     [
-        (AdvantageNode, "bare", r"does not say what it reads; decorate it with @dagrl.estimator\(reads="),
-        (UpdateNode, "bare", r"does not say what it reads; decorate it with @dagrl.loss\(reads="),
+        (AdvantageNode, "bare", r"does not declare what it reads; decorate it with @dagrl.estimator\(reads="),
+        (UpdateNode, "bare", r"does not declare what it reads; decorate it with @dagrl.loss\(reads="),
         (UpdateNode, "best", "is decorated with @dagrl.estimator; decorate it with @dagrl.loss"),
         (AdvantageNode, "plain", "is decorated with @dagrl.loss; decorate it with @dagrl.estimator"),
         (AdvantageNode, "besd", "has no function 'besd'; did you mean `best`?"),
         (
             UpdateNode,
             "of_prompts",
-            "reads `prompt_tokens`, which is per prompt token, and a loss is of response tokens",
+            "reads `prompt_tokens`, which is per prompt token, not per response",
         ),
-        (UpdateNode, "greedy", "reads `logprob`, which every loss is given; take it out of `reads`"),
+        (UpdateNode, "greedy", "reads `logprob`, which every loss gets; remove it from `reads`"),
     ],
 )
 def test_what_cannot_be_used_is_one_sentence(contract, kind, name, message):
@@ -88,7 +88,7 @@ def test_what_cannot_be_used_is_one_sentence(contract, kind, name, message):
 def test_decorators_refuse_an_unknown_scope_and_columns_given_as_text():
     with pytest.raises(ValueError, match="scope cannot be 'rows'; did you mean `row`"):
         estimator(scope="rows")
-    with pytest.raises(ValueError, match="columns that the loss reads are a list, not one text"):
+    with pytest.raises(ValueError, match="columns that the loss reads are a list of names, not 'advantage'"):
         loss(reads="advantage")
 
 
