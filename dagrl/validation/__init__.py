@@ -19,15 +19,13 @@ from dagrl.graph.dag import Graph, infer_graph
 from dagrl.graph.plugins.isolation import isolated_imports
 from dagrl.validation.batches import check_batches
 from dagrl.validation.data_files import check_data_files
-from dagrl.validation.engine_options import check_engine_options
 from dagrl.validation.engines import check_engines
 from dagrl.validation.model import check_models
 from dagrl.validation.own_models import check_own_models
 from dagrl.validation.rewards import check_rewards
 from dagrl.validation.rollouts import check_rollouts, check_rollouts_in_graph
 from dagrl.validation.run import check_best_metric, check_run
-from dagrl.validation.sleeping import check_sleeping
-from dagrl.validation.staleness import check_staleness
+from dagrl.validation.schedule import check_schedule
 from dagrl.validation.tokenizer_use import check_tokenizer_use
 from dagrl.validation.training import check_training, check_training_in_graph
 
@@ -63,8 +61,6 @@ def _checked(loaded: LoadedPipeline, findings: Findings, *, with_files: bool) ->
     if with_files:
         check_tokenizer_use(pipeline, findings)
     check_engines(pipeline, findings)
-    check_engine_options(pipeline, findings)
-    check_sleeping(pipeline, findings)
     for name, engine in pipeline.engines.items():
         backend_of(engine).validate(EngineCheck(pipeline, name, engine, sizes[name], findings))
     check_rewards(pipeline, folder, sizes, findings)
@@ -72,7 +68,7 @@ def _checked(loaded: LoadedPipeline, findings: Findings, *, with_files: bool) ->
     check_training(pipeline, folder, findings)
     check_run(pipeline, folder, findings)
     check_batches(pipeline, graph, sizes, findings)
-    check_staleness(pipeline, graph, findings)
+    check_schedule(pipeline, graph, findings)
     if graph is not None:
         check_rollouts_in_graph(pipeline, graph, findings)
         check_training_in_graph(pipeline, graph, findings)

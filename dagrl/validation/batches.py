@@ -1,4 +1,4 @@
-"""Sizes of batches, mini-batches and shards, and what the schedule asks for."""
+"""Sizes of batches, mini-batches and micro-batches."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from dagrl.graph.rollouts import leading_rollout, longest_by_key, rollouts
 
 _PROMPTS: Place = ("data", "prompts_per_step")
 _MOST_SAMPLES = 10**7
-"""In one step: ten times the largest batches of published runs."""
+"""Samples of one step, ten times those of the largest published runs."""
 
 
 def check_batches(pipeline: Pipeline, graph: Graph | None, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:
-    """Report sizes that do not divide or fit; `graph` is None where the columns are not sorted out yet."""
+    """Report sizes that do not divide or fit; `graph` is None if it has problems."""
     for name, node in pipeline.nodes.items():
         if isinstance(node, TrainingNode):
             _check_mini_batches(pipeline, name, node, graph, findings)
@@ -28,7 +28,6 @@ def check_batches(pipeline: Pipeline, graph: Graph | None, sizes: Mapping[str, M
             _check_micro_batch(pipeline, name, node, graph, findings)
     _warn_of_long_samples(pipeline, sizes, findings)
     _warn_of_long_demonstrations(pipeline, sizes, findings)
-    _check_schedule(pipeline, findings)
     _check_samples(pipeline, findings)
 
 
@@ -40,13 +39,13 @@ def _check_mini_batches(
     place: Place = ("nodes", name, "mini_batch")
     if mini_batch > prompts:
         message = f"{mini_batch} prompts are more than a step has (data.prompts_per_step = {prompts}); lower it"
-        findings.error(place, message, depends_on=[_PROMPTS])
+        findings.error(place, message, code="mini-batch-too-large")
     elif prompts % mini_batch:
         message = (
             f"{mini_batch} prompts do not divide the step's {prompts} (data.prompts_per_step); choose a divisor, "
             f"such as {_nearest_divisor(prompts, mini_batch)}"
         )
-        findings.error(place, message, depends_on=[_PROMPTS])
+        findings.error(place, message, code="uneven-mini-batches")
         return
     updates = node.optimizer_steps(prompts)
     if updates > 1 and graph is not None and _lacks_old(node, graph.nodes[name]):
@@ -55,11 +54,11 @@ def _check_mini_batches(
             f"`{{op: logprob, engine: {node.engine}, write: old_logprob}}`"
         )
         blamed = place if mini_batch < prompts else ("nodes", name, "epochs")
-        findings.error(blamed, message, depends_on=[_PROMPTS])
+        findings.error(blamed, message, code="missing-old-logprob")
 
 
 def _lacks_old(node: NodeBase, placed: GraphNode) -> bool:
-    """Whether an update compares the policy with itself before the step, and nobody tells it how it was."""
+    """Whether an update needs the log-probs from before the step, and no node computes them."""
     compares = isinstance(node, UpdateNode) and node.loss.policy not in ("reinforce", "opmd")
     return compares and "old_logprob" in placed.contract.reads_if_written and "old_logprob" not in placed.inputs
 
@@ -71,30 +70,27 @@ def _nearest_divisor(number: int, wanted: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Longest:
-    """The most tokens that rows have which go into a micro-batch together."""
+    """The longest rows that must be in one micro-batch."""
 
     tokens: int
-    """Of one row."""
-    said: str
-    """Where the file says so."""
-    depends_on: list[Place]
+    """Tokens of one row."""
+    source: str
+    """The keys that set it."""
     rows: int = 1
 
 
 def _longest_of(pipeline: Pipeline, name: str, node: PackingNode, graph: Graph | None) -> list[_Longest]:
-    """What a node's rows may come to; of each rollout, where it is not known whose responses it works on."""
+    """The longest rows of a node; of each rollout, if the one that samples for it is unknown."""
     sampled_by = graph.sampled_by(name) if graph else None
     if sampled_by is None and graph is not None and pipeline.data.responses:
-        said = "data.max_prompt_tokens + data.max_response_tokens"
-        depends: list[Place] = [("data", "max_prompt_tokens"), ("data", "max_response_tokens")]
-        return [_Longest(longest_demonstration(pipeline), said, depends, 2 if isinstance(node, DpoNode) else 1)]
+        source = "data.max_prompt_tokens + data.max_response_tokens"
+        return [_Longest(longest_demonstration(pipeline), source, 2 if isinstance(node, DpoNode) else 1)]
     validated = pipeline.run.validates and graph is not None and name in graph.validation.nodes
     together = graph is not None and graph.nodes[name].contract.whole_groups
     return [
         _Longest(
             tokens,
             f"data.max_prompt_tokens + nodes.{rollout}.{key}.max_new_tokens",
-            [("data", "max_prompt_tokens"), ("nodes", rollout, key, "max_new_tokens")],
             rollouts(pipeline)[leading_rollout(pipeline)].n if together else 1,
         )
         for rollout in ([sampled_by] if sampled_by else rollouts(pipeline))
@@ -107,22 +103,22 @@ def _check_micro_batch(
 ) -> None:
     engine_of_node = pipeline.engines.get(node.engine)
     if engine_of_node is not None and engine_of_node.reads_messages:
-        return  # It has another tokenizer, and takes a long row alone.
+        return  # It has another tokenizer, and puts a long row in a batch of its own.
     multiple, engine = _row_alignment(pipeline, node.engine)
     for longest in _longest_of(pipeline, name, node, graph):
-        padded = longest.rows * (-(-longest.tokens // multiple) * multiple)
+        whole, padded = longest.rows * longest.tokens, longest.rows * (-(-longest.tokens // multiple) * multiple)
         if node.tokens_per_micro_batch < padded:
-            whole = longest.rows * longest.tokens
-            what, said = "sample", longest.said
+            what, source = "sample", longest.source
             if longest.rows > 1:
-                what, said = f"{longest.rows} samples of a prompt", f"{longest.rows} x ({longest.said})"
-            ranks = f", padded to {padded} (a multiple of {multiple}) for the layout of `{engine}`"
+                what, source = f"{longest.rows} samples of a prompt", f"{longest.rows} x ({source})"
+            padding = f", padded to {padded} (a multiple of {multiple}) for the layout of `{engine}`"
             message = (
                 f"{node.tokens_per_micro_batch} tokens cannot hold the longest {what}, {whole} "
-                f"({said}){ranks if padded > whole else ''}; set it to {padded} or more"
+                f"({source}){padding if padded > whole else ''}; set it to {padded} or more"
             )
-            depends = [*longest.depends_on, ("engines", engine, "parallel")]
-            findings.error(("nodes", name, "tokens_per_micro_batch"), message, depends_on=depends)
+            place: Place = ("nodes", name, "tokens_per_micro_batch")
+            depends: list[Place] = [("engines", engine)]
+            findings.error(place, message, code="micro-batch-too-small", depends_on=depends)
 
 
 def _warn_of_long_samples(pipeline: Pipeline, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:
@@ -138,13 +134,13 @@ def _warn_of_long_samples(pipeline: Pipeline, sizes: Mapping[str, ModelSizes], f
                     f"{new} tokens behind a prompt exceed the model's {positions.name}, {positions.value}, which "
                     f"a {engine.backend} engine refuses; lower it"
                 )
-                findings.error(place, message, depends_on=[("model",), ("engines",)])
+                findings.error(place, message, code="sample-too-long", depends_on=[("model",), ("engines",)])
             else:
                 message = (
                     f"with a prompt of data.max_prompt_tokens a sample can be {longest} tokens long, more than the "
                     f"model's {positions.name}, {positions.value}; lower one of the two"
                 )
-                findings.warning(place, message, depends_on=[("data", "max_prompt_tokens"), place, ("model",)])
+                findings.warning(place, message, code="sample-too-long", depends_on=[("model",)])
 
 
 def _warn_of_long_demonstrations(pipeline: Pipeline, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:
@@ -158,11 +154,11 @@ def _warn_of_long_demonstrations(pipeline: Pipeline, sizes: Mapping[str, ModelSi
                 f"with a prompt of data.max_prompt_tokens the longest ends at {longest} tokens, more than the model's "
                 f"{positions.name}, {positions.value}; lower one of the two"
             )
-            findings.warning(("data", "max_response_tokens"), message, depends_on=[("model",)])
+            findings.warning(("data", "max_response_tokens"), message, code="sample-too-long", depends_on=[("model",)])
 
 
 def _row_alignment(pipeline: Pipeline, engine: str) -> tuple[int, str]:
-    """What an engine pads rows to a multiple of, and the engine that says the layout."""
+    """The multiple that rows are padded to, and the engine whose layout sets it."""
     spec = pipeline.engines.get(engine)
     if spec is not None and spec.frozen_copy_of is not None:
         engine, spec = spec.frozen_copy_of, pipeline.engines.get(spec.frozen_copy_of)
@@ -170,18 +166,9 @@ def _row_alignment(pipeline: Pipeline, engine: str) -> tuple[int, str]:
 
 
 def _check_samples(pipeline: Pipeline, findings: Findings) -> None:
-    """Report steps whose samples no host would hold the numbers of."""
+    """Report steps with more samples than a host can handle."""
     prompts = pipeline.data.prompts_per_step
     largest = max((node.n for node in rollouts(pipeline).values()), default=1)
     if prompts * largest > _MOST_SAMPLES:
         message = f"a step has {prompts} prompts x {largest} responses, more than {_MOST_SAMPLES} samples; lower them"
-        findings.error(_PROMPTS, message, depends_on=[("nodes",)])
-
-
-def _check_schedule(pipeline: Pipeline, findings: Findings) -> None:
-    schedule, prompts = pipeline.schedule, pipeline.data.prompts_per_step
-    if "shards_per_step" in schedule.model_fields_set and schedule.shards_per_step > prompts:
-        message = (
-            f"a shard holds whole prompts, and a step has {prompts} (data.prompts_per_step); choose {prompts} or less"
-        )
-        findings.error(("schedule", "shards_per_step"), message, depends_on=[_PROMPTS])
+        findings.error(_PROMPTS, message, code="too-many-samples")

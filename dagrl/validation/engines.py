@@ -1,4 +1,4 @@
-"""Groups and engines: that they exist, fit each other, and that each node's engine can do what the node asks."""
+"""Groups and engines: whether they exist and fit each other, and can do what nodes ask of them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from dagrl.graph.op_contracts import contract_of
 from dagrl.models.gpus import gpu_named
 
 _HOST = "host"
-"""Runs the nodes without an engine; the plan and the timeline call it so."""
+"""The name of the workers for nodes without an engine, in the plan and the timeline."""
 _MOST_RANKS = 2**17
-"""Ranks of one group. No cluster is larger, and the plan of a larger one fills the memory of the machine."""
-_OWN_SECTIONS = (
+"""Ranks of one group. No cluster is larger, and the plan of a larger one would not fit in memory."""
+_SHARED_SECTIONS = (
     *("parallel", "transformer", "optimizer", "lr_schedule", "ddp", "offload"),
     *("model", "head", "bridge", "dist_checkpointing_path", "fused_linear_cross_entropy", "sleep"),
 )
-"""What an engine on another one's ranks has from that one."""
+"""Sections that a frozen copy has from the engine that it is a copy of."""
+_HEADS = {"lm": "the language model's", "value": "a critic's", "reward": "a reward model's"}
+_HEADS_OF_OPS = {"values": "value", "critic": "value", "reward_model": "reward"}
+"""Ops that need another head than the language model's."""
 _VERBS = {
     Capability.GENERATE: "generates",
     Capability.SCORE: "computes log-probs and values",
@@ -29,23 +32,32 @@ _VERBS = {
 
 
 def check_engines(pipeline: Pipeline, findings: Findings) -> None:
-    """Report what is wrong with groups, engines and the nodes' use of them."""
+    """Report wrong groups and engines, and nodes with the wrong engine."""
     _check_groups(pipeline, findings)
     _check_use(pipeline, findings)
     _check_trained(pipeline, findings)
     for name, engine in pipeline.engines.items():
         place: Place = ("engines", name)
         if name == _HOST:
-            findings.error(place, f"`{name}` is the name of the workers without an engine; choose another name")
+            message = f"`{name}` is the name of the workers without an engine; choose another name"
+            findings.error(place, message, code="reserved-name")
         if engine.group is not None and engine.group not in pipeline.groups:
             message = f"there is no group `{engine.group}`; {suggest(engine.group, pipeline.groups)}"
-            findings.error((*place, "group"), message, depends_on=[("groups", engine.group)])
-        _check_home(pipeline, name, engine, findings)
-        _check_weights_from(pipeline, name, engine, findings)
+            findings.error((*place, "group"), message, code="unknown-group")
+        _check_frozen_copy(pipeline, name, engine, findings)
+        if engine.weights_from is not None:
+            _check_weights_from(pipeline, name, engine, engine.weights_from, findings)
+            where = (*place, "weights_from")
+            _check_head(pipeline, engine.weights_from, "lm", where, "a generator needs", findings)
+    for name, node in pipeline.nodes.items():
+        if (engine_name := getattr(node, "engine", None)) is not None:
+            op = str(node.op)
+            needed = _HEADS_OF_OPS.get(op, "lm")
+            _check_head(pipeline, engine_name, needed, ("nodes", name, "engine"), f"op {op} needs", findings)
     _warn_of_unused(pipeline, findings)
 
 
-def trained_by(pipeline: Pipeline) -> dict[str, list[str]]:
+def _trained_by(pipeline: Pipeline) -> dict[str, list[str]]:
     """Engine -> the nodes that train it."""
     trained: dict[str, list[str]] = {}
     for name, node in pipeline.nodes.items():
@@ -55,95 +67,89 @@ def trained_by(pipeline: Pipeline) -> dict[str, list[str]]:
 
 
 def _policies(pipeline: Pipeline) -> list[str]:
-    """Engines that are trained and can be followed by generators: critics cannot."""
-    trained = [name for name in trained_by(pipeline) if name in pipeline.engines]
-    return [name for name in trained if getattr(pipeline.engines[name], "head", "lm") == "lm"]
+    """Trained engines that generators can have their weights from: not critics."""
+    engines = pipeline.engines
+    return [name for name in _trained_by(pipeline) if name in engines and engines[name].head == "lm"]
 
 
 def _check_groups(pipeline: Pipeline, findings: Findings) -> None:
     for name, group in pipeline.groups.items():
+        place: Place = ("groups", name)
         if bool(group.gpus_per_node) == bool(group.cpus_per_node):
             what = "both gpus_per_node and cpus_per_node" if group.gpus_per_node else "neither GPUs nor CPU slots"
-            message = f"the group has {what}; give one of `gpus_per_node:` and `cpus_per_node:`, 1 or more"
-            findings.error(("groups", name), message)
+            message = f"the group has {what}; set one of `gpus_per_node:` and `cpus_per_node:`, 1 or more"
+            findings.error(place, message, code="group-without-slots")
         if group.ranks > _MOST_RANKS:
-            what = f"the group has {group.ranks} slots, and a process runs on each; give {_MOST_RANKS} or fewer"
-            findings.error(("groups", name), what)
-        if group.gpu is not None:
-            try:
+            message = f"the group has {group.ranks} slots, with a process on each; give {_MOST_RANKS} or fewer"
+            findings.error(place, message, code="group-too-large")
+        try:
+            if group.gpu is not None:
                 gpu_named(group.gpu)
-            except ValueError as error:
-                findings.error(("groups", name, "gpu"), str(error))
+        except ValueError as error:
+            findings.error((*place, "gpu"), str(error), code="unknown-gpu")
 
 
-def _check_home(pipeline: Pipeline, name: str, engine: EngineSpec, findings: Findings) -> None:
+def _check_frozen_copy(pipeline: Pipeline, name: str, engine: EngineSpec, findings: Findings) -> None:
     place: Place = ("engines", name)
-    if engine.frozen_copy_of is None:
+    original = engine.frozen_copy_of
+    if original is None:
         if engine.group is None:
-            message = (
-                "the engine has no place to run; add `group:`, or `frozen_copy_of:` to live on another engine's ranks"
-            )
-            findings.error(place, message)
+            message = "the engine has no ranks; add `group:`, or `frozen_copy_of:` to use another engine's ranks"
+            findings.error(place, message, code="engine-without-group")
         return
-    if engine.group is not None:
-        findings.error((*place, "frozen_copy_of"), "the engine has `group` and `frozen_copy_of`; take one of them out")
     key: Place = (*place, "frozen_copy_of")
-    owner = pipeline.engines.get(engine.frozen_copy_of)
+    owner = pipeline.engines.get(original)
     candidates = [
         other
         for other, spec in pipeline.engines.items()
         if spec.holds_frozen_copies and spec.frozen_copy_of is None and other != name
     ]
-    if engine.frozen_copy_of == name:
-        findings.error(key, f"an engine cannot share its own ranks; {suggest(name, candidates)}")
+    if engine.group is not None:
+        findings.error(key, "the engine has `group` and `frozen_copy_of`; remove one of them", code="two-groups")
+    if original == name:
+        message = f"an engine cannot be a copy of itself; {suggest(name, candidates)}"
+        findings.error(key, message, code="no-frozen-copy")
     elif owner is None:
-        message = f"there is no engine `{engine.frozen_copy_of}`; {suggest(engine.frozen_copy_of, candidates)}"
-        findings.error(key, message, depends_on=[("engines", engine.frozen_copy_of)])
+        message = f"there is no engine `{original}`; {suggest(original, candidates)}"
+        findings.error(key, message, code="unknown-engine")
     elif not owner.holds_frozen_copies or owner.backend != engine.backend:
-        message = f"a {engine.backend} engine cannot be a copy of `{engine.frozen_copy_of}`, a {owner.backend} engine"
-        message += f"; name one of {listed(candidates)}" if candidates else "; add `group:` instead"
-        findings.error(key, message)
+        message = f"a {engine.backend} engine cannot be a copy of `{original}`, a {owner.backend} engine"
+        remedy = f"name one of {listed(candidates)}" if candidates else "add `group:` instead"
+        findings.error(key, f"{message}; {remedy}", code="no-frozen-copy")
     elif owner.frozen_copy_of is not None:
-        findings.error(
-            key, f"`{engine.frozen_copy_of}` shares `{owner.frozen_copy_of}` itself; name an engine with a group"
-        )
+        message = f"`{original}` is itself a copy, of `{owner.frozen_copy_of}`; name an engine with a group"
+        findings.error(key, message, code="no-frozen-copy")
     else:
-        for section in _OWN_SECTIONS:
+        for section in _SHARED_SECTIONS:
             if section in engine.model_fields_set and getattr(engine, section) != getattr(owner, section):
-                message = (
-                    f"differs from that of `{engine.frozen_copy_of}`, whose model this engine is; take `{section}` out"
-                )
-                findings.error((*place, section), message, depends_on=[("engines", engine.frozen_copy_of, section)])
+                message = f"differs from that of `{original}`, whose model it copies; remove `{section}`"
+                findings.error((*place, section), message, code="copy-differs")
 
 
-def _check_weights_from(pipeline: Pipeline, name: str, engine: EngineSpec, findings: Findings) -> None:
-    if engine.weights_from is None:
-        return
+def _check_weights_from(pipeline: Pipeline, name: str, engine: EngineSpec, source: str, findings: Findings) -> None:
     place: Place = ("engines", name, "weights_from")
     if not engine.generates or engine.head != "lm":
-        message = f"a {engine.backend} engine with head {engine.head} takes no weights from another; take it out"
-        findings.error(place, message, depends_on=[("engines", name, "head")])
+        message = f"a {engine.backend} engine with head {engine.head} takes no weights from another; remove it"
+        findings.error(place, message, code="takes-no-weights")
         return
     if engine.model is not None:
-        message = f"weights of `{engine.weights_from}` come to it, and so its model is that one's; take `model` out"
-        findings.error(("engines", name, "model"), message, depends_on=[place])
+        message = f"its weights come from `{source}`, and so does its model; remove `model`"
+        findings.error(("engines", name, "model"), message, code="model-of-another")
     trained = _policies(pipeline)
-    if engine.weights_from not in pipeline.engines:
-        message = (
-            f"there is no engine `{engine.weights_from}`; {suggest(engine.weights_from, trained or pipeline.engines)}"
-        )
-        findings.error(place, message, depends_on=[("engines", engine.weights_from)])
-    elif Capability.TRAIN not in pipeline.engines[engine.weights_from].capabilities:
-        backend = pipeline.engines[engine.weights_from].backend
-        remedy = f"follow {listed(trained)}" if trained else "name an engine that an update node trains"
-        findings.error(place, f"`{engine.weights_from}` is a {backend} engine, which is never trained; {remedy}")
-    elif engine.weights_from not in trained_by(pipeline):
-        remedy = (
-            f"follow {listed(trained)}" if trained else f"add a node `{{op: update, engine: {engine.weights_from}}}`"
-        )
-        message = f"no update node trains `{engine.weights_from}`, so there is nothing to follow; {remedy}"
-        updates = [update for names in trained_by(pipeline).values() for update in names]
-        findings.error(place, message, depends_on=[("nodes", update, "engine") for update in updates])
+    remedy = f"use {listed(trained)}" if trained else f"add a node `{{op: update, engine: {source}}}`"
+    if source not in pipeline.engines:
+        message = f"there is no engine `{source}`; {suggest(source, trained or pipeline.engines)}"
+        findings.error(place, message, code="unknown-engine")
+    elif Capability.TRAIN not in pipeline.engines[source].capabilities:
+        backend = pipeline.engines[source].backend
+        remedy = remedy if trained else "name an engine that an update node trains"
+        message = f"`{source}` is a {backend} engine, which is never trained; {remedy}"
+        findings.error(place, message, code="untrained-source")
+    elif source not in _trained_by(pipeline):
+        updates = [update for names in _trained_by(pipeline).values() for update in names]
+        message = f"no update node trains `{source}`, so its weights never change; {remedy}"
+        depends: list[Place] = [("nodes", update, "engine") for update in updates]
+        findings.error(place, message, code="untrained-source", depends_on=depends)
 
 
 def _check_use(pipeline: Pipeline, findings: Findings) -> None:
@@ -158,45 +164,49 @@ def _check_use(pipeline: Pipeline, findings: Findings) -> None:
         engine = pipeline.engines.get(engine_name)
         if engine is None:
             message = f"there is no engine `{engine_name}`; {suggest(engine_name, able or pipeline.engines)}"
-            findings.error(place, message, depends_on=[("engines", engine_name)])
+            findings.error(place, message, code="unknown-engine")
         elif engine_name not in able:
-            backends = [name for name, section in engine_sections().items() if need in section.capabilities]
-            remedy = f"take {' or '.join(f'`{other}`' for other in able)}" if able else "add one that does"
+            backends = [key for key, section in engine_sections().items() if need in section.capabilities]
+            remedy = f"use {' or '.join(f'`{other}`' for other in able)}" if able else "add such an engine"
             fact = f"`{engine_name}` is a {engine.backend} engine, and only {' or '.join(backends)} {_VERBS[need]}"
-            message = f"{fact}; {remedy}"
-            findings.error(place, message)
+            findings.error(place, f"{fact}; {remedy}", code="wrong-backend")
 
 
 def _check_trained(pipeline: Pipeline, findings: Findings) -> None:
-    for engine_name, updates in trained_by(pipeline).items():
+    for engine_name, updates in _trained_by(pipeline).items():
         for update in updates[1:]:
-            message = f"`{engine_name}` is trained by `{updates[0]}` already; keep one node that trains it"
-            findings.error(("nodes", update, "engine"), message)
+            message = f"`{updates[0]}` already trains `{engine_name}`; keep one node that trains it"
+            findings.error(("nodes", update, "engine"), message, code="trained-twice")
         engine = pipeline.engines.get(engine_name)
-        if engine is not None and engine.frozen_copy_of is not None:
-            message = (
-                f"`{engine_name}` is the frozen start of `{engine.frozen_copy_of}`; train `{engine.frozen_copy_of}`"
-            )
-            findings.error(("nodes", updates[0], "engine"), message)
+        if engine is not None and (original := engine.frozen_copy_of) is not None:
+            message = f"`{engine_name}` is a frozen copy of `{original}`; train `{original}`"
+            findings.error(("nodes", updates[0], "engine"), message, code="trains-frozen-copy")
+
+
+def _check_head(pipeline: Pipeline, name: str, needed: str, place: Place, who: str, findings: Findings) -> None:
+    engine = pipeline.engines.get(name)
+    if engine is not None and engine.frozen_copy_of is not None:
+        engine = pipeline.engines.get(engine.frozen_copy_of)
+    if engine is not None and engine.head != needed:
+        head = "the language model's head" if engine.head == "lm" else f"a {engine.head} head"
+        message = f"`{name}` has {head}, and {who} {_HEADS[needed]}; name an engine with `head: {needed}`"
+        findings.error(place, message, code="wrong-head", depends_on=[place])
 
 
 def _warn_of_unused(pipeline: Pipeline, findings: Findings) -> None:
     homes = {engine.group for engine in pipeline.engines.values()}
     for name in pipeline.groups:
         if name not in homes:
-            message = "no engine runs on the group; take it out, or name it in an engine"
-            findings.warning(("groups", name), message, depends_on=[("engines",)])
+            message = "no engine runs on the group; remove it, or name it in an engine"
+            findings.warning(("groups", name), message, code="unused-group", depends_on=[("engines",)])
     used = {getattr(node, "engine", None) for node in pipeline.nodes.values()}
     for name in pipeline.engines:
         if name not in used:
-            message = "no node uses the engine; take it out, or name it in a node"
-            findings.warning(("engines", name), message, depends_on=[("nodes",)])
-    if not (trained := _policies(pipeline)):
-        return
-    for node in pipeline.nodes.values():
-        if not isinstance(node, RolloutNode):
-            continue
-        engine = pipeline.engines.get(node.engine)
-        if engine is not None and engine.generates and engine.weights_from is None and engine.model is None:
-            message = "samples come from the start weights for ever; to sample from what is trained, "
-            findings.warning(("engines", node.engine), f"{message}say `weights_from: {trained[0]}`")
+            message = "no node uses the engine; remove it, or name it in a node"
+            findings.warning(("engines", name), message, code="unused-engine", depends_on=[("nodes",)])
+    trained = _policies(pipeline)
+    samplers = {node.engine for node in pipeline.nodes.values() if isinstance(node, RolloutNode)}
+    for name, engine in pipeline.engines.items():
+        if name in samplers and trained and engine.generates and engine.weights_from is engine.model is None:
+            message = f"samples always come from the start weights; set `weights_from: {trained[0]}` to train on-policy"
+            findings.warning(("engines", name), message, code="stale-generator")
