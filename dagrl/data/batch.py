@@ -1,6 +1,6 @@
-"""A batch: a table of named columns, ragged ones included, in flat arrays that Ray shares without copying.
+"""A batch: a table of named columns, also ragged ones, in flat arrays that Ray shares without copying.
 
-Each row carries its id, its place in the step's whole batch. Batches are immutable; operations return new ones.
+Each row has an id, its position in the step's whole batch. Batches are immutable; operations return new ones.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 _LONG_ROW = 64
-"""Numbers in a row from which on rows are copied as slices: shorter ones are picked value by value more quickly."""
+"""Values per row from which rows are copied as slices; shorter rows are faster to gather by value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Values of one column, one after the other; with `offsets`, row i is ``values[offsets[i] : offsets[i + 1]]``.
+    """Values of one column, concatenated; with `offsets`, row i is ``values[offsets[i] : offsets[i + 1]]``.
 
-    A value is a number, or an array of a shape of its own: `values` then has further axes behind the first.
+    If a value is an array, `values` has further axes behind the first.
     """
 
     values: np.ndarray
@@ -32,33 +32,33 @@ class Column:
 
     @staticmethod
     def ragged(rows: Sequence[np.ndarray | Sequence[float]], dtype: str) -> Column:
-        """A ragged column of rows of any lengths; where values are arrays, their shape is that of the first row's."""
+        """A ragged column of the given rows. If values are arrays, their shape is that of the first row's."""
         arrays = [np.asarray(row, dtype=dtype) for row in rows]
         values = np.concatenate(arrays) if arrays else np.zeros(0, dtype=dtype)
         return Column(values, _offsets([len(array) for array in arrays]))
 
     @staticmethod
     def text(rows: Sequence[str]) -> Column:
-        """A column of strings, held as UTF-8."""
+        """A column of strings, stored as UTF-8."""
         return Column.ragged([np.frombuffer(row.encode(), dtype=np.uint8) for row in rows], "uint8")
 
     def __len__(self) -> int:
         return len(self.values) if self.offsets is None else len(self.offsets) - 1
 
     def __getitem__(self, row: int) -> np.ndarray:
-        """Row `row`: a scalar, or an array where the column is ragged."""
+        """Row `row`: a scalar, or an array if the column is ragged."""
         if self.offsets is None:
             return self.values[row]
         return self.values[self.offsets[row] : self.offsets[row + 1]]
 
     @property
     def lengths(self) -> np.ndarray:
-        """Values in each row, int64 [rows]; 1 for a column that is not ragged."""
+        """Number of values in each row, int64 [rows]; 1 for a column that is not ragged."""
         return np.ones(len(self), dtype=np.int64) if self.offsets is None else np.diff(self.offsets)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the column occupies."""
+        """Size of the column in bytes."""
         return self.values.nbytes + (0 if self.offsets is None else self.offsets.nbytes)
 
     def take(self, indices: np.ndarray) -> Column:
@@ -71,7 +71,7 @@ class Column:
 
     @staticmethod
     def concat(parts: Sequence[Column]) -> Column:
-        """The rows of all parts, in order; all are ragged or none is, and there is at least one part."""
+        """The rows of all parts in order; all are ragged or none is, and there is at least one part."""
         ragged = _are_ragged(parts)
         values = np.concatenate([part.values for part in parts])
         return Column(values, _offsets(np.concatenate([part.lengths for part in parts])) if ragged else None)
@@ -99,7 +99,7 @@ class Batch:
         assert not wrong, f"a batch of {len(self.rows)} rows cannot hold columns of lengths {wrong}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """As tuples: a step's many small blocks are read from them more quickly than from objects of dataclasses."""
+        """Pickle as tuples, which load faster than dataclass objects: a step has many small blocks."""
         return _batch_of, (self.rows, {name: (column.values, column.offsets) for name, column in self.columns.items()})
 
     def __len__(self) -> int:
@@ -113,7 +113,7 @@ class Batch:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all columns and the row ids."""
+        """Size of all columns and row ids in bytes."""
         return self.rows.nbytes + sum(column.nbytes for column in self.columns.values())
 
     def select(self, names: Iterable[str]) -> Batch:
@@ -130,12 +130,12 @@ class Batch:
         return Batch(self.rows[indices], {name: column.take(indices) for name, column in self.columns.items()})
 
     def in_order(self, rows: np.ndarray) -> Batch:
-        """The rows with these ids, in that order; every id must be here."""
+        """The rows with these ids, in that order; every id must be present."""
         return self.take(find_rows(rows, self.rows))
 
     @staticmethod
     def concat(parts: Sequence[Batch]) -> Batch:
-        """The rows of all parts, in order; all have the same columns, and there is at least one part."""
+        """The rows of all parts in order; all have the same columns, and there is at least one part."""
         names = parts[0].columns.keys()
         assert all(part.columns.keys() == names for part in parts), "concat: the parts have different columns"
         return Batch(
@@ -145,12 +145,12 @@ class Batch:
 
 
 def find_rows(rows: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """The place of each of `rows` in `ids`, the first where it is there more than once; every row must be there.
+    """The index of each of `rows` in `ids`, the first one of duplicates; every row must be present.
 
-    Row ids are small: a table as long as the largest is looked into.
+    Uses a table as long as the largest id, because ids are small.
     """
     places = np.full(max(rows.max(initial=0), ids.max(initial=0)) + 1, -1)
-    # Backwards, for of several the last one written stays.
+    # Backwards, because the last write of duplicates wins.
     places[ids[::-1]] = np.arange(len(ids))[::-1]
     found = places[rows]
     missing = np.sort(rows[(found < 0) | (rows < 0)])
@@ -159,53 +159,53 @@ def find_rows(rows: np.ndarray, ids: np.ndarray) -> np.ndarray:
 
 
 def _batch_of(rows: np.ndarray, columns: Mapping[str, tuple[np.ndarray, np.ndarray | None]]) -> Batch:
-    """A batch of each column's values and offsets."""
+    """Inverse of `Batch.__reduce__`."""
     return Batch(rows, {name: Column(*column) for name, column in columns.items()})
 
 
 def _by_value(column: Column, indices: np.ndarray) -> Column:
-    """Rows of a column, value by value."""
+    """Gather rows of a column value by value."""
     if column.offsets is None:
         return Column(column.values[indices])
     begins, lengths = column.offsets[:-1][indices], column.lengths[indices]
     offsets = _offsets(lengths)
-    # Position of each value in the source: its row's start there, plus its place within the row.
+    # Position of each value in the source: start of its row plus its index within the row.
     positions = np.repeat(begins - offsets[:-1], lengths)
     positions += np.arange(offsets[-1])
     return Column(column.values[positions], offsets)
 
 
 def _in_slices(parts: Sequence[Column], indices: np.ndarray) -> Column:
-    """Rows of several columns in slices: one for all neighbours that are neighbours in a column, too."""
+    """Gather rows of several columns in slices, one per run of consecutive rows of a column."""
     ragged = _are_ragged(parts)
     offsets = np.concatenate([np.arange(len(part) + 1) if part.offsets is None else part.offsets for part in parts])
     part = np.repeat(np.arange(len(parts)), [len(each) for each in parts])[indices]
-    # Each part has one offset more than rows.
+    # Each part has one more offset than rows.
     begins, ends = offsets[indices + part], offsets[indices + part + 1]
     is_first, is_last = np.ones((2, len(indices)), dtype=np.bool_)
     is_first[1:] = is_last[:-1] = (part[1:] != part[:-1]) | (begins[1:] != ends[:-1])
     slices = zip(part[is_first].tolist(), begins[is_first].tolist(), ends[is_last].tolist(), strict=True)
-    # One of no values before them: without any, the result has dtype and shape all the same.
+    # Starts with an empty slice, so that an empty result has the right dtype and shape.
     values = [parts[0].values[:0], *(parts[index].values[begin:end] for index, begin, end in slices)]
     return Column(np.concatenate(values), _offsets(ends - begins) if ragged else None)
 
 
 def _are_ragged(parts: Sequence[Column]) -> bool:
-    """Whether a column is ragged, of which these are parts."""
+    """Whether the parts are ragged; all must be, or none."""
     ragged = {part.offsets is not None for part in parts}
-    assert len(ragged) == 1, "no parts, or ragged ones among others"
+    assert len(ragged) == 1, "no parts, or ragged and flat parts mixed"
     return True in ragged
 
 
 def _offsets(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Where rows of these lengths begin and the last one ends, int64 [rows + 1]."""
+    """Offsets of rows of these lengths, int64 [rows + 1]."""
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(np.asarray(lengths, dtype=np.int64), out=offsets[1:])
     return offsets
 
 
 def _positions(indices: np.ndarray) -> np.ndarray:
-    """`indices` as int64: an empty array may come with any dtype, a mask must not be taken for positions."""
-    assert indices.dtype != np.bool_, "positions are wanted, not a mask"
-    assert indices.min(initial=0) >= 0, "positions are not counted from the end"
+    """`indices` as int64; an empty array may have any dtype, but a mask is rejected."""
+    assert indices.dtype != np.bool_, "expected positions, not a mask"
+    assert indices.min(initial=0) >= 0, "negative positions are not supported"
     return indices.astype(np.int64, copy=False)

@@ -1,4 +1,4 @@
-"""Tokens at which generation ends, beside those that a pipeline names."""
+"""Tokens that end generation, in addition to those named in a pipeline."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _CONFIGS = ("config.json", "generation_config.json")
 
 
 def end_tokens(model: ModelSpec, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """The tokenizer's end of sequence, and those that the model's config and generation config name: servers heed all.
+    """The tokenizer's end of sequence, and those in the model's config and generation config, which servers use too.
 
-    Chat models often have several, of which the tokenizer knows one.
+    Chat models often have several; the tokenizer has one.
     """
     named = () if model.path is None else _named(model.path.expanduser())
     return frozenset(token for token in (tokenizer.eos_token_id, *named) if isinstance(token, int))
@@ -29,6 +29,6 @@ def _named(folder: Path) -> Iterator[object]:
         try:
             config = json.loads((folder / name).read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            continue  # a model may come without one, and whoever loads it says what is wrong with it
+            continue  # optional; loading the model reports a broken file
         told = config.get("eos_token_id") if isinstance(config, dict) else None
         yield from told if isinstance(told, list) else [told]

@@ -1,6 +1,6 @@
-"""Which rows go together into one micro-batch: a token budget, few micro-batches, and about as many tokens in each.
+"""Packs rows into micro-batches of at most a token budget: few, and of similar size.
 
-Pure numpy; the engines call it on the rows of one data-parallel rank.
+Pure numpy; engines call it on the rows of one data-parallel rank.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import numpy as np
 def pack(lengths: np.ndarray, budget: int, at_least: int = 1, groups: np.ndarray | None = None) -> list[np.ndarray]:
     """Split rows of `lengths` tokens, all positive, into micro-batches of at most `budget` tokens.
 
-    Longest rows first, each into the lightest micro-batch (Graham's LPT rule), with as few micro-batches as that rule
-    can do with, but `at_least` that many, or one for each row where there are fewer rows. Returns the row positions of
-    each, ascending; each row is in exactly one. The heaviest comes first, so that one too large for the memory shows at
-    once. The same lengths always give the same answer. ValueError where a row alone is longer than the budget.
+    Rows are placed longest first, each into the lightest micro-batch (Graham's LPT rule), with as few micro-batches as
+    the rule allows, but `at_least` that many, or one per row if there are fewer rows. Returns the row positions of
+    each, ascending; each row is in exactly one. The heaviest comes first, so that one too large for the memory fails at
+    once. The result is deterministic. Raises ValueError if a row is longer than the budget.
 
-    With `groups`, any integer for each row, those of a group stay together, and count as one row.
+    With `groups`, any integers, rows of equal group are kept together.
     """
     if len(lengths) == 0:
         return []
@@ -38,7 +38,7 @@ def pack(lengths: np.ndarray, budget: int, at_least: int = 1, groups: np.ndarray
         if max(loads) <= budget:
             order = sorted(range(count), key=lambda i: (-loads[i], bins[i]))
             return [np.array(sorted(bins[i]), dtype=np.int64) for i in order]
-    raise AssertionError("one row to a micro-batch always fits")
+    raise AssertionError("one row per micro-batch always fits")
 
 
 def _pack_groups(lengths: np.ndarray, budget: int, at_least: int, groups: np.ndarray) -> list[np.ndarray]:
@@ -55,7 +55,7 @@ def _pack_groups(lengths: np.ndarray, budget: int, at_least: int, groups: np.nda
 
 
 def _spread(lengths: np.ndarray, count: int) -> tuple[list[int], list[list[int]]]:
-    """Loads and rows of `count` bins: longest row first, into the lightest bin; ties go to the lower number."""
+    """Loads and rows of `count` bins: longest row first, into the lightest bin; ties go to the lower index."""
     bins: list[list[int]] = [[] for _ in range(count)]
     heap = [(0, i) for i in range(count)]
     for row in np.argsort(-lengths, kind="stable").tolist():

@@ -1,4 +1,4 @@
-"""Writing prompts to a parquet file in verl's schema: what data_preprocess/ makes and `dagrl.data.prompts` reads."""
+"""Writes prompts to a parquet file in verl's schema, for data_preprocess/; `dagrl.data.prompts` reads it."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
 _ROWS_PER_GROUP = 8192
 
 Message = Mapping[str, str]
-"""One message of a chat: its ``role`` and its ``content``."""
+"""A message of a chat, with ``role`` and ``content``."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptRow:
-    """One prompt: what is asked, how its answer is judged, and where it comes from."""
+    """A prompt with its reference answer and source."""
 
     data_source: str
     """Name of the data set."""
     prompt: str | Sequence[Message]
-    """What the user says, or a whole chat."""
+    """The user's message, or a whole chat."""
     answer: str
     """Reference answer (``reward_model.ground_truth``)."""
     extra_info: Mapping[str, Any]
-    """Whatever else a reward may want to know; the same keys in every row."""
+    """Further data for rewards; the same keys in every row."""
     ability: str = "math"
-    """Kind of task, in verl's words."""
+    """Kind of task, verl's term."""
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """Further columns, such as the images of a question; the same ones in every row."""
+    """Further columns, such as images; the same ones in every row."""
 
 
 def write_prompts(
@@ -44,11 +44,10 @@ def write_prompts(
     *,
     rows_per_group: int = _ROWS_PER_GROUP,
 ) -> int:
-    """Write `rows` as they come to `path` and return how many there were.
+    """Write `rows` to `path` and return their number.
 
-    `extra_info` types the keys of that column, `columns` the further columns of the rows. `rows_per_group` rows are
-    held in memory at a time. The file appears at `path` when it is whole; where `rows` raises, whatever was there
-    before stays.
+    `extra_info` has the types of that column's keys, `columns` those of further columns. At most `rows_per_group` rows
+    are held in memory. The file is replaced only when it is complete; if `rows` raises, the old one stays.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -85,7 +84,7 @@ def _record(row: PromptRow) -> dict[str, Any]:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """A place beside `path` to write to, moved to `path` at the end, and removed when the writing fails."""
+    """A temporary path beside `path`, which replaces it at the end and is removed on failure."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.unfinished")
     try:

@@ -1,6 +1,6 @@
-"""One prompt file as a table: its rows as tokens and text, each made when it is asked for.
+"""A prompt file as a table, whose rows are tokenised when requested.
 
-The file's text stays in Arrow's buffers. `dagrl.data.prompt_file` writes such files.
+Texts stay in Arrow's buffers. `dagrl.data.prompt_file` writes such files.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ ANSWER = "reward_model.ground_truth"
 
 
 class PromptTable:
-    """The rows of a parquet file in verl's schema, by their number.
+    """The rows of a parquet file in verl's schema, by number.
 
-    ValueError where the file is missing, broken or empty, or lacks a column.
+    Raises ValueError if the file is missing, broken or empty, or lacks a column.
     """
 
     def __init__(
@@ -41,12 +41,11 @@ class PromptTable:
         limit: int | None = None,
         tools: Mapping[str, dict[str, Any]] = MappingProxyType({}),
     ) -> None:
-        """Open `path`; with `limit`, its first so many rows.
+        """Open `path`; with `limit`, only its first rows.
 
-        `responses` are the columns that hold some: where these are chats, what comes before them there is the prompt.
-        Without `with_answers`, neither reference answers nor names of data sets need be there. `tools` are
-        those that the chat template is to tell of, by name: for each row all, or those that its ``extra_info.tools``
-        names.
+        `responses` are columns with responses; if they hold chats, the messages before the response are the prompt.
+        Without `with_answers`, columns of reference answers and data sources are optional. `tools` by name are
+        described in the chat template: for each row all of them, or those in its ``extra_info.tools``.
         """
         self.path = path
         self._tokenizer = tokenizer
@@ -58,11 +57,11 @@ class PromptTable:
         return self._table.num_rows
 
     def place(self, row: int) -> str:
-        """Where a row is, for messages."""
+        """Location of a row, for messages."""
         return f"{self.path}, row {row} (the first is 0)"
 
     def prompt(self, row: int) -> np.ndarray:
-        """Token ids of the row's prompt, int64. ValueError where it is empty or has characters without tokens."""
+        """Token ids of the row's prompt, int64. Raises ValueError if it is empty or has characters without tokens."""
         prompt, place = self._prompt(row), self.place(row)
         if not prompt:
             raise ValueError(f"{place}: the prompt is empty; remove the row")
@@ -70,7 +69,7 @@ class PromptTable:
             text, tokens = prompt, self._tokenizer.encode(prompt)
         else:
             text = self._chat_text(prompt, row)
-            # The template has put the special tokens into the text already.
+            # The template has already written the special tokens.
             tokens = self._tokenizer.encode(text, add_special_tokens=False)
         if not tokens:
             raise ValueError(f"{place}: the prompt is empty; remove the row")
@@ -78,7 +77,7 @@ class PromptTable:
         return np.array(tokens, dtype=np.int64)
 
     def responses(self, row: int) -> list[np.ndarray]:
-        """Token ids of the row's responses, the end token included, int64. ValueError as for prompts."""
+        """Token ids of the row's responses with end tokens, int64. Raises ValueError as `prompt` does."""
         found = []
         for column in self._responses:
             try:
@@ -91,9 +90,10 @@ class PromptTable:
         return found
 
     def texts(self, rows: Sequence[int]) -> dict[str, Column]:
-        """Of these rows messages (JSON), answer, data_source, extra_info (JSON); empty where there is no such column.
+        """Columns messages (JSON), answer, data_source and extra_info (JSON) of these rows; empty if the file lacks
+        one.
 
-        Row by row: Arrow's own take copies whole columns of text when they come in several chunks.
+        Row by row, because Arrow's `take` copies whole columns of text that have several chunks.
         """
 
         def values(name: str) -> list[Any]:
@@ -113,7 +113,7 @@ class PromptTable:
             said = prompt_before([self._value(column, row) for column in self._responses])
         except ValueError as error:
             raise ValueError(f"{self.place(row)}: {error}") from error
-        # Beside whole chats, a column `prompt` is the same once more, often as bare text.
+        # If responses are chats, a column `prompt` repeats their beginning, often as plain text.
         return said or (self._table["prompt"][row].as_py() if "prompt" in self._table.column_names else [])
 
     def _value(self, column: str, row: int) -> Any:
@@ -129,7 +129,7 @@ class PromptTable:
                 f"instruction-tuned model, or write prompts as text"
             )
         for message in messages:
-            # Parquet may hold null for a message, as for a field of one.
+            # Parquet may store null for a message, or for one of its fields.
             wrong = [key for key in ("role", "content") if not isinstance((message or {}).get(key), str)]
             if wrong:
                 raise ValueError(f"{place}: a message of the chat has no {wrong[0]}, which must be text; got {message}")
@@ -145,7 +145,7 @@ class PromptTable:
         return (self._table["extra_info"][row].as_py() if "extra_info" in self._table.column_names else None) or {}
 
     def _check_known(self, tokens: Sequence[int], text: str, place: str, what: str) -> None:
-        """ValueError where the tokenizer has no tokens for something in the text."""
+        """Raise ValueError if the tokenizer has no tokens for a part of the text."""
         unknown = self._tokenizer.unk_token_id
         if unknown is None or unknown not in tokens:
             return
@@ -158,7 +158,7 @@ class PromptTable:
 
 
 def _read(path: Path, responses: Sequence[str], with_answers: bool, limit: int | None) -> Table:
-    """The columns that matter, as an Arrow table."""
+    """The used columns as an Arrow table."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -169,7 +169,7 @@ def _read(path: Path, responses: Sequence[str], with_answers: bool, limit: int |
             known = [name for name in ("prompt", "data_source", "extra_info") if name in schema.names]
             answer = [ANSWER] if _has(schema, ANSWER) else []
             columns = [*known, *answer, *responses]
-            # Piece by piece: of structs, such as that of reference answers, Arrow reads no more than 2 GB at once.
+            # Per row group, because Arrow cannot read structs of more than 2 GB at once.
             pieces = [file.read_row_group(group, columns) for group in range(file.num_row_groups)]
     except FileNotFoundError as error:
         raise ValueError(f"there is no prompt file {path}; data_preprocess/ has scripts that make some") from error
@@ -182,7 +182,7 @@ def _read(path: Path, responses: Sequence[str], with_answers: bool, limit: int |
 
 
 def _check_columns(path: Path, schema: Schema, responses: Sequence[str], with_answers: bool) -> None:
-    """ValueError where a column that every row needs is not there."""
+    """Raise ValueError if a required column is missing."""
     needed = [*responses, *(("data_source", ANSWER) if with_answers else ())]
     chats = bool(responses) and all(_has(schema, name) and _is_list(_type(schema, name)) for name in responses)
     if not chats:
@@ -206,14 +206,14 @@ def _has(schema: Schema, column: str) -> bool:
 
 
 def _is_list(kind: Any) -> bool:
-    """Whether a column holds lists; those of polars are large ones."""
+    """Whether a column holds lists; polars writes large lists."""
     import pyarrow as pa
 
     return pa.types.is_list(kind) or pa.types.is_large_list(kind)
 
 
 def _type(schema: Schema, column: str) -> Any:
-    """What a column, or a field of a struct, holds; KeyError where it is not there."""
+    """Type of a column, or of a struct's field. Raises KeyError if it is missing."""
     import pyarrow as pa
 
     name, *fields = column.split(".")
@@ -226,12 +226,12 @@ def _type(schema: Schema, column: str) -> Any:
 
 
 def _as_chat(prompt: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A prompt as messages; a plain text is the user's."""
+    """A prompt as messages; plain text becomes a user's message."""
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
 def _as_text(value: Any) -> str:
-    """A string as it is, nothing as "", anything else as JSON (dates and the like as their text)."""
+    """A string unchanged, None as "", anything else as JSON (dates and the like as text)."""
     if value is None:
         return ""
     return value if isinstance(value, str) else _as_json(value)

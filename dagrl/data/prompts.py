@@ -1,7 +1,7 @@
-"""Prompts out of a parquet file in verl's schema, in an endless sequence of shuffled epochs.
+"""Prompts from a parquet file in verl's schema, as an endless sequence of shuffled epochs.
 
-The loader keeps no cursor: a position in the sequence says everything, so a checkpoint stores that one number and a run
-goes on in the middle of an epoch. `dagrl.data.prompt_table` reads the file.
+The loader has no cursor: a position determines the sequence, so a checkpoint stores one number and a run resumes in the
+middle of an epoch. `dagrl.data.prompt_table` reads the file.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PromptSlice:
-    """Some prompts of the sequence, consecutive but for those that were asked for by their positions."""
+    """Prompts of the sequence."""
 
     columns: dict[str, Column]
-    """prompt_tokens (int64), messages (JSON), answer, data_source and extra_info (JSON): a row for each prompt.
+    """prompt_tokens (int64), messages (JSON), answer, data_source and extra_info (JSON), a row per prompt.
 
-    Where responses are asked for, ``responses.0``, ``responses.1`` and so on too: their tokens (int64)."""
+    If responses are requested, also their tokens as ``responses.0``, ``responses.1`` and so on (int64)."""
     positions: np.ndarray
-    """Where each prompt stands in the sequence, int64."""
+    """Position of each prompt in the sequence, int64."""
     next_position: int
-    """Where the sequence goes on."""
+    """Position after the last prompt."""
     dropped: int
-    """Prompts passed over because they, or their responses, are too long."""
+    """Prompts skipped because they or their responses are too long."""
     cut: int
-    """Prompts that were shortened, or their responses."""
+    """Prompts shortened, or with shortened responses."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Limit:
-    """How long a prompt or a response may be."""
+    """Length limit of a prompt or a response."""
 
     what: str
     most: int
     overlong: Literal["drop", "cut", "error"]
 
     def fit(self, tokens: np.ndarray, place: str) -> np.ndarray | None:
-        """The tokens, as many as may be; None where they are too long and the row is to be dropped."""
+        """The tokens, cut if allowed; None if they are too long and the row is dropped."""
         if len(tokens) <= self.most:
             return tokens
         match self.overlong:
@@ -62,7 +62,7 @@ class _Limit:
             case "drop":
                 return None
             case "cut":
-                # The question stands at the end of a prompt, so its beginning is what can go.
+                # Keep the end of a prompt, where the question is.
                 return tokens[-self.most :] if self.what == "prompt" else tokens[: self.most]
 
     @property
@@ -71,7 +71,7 @@ class _Limit:
 
 
 class PromptLoader:
-    """The prompts of a file: epoch after epoch, each in an order of its own where `shuffle` is set."""
+    """The prompts of a file, epoch after epoch; with `shuffle`, each in a different order."""
 
     def __init__(
         self,
@@ -87,17 +87,17 @@ class PromptLoader:
         with_answers: bool = True,
         tools: Mapping[str, dict[str, Any]] = MappingProxyType({}),
     ) -> None:
-        """Open `path`; with `limit`, use only its first so many rows.
+        """Open `path`; with `limit`, only its first rows.
 
-        With `responses`, those of each prompt come with it. `with_answers` and `tools` as in `PromptTable`. Raises
-        ValueError where the file is missing, broken or empty, or lacks a column.
+        `responses` adds those of each prompt. `with_answers` and `tools` are as in `PromptTable`. Raises ValueError if
+        the file is missing, broken or empty, or lacks a column.
         """
         self.path = path
         self._limits = [_Limit("prompt", max_prompt_tokens, overlong)]
         if responses:
             self._limits += [_Limit("response", responses.max_tokens, responses.overlong)] * len(responses.columns)
         self._shuffle = shuffle
-        # A seed may be negative, numpy's sources of randomness take none such.
+        # numpy's generators reject negative seeds.
         self._seed = seed % 2**64
         columns = responses.columns if responses else ()
         self._table = PromptTable(
@@ -106,16 +106,15 @@ class PromptLoader:
         self._epoch_order: tuple[int, np.ndarray] | None = None
 
     def __len__(self) -> int:
-        """Rows of an epoch, too long ones included."""
+        """Rows per epoch, including those that are too long."""
         return len(self._table)
 
     def take(self, position: int, count: int, *, end: int | None = None, first: Sequence[int] = ()) -> PromptSlice:
-        """The next `count` usable prompts from `position` on, which counts all prompts of the endless sequence.
+        """The next `count` usable prompts from `position`, which counts all prompts of the endless sequence.
 
-        With `end`, those before that position, which may be fewer. The prompts at the positions `first`, no more than
-        `count`, come before them, and count.
-        The same arguments give the same prompts. Raises ValueError for a prompt that is empty or that the tokenizer has
-        no tokens for, for a too long one with overlong ``error``, and when a whole epoch holds none that is short.
+        With `end`, only those before that position. Prompts at the positions `first`, at most `count`, come first and
+        count. The result is deterministic. Raises ValueError for an empty prompt, for text without tokens, for a prompt
+        that is too long with overlong ``error``, and if a whole epoch has no prompt that is short enough.
         """
         assert len(first) <= count
         rows: list[int] = []
@@ -148,14 +147,14 @@ class PromptLoader:
         return PromptSlice(columns, np.array(positions, dtype=np.int64), position, dropped, cut)
 
     def one_epoch(self) -> PromptSlice:
-        """All usable prompts of the file, each once, in the order of its first epoch. Raises ValueError like `take`."""
+        """All usable prompts of the file in the order of the first epoch. Raises ValueError as `take` does."""
         taken = self.take(0, len(self), end=len(self))
         if not len(taken.columns["prompt_tokens"]):
             raise ValueError(f"{self._none_fits()}; {self._remedy()}")
         return taken
 
     def _names(self) -> list[tuple[int, str]]:
-        """Of each limit, its place and the column of what it is about."""
+        """Index and column of each limit."""
         return [(place, f"responses.{place - 1}" if place else "prompt_tokens") for place in range(len(self._limits))]
 
     def _row_at(self, position: int) -> int:
@@ -167,9 +166,9 @@ class PromptLoader:
         return int(self._epoch_order[1][index])
 
     def _check_some_fit(self, passed_over: list[list[int]]) -> None:
-        """`passed_over`: tokens of prompts, and of the responses to each, none of which fits."""
-        # Only a run of this length is sure to hold a whole epoch: orders differ, so a run may end one epoch and begin
-        # the next with the same rows.
+        """`passed_over`: token counts of skipped prompts and their responses."""
+        # Only this length is sure to cover a whole epoch: with different orders, one epoch may end and the next begin
+        # with the same rows.
         if len(passed_over) >= 2 * len(self) - 1:
             longest = [lengths[0] for lengths in passed_over]
             have = f"they have {min(longest)} to {max(longest)} tokens"

@@ -1,4 +1,4 @@
-"""Reads the prompts of the next step while this one runs, so that no server waits for a tokenizer."""
+"""Reads the prompts of the next step in the background."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dagrl.data.prompts import PromptLoader, PromptSlice
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """What is being read, or is there already."""
+    """A slice that is being read, or has been."""
 
     position: int
     count: int
@@ -19,7 +19,7 @@ class _Ahead:
 
 
 class ReadAhead:
-    """The slices of a loader, for one who takes them one after the other: the next is read in the background."""
+    """The slices of a loader for consecutive positions; the next slice is read in the background."""
 
     def __init__(self, loader: PromptLoader) -> None:
         self._loader = loader
@@ -27,10 +27,10 @@ class ReadAhead:
         self._ahead: _Ahead | None = None
 
     def take(self, position: int, count: int, *, first: Sequence[int] = ()) -> PromptSlice:
-        """What `PromptLoader.take` gives or raises, whatever was read before."""
+        """The same as `PromptLoader.take`."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
-            # Wanted or not: the loader is for one thread at a time.
+            # Wait in any case, because the loader is not thread-safe.
             wait([ahead.prompts])
         if ahead is not None and not first and (ahead.position, ahead.count) == (position, count):
             taken = ahead.prompts.result()

@@ -1,7 +1,7 @@
-"""Which rows go to which data-parallel rank, and where each of them lies.
+"""Assigns rows to data-parallel ranks, and finds the blocks that hold them.
 
-Pure functions on row ids and lengths: the driver plans with metadata alone, workers then fetch what they were given.
-A consumer's layout never depends on the producer's; any two fit together by row ids.
+Pure functions of row ids and lengths: the driver plans with metadata only, and workers fetch their rows. Any two
+layouts fit together by row ids.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import numpy as np
 
 
 def assign(tokens: np.ndarray, groups: np.ndarray | None, ranks: int) -> list[np.ndarray]:
-    """Share rows out to `ranks` data-parallel ranks, balanced by tokens.
+    """Assign rows to `ranks` data-parallel ranks, balanced by tokens.
 
-    `tokens` [rows] is the length of each row; `groups` [rows] its group id, where the rows of a group have to stay
-    together. Returns the positions of each rank's rows, int64, ascending; some are empty where there are fewer items
-    (rows, or groups) than ranks. The same arguments give the same answer.
+    `tokens` [rows] is the length of each row; `groups` [rows] its group id, if the rows of a group have to stay
+    together. Returns the positions of each rank's rows, int64, ascending; some are empty if there are fewer items (rows
+    or groups) than ranks. The result is deterministic.
 
-    Longest processing time first (Graham, "Bounds on multiprocessing timing anomalies", 1969): the longest item that
-    is left goes to the emptiest rank. No rank then holds more than the mean and the longest item together.
+    Longest processing time first (Graham, "Bounds on multiprocessing timing anomalies", 1969): the longest remaining
+    item goes to the lightest rank, so that no rank exceeds the mean plus the longest item.
     """
     item_of_row, items = _items(len(tokens), groups)
     load_of_item = np.zeros(items, dtype=np.int64)
     np.add.at(load_of_item, item_of_row, tokens.astype(np.int64))
     rank_of_item = np.zeros(items, dtype=np.int64)
-    # Items count after tokens, so that items of no tokens are spread too.
+    # Item counts break ties, so that items without tokens are spread too.
     ranks_by_load = [(0, 0, rank) for rank in range(ranks)]
     for item in np.argsort(-load_of_item, kind="stable"):
         load, count, rank = ranks_by_load[0]
@@ -36,29 +36,29 @@ def assign(tokens: np.ndarray, groups: np.ndarray | None, ranks: int) -> list[np
 
 
 class RowIndex:
-    """Which block holds each row, counted from 0. To find some rows costs as much as they are.
+    """Maps rows to the numbers of the blocks that hold them, in time proportional to the rows looked up.
 
-    Row ids are small: the index is as long as the largest.
+    The index is as long as the largest row id, because ids are small.
     """
 
     def __init__(self) -> None:
         self._blocks = 0
         self._block_of_row = np.zeros(0, dtype=np.int32)
-        """Of rows that are nowhere: -1."""
+        """-1 for rows in no block."""
 
     def add(self, rows: np.ndarray) -> None:
-        """Note a further block, which holds the rows of these ids. A row that is in an earlier one stays there."""
-        assert (np.diff(np.sort(rows)) > 0).all(), f"block {self._blocks} holds a row twice"
+        """Add a block with the rows of these ids. A row of an earlier block stays there."""
+        assert (np.diff(np.sort(rows)) > 0).all(), f"block {self._blocks} has duplicate rows"
         end = int(rows.max(initial=-1)) + 1
         if end > len(self._block_of_row):
-            # Twice as long at least, so that block after block costs no more than all of them together.
+            # Doubled, so that appending is amortised.
             more = max(end, 2 * len(self._block_of_row)) - len(self._block_of_row)
             self._block_of_row = np.concatenate([self._block_of_row, np.full(more, -1, dtype=np.int32)])
         self._block_of_row[rows[self._block_of_row[rows] < 0]] = self._blocks
         self._blocks += 1
 
     def find(self, rows: np.ndarray) -> np.ndarray:
-        """The blocks that hold any of these rows, ascending. ValueError for a row that is in no block."""
+        """The blocks that hold any of these rows, ascending. Raises ValueError for a row in no block."""
         known = rows < len(self._block_of_row)
         blocks = np.full(len(rows), -1, dtype=np.int32)
         blocks[known] = self._block_of_row[rows[known]]
@@ -71,7 +71,7 @@ class RowIndex:
 
 
 def _items(rows: int, groups: np.ndarray | None) -> tuple[np.ndarray, int]:
-    """What is moved as one: the item of each row, and how many there are."""
+    """Item (row or group) of each row, and number of items."""
     if groups is None:
         return np.arange(rows), rows
     names, item_of_row = np.unique(groups, return_inverse=True)

@@ -1,4 +1,4 @@
-"""Running statistics that merge: how metrics of shards and ranks become metrics of a step."""
+"""Mergeable statistics: metrics of shards and ranks are merged into metrics of a step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Stat:
 
     @staticmethod
     def of(values: np.ndarray | Iterable[float]) -> Stat:
-        """Statistics of an array of any shape; of nothing at all, a Stat whose mean is NaN."""
+        """Statistics of an array of any shape; the mean of an empty one is NaN."""
         array = np.asarray(values if isinstance(values, np.ndarray) else list(values), dtype=np.float64).ravel()
         if array.size == 0:
             return Stat(0, 0.0, 0.0, math.inf, -math.inf)
@@ -31,9 +31,9 @@ class Stat:
 
     @staticmethod
     def weighted(total: float, count: float) -> Stat:
-        """A mean known only as its numerator and denominator; `std` has no meaning for it."""
+        """A mean given as numerator and denominator; `std` is undefined for it."""
         if not count:
-            # Its mean is unknown; written down as NaN it would spoil every merge.
+            # An unknown mean as NaN would spoil every merge.
             return Stat.of(())
         mean = total / count
         return Stat(count, total, mean * total, mean, mean)
@@ -49,19 +49,19 @@ class Stat:
 
     @property
     def mean(self) -> float:
-        """Arithmetic mean; NaN of nothing."""
+        """Arithmetic mean; NaN without values."""
         return self.total / self.count if self.count else math.nan
 
     @property
     def std(self) -> float:
-        """Standard deviation of the population; NaN of nothing."""
+        """Standard deviation of the population; NaN without values."""
         if not self.count:
             return math.nan
         return math.sqrt(max(0.0, self.squares / self.count - self.mean**2))
 
 
 def merge(parts: Iterable[Mapping[str, Stat]]) -> dict[str, Stat]:
-    """Statistics of the same name added up."""
+    """Merge statistics by name."""
     merged: dict[str, Stat] = {}
     for part in parts:
         for name, stat in part.items():

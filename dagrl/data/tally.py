@@ -1,7 +1,7 @@
-"""Statistics of tensors, taken where they lie and read by the host in one go: what an objective reports.
+"""Statistics of tensors, computed on their device and read by the host at once: metrics of an objective.
 
-A tally is float64 [5], the fields of a `Stat` in their order. Reading one waits for the device, so that the tallies of
-many micro-batches are read together, once.
+A tally is float64 [5], the fields of a `Stat` in order. Reading one waits for the device, so the tallies of many
+micro-batches are read together.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ Tallies = Mapping[str, torch.Tensor]
 
 
 def tally(values: Mapping[str, torch.Tensor], counted: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Statistics of the values, all of one shape [N], at the places where `counted` is true, bool [N].
+    """Statistics of the values, all of shape [N], where `counted` is true, bool [N].
 
-    What stands at other places may be anything, NaN included.
+    Other values may be anything, also NaN.
     """
     if not values:
         return {}
-    # One place more, not counted, so that there is something to reduce where N is 0.
+    # One more value, not counted, so that the reduction also works for N = 0.
     inside = torch.nn.functional.pad(counted, (0, 1))
     table = torch.nn.functional.pad(torch.stack([each.detach().double() for each in values.values()]), (0, 1))
     filled = torch.where(inside, table, 0.0)
@@ -35,7 +35,7 @@ def tally(values: Mapping[str, torch.Tensor], counted: torch.Tensor) -> dict[str
 
 
 def tally_mean(values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """The mean of `values` [N], weighted by `weight` [N], none negative; see `Stat.weighted`."""
+    """The mean of `values` [N], weighted by non-negative `weight` [N]; see `Stat.weighted`."""
     total, count = (values.detach().double() * weight).sum(), weight.sum().double()
     known = count > 0
     total = torch.where(known, total, 0.0)
@@ -45,7 +45,7 @@ def tally_mean(values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def read_tallies(parts: Sequence[Tallies]) -> dict[str, Stat]:
-    """Statistics of all parts together, each of which may lack some; waits for the device."""
+    """Statistics of all parts together, which may have different names; waits for the device."""
     listed = [(name, each) for part in parts for name, each in part.items()]
     if not listed:
         return {}

@@ -1,7 +1,7 @@
-"""The tokenizer of a pipeline: read from a Hugging Face folder, or made on the spot for models of random weights.
+"""The tokenizer of a pipeline, read from a Hugging Face folder, or made for models with random weights.
 
-Prompts, generators and rewards all take it from here, so that they agree about every token. The libraries behind it
-are imported when a tokenizer is loaded, not with this module.
+All prompts, generators and rewards use this module, so that they agree about every token. Libraries are imported when a
+tokenizer is loaded.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _CONCATENATE = "{% for message in messages %}{{ message['content'] }}{% endfor %
 
 
 def load_tokenizer(model: ModelSpec) -> PreTrainedTokenizerBase:
-    """The tokenizer that `model` names: ``model.tokenizer``, or the one in the model's own folder.
+    """The tokenizer of `model`: ``model.tokenizer``, or the one in the model's folder.
 
-    It has a padding token if it has one for the end. Raises ValueError where no tokenizer is named, the folder holds
-    none that can be read, or the description of a made one does not make sense.
+    A missing padding token is set to the end token. Raises ValueError if no tokenizer is named, the folder has none
+    that can be read, or the description of a made one is invalid.
     """
     source = model.tokenizer or model.path
     if source is None:
@@ -34,11 +34,11 @@ def load_tokenizer(model: ModelSpec) -> PreTrainedTokenizerBase:
 
 
 def make_tokenizer(spec: TokenizerSpec) -> PreTrainedTokenizerBase:
-    """A tokenizer without merges, so one token for each character, or for each byte of UTF-8.
+    """A tokenizer without merges: one token per character, or per byte of UTF-8.
 
     ``bytes``: token b is byte b, followed by ``<pad>`` and ``<eos>``. ``characters``: ``<pad>``, ``<eos>`` and
-    ``<unk>``, then the alphabet in its order. Text that looks like a special token is read as the characters it is,
-    decoding inserts nothing, and the chat template joins the messages' contents.
+    ``<unk>``, then the alphabet in order. Text that looks like a special token is read as characters, decoding inserts
+    nothing, and the chat template concatenates the messages' contents.
     """
     with tokenizers_alone():
         from tokenizers import Tokenizer, decoders
@@ -67,9 +67,10 @@ def make_tokenizer(spec: TokenizerSpec) -> PreTrainedTokenizerBase:
 def chat_text(
     tokenizer: PreTrainedTokenizerBase, chat: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
 ) -> str:
-    """A chat as a policy reads it, up to where it is to answer; special tokens are in it.
+    """A chat rendered by the chat template up to the assistant's turn, including special tokens.
 
-    ValueError where the chat template does not take such messages: some know no system, or want turns to alternate.
+    Raises ValueError if the chat template rejects the messages, for example a system message or turns that do not
+    alternate.
     """
     from jinja2 import TemplateError
 
@@ -83,7 +84,7 @@ def chat_text(
     except TemplateError as error:
         roles = ", ".join(str(message.get("role")) for message in chat)
         raise ValueError(
-            f"the tokenizer's chat template does not take a chat of {roles}: {error}; change the chat or the template"
+            f"the tokenizer's chat template rejects a chat of {roles}: {error}; change the chat or the template"
         ) from error
 
 
@@ -104,7 +105,7 @@ def _character_vocabulary(spec: TokenizerSpec) -> dict[str, int]:
 
 def _from_folder(source: Path) -> PreTrainedTokenizerBase:
     folder = source.expanduser()
-    # Checked here, for the library takes a path that does not exist for a repository on the hub.
+    # Checked here, because the library takes a missing path for a repository on the Hub.
     if not folder.is_dir():
         raise ValueError(f"there is no tokenizer folder {folder}; set model.tokenizer or model.path to an existing one")
     try:
@@ -113,12 +114,12 @@ def _from_folder(source: Path) -> PreTrainedTokenizerBase:
 
             tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:
-        # Of a file that it does not understand, such as one of a newer version, the library raises no kind of its own.
+        # The library raises any kind of error for a file it does not understand, such as one of a newer version.
         raise ValueError(
-            f"cannot load a tokenizer from {folder}: {error}; it needs tokenizer.json or its kin, in a form that the "
-            "installed transformers can read"
+            f"cannot load a tokenizer from {folder}: {error}; it needs tokenizer.json or similar files that "
+            "the installed transformers can read"
         ) from error
     if tokenizer.pad_token is None:
-        # Padding is always masked, so any token will do; models without one are commonly padded with this.
+        # Padding is always masked, so any token works; the end token is the usual choice.
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer

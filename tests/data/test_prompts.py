@@ -193,7 +193,7 @@ def test_a_chat_that_the_template_does_not_take_is_named(loader: Callable[..., P
         "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}fine"
     )
     user, system = ({"role": role, "content": "hi"} for role in ("user", "system"))
-    told = r"row 1 .*chat template does not take a chat of system, user: System role not supported; change"
+    told = r"row 1 .*chat template rejects a chat of system, user: System role not supported; change"
     with pytest.raises(ValueError, match=told):
         loader([row([user]), row([system, user])], tokenizer=tokenizer).take(0, 2)
 

@@ -101,7 +101,7 @@ def test_of_each_row_the_block_in_which_it_came_first_is_named(blocks: list[list
 
 
 def test_a_row_twice_in_one_block_is_a_bug() -> None:
-    with pytest.raises(AssertionError, match="block 1 holds a row twice"):
+    with pytest.raises(AssertionError, match="block 1 has duplicate rows"):
         index_of([[1], [3, 3]])
 
 

@@ -25,5 +25,5 @@ def test_bounds_of_an_example() -> None:
 
 
 def test_rows_that_are_no_whole_groups_are_a_bug() -> None:
-    with pytest.raises(AssertionError, match="10 rows are no whole groups of 4"):
+    with pytest.raises(AssertionError, match="10 rows are not whole groups of 4"):
         shard_bounds(10, 4, 2)
