@@ -1,1 +1,1 @@
-"""One file for each reward."""
+"""Built-in rewards, one file each."""

@@ -1,4 +1,4 @@
-"""Whether two answers are the same: numbers exactly, lists by their elements, formulas by math-verify."""
+"""Equality of answers: numbers exactly, lists by element, formulas by math-verify."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _OPENING, _CLOSING = {*_BRACKETS, "{"}, {")", "]", r"\}", "}"}
 
 
 def matches(response: str, answer: str) -> bool:
-    r"""Whether the final answer of `response` equals the reference `answer`. ValueError for a reference without one.
+    r"""Whether the final answer of `response` equals the reference `answer`.
 
-    The final answer is what is marked as such (`marked_part`), up to `LONGEST_ANSWER` characters; where nothing is, the
-    last formula or number, as math-verify finds it. The reference may also be a worked solution in GSM8K's form, or
-    an answer in a box.
+    The final answer is the marked part (`marked_part`) of up to `LONGEST_ANSWER` characters, or, without one, the last
+    formula or number found by math-verify. The reference may also be a worked solution in GSM8K's form or a boxed
+    answer. Raises ValueError for a reference without an answer.
     """
     reference = _read(answer.rpartition(GSM8K_MARK)[2])
     if not reference:
-        raise ValueError(f"the reference answer {answer[:80]!r} holds nothing to compare with")
+        raise ValueError(f"the reference answer {answer[:80]!r} contains nothing to compare with")
     marked = marked_part(response)
     if marked is None:
         rest = response.rpartition(THINK_END)[2]
@@ -74,7 +74,7 @@ def same(reference: str, said: str) -> bool:
 
 
 def _values(reference: str, said: str) -> tuple[str, str] | None:
-    """Both without a name before them (``x = 5``): the same name, or a name of one where the other is no relation."""
+    """Both without a leading name (``x = 5``), if the names are equal or only one has a name; None otherwise."""
     ours, theirs = _ASSIGNED.fullmatch(reference), _ASSIGNED.fullmatch(said)
     if ours and theirs:
         return (unwrapped(ours["value"]), unwrapped(theirs["value"])) if ours["name"] == theirs["name"] else None
@@ -91,7 +91,7 @@ def _as_text(answer: str) -> str:
 
 
 def _elements(answer: str) -> tuple[str, list[str]]:
-    r"""The brackets around an answer (``(]``, ``\{\}`` or empty) and the elements between its commas."""
+    r"""The brackets around an answer (``(]``, ``\{\}`` or empty) and its elements separated by commas."""
     tokens = _TOKEN.findall(_JOINED.sub(", ", _SIZED.sub("", answer)).strip())
     depths = list(accumulate((token in _OPENING) - (token in _CLOSING) for token in tokens))
     if not tokens or min(depths) < 0 or depths[-1] != 0:
@@ -110,9 +110,9 @@ def _elements(answer: str) -> tuple[str, list[str]]:
 
 
 def _same_elements(around: str, elements: list[str], around_said: str, said: list[str]) -> bool:
-    r"""Whether lists of one length are equal: in order where the reference has brackets, but for those of a set.
+    r"""Whether lists of equal length are equal: in order, unless the reference is a set or has no brackets.
 
-    An answer may leave the brackets of a tuple or a set out. Two elements in square brackets are an interval.
+    The answer may omit the brackets of a tuple or a set. Two elements in square brackets are an interval.
     """
     if around not in ("", r"\{\}"):
         interval = len(elements) == 2 and around != "()"
@@ -131,7 +131,7 @@ def _same_elements(around: str, elements: list[str], around_said: str, said: lis
 
 
 def _with_percentages(reference: str, said: str) -> Iterator[tuple[str, str]]:
-    """The pairs to compare: reference and answer, without the percent sign where both have it, or either way."""
+    """Pairs to compare: without the percent sign if both have it, otherwise in both readings."""
     ours, theirs = of_hundred(reference), of_hundred(said)
     yield ours or reference, theirs or said
     if ours and not theirs:
@@ -151,7 +151,7 @@ def _verified(reference: str, said: str) -> bool:
 
 
 def _found_by_math_verify(response: str, reference: str) -> bool:
-    """Whether the last formula or number of a response in which nothing is marked equals the reference."""
+    """Whether the last formula or number of a response without a marked answer equals the reference."""
     from math_verify import parse, verify
 
     found = parse(response, parsing_timeout=None)
@@ -168,7 +168,7 @@ def _formula(answer: str) -> list[Any]:
 
 @cache
 def _whole_formula() -> list[Any]:
-    """Read an answer as a whole, not by the last number in it, and leave units alone: they are gone already."""
+    """Extraction settings that read an answer as a whole, and keep units, which have been removed before."""
     from math_verify import LatexExtractionConfig
 
     normalization = replace(LatexExtractionConfig().normalization_config, units=False)

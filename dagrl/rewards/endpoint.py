@@ -1,4 +1,4 @@
-"""A model behind an HTTP endpoint that speaks OpenAI's protocol of chats, asked with patience and within bounds."""
+"""A client for a model behind an OpenAI-compatible chat endpoint, with retries and timeouts."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ if TYPE_CHECKING:
     from openai import APIError
 
 _SETTING_UP = (401, 403, 404)
-"""Answers that no other question would get another one than: the key, the address or the model's name is wrong."""
+"""Status codes that retries cannot change: key, address or model name are wrong."""
 _SHOWN_CHARACTERS = 300
 
 
 class EndpointError(OSError):
-    """The endpoint has not answered a question, for all the patience."""
+    """The endpoint did not answer a question, after all retries."""
 
 
 class EndpointSetupError(EndpointError):
-    """It will not answer any."""
+    """The endpoint will not answer any question."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointReply:
-    """What the model has said."""
+    """A model's reply."""
 
     text: str
     tokens: int | None
-    """Tokens of it, where the endpoint tells."""
+    """Number of tokens, if the endpoint reports it."""
 
 
 class Endpoint:
-    """A client for one endpoint and model. May be used from several threads at once."""
+    """A client for one endpoint and model; thread-safe."""
 
     def __init__(self, url: str, model: str, *, api_key_env: str | None, retries: int, timeout_s: float) -> None:
-        """`url` is the part before ``/chat/completions``. ValueError where the environment has no such key.
+        """`url` is the part before ``/chat/completions``. Raises ValueError if the environment has no such key.
 
-        The key is read here, and goes nowhere but into the requests' header.
+        The key is read here, and used only in the requests' header.
         """
         from openai import Omit, OpenAI
 
         self._url, self._model = url, model
         self._key = _key_of(api_key_env)
         self._key_env = api_key_env
-        # Nothing of the user's environment but that key is for this endpoint to know.
+        # Do not send other settings from the user's environment.
         unsaid: dict[str, Any] = dict.fromkeys(("OpenAI-Organization", "OpenAI-Project"), Omit())
         if self._key is None:
             unsaid["Authorization"] = Omit()
@@ -63,14 +63,14 @@ class Endpoint:
     def ask(
         self, messages: Sequence[Mapping[str, str]], sampling: SamplingSpec, extra_body: Mapping[str, Any]
     ) -> EndpointReply:
-        """The model's answer to a conversation. EndpointError with a sentence where there is none.
+        """The model's reply to a conversation. Raises EndpointError.
 
-        What may pass is tried again: no connection, no answer in time, too many requests, errors of the server's.
+        Retries connection errors, timeouts, rate limits and server errors.
         """
         from openai import APIError
 
         try:
-            # By hand, as servers differ in what they know: nothing is sent that was not asked for.
+            # A raw request, so that only the given parameters are sent: servers differ in what they accept.
             reply: Any = self._client.post(
                 "/chat/completions", cast_to=object, body=self._body(messages, sampling, extra_body)
             )
@@ -87,7 +87,7 @@ class Endpoint:
         return EndpointReply(text, tokens if isinstance(tokens, int) else None)
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         self._client.close()
 
     def _body(
@@ -98,7 +98,7 @@ class Endpoint:
             "messages": list(messages),
             "max_tokens": sampling.max_new_tokens,
             "temperature": sampling.temperature,
-            # Servers of open models know these, others might refuse them.
+            # Servers of open models accept these, others may reject them.
             **({"top_p": sampling.top_p} if sampling.top_p < 1 else {}),
             **({"top_k": sampling.top_k} if sampling.top_k > 0 else {}),
             **({"min_p": sampling.min_p} if sampling.min_p > 0 else {}),
@@ -127,7 +127,7 @@ class Endpoint:
         return EndpointError(f"{self._url}: {self._told(str(error))}")
 
     def _told(self, text: str) -> str:
-        """What the server says, without the key, which some repeat."""
+        """The server's message without the key, which some servers repeat."""
         return _short(text.replace(self._key, "***") if self._key else text)
 
 
@@ -138,7 +138,7 @@ def _key_of(api_key_env: str | None) -> str | None:
     if not key:
         raise ValueError(
             f"the environment variable {api_key_env}, which holds the judge's key, is not set in the workers on "
-            f"{socket.gethostname()}; set it before the run, or before `ray start` where a cluster is there already"
+            f"{socket.gethostname()}; set it before the run, or before `ray start` if the cluster is already running"
         )
     return key
 

@@ -1,4 +1,4 @@
-"""``environment``: what the environment of a rollout of several turns has given for them."""
+"""``environment``: the sum of the environment's rewards in a multi-turn rollout."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def environment_reward(turn_rewards: Sequence[float]) -> float:
-    """The sum over the turns. ValueError where there are none."""
+    """Sum of the turns' rewards. Raises ValueError without any."""
     if not turn_rewards:
-        raise ValueError("the response has no rewards of turns; its rollout has no `environment`")
+        raise ValueError("the response has no turn rewards; its rollout has no `environment`")
     return float(sum(turn_rewards))

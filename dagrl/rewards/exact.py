@@ -1,4 +1,4 @@
-"""The `exact` reward: 1 where the response is the reference answer, character by character."""
+"""The `exact` reward: 1 if the response equals the reference answer as text."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import re
 
 
 def exact_reward(response: str, answer: str, *, ignore_case: bool = False, extract: str | None = None) -> float:
-    """1.0 where `response` equals `answer`, white space at both ends left out, else 0.0.
+    """1.0 if `response` equals `answer`, ignoring surrounding white space, else 0.0.
 
-    `extract` is a regular expression whose last match in the response is compared instead (its first group, where it
-    has one); a response without a match gets 0.0. Raises ValueError where it is not a regular expression.
+    `extract` is a regular expression: its last match in the response is compared (its first group, if it has one); a
+    response without a match gets 0.0. Raises ValueError if it is not a regular expression.
     """
     found = compared(response, ignore_case=ignore_case, extract=extract)
     answer = answer.strip()
@@ -17,7 +17,7 @@ def exact_reward(response: str, answer: str, *, ignore_case: bool = False, extra
 
 
 def compared(response: str, *, ignore_case: bool = False, extract: str | None = None) -> str | None:
-    """The part of a response that is compared, as it is compared; None without one. Otherwise as `exact_reward`."""
+    """The part of a response to compare, normalised; None without one. Arguments are as in `exact_reward`."""
     found = response if extract is None else _last_match(extract, response)
     if found is None:
         return None

@@ -12,7 +12,7 @@ ANSWER, ANSWER_END = "<answer>", "</answer>"
 THINK_END = "</think>"
 GSM8K_MARK = "####"
 LONGEST_ANSWER = 1000
-"""Characters of an answer that is read: a longer one has been repeated rather than found."""
+"""Longest answer in characters; longer ones are repetitions rather than answers."""
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(?P<bare>-?\d+(?:\.\d+)?))")
 _DIGIT = re.compile(r"\d")
@@ -22,14 +22,14 @@ _FRACTION = re.compile(r"\\[dtc]frac(?![a-z])")
 _IN_TEXT = re.compile(r"\\(?:text|mathrm|textbf|mathbf|mbox|textrm|textit|mathit|boldsymbol)\s*\{([^{}]*)\}")
 
 _STATED_WITHIN = 10_000
-"""Characters at the end of a response that are searched for "answer is": the search takes a while in a longer one."""
+"""Number of last characters that are searched for "answer is", because the search is slow in long responses."""
 _STATED = re.compile(r"\banswer\b[^\n.$\\\d:=]{0,60}?(?:\bis\b|\bare\b|[:=])[:\s*]*", re.IGNORECASE)
 _FORMULA = r"(?:\$\$.+?\$\$|\$(?:[^$\n\\]|\\[^\n])+\$(?!\d)|\\\(.+?\\\)|\\\[.+?\\\])"
 _FORMULAS = re.compile(rf"{_FORMULA}(?:\s*(?:,\s*(?:(?:and|or)\b\s*)?|(?:and|or)\b\s*){_FORMULA})*", re.DOTALL)
 _SENTENCE = re.compile(r"(?:[^\n.;?]|\.(?=\d))*")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _IN_FORMULAS = {"and", "or", "pi", "sqrt", "sin", "cos", "tan", "log", "ln", "exp", "infinity", "inf"}
-# Atomic: a number that goes on otherwise (5.7x, 5, 7-2) is none.
+# Atomic, so that part of a longer number or expression (5.7x, 5, 7-2) does not match.
 _LEADING_NUMBER = re.compile(
     r"(?>[-+−]?\s?\\?[$€£]?\d+(?:[, \u00a0\u2009\u202f]\d{3}(?!\d))*(?:\.\d+)?(?:\s\d+/\d+|\s*/\s*\d+)?(?:\s?\\?%)?)"
     r"(?=[\s,:!)*]|\Z)(?!\s*[-+*/^=<>×\\(])"
@@ -37,11 +37,11 @@ _LEADING_NUMBER = re.compile(
 
 
 def marked_part(response: str) -> str | None:
-    r"""The part of a response that is marked as its final answer; None where nothing is.
+    r"""The part of a response that is marked as its final answer; None without one.
 
-    The content of the last ``\boxed{...}`` (or ``\fbox``) or ``<answer>...</answer>``, whichever begins later; else the
-    word behind GSM8K's ``####``, where it ends a line; else what the last "answer is" or "Answer:" states. A thought
-    that ends with ``</think>`` is looked through only where nothing behind it is marked.
+    The content of the last ``\boxed{...}`` (or ``\fbox``) or ``<answer>...</answer>``, whichever begins later; else
+    the word after GSM8K's ``####`` at the end of a line; else the statement after the last "answer is" or "Answer:".
+    Reasoning up to ``</think>`` is searched only if nothing is marked after it.
     """
     _, thought, rest = response.rpartition(THINK_END)
     found = _marked(rest)
@@ -58,7 +58,7 @@ def _marked(response: str) -> str | None:
 
 
 def _last_box(text: str) -> tuple[int, str] | None:
-    """Where the last box begins, and its content; None without one, or where it does not close."""
+    """Start and content of the last box; None if there is none or it is not closed."""
     box = _last_match(_BOX, text)
     if box is None:
         return None
@@ -73,7 +73,7 @@ def _last_match(pattern: re.Pattern[str], text: str, start: int = 0) -> re.Match
 
 
 def _behind_gsm8k_mark(response: str) -> str | None:
-    # The mark and the answer end a line; what only begins with the mark may be a heading of Markdown.
+    # The mark and the answer end a line; other lines that begin with the mark may be Markdown headings.
     for line in reversed(response.split("\n")):
         _, mark, behind = line.rpartition(GSM8K_MARK)
         words = behind.split()
@@ -100,10 +100,10 @@ def _stated(response: str) -> str | None:
 
 
 def final_answer(response: str) -> str | None:
-    r"""The final answer as a text that is the same for the same answer, as far as writing goes.
+    r"""The final answer in a normal form, equal for equal answers as far as notation is concerned.
 
-    What is marked, else the last number; None without either. What `in_latex` writes alike is alike, and spacing,
-    ``$``, ``\text{}``, commas in numbers and zeros behind a point make no difference; ``1/2`` and ``0.5`` do.
+    It is the marked part, else the last number; None without either. Spacing, ``$``, ``\text{}``, commas in numbers,
+    trailing zeros and what `in_latex` normalises make no difference; ``1/2`` and ``0.5`` differ.
     """
     marked = marked_part(response)
     if marked is None:
@@ -113,7 +113,7 @@ def final_answer(response: str) -> str | None:
 
 
 def written_alike(answer: str) -> str | None:
-    """One text for answers that differ in spacing, fonts and the writing of fractions and thousands."""
+    """A normal form for answers that differ in spacing, fonts and notation of fractions and thousands."""
     answer = _SPACING.sub(_digits_apart, _IN_TEXT.sub(r"\1", answer)).rstrip(".")
     answer = _FRACTION.sub(r"\\frac", answer).replace(r"\%", "%")
     if re.fullmatch(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?", answer):

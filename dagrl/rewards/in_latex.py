@@ -1,7 +1,7 @@
-r"""An answer as math-verify can read it: signs of Unicode, programmers' numbers and spaced thousands, in LaTeX.
+r"""Converts answers to LaTeX that math-verify can parse: Unicode signs, programming notation, spaced thousands.
 
-math-verify reads LaTeX. What a policy writes otherwise it compares letter by letter (``50\%``, ``√2``), or takes for a
-product: ``1e3`` for 3e, ``1\,000`` for 0.
+math-verify compares other notation character by character (``50\%``, ``√2``), or misreads it: ``1e3`` as 3e,
+``1\,000`` as 0.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PERCENT = re.compile(r"(?:\\?%|\\text\{ *percent *\}|percent)\Z")
 
 
 def in_latex(answer: str) -> str:
-    """The same answer in LaTeX, as far as it is known how; takes no longer than the answer is long."""
+    """The answer in LaTeX, as far as the conversion is known; takes linear time."""
     answer = answer.replace(r"\varnothing", r"\emptyset")
     answer = _THOUSANDS.sub("", answer if answer.isascii() else _from_unicode(answer))
     answer = _SPACED_THOUSANDS.sub(lambda found: found[0].replace(" ", ""), answer)
@@ -38,7 +38,7 @@ def in_latex(answer: str) -> str:
 
 
 def of_hundred(answer: str) -> str | None:
-    """How many percent an answer says, without the sign; None where it is no percentage."""
+    """The number before a percent sign; None if the answer is not a percentage."""
     answer = answer.rstrip()
     found = _PERCENT.search(answer, max(len(answer) - 20, 0))
     return (answer[: found.start()].rstrip() or None) if found else None
@@ -51,7 +51,7 @@ def _from_unicode(answer: str) -> str:
 
 
 def _ascii(character: str) -> str:
-    """Digits of all scripts, and fractions in one character."""
+    """ASCII for digits of any script, and fractions for single characters."""
     if character.isascii():
         return character
     digit = unicodedata.decimal(character, None)

@@ -1,10 +1,10 @@
-r"""Removes what surrounds an answer and does not change it: boxes, dollars, fonts, punctuation, units."""
+r"""Removes markup around an answer that does not change it: boxes, dollars, fonts, punctuation, units."""
 
 from __future__ import annotations
 
 import re
 
-# An escaped brace is printed and closes nothing.
+# An escaped brace is a character, not a delimiter.
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _GROUP = re.compile(
     r"(?:\\(?P<command>boxed|fbox|text|textbf|textit|textrm|mbox|mathrm|mathbf|mathit|mathsf|boldsymbol|bm)\s*)?\{"
@@ -31,7 +31,7 @@ _IN_FORMULAS = {
 
 
 def closing_brace(text: str, opening: int) -> int | None:
-    """The position of the brace that closes the one at `opening`; None where it does not close."""
+    """The position of the brace that closes the one at `opening`; None if it is not closed."""
     depth = 0
     for brace in _BRACE.finditer(text, opening):
         depth += (brace[0] == "{") - (brace[0] == "}")
@@ -41,7 +41,7 @@ def closing_brace(text: str, opening: int) -> int | None:
 
 
 def unwrapped(answer: str) -> str:
-    r"""The answer alone: ``**$\boxed{5}$.**`` is ``5``, and so is ``The answer is $5$``. Words stay in ``\text{}``."""
+    r"""The answer alone: ``**$\boxed{5}$.**`` and ``The answer is $5$`` become ``5``. Words stay in ``\text{}``."""
     while True:
         answer = _trimmed(answer)
         lead = _LEAD.match(answer)
@@ -60,7 +60,7 @@ def _trimmed(answer: str) -> str:
 
 
 def _inside(answer: str) -> str | None:
-    """The content of a pair of marks around the whole answer; None without one."""
+    """The content of a pair of delimiters around the whole answer; None without one."""
     delimited = _DELIMITED.fullmatch(answer)
     if delimited and not _DELIMITER.search(inside := delimited[delimited.lastgroup or 0]):
         return inside
@@ -72,7 +72,7 @@ def _inside(answer: str) -> str | None:
 
 
 def without_unit(answer: str) -> str:
-    r"""The answer without a unit behind it: ``5~\mathrm{cm}^2``, ``5\text{ apples}``, ``5 square feet`` are ``5``."""
+    r"""The answer without a unit: ``5~\mathrm{cm}^2``, ``5\text{ apples}`` and ``5 square feet`` become ``5``."""
     found = _UNIT_IN_TEXT.search(answer)
     if found and re.search(r"[\d})]\Z", answer[: found.start()]):
         return answer[: found.start()]

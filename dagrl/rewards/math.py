@@ -1,6 +1,6 @@
-"""The `math` reward: 1 where the response's final answer equals the reference as mathematics, by math-verify.
+"""The `math` reward: 1 if the response's final answer equals the reference mathematically, by math-verify.
 
-Comparisons run in helper processes (`dagrl.rewards.math_checker`) that bound their time: one for each caller at a time.
+Comparisons run in helper processes (`dagrl.rewards.math_checker`) that limit their CPU time, one caller at a time.
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ from typing import IO, Any
 from dagrl.rewards.math_checker import READY
 
 _SILENCE_S = 600.0
-"""Longest wait for a helper's line: it bounds its own CPU time, and a busy machine may give it little of that."""
+"""Longest wait for a helper's reply, far above its limit of CPU time, because the machine may be busy."""
 
 
 def math_reward(response: str, answer: str, *, timeout_s: float = 2.0) -> float:
-    r"""1.0 where the final answer of `response` equals `answer`, else 0.0.
+    r"""1.0 if the final answer of `response` equals `answer`, else 0.0.
 
-    `dagrl.rewards.final_answer.marked_part` says where the final answer is, `dagrl.rewards.answer_equality.matches`
-    what counts as equal. A comparison that takes more than `timeout_s` seconds of CPU time ends, and its response gets
-    0.0. No response is right where `answer` holds nothing to compare with (``\boxed{}``): 0.0, with a warning. May be
-    called from any thread.
+    See `dagrl.rewards.final_answer.marked_part` for the final answer and `dagrl.rewards.answer_equality.matches` for
+    equality. A comparison that takes more than `timeout_s` seconds of CPU time is ended and scores 0.0. If `answer`
+    contains nothing to compare with (``\boxed{}``), all responses score 0.0, with a warning. Thread-safe.
     """
     if timeout_s <= 0:
         raise ValueError(f"timeout_s of the math reward must be above 0, not {timeout_s}")
@@ -40,7 +39,7 @@ def math_reward(response: str, answer: str, *, timeout_s: float = 2.0) -> float:
 
 
 class _Checker:
-    """One helper process."""
+    """A helper process."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-m", "dagrl.rewards.math_checker"]
@@ -50,7 +49,7 @@ class _Checker:
             raise RuntimeError(f"{' '.join(command)} did not start; its error output says why")
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The reply. RuntimeError where the process died."""
+        """The helper's reply. Raises RuntimeError if the process died."""
         print(json.dumps(request), file=self._requests, flush=True)
         reply = self._line("to compare two answers")
         if reply:
@@ -58,8 +57,8 @@ class _Checker:
         raise RuntimeError(f"the process that compares formulas died with status {self._process.wait()}")
 
     def _line(self, what: str) -> str:
-        """The next one that it writes; empty where it has ended. RuntimeError where it does neither for long."""
-        # A reply is a line, and the one before was read: nothing waits in our own buffer.
+        """The helper's next line; empty if it has ended. Raises RuntimeError on timeout."""
+        # One line per reply, so our buffer is empty.
         if not select.select([self._replies], [], [], _SILENCE_S)[0]:
             self.close()
             raise RuntimeError(f"waited {_SILENCE_S:.0f} s for the process that compares formulas {what}")
@@ -74,7 +73,7 @@ class _Checker:
         return self._process.poll() is None
 
     def close(self) -> None:
-        """End the process and free its pipes."""
+        """End the process and close its pipes."""
         self._process.kill()
         self._process.wait()
         self._requests.close()
@@ -92,7 +91,7 @@ class _Checker:
 
 
 class _Checkers:
-    """Helper processes that wait for work: started when all are busy, kept for the next call."""
+    """A pool of helper processes that grows on demand."""
 
     def __init__(self) -> None:
         self._idle: list[_Checker] = []
@@ -100,10 +99,10 @@ class _Checkers:
 
     @contextmanager
     def borrowed(self) -> Iterator[_Checker]:
-        """A process that nobody else uses within the context."""
+        """Context with exclusive use of a process."""
         checker = self._take_idle() or _Checker()
         with ExitStack() as on_failure:
-            # Its pipes may hold a reply that nobody has read: to the next caller that would be the wrong one.
+            # Its pipes may hold an unread reply, which the next caller would take for its own.
             on_failure.callback(checker.close)
             yield checker
             on_failure.pop_all()

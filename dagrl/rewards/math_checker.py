@@ -1,12 +1,12 @@
-"""The process behind the `math` reward: ``python -m dagrl.rewards.math_checker`` answers one JSON line with another.
+"""The process behind the `math` reward: ``python -m dagrl.rewards.math_checker`` answers JSON lines.
 
-Comparing formulas can take for ever (``9^{9^{9^9}}``), and neither a signal handler nor a thread can stop Python inside
-one long operation on integers. Here the kernel does: before each comparison the process arms a timer on its own CPU
-time whose signal, left unhandled, ends it. So the bound holds; it needs no main thread in the caller, does not depend
-on how busy the machine is, and leaves nothing running when the caller dies.
+Comparing formulas may never end (``9^{9^{9^9}}``), and neither a signal handler nor a thread can interrupt Python
+within one long integer operation. So before each comparison the process arms a timer on its own CPU time; its unhandled
+signal ends the process. This works in any thread of the caller, does not depend on the machine's load, and leaves
+nothing running when the caller dies.
 
-The process that is started loads sympy and forks a child, which answers the requests. When the timer ends the child,
-the parent writes the reply that is due and forks the next child: milliseconds, where a new process takes seconds.
+The started process loads sympy and forks a child, which answers the requests. If the timer ends the child, the parent
+writes the missing reply and forks another child, which takes milliseconds instead of seconds.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _TYPICAL = (r"\frac{x+1}{2}", r"2\sqrt{3}", r"(-\infty,2]\cup[3,5)", "x=2y", r"\
 
 def main() -> None:
     """Serve requests until standard input ends."""
-    # Ctrl-C goes to the whole process group; the caller decides when this one ends.
+    # Ctrl-C goes to the whole process group; the caller ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     limit = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-    # math-verify warns that its own timeouts are off, which is the point.
+    # math-verify warns that its own timeouts are off, which is intended.
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
-    # Whatever a library prints must not get between the replies.
+    # Libraries must not print between the replies.
     replies, sys.stdout = sys.stdout, sys.stderr
     _load()
     _write(replies, READY)
@@ -49,17 +49,17 @@ def main() -> None:
         if code == -signal.SIGPROF:
             _write(replies, json.dumps({"matches": False}))
         elif code < 0:
-            # The caller is told what ended the child: this process ends of the same.
+            # End with the child's signal, so that the caller sees it.
             os.kill(os.getpid(), -code)
         else:
             sys.exit(code)
 
 
 def _load() -> None:
-    """Import what comparisons need and let its grammar learn from typical ones, once for all children."""
+    """Import dependencies and parse typical formulas, once for all children."""
     for formula in _TYPICAL:
         matches(rf"\boxed{{{formula}}}", f"{formula}+1")
-    # Children share the pages of this process as long as no collection touches them.
+    # Children share this process's pages until a garbage collection writes to them.
     gc.collect()
     gc.freeze()
 
@@ -80,7 +80,7 @@ def _reply_to(request: dict[str, Any]) -> dict[str, Any]:
     except ValueError as error:
         return {"error": str(error)}
     except (RecursionError, MemoryError):
-        # Brackets nested a thousand deep are no answer.
+        # Brackets nested a thousand deep are not an answer.
         return {"matches": False}
 
 

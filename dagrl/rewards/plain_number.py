@@ -1,4 +1,4 @@
-r"""Numbers as exact fractions: ``1{,}000``, ``3\frac{1}{2}``, ``3 1/2``, ``1.2\times 10^{3}``, ``50\%``, ``\$5``."""
+r"""Parses exact fractions: ``1{,}000``, ``3\frac{1}{2}``, ``3 1/2``, ``1.2\times 10^{3}``, ``50\%``, ``\$5``."""
 
 from __future__ import annotations
 
@@ -34,20 +34,19 @@ _FRACTION = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class PlainNumber:
-    """A number, and how it is written."""
+    """A number and its notation."""
 
     value: Fraction
-    """Without the sign of percent."""
+    """Without percent sign."""
     percent: bool
     rounded: bool
-    """Written with a point, so that it may be rounded."""
+    """Written with a decimal point, so that it may be rounded."""
 
     def equals(self, other: PlainNumber) -> bool:
-        """Whether both are the same: exactly; to six places where one of them is rounded.
+        """Whether both are equal: exactly, or to six decimal places if one of them is rounded.
 
-        Numbers below 0.025 also have to agree to 2e-5 of their size: six places say nothing about ``5e-9``.
-        Where one of the two is a percentage, the other may be the same number without the sign, or a hundredth of it:
-        data sets have it both ways.
+        Numbers below 0.025 must also agree to a relative 2e-5, because six places mean nothing for ``5e-9``. If one is
+        a percentage, the other may be the same number without the sign, or a hundredth of it: data sets use both.
         """
         rounded = self.rounded or other.rounded
         if self.percent == other.percent:
@@ -62,7 +61,7 @@ def _equal(one: Fraction, other: Fraction, rounded: bool) -> bool:
 
 
 def plain_number(answer: str) -> PlainNumber | None:
-    """The number that an answer in LaTeX is, whatever its unit; None for anything else."""
+    """The number that an answer in LaTeX represents, ignoring its unit; None for anything else."""
     if len(answer) > _LONGEST:
         return None
     hundredths = of_hundred(answer)
@@ -79,7 +78,7 @@ def plain_number(answer: str) -> PlainNumber | None:
 
 
 def _signed(text: str) -> tuple[str, bool]:
-    """The text without sign, currency and brackets around, and whether there is a minus."""
+    """The text without sign, currency and surrounding brackets, and whether it is negative."""
     negative = False
     while True:
         text = text.strip()

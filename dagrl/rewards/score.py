@@ -1,4 +1,4 @@
-"""Calling a reward function on samples: what it is given, what it may return, and what happens when it fails."""
+"""Calls a reward function on samples, checks its results and handles its failures."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import numpy as np
 from dagrl.graph.plugins.custom import FIELDS, fields_of, located, name_of, raised_by, reward_traits
 
 SHOWN_CHARACTERS = 200
-"""Of a prompt or a response in an error."""
+"""Longest excerpt of a prompt or response in an error."""
 
 
 LARGEST_REWARD = float(np.finfo(np.float32).max)
 
 
 class RewardError(ValueError):
-    """A reward function failed; the message names the sample, the function and the line of it."""
+    """A reward function failed; the message names the sample, the function and its line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """What reward functions are told of some samples; all of one length."""
+    """Arguments of reward functions for some samples; all of one length."""
 
     sample_id: Sequence[int]
     prompt: Sequence[str]
@@ -34,9 +34,9 @@ class Samples:
     data_source: Sequence[str]
     extra_info: Sequence[Mapping[str, Any]]
     turns: Sequence[Sequence[str]] = ()
-    """What the policy has said in each of its turns. Default: in one turn, the response."""
+    """Texts of the policy's turns. Default: one turn, the response."""
     turn_rewards: Sequence[Sequence[float]] = ()
-    """What an environment has given for each of them. Default: there is none."""
+    """Rewards that an environment gave for the turns. Default: none."""
 
     def __post_init__(self) -> None:
         if not self.turns:
@@ -52,14 +52,14 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class RewardScores:
-    """What a reward function made of some samples."""
+    """Results of a reward function for some samples."""
 
     rewards: np.ndarray
     """float32 [samples]."""
     failures: int
-    """Samples that got the reward of ``on_error``."""
+    """Number of samples that got the reward of ``on_error``."""
     first_failure: str | None
-    """What the first of them failed of."""
+    """Message of the first failure."""
 
 
 def score(
@@ -70,14 +70,14 @@ def score(
     on_error: Literal["stop"] | float,
     concurrency: int | None = None,
 ) -> RewardScores:
-    """Rewards of `samples`: one call a sample, or one for all where the function is marked ``batched``.
+    """Rewards of `samples`: one call per sample, or one for all if the function is marked ``batched``.
 
-    `concurrency` samples are scored at once, by default as many as the function is marked for; what is raised and
-    counted does not depend on it.
+    `concurrency` samples are scored at a time; the default is the function's mark. Errors and counts do not depend on
+    it.
 
-    A sample fails when the function raises or does not return a finite number for it; a batched call fails as a whole
-    when it raises or returns another number of rewards. With `on_error` ``stop`` the first failure is raised as a
-    RewardError, otherwise failed samples get that reward and are counted. Raises ValueError like `fields_of`.
+    A sample fails if the function raises or does not return a finite number for it; a batched call fails as a whole if
+    it raises or returns another number of rewards. With `on_error` ``stop`` the first failure is raised as a
+    RewardError; otherwise failed samples get that reward and are counted. Raises ValueError as `fields_of` does.
     """
     fields = fields_of(function, args)
     ledger = _Ledger(function, samples, on_error)
@@ -141,7 +141,7 @@ def _score_together(
 
 
 class _Ledger:
-    """The rewards as they come in, and what went wrong."""
+    """Collects rewards and failures."""
 
     def __init__(self, function: Callable[..., Any], samples: Samples, on_error: Literal["stop"] | float) -> None:
         self.samples = samples
@@ -152,22 +152,22 @@ class _Ledger:
         self._on_error = on_error
 
     def given(self, fields: Sequence[str], index: int) -> dict[str, Any]:
-        """What the function is told of a sample."""
+        """Arguments of the function for a sample."""
         return {field: getattr(self.samples, field)[index] for field in fields}
 
     def enter(self, index: int, result: Any) -> None:
-        """Take down a result, if it is a finite number."""
+        """Record a result, if it is a finite number."""
         number = _plain(result)
         if isinstance(number, bool) or not isinstance(number, int | float):
-            self.fail([index], f"returned {_shown(result)}; a reward is a number, so use float(...)")
+            self.fail([index], f"returned {_shown(result)}; a reward must be a number, so use float(...)")
         elif not abs(number) <= LARGEST_REWARD:
-            self.fail([index], f"returned {_shown(result)}; a reward is a finite number")
+            self.fail([index], f"returned {_shown(result)}; a reward must be a finite number")
         else:
             self.rewards[index] = number
 
     def fail(self, indices: Sequence[int], what: str, cause: BaseException | None = None) -> None:
-        """Give these samples the reward of ``on_error``, or stop."""
-        # What was raised has a line of its own.
+        """Assign these samples the reward of ``on_error``, or stop."""
+        # Exceptions have their own line number.
         who = located(self._function) if cause is None else name_of(self._function)
         message = f"reward {who} {what}\n{self._place(indices)}"
         if self._on_error == "stop":
@@ -189,7 +189,7 @@ class _Ledger:
 
 
 def _plain(value: Any) -> Any:
-    """Arrays, tensors and their scalars as Python's own lists and numbers."""
+    """Convert arrays, tensors and their scalars to Python lists and numbers."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 

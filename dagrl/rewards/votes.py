@@ -1,4 +1,4 @@
-"""The answer in a response, as a text that can be counted: what ``maj@k`` counts."""
+"""Extracts an answer from a response as text, to be counted by ``maj@k``."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from dagrl.rewards.exact import compared
 from dagrl.rewards.final_answer import final_answer
 
 Answered = Callable[[str], str | None]
-"""A response in, its answer out; None where it gives none."""
+"""From a response to its answer; None if it gives none."""
 
 
 def load_vote(vote: Vote, folder: Path | None = None) -> Answered:
-    """The function behind a `Vote`; modules of the user's own are also looked for in `folder`. ValueError for no such.
+    """The function of a `Vote`; user modules are also searched in `folder`. Raises ValueError for an unknown name.
 
-    What it returns raises ValueError, with the function and the line, where the user's own fails.
+    The returned function raises ValueError with its location if the user's function fails.
     """
     if vote.fn == "math":
         return final_answer
@@ -34,5 +34,5 @@ def _called(function: Callable[[str], Any], response: str) -> str | None:
     except (Exception, SystemExit) as error:
         raise ValueError(f"data.val_vote {name_of(function)} {raised_by(function, error)}") from error
     if answer is not None and not isinstance(answer, str):
-        raise ValueError(f"data.val_vote {located(function)} returned {answer!r}; an answer is a text, or None")
+        raise ValueError(f"data.val_vote {located(function)} returned {answer!r}; return a text or None")
     return answer

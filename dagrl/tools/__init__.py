@@ -1,1 +1,1 @@
-"""Tools that come with dagrl, one a file: what a policy may call in a rollout of several turns."""
+"""Built-in tools for multi-turn rollouts, one file each."""

@@ -1,4 +1,4 @@
-"""``calculator``: arithmetic, worked out on the expression's syntax tree, so that nothing else can be run by it."""
+"""``calculator``: evaluates arithmetic on the expression's syntax tree, so that no other code can run."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from collections.abc import Callable
 from dagrl.graph.plugins.tool import tool
 
 _LONGEST = 1000
-"""Characters of an expression; its tree is no deeper then than Python's recursion goes."""
+"""Longest expression in characters, which keeps its tree within Python's recursion limit."""
 _LARGEST_BITS = 4096
-"""Of a whole number on the way: some 1200 digits."""
+"""Largest intermediate integer in bits: about 1200 digits."""
 
 
 def _rounded(number: float, *digits: int) -> float:
-    # Python would work out 10 to the power of however many digits a whole number is to lose.
+    # Python would compute 10 to the power of the number of digits removed.
     return round(number, *(max(each, -_LARGEST_BITS) for each in digits))
 
 
@@ -42,12 +42,12 @@ _FUNCTIONS: dict[str, Callable[..., float]] = {
 
 @tool
 def calculator(expression: str) -> str:
-    """Work out an arithmetic expression, such as (3 + 4.5) * 2 ** 3.
+    """Evaluate an arithmetic expression, such as (3 + 4.5) * 2 ** 3.
 
-    It may hold numbers, + - * / // % **, parentheses, and the functions abs, ceil, floor, max, min, round, sqrt.
+    Allowed are numbers, + - * / // % **, parentheses, and the functions abs, ceil, floor, max, min, round, sqrt.
     """
     if len(expression) > _LONGEST:
-        raise ValueError(f"an expression has at most {_LONGEST} characters")
+        raise ValueError(f"an expression must have at most {_LONGEST} characters")
     try:
         tree = ast.parse(expression.strip(), mode="eval")
     except (SyntaxError, MemoryError, RecursionError) as error:
@@ -80,12 +80,12 @@ def _value(node: ast.expr) -> float:
 
 def _power(base: float, exponent: float) -> float:
     whole = isinstance(base, int) and isinstance(exponent, int) and abs(base) > 1
-    # Before it is worked out: that alone could take all of the machine's memory.
+    # Checked first, because the computation could use all of the machine's memory.
     if whole and abs(exponent) * int(base).bit_length() > _LARGEST_BITS:
         raise OverflowError
     result = base**exponent
     if isinstance(result, complex):
-        raise ValueError("a negative number has no such power among the real numbers")
+        raise ValueError("this power of a negative number is not a real number")
     return _bounded(result)
 
 
@@ -93,7 +93,7 @@ def _called(name: str, arguments: list[float]) -> float:
     try:
         return _bounded(_FUNCTIONS[name](*arguments))
     except TypeError as error:
-        raise ValueError(f"{name} does not take {len(arguments)} such numbers") from error
+        raise ValueError(f"{name} does not accept {len(arguments)} such numbers") from error
 
 
 def _bounded(value: float) -> float:
@@ -106,7 +106,7 @@ def _bounded(value: float) -> float:
 
 
 def _written(value: float) -> str:
-    """A number as people write it: whole ones without a point, others to 12 digits."""
+    """Formats a number: integers without a point, others with 12 digits."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         value = int(value)
     return str(value) if isinstance(value, int) else f"{value:.12g}"

@@ -173,5 +173,5 @@ def test_an_environments_reward_is_the_sum_over_its_turns(bench) -> None:
     context = bench.context("reward", nodes=node("environment"))
     (output,) = reward([conversation_of(bench, rewards=[0, 0, 0, 0.5, 0, 0, 0, 0, 1])], context)
     assert output.columns["reward"].values.tolist() == [1.5, 2]
-    with pytest.raises(RewardError, match="no rewards of turns; its rollout has no `environment`"):
+    with pytest.raises(RewardError, match="no turn rewards; its rollout has no `environment`"):
         list(reward([conversation_of(bench)], context))

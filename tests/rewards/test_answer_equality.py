@@ -153,7 +153,7 @@ def test_wrong_answers(response: str, answer: str) -> None:
 
 @pytest.mark.parametrize("answer", ["", "  ", "####", r"\boxed{}", r"$\boxed{ }$."])
 def test_a_reference_without_an_answer_is_refused(answer: str) -> None:
-    with pytest.raises(ValueError, match="holds nothing to compare with"):
+    with pytest.raises(ValueError, match="contains nothing to compare with"):
         matches("18", answer)
 
 

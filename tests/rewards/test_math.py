@@ -32,7 +32,7 @@ def test_an_answer_is_compared_with_the_reference() -> None:
 
 def test_no_response_is_right_where_the_reference_is_empty() -> None:
     with pytest.warns(
-        UserWarning, match=r"'\\\\boxed\{\}' holds nothing to compare with: its responses get a reward of 0"
+        UserWarning, match=r"'\\\\boxed\{\}' contains nothing to compare with: its responses get a reward of 0"
     ):
         assert math_reward(r"\boxed{}", r"\boxed{}") == 0.0
 

@@ -22,7 +22,10 @@ def test_a_users_reward_is_found_beside_the_pipeline(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fn", "message"),
     [
-        ("maths", "there is no reward 'maths', only code, environment, exact, math; did you mean math?"),
+        (
+            "maths",
+            "there is no reward 'maths'; built-in rewards are code, environment, exact, math; did you mean math?",
+        ),
         ("bleu", "module:function"),
         ("no_such_module_here:f", "no_such_module_here"),
         ("dagrl.rewards.exact:inexact", "has no function 'inexact'"),

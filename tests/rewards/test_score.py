@@ -172,8 +172,8 @@ def test_a_batched_function_that_raises_names_its_samples() -> None:
         (None, "returned None; a batched reward returns a number for each sample"),
         (1.0, r"returned 1\.0; a batched"),
         ("123", "returned '123'; a batched"),
-        ([0.0, None, 1.0], r"returned None; a reward is a number[\s\S]*sample 11 "),
-        (np.array([0.0, 1.0, np.nan]), r"returned nan; a reward is a finite number[\s\S]*sample 12 "),
+        ([0.0, None, 1.0], r"returned None; a reward must be a number[\s\S]*sample 11 "),
+        (np.array([0.0, 1.0, np.nan]), r"returned nan; a reward must be a finite number[\s\S]*sample 12 "),
     ],
 )
 def test_batched_results_are_checked(results: Any, message: str) -> None:

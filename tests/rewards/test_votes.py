@@ -23,6 +23,6 @@ def test_an_answer_is_a_text_or_none(tmp_path) -> None:
     (tmp_path / "odd_votes.py").write_text("def seven(response):\n    return 7\n")
     with pytest.raises(
         ValueError,
-        match=r"data.val_vote odd_votes:seven \(.*odd_votes\.py:\d+\) returned 7; an answer is a text, or None",
+        match=r"data.val_vote odd_votes:seven \(.*odd_votes\.py:\d+\) returned 7; return a text or None",
     ):
         load_vote(Vote("odd_votes:seven"), tmp_path)("x")

@@ -20,12 +20,14 @@ def test_an_exception_is_told_behind_what_was_printed_before() -> None:
 
 
 def test_silence_is_told() -> None:
-    assert python("x = 1") == "The program has printed nothing."
-    assert python("import os; os._exit(3)") == "It has exited with 3."
+    assert python("x = 1") == "The program printed nothing."
+    assert python("import os; os._exit(3)") == "It exited with status 3."
 
 
 def test_a_program_without_end_is_ended() -> None:
-    assert python("print('on', flush=True)\nwhile True: pass", timeout_s=1.0) == "on\nThe program was ended after 1 s."
+    assert (
+        python("print('on', flush=True)\nwhile True: pass", timeout_s=1.0) == "on\nThe program was stopped after 1 s."
+    )
 
 
 def test_the_policy_sees_the_code_alone() -> None:
