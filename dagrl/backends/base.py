@@ -1,4 +1,6 @@
-"""What a node may ask of an engine. A worker holds one rank of an engine and calls these methods on all ranks alike."""
+"""The interface of engines to ops. A worker holds one rank of an engine; calls are made on all ranks in the
+same order.
+"""
 
 from __future__ import annotations
 
@@ -24,67 +26,67 @@ if TYPE_CHECKING:
     from dagrl.weight_sync.receiver import Route
 
 NO_WEIGHTS = -1
-"""Policy version of an engine that waits for its first weights, or whose weights are gone."""
+"""Policy version of an engine without weights: before the first sync, or after they were dropped."""
 
 
 class EngineLostError(OSError):
-    """What an engine runs in is gone or says nothing any more, and the engine with it: it has to be built again."""
+    """The processes of an engine have died or do not respond; the engine has to be built again."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseTokens:
-    """The response tokens of one packed micro-batch, in row order: what an objective sees. T tokens, S rows."""
+    """Response tokens of one packed micro-batch in row order, the input of an objective. T tokens, S rows."""
 
     logprob: torch.Tensor
-    """Log-prob of each token under the weights being trained, float32 [T], with gradient."""
+    """Log-prob of each token under the current weights, float32 [T], with gradient."""
     entropy: torch.Tensor | None
-    """Entropy of the distribution that each token was drawn from, float32 [T]; None unless asked for."""
+    """Entropy of the distribution at each token, float32 [T]; None unless requested."""
     weight: torch.Tensor
-    """Weight of each token in the loss, divided by the global normalizer already, float32 [T]."""
+    """Weight of each token in the loss, already divided by the global normalizer, float32 [T]."""
     columns: Mapping[str, torch.Tensor]
-    """The objective's columns: per-response-token ones as [T], per-sample ones as [S]."""
+    """The objective's columns: [T] for values per response token, [S] for values per sample."""
     row: torch.Tensor
-    """Row that each token belongs to, int64 [T], in 0..S-1."""
+    """Row of each token, int64 [T], in 0..S-1."""
     totals: tuple[float, ...] = ()
-    """The totals of `Objective.token_weights` over all ranks."""
+    """Totals of `Objective.token_weights` over all ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class ValueTokens:
-    """What a critic's or reward model's head says of one packed micro-batch, in row order. S rows.
+    """Outputs of a critic's or reward model's head for one packed micro-batch in row order. S rows.
 
-    A value head says R numbers, one for each response token, a reward head R = S, one for each row.
+    A value head has one output per response token; a reward head one per row (R = S).
     """
 
     value: torch.Tensor
     """Float32 [R], with gradient."""
     weight: torch.Tensor
-    """Weight of each in the loss, divided by the global normalizer already, float32 [R]."""
+    """Weight of each output in the loss, already divided by the global normalizer, float32 [R]."""
     columns: Mapping[str, torch.Tensor]
-    """The objective's columns: per-response-token ones as [T], per-sample ones as [S]."""
+    """The objective's columns: [T] for values per response token, [S] for values per sample."""
     row: torch.Tensor
-    """Row that each value belongs to, int64 [R], in 0..S-1."""
+    """Row of each output, int64 [R], in 0..S-1."""
 
 
 class Objective[Tokens: (ResponseTokens, ValueTokens)](Protocol):
-    """A loss over response tokens, or over values. It is the same number whatever the micro-batches, packing and ranks.
+    """A loss over response tokens or head outputs; it does not depend on micro-batches, packing and ranks.
 
     One over `ValueTokens` needs an engine with a value or reward head.
     """
 
     columns: tuple[str, ...]
-    """Columns it reads, beside the tokens. One that reads ``group_id`` compares the rows of a group: they come in one
-    micro-batch, one after the other and in the order of the batch."""
+    """Columns it reads in addition to the tokens. With ``group_id``, the rows of a group are consecutive in one
+    micro-batch, in the order of the batch."""
     needs_entropy: bool
     temperature: float
-    """Log-probs are of logits / temperature, as the tokens were drawn."""
+    """Log-probs are of logits / temperature, as in sampling."""
 
     def token_weights(self, batch: Batch) -> tuple[Column, tuple[float, ...]]:
-        """Weight of each response token of `batch`, ragged as response_tokens, and what `batch` adds to totals.
+        """Weight of each response token of `batch`, ragged as response_tokens, and the totals of `batch`.
 
-        With a reward head, one weight for each row. The engine sums the totals over all ranks, always equally many of
-        them. The first is the normalizer, which it divides the weights by; the others, if there are any, are the
-        objective's own, to be found in `ResponseTokens.totals`. `batch` may have no rows.
+        With a reward head, one weight per row. The engine sums the totals over all ranks; their number is fixed. The
+        first is the normalizer, by which the engine divides the weights; the others are returned in
+        `ResponseTokens.totals`. `batch` may have no rows.
         """
         ...
 
@@ -97,25 +99,25 @@ class Engine(Protocol):
     """One rank of an engine."""
 
     policy_version: int
-    """Optimizer steps (pipeline steps) behind the weights that it holds."""
+    """Training steps behind the current weights."""
 
     def close(self) -> None:
-        """Free what the rank holds: process groups, memory, files."""
+        """Free process groups, memory and files."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SleepReport:
-    """What `sleep` did on one rank."""
+    """Result of `sleep` on one rank."""
 
     freed_gib: float
-    """Device memory given back."""
+    """Device memory released."""
     held_gib: float
     """Device memory that the process held before."""
 
 
 class TrainEngine(Engine, Protocol):
-    """A rank that computes log-probs and trains. Every method is collective: all ranks call it in the same order."""
+    """A rank that trains and computes log-probs. Every method is collective, unless it says otherwise."""
 
     def logprobs(self, batch: Batch, *, temperature: float, tokens_per_micro_batch: int) -> Column:
         """Log-probs of the response tokens of this data-parallel rank's rows, float32, ragged as response_tokens.
@@ -133,182 +135,182 @@ class TrainEngine(Engine, Protocol):
         begins: bool = True,
         ends: bool = True,
     ) -> dict[str, Stat]:
-        """One optimizer step for each mini-batch (this data-parallel rank's rows of it, maybe none).
+        """Take one optimizer step per mini-batch (this data-parallel rank's rows of it, possibly none).
 
-        Returns the objective's metrics over all ranks, and grad_norm and lr; the same on each rank. Raises
-        FloatingPointError where the gradient is not finite. Counts one policy version for the whole call, or for the
-        calls that together are a step: the first `begins` it, the last `ends` it.
+        Returns the objective's metrics over all ranks, grad_norm and lr; the same on each rank. Raises
+        FloatingPointError if a gradient is not finite. Counts one policy version per call, or per group of calls of
+        which the first `begins` and the last `ends` the step.
         """
         ...
 
     def values(self, batch: Batch, *, tokens_per_micro_batch: int) -> Column:
-        """What the head of a critic or reward model says, float32; rows as in `logprobs`.
+        """Outputs of a critic's or reward model's head, float32; rows as in `logprobs`.
 
-        A value head gives one value for each response token, read at the token before it as log-probs are; ragged as
-        response_tokens. A reward head gives one score for each row, read at its last token; a flat column.
+        A value head gives one value per response token, computed at the preceding token like log-probs; ragged as
+        response_tokens. A reward head gives one score per row, computed at its last token; a flat column.
         """
         ...
 
     def sleep(self, residency: Residency = Residency.ASLEEP) -> SleepReport:
-        """Give the device's memory back, down to `residency`: gradients, optimizer and caches, then weights and
-        communicators too. What matters waits on the host.
+        """Release device memory down to `residency`: gradients, optimizer and caches first, then weights and
+        communicators. State is kept on the host.
 
-        With the weights alone there, nothing but `export_weights` may be asked of the engine; asleep, nothing at all.
+        With weights only, just `export_weights` may be called; asleep, nothing.
         """
         ...
 
     def wake(self, residency: Residency = Residency.AWAKE) -> None:
-        """Bring back what `sleep` took away, as far as `residency`, to the bit."""
+        """Restore what `sleep` released, up to `residency`, bit for bit."""
         ...
 
     def start_weights(self) -> AbstractContextManager[None]:
-        """Within the context the engine computes with the frozen weights it started from."""
+        """Context in which the engine uses its frozen initial weights."""
         ...
 
     def weight_exporter(self, bucket_bytes: int) -> WeightExporter:
-        """Gives out the weights, now and at every later sync, in buckets of about `bucket_bytes`. Collective."""
+        """An exporter of the weights for all syncs, in buckets of about `bucket_bytes`. Collective."""
         ...
 
     def export_weights(self, bucket_bytes: int) -> Iterator[Bucket]:
-        """The current weights by Hugging Face names, in buckets of about that size. Collective; only rank 0's
-        buckets hold tensors, the others' are empty.
+        """The current weights by Hugging Face names, in buckets of about `bucket_bytes`. Collective; buckets are empty
+        except on rank 0.
         """
         ...
 
     def save(self, folder: Path, *, asynchronous: bool = False) -> None:
         """Write model, optimizer, learning-rate schedule and RNG to `folder`, all ranks together.
 
-        An asynchronous save returns when the state is copied to the host; training may go on. It counts once
-        `finish_save` has said so on every rank. One may be under way at a time: a further save waits for it.
+        An asynchronous save returns when the state has been copied to the host. It is complete when `finish_save`
+        returns True on every rank. A further save waits for it.
         """
         ...
 
     def finish_save(self, *, wait: bool) -> bool:
-        """Whether no save is under way any more: the last one, if there was one, is whole on the disk.
+        """Whether the last save, if any, is complete on disk.
 
-        With `wait`, returns when that is so. Not collective, and without use of the device, so that an engine that
-        sleeps can be asked. OSError, once, where the state could not be written.
+        With `wait`, blocks until it is. Not collective and does not use the device, so it may be called on a sleeping
+        engine. Raises OSError once if the state could not be written.
         """
         ...
 
     def load(self, folder: Path) -> None:
-        """Bring back what `save` wrote, also in another parallel layout."""
+        """Load what `save` wrote, in any parallel layout."""
         ...
 
 
 type Conversation = Sequence[Mapping[str, Any]]
-"""Messages with a role and a content each, as chat templates take them."""
+"""Messages with role and content, as in chat templates."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelScores:
-    """What a reward model says of some conversations."""
+    """Scores of a reward model."""
 
     values: np.ndarray
     """Float32 [conversations]."""
     cut: np.ndarray
-    """Whether a conversation was longer than the model can read, so that its beginning is left out, bool."""
+    """Whether a conversation was longer than the model's context and lost its beginning, bool."""
 
 
 class ScoreEngine(Engine, Protocol):
-    """A rank that scores text with a tokenizer of its own: replicas are independent of each other."""
+    """A rank that scores text with its own tokenizer; replicas are independent."""
 
     def scores(self, conversations: Sequence[Conversation], *, tokens_per_micro_batch: int) -> ModelScores:
-        """The score of each conversation, by the model's own chat template. ValueError where that cannot take one."""
+        """Scores of conversations, rendered by the model's chat template. Raises ValueError if it rejects one."""
         ...
 
     def sleep(self, residency: Residency) -> SleepReport:
-        """Give device memory back, down to `residency`; the weights wait on the host."""
+        """Release device memory down to `residency`; the weights are kept on the host."""
         ...
 
     def wake(self, residency: Residency) -> None:
-        """Bring back what is needed for `residency`."""
+        """Restore what `residency` needs."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One response to be sampled."""
+    """A request for one response."""
 
     prompt: np.ndarray
     """Token ids, int64; at least one."""
     seed: int
-    """Source of the response's randomness, where the engine can be seeded."""
+    """Seed of the response, if the engine supports seeds."""
     begun: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    """Tokens of the response that are there already, int64: it goes on behind them. They count in max_new_tokens."""
+    """Tokens of a partial response to continue, int64. They count towards max_new_tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One response, or as much of it as there is."""
+    """One response, possibly partial."""
 
     index: int
-    """Place of its request in the call."""
+    """Index of its request in the call."""
     tokens: np.ndarray
-    """Tokens sampled in this call, the one that ended it included, int64; without those that were begun."""
+    """Tokens sampled in this call including an end token, int64; without those of a partial response."""
     logprobs: np.ndarray
-    """Log-prob of each under logits / temperature, before top-p and top-k, float32."""
+    """Log-prob of each token under logits / temperature, before top-p and top-k, float32."""
     finish_reason: str
-    """``stop``, ``length``, or ``abort`` where `GenerateEngine.abort` came first."""
+    """``stop``, ``length``, or ``abort`` after `GenerateEngine.abort`."""
     policy_version: int
-    """Version of the oldest weights that sampled any of these tokens."""
+    """Oldest weight version that sampled any of these tokens."""
     routed_experts: np.ndarray | None = None
-    """Experts that each token went to, int16 [prompt and response tokens - 1, layers, experts per token]; None unless
-    the engine was built to tell them."""
+    """Experts of each token, int16 [prompt and response tokens - 1, layers, experts per token]; None unless the engine
+    records them."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """How many responses a replica wants at a time."""
+    """How many requests a replica should have."""
 
     chunk: int
-    """Handed over together: a batch, where batches are decoded one after the other."""
+    """Requests to send together: a batch, if batches are decoded one after the other."""
     max_inflight: int
-    """Handed over and not finished yet, so that it never waits for more."""
+    """Unfinished requests at which the replica is fully used."""
 
 
 class GenerateEngine(Engine, Protocol):
-    """A rank that samples: replicas are independent of each other."""
+    """A rank that samples; replicas are independent."""
 
-    takes_turns: bool
-    """Whether calls of `generate` wait for each other, so that requests are better handed over together."""
+    serializes_calls: bool
+    """Whether calls of `generate` wait for each other, so that requests should be sent together."""
     sampled_tokens: int
-    """Tokens sampled since the engine was built, in all calls, seldom a second behind: that they grow is how others
-    know that it is at work."""
+    """Tokens sampled in all calls since the engine was built, up to date within a second; shows that the engine makes
+    progress."""
 
     def request_limits(self, longest: int) -> RequestLimits:
-        """How many responses it wants, where prompt and response together have up to `longest` tokens."""
+        """Limits for prompts with responses of up to `longest` tokens."""
         ...
 
     def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> Iterator[Completion]:
-        """Sample a response to each request, yielded as they finish, in any order.
+        """Sample one response per request, yielded as they finish, in any order.
 
-        Several calls may run at once, each in a thread of its own.
+        Thread-safe.
         """
         ...
 
     def abort(self) -> None:
-        """End all that is being generated now: what is unfinished comes out of `generate` as it is. From any thread."""
+        """End all running requests; `generate` yields their partial responses. Thread-safe."""
         ...
 
     def load_weights(self, buckets: Iterator[Bucket], version: int) -> None:
-        """Replace all weights. ValueError where a name is unknown, doubled or missing."""
+        """Replace all weights. Raises ValueError for unknown, duplicate or missing names."""
         ...
 
     def update_weights(self, route: Route, version: int) -> None:
-        """Replace all weights by those that the senders of `route` have, who say what goes wrong with that.
+        """Replace all weights by those of the senders in `route`, which report failures.
 
-        Only of engines with processes of their own, that weights can reach without going through this one.
+        Only for engines whose own processes can receive weights directly.
         """
         ...
 
     def sleep(self, residency: Residency) -> SleepReport:
-        """Give device memory back, down to `residency`. Nothing may be in generation.
+        """Release device memory down to `residency`. Nothing may be generating.
 
-        Asleep, an engine that follows another has no weights any more; one that follows none keeps its own.
+        Asleep, an engine with ``weights_from`` drops its weights; others keep them on the host.
         """
         ...
 
     def wake(self, residency: Residency) -> None:
-        """Bring back what is needed for `residency`; weights that had gone are of no use before `load_weights`."""
+        """Restore what `residency` needs; dropped weights are undefined before the next update."""
         ...

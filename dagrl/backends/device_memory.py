@@ -1,7 +1,6 @@
-"""What leaves a device and comes back to it: storages are emptied and filled again, their contents wait on the host.
+"""Moves storages from a device to host memory and back, without changing the tensors that view them.
 
-So everything that looks into them stays as it is: tensors, views of them, and whoever holds either. Used by the engines
-that give memory back while others work.
+Used by engines that release device memory while they sleep.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ from dagrl.backends.pinned_memory import add_pinned, unpin
 
 _GIB = 2**30
 _CHUNK_BYTES = 64 << 20
-"""Whole huge pages, enough of them to be worth a call of the driver, and little to have too much."""
+"""Whole huge pages: large enough to be worth a driver call, small enough to waste little."""
 _ALIGNMENT = 256
-"""A chunk is a multiple of it."""
+"""Divides the chunk size."""
 
 Storages = dict[int, torch.UntypedStorage]
-"""Storages by their address as objects, which stays while their memory comes and goes."""
+"""Storages by the address of their C++ object, which stays while their memory comes and goes."""
 
 
 class HostMemory:
-    """Room on the host for the contents of storages, pinned where they are a GPU's; taken once and used again."""
+    """Host memory for the contents of storages, pinned if they are on a GPU; allocated once and reused."""
 
     def __init__(self, chunk_bytes: int = _CHUNK_BYTES) -> None:
         self._chunk_bytes = chunk_bytes
@@ -34,23 +33,23 @@ class HostMemory:
 
     @property
     def nbytes(self) -> int:
-        """What was taken from the host so far."""
+        """Bytes allocated on the host so far."""
         return len(self._chunks) * self._chunk_bytes
 
     def put(self, storages: Sequence[torch.UntypedStorage]) -> None:
-        """Copy the contents here, over what was put before. On a GPU the copies are queued only."""
+        """Copy the contents to the host, over earlier ones; on a GPU, asynchronously."""
         for device, host in self.pieces(map(_bytes_of, storages)):
             host.copy_(device, non_blocking=True)
 
     def take(self, storages: Sequence[torch.UntypedStorage]) -> None:
-        """Copy back what was put, into storages of the same sizes in the same order. On a GPU queued only."""
+        """Copy the contents back into storages of the same sizes and order; on a GPU, asynchronously."""
         for device, host in self.pieces(map(_bytes_of, storages)):
             device.copy_(host, non_blocking=True)
 
     def swap(self, contents: Sequence[torch.Tensor]) -> None:
-        """Have `contents`, uint8 [bytes] each, change places with what is here; over when it returns.
+        """Exchange `contents`, uint8 [bytes] each, with those on the host; synchronous.
 
-        Both ways at once on a GPU, with room there for two pieces more.
+        On a GPU both directions overlap, with two temporary pieces of device memory.
         """
         if contents and contents[0].device.type == "cuda":
             self._swap_on_gpu(contents)
@@ -80,7 +79,7 @@ class HostMemory:
         coming.synchronize()
 
     def pieces(self, contents: Iterable[torch.Tensor]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Pieces of `contents`, uint8 [bytes] each, with their places here: they lie end to end, over the chunks."""
+        """Pieces of `contents`, uint8 [bytes] each, with their places on the host, packed over the chunks."""
         contents = list(contents)
         self._make_room(contents)
         position = 0
@@ -103,30 +102,30 @@ class HostMemory:
             self._chunks += [torch.empty(self._chunk_bytes, dtype=torch.uint8) for _ in range(missing)]
             return
         if not self._chunks:
-            # At the end of the process the driver does it.
+            # At interpreter exit the driver does it.
             weakref.finalize(self, unpin, self._chunks).atexit = False
         add_pinned(self._chunks, missing, self._chunk_bytes)
 
 
 class OffloadableStorages:
-    """Storages on the device that can be away: their contents wait on the host, or are dropped."""
+    """Storages on the device that can be offloaded: their contents are kept on the host, or dropped."""
 
     def __init__(self, storages: Callable[[], Storages], *, keep: bool, rests_away: bool) -> None:
-        """`storages` is asked whenever the part leaves. Without `keep` it comes back as zeros. With `rests_away` it
-        is away whenever nobody uses it, beginning now.
+        """`storages` is called on each offload. Without `keep` contents come back as zeros. With `rests_away` the
+        storages are offloaded whenever they are not in use, beginning now.
         """
         self._storages, self._keep, self._rests_away = storages, keep, rests_away
         self._host = HostMemory()
         self._away: list[tuple[torch.UntypedStorage, int]] | None = None
         self._arrival: torch.cuda.Event | None = None
-        """When contents that are on their way have come."""
+        """Recorded when contents that are being copied back have arrived."""
         self._users = 0
         if rests_away:
             self._leave()
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Within the context the part is on the device."""
+        """Context in which the storages are on the device."""
         if self._away is not None:
             self._come_back()
         self._await_arrival()
@@ -139,20 +138,20 @@ class OffloadableStorages:
                 self._leave()
 
     def sleep(self) -> None:
-        """Be away until `wake`, used or not."""
-        assert self._users == 0, "the part is in use"
+        """Offload until `wake`."""
+        assert self._users == 0, "the storages are in use"
         if self._away is None:
             self._leave()
 
     def wake(self, *, in_background: bool = False) -> None:
-        """Undo `sleep`. In the background, contents come to a GPU while it computes; only `in_use` waits for them."""
+        """Undo `sleep`. With `in_background`, the copy to a GPU overlaps computation; only `in_use` waits for it."""
         if self._rests_away:
             return
         if not (in_background and self._keep and torch.cuda.is_available()):
             self._come_back()
             return
         stream, storages = _stream_of_copies(), self._filled_up()
-        # Which may still be using the memory for what was there before.
+        # The memory may still be in use by earlier kernels.
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             self._host.take(storages)
@@ -168,7 +167,7 @@ class OffloadableStorages:
         storages = list(self._storages().values())
         if self._keep:
             self._host.put(storages)
-        # Before the memory is given to somebody else.
+        # Before the memory is reused.
         _synchronize()
         self._away = [(storage, storage.nbytes()) for storage in storages]
         for storage in storages:
@@ -181,13 +180,13 @@ class OffloadableStorages:
         else:
             for storage in storages:
                 _bytes_of(storage).zero_()
-        # Before another stream reads it, or the host writes to what it is copied from.
+        # Before another stream reads it, or the host overwrites the source.
         if torch.cuda.is_available():
             torch.cuda.current_stream().synchronize()
 
     def _filled_up(self) -> list[torch.UntypedStorage]:
-        """The storages with memory again, whose contents are anything."""
-        assert self._away is not None, "the part is on the device"
+        """The storages with memory again, uninitialised."""
+        assert self._away is not None, "the storages are on the device"
         storages = [storage for storage, _ in self._away]
         for storage, nbytes in self._away:
             storage.resize_(nbytes)
@@ -196,7 +195,7 @@ class OffloadableStorages:
 
 
 def storages_of(tensors: Iterable[torch.Tensor]) -> Storages:
-    """The storages that tensors look into, each once."""
+    """The distinct storages of tensors."""
     storages = (tensor.untyped_storage() for tensor in tensors)
     return {storage._cdata: storage for storage in storages}
 
@@ -206,7 +205,7 @@ def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 def device_gib_used() -> float:
-    """What is taken on this process's GPU, as the driver counts it, by other processes too; 0 without a GPU."""
+    """Used memory of this process's GPU, including other processes, as the driver reports it; 0 without a GPU."""
     if not torch.cuda.is_available():
         return 0.0
     free, total = torch.cuda.mem_get_info()
@@ -215,7 +214,7 @@ def device_gib_used() -> float:
 
 @functools.cache
 def _stream_of_copies() -> torch.cuda.Stream:
-    """One for all parts of the process's GPU: what is asked for first comes first."""
+    """The stream for all copies of this process's GPU, in order of request."""
     return torch.cuda.Stream()
 
 

@@ -1,4 +1,4 @@
-"""What a GPU could do at best, by its name: the denominator of model FLOPs utilization."""
+"""Peak throughput of GPUs by name, the denominator of model FLOPs utilization."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dagrl.models.gpus import gpu_of_driver
 
 
 def peak_flops_per_s(device_name: str) -> float | None:
-    """Dense bfloat16 operations a second of a GPU, by the name that the driver gives it; None where it is not known.
+    """Dense bfloat16 FLOPs per second of a GPU, by the driver's name for it; None if unknown.
 
-    A slice of a GPU (MIG) is not known: it has a share of the whole that its name does not tell.
+    Unknown for a slice of a GPU (MIG), whose name does not tell its size.
     """
     gpu = gpu_of_driver(device_name)
     return None if gpu is None else gpu.tflops * 1e12

@@ -1,4 +1,4 @@
-"""Writes a model as a Hugging Face folder: config, weights in safetensors, tokenizer and generation config."""
+"""Writes a model as a Hugging Face folder: config, safetensors, tokenizer and generation config."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 SHARD_BYTES = 5 * 10**9
-"""Weights in one file, which is also what is held in memory; Hugging Face's own size."""
+"""Size of a weights file, which is held in memory; Hugging Face's default."""
 
 _TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model"),
@@ -34,10 +34,10 @@ def write_hf_folder(
     weights: Iterable[tuple[str, torch.Tensor]],
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Write weights as they come, to the bit, and a config that loads them in their dtype, to `folder`, which exists.
+    """Write weights unchanged, and a config with their dtype, to the existing `folder`.
 
-    `architecture` is the Hugging Face class that the weights are of. Where layers that predict further tokens are not
-    among them, the config says that there are none. OSError where it cannot be written.
+    `architecture` is the Hugging Face class of the weights. If they have no multi-token prediction layers, the config
+    says so. Raises OSError if the folder cannot be written.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -58,23 +58,23 @@ def write_hf_folder(
     names = [name for _, shard_names in written for name in shard_names]
     config = copy.deepcopy(hf_config)
     config.architectures = [architecture]
-    # A few tensors may have another dtype than the model, a router's bias for instance.
+    # A few tensors may have another dtype than the model, for instance a router's bias.
     config.dtype = max(dtypes, key=lambda dtype: dtypes[dtype])
     if getattr(config, PREDICTION_LAYERS, None) and not any(is_prediction_layer(name, config) for name in names):
         setattr(config, PREDICTION_LAYERS, 0)
     if hasattr(config, "quantization_config"):
-        # Of the folder that the config is from; these weights are not quantised.
+        # Copied from the original folder; these weights are not quantised.
         del config.quantization_config
     config.save_pretrained(folder)
     for path in folder.glob("*.safetensors"):
-        # safetensors leaves its files to their owner alone.
+        # safetensors makes its files readable by their owner only.
         shutil.copymode(folder / "config.json", path)
 
 
 def copy_tokenizer(model: ModelSpec, folder: Path) -> None:
-    """Put the tokenizer of `model`, and its generation config if it has one, into `folder`.
+    """Copy the tokenizer of `model`, and its generation config if it has one, into `folder`.
 
-    Files are copied as they are; a tokenizer made from the pipeline file is saved. Without effect where there is none.
+    Files are copied unchanged; a tokenizer made from the pipeline file is saved. Does nothing without a tokenizer.
     """
     if isinstance(model.tokenizer, TokenizerSpec):
         from dagrl.data.tokenizer import make_tokenizer
@@ -89,14 +89,14 @@ def copy_tokenizer(model: ModelSpec, folder: Path) -> None:
 
 
 def _shards(weights: Iterable[tuple[str, torch.Tensor]], limit: int) -> Iterator[dict[str, torch.Tensor]]:
-    """Cut where the next tensor would not fit; one alone may be larger than a shard."""
+    """Group weights into shards of up to `limit` bytes; a larger tensor gets its own shard."""
     shard: dict[str, torch.Tensor] = {}
     filled = 0
     for name, tensor in weights:
         if shard and filled + tensor.nbytes > limit:
             yield shard
             shard, filled = {}, 0
-        # A copy of its own: safetensors refuses tensors that share memory.
+        # A clone, because safetensors rejects tensors that share memory.
         shard[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
         filled += tensor.nbytes
     if shard:
@@ -104,7 +104,7 @@ def _shards(weights: Iterable[tuple[str, torch.Tensor]], limit: int) -> Iterator
 
 
 def _name_shards(folder: Path, written: list[tuple[Path, list[str]]], total: int) -> None:
-    """Give the files the names that Hugging Face looks for, which say how many there are."""
+    """Rename the files to the names that Hugging Face expects, which include their number."""
     if len(written) == 1:
         written[0][0].rename(folder / "model.safetensors")
         return

@@ -1,7 +1,6 @@
-"""Where a model comes from: its Hugging Face config and its start weights, read from a folder or drawn at random.
+"""A model's Hugging Face config and initial weights, read from a folder or drawn at random.
 
-Every engine starts here, so that two engines of one pipeline agree on the weights to the bit, whatever their backend
-and parallel layout. Works with `dagrl.data.tokenizer`, which knows the vocabulary of models without a folder.
+All engines use this module, so that those of one pipeline have identical weights, in any backend and parallel layout.
 """
 
 from __future__ import annotations
@@ -32,23 +31,23 @@ _TRAINABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 class WeightSource(Protocol):
-    """The full start weights of a model, tensor by tensor, by the names that published checkpoints have."""
+    """The full initial weights of a model by the names of published checkpoints."""
 
     def names(self) -> list[str]:
-        """All tensors, each stored once: an output layer tied to the embedding is not among them."""
+        """All tensors; a tied output layer is not listed."""
         ...
 
     def get(self, name: str) -> torch.Tensor:
-        """The tensor on the CPU, in the dtype it is stored in. ValueError where there is none of that name."""
+        """The tensor on the CPU, in its stored dtype. Raises ValueError for an unknown name."""
         ...
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Its shape, without reading it. ValueError where there is none of that name."""
+        """Its shape, without reading it. Raises ValueError for an unknown name."""
         ...
 
 
 def model_imports(model: ModelSpec) -> AbstractContextManager[None]:
-    """Where transformers imports the classes of `model`: without what it takes along if somebody has installed it."""
+    """Context for imports of the model's classes that skips optional dependencies of transformers."""
     return _imports(stored=model.path is not None)
 
 
@@ -59,12 +58,12 @@ def _imports(*, stored: bool) -> AbstractContextManager[None]:
 
 
 def load_hf_config(model: ModelSpec) -> PretrainedConfig:
-    """The Hugging Face config of ``model.path``, or the one that ``model.init`` describes.
+    """The Hugging Face config of ``model.path``, or the one described by ``model.init``.
 
-    Where `init` leaves out the vocabulary's size or the special tokens' ids, they are the tokenizer's. ValueError for a
-    folder without a config, an unknown ``model_type`` or an unknown field of it.
+    Vocabulary size and special token ids that `init` omits are the tokenizer's. Raises ValueError for a folder without
+    a config, an unknown ``model_type`` or an unknown field.
     """
-    # A config class is imported with the models that its docstring names.
+    # Importing a config class imports the models named in its docstring.
     with model_imports(model):
         if model.path is not None:
             return _config_of_folder(model.path.expanduser())
@@ -74,7 +73,7 @@ def load_hf_config(model: ModelSpec) -> PretrainedConfig:
 
 
 def weight_source(model: ModelSpec, seed: int) -> WeightSource:
-    """The start weights of `model`; `seed` matters only where they are random. ValueError for quantised ones."""
+    """The initial weights of `model`; `seed` is for random ones. Raises ValueError for quantised weights."""
     config = load_hf_config(model)
     if model.path is None:
         return RandomWeights(config, seed)
@@ -87,7 +86,7 @@ def weight_source(model: ModelSpec, seed: int) -> WeightSource:
 
 
 class SafetensorsFolder:
-    """Weights in a folder of safetensors, one file or several with an index; one tensor is in memory at a time."""
+    """Weights in a folder of safetensors, with or without an index; one tensor is in memory at a time."""
 
     def __init__(self, folder: Path, *, tied_output: bool = False) -> None:
         self._folder = folder
@@ -100,18 +99,18 @@ class SafetensorsFolder:
         return list(self._files)
 
     def get(self, name: str) -> torch.Tensor:
-        """Read one tensor. ValueError for integers and 8-bit floats, and where it holds NaN or infinite values."""
+        """Read one tensor. Raises ValueError for integers, 8-bit floats, NaN and infinite values."""
         with self._open(name) as file:
             tensor: torch.Tensor = file.get_tensor(name)
         place = f"{self._files[name]}: tensor {name!r} {list(tensor.shape)}"
         if tensor.dtype not in _TRAINABLE:
             kind = str(tensor.dtype).removeprefix("torch.")
-            raise ValueError(f"{place} is {kind}, and weights are 16- to 64-bit floats; save the model dequantised")
+            raise ValueError(f"{place} is {kind}; weights must be 16- to 64-bit floats; save the model dequantised")
         check_finite(tensor, place)
         return tensor
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape out of the file's header."""
+        """Shape from the file's header."""
         with self._open(name) as file:
             return tuple(file.get_slice(name).get_shape())
 
@@ -130,10 +129,10 @@ class SafetensorsFolder:
 
 
 class RandomWeights:
-    """Freshly initialised weights. Each tensor has a random stream of its own, seeded by its name.
+    """Randomly initialised weights. Each tensor has its own random stream, seeded by its name.
 
-    So a tensor is the same whichever rank asks for it, and in whatever order. Matrices are normal with the config's
-    ``initializer_range`` as standard deviation, norm weights 1 and biases 0, as Hugging Face initialises them.
+    So a tensor does not depend on the rank or the order of requests. Matrices are normal with the config's
+    ``initializer_range`` as standard deviation, norm weights are 1 and biases 0, as in Hugging Face's initialisation.
     """
 
     def __init__(self, config: PretrainedConfig, seed: int) -> None:
@@ -154,7 +153,7 @@ class RandomWeights:
         return torch.empty(shape).normal_(0.0, self._config.initializer_range, generator=generator)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape in the Hugging Face model. It has a score, too, where it is asked for one."""
+        """Shape in the Hugging Face model, which includes a score head if requested."""
         if name == SCORE:
             return 1, self._config.hidden_size
         if name not in self._shapes:
@@ -167,22 +166,22 @@ class RandomWeights:
 
 
 def check_finite(weights: torch.Tensor, place: str) -> None:
-    """ValueError where a tensor holds NaN or infinite values: sampling and training would fail without the reason."""
-    # One pass without temporary memory; both are NaN where any value is.
+    """Raise ValueError if a tensor has NaN or infinite values, which would otherwise fail later without a reason."""
+    # One pass without temporary memory; both results are NaN if any value is.
     if weights.numel() and not all(map(torch.isfinite, torch.aminmax(weights.detach()))):
-        raise ValueError(f"{place} holds NaN or infinite values; copy it again, or take another checkpoint")
+        raise ValueError(f"{place} has NaN or infinite values; copy it again, or use another checkpoint")
 
 
 def published_shapes(config: PretrainedConfig) -> Mapping[str, tuple[int, ...]]:
-    """Shapes of a causal language model's tensors, by the names of published checkpoints, tied ones once."""
+    """Shapes of a causal language model's tensors by the names of published checkpoints; tied ones once."""
     return _published_shapes(config.model_type, json.dumps(config.to_dict(), sort_keys=True, default=str))
 
 
 def published_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The parameters and stored buffers of a Hugging Face model, by the names of published checkpoints.
+    """Parameters and stored buffers of a Hugging Face model by the names of published checkpoints.
 
-    The tensors are the model's own or views into them: transformers holds a layer's experts in one tensor, and
-    checkpoints hold each expert's by itself. Tied tensors are there under each of their names.
+    The tensors are the model's own, or views of them: transformers stores a layer's experts in one tensor, checkpoints
+    store them separately. Tied tensors are listed under each name.
     """
     from transformers.core_model_loading import revert_weight_conversion
 
@@ -198,7 +197,7 @@ def _config_of_folder(folder: Path) -> PretrainedConfig:
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True)
     except StrictDataclassError as error:
-        # The class of this error cannot be sent between processes.
+        # This error's class cannot be pickled.
         raise ValueError(f"{folder / 'config.json'} is no valid config: {_last_line(error)}") from error
     except (ValueError, OSError, TypeError, LookupError, AttributeError) as error:
         raise ValueError(f"cannot read {folder / 'config.json'}: {_first_line(error)}") from error
@@ -213,9 +212,9 @@ def _config_of_fields(model: ModelSpec, init: dict[str, Any]) -> PretrainedConfi
     model_type = init.pop("model_type", None)
     if model_type not in CONFIG_MAPPING:
         hint = _nearest(str(model_type), CONFIG_MAPPING.keys())
-        raise ValueError(f"model.init.model_type: {model_type!r} is no model type of Hugging Face{hint}")
+        raise ValueError(f"model.init.model_type: {model_type!r} is not a model type of Hugging Face{hint}")
     config_class = CONFIG_MAPPING[model_type]
-    # The config class takes any keyword; a misspelt one would silently leave the default in place.
+    # The config class accepts any keyword; a misspelt one would silently leave the default.
     known = {field.name for field in fields(config_class)} | set(UNDECLARED)
     for name in init:
         if name not in known:
@@ -246,7 +245,7 @@ def _published_shapes(model_type: str, fields: str) -> Mapping[str, tuple[int, .
 
 
 def _files_by_tensor(folder: Path) -> dict[str, Path]:
-    """The file that holds each tensor. ValueError where there is none, or where one that the index names is gone."""
+    """The file of each tensor. Raises ValueError if there is none, or if a file named by the index is missing."""
     from safetensors import SafetensorError, safe_open
 
     index = folder / _INDEX
@@ -259,7 +258,7 @@ def _files_by_tensor(folder: Path) -> dict[str, Path]:
         return files
     single = folder / _SINGLE_FILE
     if not single.is_file():
-        raise ValueError(f"{folder} holds neither {_SINGLE_FILE} nor {_INDEX}: save the model as safetensors")
+        raise ValueError(f"{folder} has neither {_SINGLE_FILE} nor {_INDEX}: save the model as safetensors")
     try:
         with safe_open(single, framework="pt") as file:
             return dict.fromkeys(file.keys(), single)

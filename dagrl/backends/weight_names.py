@@ -1,6 +1,6 @@
-"""What published weights hold beside the model of their config, by its tensors' names: what is left out, what refused.
+"""Checks the tensor names of published weights against a model's config.
 
-Every way into a model asks here, so that a folder which one of them takes is taken by all.
+Used wherever weights are read, so that all engines accept the same folders.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 PREDICTION_LAYERS = "num_nextn_predict_layers"
-"""The config's field for how many layers predict further tokens; they stand behind the model's own."""
+"""The config's number of multi-token prediction layers, which follow the model's own."""
 _log = logging.getLogger(__name__)
 
 
 def check_names(names: Iterable[str], wanted: Set[str], hf_config: PretrainedConfig) -> None:
-    """ValueError for weights that the model has no place for: they would be left out without a word.
+    """Raise ValueError for weights that the model has no parameter for, which would be dropped silently.
 
-    `names` are those of the weights, `wanted` those that have a place. Layers that predict further tokens are left out
-    with a warning, and what follows from the config without one.
+    `names` are those of the weights, `wanted` those of the model. Multi-token prediction layers are dropped with a
+    warning, buffers that follow from the config without one.
     """
     unknown = sorted(name for name in names if name not in wanted and not name.endswith(DERIVED))
     if any(name.endswith(SCALES) for name in unknown):
@@ -48,6 +48,6 @@ def check_names(names: Iterable[str], wanted: Set[str], hf_config: PretrainedCon
 
 
 def is_prediction_layer(name: str, hf_config: PretrainedConfig) -> bool:
-    """Whether a tensor is of the layers for multi-token prediction, which published models have behind their own."""
+    """Whether a tensor belongs to multi-token prediction layers, which published models store after their own."""
     extra = getattr(hf_config, PREDICTION_LAYERS, None) or 0
     return tensors.is_prediction_layer(name, hf_config.num_hidden_layers, extra)

@@ -72,7 +72,7 @@ def test_the_older_name_of_the_rotation_base_is_understood():
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        ({"model_type": "qwen33"}, r"^model.init.model_type: 'qwen33' is no model type .*; did you mean 'qwen3'\?$"),
+        ({"model_type": "qwen33"}, r"^model.init.model_type: 'qwen33' is not a model type .*; did you mean 'qwen3'\?$"),
         ({"hiden_size": 64}, r"^model.init.hiden_size: Qwen3Config has no such field; did you mean 'hidden_size'\?$"),
         ({"hidden_size": "big"}, r"^model.init is no valid Qwen3Config: .*'hidden_size' expected int, got str"),
     ],
@@ -157,7 +157,7 @@ def test_a_missing_file_is_named_with_what_it_held(folder: Path):
 
 def test_a_folder_without_weights_is_named(folder: Path):
     (folder / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"holds neither model.safetensors nor model.safetensors.index.json"):
+    with pytest.raises(ValueError, match=r"has neither model.safetensors nor model.safetensors.index.json"):
         weight_source(ModelSpec(path=folder), seed=0)
 
 
@@ -302,7 +302,7 @@ def test_weights_that_are_no_numbers_are_named_where_they_are_read(folder: Path,
         if name != "model.norm.weight":
             assert torch.equal(source.get(name), tensors[name])
     with pytest.raises(
-        ValueError, match=rf"{file}: tensor 'model.norm.weight' \[64\] holds NaN or infinite values; copy"
+        ValueError, match=rf"{file}: tensor 'model.norm.weight' \[64\] has NaN or infinite values; copy"
     ):
         source.get("model.norm.weight")
 
@@ -313,7 +313,7 @@ def test_weights_in_a_dtype_that_is_not_trained_are_named(folder: Path, dtype: t
     save_file({name: tensor.to(dtype) for name, tensor in load_file(file).items()}, file)
     kind = str(dtype).removeprefix("torch.")
     with pytest.raises(
-        ValueError, match=rf"{file}: tensor 'model.norm.weight' \[64\] is {kind}, and weights are 16- to"
+        ValueError, match=rf"{file}: tensor 'model.norm.weight' \[64\] is {kind}; weights must be 16- to"
     ):
         weight_source(ModelSpec(path=folder), seed=0).get("model.norm.weight")
 

@@ -85,7 +85,7 @@ def test_what_was_pinned_before_the_driver_refused_is_known_and_the_sentence_say
 ) -> None:
     stand_in = driver(monkeypatch, most=2)
     blocks: list[torch.Tensor] = []
-    wanted = r"0\.1 GiB of the host's memory cannot be pinned .*: cudaHostRegister says 'out of memory'; look at free"
+    wanted = r"cannot pin 0\.1 GiB of host memory .*: cudaHostRegister failed with 'out of memory'; check free"
     with pytest.raises(OSError, match=wanted):
         add_pinned(blocks, 16, 8 * MIB)
     assert sorted(stand_in.pinned) == sorted(block.data_ptr() for block in blocks)

@@ -1,1 +1,1 @@
-"""A Hugging Face model as an embedded generator."""
+"""A Hugging Face model inside the worker process."""

@@ -1,6 +1,6 @@
-"""A reward model inside the worker's own process: a sequence classifier of Hugging Face's with one label.
+"""A reward model in the worker process: a Hugging Face sequence classifier with one label.
 
-Implements `dagrl.backends.base.ScoreEngine`. Conversations are rendered with the tokenizer and template of the model.
+Implements `dagrl.backends.base.ScoreEngine`. Conversations are rendered with the model's tokenizer and chat template.
 """
 
 from __future__ import annotations
@@ -35,36 +35,36 @@ _NO_TOKEN = -1
 
 
 class HfClassifier:
-    """One replica of the model: float32 on a CPU, bfloat16 on a GPU, but for its score. Its weights never change."""
+    """One replica: float32 on a CPU, bfloat16 on a GPU with a float32 score. Its weights never change."""
 
     def __init__(self, model: ModelSpec, spec: HfEngineSpec, ranks: RankContext) -> None:
-        """Build the model. ValueError where its folder is not that of a reward model, or has no chat template."""
+        """Build the model. Raises ValueError if its folder is not a reward model's, or has no chat template."""
         used_by_others = device_gib_used()
         self._max_batch_size = spec.max_batch_size
         self._tokenizer = load_tokenizer(model)
         if not self._tokenizer.chat_template:
             raise ValueError(
-                f"the tokenizer of {_name(model)} has no chat template, by which a reward model reads conversations; "
-                "put the one it was trained with into its folder, as chat_template.jinja"
+                f"the tokenizer of {_name(model)} has no chat template, which a reward model needs; put the one it was "
+                "trained with into its folder, as chat_template.jinja"
             )
         config = _config(model)
         self._model = _read(model, config) if model.path is not None else _draw(model, config, ranks.seed)
         avoid_misaligned_grouped_mm(self._model)
-        # Decoders are read at their last token, which is the last of all where shorter rows are filled up before their
-        # first; so no token is taken for padding, and the token that ends a conversation is read.
+        # Decoders are read at their last token. Rows are padded on the left, so that this is the last position of all
+        # rows, and an end token equal to the padding token is not skipped.
         self._fills_left = hasattr(self._model, "score")
         if self._fills_left:
             self._model.config.get_text_config().pad_token_id = _NO_TOKEN
             _score_in_float32(self._model)
         self._longest = _longest_row(config, self._tokenizer.model_max_length, is_decoder=self._fills_left)
-        # Keys and values of all layers would be kept until the scores are there, for tokens that never follow.
+        # Scoring needs no KV cache.
         self._model.config.get_text_config().use_cache = False
         self._takes_positions = "position_ids" in inspect.signature(self._model.forward).parameters
         self._weights = SleepingWeights(lambda: self._model.parameters(), keep=True, gib_used_by_others=used_by_others)
         self.policy_version = 0
 
     def scores(self, conversations: Sequence[Conversation], *, tokens_per_micro_batch: int) -> ModelScores:
-        """See `ScoreEngine.scores`. A batch holds as many rows of nearly one length as go into the budget, or one."""
+        """See `ScoreEngine.scores`. Batches have rows of similar length within the token budget, at least one row."""
         self._weights.refuse_asleep()
         rows = self._tokens(conversations)
         cut = np.array([len(row) > self._longest for row in rows], dtype=bool)
@@ -88,7 +88,7 @@ class HfClassifier:
 
     def _tokens(self, conversations: Sequence[Conversation]) -> list[list[int]]:
         texts = [self._text(conversation) for conversation in conversations]
-        # The template has put the special tokens into the text already. All at once go over several threads.
+        # The template has already written the special tokens. One call for all uses several threads.
         return self._tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
 
     def _text(self, conversation: Conversation) -> str:
@@ -97,19 +97,19 @@ class HfClassifier:
         except TemplateError as error:
             roles = ", ".join(str(message.get("role")) for message in conversation)
             raise ValueError(
-                f"the reward model's chat template does not take a conversation of {roles}: {error}; "
-                "put one into its folder that does, as chat_template.jinja"
+                f"the reward model's chat template rejects a conversation of {roles}: {error}; put one that accepts it "
+                "into its folder, as chat_template.jinja"
             ) from error
 
     def _end_of(self, row: list[int]) -> list[int]:
-        """As much as the model can read; one that is read at its first token keeps that."""
+        """The last tokens that fit into the model's context; an encoder keeps its first token."""
         too_many, kept = len(row) - self._longest, 0 if self._fills_left else 1
         return row if too_many <= 0 else row[:kept] + row[kept + too_many :]
 
     @torch.no_grad()
     def _score(self, rows: Sequence[Sequence[int]]) -> np.ndarray:
         longest = max(len(row) for row in rows)
-        # Masked, so any token will do; some tokenizers have none for padding.
+        # Padding is masked, so any token works; some tokenizers have none for padding.
         ids = torch.full((len(rows), longest), self._tokenizer.pad_token_id or 0)
         known = torch.zeros_like(ids)
         for index, row in enumerate(rows):
@@ -118,7 +118,7 @@ class HfClassifier:
             known[index, place] = 1
         inputs = {"input_ids": ids, "attention_mask": known}
         if self._fills_left and self._takes_positions:
-            # Some count from the first place of the batch, padding too.
+            # Some models count positions from the start of the batch, including padding.
             inputs["position_ids"] = (known.cumsum(1) - 1).clamp(min=0)
         device = next(self._model.parameters()).device
         output = self._model(**{name: tensor.to(device) for name, tensor in inputs.items()})
@@ -126,7 +126,7 @@ class HfClassifier:
 
 
 def _batches(lengths: Sequence[int], most_rows: int, most_tokens: int) -> Iterator[np.ndarray]:
-    """Places of rows that are scored together, long ones first: as wide as their first, and within both bounds."""
+    """Indices of rows to score together, longest first, within both limits."""
     order = np.argsort(-np.array(lengths, dtype=np.int64), kind="stable")
     begin = 0
     while begin < len(order):
@@ -142,8 +142,8 @@ def _config(model: ModelSpec) -> PretrainedConfig:
         config.num_labels = 1
     elif config.num_labels != 1:
         raise ValueError(
-            f"{model.path} tells {config.num_labels} labels apart, and a reward model has one, its score; "
-            "give the folder of a sequence classifier with num_labels 1"
+            f"{model.path} is a classifier with {config.num_labels} labels, but a reward model has one, its score; "
+            "use a sequence classifier with num_labels 1"
         )
     return config
 
@@ -163,25 +163,25 @@ def _read(model: ModelSpec, config: PretrainedConfig) -> PreTrainedModel:
     if report["missing_keys"]:
         missing = ", ".join(sorted(report["missing_keys"])[:3])
         raise ValueError(
-            f"{model.path} is not the folder of a reward model: it has no weights for {missing}; "
-            "give that of a sequence classifier with one label"
+            f"{model.path} is not a reward model: it has no weights for {missing}; "
+            "use a sequence classifier with one label"
         )
     for name, parameter in built.named_parameters():
         check_finite(parameter, f"{model.path}: tensor {name!r} {list(parameter.shape)}")
     built = built.to(_device()).eval().requires_grad_(False)
     if not torch.cuda.is_available():
         for parameter in built.parameters():
-            # They look into the file, and could not be put away.
+            # They are memory-mapped from the file, and could not be offloaded.
             parameter.data = parameter.data.clone()
     return built
 
 
 def _draw(model: ModelSpec, config: PretrainedConfig, seed: int) -> PreTrainedModel:
-    """With random weights: a score that means nothing, to try a pipeline out with."""
+    """A model with random weights, whose score is meaningless, for testing pipelines."""
     with model_imports(model):
         from transformers import AutoModelForSequenceClassification
 
-        # Its own random weights are of no use, and drawing them must not move the process's random stream.
+        # Its own initialisation is replaced, and must not advance the process's random stream.
         with torch.random.fork_rng(), torch.device(_device()):
             built = AutoModelForSequenceClassification.from_config(config, dtype=_dtype())
     source = weight_source(model, seed)
@@ -191,13 +191,13 @@ def _draw(model: ModelSpec, config: PretrainedConfig, seed: int) -> PreTrainedMo
 
 
 def _longest_row(config: PretrainedConfig, tokenizer_says: int, *, is_decoder: bool) -> int:
-    """Tokens that the model can read: some encoders have places that no token stands at, as their tokenizers know."""
+    """Longest input in tokens: some encoders have unused positions, which only their tokenizers know."""
     places = getattr(config, "max_position_embeddings", None) or sys.maxsize
     return places if is_decoder else min(places, tokenizer_says)
 
 
 def _score_in_float32(model: PreTrainedModel) -> None:
-    """Let its last layer work in float32: eight bits of bfloat16 would make one score of many."""
+    """Compute the last layer in float32: bfloat16 would round different scores to one."""
     model.score.float()
     model.score.register_forward_pre_hook(lambda _, inputs: (inputs[0].float(),))
 

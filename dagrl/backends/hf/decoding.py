@@ -1,6 +1,6 @@
-"""Autoregressive decoding of one batch with a KV cache: prompts in, finished responses out.
+"""Autoregressive decoding of one batch with a KV cache.
 
-Used by `dagrl.backends.hf.engine`, which splits calls into batches; `dagrl.backends.hf.sampling` draws the tokens.
+`dagrl.backends.hf.engine` splits calls into batches; `dagrl.backends.hf.sampling` samples the tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedModel
 
 
-# As a decorator it is in force only while the generator runs, not in the caller's code between two responses.
+# As a decorator it applies only while the generator runs, not between two responses.
 @torch.inference_mode()
 def decode(
     model: PreTrainedModel,
@@ -29,15 +29,15 @@ def decode(
     policy_version: int,
     goes_on: Callable[[int], bool],
 ) -> Iterator[Completion]:
-    """One response to each request, yielded as it ends; `index` is the place in `requests`. No prompt is empty.
+    """Decode one response per request, yielded as it ends; `index` is its index in `requests`. Prompts are not empty.
 
-    `goes_on` is told after each step how many tokens were sampled; where it says no, what is left comes out as it is.
-    Rows that have ended leave the batch at once: that copies the cache, which growing by a token does anyway.
+    `goes_on` is called after each step with the number of sampled tokens; if it returns False, the remaining responses
+    are yielded as they are. Finished rows leave the batch at once, which copies the cache, as each step does anyway.
     """
     device = model.device
     prompts = [np.concatenate([request.prompt, request.begun]).astype(np.int64) for request in requests]
     begun = torch.tensor([len(request.begun) for request in requests], device=device)
-    assert (begun < sampling.max_new_tokens).all(), "a response that has all its tokens cannot go on"
+    assert (begun < sampling.max_new_tokens).all(), "a complete response cannot be continued"
     cache, logits, visible = _prefill(model, prompts)
     positions = torch.tensor([len(prompt) for prompt in prompts], device=device)
     seeds = [request.seed for request in requests]
@@ -46,7 +46,7 @@ def decode(
     tokens = torch.empty(uniforms.shape, dtype=torch.int64, device=device)
     logprobs = torch.empty(uniforms.shape, dtype=torch.float32, device=device)
     live = torch.arange(len(prompts), device=device)
-    # A row whose response has begun uses the numbers behind those of its first tokens, and ends so much earlier.
+    # A partial response continues with the random numbers after those of its first tokens, and ends earlier.
     for step in range(sampling.max_new_tokens):
         picked, picked_logprobs = sample_tokens(logits, uniforms[live, begun[live] + step], sampling)
         tokens[live, step] = picked
@@ -76,10 +76,10 @@ def decode(
 def _prefill(
     model: PreTrainedModel, prompts: Sequence[np.ndarray]
 ) -> tuple[DynamicCache, torch.Tensor, torch.Tensor | None]:
-    """The cache [R, ...], the logits after each prompt [R, V], and which cached places hold a token, bool [R, L].
+    """The cache [R, ...], the logits after each prompt [R, V], and which cache positions hold a token, bool [R, L].
 
-    Equal prompts are computed once and their cache repeated. The last is None where no prompt is padded, so that
-    attention can do without a mask.
+    Equal prompts are computed once and their cache is repeated. The last result is None without padding, so that
+    attention needs no mask.
     """
     from transformers import DynamicCache
 
@@ -87,7 +87,7 @@ def _prefill(
     inverse = [places.setdefault(prompt.tobytes(), len(places)) for prompt in prompts]
     distinct = [np.frombuffer(key, dtype=np.int64) for key in places]
     longest = max(len(prompt) for prompt in distinct)
-    # Padding goes to the left, so that all rows go on at the same place of the cache.
+    # Padded on the left, so that all rows continue at the same position of the cache.
     ids = np.zeros((len(distinct), longest), dtype=np.int64)
     held = np.zeros((len(distinct), longest), dtype=bool)
     for row, prompt in enumerate(distinct):

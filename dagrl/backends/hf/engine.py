@@ -1,6 +1,6 @@
-"""A generator inside the worker's own process, on a Hugging Face model: small models, and machines without a GPU.
+"""A generator in the worker process, on a Hugging Face model, for small models and machines without a GPU.
 
-Implements `dagrl.backends.base.GenerateEngine`; `decoding.py` decodes a batch and `weights.py` takes new weights.
+Implements `dagrl.backends.base.GenerateEngine`; `decoding.py` decodes a batch and `weights.py` loads weights.
 """
 
 from __future__ import annotations
@@ -33,16 +33,15 @@ if TYPE_CHECKING:
 
 
 class HfEngine:
-    """One replica of the model: float32 on a CPU, bfloat16 on a GPU.
+    """One replica: float32 on a CPU, bfloat16 on a GPU.
 
-    An engine that follows another holds nothing of use until `load_weights`; one that does not has the start weights,
-    as version 0.
+    With ``weights_from`` it has no weights before `load_weights`; otherwise it has the initial weights as version 0.
     """
 
-    takes_turns = True
+    serializes_calls = True
 
     def __init__(self, model: ModelSpec, spec: HfEngineSpec, ranks: RankContext) -> None:
-        """Build the model. ValueError where its config, tokenizer or weights are missing or do not fit together."""
+        """Build the model. Raises ValueError if its config, tokenizer or weights are missing or inconsistent."""
         used_by_others = device_gib_used()
         self._max_batch_size = spec.max_batch_size
         self._eos_token_id = load_tokenizer(model).eos_token_id
@@ -52,7 +51,7 @@ class HfEngine:
             lambda: self._model.parameters(), keep=not self._follows, gib_used_by_others=used_by_others
         )
         self._turn = threading.Lock()
-        """Held by the call whose requests are decoded."""
+        """Held by the call that is decoding."""
         self._aborts = 0
         self.policy_version = NO_WEIGHTS
         self.sampled_tokens = 0
@@ -64,16 +63,15 @@ class HfEngine:
             self.policy_version = 0
 
     def request_limits(self, longest: int) -> RequestLimits:
-        """See `GenerateEngine.request_limits`: a batch, and one more that waits."""
+        """See `GenerateEngine.request_limits`: one batch, and another that waits."""
         return RequestLimits(self._max_batch_size, 2 * self._max_batch_size)
 
     def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> Iterator[Completion]:
-        """Sample one response to each request, yielded as they finish; at most `max_batch_size` are decoded at once.
+        """Sample one response per request, yielded as they finish; at most `max_batch_size` are decoded at once.
 
-        Calls from several threads take turns. The same prompt, seed and weights draw the same tokens in
-        any batch, and in one go or begun and gone on with, up to the last bits of a float: only a draw that falls
-        within rounding of the border between two tokens can differ. ValueError for an empty prompt, or one too long to
-        be followed by ``max_new_tokens``.
+        Calls from several threads are serialized. Prompt, seed and weights determine the tokens, whatever the batch,
+        and whether the response is sampled at once or continued, up to rounding: only a draw at the border between two
+        tokens can differ. Raises ValueError for an empty prompt, or one too long for ``max_new_tokens``.
         """
         self._weights.refuse_asleep()
         assert self.policy_version != NO_WEIGHTS, "generate before the first load_weights"
@@ -85,9 +83,9 @@ class HfEngine:
         self._aborts += 1
 
     def load_weights(self, buckets: Iterator[Bucket], version: int) -> None:
-        """Replace all weights, and with them the version.
+        """Replace all weights and set the version.
 
-        ValueError where a name is unknown, doubled or missing, or a shape differs; then both stay as they were.
+        Raises ValueError for unknown, duplicate or missing names and wrong shapes; the old weights are kept then.
         """
         self._weights.refuse_asleep()
         replace_weights(self._model, (item for bucket in buckets for item in bucket))
@@ -111,7 +109,7 @@ class HfEngine:
     def _batches(
         self, requests: Sequence[GenerationRequest], sampling: SamplingSpec, aborts: int
     ) -> Iterator[Completion]:
-        """Decode batch after batch, until an abort comes that is not among the first `aborts`."""
+        """Decode batch after batch, until an abort that is not among the first `aborts`."""
         stops = [*sampling.stop_token_ids]
         if not sampling.ignore_eos and self._eos_token_id is not None:
             stops.append(self._eos_token_id)
@@ -132,7 +130,7 @@ class HfEngine:
     def _check_lengths(self, prompts: Sequence[np.ndarray], sampling: SamplingSpec) -> None:
         for index, prompt in enumerate(prompts):
             if not len(prompt):
-                raise ValueError(f"prompt {index} is empty; a model needs at least one token to go on from")
+                raise ValueError(f"prompt {index} is empty; a model needs at least one token")
         longest = max((len(prompt) for prompt in prompts), default=0)
         context = self._model.config.max_position_embeddings
         if longest + sampling.max_new_tokens > context:
@@ -152,7 +150,7 @@ def _build(model: ModelSpec) -> PreTrainedModel:
     with model_imports(model):
         from transformers import AutoModelForCausalLM
 
-        # Its own random weights are of no use, and drawing them must not move the process's random stream.
+        # Its own initialisation is replaced, and must not advance the process's random stream.
         with torch.random.fork_rng(), torch.device(device):
             built = AutoModelForCausalLM.from_config(load_hf_config(model), dtype=dtype)
     avoid_misaligned_grouped_mm(built)

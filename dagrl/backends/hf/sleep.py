@@ -1,4 +1,4 @@
-"""Weights that leave the device while their engine sleeps: what Hugging Face's models hold beside them is little."""
+"""Offloads a Hugging Face model's weights while its engine sleeps."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ from dagrl.config.residency import Residency
 
 
 class SleepingWeights:
-    """The weights of one engine, awake at first."""
+    """The weights of one engine, initially awake."""
 
     def __init__(
         self, parameters: Callable[[], Iterable[torch.Tensor]], *, keep: bool, gib_used_by_others: float
     ) -> None:
-        """`keep`: what is in them waits on the host. `gib_used_by_others`: of the device, before they were there."""
+        """`keep`: offload to the host instead of dropping. `gib_used_by_others`: device memory in use before
+        loading.
+        """
         self._part = OffloadableStorages(lambda: storages_of(parameters()), keep=keep, rests_away=False)
         self._gib_used_by_others = gib_used_by_others
         self.asleep = False
 
     def refuse_asleep(self) -> None:
-        """RuntimeError while they are away."""
+        """Raise RuntimeError while the weights are offloaded."""
         if self.asleep:
-            raise RuntimeError("the engine sleeps; call wake() before anything else is asked of it")
+            raise RuntimeError("the engine sleeps; call wake() first")
 
     def sleep(self, residency: Residency) -> SleepReport:
-        """See `GenerateEngine.sleep`: only asleep they give something back."""
+        """See `GenerateEngine.sleep`: memory is released only at residency ASLEEP."""
         before = device_gib_used()
         if residency is Residency.ASLEEP and not self.asleep:
             self.asleep = True
@@ -38,7 +40,7 @@ class SleepingWeights:
         return SleepReport(freed_gib=before - device_gib_used(), held_gib=before - self._gib_used_by_others)
 
     def wake(self, residency: Residency) -> None:
-        """See `GenerateEngine.wake`. From any residency to any: to its weights is all the way."""
+        """See `GenerateEngine.wake`. Any other residency restores all weights."""
         if residency is not Residency.ASLEEP and self.asleep:
             self._part.wake()
             self.asleep = False

@@ -1,4 +1,4 @@
-"""Replacing all weights of a Hugging Face model at once, or none: used by `dagrl.backends.hf.engine`."""
+"""Replaces all weights of a Hugging Face model, or none."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _NAMES_SHOWN = 5
 
 
 def replace_weights(model: torch.nn.Module, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Copy `tensors`, by the names of published checkpoints, into the model's, which keep their dtype and device.
+    """Copy `tensors`, by the names of published checkpoints, into the model, whose dtype and device stay.
 
-    Tensors that the model ties together need to be given under one of their names only; under several they must be
-    equal. ValueError where a name is unknown, doubled or missing, or a shape is not the model's; then, as when
-    `tensors` itself raises, the model is unchanged. So all of them are held until the last has come.
+    Tied tensors may be given under any of their names; under several they must be equal. Raises ValueError for unknown,
+    duplicate or missing names and wrong shapes; the model is then unchanged, also if `tensors` raises. So all tensors
+    are held in memory until the last has arrived.
     """
     names: Counter[str] = Counter()
     given: dict[str, torch.Tensor] = {}
@@ -35,7 +35,7 @@ def replace_weights(model: torch.nn.Module, tensors: Iterable[tuple[str, torch.T
     if faults:
         raise ValueError(
             f"these weights do not fit the model, which keeps its own: {'; '.join(faults)}. "
-            "The engine that sends them and the one that takes them must hold the same model."
+            "The sending and the receiving engine must have the same model."
         )
     with torch.no_grad():
         for name, tensor in given.items():
@@ -43,7 +43,7 @@ def replace_weights(model: torch.nn.Module, tensors: Iterable[tuple[str, torch.T
 
 
 def _missing(targets: dict[str, torch.Tensor], given: dict[str, torch.Tensor]) -> list[str]:
-    # Tied names are one object; any of them fills it.
+    # Tied names are one object, filled under any name.
     filled = {id(targets[name]) for name in given if name in targets}
     missing: dict[int, str] = {}
     for name, target in targets.items():

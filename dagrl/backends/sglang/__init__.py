@@ -1,1 +1,1 @@
-"""SGLang as a generator: servers in processes of their own, asked in token ids, without HTTP."""
+"""SGLang as a generator: servers in subprocesses, called with token ids, without HTTP."""

@@ -1,7 +1,4 @@
-"""From a pipeline file to SGLang's ServerArgs: what the file says, and what follows from its other sections.
-
-Held against SGLang 0.5.17.
-"""
+"""Builds SGLang's ServerArgs from a pipeline file. For SGLang 0.5.17."""
 
 from __future__ import annotations
 
@@ -15,12 +12,12 @@ from dagrl.backends.sglang.share import ServerShare
 from dagrl.backends.sglang.unsupported import clashes_of
 
 WEIGHT_LOADER = "dagrl.backends.sglang.loader.update_weights"
-"""What an update has SGLang call in its processes."""
+"""Function that SGLang calls in its processes for an update."""
 
 _DEFAULTS: dict[str, Any] = {"log_level": "warning"}
 _GPU_DEFAULTS: dict[str, Any] = {
     "dtype": "bfloat16",
-    # Graphs of the prefill take a minute of each start, and a rollout is decoding.
+    # Capturing prefill graphs adds a minute to each start, and a rollout is mostly decoding.
     "cuda_graph_backend_prefill": "disabled",
 }
 _SLEEPER_DEFAULTS: dict[str, Any] = {"mem_fraction_static": SLEEPER_FRACTION}
@@ -31,8 +28,8 @@ _CPU_DEFAULTS: dict[str, Any] = {
     "grammar_backend": "none",
     "disable_cuda_graph": True,
     "disable_overlap_schedule": True,
-    # Of the memory that the whole machine has free, which others take from while the model loads. What the cache may
-    # hold bounds what it takes.
+    # A fraction of the machine's free memory, which other processes use while the model loads. The cache's size is
+    # limited separately.
     "mem_fraction_static": 0.8,
     "max_total_tokens": CPU_CACHE_TOKENS,
     # An idle scheduler would keep a core busy.
@@ -43,9 +40,9 @@ _CPU_DEFAULTS: dict[str, Any] = {
 def server_arguments(
     spec: SglangEngineSpec, share: ServerShare, folder: Path, *, positions: int, seed: int, sleeps: bool
 ) -> dict[str, Any]:
-    """Keyword arguments of ServerArgs for one machine's share of a server, whose model knows so many positions.
+    """Keyword arguments of ServerArgs for one machine's share of a server; the model has `positions` positions.
 
-    ValueError for a field that clashes.
+    Raises ValueError for a field that dagrl sets itself.
     """
     for field, reason in clashes_of(spec):
         raise ValueError(f"server.{field} {reason}")
@@ -57,7 +54,7 @@ def server_arguments(
         given["cuda_graph_max_bs_decode"] = min(given.get("max_running_requests") or LARGEST_GRAPH, LARGEST_GRAPH)
     return given | {
         "model_path": str(folder),
-        # What the file says, or the model can, is for the responses to use.
+        # Samples may use the context of the file, or of the model, in full.
         "context_length": (given.get("context_length") or positions) + KEPT_BACK,
         "load_format": "dummy" if spec.weights_from else given.get("load_format", "auto"),
         "skip_tokenizer_init": True,
@@ -65,7 +62,7 @@ def server_arguments(
         "device": "cuda" if on_gpus else "cpu",
         "random_seed": _seed(seed, share.server),
         "enable_memory_saver": saves_memory,
-        # Weights that nobody sends again have to wait somewhere.
+        # Weights that are not sent again must be backed up.
         "enable_weights_cpu_backup": saves_memory and spec.weights_from is None,
         **_meeting_point(spec, share),
     }
@@ -82,5 +79,5 @@ def _meeting_point(spec: SglangEngineSpec, share: ServerShare) -> dict[str, Any]
 
 
 def _seed(seed: int, server: int) -> int:
-    """One for each server, which must not draw alike, in the 31 bits that SGLang takes."""
+    """A different seed per server, in the 31 bits that SGLang accepts."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{server}".encode()).digest()[:4]) >> 1

@@ -1,12 +1,11 @@
-"""What dagrl asks of a server, in SGLang 0.5.17's words. A later version differs here, and in `server.py`.
+"""Requests to a server, in SGLang 0.5.17's API. Other versions need changes here and in `server.py`.
 
-All of it runs on the server's loop. Traps of this version that shape what is here:
+All of it runs on the server's event loop. Restrictions of this version:
 
-- An update that flushes the cache kills the server where anything is still under way. So the cache is flushed by a
-  request of its own, which waits until nothing is.
-- Pausing by ``abort`` sleeps a second. So `responses.py` aborts, and knows itself when all have ended.
-- Memory that is resumed twice kills the server, and so does memory that is released under a request. `engine.py` keeps
-  the state.
+- An update that flushes the cache kills the server while requests are running. So the cache is flushed by a separate
+  request, which waits until it is idle.
+- Pausing with ``abort`` sleeps a second. So `responses.py` aborts, and tracks when all requests have ended.
+- Resuming memory twice, or releasing it during a request, kills the server. `engine.py` tracks the state.
 """
 
 from __future__ import annotations
@@ -29,41 +28,41 @@ from dagrl.backends.sglang.server import ServerError
 NO_TOKENS, NO_LOGPROBS = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
 _FIRST = operator.itemgetter(0)
 _FLUSH_S = 60.0
-"""How long it may take until nothing is under way."""
+"""Timeout until the server is idle."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerResponse:
-    """What one request has come to."""
+    """Result of one request."""
 
     finish_reason: str
     """``stop``, ``length`` or ``abort``."""
     message: str
-    """Why it was aborted."""
+    """Reason of an abort."""
     tokens: np.ndarray
     """Int64 [tokens]."""
     logprobs: np.ndarray
     """Float32 [tokens]."""
     routed_experts: np.ndarray | None
-    """Int16 [tokens of the request and the answer - 1, layers, experts per token]."""
+    """Int16 [tokens of prompt and response - 1, layers, experts per token]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a server has room for."""
+    """Capacity of a server."""
 
     requests: int
-    """That run at once."""
+    """Requests that run at the same time."""
     tokens: int
-    """That its cache holds, or its caches together: with attention by data each copy has one."""
+    """Tokens in its cache, or in all of its caches: with data-parallel attention each replica has one."""
     longest: int
-    """Tokens of a prompt and its response. SGLang would cut the response of a longer one without a word."""
+    """Longest prompt with response in tokens. SGLang would silently cut a longer response."""
 
     @classmethod
     def of(cls, states: Sequence[Mapping[str, Any]]) -> Capacity:
-        """As the schedulers tell of it, one for each cache."""
+        """From the schedulers' states, one for each cache."""
         caches = [state["memory_usage"]["token_capacity"] for state in states]
-        # A decode context is spread over several caches.
+        # With decode context parallelism a context spans several caches.
         rooms = [
             cache * state["dcp_size"] - kept_of_cache(state["page_size"])
             for cache, state in zip(caches, states, strict=True)
@@ -72,7 +71,7 @@ class Capacity:
 
 
 class Client:
-    """Requests to one server. `routing` is layers and experts per token, where it tells of routed experts."""
+    """Requests to one server. `routing` is the number of layers and experts per token if it reports routed experts."""
 
     def __init__(self, engine: Any, routing: tuple[int, int] | None) -> None:
         self._engine = engine
@@ -82,7 +81,7 @@ class Client:
     # -- generation
 
     async def generate(self, rid: str, tokens: list[int], sampling: dict[str, Any], cache_key: str) -> ServerResponse:
-        """Go on behind `tokens`; what is cached of them is used where it was made under the same `cache_key`."""
+        """Continue after `tokens`; only cache entries with the same `cache_key` are reused."""
         from sglang.srt.managers.tokenizer_manager import RequestAbortedError
 
         try:
@@ -99,7 +98,7 @@ class Client:
             return ServerResponse("abort", str(error), NO_TOKENS, NO_LOGPROBS, None)
         meta, sampled = answer["meta_info"], answer["output_ids"]
         reason = meta["finish_reason"]
-        # Each with its token and a text. One that was aborted in the queue has none, as it has no tokens.
+        # One entry per token; missing for a request that was aborted in the queue.
         logprobs = meta.get("output_token_logprobs") or ()
         assert len(logprobs) == len(sampled), "a log-prob for each token"
         return ServerResponse(
@@ -112,13 +111,13 @@ class Client:
 
     @property
     def shares_prompts(self) -> bool:
-        """Whether what one request has computed of its prompt is there for others."""
+        """Whether requests share the cache of a common prompt."""
         arguments = self._engine.server_args
-        # Copies within a server have a cache each, and requests go to them in turns.
+        # Data-parallel replicas have separate caches, and requests alternate between them.
         return arguments.dp_size == 1 and not arguments.disable_radix_cache
 
     async def remember(self, rid: str, tokens: list[int], cache_key: str) -> None:
-        """Have the server's cache hold `tokens`, for requests with that `cache_key`. An abort ends it early."""
+        """Fill the cache with `tokens` for requests with that `cache_key`. An abort ends it early."""
         from sglang.srt.managers.tokenizer_manager import RequestAbortedError
 
         with contextlib.suppress(RequestAbortedError):
@@ -129,22 +128,22 @@ class Client:
         from sglang.srt.managers.io_struct import GenerateReqInput
 
         try:
-            # To the generator's end: one that is dropped takes a task to be closed, and holds SGLang's lock till then.
+            # Exhausted, because closing an unfinished generator takes a task, which holds SGLang's lock until then.
             (answer,) = [each async for each in self._manager.generate_request(GenerateReqInput(**request), None)]
         except HTTPException as error:
-            raise ServerError(f"SGLang refused a request: {error.detail}") from error
+            raise ServerError(f"SGLang rejected a request: {error.detail}") from error
         return answer
 
     def abort(self, rid: str) -> None:
-        """End one request where it is, and all others whose names begin with its name."""
+        """Abort a request, and all others whose ids begin with `rid`."""
         self._manager.abort_request(rid=rid)
 
     def abort_all(self) -> None:
-        """End all requests where they are."""
+        """Abort all requests."""
         self._manager.abort_request(abort_all=True)
 
     def tokens_of(self, rid: str) -> int:
-        """Tokens of a request under way that have come in so far; they come some dozens at a time."""
+        """Tokens of a running request received so far; they arrive dozens at a time."""
         state = self._manager.rid_to_state.get(rid)
         return len(state.output_ids) if state is not None else 0
 
@@ -160,7 +159,7 @@ class Client:
     # -- pauses
 
     async def pause(self) -> None:
-        """Stand still with everything where it is."""
+        """Pause generation in place."""
         from sglang.srt.managers.io_struct import PauseGenerationReqInput
 
         await self._manager.pause_generation(PauseGenerationReqInput(mode="in_place"))
@@ -172,26 +171,26 @@ class Client:
         await self._manager.continue_generation(ContinueGenerationReqInput(torch_empty_cache=False))
 
     async def flush(self, timeout_s: float) -> None:
-        """Forget all that is cached, once nothing is under way any more."""
+        """Drop the cache as soon as the server is idle."""
         result = await self._manager.flush_cache(timeout_s=timeout_s)
         if not result.success:
-            raise ServerError(f"SGLang could not flush its cache: {result.message or 'something is under way'}")
+            raise ServerError(f"SGLang could not flush its cache: {result.message or 'requests are running'}")
 
     # -- weights and memory
 
     async def update(self, payload: bytes, version: int, *, flush: bool) -> None:
-        """Have our loader called in each process that holds a part of the model: (model, [(name, uint8 payload)]).
+        """Call our loader in each process with a part of the model: (model, [(name, uint8 payload)]).
 
-        With `flush`, all that is cached is forgotten before.
+        With `flush`, the cache is dropped before.
         """
         flushing = [self.flush(_FLUSH_S)] if flush else []
-        # The server gets them in this order, without anybody waiting for the first one's answer.
+        # Both are sent at once; the server handles them in this order.
         await asyncio.gather(*flushing, self._update(payload, str(version)))
 
     async def meet(self) -> None:
-        """Wait until all processes have done what they were asked before.
+        """Wait until all processes have handled earlier requests.
 
-        The first one's answer stands for all of them, and only at the end of an update do they wait for each other.
+        SGLang returns the first process's answer, and processes synchronise only at the end of an update.
         """
         await self._update(b"", None)
 
@@ -208,34 +207,34 @@ class Client:
             )
         )
         if not success:
-            raise ServerError(f"SGLang could not take new weights: {message}")
+            raise ServerError(f"SGLang could not load new weights: {message}")
 
     async def release(self, tags: Sequence[str]) -> None:
-        """Give the memory of these kinds back, on all GPUs when this returns: others come to them."""
+        """Release memory of these kinds on all GPUs; it is free when this returns."""
         from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqInput
 
         await self._manager.release_memory_occupation(ReleaseMemoryOccupationReqInput(tags=list(tags)))
         arguments = self._engine.server_args
-        # Copies within a server take no updates.
+        # Data-parallel replicas do not support updates.
         if arguments.tp_size > 1 and (arguments.dp_size == 1 or arguments.enable_dp_attention):
             await self.meet()
 
     async def resume(self, tags: Sequence[str]) -> None:
-        """Take memory of these kinds again, which was released."""
+        """Allocate released memory of these kinds again."""
         from sglang.srt.managers.io_struct import ResumeMemoryOccupationReqInput
 
         await self._manager.resume_memory_occupation(ResumeMemoryOccupationReqInput(tags=list(tags)))
 
     async def capacity(self) -> Capacity:
-        """What it has room for; told between two steps of generation."""
+        """The server's capacity; answered between two steps of generation."""
         return Capacity.of(await self._manager.get_internal_state())
 
 
 class _Bytes:
-    """Arrives as a tensor, uint8 [bytes], pickled with all bytes in it.
+    """Unpickles as a tensor, uint8 [bytes].
 
-    SGLang's own way to send a tensor shares memory, which needs a live sender. Torch's pickles are others once the
-    process has imported Megatron, and SGLang refuses those.
+    SGLang's own transport of tensors shares memory, which needs the sender to stay alive. Torch's pickles change when
+    the process has imported Megatron, and SGLang rejects those.
     """
 
     def __init__(self, content: bytes) -> None:

@@ -1,6 +1,6 @@
-"""A generator on a SGLang server: the worker on the first slot of each server holds one of these.
+"""A generator on a SGLang server, held by the worker on the server's first slot.
 
-Implements `dagrl.backends.base.GenerateEngine`. `server.py` has the processes, `responses.py` what they are sampling.
+Implements `dagrl.backends.base.GenerateEngine`. `server.py` has the processes, `responses.py` the running requests.
 """
 
 from __future__ import annotations
@@ -37,33 +37,32 @@ _KINDS = {
     Residency.WEIGHTS: frozenset({"kv_cache", "cuda_graph"}),
     Residency.ASLEEP: frozenset({"kv_cache", "cuda_graph", "weights"}),
 }
-"""What is not there at each residency, by SGLang's names of kinds of memory."""
+"""Kinds of memory, by SGLang's names, that are released at each residency."""
 
 
 class SglangEngine:
-    """One server: float32 on a CPU, bfloat16 on GPUs, unless the file says otherwise.
+    """One server: float32 on a CPU, bfloat16 on GPUs, unless the pipeline sets another dtype.
 
-    An engine that follows another holds nothing of use until its first weights come; one that does not has the start
-    weights, as version 0.
+    With ``weights_from`` it has no weights before the first update; otherwise it has the initial weights as version 0.
     """
 
-    takes_turns = False
+    serializes_calls = False
 
     def __init__(
         self, model: ModelSpec, spec: SglangEngineSpec, ranks: RankContext, share: ServerShare, *, sleeps: bool
     ) -> None:
-        """Start the server. ValueError where the model or an argument makes no sense, ServerError where it fails."""
+        """Start the server. Raises ValueError for an invalid model or argument, ServerError if it fails to start."""
         self.pause = spec.weight_sync.pause
-        """What an update does about responses under way."""
+        """What an update does with running requests."""
         self._passes = 2 if spec.weight_sync.checksum else 1
-        # Stages are told of an update one after the other.
+        # Pipeline stages are updated one after the other.
         stages = spec.server.get("pp_size", 1)
         self._waves = [gpus_per_server(spec.server) // stages] * stages
         self._follows = spec.weights_from is not None
         self._timeout_s = ranks.timeout_s
         self._gpus = share.gpus
         self._gone: frozenset[str] = _KINDS[Residency.AWAKE]
-        """Kinds of memory that were given back."""
+        """Kinds of memory that are released."""
         self.policy_version = NO_WEIGHTS if spec.weights_from else 0
         eos = load_tokenizer(model).eos_token_id
         routing = _routing(model) if spec.server.get("enable_return_routed_experts") else None
@@ -80,10 +79,10 @@ class SglangEngine:
         return self._responses.sampled
 
     def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> Iterator[Completion]:
-        """Sample one response to each request, yielded as they finish. Calls from several threads share the server.
+        """Sample one response per request, yielded as they finish. Calls from several threads share the server.
 
-        ValueError for an empty prompt, or one too long to be followed by ``max_new_tokens``; ServerError where the
-        server fails, or says nothing for the bound on collectives.
+        Raises ValueError for an empty prompt, or one too long for ``max_new_tokens``; ServerError if the server fails
+        or is silent for the timeout of collectives.
         """
         assert self.policy_version != NO_WEIGHTS, "generate before the first weights"
         assert not self._gone, "generate while asleep"
@@ -114,18 +113,18 @@ class SglangEngine:
                 return finished.get(timeout=_POLL_S)
             except queue.Empty:
                 if self._server.silent_s(begun) > self._timeout_s:
-                    raise ServerLostError(f"SGLang has not said anything for {self._timeout_s:g} s") from None
+                    raise ServerLostError(f"SGLang has not responded for {self._timeout_s:g} s") from None
 
     def _check(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> None:
-        """Refuse what SGLang would refuse with a number of its own, or die of."""
+        """Raise ValueError for requests that SGLang would reject without a reason, or die of."""
         config = self._server.engine.tokenizer_manager.model_config
         for index, request in enumerate(requests):
             if not len(request.prompt):
-                raise ValueError(f"prompt {index} is empty; a model needs at least one token to go on from")
+                raise ValueError(f"prompt {index} is empty; a model needs at least one token")
             for tokens in (request.prompt, request.begun):
                 if len(tokens) and not 0 <= tokens.min() <= tokens.max() < config.vocab_size:
                     raise ValueError(
-                        f"prompt {index} holds tokens that the model does not know: they are from {tokens.min()} to "
+                        f"prompt {index} has tokens that the model does not know: they are from {tokens.min()} to "
                         f"{tokens.max()}, and its vocabulary has {config.vocab_size}; is the tokenizer the model's?"
                     )
         longest = max((len(request.prompt) for request in requests), default=0)
@@ -142,7 +141,7 @@ class SglangEngine:
             raise ValueError(
                 f"a sample of up to {longest} tokens does not fit into the server's cache, which holds "
                 f"{self._capacity.tokens} and takes one of {self._capacity.longest}; raise mem_fraction_static or "
-                "max_total_tokens, share the server out over more GPUs (tp_size), or lower data.max_prompt_tokens or "
+                "max_total_tokens, use more GPUs per server (tp_size), or lower data.max_prompt_tokens or "
                 "sampling.max_new_tokens"
             )
 
@@ -153,9 +152,9 @@ class SglangEngine:
         self._server.run(self._update(route, version), "take weights", self._timeout_s)
 
     def load_weights(self, buckets: Iterator[Bucket], version: int) -> None:
-        """See `GenerateEngine.load_weights`. ServerError where the server fails; either way it is of no use then.
+        """See `GenerateEngine.load_weights`, with shared host memory to the server's processes.
 
-        They go to the server's processes through the host's memory.
+        Raises ServerError if the server fails. After an error the engine must not be used.
         """
         with closing(
             WeightSender(BucketExporter(list(buckets)), "cuda_ipc", host="", timeout_s=self._timeout_s)
@@ -163,7 +162,7 @@ class SglangEngine:
             offer = sender.offer()
             assert offer is not None, "a sender that is near has an address"
             update = self._server.submit(self._update(Route(version, {"": offer.address}, self._timeout_s), version))
-            # Nobody comes for weights to a server that has died.
+            # Receivers of a dead server never connect.
             update.add_done_callback(lambda ended: sender.close() if ended.cancelled() or ended.exception() else None)
             try:
                 refuse_unknown_names([sender.send(version, self._waves, passes=self._passes)])
@@ -177,7 +176,7 @@ class SglangEngine:
             update.result(self._timeout_s)
 
     async def _update(self, route: Route, version: int) -> None:
-        """Have the server's processes take weights while it stands still, on the server's loop."""
+        """Update weights while generation is paused, on the server's event loop."""
         how = self.pause
         await self._responses.stand_still(how)
         try:
@@ -187,7 +186,7 @@ class SglangEngine:
         finally:
             await self._responses.go_on(how)
 
-    # -- the rest
+    # -- sleep and close
 
     def request_limits(self, longest: int) -> RequestLimits:
         """See `GenerateEngine.request_limits`: as many as fit in the cache at half their longest length.
@@ -199,12 +198,12 @@ class SglangEngine:
         return RequestLimits(chunk=max(1, running // 4), max_inflight=running + -(-running // 4))
 
     def sleep(self, residency: Residency) -> SleepReport:
-        """See `GenerateEngine.sleep`. Without a GPU nothing is given back."""
+        """See `GenerateEngine.sleep`. Without a GPU no memory is released."""
         before = gpu_memory(self._gpus[:1])
         going = _KINDS[residency] - self._gone
         if going and self._gpus:
             if "kv_cache" in going:
-                # Memory that is given back under a request would kill the server: the last step has to be over.
+                # Releasing memory during a request would kill the server.
                 self._server.run(self._client.flush(self._timeout_s), "be idle", self._timeout_s)
             self._server.run(self._client.release(sorted(going)), "give memory back", self._timeout_s)
         self._gone |= going
@@ -222,12 +221,12 @@ class SglangEngine:
         self._gone -= coming
 
     def close(self) -> None:
-        """End the server and all its processes."""
+        """Stop the server and all its processes."""
         self._server.close()
 
 
 def _routing(model: ModelSpec) -> tuple[int, int]:
-    """Layers, and experts that each token goes to."""
+    """Number of layers, and of experts per token."""
     config = load_hf_config(model)
     return config.num_hidden_layers, config.num_experts_per_tok
 

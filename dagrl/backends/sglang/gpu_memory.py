@@ -1,4 +1,4 @@
-"""How much memory GPUs have left, asked of the driver: torch would take some of it to find out."""
+"""Free memory of GPUs, asked from the driver: torch would use some of it to find out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class GpuMemory:
-    """Memory of one GPU, in GiB, whoever uses it."""
+    """Memory of one GPU in GiB, of all processes."""
 
     gpu: str
     free_gib: float
@@ -19,7 +19,7 @@ class GpuMemory:
 
     @property
     def used_gib(self) -> float:
-        """What somebody holds."""
+        """Used memory."""
         return self.total_gib - self.free_gib
 
     def __str__(self) -> str:
@@ -27,7 +27,7 @@ class GpuMemory:
 
 
 def gpu_memory(gpus: Sequence[str]) -> list[GpuMemory]:
-    """The memory of `gpus`, as CUDA_VISIBLE_DEVICES names them; an empty list where the driver does not tell."""
+    """Memory of `gpus`, named as in CUDA_VISIBLE_DEVICES; empty if the driver does not report it."""
     if not gpus or importlib.util.find_spec("pynvml") is None:
         return []
     import pynvml

@@ -1,4 +1,4 @@
-"""How many GPUs a SGLang server takes, and which slots of its group: plain arithmetic for checks, plan and workers."""
+"""Assigns the slots of a group to SGLang servers; arithmetic only, for validation, planning and workers."""
 
 from __future__ import annotations
 
@@ -9,51 +9,51 @@ from typing import Any
 from dagrl.config.schema.model import GroupSpec
 
 TAKEN_OUT_OF_TP = ("ep_size", "attn_cp_size", "moe_dp_size", "dcp_size")
-"""Fields of ServerArgs that share out what a server's ``tp_size`` GPUs do; each divides it."""
+"""Fields of ServerArgs that subdivide ``tp_size``; each divides it."""
 
 PARALLEL_SIZES = ("tp_size", "pp_size", "dp_size", *TAKEN_OUT_OF_TP)
-"""Fields of ServerArgs that share a server out over its GPUs."""
+"""Fields of ServerArgs that distribute a server over its GPUs."""
 
 CPU_CACHE_TOKENS = 16384
-"""Tokens that the cache of a server on a CPU slot holds, unless ``max_total_tokens`` says otherwise."""
+"""Default ``max_total_tokens`` of a server on a CPU slot."""
 
 KEPT_BACK = 8
-"""Tokens at the end of a context, and of a cache, that SGLang gives no request: it takes none that begins within six of
-the end, as a response does that goes on behind its last tokens but one, and ends those that come within two."""
+"""Tokens at the end of a context and of a cache that SGLang does not use: it rejects a request that begins within six
+of the end, as a resumed response may, and ends those that come within two."""
 
 ROUTED_EXPERTS = "enable_return_routed_experts"
 """Field of ServerArgs that has servers return the experts that tokens were routed to."""
 
 SLEEPER_FRACTION = 0.8
-"""``mem_fraction_static`` of a server that sleeps, unless the file says otherwise: SGLang would take what is free when
-it starts, and neighbours keep some of it even while they sleep."""
+"""Default ``mem_fraction_static`` of a server that sleeps: SGLang would use what is free at its start, and colocated
+engines keep some of it even while they sleep."""
 
 LARGEST_GRAPH = 512
-"""Running requests up to which decoding is captured, unless the file says otherwise; beyond SGLang's own bound it falls
-to half its speed."""
+"""Default number of running requests up to which decoding graphs are captured; beyond SGLang's own limit it runs at
+half its speed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSlot:
-    """Place of one slot of a group among the servers on it."""
+    """Position of one slot of a group among its servers."""
 
     server: int
-    """Which server it belongs to."""
+    """Number of its server."""
     place: int
-    """Which of the server's slots it is."""
+    """Index among the server's slots."""
     node: int
-    """Which of the server's machines it is on."""
+    """Index among the server's machines."""
     starts: bool
-    """Whether it is the first of the server's slots on that machine: its worker starts the processes of all of them."""
+    """Whether it is the server's first slot on that machine, whose worker starts the processes of all of them."""
 
     @property
     def leads(self) -> bool:
-        """Whether its worker speaks for the server."""
+        """Whether its worker runs the engine."""
         return self.place == 0
 
 
 def kept_of_cache(page_size: int) -> int:
-    """Tokens of a cache that no sample can have: SGLang rounds a prompt up to whole pages, and keeps one free."""
+    """Tokens of a cache that no sample can use: SGLang rounds a prompt up to whole pages, and keeps one free."""
     return max(KEPT_BACK, 2 * page_size)
 
 

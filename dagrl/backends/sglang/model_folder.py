@@ -1,4 +1,4 @@
-"""The Hugging Face folder that a server reads its model from: the model's own, or one made for the length of a run."""
+"""The Hugging Face folder that a server loads: the model's own, or a temporary one."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def model_folder(model: ModelSpec, scratch: Path, *, seed: int, with_weights: bool) -> Path:
-    """``model.path``, or `scratch` with the config of ``model.init``, and its random start weights if asked for.
+    """``model.path``, or `scratch` with the config of ``model.init``, and its random initial weights if requested.
 
-    ValueError where the model's description makes no sense, OSError where `scratch` cannot be written.
+    Raises ValueError for an invalid model, OSError if `scratch` cannot be written.
     """
     if model.path is not None:
         return model.path.expanduser()
@@ -35,5 +35,5 @@ def _architecture(config: PretrainedConfig) -> str:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
 
     if config.model_type not in CLASSES:
-        raise ValueError(f"Hugging Face has no language model of type {config.model_type}")
+        raise ValueError(f"Hugging Face has no causal language model of type {config.model_type}")
     return CLASSES[config.model_type]

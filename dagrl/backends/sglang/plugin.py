@@ -1,10 +1,10 @@
-"""Lets SGLang run on a CPU that it has no kernels for. An entry point: SGLang calls it in each of its processes."""
+"""Patches SGLang to run on CPUs without its kernels. An entry point that SGLang loads in each process."""
 
 from __future__ import annotations
 
 
 def prepare_cpu() -> None:
-    """Without a GPU, do without a kernel of vllm's, pinned host memory, and widths for kernels that are not there."""
+    """Without a GPU, avoid a vllm kernel, pinned host memory, and padding for kernels of other builds."""
     import torch
 
     if torch.cuda.is_available():
@@ -14,7 +14,7 @@ def prepare_cpu() -> None:
     from sglang.srt.state_capturer import base as state_capturer
 
     rotary_embedding._is_cpu = True
-    # It would widen MLPs and experts for its own build's kernels, and leave what comes to experts as memory had it.
+    # It would pad MLPs and experts for its own build's kernels, with uninitialised memory for experts.
     update_config.update_intermediate_size = lambda model_config, *_: model_config
 
     class PageableHostCache(state_capturer.BaseHostCache):

@@ -1,6 +1,6 @@
-"""What runs in SGLang's own processes before SGLang does: where they print, and that they end with their worker.
+"""Set-up of SGLang's processes before SGLang starts: log files, and termination with the worker.
 
-Imported in fresh processes, by multiprocessing: light, and without a trace of the worker's state.
+Imported in fresh processes by multiprocessing, so it must be light.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dagrl.imports import UNUSED, import_transformers, without_packages
 
 
 def run_scheduler(log_prefix: Path, *args: Any) -> None:
-    """SGLang's scheduler, which holds a part of the model; `args` are SGLang's own."""
+    """SGLang's scheduler, which holds a part of the model; `args` are SGLang's."""
     server_args, _ports, _gpu, tensor, _context, _moe_data, _expert, stage, copy, *_ = args
     stages = f"-pp{stage}" if server_args.pp_size > 1 else ""
     copies = f"-dp{copy}" if copy is not None else ""
@@ -25,7 +25,7 @@ def run_scheduler(log_prefix: Path, *args: Any) -> None:
     import_transformers()
     with without_packages(*UNUSED):
         _end_with_parent()
-        # To the end of the process, for SGLang imports much of itself only when it is needed.
+        # Until the process ends, because SGLang imports lazily.
         sys.modules["megatron"] = None  # type: ignore[assignment]
         from sglang.srt.managers.scheduler import run_scheduler_process
 
@@ -34,11 +34,11 @@ def run_scheduler(log_prefix: Path, *args: Any) -> None:
 
 @contextmanager
 def without_megatron() -> Iterator[None]:
-    """Within the context an import of Megatron fails, unless it was imported before.
+    """Context in which imports of Megatron fail, unless it is already imported.
 
-    SGLang has a debugging tool that imports Megatron where it finds it: for many seconds, and Megatron switches the
-    memory saver to a mode in which the memory of CUDA graphs cannot be given back. Tensors that such a process sends
-    bring Megatron to whoever takes them, and what those send is then refused as unsafe.
+    A debugging tool of SGLang imports Megatron if available, which takes many seconds and switches the memory saver to
+    a mode in which memory of CUDA graphs cannot be released. Tensors pickled by such a process make receivers import
+    Megatron, whose own pickles are then rejected as unsafe.
     """
     if "megatron" in sys.modules:
         yield
@@ -58,7 +58,7 @@ def _print_to(log: Path) -> None:
 
 
 def _end_with_parent() -> None:
-    """Be killed when the parent dies; SGLang asks for that too, but only after imports that take many seconds."""
+    """Ask the kernel to kill this process when the parent dies; SGLang does so too, but only after slow imports."""
     from sglang.srt.utils import kill_itself_when_parent_died
 
     kill_itself_when_parent_died()

@@ -1,6 +1,6 @@
-"""The responses that a server is sampling: each a request of its own, some of them paused, retracted or aborted.
+"""The requests that a server is sampling, some of them paused, retracted or aborted.
 
-Everything here runs on the server's loop, but for `born`, which says which aborts a call is older than.
+Runs on the server's event loop, except `born`, which orders calls and aborts.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from dagrl.backends.sglang.server import ServerError
 from dagrl.config.schema import SamplingSpec
 
 _AGAIN_S = 0.5
-"""How long requests have to end that were aborted, before they are told again."""
+"""How long aborted requests may take to end before they are aborted again."""
 _WORTH_SHARING = 64
-"""Tokens of a prompt from which on it pays to compute it once for a group, and to let the group wait for that."""
+"""Length of a prompt, in tokens, from which a group's prompt is computed once while the others wait."""
 
 
 @dataclass(slots=True, eq=False)
 class _Response:
-    """One response under way."""
+    """A running response."""
 
     index: int
     request: GenerationRequest
@@ -37,25 +37,25 @@ class _Response:
     version: int | None = None
     routed_experts: np.ndarray | None = None
     prompt_is_there: asyncio.Event | None = None
-    """To be waited for, where another request computes the prompt."""
+    """Set when another request has computed the prompt."""
 
     @property
     def context(self) -> np.ndarray:
-        """All that it goes on behind, int64."""
+        """Tokens to continue after, int64."""
         return np.concatenate([self.request.prompt, self.request.begun, self.tokens])
 
 
 class ResponseReader:
-    """Samples responses and lets others stop that for a while. `version` tells that of the weights."""
+    """Samples responses, and can be paused. `version` returns that of the weights."""
 
     def __init__(self, client: Client, version: Callable[[], int], stops: Sequence[int]) -> None:
-        """`stops` are the tokens that end a response, beside those that the model's own config names."""
+        """`stops` are tokens that end a response, in addition to those of the model's config."""
         self._client = client
         self._version = version
         self._stops = tuple(stops)
         self._names = itertools.count()
         self._under_way: set[str] = set()
-        """Names of the requests in the server."""
+        """Ids of the requests in the server."""
         self._nothing_under_way = asyncio.Event()
         self._nothing_under_way.set()
         self._gate = asyncio.Event()
@@ -66,12 +66,12 @@ class ResponseReader:
 
     @property
     def born(self) -> int:
-        """For a new call: later aborts are meant for it."""
+        """Stamp of a new call: only later aborts apply to it."""
         return self._aborts
 
     @property
     def sampled(self) -> int:
-        """Tokens sampled so far, in all calls."""
+        """Tokens sampled so far in all calls."""
         return self._sampled + sum(map(self._client.tokens_of, tuple(self._under_way)))
 
     async def sample(
@@ -81,7 +81,7 @@ class ResponseReader:
         born: int,
         deliver: Callable[[Completion], None],
     ) -> None:
-        """Sample a response to each request; they are delivered as they end. The first failure ends all of them."""
+        """Sample one response per request; they are delivered as they end. The first failure cancels all of them."""
         try:
             responses = [_Response(index, request) for index, request in enumerate(requests)]
             async with asyncio.TaskGroup() as group:
@@ -96,12 +96,12 @@ class ResponseReader:
             raise failures.exceptions[0] from None
 
     def abort(self) -> None:
-        """Let all responses end as they are, those too whose requests have not begun."""
+        """End all responses as they are, including those whose requests have not started."""
         self._aborts += 1
         self._client.abort_all()
 
     async def stand_still(self, how: Literal["abort", "retract", "in_place"]) -> None:
-        """Generate nothing until `go_on`. Nothing but ``in_place`` leaves requests in the server."""
+        """Stop generating until `go_on`. Only ``in_place`` leaves requests in the server."""
         self._gate.clear()
         if how == "in_place":
             await self._client.pause()
@@ -111,13 +111,13 @@ class ResponseReader:
         else:
             self._retracts += 1
         while self._under_way:
-            # One that is on its way into the server meanwhile has not heard of it, and would go on to its end.
+            # A request that was just being submitted has missed the abort, and would run to its end.
             self._client.abort_all()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._nothing_under_way.wait(), _AGAIN_S)
 
     async def go_on(self, how: Literal["abort", "retract", "in_place"]) -> None:
-        """Generate again; what was retracted begins behind its tokens, and fills its cache anew."""
+        """Generate again; retracted responses continue after their tokens, and their cache is computed again."""
         if how == "in_place":
             await self._client.go_on()
         self._gate.set()
@@ -125,7 +125,7 @@ class ResponseReader:
     # -- one response
 
     async def _compute_once(self, tokens: list[int], there: asyncio.Event, born: int) -> None:
-        """Have the server hold what several responses go on behind: asked together, each would compute it itself."""
+        """Fill the server's cache with the context of several responses, which otherwise each of them would compute."""
         await self._gate.wait()
         try:
             if self._aborts == born:
@@ -160,11 +160,11 @@ class ResponseReader:
         )
 
     async def _go_on_with(self, response: _Response, parameters: dict[str, object], born: int) -> None:
-        """One request of a response: to its end, or until somebody aborts or retracts it."""
+        """Run one request of a response until it ends, or is aborted or retracted."""
         version, retracts = self._version(), self._retracts
         prompt = response.context.tolist()
         with self._request() as rid:
-            # What is cached under other weights is not theirs.
+            # The version is the cache key, so that a cache of other weights is not used.
             answer = await self._client.generate(rid, prompt, parameters, cache_key=str(version))
         self._sampled += len(answer.tokens)
         if len(answer.tokens) and response.version is None:
@@ -172,17 +172,17 @@ class ResponseReader:
         response.tokens = np.concatenate([response.tokens, answer.tokens])
         response.logprobs = np.concatenate([response.logprobs, answer.logprobs])
         if len(answer.tokens):
-            # One that was aborted in the queue knows of none, and those of what was sampled before still hold.
+            # A request aborted in the queue reports none; those of earlier tokens stay valid.
             response.routed_experts = answer.routed_experts
         if answer.finish_reason != "abort" or self._aborts != born:
             response.finish_reason = answer.finish_reason
         elif self._retracts == retracts:
-            raise ServerError(f"SGLang ended a response by itself: {answer.message}")
+            raise ServerError(f"SGLang aborted a response: {answer.message}")
 
     @contextlib.contextmanager
     def _request(self) -> Iterator[str]:
-        """The name of a request that is in the server within the context; a call that is given up takes it along."""
-        # SGLang ends all whose names begin with the one that it is told: none may begin another.
+        """Context with the id of a request in the server, which is aborted if the call is cancelled."""
+        # SGLang aborts all ids that begin with the given one, so no id may be a prefix of another.
         rid = f"dagrl-{next(self._names)}."
         self._under_way.add(rid)
         self._nothing_under_way.clear()
@@ -205,13 +205,13 @@ class ResponseReader:
             "max_new_tokens": left,
             "stop_token_ids": [*sampling.stop_token_ids, *self._stops],
             "ignore_eos": sampling.ignore_eos,
-            # Heeded with `enable_deterministic_inference`: then all would draw alike without it.
+            # Used with `enable_deterministic_inference`, where all would otherwise draw the same.
             "sampling_seed": seed % 2**63,
         }
 
 
 def _alike(responses: Sequence[_Response]) -> list[list[_Response]]:
-    """Those that go on behind the same tokens, several to each list, where it is worth to share them."""
+    """Group responses with the same context, if sharing it is worthwhile."""
     groups: dict[bytes, list[_Response]] = {}
     for response in responses:
         context = response.context

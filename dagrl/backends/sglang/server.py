@@ -1,8 +1,8 @@
-"""A server: SGLang's engine object on a thread of its own, the event loop that it lives on, and its processes.
+"""A server: SGLang's engine object on a thread with its event loop, and its processes.
 
-SGLang's processes ask the kernel to be killed when the thread that started them ends. So one thread builds the engine
-and then runs its loop to the end; everybody else hands coroutines over. Every wait has a bound, and a process that dies
-ends all waits with what it printed last.
+SGLang's processes are killed by the kernel when the thread that started them ends. So one thread builds the engine and
+runs its loop until the end; others submit coroutines. Every wait has a timeout, and a dead process ends all waits with
+its last output.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from dagrl.imports import UNUSED, import_transformers, without_packages
 _WATCH_S = 0.5
 _LAST_LINES = 4
 _PROGRESS_BAR = re.compile(r"\d+%(?: Completed )?\|")
-"""As tqdm and SGLang's loader draw it, over and over."""
+"""A progress bar of tqdm or SGLang's loader."""
 _FRAME = re.compile(r' *File ".+", line \d+')
 _CODE = " " * 4
-"""How the lines below a frame of a traceback begin."""
+"""Indentation of the lines below a frame of a traceback."""
 _STACKS = "-stacks.log"
-"""Ends the name of the file with what the worker's threads were doing when a process failed."""
+"""Suffix of the file with the worker's thread stacks at the time a process failed."""
 _END_S = 10.0
-"""How long the loop may take to stop, once its processes are gone."""
+"""Timeout for the loop to stop after its processes have ended."""
 
 
 class ServerError(OSError):
-    """A server that did not start, has died, or does not answer."""
+    """A server did not start, has died, or does not answer."""
 
 
 class ServerLostError(ServerError, EngineLostError):
-    """A server that was there, and is of no use any more."""
+    """A running server has died or stopped responding."""
 
 
 class ServerProcess:
@@ -58,9 +58,9 @@ class ServerProcess:
         start_timeout_s: float,
         circumstances: str = "",
     ) -> None:
-        """Start it with ServerArgs' `arguments`; its processes print to files whose names begin as `log_prefix`.
+        """Start it with ServerArgs' `arguments`; its processes log to files that begin with `log_prefix`.
 
-        ServerError, with the cause and the `circumstances`, where it does not start in time.
+        Raises ServerError with the cause and the `circumstances` if it does not start in time.
         """
         self._name = name
         self._arguments = dict(arguments)
@@ -69,21 +69,21 @@ class ServerProcess:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._processes: list[Any] = []
         self._given_up = False
-        """Whether nobody waits for it any more: what is still started then is ended at once."""
+        """Whether the start was abandoned: processes started later are killed at once."""
         self._started: concurrent.futures.Future[Any] = concurrent.futures.Future()
         log_prefix.parent.mkdir(parents=True, exist_ok=True)
-        # A process that fails sends its parent this signal, which would end the worker without a word on the cause.
-        # Unlike a handler in Python, this one can be set from any thread. It stays: the signal may come late.
+        # A failing process sends its parent this signal, which would end the worker without a message. Unlike a Python
+        # handler, this can be set from any thread. It is never reset, because the signal may come late.
         self._stacks = log_prefix.with_name(f"{log_prefix.name}{_STACKS}").open("a")
         faulthandler.register(signal.SIGQUIT, file=self._stacks, chain=False)
         self._thread = threading.Thread(target=self._live, name=f"sglang {name}", daemon=True)
         self._thread.start()
         self.engine: Any = self._await_start(start_timeout_s, circumstances)
-        """SGLang's engine object, to be used on its own loop."""
+        """SGLang's engine object; use it only on its own loop."""
         asyncio.run_coroutine_threadsafe(self._watch(), self.engine.loop)
 
     def run[Result](self, coroutine: Coroutine[Any, Any, Result], what: str, timeout_s: float) -> Result:
-        """Run a coroutine on the server's loop and wait for it; ServerError where that takes too long."""
+        """Run a coroutine on the server's loop and wait for it. Raises ServerError on timeout."""
         future = self.submit(coroutine)
         done, _ = concurrent.futures.wait([future], timeout=timeout_s)
         if not done:
@@ -94,7 +94,7 @@ class ServerProcess:
         return future.result()
 
     def submit[Result](self, coroutine: Coroutine[Any, Any, Result]) -> concurrent.futures.Future[Result]:
-        """Begin to run a coroutine on the server's loop. It ends with ServerError where the server dies meanwhile."""
+        """Start a coroutine on the server's loop. It ends with ServerError if the server dies."""
         return asyncio.run_coroutine_threadsafe(self._while_it_lives(coroutine), self.engine.loop)
 
     def check(self) -> None:
@@ -103,15 +103,15 @@ class ServerProcess:
             raise self._failure
 
     def silent_s(self, since: float) -> float:
-        """Seconds in which it has said nothing, which it does while it generates; `since`, of the clock, at most."""
+        """Seconds without any message from the server, which sends some while it generates; at most those `since`."""
         return time.time() - max(since, self.engine.tokenizer_manager.last_receive_tstamp)
 
     def close(self) -> None:
-        """End its processes and its loop, and wait for both; may be called again."""
+        """Stop its processes and its loop, and wait for both; may be called again."""
         if self._thread.is_alive():
             self._failure = self._failure or ServerError(f"SGLang server {self._name} is closed")
             if self.engine.tokenizer_manager is not None:
-                # It would take the end for a crash.
+                # The watchdog would report a crash.
                 self.engine.tokenizer_manager._subprocess_watchdog.stop()
             self._end_processes()
             asyncio.run_coroutine_threadsafe(self._wind_up(), self.engine.loop)
@@ -143,7 +143,7 @@ class ServerProcess:
             self._tasks.discard(task)
 
     async def _watch(self) -> None:
-        """End everything that waits when a process has died."""
+        """Cancel all waits when a process has died."""
         while self._failure is None:
             await asyncio.sleep(_WATCH_S)
             for process in self._processes:
@@ -156,16 +156,16 @@ class ServerProcess:
             task.cancel()
 
     async def _wind_up(self) -> None:
-        """End what is still waiting on the loop, SGLang's own tasks too, and the loop."""
+        """Cancel all tasks on the loop, including SGLang's, and stop it."""
         waiting = asyncio.all_tasks() - {asyncio.current_task()}
         for task in waiting:
             task.cancel()
-        # It refuses to wait for nothing, and a further machine of a server has no tasks of SGLang's.
+        # asyncio.wait rejects an empty set; a further machine of a server has no tasks of SGLang's.
         if waiting:
             await asyncio.wait(waiting, timeout=_END_S)
         self.engine.loop.stop()
 
-    # -- beginning and end
+    # -- start and stop
 
     def _await_start(self, timeout_s: float, circumstances: str) -> Any:
         done, _ = concurrent.futures.wait([self._started], timeout=timeout_s)
@@ -183,7 +183,7 @@ class ServerProcess:
             self._end_processes()
 
     def _end_processes(self) -> None:
-        """Kill what was started, and wait until it is gone: only then have GPUs their memory again."""
+        """Kill the processes and wait for them, which frees their GPU memory."""
         self._given_up = True
         for process in self._processes:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -195,19 +195,19 @@ class ServerProcess:
 
 
 def last_words(log_prefix: Path) -> str:
-    """What a server's processes printed last, and where the rest is: of the one whose log was written to last."""
-    # With what stands between a prefix and the rest: server 1 has no part in what server 10 says.
+    """The last output of the process that logged last, and the path of its log."""
+    # The dash separates server 1 from server 10.
     logs = [path for path in log_prefix.parent.glob(f"{log_prefix.name}-*.log") if path.stat().st_size]
     logs = [path for path in logs if not path.name.endswith(_STACKS)]
     if not logs:
         return ""
     newest = max(logs, key=lambda path: path.stat().st_mtime)
     lines = telling_lines(newest.read_text(errors="replace"))
-    return f"; its last words: {' | '.join(lines[-_LAST_LINES:])}; all of them are in {newest}"
+    return f"; its last output: {' | '.join(lines[-_LAST_LINES:])}; the whole log is {newest}"
 
 
 def telling_lines(log: str) -> list[str]:
-    """The lines of a log that may say how a process ended: of tracebacks what was raised, no progress bars."""
+    """Lines of a log that may explain how a process ended: exceptions of tracebacks, no progress bars."""
     told, in_frame = [], False
     for line in log.splitlines():
         in_frame = bool(_FRAME.match(line)) or (in_frame and line.startswith(_CODE))
@@ -217,7 +217,7 @@ def telling_lines(log: str) -> list[str]:
 
 
 def _engine_class(log_prefix: Path, note_processes: Callable[[Sequence[Any]], None]) -> Any:
-    """SGLang's engine with processes that print to files and that we know of, by the ways it has for that."""
+    """SGLang's Engine class, changed to log to files and to report its processes."""
     import_transformers()
     with without_megatron(), without_packages(*UNUSED):
         from sglang.srt.entrypoints.engine import Engine
@@ -233,7 +233,7 @@ def _engine_class(log_prefix: Path, note_processes: Callable[[Sequence[Any]], No
 
         @classmethod
         def _launch_detokenizer_subprocesses(cls, *args: Any, **kwargs: Any) -> Any:
-            # Tokens go out by their ids: SGLang would start one all the same, which takes a GiB and hears of nothing.
+            # No detokenizer: it takes a GiB, and is not used with token ids.
             return [], []
 
     return _Engine

@@ -1,4 +1,4 @@
-"""What one worker starts of a server: all of it, or the processes on one of its machines."""
+"""The part of a server that one worker starts: all of it, or the processes on one machine."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ class ServerShare:
     """A server's processes on one machine."""
 
     name: str
-    """``engine/server``, for messages and names of logs."""
+    """``engine/server``, for messages and log names."""
     server: int
-    """Which of the engine's servers it is."""
+    """Number of the server in its engine."""
     node: int
-    """Which of the server's machines it is; the first speaks for the server."""
+    """Index among the server's machines; the first one serves requests."""
     nodes: int
     gpus: tuple[str, ...]
-    """GPUs of the server's slots on this machine, as CUDA_VISIBLE_DEVICES names them; none on a CPU."""
+    """GPUs of the server's slots on this machine, as in CUDA_VISIBLE_DEVICES; none on a CPU."""
     address: str
-    """Where the server's processes meet, on its first machine."""
+    """Rendezvous address of the server's processes, on its first machine."""
     port: int
     logs: Path
-    """Folder for what the processes print."""
+    """Folder for logs."""
     start_timeout_s: float
 
     @property
     def log_prefix(self) -> Path:
-        """How the names of its logs begin."""
+        """Prefix of its log files."""
         return self.logs / f"{self.name.replace('/', '-')}{f'-node{self.node}' if self.nodes > 1 else ''}"

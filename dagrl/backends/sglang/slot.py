@@ -1,4 +1,4 @@
-"""A slot of a server that another worker speaks for: it keeps its GPU from others, and maybe runs a machine's share."""
+"""Further slots of a server: they reserve a GPU, and may run the processes of another machine."""
 
 from __future__ import annotations
 
@@ -16,52 +16,54 @@ from dagrl.weight_sync.receiver import Route
 
 
 class HeldSlot:
-    """Does nothing of what it is asked: the server's first slot does it for all. See `GenerateEngine`."""
+    """A slot without work: the server's first slot serves all. See `GenerateEngine`."""
 
-    takes_turns = False
+    serializes_calls = False
     policy_version = 0
     sampled_tokens = 0
 
     def request_limits(self, longest: int) -> RequestLimits:
-        """It wants nothing."""
+        """It takes no requests."""
         return RequestLimits(0, 0)
 
     def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> Iterator[Completion]:
-        """Nothing: it is never given requests."""
-        assert not requests, "only the first slot of a server is given requests"
+        """Nothing: it receives no requests."""
+        assert not requests, "only the first slot of a server receives requests"
         return iter(())
 
     def abort(self) -> None:
-        """Nothing is under way here."""
+        """Do nothing."""
 
     def load_weights(self, buckets: Iterator[Bucket], version: int) -> None:
-        """The first slot takes them for all."""
+        """Do nothing: the first slot updates all."""
         self.policy_version = version
 
     def update_weights(self, route: Route, version: int) -> None:
-        """The first slot takes them for all."""
+        """Do nothing: the first slot updates all."""
         self.policy_version = version
 
     def sleep(self, residency: Residency) -> SleepReport:
-        """The first slot gives the memory of all back, and tells of it."""
+        """Do nothing: the first slot releases and reports the memory of all."""
         return SleepReport(0.0, 0.0)
 
     def wake(self, residency: Residency) -> None:
-        """The first slot brings all back."""
+        """Do nothing: the first slot wakes all."""
 
     def close(self) -> None:
-        """There is nothing to free."""
+        """Do nothing."""
 
 
 class NodeShare(HeldSlot):
-    """The processes of a server on one of its further machines. They take their orders from the first machine."""
+    """The processes of a server on a further machine, controlled by the first one."""
 
     def __init__(
         self, model: ModelSpec, spec: SglangEngineSpec, ranks: RankContext, share: ServerShare, *, sleeps: bool
     ) -> None:
-        """Start them, while the other machines' are started. ValueError and ServerError as `SglangEngine` has them."""
+        """Start them together with those of the other machines. Raises ValueError and ServerError as
+        `SglangEngine` does.
+        """
         self._server = start_server(model, spec, share, seed=ranks.seed, sleeps=sleeps)
 
     def close(self) -> None:
-        """End the processes."""
+        """Stop the processes."""
         self._server.close()

@@ -1,4 +1,4 @@
-"""Starts a machine's share of a server: the model's folder, the arguments, the processes."""
+"""Starts a machine's share of a server: model folder, arguments, processes."""
 
 from __future__ import annotations
 
@@ -17,24 +17,23 @@ from dagrl.backends.sglang.share import ServerShare
 from dagrl.config.schema import ModelSpec
 
 SGLANG_VERSION = "0.5.17"
-"""What `client.py` and `server.py` are written for: they use much that SGLang does not promise to keep."""
+"""Version that `client.py` and `server.py` support: they use internals of SGLang."""
 
 
 def start_server(
     model: ModelSpec, spec: SglangEngineSpec, share: ServerShare, *, seed: int, sleeps: bool
 ) -> ServerProcess:
-    """The share's processes, ready; together with the other machines', which start at the same time.
+    """Start the share's processes and wait until they are ready; the other machines' start at the same time.
 
-    ValueError where the model or an argument makes no sense, ServerError where the server fails or is not ready in
-    time.
+    Raises ValueError for an invalid model or argument, ServerError if the server fails or is not ready in time.
     """
     _check_version()
-    # SGLang's own switches, which have no arguments: graphs whose memory can be given back, the processes of a further
-    # machine without a server of their own, and a context that ends behind the model's positions, which nobody uses.
+    # Switches of SGLang without arguments: CUDA graphs whose memory can be released, further machines without an HTTP
+    # server, and a context longer than the model's positions, whose last tokens are not used.
     os.environ["SGLANG_MEMORY_SAVER_CUDA_GRAPH"] = str(int(sleeps))
     os.environ["SGLANG_BLOCK_NONZERO_RANK_CHILDREN"] = "0"
     os.environ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"
-    # SGLang reads the folder while it starts, and never again.
+    # SGLang reads the folder only while it starts.
     with tempfile.TemporaryDirectory(prefix="dagrl-sglang-") as scratch:
         folder = model_folder(model, Path(scratch), seed=seed, with_weights=spec.weights_from is None)
         arguments = server_arguments(spec, share, folder, positions=_positions(model), seed=seed, sleeps=sleeps)
@@ -44,7 +43,7 @@ def start_server(
 
 
 def _positions(model: ModelSpec) -> int:
-    """How long SGLang would let a context be."""
+    """Longest context that SGLang derives from the model."""
     from sglang.srt.utils.hf_transformers import get_context_length
 
     return get_context_length(load_hf_config(model).get_text_config())
@@ -56,13 +55,13 @@ def _check_version() -> None:
         raise ServerError(f"SGLang is not installed; {remedy}")
     from sglang import __version__ as installed
 
-    # 0.5.17.post1 and the like are the same to us.
+    # Post-releases such as 0.5.17.post1 are compatible.
     if not f"{installed}.".startswith(f"{SGLANG_VERSION}."):
-        raise ServerError(f"SGLang {installed} is installed, and dagrl speaks to {SGLANG_VERSION}; {remedy}")
+        raise ServerError(f"SGLang {installed} is installed, but dagrl needs {SGLANG_VERSION}; {remedy}")
 
 
 def _memory(spec: SglangEngineSpec, share: ServerShare) -> str:
-    """What GPUs have left now: the commonest reason for a start to fail."""
+    """Free memory of the GPUs, for the message: too little is the most common reason for a failed start."""
     memory = gpu_memory(share.gpus)
     if not memory:
         return ""

@@ -52,7 +52,7 @@ class TurnRequests:
 
     def flush(self) -> None:
         """Start a call with all queued requests, unless it would have to wait for another call."""
-        if not self._waiting or (self._under_way and self._engine.takes_turns):
+        if not self._waiting or (self._under_way and self._engine.serializes_calls):
             return
         asked, self._waiting = self._waiting, []
         self._under_way += 1

@@ -127,15 +127,15 @@ def test_random_weights_are_those_that_other_engines_draw() -> None:
 def test_a_template_that_refuses_a_conversation_is_told(folder) -> None:
     strict = "{{ raise_exception('no system messages here') }}"
     engine = build(ModelSpec(path=folder(template=strict)))
-    with pytest.raises(ValueError, match="does not take a conversation of user, assistant: no system messages here; "):
+    with pytest.raises(ValueError, match="rejects a conversation of user, assistant: no system messages here; "):
         engine.scores(TALKS[:1], tokens_per_micro_batch=100)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"labels": 3}, r"tells 3 labels apart, and a reward model has one, its score; give the folder"),
-        ({"template": None}, r"has no chat template, by which a reward model reads conversations; put the one"),
+        ({"labels": 3}, r"is a classifier with 3 labels, but a reward model has one, its score; use a sequence"),
+        ({"template": None}, r"has no chat template, which a reward model needs; put the one"),
     ],
 )
 def test_what_a_folder_lacks_is_told(folder, options, message) -> None:
@@ -161,7 +161,7 @@ def test_weights_that_are_no_numbers_are_refused(folder) -> None:
     weights = load_file(path / "model.safetensors")
     weights["model.norm.weight"][0] = float("nan")
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=r"tensor 'model.norm.weight' \[32\] holds NaN or infinite values; copy it"):
+    with pytest.raises(ValueError, match=r"tensor 'model.norm.weight' \[32\] has NaN or infinite values; copy it"):
         build(ModelSpec(path=path))
 
 

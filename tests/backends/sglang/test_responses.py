@@ -285,7 +285,7 @@ def test_what_the_server_ends_by_itself_is_an_error_and_ends_the_call(play) -> N
     async def act(scene: Scene) -> None:
         call = await scene.begin(REQUEST)
         scene.client.end("abort", 1)
-        with pytest.raises(ServerError, match="ended a response by itself: why it did"):
+        with pytest.raises(ServerError, match="aborted a response: why it did"):
             await call
 
     play(act)

@@ -47,7 +47,7 @@ def test_last_words_are_those_of_the_newest_log_of_a_server_itself(tmp_path):
         log = tmp_path / f"{name}.log"
         log.write_text(f"{name} has died\n")
         os.utime(log, (1000 - age, 1000 - age))
-    assert last_words(prefix) == f"; its last words: generator-1-tp1 has died; all of them are in {prefix}-tp1.log"
+    assert last_words(prefix) == f"; its last output: generator-1-tp1 has died; the whole log is {prefix}-tp1.log"
 
 
 def test_a_loop_without_tasks_of_its_own_is_stopped():

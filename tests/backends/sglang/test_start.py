@@ -35,8 +35,8 @@ def start_with_sglang(version: str | None, monkeypatch) -> None:
     ("version", "fault"),
     [
         (None, "SGLang is not installed; install it with `uv pip install -r requirements/sglang.txt`"),
-        ("0.5.23", "SGLang 0.5.23 is installed, and dagrl speaks to 0.5.17; install it with"),
-        ("0.5.170", "SGLang 0.5.170 is installed, and dagrl speaks to 0.5.17; install it with"),
+        ("0.5.23", "SGLang 0.5.23 is installed, but dagrl needs 0.5.17; install it with"),
+        ("0.5.170", "SGLang 0.5.170 is installed, but dagrl needs 0.5.17; install it with"),
     ],
 )
 def test_another_sglang_or_none_is_told_with_the_remedy(version, fault, monkeypatch) -> None:

@@ -191,7 +191,7 @@ def test_weights_that_are_no_numbers_are_refused_on_every_rank(run_engine, tiny_
     write_megatron(Wrong(), load_hf_config(tiny_model), 64, tmp_path)
     told = refusal(run_engine, tmp_path, ranks=2, parallel=TP2)
     assert told.startswith(f"{tmp_path / 'release'}: tensor 'decoder.layers.1.mlp.linear_fc1.weight' [")
-    assert told.endswith("] holds NaN or infinite values; copy it again, or take another checkpoint")
+    assert told.endswith("] has NaN or infinite values; copy it again, or use another checkpoint")
 
 
 def test_weights_without_a_place_are_refused(run_engine, tiny_model, released: Path) -> None:
