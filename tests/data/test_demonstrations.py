@@ -149,9 +149,9 @@ def test_a_file_in_which_nothing_fits_is_an_error(loader):
     [
         (None, "`a` holds no response"),
         ([], "`a` holds no response"),
-        (chat("only", "then", "asked"), "`a` ends with a message of the user, and"),
+        (chat("only", "then", "asked"), "`a` ends with a message of the user;"),
         ([*chat("q"), {"role": "assistant", "content": None}], "`a` ends with a message of the assistant that has no"),
-        ([*chat("q"), None], "`a` ends with a message without a role, and"),
+        ([*chat("q"), None], "`a` ends with a message without a role;"),
     ],
 )
 def test_a_row_without_a_response_is_named(loader, value, told):

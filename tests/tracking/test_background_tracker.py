@@ -98,7 +98,7 @@ def test_a_guest_that_is_stuck_holds_nobody_up(
         tracker.log(step, {})
     tracker.close(ok=True)
     assert notes == [
-        "swanlab is 10 steps behind and is given up; metrics.jsonl has every step",
+        "swanlab is 10 steps behind and is dropped; metrics.jsonl has every step",
         "waiting for swanlab to take what it has been told, 0.05 s at most",
         notes[-1],
     ]

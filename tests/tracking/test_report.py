@@ -107,7 +107,7 @@ def test_a_run_before_its_first_step_says_so(tmp_path):
 
 
 def test_a_folder_that_is_no_run_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match="is no folder"):
+    with pytest.raises(ValueError, match="is not a folder"):
         read_run(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="no run has written there"):
         read_run(tmp_path)
@@ -125,7 +125,7 @@ def test_spans_come_from_the_timeline_and_a_foreign_one_is_an_error(tmp_path):
     (span,) = read_run(folder).spans
     assert (span.name, span.start, span.end, span.step, span.worker) == ("update", 2.0, 3.5, 1, "actor/0")
     (folder / "timeline.json").write_text('[\n{"ph": "X", "name": "update"}\n]\n')
-    with pytest.raises(ValueError, match=r"timeline\.json is no timeline of a run: an event lacks 'cat'"):
+    with pytest.raises(ValueError, match=r"timeline\.json is not a run's timeline: an event lacks 'cat'"):
         read_run(folder)
     event = {"ph": "X", "name": "n", "cat": "c", "ts": "soon", "dur": 1, "args": {"step": 1}}
     (folder / "timeline.json").write_text(f"[\n{json.dumps(event)}\n]\n")
