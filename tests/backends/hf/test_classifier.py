@@ -150,7 +150,7 @@ def test_a_language_models_folder_is_refused(folder) -> None:
     weights = load_file(path / "model.safetensors")
     del weights[SCORE]
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=r"not the folder of a reward model: it has no weights for score\.weight; "):
+    with pytest.raises(ValueError, match=r"not a reward model: it has no weights for score\.weight; "):
         build(ModelSpec(path=path))
 
 

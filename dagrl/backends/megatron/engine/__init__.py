@@ -1,7 +1,7 @@
 """The Megatron-core engine: trains, and computes log-probs.
 
-Importing the package readies the process for megatron, so that its modules may import megatron at their top: the noise
-of that import is filtered, and without CUDA the stand-ins of `dagrl.backends.megatron.engine.cpu` are put in place.
+Importing the package prepares the process for Megatron, so that its modules can import Megatron at their top: it
+filters warnings and, without CUDA, installs the patches of `dagrl.backends.megatron.engine.cpu`.
 """
 
 import os
@@ -9,8 +9,8 @@ import os
 from dagrl.backends.megatron.engine.cpu.patches import install
 from dagrl.backends.megatron.engine.quiet import hush
 
-# Tensor and sequence parallelism overlap communication by the order in which kernels are queued: one queue keeps it.
-# CUDA reads it when it starts.
+# Tensor and sequence parallelism overlap communication by the order of kernel launches, which one queue preserves.
+# CUDA reads this when it starts.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 hush()
 install()

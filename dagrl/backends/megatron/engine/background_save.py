@@ -1,12 +1,11 @@
-"""Writes a sharded state in Megatron's distributed format: at once, or by a thread while training goes on.
+"""Writes a sharded state in Megatron's distributed format, synchronously or in a background thread.
 
 Megatron's own callers of its asynchronous writer do not suit a Ray worker: one forks the process, with CUDA, NCCL and
-Ray's threads in it, the other starts a second process that asks for a GPU even where there is none. A thread does: what
-it spends its time with, copying to files and waiting for the disk, leaves Python's lock to training. Its few words with
-the other ranks go through a group of its own, by way of the host: nothing of it can get between the collectives of
-training, nor needs the GPU awake.
+Ray's threads in it, the other starts a second process that requires a GPU. A thread suffices, because copying to files
+and waiting for the disk release the GIL. Its messages to other ranks use a separate gloo group, so that they neither
+interfere with collectives of training nor need the GPU.
 
-A folder counts once it has `FILES`, which rank 0 writes when every rank's files are on the disk.
+A folder is complete once it has `FILES`, which rank 0 writes when every rank's files are on disk.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ FILES = "files.json"
 
 
 def write_now(folder: Path, content: dict[str, Any]) -> None:
-    """Write `content` to `folder`, which exists. Collective. OSError where it cannot be written."""
+    """Write `content` to the existing `folder`. Collective. Raises OSError if it cannot be written."""
     _keep_results_in_the_process()
     try:
         dist_checkpointing.save(content, str(folder))
@@ -46,10 +45,10 @@ def write_now(folder: Path, content: dict[str, Any]) -> None:
 
 
 class BackgroundWriter:
-    """Writes one state at a time while the caller goes on. One for each rank."""
+    """Writes one state at a time in the background. One per rank."""
 
     def __init__(self, timeout_s: float) -> None:
-        """`timeout_s` bounds every wait for the other ranks and for the disk."""
+        """`timeout_s` bounds every wait for other ranks and for the disk."""
         self._timeout_s = timeout_s
         self._group: dist.ProcessGroup | None = None
         self._thread: threading.Thread | None = None
@@ -57,9 +56,9 @@ class BackgroundWriter:
         self._failure: Exception | None = None
 
     def start(self, folder: Path, content: dict[str, Any]) -> None:
-        """Copy `content` to host memory and begin to write it to `folder`, which exists. Collective.
+        """Copy `content` to host memory and begin to write it to the existing `folder`. Collective.
 
-        Where another is being written, waits for it first. Once this returns, what `content` refers to may change.
+        Waits for an earlier write first. When this returns, the tensors in `content` may change.
         """
         self.finish(wait=True)
         if self._group is None:
@@ -75,22 +74,22 @@ class BackgroundWriter:
         arguments = _on_the_host(request, live)
         self._folder, self._failure = folder, None
         work = (request, arguments, strategy.writer, strategy.metadata)
-        # A daemon, so that a run that fails meanwhile need not wait for it.
+        # A daemon, so that a failing run need not wait for it.
         self._thread = threading.Thread(target=self._run, args=work, name="checkpoint", daemon=True)
         self._thread.start()
 
     def finish(self, *, wait: bool) -> bool:
-        """Whether nothing is being written any more; with `wait`, True. Not collective.
+        """Whether no write is running; with `wait`, blocks until then. Not collective.
 
-        Raises, once, what kept the last state from being written: OSError where it was the disk. TimeoutError where it
-        takes longer than the timeout.
+        Raises the error of the last write, once: OSError for an error of the disk. Raises TimeoutError after the
+        timeout.
         """
         if self._thread is None:
             return True
         self._thread.join(self._timeout_s if wait else 0)
         if self._thread.is_alive():
             if wait:
-                raise TimeoutError(f"the checkpoint {self._folder} is not written after {self._timeout_s:g} s")
+                raise TimeoutError(f"the checkpoint {self._folder} was not written within {self._timeout_s:g} s")
             return False
         self._thread = None
         if isinstance(self._failure, OSError):
@@ -103,11 +102,13 @@ class BackgroundWriter:
         try:
             self._write(request, arguments, writer, metadata)
         except Exception as failure:  # noqa: BLE001
-            # Of whatever kind: an exception that ends a thread is otherwise lost, and the state would count as written.
+            # Any exception: it would otherwise be lost with the thread, and the state would count as written.
             self._failure = failure
 
     def _write(self, request: AsyncRequest, arguments: list[Any], writer: Any, metadata: Any) -> None:
-        """Megatron's three parts: every rank writes its files, rank 0 hears of all, then describes the whole."""
+        """Megatron's three parts: every rank writes its files, rank 0 collects the results, then writes the
+        metadata.
+        """
         if request.async_fn is not None:
             request.async_fn(*arguments)
         results = writer.retrieve_write_results()
@@ -131,7 +132,7 @@ class BackgroundWriter:
 
 
 class _Strategy(TorchDistSaveShardedStrategy):
-    """Megatron's, which hands out its writer: its own last part would use the group that training uses."""
+    """Megatron's strategy, with access to its writer; its own last part would use the group of training."""
 
     BACKEND = "torch_dist"
 
@@ -153,8 +154,8 @@ def _tensors_in(content: dict[str, Any]) -> list[torch.Tensor]:
 def _on_the_host(request: AsyncRequest, live: set[int]) -> list[Any]:
     """The arguments of the request's writing function, with copies of all tensors in host memory.
 
-    Megatron copies what lies on a GPU (to pinned memory, all at once) and views on the host, but a whole tensor on the
-    host it hands on as it is: those `live` ones (by address of their storage) would change while they are written.
+    Megatron copies tensors on a GPU (to pinned memory) and views on the host, but passes whole tensors on the host
+    unchanged: those `live` ones (by address of their storage) would change while they are written.
     """
     arguments = list(request.async_fn_args)
     if request.preload_fn is None:
@@ -168,10 +169,10 @@ def _on_the_host(request: AsyncRequest, live: set[int]) -> list[Any]:
 
 
 def _keep_results_in_the_process() -> None:
-    """Let megatron's writer report through a plain queue, on a GPU too.
+    """Let Megatron's writer report through a plain queue, also on a GPU.
 
-    Its default is a queue of a further process, which costs seconds to start and runs ``__main__`` again: in a worker
-    that is Ray's own. The writer runs in this process, whichever way it is called from here.
+    Its default is a queue of another process, which takes seconds to start and runs ``__main__`` again, in a worker
+    Ray's. Here the writer runs in this process.
     """
     filesystem_async._results_queue = queue.Queue()
 
@@ -185,7 +186,7 @@ def _write_file_sizes(folder: Path) -> None:
 
 
 def _cannot_write(folder: Path) -> OSError:
-    # Megatron's text is a traceback without the system's own words; space is what is lacking, nearly always.
+    # Megatron's message is a traceback without the system's error, which is nearly always a full disk.
     free = shutil.disk_usage(folder).free / 2**20
     return OSError(
         f"cannot write the checkpoint to {folder}, where {free:.0f} MiB are free; make room, or lower run.keep"

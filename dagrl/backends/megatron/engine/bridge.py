@@ -1,7 +1,7 @@
-"""Hugging Face weights into a Megatron model, and out of it again, by megatron-bridge: as `hf_weights` and `export` do.
+"""Loads and exports Hugging Face weights with megatron-bridge, like `hf_weights` and `export`.
 
-The model is dagrl's own in any case; megatron-bridge only converts, by its own tables and its own communication. Every
-rank holds each full tensor for a moment when exporting, where `export` collects them on rank 0 alone.
+megatron-bridge only converts; the model is built by dagrl. When exporting, every rank briefly holds each full tensor,
+where `export` collects them on rank 0 only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _EMBEDDING, _OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 
 
 def check_bridge(hf_config: PretrainedConfig, spec: MegatronEngineSpec) -> None:
-    """ValueError where megatron-bridge is not installed, or cannot convert this model."""
+    """Raise ValueError if megatron-bridge is not installed, or cannot convert this model."""
     if spec.head != "lm":
         raise ValueError(f"bridge: megatron-bridge has no {spec.head} head; set bridge: native")
     if not import_bridge().knows(hf_config):
@@ -41,16 +41,15 @@ def check_bridge(hf_config: PretrainedConfig, spec: MegatronEngineSpec) -> None:
 
 @torch.no_grad()
 def load_hf_weights(chunks: Sequence[torch.nn.Module], hf_config: PretrainedConfig, source: WeightSource) -> None:
-    """Set every parameter of the model from `source`, in the parameters' own dtype. Collective.
+    """Set every parameter of the model from `source`, in the parameters' dtype. Collective.
 
-    Raises ValueError, on all ranks, where a tensor is missing, has another shape than the config says, or is not part
-    of the model.
+    Raises ValueError on all ranks if a tensor is missing, has a wrong shape, or is not part of the model.
     """
     models = _models(chunks, hf_config)
     rows = padded_vocab_size(hf_config.vocab_size, parallel_state.get_tensor_model_parallel_world_size())
     bridge = import_bridge().auto_bridge(hf_config, source, dict.fromkeys((_EMBEDDING, _OUTPUT), rows))
     _check_weights(bridge.get_conversion_tasks(models), hf_config, source)
-    # It draws a progress bar.
+    # Suppresses a progress bar.
     with redirect_stdout(io.StringIO()):
         bridge.load_hf_weights(models)
 
@@ -61,10 +60,10 @@ def make_exporter(
     bucket_bytes: int,
     present: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> IteratedExporter:
-    """Gives out the model's weights by Hugging Face names, in their dtype, in buckets of at most `bucket_bytes`.
+    """An exporter of the model's weights by Hugging Face names, in their dtype, in buckets of at most `bucket_bytes`.
 
-    A tensor that is larger has a bucket to itself. An output layer tied to the embedding is not among them. The weights
-    are on the device within the context that `present` gives. Collective.
+    A larger tensor gets its own bucket. A tied output layer is left out. The weights are on the device within the
+    context `present`. Collective.
     """
     models = _models(chunks, hf_config)
     device = next(models[0].parameters()).device
@@ -81,7 +80,7 @@ def _exported(models: list[torch.nn.Module], hf_config: PretrainedConfig) -> Ite
 
 
 def _models(chunks: Sequence[torch.nn.Module], hf_config: PretrainedConfig) -> list[torch.nn.Module]:
-    """The models within the wrappers, told what megatron-bridge asks of its own configs."""
+    """The unwrapped models, with config fields that megatron-bridge reads."""
     models = [unwrap(chunk) for chunk in chunks]
     for model in models:
         model.config.share_embeddings_and_output_weights = hf_config.tie_word_embeddings  # type: ignore[union-attr]
@@ -89,7 +88,7 @@ def _models(chunks: Sequence[torch.nn.Module], hf_config: PretrainedConfig) -> l
 
 
 def _check_weights(tasks: Sequence[Any], hf_config: PretrainedConfig, source: WeightSource) -> None:
-    """Refuse what megatron-bridge would leave out, or fail at on one rank while the others wait for it."""
+    """Reject what megatron-bridge would drop, or what would fail on one rank while the others wait."""
     kind = hf_config.model_type
     if any(task is None for task in tasks):
         raise ValueError(f"bridge: megatron-bridge has no name for some weights of this {kind}; set bridge: native")
@@ -107,7 +106,7 @@ def _check_weights(tasks: Sequence[Any], hf_config: PretrainedConfig, source: We
 
 
 def _names_on_all_ranks(tasks: Sequence[Any]) -> set[str]:
-    """Hugging Face names of the whole model's weights; collective. A rank's own tasks lack other ranks' experts."""
+    """Hugging Face names of the whole model's weights; collective. A rank's tasks lack other ranks' experts."""
     own: set[str] = set()
     for task in tasks:
         names = task.mapping.hf_param

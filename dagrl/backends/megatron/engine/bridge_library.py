@@ -1,6 +1,6 @@
-"""megatron-bridge as a library: imported when a pipeline asks for it, quietly, and with or without Transformer Engine.
+"""Imports megatron-bridge when a pipeline asks for it, without its log output, with or without Transformer Engine.
 
-It imports all of its hundred model families at once, which takes seconds, so nothing else imports it.
+The import takes seconds, because it imports about a hundred model families.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from dagrl.backends.megatron.engine.quiet import Without
 _INSTALL = "uv pip install --no-deps -r requirements/bridge.txt"
 _PACKAGES = ("megatron.bridge", "omegaconf", "einops")
 _NOISE = (
-    # Each kernel library that it can do without, with a traceback.
+    # Logs a traceback for each optional kernel library.
     ("megatron.bridge.utils.import_utils", "failed with: Traceback"),
-    # Names are compared before anything is loaded, and there it is an error.
+    # Logs an error when it compares names before loading.
     ("megatron.bridge.models.conversion.model_bridge", "in hf_keys"),
 )
 _LOOK_FOR_TRANSFORMER_ENGINE = (
@@ -31,11 +31,11 @@ _LOOK_FOR_TRANSFORMER_ENGINE = (
     "megatron.core.models.vision.clip_vit_model",
     "megatron.core.ssm.mamba_context_parallel",
 )
-"""Modules of megatron that megatron-bridge would be the first to import, and that ask then what they can use."""
+"""Modules of Megatron that megatron-bridge may import first, and that check for optional libraries then."""
 
 
 def import_bridge() -> ModuleType:
-    """Import `bridge_source` and with it megatron-bridge. ValueError if megatron-bridge is not installed."""
+    """Import `bridge_source` and megatron-bridge. Raises ValueError if megatron-bridge is not installed."""
     if not all(find_spec(package) for package in _PACKAGES):
         raise ValueError(
             f"bridge: megatron-bridge is not installed; install it in dagrl's folder with `{_INSTALL}`, "
@@ -49,13 +49,13 @@ def import_bridge() -> ModuleType:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Within the context what is imported neither logs nor changes how the process logs."""
+    """Context in which imports neither log nor change the logging configuration."""
     root, handler = logging.getLogger(), logging.NullHandler()
-    # Megatron's training script, which is imported too, sets up logging for all: not where somebody has already.
+    # Megatron's training script, which is imported too, configures logging unless it has a handler.
     root.addHandler(handler)
     try:
         with warnings.catch_warnings():
-            # Models that are not used here, built for a Transformer Engine that is not there.
+            # For unused models that need Transformer Engine.
             warnings.filterwarnings("ignore", "Only transformer-engine>=1.7.0 supports MoE experts", UserWarning)
             yield
     finally:
@@ -64,11 +64,10 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _transformer_engine_importable() -> Iterator[None]:
-    """Within the context Transformer Engine can be imported, if need be as a stand-in that holds nothing of use.
+    """Context in which Transformer Engine can be imported, if necessary as an empty stand-in.
 
-    Two of megatron-bridge's modules take it for granted when they are imported: low-rank adapters, whose annotations
-    name its classes, and a layer that inherits from its. Neither is used here. Afterwards the stand-in is gone, and
-    megatron is what it was.
+    Two modules of megatron-bridge need it at import: low-rank adapters, for annotations, and a layer that inherits from
+    its class. Neither is used here. The stand-in is removed afterwards.
     """
     if find_spec("transformer_engine") is not None:
         yield
@@ -76,7 +75,7 @@ def _transformer_engine_importable() -> Iterator[None]:
     for name in _LOOK_FOR_TRANSFORMER_ENGINE:
         importlib.import_module(name)
     package, pytorch = ModuleType("transformer_engine"), ModuleType("transformer_engine.pytorch")
-    # What megatron takes the version for where there is none. It asks once, and keeps the answer.
+    # Megatron's default version without Transformer Engine. It caches the answer.
     package.__version__ = "0.0.0"  # type: ignore[attr-defined]
     package.pytorch = pytorch  # type: ignore[attr-defined]
     pytorch.TransformerLayer = torch.nn.Module  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""A `WeightSource` as megatron-bridge wants its weights. Imports megatron-bridge: see `bridge_library` for how."""
+"""Adapts a `WeightSource` to megatron-bridge. Imports megatron-bridge; see `bridge_library`."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 
 def knows(hf_config: PretrainedConfig) -> bool:
-    """Whether megatron-bridge has a table for models of this type."""
+    """Whether megatron-bridge supports models of this type."""
     return _architecture(hf_config) in AutoBridge.list_supported_models()
 
 
 def auto_bridge(
     hf_config: PretrainedConfig, source: WeightSource | None = None, padded_rows: Mapping[str, int] | None = None
 ) -> AutoBridge[Any]:
-    """The bridge of a model that it `knows`; with `source` it can load.
+    """The bridge of a supported model; with `source` it can load weights.
 
-    `padded_rows` are the tensors to fill up with rows of zeros, and how many rows they have then.
+    `padded_rows` maps tensors to be padded with rows of zeros to their number of rows.
     """
     config = copy.deepcopy(hf_config)
-    # Configs of a folder name their class, those of `model.init` do not.
+    # Configs of folders name their class, those of `model.init` do not.
     config.architectures = [_architecture(hf_config)]
     if source is None:
         return AutoBridge.from_hf_config(config)
@@ -51,7 +51,7 @@ class _State(StateSource):
         self._names = dict.fromkeys(source.names())
 
     def get_all_keys(self) -> Any:
-        # Looked into for each tensor: a list would make loading a mixture of many experts quadratic.
+        # A keys view, because a list would make loading a mixture of many experts quadratic.
         return self._names.keys()
 
     def load_tensors(self, keys: list[str]) -> dict[str, torch.Tensor]:
@@ -64,7 +64,7 @@ class _State(StateSource):
 
 
 class _Pretrained(PreTrainedCausalLM):
-    """A config and its weights: what megatron-bridge otherwise makes of a model's name."""
+    """A config with its weights, which megatron-bridge otherwise loads by a model's name."""
 
     def __init__(self, config: PretrainedConfig, source: _State) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""A training engine's state on disk, in Megatron's distributed format: written by all ranks, read by any layout.
+"""A training engine's state on disk in Megatron's distributed format, for any layout.
 
-The start weights are not in it: they come again from where they came from. Putting the folder in its place, and
-choosing which one to resume from, is the runtime's. Works with `background_save`, which writes while training goes on.
+The initial weights are not included. The orchestrator moves the folder into place and chooses one to resume from.
+`background_save` writes it while training continues.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from dagrl.backends.megatron.section import ParallelSpec
 
 @dataclass(frozen=True, slots=True)
 class TrainingState:
-    """What a checkpoint holds, in the engine's own objects, which `load` changes in place."""
+    """The contents of a checkpoint as the engine's objects, which `load` changes in place."""
 
     chunks: list[MegatronModule]
     optimizer: MegatronOptimizer
@@ -45,30 +45,30 @@ class TrainingState:
 
 @torch.no_grad()
 def save(folder: Path, state: TrainingState, *, policy_version: int) -> None:
-    """Write the state to `folder`. Collective. OSError where it cannot be written.
+    """Write the state to `folder`. Collective. Raises OSError if it cannot be written.
 
-    RuntimeError, on all ranks, where the optimizer has none yet and cannot make it: Megatron's hybrid one makes its
-    moments and float32 weights in a step only.
+    Raises RuntimeError on all ranks if the optimizer has no state yet: Megatron's hybrid optimizer creates its moments
+    and float32 weights only in a step.
     """
     write_now(folder, _content(folder, state, policy_version))
 
 
 @torch.no_grad()
 def save_in_background(folder: Path, state: TrainingState, writer: BackgroundWriter, *, policy_version: int) -> None:
-    """Copy the state to the host and let `writer` write it to `folder` while the caller goes on. Collective.
+    """Copy the state to the host and let `writer` write it to `folder` in the background. Collective.
 
-    RuntimeError as in `save`.
+    Raises RuntimeError as `save` does.
     """
     writer.start(folder, _content(folder, state, policy_version))
 
 
 @torch.no_grad()
 def load(folder: Path, state: TrainingState) -> int:
-    """Bring back what a save wrote, and return its policy version. Collective.
+    """Load a saved state and return its policy version. Collective.
 
-    Random generators are brought back where the layout is the same; in another one they stay as they are. The learning
-    rate and the optimizer's options are today's pipeline file's, from the step that was saved. Raises FileNotFoundError
-    for a missing folder and ValueError for one that is torn or does not fit the engine.
+    Random states are restored only if the layout is the same. Learning rate and optimizer options are those of the
+    current pipeline, from the saved step on. Raises FileNotFoundError for a missing folder and ValueError for a torn
+    one or one of another model.
     """
     _check_files(folder)
     saved = dist_checkpointing.load_common_state_dict(str(folder))
@@ -93,8 +93,8 @@ def load(folder: Path, state: TrainingState) -> int:
 
 
 def _content(folder: Path, state: TrainingState, policy_version: int) -> dict[str, Any]:
-    """All that a save writes, still in the engine's own memory. Makes the folder. Collective."""
-    # Megatron would miss the float32 weights in a state that its hybrid optimizer copies from others after a step.
+    """Everything to save, in the engine's memory. Creates the folder. Collective."""
+    # Megatron's hybrid optimizer creates its float32 weights in the first step.
     if state.optimizer.config.optimizer_cpu_offload and state.schedule.num_steps == 0:
         raise RuntimeError("with optimizer.optimizer_cpu_offload there is nothing to save before the first update")
     if dist.get_rank() == 0:
@@ -112,11 +112,10 @@ def _content(folder: Path, state: TrainingState, policy_version: int) -> dict[st
 
 
 def _tensors(state: TrainingState, *, loading: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What is saved of model and optimizer, and what the optimizer has beside: its groups' options.
+    """Model and optimizer state to save, and the optimizer's options.
 
-    The second is today's pipeline file's, but for the count of steps, and its form depends on the layout (with experts
-    over ranks there are two optimizers, on a pipeline's stages other groups), so it is not saved. The tensors' names on
-    disk are the same everywhere.
+    The options are the current pipeline's, except for the step count, and depend on the layout (experts have a separate
+    optimizer, pipeline stages other groups), so they are not saved. Tensor names on disk do not depend on the layout.
     """
     models = [cast(MegatronModule, unwrap(chunk)) for chunk in state.chunks]
     model = {f"model_{i}": chunk.sharded_state_dict() for i, chunk in enumerate(models)}
@@ -126,17 +125,17 @@ def _tensors(state: TrainingState, *, loading: bool) -> tuple[dict[str, Any], di
 
 
 _ANY_LAYOUT = {
-    # The distributed optimizer's format that loads into any layout; its default one fails to.
+    # The distributed optimizer's format that loads into any layout, unlike the default.
     "distrib_optim_sharding_type": "fully_reshardable",
-    # Gathered to one replica by way of the host: the faster way holds the whole state once for each rank of a host.
+    # Gathered by one replica through the host: the faster way needs the whole state once per rank of a host.
     "distrib_optim_fully_reshardable_mem_efficient": True,
-    # Without it the optimizer of experts that are spread over ranks gets names of its own.
+    # Otherwise the optimizer of distributed experts gets other names.
     "chained_optim_avoid_prefix": True,
 }
 
 
 def _unwrapped(options: Any) -> Any:
-    """The options without megatron's marks for what is not saved."""
+    """The options without Megatron's markers of values that are not saved."""
     if isinstance(options, dict):
         return {name: _unwrapped(value) for name, value in options.items()}
     if isinstance(options, list):
@@ -145,7 +144,7 @@ def _unwrapped(options: Any) -> Any:
 
 
 def _groups(options: dict[Any, Any]) -> Iterator[dict[str, Any]]:
-    """The parameter groups in an optimizer's options, however deep they stand."""
+    """The parameter groups in an optimizer's options, at any depth."""
     for name, value in options.items():
         if name == "param_groups":
             yield from value
@@ -168,7 +167,7 @@ def _set_steps(options: dict[str, Any], steps: int | None) -> None:
 
 
 def _complete(optimizer: MegatronOptimizer) -> None:
-    """Give the optimizer the moments that it makes in its first step, for it may not have taken one yet."""
+    """Create the moments of an optimizer that has not taken a step."""
     for part in getattr(optimizer, "chained_optimizers", [optimizer]):
         if part.init_state_fn is not None:
             part.init_state_fn(part.optimizer, part.config)
@@ -191,7 +190,7 @@ def _check_files(folder: Path) -> None:
     if not folder.is_dir():
         raise FileNotFoundError(f"checkpoint {folder} does not exist")
     if not (folder / FILES).is_file():
-        raise ValueError(f"{folder} is no finished checkpoint: it has no {FILES}; resume from an earlier one")
+        raise ValueError(f"{folder} is not a finished checkpoint: it has no {FILES}; resume from an earlier one")
     for name, size in json.loads((folder / FILES).read_text()).items():
         path = folder / name
         found = path.stat().st_size if path.is_file() else None

@@ -1,9 +1,9 @@
-"""Communicators that can be closed and opened again behind process groups that stay the same objects.
+"""Process groups whose communicators can be destroyed and created again, while the group objects stay.
 
-NCCL holds hundreds of MiB on the device for each communicator, outside torch's allocator, and this version of it can
-give them back only by destroying the communicator. Megatron keeps its process groups in modules, buffers, optimizers
-and closures, so the groups must outlive their communicators: here a group is a thin shell around another one, which is
-shut down and made anew. torch makes such groups itself, for a backend that is registered with it.
+NCCL holds hundreds of MiB of device memory per communicator, outside torch's allocator, and releases it only when the
+communicator is destroyed. Megatron keeps references to process groups in modules, buffers, optimizers and closures, so
+here a group is a thin wrapper around another one, which is shut down and created again. torch creates the wrappers
+itself, for a registered backend.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from torch.distributed import Backend, PrefixStore, ProcessGroup, Store
 from dagrl.backends.megatron.engine.single_rank_group import SingleRankCollectives
 
 Opened = tuple[str, ProcessGroup.BackendType, Any]
-"""Device that a backend serves, its type, and the backend itself."""
+"""Device type of a backend, its kind, and the backend."""
 
-_PREFIX = "reopenable_"
+_PREFIX = "reloadable_"
 
 _DELEGATED = (
     *("allgather", "_allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced"),
@@ -35,16 +35,16 @@ _DELEGATED = (
     *("_get_sequence_number_for_group", "_set_sequence_number_for_group", "_has_hooks"),
     *("_register_on_completion_hook", "_wait_for_pending_works"),
 )
-"""Methods of ProcessGroup that are the inner group's."""
+"""Methods of ProcessGroup that are delegated to the inner group."""
 
 _groups: list[ReloadableProcessGroup] = []
-"""The groups of this process, in the order of their creation, which is the same on all ranks that share two of them."""
+"""The groups of this process in order of creation, which is the same on all ranks that share two of them."""
 
 
-def reopenable(backend: str) -> str:
-    """The name of a torch.distributed backend whose groups work as those of `backend` and can be closed meanwhile.
+def reloadable(backend: str) -> str:
+    """The name of a torch.distributed backend like `backend`, whose groups can be reloaded.
 
-    `backend` is ``nccl`` or ``gloo``. Give the name to ``init_process_group``: groups made later follow it.
+    `backend` is ``nccl`` or ``gloo``. Pass the name to ``init_process_group``; later groups use it too.
     """
     name = _PREFIX + backend
     if name not in Backend.backend_list:
@@ -55,10 +55,10 @@ def reopenable(backend: str) -> str:
 
 
 class ReloadableProcessGroup(ProcessGroup):
-    """A process group whose communicators come and go. Made by torch, for a backend named by `reopenable`."""
+    """A process group whose communicators can be closed and opened. Created by torch for a backend of `reloadable`."""
 
     def __init__(self, make: Callable[[Any, Store, Any], Opened], options: Any, backend_options: Any) -> None:
-        # The stubs of torch know only a constructor with a store, which cannot make a subclass.
+        # torch's stubs only have a constructor with a store, which does not work for subclasses.
         super().__init__(options.group_rank, options.group_size)  # type: ignore[call-arg]
         self._make, self._options, self._backend_options = make, options, backend_options
         self._times_opened = 0
@@ -69,15 +69,15 @@ class ReloadableProcessGroup(ProcessGroup):
 
     @property
     def inner(self) -> ProcessGroup:
-        """The group behind this one. RuntimeError while it is closed."""
+        """The wrapped group. Raises RuntimeError while it is closed."""
         if self._inner is None:
-            raise RuntimeError("the engine sleeps and its communicators are closed; call wake() before anything else")
+            raise RuntimeError("the engine sleeps and its communicators are closed; call wake() first")
         return self._inner
 
     def open(self) -> None:
-        """Make communicators possible again. NCCL connects them when they are first used."""
+        """Create the inner group. NCCL connects it at first use."""
         assert self._inner is None, "the group is open"
-        # Ranks meet through keys in the store: those of an earlier life would answer for this one.
+        # A new prefix, because keys of an earlier rendezvous would answer for this one.
         store = PrefixStore(f"life_{self._times_opened}/", self._options.store)
         self._times_opened += 1
         device, kind, backend = self._make(self._options, store, self._backend_options)
@@ -90,25 +90,25 @@ class ReloadableProcessGroup(ProcessGroup):
         self._inner = inner
 
     def close(self) -> None:
-        """Destroy the communicators once they are idle; all ranks of the group do it. Without effect where closed."""
+        """Destroy the communicators once they are idle, on all ranks of the group. Does nothing if closed."""
         if self._inner is not None:
             self._inner.shutdown()
             self._inner = None
 
     def shutdown(self) -> None:
-        """End the group for good."""
+        """End the group permanently."""
         self.close()
         _groups.remove(self)
 
     def abort(self) -> None:
-        """End the group for good without waiting for anybody."""
+        """End the group permanently without waiting for other ranks."""
         if self._inner is not None:
             self._inner.abort()
             self._inner = None
         _groups.remove(self)
 
     def get_group_store(self) -> Store:
-        """Where the group's ranks meet, whatever its life."""
+        """The store of the group's rendezvous, for all inner groups."""
         return self._options.store
 
     @property
@@ -128,9 +128,9 @@ class ReloadableProcessGroup(ProcessGroup):
         getattr(self.inner, setter)(label)
 
 
-# The stubs of torch have each collective in a second form too, for tensors that are not in lists.
+# torch's stubs overload collectives for single tensors too.
 class SingleRankProcessGroup(SingleRankCollectives, ReloadableProcessGroup):  # type: ignore[misc]
-    """Of one rank, which needs no communicator."""
+    """A group of one rank, which needs no communicator."""
 
 
 def _group(make: Callable[[Any, Store, Any], Opened], options: Any, backend_options: Any) -> ReloadableProcessGroup:
@@ -150,9 +150,9 @@ for _name in _DELEGATED:
 
 
 def close_all(timeout_s: float) -> None:
-    """Destroy the communicators of all reopenable groups of this process. Collective; nothing to do without any.
+    """Destroy the communicators of all reloadable groups of this process. Collective.
 
-    Nothing may be under way in them. Raises TimeoutError where the other ranks do not do the same in time.
+    No collective may be running. Raises TimeoutError if the other ranks do not do the same in time.
     """
     if not _groups:
         return
@@ -170,8 +170,8 @@ def close_all(timeout_s: float) -> None:
         except RuntimeError as error:
             failures.append(error)
 
-    # All at once: one that is destroyed waits for its other ranks and for its watchdog, dozens of milliseconds each.
-    # None can be told to give up, so it is left behind where it does not come back.
+    # Concurrently, because each one waits for its other ranks and its watchdog, dozens of milliseconds. A thread that
+    # does not return cannot be stopped, and is left behind.
     deadline = time.monotonic() + timeout_s
     closing = [threading.Thread(target=close, args=(group,), daemon=True) for group in _shared_groups()]
     for thread in closing:
@@ -179,24 +179,24 @@ def close_all(timeout_s: float) -> None:
     for thread in closing:
         thread.join(max(0.0, deadline - time.monotonic()))
     if any(thread.is_alive() for thread in closing):
-        raise TimeoutError(f"the communicators were not closed within {timeout_s:.0f} s: a rank ended, or hangs")
+        raise TimeoutError(f"the communicators were not closed within {timeout_s:.0f} s: a rank has ended or hangs")
     if failures:
         raise failures[0]
 
 
 def open_all() -> None:
-    """Undo `close_all`. Collective; NCCL connects each communicator when it is first used."""
+    """Undo `close_all`. Collective; NCCL connects each communicator at first use."""
     for group in _shared_groups():
         group.open()
 
 
 def _shared_groups() -> list[ReloadableProcessGroup]:
-    """Those of more than one rank: the others connect to nobody."""
+    """Groups of more than one rank; others have no connections."""
     return [group for group in _groups if group.size() > 1]
 
 
 def _meet(timeout_s: float) -> None:
-    """Wait for all ranks, through the store: a communicator might have to be made for it."""
+    """Wait for all ranks through the store, because a barrier might create a communicator."""
     store, ranks = _groups[0].get_group_store(), dist.get_world_size()
     key = f"closing_{_groups[0]._times_opened}"
     if store.add(key, 1) == ranks:
@@ -205,7 +205,7 @@ def _meet(timeout_s: float) -> None:
         store.wait([f"{key}_all"], datetime.timedelta(seconds=timeout_s))
     except dist.DistStoreError as error:
         raise TimeoutError(
-            f"only {store.add(key, 0)} of {ranks} ranks went to sleep within {timeout_s:.0f} s; see what the others do"
+            f"only {store.add(key, 0)} of {ranks} ranks went to sleep within {timeout_s:.0f} s; check the other ranks"
         ) from error
 
 
@@ -224,10 +224,10 @@ def _gloo(options: Any, store: Store, backend_options: Any) -> Opened:
 
 
 def _batch_point_to_point_through_shells() -> None:
-    """Patch torch's ``batch_isend_irecv``, which sends and receives one by one in any group that is a subclass.
+    """Patch torch's ``batch_isend_irecv``, which does not batch in groups of a subclass.
 
-    With NCCL, two ranks that each send before they receive would wait for each other for ever. Pipeline and context
-    parallelism do so. Looked up in ``torch.distributed`` at each call, by megatron and by Transformer Engine.
+    Two ranks that each send before they receive would then deadlock with NCCL, as in pipeline and context parallelism.
+    Megatron and Transformer Engine look the function up in ``torch.distributed`` at each call.
     """
     batch = dist.batch_isend_irecv
 
@@ -241,7 +241,7 @@ def _batch_point_to_point_through_shells() -> None:
 def _with_inner_group(operation: dist.P2POp) -> dist.P2POp:
     if not isinstance(operation.group, ReloadableProcessGroup):
         return operation
-    # The peer's place in the group is in the operation already; its constructor would look for the group by name.
+    # The operation already has the peer's rank in the group; the constructor would look the group up by name.
     inner = object.__new__(dist.P2POp)
     vars(inner).update(vars(operation), group=operation.group.inner)
     return inner

@@ -1,7 +1,7 @@
-"""Which tokens of a pack each context-parallel rank holds.
+"""Assigns the tokens of a pack to context-parallel ranks.
 
-Megatron and Transformer Engine cut every (padded) sequence of a pack into 2 * size equal chunks; rank r holds chunk r
-and chunk 2 * size - 1 - r. Attention is causal, so an early chunk with a late one makes the same work for every rank.
+Megatron and Transformer Engine divide every (padded) sequence of a pack into 2 * size equal chunks; rank r holds chunks
+r and 2 * size - 1 - r. With causal attention this gives all ranks the same work.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ import numpy as np
 
 
 def zigzag_index(lengths: np.ndarray, rank: int, size: int) -> np.ndarray:
-    """Places in the pack of the tokens that `rank` of `size` ranks holds, in the order in which it holds them.
+    """Positions in the pack of the tokens of `rank`, in the order in which it holds them.
 
-    `lengths` are those of the pack's sequences, padding included, int [sequences]; each a multiple of 2 * size, or
-    anything where `size` is 1. Returns int64 [tokens / size]. The same places as Transformer Engine's
-    ``thd_get_partitioned_indices``.
+    `lengths` of the pack's sequences include padding, int [sequences]; each is a multiple of 2 * size, unless `size` is
+    1. Returns int64 [tokens / size], like Transformer Engine's ``thd_get_partitioned_indices``.
     """
     lengths = np.asarray(lengths, dtype=np.int64)
     if size == 1:

@@ -1,4 +1,4 @@
-"""Who converts weights between Hugging Face and Megatron: dagrl's own tables, or megatron-bridge."""
+"""Selects the converter between Hugging Face and Megatron weights: dagrl's own, or megatron-bridge."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Converter:
-    """What `hf_weights` and `bridge` have in common. Both functions are collective."""
+    """Interface of `hf_weights` and `bridge`. Both functions are collective."""
 
     load_hf_weights: Callable[..., None]
-    """Of chunks, Hugging Face's config and a `WeightSource`: set every parameter of the model. ValueError for weights
-    that are not this model's."""
+    """(chunks, Hugging Face config, WeightSource): set every parameter of the model. Raises ValueError for weights of
+    another model."""
     make_exporter: Callable[..., WeightExporter]
-    """Of chunks, Hugging Face's config, a number of bytes and a context in which the weights are on the device: gives
-    out the model's weights in buckets of about that size."""
+    """(chunks, Hugging Face config, bucket bytes, context with the weights on the device): make an exporter of the
+    model's weights."""
 
 
 def choose_converter(hf_config: PretrainedConfig, spec: MegatronEngineSpec) -> Converter:
-    """The one that ``spec.bridge`` names. ValueError where it is not installed, or cannot convert the model."""
+    """The converter named by ``spec.bridge``. Raises ValueError if it is not installed, or cannot convert the model."""
     if spec.bridge == "native":
         return Converter(
             partial(hf_weights.load_hf_weights, head=spec.head), partial(export.NativeExporter, head=spec.head)

@@ -1,6 +1,6 @@
-"""How the ranks of one engine find each other, and the groups and seeds that megatron works with.
+"""Rendezvous of an engine's ranks, and Megatron's process groups and seeds.
 
-All of it is global to the process, in torch and in megatron: a worker process holds one rank of one engine.
+All of it is global to the process: a worker process holds one rank of one engine.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from dagrl.backends.backend import RankContext
-from dagrl.backends.megatron.engine.communicators import reopenable
+from dagrl.backends.megatron.engine.communicators import reloadable
 from dagrl.backends.megatron.section import ParallelSpec
 
 RANK_ORDER = "tp-cp-ep-dp-pp"
-"""Which ranks are neighbours: tensor parallel fastest, pipeline stages slowest. `plan` counts on the same order."""
+"""Order of ranks: tensor parallel fastest, pipeline stages slowest. The planner assumes the same order."""
 
 
 def start(ranks: RankContext, parallel: ParallelSpec) -> None:
-    """Join the other ranks, split them into parallel groups, and seed the generators. Collective.
+    """Join the other ranks, create the parallel groups, and seed the generators. Collective.
 
-    Raises TimeoutError where ranks do not meet in time, and OSError where rank 0 cannot listen on its port.
+    Raises TimeoutError if the ranks do not meet in time, and OSError if rank 0 cannot listen on its port.
     """
     on_gpu = torch.cuda.is_available()
     if on_gpu:
         torch.cuda.set_device(ranks.rank % torch.cuda.device_count())
-    _rendezvous(ranks, reopenable("nccl" if on_gpu else "gloo"))
+    _rendezvous(ranks, reloadable("nccl" if on_gpu else "gloo"))
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=parallel.tensor_model_parallel_size,
         pipeline_model_parallel_size=parallel.pipeline_model_parallel_size,
@@ -46,7 +46,7 @@ def start(ranks: RankContext, parallel: ParallelSpec) -> None:
 
 
 def stop() -> None:
-    """Leave the groups. Not collective; without effect where `start` did not come that far."""
+    """Destroy the groups. Not collective; does nothing for groups that do not exist."""
     parallel_state.destroy_model_parallel()
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -73,5 +73,5 @@ def _rendezvous(ranks: RankContext, backend: str) -> None:
         whom = f"the other {ranks.world_size - 1} ranks" if ranks.rank == 0 else "rank 0"
         raise TimeoutError(
             f"rank {ranks.rank} of {ranks.world_size} waited {waited:.0f} s for {whom} at {place}: "
-            "see why they did not start, and whether the hosts reach each other"
+            "check why they did not start, and whether the hosts can reach each other"
         ) from error

@@ -1,7 +1,7 @@
-"""Weights of a Megatron model out of it, by Hugging Face names, from any layout, in buckets that are planned once.
+"""Exports a Megatron model's weights by Hugging Face names, from any layout, in buckets planned once.
 
-`weight_plan` says who holds what, `gather` brings the parts of a bucket to rank 0, and `tensor_maps` says how they make
-full tensors, which are written where the caller wants them. At later syncs all of that is a few calls a bucket.
+`weight_plan` knows the layout, `gather` brings the parts of a bucket to rank 0, and `tensor_maps` assembles full
+tensors in the caller's buffer. At later syncs this takes a few calls per bucket.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class NativeExporter:
-    """A `WeightExporter` of the model that a rank's chunks are a part of."""
+    """A `WeightExporter` of the model that a rank's chunks belong to."""
 
     def __init__(
         self,
@@ -35,10 +35,10 @@ class NativeExporter:
         present: Callable[[], AbstractContextManager[None]] = nullcontext,
         head: str = "lm",
     ) -> None:
-        """Buckets hold whole parameters of Megatron's model, at most `bucket_bytes` unless one alone is larger.
+        """Buckets hold whole parameters of Megatron's model, at most `bucket_bytes` unless one is larger.
 
-        The weights keep their dtype. An output layer tied to the embedding is not among them. They are on the device
-        within the context that `present` gives. Not collective; the buckets are the same at any layout.
+        Weights keep their dtype. A tied output layer is left out. The weights are on the device within the context
+        `present`. Not collective; the buckets do not depend on the layout.
         """
         self._chunks, self._present = chunks, present
         self._planned = plan(hf_config, unwrap(chunks[0]).config, head)
@@ -78,7 +78,7 @@ class NativeExporter:
         known[1].run()
 
     def _ready(self) -> Gatherer:
-        """The gatherer, whose plan holds as long as the parameters stay in the memory that they were found in."""
+        """The gatherer; its plan is valid while the parameters stay in the same memory."""
         memories = [storage_of(tensor) for tensor in self._held.values()]
         if self._gatherer is None or memories != self._memories:
             self._held = held_tensors(self._chunks, self._planned)
@@ -96,7 +96,7 @@ class NativeExporter:
 
 
 def _group_of_all() -> dist.ProcessGroup | None:
-    """If possible, one that training uses too: an engine that sleeps has to connect each group anew."""
+    """Preferably a group that training uses too, because a sleeping engine has to reconnect each group."""
     ranks = dist.get_world_size()
     used = (
         parallel_state.get_tensor_model_parallel_group(),
@@ -113,7 +113,7 @@ def _described(tensor: PlannedTensor, dtype: torch.dtype) -> list[Described]:
 
 
 def _undivided(planned: Sequence[PlannedTensor], described: Sequence[list[Described]]) -> list[list[Described]]:
-    """What must stay in one bucket."""
+    """Groups of tensors that must be in one bucket."""
     groups: list[list[Described]] = []
     for tensor, names in zip(planned, described, strict=True):
         if tensor.mapped.with_the_one_before:

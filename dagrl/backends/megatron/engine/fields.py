@@ -1,7 +1,7 @@
-"""Fields of Megatron's config dataclasses, given by name in the pipeline file, checked and joined with dagrl's own.
+"""Checks fields of Megatron's config dataclasses in a pipeline, and joins them with dagrl's own.
 
-Megatron's dataclasses check neither names nor types, and the engine fixes some fields itself: this is where a user
-hears of it, before anything is built.
+Megatron's dataclasses check neither names nor types, and the engine sets some fields itself; errors are reported
+before anything is built.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from dagrl.models.number_formats import NUMBER_FORMATS
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Values that the engine sets itself, and why a user cannot."""
+    """Values that the engine sets itself, and why."""
 
     values: Mapping[str, Any]
     reason: str
-    """Ends the sentence that begins with the field's name."""
+    """Ends a sentence that begins with the field's name."""
 
 
 def refuse_clashes(spec: MegatronEngineSpec) -> None:
-    """ValueError, one line for each field of an engine's sections that clashes with how dagrl trains, and why.
+    """Raise ValueError with one line per field that conflicts with how dagrl trains, and why.
 
-    The same table that ``dagrl validate`` goes by, for engines whose description has not come that way.
+    Uses the same table as ``dagrl validate``, for engines whose configuration was not validated.
     """
     errors = [f"{section}.{field}: {reason}" for section, field, reason in clashes_of(spec)]
     if errors:
@@ -43,11 +43,11 @@ def refuse_clashes(spec: MegatronEngineSpec) -> None:
 def join_fields(
     config_class: type, section: str, given: Mapping[str, Any], *, defaults: Mapping[str, Any], fixed: tuple[Fixed, ...]
 ) -> dict[str, Any]:
-    """Keyword arguments of `config_class`: `defaults`, over them what the user gave, over all what is fixed.
+    """Keyword arguments of `config_class`: `defaults`, overridden by the user's values, overridden by fixed ones.
 
-    `section` is the place in an engine's description that the user wrote in. Raises ValueError, one line for each
-    wrong field: an unknown name (with the nearest known one), a value of the wrong type, or one that clashes with a
-    fixed one. Giving a fixed field the value that it has anyway is no clash.
+    `section` is the user's section of the engine. Raises ValueError with one line per wrong field: an unknown name
+    (with the nearest known one), a value of the wrong type, or one that conflicts with a fixed one. Setting a fixed
+    field to its value is allowed.
     """
     known = {field.name: field.type for field in dataclasses.fields(config_class) if field.init}
     reasons = {name: (value, group.reason) for group in fixed for name, value in group.values.items()}
@@ -65,7 +65,7 @@ def join_fields(
 def _parse(
     name: str, value: Any, known: Mapping[str, Any], config_class: type, reasons: Mapping[str, tuple[Any, str]]
 ) -> Any:
-    """The value in the type that the field has."""
+    """The value converted to the field's type."""
     if name not in known:
         close = difflib.get_close_matches(name, known, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
@@ -74,10 +74,10 @@ def _parse(
     if name in reasons:
         own, reason = reasons[name]
         if value != own:
-            raise ValueError(f"{value!r} clashes with {_plain(own)}: the field {reason}")
+            raise ValueError(f"{value!r} conflicts with {_plain(own)}: the field {reason}")
         return own
     if "Callable" in str(kind):
-        raise ValueError("the field takes a function, which a pipeline file cannot hold")
+        raise ValueError("the field takes a function, which a pipeline file cannot contain")
     if "torch.dtype" in str(kind) and isinstance(value, str) and value in NUMBER_FORMATS:
         value = getattr(torch, NUMBER_FORMATS[value].torch_name)
     if isinstance(kind, type) and issubclass(kind, Enum) and isinstance(value, str):

@@ -1,8 +1,8 @@
-"""Brings the parts of a bucket of tensors from the ranks that hold them to rank 0, whatever the layout.
+"""Gathers the parts of a bucket of tensors on rank 0, from any layout.
 
-Every rank knows by the `weight_plan` what each of them sends, so only bytes travel: first within a pipeline stage, over
-its tensor-parallel ranks and over those that share its experts, then from stage to stage; each once a bucket. All of it
-is planned at the first use of a bucket, so that later ones cost a few calls.
+Every rank knows from the `weight_plan` what each rank sends, so only bytes are sent: first within a pipeline stage,
+over its tensor-parallel ranks and over its expert-parallel ranks, then between stages; once per bucket. The plan is
+made at a bucket's first use, so that later ones take a few calls.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from dagrl.weight_sync.copies import CopyPlan
 from dagrl.weight_sync.releasable_buffer import ReleasableBuffer
 
 _ALIGNMENT = 16
-"""Bytes that each part begins at a multiple of, so that it can be looked at in its own dtype."""
+"""Alignment of each part in bytes, so that it can be viewed in its own dtype."""
 
 
 class Gatherer:
-    """One rank's share in gathering; collective: each rank makes one and calls it for the same buckets."""
+    """One rank's part in gathering; all ranks make one and call it for the same buckets."""
 
     def __init__(self, held: Mapping[str, Tensor], buckets: Sequence[Sequence[PlannedTensor]]) -> None:
         """`held` are this rank's parts by Megatron's names. Parameters have one dtype, the same on all ranks."""
@@ -41,7 +41,7 @@ class Gatherer:
             parallel_state.get_expert_tensor_and_model_parallel_group(),
             takes_part=parallel_state.get_expert_data_parallel_rank() == 0,
         )
-        # Of each stage, the rank that has gathered: the first of both teams.
+        # Per stage, the rank that has gathered: the first of both teams.
         self._pipeline = _Team(
             parallel_state.get_pipeline_model_parallel_group(),
             takes_part=self._dense.takes_part and self._dense.rank == 0,
@@ -56,19 +56,19 @@ class Gatherer:
         self._planned: dict[int, _Gathering] = {}
 
     def allocate(self) -> None:
-        """Take the memory for what is on its way; `gather` needs it."""
+        """Allocate the buffers of `gather`."""
         self._sent.allocate()
         self._received.allocate()
 
     def release(self) -> None:
-        """Give that memory back, and with it what was gathered. Nothing may be under way."""
+        """Release the buffers and gathered parts. Nothing may be in flight."""
         self._sent.release()
         self._received.release()
 
     def gather(self, index: int) -> list[list[Tensor]]:
-        """The parts of each tensor of a bucket, in order, on rank 0; nothing elsewhere. Collective.
+        """The parts of each tensor of a bucket in order on rank 0; nothing elsewhere. Collective.
 
-        They are the same views at each call, whose contents the next bucket overwrites; rank 0's own are the model's.
+        They are the same views at each call, overwritten by the next bucket; rank 0's own are the model's.
         """
         if index not in self._planned:
             self._planned[index] = self._plan(self._buckets[index])
@@ -78,7 +78,7 @@ class Gatherer:
         return gathering.parts
 
     def _exchanges(self, bucket: Sequence[PlannedTensor]) -> Iterator[_Exchange]:
-        """What travels for a bucket in this rank's teams, in order."""
+        """The exchanges for a bucket in this rank's teams, in order."""
         mine = [tensor for tensor in bucket if tensor.stage == self._stage]
         for team, tensors in (
             (self._dense, [tensor for tensor in mine if tensor.expert_rank is None]),
@@ -111,24 +111,24 @@ class Gatherer:
                 for sender, (tensors, block) in enumerate(zip(exchange.senders, blocks, strict=True)):
                     parts = self._unpacked(block, tensors) if sender else own
                     if team is self._pipeline and not sender:
-                        continue  # There already.
+                        continue  # Already gathered.
                     for tensor, part in zip(tensors, parts, strict=True):
                         gathered.setdefault(tensor.mapped.megatron, []).append(part)
         return _Gathering(hops, [gathered[tensor.mapped.megatron] for tensor in bucket] if self._is_root else [])
 
     def _hop(self, exchange: _Exchange, own: Sequence[Tensor], received: Tensor) -> _Hop:
         sent = self._sent.bytes[: exchange.sent]
-        # The first rank keeps what it has: sending it to itself would be a copy more.
+        # The first rank keeps its own parts: sending them to itself would be another copy.
         places = self._unpacked(sent, exchange.senders[exchange.team.rank]) if exchange.team.rank else []
         pack = CopyPlan(zip(places, own if places else [], strict=True))
         given = [exchange.sent, *[0] * (exchange.team.size - 1)]
         return _Hop(exchange.team.group, pack, sent, received, exchange.taken, given)
 
     def _holders(self, tensor: PlannedTensor) -> range:
-        """Ranks within the team that a full tensor comes from."""
+        """Ranks within the team that hold a full tensor's parts."""
         if tensor.expert_rank is None:
             return range(tensor.parts)
-        # In the team, the ranks that share an expert lie side by side.
+        # Ranks of a team that share an expert are consecutive.
         first = tensor.expert_rank * parallel_state.get_expert_tensor_parallel_world_size()
         return range(first, first + tensor.parts)
 
@@ -157,7 +157,7 @@ class _Team:
 
     group: dist.ProcessGroup
     takes_part: bool
-    """Whether this rank's group is the one that gathers; replicas of it need not."""
+    """Whether this rank's group gathers; replicas do not."""
 
     @property
     def rank(self) -> int:
@@ -170,13 +170,13 @@ class _Team:
 
 @dataclass(frozen=True, slots=True)
 class _Exchange:
-    """What the ranks of a team bring to its first one."""
+    """What the ranks of a team send to its first one."""
 
     team: _Team
     senders: list[list[PlannedTensor]]
-    """What each of them has, in the order in which it lies in its bytes."""
+    """Tensors of each rank, in the order of its bytes."""
     nbytes: list[int]
-    """How much of that each sends; the first keeps its own."""
+    """Bytes that each rank sends; 0 for the first, which keeps its own."""
 
     @property
     def sent(self) -> int:
@@ -196,7 +196,7 @@ class _Exchange:
 
 @dataclass(frozen=True, slots=True)
 class _Hop:
-    """An exchange as it is carried out, at fixed places in memory."""
+    """An exchange with its buffers."""
 
     group: dist.ProcessGroup
     pack: CopyPlan
@@ -207,13 +207,13 @@ class _Hop:
 
     def run(self) -> None:
         self.pack.run()
-        # Of all collectives only this takes parts of any size on NCCL and on gloo.
+        # The only collective with parts of any size on both NCCL and gloo.
         dist.all_to_all_single(self.received, self.sent, self.taken, self.given, group=self.group)
 
 
 @dataclass(frozen=True, slots=True)
 class _Gathering:
-    """What a rank does for a bucket, and where it finds what has come."""
+    """A rank's hops for a bucket, and the gathered parts."""
 
     hops: list[_Hop]
     parts: list[list[Tensor]]

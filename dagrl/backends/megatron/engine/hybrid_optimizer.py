@@ -1,7 +1,6 @@
-"""What Megatron's hybrid optimizer needs, which keeps its states on the host and takes its step there.
+"""Requirements of Megatron's hybrid optimizer, which keeps its state and takes its step on the host.
 
-It is `optimizer.optimizer_cpu_offload` in a pipeline file. Megatron checks these things in its command line only, or
-fails much later.
+Set by `optimizer.optimizer_cpu_offload`. Megatron checks these only in its command line, or fails much later.
 """
 
 from __future__ import annotations
@@ -12,29 +11,29 @@ from typing import Any
 import torch
 
 DEFAULTS: dict[str, Any] = {"optimizer_offload_fraction": 1.0, "use_precision_aware_optimizer": True}
-"""Of further fields, where the hybrid optimizer is chosen; as Megatron's command line has them, or asks for them."""
+"""Defaults of further fields with the hybrid optimizer, as in Megatron's command line."""
 
 
 def defaults_for(optimizer: Mapping[str, Any]) -> dict[str, Any]:
-    """What else holds where `optimizer`, the section of the pipeline file, chooses the hybrid optimizer."""
+    """Further defaults if `optimizer`, the section of the pipeline file, selects the hybrid optimizer."""
     return DEFAULTS if optimizer.get("optimizer_cpu_offload") is True else {}
 
 
-def refuse_what_the_host_cannot(fields: Mapping[str, Any], dtype: torch.dtype) -> None:
-    """ValueError with a line for each of the optimizer's `fields` that the hybrid optimizer would fail with.
+def check_hybrid_fields(fields: Mapping[str, Any], dtype: torch.dtype) -> None:
+    """Raise ValueError with a line per field that the hybrid optimizer would fail with.
 
-    `fields` are those given and defaults, `dtype` is of the weights.
+    `fields` include defaults; `dtype` is the weights'.
     """
     if not fields.get("optimizer_cpu_offload"):
         return
     fraction = fields["optimizer_offload_fraction"]
     needs = {
-        "a GPU: without one all states are on the host; take it out": torch.cuda.is_available(),
-        "weights in bfloat16: leave out `transformer.bf16: false`": dtype == torch.bfloat16,
+        "a GPU: without one all states are on the host; remove it": torch.cuda.is_available(),
+        "weights in bfloat16: remove `transformer.bf16: false`": dtype == torch.bfloat16,
         "use_distributed_optimizer, whose parts of the weights it works on; take `false` out": fields[
             "use_distributed_optimizer"
         ],
-        # Without it, the float32 weights would stay on the GPU as well.
+        # Without it, the float32 weights would also stay on the GPU.
         "use_precision_aware_optimizer, which leaves the float32 weights to it; take `false` out": fields[
             "use_precision_aware_optimizer"
         ],

@@ -1,7 +1,4 @@
-"""Megatron's latent attention with the norms that DeepSeek-V3 and Moonlight have.
-
-Used by `model`, between the layer specs that Megatron makes and the model that it builds of them.
-"""
+"""Latent attention with the norms of DeepSeek-V3 and Moonlight, for Megatron's layer specs."""
 
 from __future__ import annotations
 
@@ -14,14 +11,14 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import MLATransformerConfig
 
 _LATENT_NORM_EPSILON = 1e-6
-"""Of the norms of latents, whatever the config says of the others: the models' published code has it so."""
+"""Epsilon of the latent norms in the models' published code, whatever the config's other epsilon."""
 
 
 class LatentAttention(MLASelfAttention):
-    """Differs from megatron's in two points, each of which would give other numbers than the published models.
+    """Differs from Megatron's class in two points, to give the same numbers as the published models.
 
-    The norms of latents have an epsilon of their own; and where queries have no latent (``q_lora_rank: null``) their
-    projection has no norm, which megatron 0.19 puts there whenever the keys' latent has one.
+    Latent norms have a separate epsilon; and if queries have no latent (``q_lora_rank: null``), their projection has no
+    norm, which Megatron 0.19 adds if the keys' latent has one.
     """
 
     def __init__(self, config: MLATransformerConfig, *args: Any, **kwargs: Any) -> None:
@@ -37,7 +34,7 @@ class LatentAttention(MLASelfAttention):
 
 
 def use_latent_norms(block: TransformerBlockSubmodules) -> TransformerBlockSubmodules:
-    """Let the layers with latent attention, all or none of `block`, take `LatentAttention`; the specs are changed."""
+    """Replace latent attention in all layers of `block` by `LatentAttention`; changes the specs in place."""
     for layer in block.layer_specs:
         attention = layer.submodules.self_attention
         if isinstance(attention, ModuleSpec) and attention.module is MLASelfAttention:

@@ -1,8 +1,7 @@
-"""Log-probs and entropies out of logits whose vocabulary is split over tensor-parallel ranks.
+"""Log-probs and entropies from logits whose vocabulary is split over tensor-parallel ranks.
 
-`output` calls it on what predicts response tokens. The arithmetic is float32 whatever the logits' dtype, in chunks of
-tokens: beside the logits and their gradient, nothing of the size [tokens, vocabulary] exists; with
-`linear_token_logprobs` not even those.
+Computes in float32 for any dtype of logits, in chunks of tokens: apart from the logits and their gradient there are no
+tensors of size [tokens, vocabulary]; with `linear_token_logprobs` none at all.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
 CHUNK_ELEMENTS = 2**27
-"""Logits worked on at once: 512 MiB in float32."""
+"""Logits processed at a time: 512 MiB in float32."""
 
 
 def token_logprobs(
@@ -30,15 +29,15 @@ def token_logprobs(
     with_entropy: bool = False,
     chunk_elements: int = CHUNK_ELEMENTS,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Log-prob of each target, and the entropy in nats of what it was drawn from: softmax(logits / temperature).
+    """Log-prob of each target, and the entropy in nats of its distribution, softmax(logits / temperature).
 
-    `logits` are this rank's columns of the vocabulary, [T, columns], equally many on each rank of `group` and in rank
-    order; columns at or beyond `vocab_size`, counted over all ranks, are padding that no token has. `targets` are token
-    ids, int64 [T]. `group` is None where the vocabulary is not split. `chunk_elements` logits are worked on at once.
+    `logits` [T, columns] are this rank's columns of the vocabulary, equally many on each rank of `group` and in rank
+    order; columns from `vocab_size` on, counted over all ranks, are padding. `targets` are token ids, int64 [T].
+    `group` is None if the vocabulary is not split. `chunk_elements` logits are processed at a time.
 
-    Returns two tensors [T], float32 (float64 for float64 logits); the entropy is None unless asked for. Every rank of
-    the group gets the same. As everywhere in Megatron, each is taken to compute the same loss from it: then the
-    gradient of a rank's logits needs no communication.
+    Returns two tensors [T], float32 (float64 for float64 logits), the same on every rank of the group; the entropy is
+    None unless requested. As in Megatron, every rank is assumed to compute the same loss from it, so that the gradient
+    of a rank's logits needs no communication.
     """
     assert logits.shape[:1] == targets.shape, "one row of logits for each target"
     columns = _Columns.of_rank(logits.shape[1], vocab_size, group, temperature, with_entropy, chunk_elements)
@@ -59,8 +58,8 @@ def linear_token_logprobs(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """`token_logprobs` of ``hidden @ weight.T``, whose logits never exist whole.
 
-    `hidden` is [T, hidden size], `weight` this rank's rows of the output layer, [columns, hidden size]. Logits are made
-    chunk by chunk, and once more in the backward pass. The gradient of `hidden` is this rank's part: the caller sums it
+    `hidden` is [T, hidden size], `weight` [columns, hidden size] this rank's rows of the output layer. Logits are
+    computed by chunk, and again in the backward pass. The gradient of `hidden` is this rank's part: the caller sums it
     over `group`.
     """
     columns = _Columns.of_rank(weight.shape[0], vocab_size, group, temperature, with_entropy, chunk_elements)
@@ -70,11 +69,11 @@ def linear_token_logprobs(
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """The rank's part of the vocabulary, and what is asked about it."""
+    """The rank's part of the vocabulary, and parameters."""
 
     first: int
     count: int
-    """Columns that stand for a token; the rank's further ones are padding."""
+    """Columns of tokens; the rank's further columns are padding."""
     width: int
     group: dist.ProcessGroup | None
     temperature: float
@@ -101,7 +100,7 @@ class _Columns:
             yield slice(start, min(start + each, rows))
 
     def targets_here(self, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Whether each target is one of the columns, and which; 0 for those of other ranks."""
+        """Whether each target is one of the rank's columns, and its index, or 0."""
         is_here = (targets >= self.first) & (targets < self.first + self.count)
         return is_here, torch.where(is_here, targets - self.first, 0)
 
@@ -147,7 +146,7 @@ class _OfLinear(torch.autograd.Function):
         hidden, weight, targets, log_sum, entropy = ctx.saved_tensors
         slopes = _Slopes(targets, log_sum, entropy, grad_logprob, grad_entropy, ctx.columns)
         grad_hidden = torch.empty_like(hidden)
-        # Summed over chunks in float32: each rounded by itself would add up to more than one product's rounding.
+        # Summed over chunks in float32, because rounding each chunk would add up.
         grad_weight = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
         for part in ctx.columns.chunks(len(hidden)):
             logits = hidden[part] @ weight.t()
@@ -164,13 +163,13 @@ def _forward(
     """Log-prob of the targets, log of the sum of exponentials, and entropy, all [T].
 
     With x = logits / temperature and p = softmax(x): log p[target] = x[target] - log sum exp(x), and
-    H = log sum exp(x) - sum p x. Each rank works relative to its own highest logit, so that one pass over the logits is
-    enough; `_join` then brings the ranks together.
+    H = log sum exp(x) - sum p x. Each rank shifts by its own maximum, so that one pass over the logits suffices;
+    `_join` then combines the ranks.
     """
     wide = torch.promote_types(like.dtype, torch.float32)
     is_here, column = columns.targets_here(targets)
     highest = like.new_full((len(targets),), -torch.inf, dtype=wide)
-    # Rows: sum of exponentials, the target's logit, sum of exponential times logit; all but the target's shifted.
+    # Rows: sum of exponentials, the target's logit, sum of exponential times logit; all but the target's are shifted.
     sums = like.new_zeros(3 if columns.with_entropy else 2, len(targets), dtype=wide)
     sum_up = _compiled(_row_sums)
     for part in columns.chunks(len(targets) if columns.count else 0):
@@ -187,12 +186,12 @@ def _forward(
 def _join(
     highest: torch.Tensor, sums: torch.Tensor, group: dist.ProcessGroup | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Highest logit and sums over all ranks, out of each rank's own, which are relative to its own highest."""
+    """Maximum and sums over all ranks, from each rank's own, which are relative to its own maximum."""
     if group is None or dist.get_world_size(group) == 1:
         return highest, sums
     own = highest.clone()
     dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=group)
-    # A rank whose columns are all padding has sums of 0, and minus infinity as its highest logit.
+    # A rank with only padding has sums of 0 and a maximum of minus infinity.
     lower = torch.where(own.isinf(), 0.0, own - highest)
     factor = lower.exp()
     if len(sums) == 3:
@@ -204,7 +203,7 @@ def _join(
 
 @dataclass(frozen=True, slots=True)
 class _Slopes:
-    """The gradient of the logits, out of those of log-probs and entropies, all [T]."""
+    """The gradient of the logits, given those of log-probs and entropies, all [T]."""
 
     targets: torch.Tensor
     log_sum: torch.Tensor
@@ -214,7 +213,7 @@ class _Slopes:
     columns: _Columns
 
     def write(self, out: torch.Tensor, logits: torch.Tensor, part: slice) -> None:
-        """Of one chunk's logits, [tokens, width], into `out`."""
+        """Write the gradient of one chunk's logits, [tokens, width], into `out`."""
         count = self.columns.count
         is_here, column = self.columns.targets_here(self.targets[part])
         out[:, count:] = 0
@@ -232,13 +231,15 @@ class _Slopes:
 
 @cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """On a GPU, one kernel that reads the logits once; without one, where a compiler would take minutes, as it is."""
+    """On a GPU, compile to one kernel that reads the logits once; on a CPU, where that takes minutes, do not
+    compile.
+    """
     if not torch.cuda.is_available():
         return function
     compiled = torch.compile(function)
 
     def call(*args: Any) -> Any:
-        # Kernels for any number of rows, but this number of columns: indices would cost more than the arithmetic.
+        # Dynamic in the number of rows only: dynamic columns would cost more than the arithmetic.
         for tensor in args:
             if isinstance(tensor, torch.Tensor):
                 torch._dynamo.maybe_mark_dynamic(tensor, 0)

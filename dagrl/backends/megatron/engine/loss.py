@@ -1,4 +1,4 @@
-"""The objective's loss, micro-batch by micro-batch, as parts of one loss over all ranks' rows. `step` runs it."""
+"""The objective's loss per micro-batch, as parts of one loss over all ranks' rows. Used by `step`."""
 
 from __future__ import annotations
 
@@ -18,41 +18,40 @@ from dagrl.data.stats import Stat, merge
 from dagrl.data.tally import Tallies
 
 LossFunction = Callable[..., Any]
-"""What megatron's schedule calls with the model's output on a micro-batch."""
+"""Called by Megatron's schedule with the model's output for a micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class GlobalLoss:
-    """An objective on this data-parallel rank's rows, with weights that know all ranks' rows."""
+    """An objective on this data-parallel rank's rows, with weights normalized over all ranks' rows."""
 
     objective: Objective[Any]
     batch: Batch
     weights: Column
-    """Weight of each response token (or row, with a reward head) in the loss over all ranks' rows, float32."""
+    """Weight of each response token (or row, with a reward head), normalized over all ranks, float32."""
     totals: tuple[float, ...]
     """The objective's totals over all ranks' rows."""
     of_values: bool
-    """The model's output is what a value or reward head says."""
+    """Whether the output is that of a value or reward head."""
 
     @staticmethod
     def over_all_ranks(objective: Objective[Any], batch: Batch, *, of_values: bool) -> GlobalLoss:
-        """Sum up what all ranks' rows weigh. Collective."""
+        """Sum the totals over all ranks. Collective."""
         weights, shares = objective.token_weights(batch)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         totals = torch.tensor(shares, dtype=torch.float64, device=device)
         dist.all_reduce(totals, group=parallel_state.get_data_parallel_group())
         normalizer, *_ = told = tuple(totals.tolist())
-        # Where no rank has anything to train on, all weights are 0, and so is the loss.
+        # If no rank has anything to train on, all weights and the loss are 0.
         normalized = Column(
             (weights.values.astype(np.float64) / (normalizer or 1.0)).astype(np.float32), weights.offsets
         )
         return GlobalLoss(objective, batch, normalized, told, of_values)
 
     def of(self, micro_batch: MicroBatch) -> LossFunction:
-        """The loss of a micro-batch, out of the model's output on it.
+        """The loss function for a micro-batch.
 
-        What it takes of the batch goes to the device now, before the model runs: later, a copy would have the host wait
-        for all that the device has still to do.
+        Copies the columns to the device now, before the model runs: a later copy would wait for all queued kernels.
         """
         device = micro_batch.row.device
 
@@ -60,7 +59,7 @@ class GlobalLoss:
             return torch.from_numpy(column.take(micro_batch.rows).values).to(device, non_blocking=True)
 
         weight = on_device(self.weights)
-        # Nothing is asked of a micro-batch without rows, whose rank may have none of the columns.
+        # A rank without rows may lack the columns.
         names = self.objective.columns if len(micro_batch.rows) else ()
         columns = {name: on_device(self.batch[name]) for name in names}
         return lambda output: self._share(output, weight, columns, micro_batch.row)
@@ -68,8 +67,8 @@ class GlobalLoss:
     def _share(
         self, output: torch.Tensor, weight: torch.Tensor, columns: Mapping[str, torch.Tensor], row: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, Tallies]:
-        """A micro-batch's part, in the form that megatron's schedule takes: loss, token count, what to keep."""
-        # The weights are divided by the global normalizer: there is nothing left for megatron to divide by.
+        """A micro-batch's part in the form of Megatron's schedule: loss, token count, metrics."""
+        # Weights are divided by the global normalizer, so Megatron must not divide again.
         nothing = torch.zeros((), dtype=torch.int, device=output.device)
         if output.shape[1] == 0:
             return output.sum(), nothing, {}
@@ -84,12 +83,12 @@ class GlobalLoss:
 
 
 def loss_is_elsewhere(output: torch.Tensor) -> NoReturn:
-    """What stands for the loss on all but the last pipeline stage, where nobody asks for it."""
+    """Placeholder for the loss on other than the last pipeline stage, where it is not called."""
     raise AssertionError("only the last pipeline stage has a loss")
 
 
 def join_replicas(metrics: Mapping[str, Stat]) -> dict[str, Stat]:
-    """Metrics of all data-parallel ranks together, the same on each to the bit. Ranks may lack some. Collective."""
+    """Metrics of all data-parallel ranks, merged, identical on each. Ranks may lack some. Collective."""
     group = parallel_state.get_data_parallel_group()
     parts: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(parts, dict(metrics), group=group)

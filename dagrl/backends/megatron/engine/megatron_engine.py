@@ -1,7 +1,4 @@
-"""One rank of a Megatron-core engine: log-probs, updates, weights out, checkpoints. What `TrainEngine` promises.
-
-Here the parts of this package come together; none of the arithmetic is here.
-"""
+"""One rank of a Megatron-core engine; implements `TrainEngine` with the parts of this package."""
 
 from __future__ import annotations
 
@@ -61,14 +58,13 @@ class MegatronEngine:
         keep_start_weights: bool = False,
         keeps_no_cache: bool = False,
     ) -> None:
-        """Join the other ranks and build the model with its start weights. Collective.
+        """Join the other ranks and build the model with its initial weights. Collective.
 
         `train_steps` is the length of the learning-rate schedule. An engine that is not `trainable` has no gradients
-        and no optimizer. `keep_start_weights` holds a copy of the weights in host memory for `start_weights`.
-        `keeps_no_cache` gives the device what a task, a save or a sync took as soon as that is over, for others that
-        come to it. Random start weights are drawn from ``ranks.seed``: engines of one seed have the same. Raises
-        ValueError for what the pipeline file gets wrong, before waiting for any rank where possible, and TimeoutError
-        where ranks do not meet.
+        and no optimizer. `keep_start_weights` keeps a copy of the weights in host memory for `start_weights`.
+        `keeps_no_cache` frees cached device memory after each task, save or sync, for colocated engines. Random initial
+        weights are drawn from ``ranks.seed``: engines with equal seeds have equal weights. Raises ValueError for errors
+        of the pipeline, if possible before waiting for other ranks, and TimeoutError if the ranks do not meet.
         """
         self.policy_version = 0
         refuse_clashes(spec)
@@ -105,12 +101,12 @@ class MegatronEngine:
         self._tidy_up()
 
     def logprobs(self, batch: Batch, *, temperature: float, tokens_per_micro_batch: int) -> Column:
-        """See `TrainEngine.logprobs`. ValueError where a row is longer than `tokens_per_micro_batch`."""
+        """See `TrainEngine.logprobs`. Raises ValueError if a row is longer than `tokens_per_micro_batch`."""
         with self._at_work(), self._memory.weights():
             return self._model.logprobs(batch, temperature=temperature, tokens_per_micro_batch=tokens_per_micro_batch)
 
     def values(self, batch: Batch, *, tokens_per_micro_batch: int) -> Column:
-        """See `TrainEngine.values`. ValueError where a row is longer than `tokens_per_micro_batch`."""
+        """See `TrainEngine.values`. Raises ValueError if a row is longer than `tokens_per_micro_batch`."""
         with self._at_work(), self._memory.weights():
             return self._model.values(batch, tokens_per_micro_batch=tokens_per_micro_batch)
 
@@ -123,7 +119,7 @@ class MegatronEngine:
         begins: bool = True,
         ends: bool = True,
     ) -> dict[str, Stat]:
-        """See `TrainEngine.update`. The learning rate moves on where a step begins, whatever its mini-batches.
+        """See `TrainEngine.update`. The learning rate advances at the beginning of a step, whatever its mini-batches.
 
         Metrics are means over the whole call, weighted by their counts; ``grad_norm`` is taken before clipping.
         """
@@ -165,23 +161,24 @@ class MegatronEngine:
         return join_replicas(merge(metrics)) | {"grad_norm": Stat.of(norms), "lr": Stat.of([lr])}
 
     def sleep(self, residency: Residency = Residency.ASLEEP) -> SleepReport:
-        """See `TrainEngine.sleep`. RuntimeError where there is no more to give; TimeoutError where other ranks do not.
+        """See `TrainEngine.sleep`. Raises RuntimeError if it is already asleep; TimeoutError if other ranks do not
+        sleep.
 
-        The figures are the driver's for the whole device: what other processes took or gave back since this engine
-        began is in `held_gib`, and what they do meanwhile in both.
+        The figures are the driver's for the whole device: `held_gib` includes what other processes allocated since this
+        engine was built, and both include what they do meanwhile.
         """
         before = device_gib_used()
         self._memory.sleep(residency)
-        # Until then, exporting the weights takes them.
+        # Exporting weights needs the communicators until then.
         if residency is Residency.ASLEEP and not self._keeps_communicators:
             communicators.close_all(self._timeout_s)
         release_caches()
         return SleepReport(freed_gib=before - device_gib_used(), held_gib=before - self._gib_used_by_others)
 
     def wake(self, residency: Residency = Residency.AWAKE) -> None:
-        """See `TrainEngine.wake`. RuntimeError where it is as awake already.
+        """See `TrainEngine.wake`. Raises RuntimeError if it is already awake.
 
-        Where NCCL's communicators were closed they connect again in the first task.
+        Closed NCCL communicators connect again in the first task.
         """
         was_asleep = self._memory.residency is Residency.ASLEEP
         self._memory.wake(residency)
@@ -190,7 +187,7 @@ class MegatronEngine:
 
     @contextmanager
     def start_weights(self) -> Iterator[None]:
-        """See `TrainEngine.start_weights`; an engine that trains must have been built to keep them."""
+        """See `TrainEngine.start_weights`; a trainable engine must have been built with `keep_start_weights`."""
         assert self._training is None or self._start_weights, "the engine was not built to keep its start weights"
         with self._memory.weights():
             if self._start_weights is None:
@@ -206,7 +203,7 @@ class MegatronEngine:
 
     @contextmanager
     def _weights_alone(self) -> Iterator[None]:
-        """What an exporter, and whoever sends what it gives, takes of the device is given back before they return."""
+        """Frees the device memory of an exporter and its sender when they return."""
         with self._at_work(), self._memory.weights_alone():
             yield
 
@@ -215,7 +212,7 @@ class MegatronEngine:
         return exported(self.weight_exporter(bucket_bytes), is_root=torch.distributed.get_rank() == 0)
 
     def save(self, folder: Path, *, asynchronous: bool = False) -> None:
-        """See `TrainEngine.save`. OSError where the state cannot be written."""
+        """See `TrainEngine.save`. Raises OSError if the state cannot be written."""
         training = self._own_training()
         with self._at_work(), self._memory.optimizer():
             if asynchronous:
@@ -225,16 +222,16 @@ class MegatronEngine:
                 checkpoint.save(folder, training, policy_version=self.policy_version)
 
     def finish_save(self, *, wait: bool) -> bool:
-        """See `TrainEngine.finish_save`. OSError where the state could not be written."""
+        """See `TrainEngine.finish_save`. Raises OSError if the state could not be written."""
         return self._writer.finish(wait=wait)
 
     def load(self, folder: Path) -> None:
-        """See `TrainEngine.load`. FileNotFoundError or ValueError for a folder that cannot be resumed from."""
+        """See `TrainEngine.load`. Raises FileNotFoundError or ValueError for a folder that cannot be loaded."""
         with self._at_work(), self._memory.optimizer():
             self.policy_version = checkpoint.load(folder, self._own_training())
 
     def close(self) -> None:
-        """Leave the other ranks. The engine is of no use afterwards."""
+        """Leave the other ranks. The engine cannot be used afterwards."""
         distributed.stop()
 
     def _own_training(self) -> checkpoint.TrainingState:

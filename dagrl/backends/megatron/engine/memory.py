@@ -1,8 +1,8 @@
-"""What leaves the device while nobody uses it, and comes back to the bit: weights, gradients and the optimizer.
+"""Offloads weights, gradients and the optimizer while they are not used, and restores them bit for bit.
 
-Storages are emptied and filled again (`device_memory`), as many look into them: weights are views of the buffers that
-are gathered over replicas, and float32 weights are the optimizer's too. Megatron's own offloading moves the optimizer's
-tensors elsewhere instead, which would cut float32 weights off from those buffers.
+Works on storages (`device_memory`), because they are shared: weights are views of buffers that are gathered over
+replicas, and float32 weights are the optimizer's too. Megatron's own offloading moves the optimizer's tensors instead,
+which would separate float32 weights from those buffers.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _STATES = {Residency.ASLEEP: "asleep", Residency.WEIGHTS: "down to its weights",
 
 
 class EngineOffloader:
-    """The device memory of one rank's model and optimizer: what is there when."""
+    """Controls which memory of one rank's model and optimizer is on the device."""
 
     def __init__(
         self, chunks: Sequence[MegatronModule], optimizer: MegatronOptimizer | None, offload: OffloadSpec
     ) -> None:
-        """`chunks` are wrapped for training where there is an `optimizer`; without one there are weights only.
+        """`chunks` are wrapped for training if there is an `optimizer`; without one there are only weights.
 
-        What `offload` names leaves at once. ValueError where it cannot.
+        Offloads what `offload` names at once. Raises ValueError if it cannot be offloaded.
         """
         self._residency = Residency.AWAKE
         self._cannot_leave = _needs_its_addresses(chunks)
@@ -56,35 +56,35 @@ class EngineOffloader:
 
     @property
     def residency(self) -> Residency:
-        """How much may be on the device now."""
+        """What may be on the device now."""
         return self._residency
 
     @contextmanager
     def weights(self) -> Iterator[None]:
-        """Within the context the weights are there. RuntimeError where the engine is not awake, here as below."""
+        """Context with the weights on the device. All contexts raise RuntimeError if the engine is not awake."""
         with self._in_use(self._weights):
             yield
 
     @contextmanager
     def weights_alone(self) -> Iterator[None]:
-        """As `weights`, and an engine that is down to them will do."""
+        """As `weights`, also for an engine at residency WEIGHTS."""
         with self._in_use(self._weights, least=Residency.WEIGHTS):
             yield
 
     @contextmanager
     def gradients(self) -> Iterator[None]:
-        """Within the context weights and gradient buffers are there; the buffers may come as zeros."""
+        """Context with weights and gradient buffers on the device; the buffers may be zeroed."""
         with self._in_use(self._weights, *self._training[:1]):
             yield
 
     @contextmanager
     def optimizer(self) -> Iterator[None]:
-        """Within the context weights, and the optimizer's float32 weights and moments, are there."""
+        """Context with weights, the optimizer's float32 weights and moments on the device."""
         with self._in_use(self._weights, *self._training[1:]):
             yield
 
     def sleep(self, residency: Residency) -> None:
-        """Empty the device down to `residency`. RuntimeError where there is no more on it, or where it cannot be."""
+        """Release the device down to `residency`. Raises RuntimeError if it is there already, or cannot be."""
         if residency >= self._residency:
             raise RuntimeError(f"the engine is {_STATES[self._residency]} already; wake() comes before another sleep()")
         if self._cannot_leave:
@@ -95,9 +95,9 @@ class EngineOffloader:
             part.sleep()
 
     def wake(self, residency: Residency) -> None:
-        """Bring back what is not away anyway between uses. RuntimeError where there is as much already.
+        """Restore what is kept on the device between uses. Raises RuntimeError if it is there already.
 
-        Contents come to a GPU while it works already: the optimizer's are needed last.
+        Copies to a GPU overlap computation; the optimizer, which is needed last, comes last.
         """
         if residency <= self._residency:
             raise RuntimeError(f"the engine is {_STATES[self._residency]} already; wake() comes after sleep()")
@@ -106,7 +106,7 @@ class EngineOffloader:
         self._residency = residency
 
     def _between(self, lower: Residency, upper: Residency) -> list[OffloadableStorages]:
-        """What `upper` has on the device and `lower` has not."""
+        """What is on the device at `upper` but not at `lower`."""
         levels = {Residency.AWAKE: self._training, Residency.WEIGHTS: [self._weights]}
         return [part for level, parts in levels.items() if lower < level <= upper for part in parts]
 
@@ -114,7 +114,7 @@ class EngineOffloader:
     def _in_use(self, *parts: OffloadableStorages, least: Residency = Residency.AWAKE) -> Iterator[None]:
         if self._residency < least:
             state = _STATES[self._residency]
-            raise RuntimeError(f"the engine is {state}; call wake() before anything else is asked of it")
+            raise RuntimeError(f"the engine is {state}; call wake() first")
         with ExitStack() as stack:
             for part in parts:
                 stack.enter_context(part.in_use())
@@ -122,26 +122,26 @@ class EngineOffloader:
 
 
 def weight_storages(chunks: Sequence[torch.nn.Module]) -> Storages:
-    """Where the parameters are: their own storages, or buffers that many of them share."""
+    """The parameters' storages, or buffers that many of them share."""
     return storages_of(parameter for chunk in chunks for parameter in chunk.parameters())
 
 
 def gradient_storages(chunks: Sequence[Any]) -> Storages:
-    """The gradient buffers of chunks that are wrapped for training, less what weights share with them."""
+    """Gradient buffers of chunks wrapped for training, except for what weights share with them."""
     buffers = [buffer for chunk in chunks for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)]
     tensors = itertools.chain.from_iterable((buffer.grad_data, *buffer.extra_main_grads) for buffer in buffers)
     return _without(storages_of(tensors), weight_storages(chunks))
 
 
 def optimizer_storages(chunks: Sequence[Any], optimizer: MegatronOptimizer) -> Storages:
-    """Float32 weights and moments on the device, less what are weights of the model themselves."""
+    """Float32 weights and moments on the device, except for the model's own weights."""
     device = next(chunks[0].parameters()).device.type
     mine = (tensor for tensor in _optimizer_tensors(optimizer) if tensor.device.type == device)
     return _without(_without(storages_of(mine), weight_storages(chunks)), gradient_storages(chunks))
 
 
 def _needs_its_addresses(chunks: Sequence[Any]) -> str:
-    """Why memory that comes back elsewhere would not do for this model; empty where it does."""
+    """Why this model's memory must keep its addresses; empty if it need not."""
     config = get_model_config(chunks[0])
     if config.cuda_graph_impl != "none":
         return f"transformer.cuda_graph_impl {config.cuda_graph_impl!r} records addresses in device memory"
@@ -153,14 +153,14 @@ def _needs_its_addresses(chunks: Sequence[Any]) -> str:
 
 
 def _gradients(chunks: Sequence[Any], optimizer: MegatronOptimizer) -> Storages:
-    # The optimizer keeps gradients of its last step, where it needed them in another precision.
+    # The optimizer keeps gradients of its last step if it converted their precision.
     optimizer.zero_grad()
     return gradient_storages(chunks)
 
 
 def _optimizer_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
     for part in getattr(optimizer, "chained_optimizers", [optimizer]):
-        # A rank may have nothing to optimize.
+        # A rank may have no parameters to optimize.
         if part.optimizer is None:
             continue
         # Megatron's hybrid optimizer holds some for the GPU and some for the CPU.
@@ -176,12 +176,12 @@ def _without(storages: Storages, others: Storages) -> Storages:
 
 
 def release_caches() -> None:
-    """Give back what torch, megatron and Transformer Engine keep on the device to use again."""
-    # Tensors in reference cycles are still there until somebody looks for them.
+    """Free the caches of torch, Megatron and Transformer Engine on the device."""
+    # Tensors in reference cycles stay until a collection.
     begun = time.perf_counter()
     gc.collect()
     if time.perf_counter() - begun > _LONG_LOOK_S:
-        # Nearly all that there is was made by the first steps and stays: the next look need not go through it.
+        # Most objects were created by the first steps and stay, so later collections can skip them.
         gc.freeze()
     parallel_state.get_global_memory_buffer().buffer.clear()
     RotaryEmbedding.forward.cache_clear()

@@ -1,6 +1,6 @@
-"""One packed micro-batch: rows laid end to end, without padding between short and long ones, as megatron takes them.
+"""A packed micro-batch: rows concatenated without padding to equal length, in Megatron's form.
 
-`step` splits a batch into these and runs the model on each.
+`step` divides a batch into these and runs the model on each.
 """
 
 from __future__ import annotations
@@ -18,100 +18,99 @@ from dagrl.data.packing import pack
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Some rows of a batch, packed, as one rank sees them. S rows with R places to read the model's output at.
+    """Packed rows of a batch as one rank sees them. S rows with R positions at which the output is read.
 
-    Of the pack's tokens, padding included, a context-parallel rank holds N; it reads P of the R places.
+    A context-parallel rank holds N of the pack's tokens, including padding, and reads P of the R positions.
     """
 
     rows: np.ndarray
-    """Positions in the batch, int64 [S]; none in the micro-batch of a rank that has no rows."""
+    """Positions in the batch, int64 [S]; empty on a rank without rows."""
     tokens: int
-    """Tokens of the pack, padding included, over all context-parallel ranks."""
+    """Tokens of the pack with padding, over all context-parallel ranks."""
     input_ids: torch.Tensor
     """Prompt, response and padding of each row, int64 [1, N]."""
     position_ids: torch.Tensor
-    """Place of each token in its row, int64 [1, N]."""
+    """Position of each token in its row, int64 [1, N]."""
     sequences: PackedSeqParams
-    """Where rows begin and end in the whole pack."""
+    """Bounds of the rows in the whole pack."""
     reading: torch.Tensor
-    """Places among the rank's tokens whose output is read, in row order, int64 [P]."""
+    """Indices among the rank's tokens at which the output is read, in row order, int64 [P]."""
     targets: torch.Tensor
-    """The token that follows each of them, int64 [P]."""
+    """The next token at each of them, int64 [P]."""
     own: torch.Tensor | None
-    """Which of the R places the rank reads, int64 [P]; None where it reads all."""
+    """Which of the R positions the rank reads, int64 [P]; None if it reads all."""
     row: torch.Tensor
-    """Row that each of the R places belongs to, int64 [R], in 0..S-1."""
+    """Row of each of the R positions, int64 [R], in 0..S-1."""
     routes: torch.Tensor | None = None
-    """Experts that the rank's tokens go to, see `Routes`; None where its routers choose."""
+    """Experts of the rank's tokens, see `Routes`; None if its routers choose."""
 
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """What a rank needs of the routes that a batch's tokens took when they were sampled."""
+    """Extracts a rank's part of recorded routes."""
 
     layers: np.ndarray
     """Layers with routers on this rank, counted from 0 over all stages."""
     sequence_rank: int = 0
     sequence_ranks: int = 1
-    """Ranks that share a context-parallel rank's tokens out between tensor-parallel regions."""
+    """Ranks that divide a context-parallel rank's tokens between tensor-parallel regions."""
 
     def of(self, batch: Batch, rows: np.ndarray, starts: np.ndarray, held: np.ndarray, tokens: int) -> np.ndarray:
-        """Experts of the tokens that the rank's routers see, int16 [tokens, layers, chosen]; -1 where nobody has told.
+        """Experts of the tokens that the rank's routers see, int16 [tokens, layers, chosen]; -1 if not recorded.
 
-        `starts` are the places of `rows` in a pack of `tokens`, `held` the places that a context-parallel rank holds.
-        ValueError where a row's routes are not those of its tokens.
+        `starts` are the positions of `rows` in a pack of `tokens`, `held` the positions of a context-parallel rank.
+        Raises ValueError if a row's routes do not match its tokens.
         """
         column, lengths = batch["routed_experts"], _lengths(batch)
         packed = np.full((tokens, len(self.layers), column.values.shape[2]), -1, dtype=np.int16)
         for start, row in zip(starts, rows, strict=True):
             told = column[row]
-            # The last token was sampled, and never sent through the model; of a row without routes, nothing is known.
+            # The last token was never sent through the model. Rows may have no routes.
             if len(told) not in (0, lengths[row] - 1):
                 raise ValueError(
-                    f"row {batch.rows[row]} has {lengths[row]} tokens, and routes for {len(told)}; the generator must "
-                    "tell of all but the last"
+                    f"row {batch.rows[row]} has {lengths[row]} tokens, but routes for {len(told)}; the generator must "
+                    "record all but the last"
                 )
             packed[start : start + len(told)] = told[:, self.layers]
-        # Between tensor-parallel regions each rank has a part of the sequence, in their order.
+        # Between tensor-parallel regions each rank has a part of the sequence, in rank order.
         return packed[held.reshape(self.sequence_ranks, -1)[self.sequence_rank]]
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How a rank's engine packs rows."""
+    """Parameters of packing on a rank."""
 
     alignment: int
-    """What the length of every packed row is a multiple of; see `ParallelSpec.row_alignment`."""
+    """Divides the length of every packed row; see `ParallelSpec.row_alignment`."""
     context_rank: int = 0
     context_ranks: int = 1
     """Ranks that share each row."""
     at_row_end: bool = False
-    """Read the output at each row's last token; else at every token that predicts one of the response."""
+    """Read the output at each row's last token; else at every token that predicts a response token."""
     routes: Routes | None = None
-    """Let tokens go where they went: the batch has ``routed_experts``."""
+    """Set if the batch has ``routed_experts`` to replay."""
 
     def bins(self, batch: Batch, budget: int, at_least: int = 1, *, whole_groups: bool = False) -> list[np.ndarray]:
-        """Rows of each micro-batch of at most `budget` tokens, padding counted; none for a batch without rows.
+        """Rows of each micro-batch of at most `budget` tokens with padding; empty for a batch without rows.
 
-        With `whole_groups`, rows of one ``group_id`` go together. ValueError where a row, or a group, alone is longer
+        With `whole_groups`, rows of one ``group_id`` stay together. Raises ValueError if a row, or a group, is longer
         than the budget.
         """
         groups = batch["group_id"].values if whole_groups else None
         return pack(self._padded(_lengths(batch)), budget, at_least, groups)
 
     def tokens(self, batch: Batch, rows: np.ndarray) -> int:
-        """Tokens of the pack of `rows`, padding included."""
+        """Tokens of the pack of `rows` with padding."""
         return int(self._padded(_lengths(batch)[rows]).sum()) or self.alignment
 
     def micro_batch(
         self, batch: Batch, rows: np.ndarray, device: torch.device, tokens: int | None = None
     ) -> MicroBatch:
-        """Pack `rows` of `batch`, and take from the pack what this context-parallel rank holds.
+        """Pack `rows` of `batch`, and extract this context-parallel rank's part.
 
-        With `tokens`, the pack is filled up to that many, a multiple of the alignment.
+        With `tokens`, the pack is padded to that many, a multiple of the alignment.
 
-        Without rows the micro-batch reads nothing: its rank runs the model all the same, and takes part in what the
-        ranks do together.
+        Without rows the micro-batch reads nothing: its rank still runs the model to take part in collectives.
         """
         lengths = _lengths(batch)[rows]
         prompts = batch["prompt_tokens"].lengths[rows]
@@ -119,7 +118,7 @@ class Packing:
         padded = self._padded(lengths)
         missing = (tokens or self.tokens(batch, rows)) - padded.sum()
         if missing:
-            # A sequence of nothing but padding.
+            # A sequence of only padding.
             padded = np.append(padded, missing)
         starts = np.cumsum(padded) - padded
         token_ids = np.zeros(padded.sum(), dtype=np.int64)
@@ -132,7 +131,7 @@ class Packing:
         if self.at_row_end:
             counts, first = np.ones_like(lengths), starts + lengths - 1
         else:
-            # A token is predicted by the one before it.
+            # The output at the previous position predicts a token.
             counts, first = lengths - prompts, starts + prompts - 1
         places = np.repeat(first, counts) + _counting(counts)
         held = zigzag_index(padded, self.context_rank, self.context_ranks)
@@ -152,7 +151,7 @@ class Packing:
             targets=on_device(followers[places[own]]),
             own=on_device(own) if len(held) < len(token_ids) else None,
             row=on_device(np.repeat(np.arange(len(rows)), counts)),
-            # A micro-batch without rows is of padding alone, and its rank may not know how many experts are chosen.
+            # Without rows the rank may not know the number of chosen experts.
             routes=on_device(self.routes.of(batch, rows, starts, held, len(token_ids)))
             if self.routes and len(rows)
             else None,
@@ -167,7 +166,7 @@ def _lengths(batch: Batch) -> np.ndarray:
 
 
 def _held_places(places: np.ndarray, held: np.ndarray, tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of `places` in a pack of `tokens` those that the rank holds: where among its tokens, and which of `places`."""
+    """Which of `places` in a pack of `tokens` the rank holds: their indices among its tokens, and among `places`."""
     local = np.full(tokens, -1, dtype=np.int64)
     local[held] = np.arange(len(held))
     own = np.flatnonzero(local[places] >= 0)
@@ -175,7 +174,7 @@ def _held_places(places: np.ndarray, held: np.ndarray, tokens: int) -> tuple[np.
 
 
 def _sequences(padded: np.ndarray, device: torch.device) -> PackedSeqParams:
-    # Padding belongs to its row: attention is causal, so the row's own tokens never see it.
+    # Padding belongs to its row: attention is causal, so the row's tokens never attend to it.
     bounds = torch.tensor([0, *np.cumsum(padded)], dtype=torch.int32, device=device)
     longest = int(padded.max())
     return PackedSeqParams(

@@ -1,6 +1,6 @@
-"""The auxiliary losses of a mixture's routers: weighted as means over the global batch, and told as metrics.
+"""Auxiliary losses of a mixture's routers: averaged over the global batch, and reported as metrics.
 
-Megatron attaches them to the router's output during the forward pass; they never show in the loss that `step` returns.
+Megatron attaches them to the router's output in the forward pass; they are not part of the loss returned by `step`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _TRACKED = {
     "aux_loss": ("load_balancing_loss", "moe/aux_loss"),
     "global_aux_loss": ("global_load_balancing_loss", "moe/global_aux_loss"),
 }
-"""Kind of load balancing -> megatron's name for the loss, and ours for the metric."""
+"""Kind of load balancing -> Megatron's name of the loss, and the metric's name."""
 
 
 class MoeLosses:
-    """The router losses of one gradient. Without a mixture, or without such losses, it does nothing."""
+    """The router losses of one gradient. Does nothing without a mixture or without such losses."""
 
     def __init__(self, config: TransformerConfig) -> None:
         self._config = config
@@ -34,10 +34,10 @@ class MoeLosses:
 
     @contextmanager
     def scaled_by(self, micro_batches: Sequence[MicroBatch]) -> Iterator[None]:
-        """Within the context, each micro-batch's loss counts by its share of all ranks' tokens, padding included.
+        """Context in which each micro-batch's loss is weighted by its share of all ranks' tokens with padding.
 
-        Megatron multiplies it by the micro-batch's tokens, and would divide by those of the global batch at the end,
-        with the gradient of everything else; that gradient has been divided already, and so the loss must be too.
+        Megatron multiplies the loss by the micro-batch's tokens, to divide all gradients by those of the global batch
+        at the end. Here other gradients have been divided already, so this loss must be too.
         """
         if not self._names:
             yield
@@ -62,7 +62,7 @@ class MoeLosses:
             loss_scale=1.0 / self._micro_batches,
             iteration=0,
             track_names=list(self._names),
-            # Stages whose layers are all dense take part with zeros.
+            # Stages with only dense layers take part with zeros.
             force_initialize=True,
             num_layers=config.num_layers,
             moe_layer_freq=config.moe_layer_freq,
@@ -72,7 +72,7 @@ class MoeLosses:
 
 
 def _tracked(config: TransformerConfig) -> dict[str, str]:
-    """Megatron's names of the losses that the model has -> ours."""
+    """Megatron's names of the model's losses -> metric names."""
     if config.num_moe_experts is None:
         return {}
     kinds, coefficients = config.moe_router_load_balancing_type, config.moe_aux_loss_coeff

@@ -1,7 +1,6 @@
-"""Gradient buffers, optimizer and learning-rate schedule: Megatron's own, made from the pipeline file's fields.
+"""Gradient buffers, optimizer and learning-rate schedule: Megatron's, with the pipeline's fields.
 
-The file's ``optimizer:`` and ``ddp:`` pass through by Megatron's names; the few fields that follow from something else
-are refused there, with a hint.
+The sections ``optimizer:`` and ``ddp:`` use Megatron's names; the few fields that dagrl sets are rejected with a hint.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from dagrl.backends.megatron.engine.fields import Fixed, join_fields
 from dagrl.backends.megatron.section import LearningRateSpec, MegatronEngineSpec
 
 OPTIMIZER_DEFAULTS: dict[str, Any] = {"lr": 1e-6, "use_distributed_optimizer": True}
-"""Where they differ from Megatron's, whose others are Adam, betas 0.9 and 0.999, weight decay 0.01, clipping at 1.0.
+"""Defaults that differ from Megatron's, whose others are Adam, betas 0.9 and 0.999, weight decay 0.01, clipping at 1.0.
 
-The distributed optimizer is on for a single replica too: so a checkpoint fits any number of replicas.
+The distributed optimizer is on for a single replica too, so that a checkpoint fits any number of replicas.
 """
 
 DDP_DEFAULTS: dict[str, Any] = {"grad_reduce_in_fp32": True}
 
 
 def optimizer_config(spec: MegatronEngineSpec, dtype: torch.dtype) -> OptimizerConfig:
-    """Megatron's OptimizerConfig for weights of `dtype`. ValueError with a line for each wrong field."""
+    """Megatron's OptimizerConfig for weights of `dtype`. Raises ValueError with a line per wrong field."""
     fixed = (
         Fixed({"bf16": dtype == torch.bfloat16, "fp16": False, "params_dtype": dtype}, "follows from transformer.bf16"),
         Fixed({"min_lr": spec.lr_schedule.min_lr}, "is lr_schedule.min_lr"),
@@ -42,7 +41,7 @@ def optimizer_config(spec: MegatronEngineSpec, dtype: torch.dtype) -> OptimizerC
     )
     defaults = OPTIMIZER_DEFAULTS | hybrid_optimizer.defaults_for(spec.optimizer)
     fields = join_fields(OptimizerConfig, "optimizer", spec.optimizer, defaults=defaults, fixed=fixed)
-    hybrid_optimizer.refuse_what_the_host_cannot(fields, dtype)
+    hybrid_optimizer.check_hybrid_fields(fields, dtype)
     if fields["lr"] < spec.lr_schedule.min_lr:
         raise ValueError(
             f"lr_schedule.min_lr: {spec.lr_schedule.min_lr} is above the peak, optimizer.lr {fields['lr']}"
@@ -51,7 +50,7 @@ def optimizer_config(spec: MegatronEngineSpec, dtype: torch.dtype) -> OptimizerC
 
 
 def ddp_config(spec: MegatronEngineSpec) -> DistributedDataParallelConfig:
-    """Megatron's DistributedDataParallelConfig. ValueError with a line for each wrong field."""
+    """Megatron's DistributedDataParallelConfig. Raises ValueError with a line per wrong field."""
     distributed = {**OPTIMIZER_DEFAULTS, **spec.optimizer}["use_distributed_optimizer"]
     fixed = (
         Fixed({"use_distributed_optimizer": distributed}, "is optimizer.use_distributed_optimizer"),
@@ -66,20 +65,20 @@ def _accepted(config_class: Any, section: str, fields: dict[str, Any]) -> Any:
     try:
         return config_class(**fields)
     except (AssertionError, ValueError) as error:
-        raise ValueError(f"{section}: Megatron refuses these fields: {error}") from error
+        raise ValueError(f"{section}: Megatron rejects these fields: {error}") from error
 
 
 def wrap_for_training(chunks: list[MegatronModule], spec: MegatronEngineSpec) -> list[MegatronModule]:
     """Give the model's chunks gradient buffers that are reduced over data-parallel ranks.
 
-    Gradients are summed, not averaged: what `step` computes on a rank is its part of one global loss.
+    Gradients are summed, not averaged, because each rank computes its part of one global loss.
     """
     config = get_model_config(chunks[0])
-    # Set before the wrapping, which reads it: with it, gradients are not divided by the number of replicas.
+    # Read when wrapping: with it, gradients are not divided by the number of replicas.
     assert config.calculate_per_token_loss, "gradients would be averaged over replicas"
     config.finalize_model_grads_func = _reduce_gradients
     ddp = ddp_config(spec)
-    # Only the first chunk's reduction is on the critical path: the others need no buckets of their own.
+    # Only the first chunk's reduction is on the critical path: the others need no buckets.
     wrapped = [DistributedDataParallel(config, ddp, chunk, disable_bucketing=i > 0) for i, chunk in enumerate(chunks)]
     if ddp.overlap_grad_reduce:
         no_sync = [chunk.no_sync for chunk in wrapped]
@@ -88,23 +87,23 @@ def wrap_for_training(chunks: list[MegatronModule], spec: MegatronEngineSpec) ->
 
 
 def make_optimizer(chunks: list[MegatronModule], spec: MegatronEngineSpec) -> MegatronOptimizer:
-    """The optimizer of wrapped chunks, whose weights must be in place: it may keep float32 copies of them."""
+    """The optimizer of wrapped chunks. Weights must be loaded before, because it may copy them to float32."""
     return get_megatron_optimizer(optimizer_config(spec, get_model_config(chunks[0]).params_dtype), chunks)
 
 
 def make_schedule(optimizer: MegatronOptimizer, spec: LearningRateSpec, *, train_steps: int) -> OptimizerParamScheduler:
-    """The learning-rate schedule, counted in pipeline steps: ``step(1)`` comes before a step's optimizer steps.
+    """The learning-rate schedule in pipeline steps: ``step(1)`` precedes a step's optimizer steps.
 
-    So the first step of a warm-up over W steps trains with 1/W of the peak, step W with the peak, and step
-    ``lr_decay_steps`` with ``min_lr``. ValueError where the warm-up leaves no steps for the decay.
+    The first step of a warmup over W steps has 1/W of the peak, step W the peak, and step ``lr_decay_steps`` has
+    ``min_lr``. Raises ValueError if the warmup leaves no steps for the decay.
     """
     config = optimizer.config
-    # A run shorter than its warm-up never gets to the decay; the scheduler asks for room behind it all the same.
+    # A run shorter than its warmup never decays, but the scheduler requires decay steps.
     decay_steps = spec.lr_decay_steps or max(train_steps, spec.lr_warmup_steps + 1)
     if spec.lr_warmup_steps >= decay_steps:
         raise ValueError(
             f"lr_schedule.lr_warmup_steps {spec.lr_warmup_steps} leaves none of {decay_steps} steps for the decay; "
-            "warm up for fewer steps or raise lr_decay_steps"
+            "shorten the warmup or raise lr_decay_steps"
         )
     return OptimizerParamScheduler(
         optimizer,
@@ -122,7 +121,7 @@ def make_schedule(optimizer: MegatronOptimizer, spec: LearningRateSpec, *, train
 
 
 def clear_gradients(chunks: list[MegatronModule], optimizer: MegatronOptimizer) -> None:
-    """Make ready for another gradient."""
+    """Clear the gradients."""
     for chunk in chunks:
         chunk.zero_grad_buffer()
     optimizer.zero_grad()
@@ -131,7 +130,7 @@ def clear_gradients(chunks: list[MegatronModule], optimizer: MegatronOptimizer) 
 def apply_gradient(optimizer: MegatronOptimizer) -> float:
     """Clip the reduced gradient and update the weights. Returns its norm before clipping. Collective.
 
-    Raises FloatingPointError on every rank, before any weight has changed, where the gradient is not finite.
+    Raises FloatingPointError on every rank, before any weight has changed, if the gradient is not finite.
     """
     optimizer.prepare_grads()
     norm = float(optimizer.get_grad_norm())
@@ -142,11 +141,11 @@ def apply_gradient(optimizer: MegatronOptimizer) -> float:
 
 
 def gather_parameters(chunks: list[MegatronModule]) -> None:
-    """Complete the weights on every rank where gathering them was left to overlap with the next forward pass."""
+    """Complete the weights on every rank if gathering was left to overlap with the next forward pass."""
     for chunk in chunks:
         if not chunk.ddp_config.overlap_param_gather:
             continue
-        # What is under way still would be waited for, and no more: those would be the weights before the step.
+        # Waiting for a gather in flight would give the weights from before the step.
         waited_for = (group.param_gather_handle is None for group in _bucket_groups(chunk))
         assert all(waited_for), "the forward pass has not waited for all of its weights"
         chunk.start_param_sync(force_sync=True)
@@ -157,5 +156,5 @@ def _bucket_groups(chunk: MegatronModule) -> list[Any]:
 
 
 def _reduce_gradients(chunks: list[MegatronModule], num_tokens: torch.Tensor | None, **options: Any) -> None:
-    """Megatron's reduction at the end of a backward pass, without its division by a number of tokens."""
+    """Megatron's reduction at the end of a backward pass, without division by a number of tokens."""
     finalize_model_grads(chunks, None, **options)

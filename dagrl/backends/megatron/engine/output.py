@@ -1,7 +1,7 @@
-"""What is read off the last layer: log-probs of response tokens, or what a critic's or reward model's head says.
+"""Reads the last layer's output: log-probs of response tokens, or outputs of a critic's or reward model's head.
 
-Megatron calls the functions here in place of its own output layer, on the last pipeline stage, so that only the places
-that something is read at reach that layer. `step` runs the model and joins what the ranks read.
+Megatron calls these functions in place of its output layer on the last pipeline stage, so that only the positions that
+are read go through that layer. `step` runs the model and joins the ranks' outputs.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from dagrl.backends.megatron.engine.micro_batch import MicroBatch
 
 @dataclass(frozen=True, slots=True)
 class OutputReader:
-    """What to read; megatron hands it to `__call__` with the hidden states of a micro-batch."""
+    """What to read; Megatron passes it to `read` with the hidden states of a micro-batch."""
 
     vocab_size: int
     temperature: float = 1.0
     with_entropy: bool = False
     fused: bool = False
-    """Make logits chunk by chunk; see `linear_token_logprobs`."""
+    """Compute logits by chunk; see `linear_token_logprobs`."""
     scalar: bool = False
     """The output layer is a `ScalarHead`."""
     micro_batch: MicroBatch | None = None
 
     def on(self, micro_batch: MicroBatch) -> OutputReader:
-        """The same, for a micro-batch."""
+        """A copy for a micro-batch."""
         return replace(self, micro_batch=micro_batch)
 
 
@@ -53,14 +53,14 @@ def read(
 ) -> torch.Tensor:
     """Float32 [1, R] of log-probs or scalars, or [2, R] of log-probs and entropies; the same on all tp and cp ranks.
 
-    With sequence parallelism hidden states are gathered here and not in the layer, for places are chosen among all of
-    the rank's tokens.
+    With sequence parallelism hidden states are gathered here and not in the layer, because positions are selected among
+    all of the rank's tokens.
     """
     micro_batch = context.micro_batch
     assert micro_batch is not None
     hidden = hidden_states.squeeze(1)
     if config.sequence_parallel:
-        # Behind it, ranks compute each its part of the logits' gradient, or all the same of a scalar's.
+        # In the backward pass ranks have parts of the gradient of logits, or all the same gradient of scalars.
         hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=not context.scalar)
     hidden = hidden.index_select(0, micro_batch.reading)
     if context.scalar:
@@ -72,33 +72,33 @@ def read(
 
 
 def _complete_weights(layer: MegatronModule) -> None:
-    """Wait for weights that are still being gathered over replicas; megatron's hook for that waits for a layer's call.
+    """Wait for weights that are being gathered over replicas, by Megatron's pre-forward hook.
 
-    The output layer is never called: its weight is read.
+    The hook would not run, because the output layer is never called: only its weight is used.
     """
     for hook in layer._forward_pre_hooks.values():
         hook(layer, ())
 
 
 class ScalarHead(torch.nn.Linear):
-    """One number for each token, as critics and reward models have it; whole on every tensor-parallel rank.
+    """One output per token for critics and reward models; replicated on every tensor-parallel rank.
 
-    The weight has the model's dtype, the numbers are float32: in bfloat16 an advantage, which is a difference of two
-    values, and the order of two scores would be lost in rounding.
+    The weight has the model's dtype, the outputs are float32: in bfloat16, rounding would lose advantages, which are
+    differences of values, and the order of scores.
     """
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config.hidden_size, 1, bias=False, dtype=config.params_dtype, device=config_device())
-        # As megatron marks output layers, which some optimizers treat otherwise than the matrices within.
+        # Megatron's mark of output layers, which some optimizers treat differently.
         self.weight.is_embedding_or_output_parameter = True  # type: ignore[attr-defined]
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Of hidden states [N, hidden size], float32 [N, 1]."""
+        """Hidden states [N, hidden size] to float32 [N, 1]."""
         return torch.nn.functional.linear(hidden.float(), self.weight.float())
 
 
 def config_device() -> torch.device:
-    """Where a rank's parameters live."""
+    """Device of a rank's parameters."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
@@ -106,7 +106,7 @@ def _logprobs(
     hidden: torch.Tensor, weight: torch.Tensor, config: TransformerConfig, reader: OutputReader, targets: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     group = parallel_state.get_tensor_model_parallel_group()
-    # Gathering the sequence sums the gradient already, where it splits it.
+    # Gathering a split sequence sums the gradient already.
     sums_gradient = dist.get_world_size(group) > 1 and not config.sequence_parallel
     asked = {
         "temperature": reader.temperature,
@@ -131,14 +131,14 @@ def _logprobs(
 
 
 def _join_context(values: torch.Tensor, micro_batch: MicroBatch) -> torch.Tensor:
-    """All R places, out of the P that each context-parallel rank has read."""
+    """All R positions, from the P that each context-parallel rank has read."""
     return values if micro_batch.own is None else _JoinContext.apply(values, micro_batch.own, len(micro_batch.row))
 
 
 class _JoinContext(torch.autograd.Function):
-    """Every rank gets all values and computes the same loss; its gradient is that of its own values alone.
+    """All ranks get all values and compute the same loss; each gets the gradient of its own values only.
 
-    Parameter gradients are summed over context-parallel ranks: together they are the gradient of one loss.
+    Parameter gradients are summed over context-parallel ranks, which gives the gradient of one loss.
     """
 
     @staticmethod

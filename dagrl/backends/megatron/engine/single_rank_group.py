@@ -1,7 +1,7 @@
-"""Collectives of a group that has one rank: what comes out is what went in, and nobody has to be reached for it.
+"""Collectives of a process group with one rank, which need no communication.
 
-Megatron makes a group for each kind of parallelism and calls collectives on those of one rank, too. NCCL would keep a
-communicator on the device for each, and launch kernels that copy.
+Megatron makes a group for each kind of parallelism and calls collectives also on those of one rank. NCCL would keep a
+communicator on the device for each, and launch copy kernels.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ Tensors = Sequence[torch.Tensor]
 
 
 class SingleRankCollectives:
-    """Comes before a kind of ProcessGroup, which is left with points that send to themselves."""
+    """Mixin before a ProcessGroup class, which then only handles point-to-point operations."""
 
     def allreduce(self, tensors: Tensors, opts: Any) -> dist.Work:
-        """Nothing to add."""
+        """Do nothing."""
         return _done(opts)
 
     allreduce_coalesced = reduce = broadcast = allreduce
 
     def barrier(self, opts: Any = None) -> dist.Work:
-        """All are there."""
+        """Do nothing."""
         return _done(opts)
 
     def _allgather_base(self, output: torch.Tensor, mine: torch.Tensor, opts: Any = None) -> dist.Work:
@@ -35,7 +35,7 @@ class SingleRankCollectives:
     _reduce_scatter_base = _allgather_base
 
     def allgather_into_tensor_coalesced(self, outputs: Tensors, mine: Tensors, opts: Any = None) -> dist.Work:
-        """Copies."""
+        """Copy."""
         return _copied(outputs, mine, opts)
 
     reduce_scatter_tensor_coalesced = alltoall = allgather_into_tensor_coalesced
@@ -43,23 +43,23 @@ class SingleRankCollectives:
     def alltoall_base(
         self, output: torch.Tensor, mine: torch.Tensor, output_sizes: Any, sizes: Any, opts: Any = None
     ) -> dist.Work:
-        """A copy."""
+        """Copy."""
         return _copied([output], [mine], opts)
 
     def allgather(self, outputs: Sequence[Tensors], mine: Tensors, opts: Any = None) -> dist.Work:
-        """Copies, each into a list of one."""
+        """Copy, each into a list of one."""
         return _copied([output for (output,) in outputs], mine, opts)
 
     gather = allgather
 
     def reduce_scatter(self, outputs: Tensors, mine: Sequence[Tensors], opts: Any = None) -> dist.Work:
-        """Copies, each out of a list of one."""
+        """Copy, each from a list of one."""
         return _copied(outputs, [tensor for (tensor,) in mine], opts)
 
     scatter = reduce_scatter
 
     def _start_coalescing(self, device: torch.device) -> None:
-        """What comes is done at once."""
+        """Do nothing: operations are immediate."""
 
     def _end_coalescing(self, device: torch.device) -> dist.Work:
         return _done(None)
@@ -74,9 +74,9 @@ def _copied(outputs: Tensors, inputs: Tensors, opts: Any) -> dist.Work:
 
 
 def _done(opts: Any) -> dist.Work:
-    """On a GPU: queued on the current stream, which is where it is waited for."""
+    """A finished work; on a GPU the copies are queued on the current stream, which is the one that waits."""
     if getattr(opts, "reduceOp", None) == dist.ReduceOp.PREMUL_SUM:
-        raise NotImplementedError("a sum with a factor, which only Megatron's FSDP asks for, is none for one rank here")
+        raise NotImplementedError("PREMUL_SUM, which only Megatron's FSDP uses, is not supported for one rank")
     over: torch.futures.Future[None] = torch.futures.Future()
     over.set_result(None)
     return _create_work_from_future(over)

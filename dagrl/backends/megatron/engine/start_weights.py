@@ -1,4 +1,4 @@
-"""The weights that a model started from, frozen beside those it trains: a reference that costs host memory only."""
+"""The model's frozen initial weights in host memory, as a reference policy."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from dagrl.backends.device_memory import HostMemory
 
 
 class StartWeights:
-    """A copy of a model's weights on the host, which can change places with the model's own."""
+    """A copy of a model's weights on the host, which can be swapped with the model's own."""
 
     def __init__(self, chunks: Sequence[torch.nn.Module]) -> None:
-        """Copy the weights as they are now."""
+        """Copy the current weights."""
         self._chunks = chunks
-        # One after the other: pinned memory for each by itself would be rounded up to a power of two.
+        # One allocation, because pinned allocations are rounded up to powers of two.
         self._aside = HostMemory()
         self._in_model = False
         for own, aside in self._aside.pieces(self._contents()):
@@ -24,15 +24,15 @@ class StartWeights:
 
     @property
     def nbytes(self) -> int:
-        """Host memory that the copy takes."""
+        """Host memory of the copy in bytes."""
         return self._aside.nbytes
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Within the context the model has the frozen weights; afterwards its own again, to the bit."""
-        assert not self._in_model, "the start weights are in the model already"
+        """Context in which the model has the frozen weights; afterwards its own, bit for bit."""
+        assert not self._in_model, "the initial weights are already in the model"
         self._in_model = True
-        # Contents change places, tensors stay: gradient buffers and the optimizer hold views of them.
+        # Contents are swapped and tensors stay, because gradient buffers and the optimizer have views of them.
         self._aside.swap(self._contents())
         try:
             yield
@@ -41,7 +41,7 @@ class StartWeights:
             self._in_model = False
 
     def _contents(self) -> list[torch.Tensor]:
-        """The bytes of each tensor of the weights."""
-        # By tensor and not by storage, for wrapping the model for training moves its parameters into buffers.
+        """The weights as tensors of bytes."""
+        # By tensor and not by storage, because wrapping the model for training moves its parameters into buffers.
         tensors = (tensor for chunk in self._chunks for tensor in (*chunk.parameters(), *chunk.buffers()))
         return [tensor.detach().view(-1).view(torch.uint8) for tensor in tensors]

@@ -1,7 +1,7 @@
-"""Forward and backward passes: a batch through the model in packed micro-batches, to log-probs or to a gradient.
+"""Forward and backward passes of a batch in packed micro-batches.
 
-The schedule of micro-batches is megatron's, with and without a pipeline; `micro_batch` packs, `output` reads what the
-model predicts, and the `Objective` turns that into a loss. What is read on the last pipeline stage is then told to all.
+The schedule of micro-batches is Megatron's, with and without a pipeline; `micro_batch` packs, `output` reads the
+model's predictions, and the `Objective` computes a loss. Outputs of the last pipeline stage are broadcast to all.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ Head = Literal["lm", "value", "reward"]
 
 @dataclass(frozen=True, slots=True)
 class PackedModel:
-    """One rank's part of a model, run over packed micro-batches. Every method is collective."""
+    """One rank's part of a model, run on packed micro-batches. Every method is collective."""
 
     chunks: list[MegatronModule]
-    """The model's chunks on this rank; wrapped for data-parallel training where gradients are asked for."""
+    """The model's chunks on this rank; wrapped for data-parallel training if gradients are needed."""
     vocab_size: int
-    """Tokens of the model; columns of the output layer beyond it are padding."""
+    """Number of tokens; further columns of the output layer are padding."""
     alignment: int
-    """What the length of every packed row is a multiple of; see `ParallelSpec.row_alignment`."""
+    """Divides the length of every packed row; see `ParallelSpec.row_alignment`."""
     head: Head = "lm"
-    """What stands on the last layer."""
+    """Output layer."""
     fused: bool = False
-    """Make logits chunk by chunk, and once more in the backward pass."""
+    """Compute logits by chunk, and again in the backward pass."""
     replay: RouterReplay | None = None
-    """Routes tokens as they were routed when they were sampled, where the batch has ``routed_experts``."""
+    """Replays recorded routes, if the batch has ``routed_experts``."""
 
     def logprobs(self, batch: Batch, *, temperature: float, tokens_per_micro_batch: int) -> Column:
         """Log-probs of the response tokens, without gradients, float32, ragged as response_tokens."""
@@ -84,7 +84,7 @@ class PackedModel:
         return {**_from_last_stage(read_tallies(metrics)), **losses.metrics()}
 
     def _read(self, batch: Batch, reader: OutputReader, lengths: np.ndarray, tokens_per_micro_batch: int) -> Column:
-        """What `reader` reads without gradients: `lengths` numbers of each row."""
+        """Outputs of `reader` without gradients: `lengths` numbers per row."""
         micro_batches = self._split(batch, tokens_per_micro_batch)
 
         def take(output: torch.Tensor, non_loss_data: bool) -> torch.Tensor:
@@ -100,7 +100,7 @@ class PackedModel:
         return packed.take(np.argsort(rows))
 
     def _split(self, batch: Batch, budget: int, *, whole_groups: bool = False) -> list[MicroBatch]:
-        """Micro-batches of this rank; as many as the others have, where ranks meet within the model."""
+        """Micro-batches of this rank; as many as other ranks have, if ranks communicate within the model."""
         packing = Packing(
             self.alignment,
             routes=self.replay.routes_of(batch) if self.replay else None,
@@ -112,7 +112,7 @@ class PackedModel:
         count = self._agree_on_count(len(bins))
         if count > len(bins):
             bins = packing.bins(batch, budget, count, whole_groups=whole_groups)
-        # A rank with fewer rows than that runs the model on nothing, and so takes part in what the ranks do together.
+        # A rank with fewer rows runs the model without rows, to take part in collectives.
         bins += [np.arange(0)] * (count - len(bins))
         tokens = self._agree_on_tokens([packing.tokens(batch, rows) for rows in bins])
         split = [packing.micro_batch(batch, rows, self._device, n) for rows, n in zip(bins, tokens, strict=True)]
@@ -124,21 +124,21 @@ class PackedModel:
         config = get_model_config(self.chunks[0])
         count = max(own, 1)
         if config.num_moe_experts is not None:
-            # Experts and the statistics of their use are shared by data-parallel ranks.
+            # Data-parallel ranks share experts and their load statistics.
             most = torch.tensor(count, device=self._device)
             dist.all_reduce(most, op=dist.ReduceOp.MAX, group=parallel_state.get_data_parallel_group())
             count = int(most)
         if len(self.chunks) > 1:
-            # The interleaved schedule takes them in rounds.
+            # The interleaved schedule requires a multiple.
             stages = config.microbatch_group_size_per_vp_stage
             count = -(-count // stages) * stages
         return count
 
     def _agree_on_tokens(self, own: list[int]) -> list[int]:
-        """Tokens of each micro-batch: the same on all ranks, where the experts' ranks gather them all."""
+        """Tokens of each micro-batch, equal on all ranks if expert-parallel ranks gather them."""
         config = get_model_config(self.chunks[0])
         if config.fp8:
-            # Its matrix products take lengths that divide by 16, on every rank.
+            # FP8 matrix products need lengths that are multiples of 16 on every rank.
             unit = 16 * config.context_parallel_size * config.tensor_model_parallel_size
             own = [-(-tokens // unit) * unit for tokens in own]
         gathers = config.num_moe_experts is not None and config.moe_token_dispatcher_type == "allgather"
@@ -156,9 +156,9 @@ class PackedModel:
         *,
         forward_only: bool,
     ) -> list[Any]:
-        """Take every micro-batch through the model; what its one of `endings` makes of each output.
+        """Run the model on every micro-batch, and apply its one of `endings` to each output.
 
-        Nothing on all but the last pipeline stage.
+        Empty except on the last pipeline stage.
         """
 
         def forward(
@@ -185,7 +185,7 @@ class PackedModel:
                 data_iterator=[zip(micro_batches, endings, strict=True) for _ in self.chunks],
                 model=self.chunks,
                 num_microbatches=len(micro_batches),
-                # Stages tell each other every micro-batch's own length.
+                # Stages exchange each micro-batch's actual length.
                 seq_length=max(micro_batch.tokens for micro_batch in micro_batches),
                 micro_batch_size=1,
                 forward_only=forward_only,
@@ -198,7 +198,7 @@ class PackedModel:
 
 
 def _from_last_stage(metrics: dict[str, Stat]) -> dict[str, Stat]:
-    """The metrics of the last pipeline stage, which alone sees what the model predicts, on every stage."""
+    """Metrics of the last pipeline stage, which computes them, on every stage."""
     if parallel_state.get_pipeline_model_parallel_world_size() == 1:
         return metrics
     told: list[Any] = [metrics]

@@ -1,8 +1,8 @@
-"""A folder in Megatron's distributed format (`torch_dist`), looked at and read without Megatron, layout or group.
+"""Reads a folder in Megatron's distributed format (`torch_dist`) without Megatron, layout or process group.
 
-The format is torch's own: ``.metadata`` says which tensors there are and where their pieces lie, ``*.distcp`` files
-hold the pieces, ``metadata.json`` names the format. Nothing is unpickled here that could run code: ``.metadata`` may
-hold only the classes that describe tensors, and tensors are read by ``torch.load(weights_only=True)``.
+The format is torch's: ``.metadata`` lists the tensors and where their pieces are, ``*.distcp`` files hold the pieces,
+``metadata.json`` names the format. Nothing that could run code is unpickled: ``.metadata`` may contain only classes
+that describe tensors, and tensors are read by ``torch.load(weights_only=True)``.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ EMBEDDING = "embedding.word_embeddings.weight"
 
 _METADATA = ".metadata"
 _NOT_WEIGHTS = ("optimizer.", "rng", "common_state", "rerun_state_machine_state", "mtp.")
-"""Beginnings of what a training checkpoint holds beside the model, and of layers that predict further tokens."""
+"""Key prefixes of a checkpoint's contents other than the model, and of multi-token prediction layers."""
 _LAYER = re.compile(r"decoder\.layers\.\d+\.")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """What is known of a tensor before it is read."""
+    """A tensor's description."""
 
     shape: tuple[int, ...]
-    """Of the whole tensor, whatever the layout that wrote it."""
+    """Shape of the whole tensor in any layout."""
     dtype: torch.dtype
 
 
@@ -48,13 +48,13 @@ class StoredTensors:
     """The tensors of one folder; pieces are read one at a time."""
 
     def __init__(self, folder: Path) -> None:
-        """Read what the folder says of itself.
+        """Read the folder's metadata.
 
-        Raises ValueError for a folder that is not there, in another format or torn, or that could run code when read.
+        Raises ValueError for a folder that is missing, torn or in another format, or that could run code when read.
         """
         self.folder = folder
         metadata, self.tensors = _read_metadata(folder)
-        """All tensors by key, an optimizer's included."""
+        """All tensors by key, including an optimizer's."""
         self._reader = _Reader(folder, metadata)
 
     def weights(self) -> dict[str, StoredTensor]:
@@ -62,10 +62,10 @@ class StoredTensors:
         return {name: tensor for name, tensor in self.tensors.items() if not name.startswith(_NOT_WEIGHTS)}
 
     def vocabulary_rows(self, vocab_size: int) -> int:
-        """Rows of the model's embedding, those that fill it up included. ValueError where it is no such model."""
+        """Rows of the model's embedding with padding. Raises ValueError for a folder without a model."""
         embedding = self.tensors.get(EMBEDDING)
         if embedding is None:
-            raise ValueError(f"{self.folder} holds no model: it has no tensor {EMBEDDING!r}")
+            raise ValueError(f"{self.folder} has no model: it has no tensor {EMBEDDING!r}")
         if embedding.shape[0] < vocab_size:
             raise ValueError(
                 f"{self.folder} is another model's: its vocabulary has {embedding.shape[0]} rows, and this one "
@@ -76,11 +76,11 @@ class StoredTensors:
     def read(self, key: str, index: tuple[int, ...] = ()) -> torch.Tensor:
         """The tensor `key`, or its part at `index` along the first axes, in its own dtype, on the CPU.
 
-        Raises ValueError for a key that is not there and for files that cannot be read.
+        Raises ValueError for an unknown key and for files that cannot be read.
         """
         stored = self.tensors.get(key)
         if stored is None:
-            raise ValueError(f"{self.folder} holds no tensor {key!r}; is it a checkpoint of this model?")
+            raise ValueError(f"{self.folder} has no tensor {key!r}; is it a checkpoint of this model?")
         wanted = _Part(stored, index)
         try:
             load_pieces({key: wanted.tensor}, storage_reader=self._reader, planner=_Planner(key, wanted), no_dist=True)
@@ -90,7 +90,7 @@ class StoredTensors:
 
 
 class _Part:
-    """A part of a stored tensor that is to be read."""
+    """A part of a stored tensor to read."""
 
     def __init__(self, stored: StoredTensor, index: tuple[int, ...]) -> None:
         sizes = (*(1 for _ in index), *stored.shape[len(index) :])
@@ -100,7 +100,7 @@ class _Part:
 
 
 class _Planner(DefaultLoadPlanner):
-    """Torch's, for a single part of a tensor; its own reads into whole ones."""
+    """Torch's planner for a part of a tensor; the default reads whole ones."""
 
     def __init__(self, key: str, part: _Part) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -116,7 +116,7 @@ class _Planner(DefaultLoadPlanner):
 
 
 class _Reader(FileSystemReader):
-    """torch's reader, with metadata that was read safely already."""
+    """Torch's reader, with metadata that has been read safely."""
 
     def __init__(self, folder: Path, metadata: Metadata) -> None:
         super().__init__(folder)
@@ -127,33 +127,33 @@ class _Reader(FileSystemReader):
 
 
 def is_layer(key: str) -> bool:
-    """Whether the key is of one layer by itself. Where all layers are alike, a key holds all of them, stacked."""
+    """Whether the key belongs to a single layer. If all layers are alike, a key holds all of them, stacked."""
     return _LAYER.match(key) is not None
 
 
 def resolve(folder: Path) -> Path:
-    """The checkpoint that `folder` means: itself, or the newest in a folder that Megatron-LM saved to.
+    """The checkpoint that `folder` names: itself, or the newest in a folder saved by Megatron-LM.
 
-    ValueError where the file that names the newest one does not.
+    Raises ValueError if the file that names the newest one is invalid.
     """
     return newest_checkpoint(folder.expanduser())
 
 
 def _read_metadata(folder: Path) -> tuple[Metadata, dict[str, StoredTensor]]:
-    """The index of the folder's tensors, with their shapes and dtypes."""
+    """The folder's metadata, and its tensors' shapes and dtypes."""
     if not folder.is_dir():
-        raise ValueError(f"there is no folder {folder}; name one that holds a Megatron checkpoint")
+        raise ValueError(f"there is no folder {folder}; name the folder of a Megatron checkpoint")
     if not (folder / CONFIG).is_file():
         raise ValueError(
-            f"{folder} is no checkpoint in Megatron's distributed format: it has no {CONFIG}; name the folder of one "
-            "step, as iter_0000100 or checkpoints/step_10/ENGINE"
+            f"{folder} is not a checkpoint in Megatron's distributed format: it has no {CONFIG}; name the folder of "
+            "one step, for example iter_0000100 or checkpoints/step_10/ENGINE"
         )
     if (backend := format_of(folder)) is None:
         raise ValueError(f"cannot read {folder / CONFIG}: it names no format; copy the folder again")
     if backend != BACKEND:
         raise ValueError(f"{folder} is in Megatron's format {backend!r}; save it as {BACKEND!r}")
     if not (folder / _METADATA).is_file():
-        raise ValueError(f"{folder} is torn: it has no {_METADATA}; take another checkpoint")
+        raise ValueError(f"{folder} is torn: it has no {_METADATA}; use another checkpoint")
     try:
         found = _DescriptionUnpickler(io.BytesIO((folder / _METADATA).read_bytes())).load()
         if not isinstance(found, Metadata):
@@ -170,7 +170,7 @@ _TORN = (
     *(pickle.UnpicklingError, EOFError, AttributeError, IndexError, KeyError, TypeError, ValueError),
     *(OverflowError, MemoryError, RuntimeError, SystemError),  # RecursionError is a RuntimeError
 )
-"""Errors of a pickle with wrong bytes: of its reading, and of classes that get other values than their own."""
+"""Errors of unpickling wrong bytes."""
 
 
 def _tensors_of(metadata: Metadata) -> dict[str, StoredTensor]:
@@ -185,7 +185,7 @@ def _tensors_of(metadata: Metadata) -> dict[str, StoredTensor]:
 
 
 class _ForbiddenError(Exception):
-    """A pickle asks for something that does not describe tensors."""
+    """A pickle contains something that does not describe tensors."""
 
 
 _CHECKPOINT = "torch.distributed.checkpoint"
@@ -199,7 +199,7 @@ _DESCRIPTIONS = frozenset(
         ),
         f"{_CHECKPOINT}.planner": ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData", "BytesIOWriteData"),
         f"{_CHECKPOINT}.filesystem": ("_StorageInfo", "_StoragePrefix"),
-        # Empty classes: what Megatron up to 0.15 put beside the metadata.
+        # Empty classes that Megatron up to 0.15 adds to the metadata.
         _OLD_MEGATRON: ("MCoreMetadata", "MCoreSavePlan"),
         "torch": ("Size", "device"),
         "torch.serialization": ("_get_layout",),
@@ -212,10 +212,10 @@ _DESCRIPTIONS = frozenset(
 
 
 class _DescriptionUnpickler(pickle.Unpickler):
-    """Unpickles descriptions of tensors and refuses all else."""
+    """Unpickles descriptions of tensors and rejects anything else."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """The class or dtype of that name, where it only describes tensors."""
+        """The class or dtype of that name, if it only describes tensors."""
         if (module, name) in _DESCRIPTIONS:
             return super().find_class(module, name)
         dtype = getattr(torch, name, None) if module == "torch" and name.isidentifier() else None

@@ -1,8 +1,8 @@
-"""Start weights out of a folder in Megatron's distributed format, whatever layout wrote it and whatever reads it.
+"""Loads initial weights from a folder in Megatron's distributed format, written and read by any layout.
 
-The folder may be an engine's part of a checkpoint of dagrl (``checkpoints/step_10/actor``), or one of Megatron-LM,
-megatron-bridge or ``dagrl convert``. It may come from anywhere, so it is not trusted: `stored_tensors` reads what it
-says of itself, and of its contents only tensors are loaded, never the pickled objects that Megatron puts beside them.
+The folder may be an engine's part of a dagrl checkpoint (``checkpoints/step_10/actor``), or one of Megatron-LM,
+megatron-bridge or ``dagrl convert``. It is not trusted: `stored_tensors` reads its metadata, and only tensors are
+loaded, never the pickled objects that Megatron stores beside them.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _HEAD = "output_layer."
 def load_start_weights(
     chunks: Sequence[torch.nn.Module], hf_config: PretrainedConfig, folder: Path, head: str = "lm"
 ) -> None:
-    """Set every parameter of the model from `folder`, in the parameters' own dtype. Collective.
+    """Set every parameter of the model from `folder`, in the parameters' dtype. Collective.
 
-    A value head starts as zeros where the folder is of a model without one. Raises ValueError for a folder that is no
-    such checkpoint or is another model's, for a reward head that it does not have, and for NaN or infinite weights.
+    A value head starts as zeros if the folder has none. Raises ValueError for a folder that is not a checkpoint of this
+    model, for a missing reward head, and for NaN or infinite weights.
     """
     folder = resolve(folder)
     stored = StoredTensors(folder)
     stored.vocabulary_rows(hf_config.vocab_size)
     own_head = head != "lm" and _has_head(stored, hf_config)
     if head == "reward" and not own_head:
-        raise ValueError(f"head: reward needs the weights of a reward model, and {folder} holds none")
+        raise ValueError(f"head: reward needs the weights of a reward model, and {folder} has none")
     layer_by_layer = any(map(is_layer, stored.tensors))
     wanted: dict[str, Any] = {}
     passed_over: set[str] = set()
@@ -75,9 +75,9 @@ def load_start_weights(
 
 
 def check_fit(stored: StoredTensors, on_disk: dict[str, Any]) -> None:
-    """ValueError with the first tensor of a sharded state that the folder lacks, or holds in another shape.
+    """Raise ValueError for the first tensor of a sharded state that the folder lacks, or has in another shape.
 
-    `on_disk` is the state as ``load_preprocess`` leaves it: what one parameter becomes on disk is expanded.
+    `on_disk` is the state after ``load_preprocess``, which expands parameters stored as several tensors.
     """
     for tensor in nested_values(on_disk):
         if not isinstance(tensor, ShardedTensor):
@@ -97,7 +97,7 @@ def check_fit(stored: StoredTensors, on_disk: dict[str, Any]) -> None:
 
 
 def _check_finite(chunks: Sequence[torch.nn.Module], folder: Path) -> None:
-    """ValueError, on all ranks, where any rank has loaded NaN or infinite values."""
+    """Raise ValueError on all ranks if any rank has loaded NaN or infinite values."""
     fault: str | None = None
     try:
         for chunk in chunks:
@@ -112,13 +112,13 @@ def _check_finite(chunks: Sequence[torch.nn.Module], folder: Path) -> None:
 
 
 def _has_head(stored: StoredTensors, hf_config: PretrainedConfig) -> bool:
-    """Whether its last layer says one number for each token."""
+    """Whether its last layer has one output per token."""
     head = stored.tensors.get(f"{_HEAD}weight")
     return head is not None and head.shape == (1, hf_config.hidden_size)
 
 
 def _check_nothing_is_left_over(stored: StoredTensors, on_disk: dict[str, Any], passed_over: set[str]) -> None:
-    """Refuse weights that no rank has a place for: they would be left out without a word."""
+    """Reject weights that no rank has a parameter for, which would be dropped silently."""
     mine = {tensor.key for tensor in nested_values(on_disk) if isinstance(tensor, ShardedTensor)} | passed_over
     everyones: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyones, mine)

@@ -1,6 +1,6 @@
-"""Writes a folder in Megatron's distributed format out of tensors that are made one at a time, in one process.
+"""Writes a folder in Megatron's distributed format from tensors made one at a time, in one process.
 
-The counterpart of `stored_tensors`. Megatron's own writer takes all tensors at once and a process group.
+The counterpart of `stored_tensors`. Megatron's own writer needs all tensors at once and a process group.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from dagrl.backends.megatron.engine.stored_tensors import BACKEND
 from dagrl.backends.megatron.stored_folder import CONFIG
 
 _COMMON = "common_state/shard_0_1"
-"""What Megatron stores beside tensors, as a list of one object."""
+"""Key of Megatron's state other than tensors, a list of one object."""
 
 
 @dataclass(slots=True)
 class TensorToWrite:
-    """A tensor, or one of which each index along the first axes is made by itself."""
+    """A tensor, made at once or by index along the first axes."""
 
     shape: tuple[int, ...]
-    """Of the whole."""
+    """Shape of the whole tensor."""
     dtype: torch.dtype
     parts: Mapping[tuple[int, ...], Callable[[], torch.Tensor]]
-    """Index -> makes the part there. All indices have the same number of axes; () stands for the whole."""
+    """Index -> makes the part. All indices have the same number of axes; () is the whole tensor."""
 
     def __create_write_items__(self, fqn: str, object: Any) -> list[WriteItem]:
-        """What torch's `_Checkpointable` protocol asks for: what there is to write, without making it."""
+        """Torch's `_Checkpointable` protocol: describe what to write, without making it."""
         items = []
         for number, index in enumerate(self.parts):
             rest = self.shape[len(index) :]
@@ -67,7 +67,7 @@ class TensorToWrite:
 
 
 class _Planner(DefaultSavePlanner):
-    """Torch's, which asks for a part when it is about to write it; its own wants a tensor to begin with."""
+    """Torch's planner, but makes a part only when it is written."""
 
     def lookup_object(self, index: MetadataIndex) -> Any:
         found: Any = self.state_dict[index.fqn]
@@ -75,9 +75,9 @@ class _Planner(DefaultSavePlanner):
 
 
 def write_tensors(folder: Path, tensors: Mapping[str, TensorToWrite], common: Mapping[str, Any]) -> None:
-    """Write `tensors` by key, and the `common` state that Megatron looks for, to `folder`, which exists.
+    """Write `tensors` by key, and Megatron's `common` state, to the existing `folder`.
 
-    One part is in memory at a time. Raises OSError where it cannot be written, and what making a part raises.
+    One part is in memory at a time. Raises OSError if it cannot be written, and errors of making a part.
     """
     for key, tensor in tensors.items():
         axes = len(next(iter(tensor.parts)))
@@ -92,6 +92,6 @@ def write_tensors(folder: Path, tensors: Mapping[str, TensorToWrite], common: Ma
             no_dist=True,
         )
     except CheckpointException as error:
-        # Wraps what happened on the one rank that there is.
+        # The error of the only rank, unwrapped.
         raise next(iter(error.failures.values()))[0] from error
     (folder / CONFIG).write_text(json.dumps({"sharded_backend": BACKEND, "sharded_backend_version": 1}))

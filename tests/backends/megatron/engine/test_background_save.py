@@ -117,4 +117,4 @@ def test_a_write_that_hangs_has_a_bound(run_engine, tmp_path: Path) -> None:
             engine.finish_save(wait=True)
         return str(caught.value)
 
-    assert run_engine(1, on_rank, **OPTIONS) == [f"the checkpoint {tmp_path / 'step_1'} is not written after 0.2 s"]
+    assert run_engine(1, on_rank, **OPTIONS) == [f"the checkpoint {tmp_path / 'step_1'} was not written within 0.2 s"]

@@ -253,7 +253,7 @@ def test_a_folder_that_cannot_be_resumed_from_is_refused_in_a_sentence(run_engin
     (torn / name).unlink()
     assert f"is torn: {name} is missing" in load_error(run_engine, torn)
     (torn / "files.json").unlink()
-    assert "is no finished checkpoint" in load_error(run_engine, torn)
+    assert "is not a finished checkpoint" in load_error(run_engine, torn)
     plain = load_error(run_engine, saved["folder"], optimizer={"use_distributed_optimizer": False})
     assert "was saved with optimizer.use_distributed_optimizer: True" in plain
 

@@ -23,12 +23,12 @@ def test_everything_that_torch_asks_of_a_group_is_answered() -> None:
 
 @pytest.fixture
 def on_ranks(run_ranks: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """``on_ranks(world_size, function)``: ``function(rank)`` with a default group of reopenable gloo groups."""
+    """``on_ranks(world_size, function)``: ``function(rank)`` with a default group of reloadable gloo groups."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
     def joined(rank: int, world_size: int, function: Callable[[int], Any]) -> Any:
         own = dist.TCPStore("127.0.0.1", store.port, is_master=False)
-        backend = communicators.reopenable("gloo")
+        backend = communicators.reloadable("gloo")
         dist.init_process_group(backend, store=own, rank=rank, world_size=world_size)
         return function(rank)
 

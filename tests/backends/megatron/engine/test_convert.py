@@ -176,5 +176,5 @@ def test_a_folder_without_a_model_of_this_vocabulary_is_refused(tmp_path: Path, 
         return str(caught.value)
 
     embedding = "embedding.word_embeddings.weight"
-    assert refusal("a") == f"{tmp_path} holds no model: it has no tensor '{embedding}'"
+    assert refusal("a") == f"{tmp_path} has no model: it has no tensor '{embedding}'"
     assert refusal(embedding) == f"{tmp_path} is another model's: its vocabulary has 2 rows, and this one 59 tokens"

@@ -225,11 +225,11 @@ def test_an_engine_that_is_not_awake_refuses_in_a_sentence(
 
     ((down, asleep),) = run_engine(1, on_rank, keep_start_weights=True)
     for answers, state in ((down, "down to its weights"), (asleep, "asleep")):
-        refused = f"the engine is {state}; call wake() before anything else is asked of it"
+        refused = f"the engine is {state}; call wake() first"
         assert answers[:5] == [refused] * 5
         assert answers[5] == f"the engine is {state} already; wake() comes before another sleep()"
         assert answers[6] == f"the engine is {state} already; wake() comes after sleep()"
-    assert asleep[7:] == ["the engine is asleep; call wake() before anything else is asked of it"]
+    assert asleep[7:] == ["the engine is asleep; call wake() first"]
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

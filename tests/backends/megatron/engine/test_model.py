@@ -82,7 +82,7 @@ def test_transformer_fields_pass_through_by_name(run_ranks, megatron_spec, qwen3
 def test_what_megatron_itself_refuses_is_the_users_error_too(run_ranks, megatron_spec, qwen3):
     from dagrl.backends.megatron.engine.config import transformer_config
 
-    with pytest.raises(ValueError, match=r"^transformer: Megatron refuses these fields: .*recompute_method"):
+    with pytest.raises(ValueError, match=r"^transformer: Megatron rejects these fields: .*recompute_method"):
         transformer_config(qwen3.config, megatron_spec(recompute_granularity="full"))
 
 

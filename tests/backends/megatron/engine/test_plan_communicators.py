@@ -45,13 +45,13 @@ def test_a_pass_and_an_update_meet_in_as_many_groups_as_are_counted(
     kind: str, ranks: int, parallel: dict[str, Any], run_engine, samples, objective, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dagrl.backends.megatron.engine import distributed
-    from dagrl.backends.megatron.engine.communicators import ReloadableProcessGroup, reopenable
+    from dagrl.backends.megatron.engine.communicators import ReloadableProcessGroup, reloadable
 
     model = ModelSpec.model_validate(
         {"init": SIZES | HEADS | KINDS[kind], "tokenizer": {"kind": "characters", "alphabet": "ab"}}
     )
     rendezvous = distributed._rendezvous
-    monkeypatch.setattr(distributed, "_rendezvous", lambda ranks, _: rendezvous(ranks, reopenable("gloo")))
+    monkeypatch.setattr(distributed, "_rendezvous", lambda ranks, _: rendezvous(ranks, reloadable("gloo")))
 
     def on_rank(engine: Any) -> tuple[int, int]:
         from megatron.core import parallel_state

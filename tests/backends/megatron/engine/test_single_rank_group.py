@@ -71,7 +71,7 @@ def several_at_once(group: Any) -> list[Any]:
 def groups() -> Any:
     """A group of one rank of dagrl's, and one of gloo's."""
     store = dist.HashStore()
-    dist.init_process_group(communicators.reopenable("gloo"), store=store, rank=0, world_size=1)
+    dist.init_process_group(communicators.reloadable("gloo"), store=store, rank=0, world_size=1)
     yield dist.group.WORLD, dist.new_group([0], backend="gloo")
     dist.destroy_process_group()
 

@@ -73,23 +73,21 @@ def test_a_folder_that_is_no_checkpoint_is_refused_in_a_sentence(folder: Path) -
         assert "\n" not in str(caught.value)
         return str(caught.value)
 
-    assert (
-        refusal(folder / "gone") == f"there is no folder {folder / 'gone'}; name one that holds a Megatron checkpoint"
-    )
+    assert refusal(folder / "gone") == f"there is no folder {folder / 'gone'}; name the folder of a Megatron checkpoint"
     description = (folder / ".metadata").read_bytes()
     (folder / ".metadata").write_bytes(description[: len(description) // 2])
     assert f"cannot read {folder / '.metadata'}" in refusal()
     (folder / ".metadata").write_bytes(pickle.dumps({}))
     assert "it holds a dict; copy the folder again" in refusal()
     (folder / ".metadata").unlink()
-    assert refusal() == f"{folder} is torn: it has no .metadata; take another checkpoint"
+    assert refusal() == f"{folder} is torn: it has no .metadata; use another checkpoint"
     (folder / "metadata.json").write_text(json.dumps({"sharded_backend": "zarr"}))
     assert refusal() == f"{folder} is in Megatron's format 'zarr'; save it as 'torch_dist'"
     for torn in (b"{", b"\xff", b"[]", b"null", b'{"sharded_backend": 3}', b"[" * 100_000):
         (folder / "metadata.json").write_bytes(torn)
         assert f"cannot read {folder / 'metadata.json'}" in refusal()
     (folder / "metadata.json").unlink()
-    assert "it has no metadata.json; name the folder of one step, as iter_0000100" in refusal()
+    assert "it has no metadata.json; name the folder of one step, for example iter_0000100" in refusal()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -147,7 +145,7 @@ def test_tensors_that_cannot_be_read_are_named(folder: Path) -> None:
     from dagrl.backends.megatron.engine.stored_tensors import StoredTensors
 
     stored = StoredTensors(folder)
-    with pytest.raises(ValueError, match="holds no tensor 'other'"):
+    with pytest.raises(ValueError, match="has no tensor 'other'"):
         stored.read("other")
     (folder / "__0_0.distcp").write_bytes(b"")
     with pytest.raises(ValueError, match="cannot read tensor 'matrix'"):

@@ -125,7 +125,7 @@ def test_a_critic_starts_from_a_language_model_with_a_head_of_zeros(run_engine, 
     # And a critic's own folder brings its head along, also for a reward model.
     run_engine(1, on_rank, head="reward", dist_checkpointing_path=tmp_path / "step")
     message = refusal(run_engine, released, head="reward")
-    assert message == f"head: reward needs the weights of a reward model, and {released / 'release'} holds none"
+    assert message == f"head: reward needs the weights of a reward model, and {released / 'release'} has none"
 
 
 def refusal(run_engine: Any, folder: Path, ranks: int = 1, **fields: Any) -> str:
@@ -156,7 +156,7 @@ def test_a_folder_that_does_not_fit_is_refused_in_a_sentence(run_engine, tiny_mo
         return tiny_model.model_copy(update={"init": {**tiny_model.init, **fields}})
 
     release = released / "release"
-    assert refusal(run_engine, tmp_path).startswith(f"{tmp_path} is no checkpoint in Megatron's distributed format")
+    assert refusal(run_engine, tmp_path).startswith(f"{tmp_path} is not a checkpoint in Megatron's distributed format")
     wider = refusal(run_engine, released, model=changed(intermediate_size=64), ranks=2, parallel=TP2)
     assert wider == (
         f"checkpoint {release} does not fit this engine: tensor 'decoder.layers.mlp.linear_fc1.weight' is [2, 96, 32] "

@@ -1,1 +1,1 @@
-"""Megatron-core without a GPU: stand-ins for CUDA and for Transformer Engine, on gloo."""
+"""Runs Megatron-core without a GPU: replacements of CUDA and Transformer Engine, on gloo."""

@@ -9,11 +9,11 @@ import torch
 
 
 class FusedAdam(torch.optim.Optimizer):
-    """Adam (Kingma and Ba, 2015), or AdamW (Loshchilov and Hutter, 2019) where `adam_w_mode` is set.
+    """Adam (Kingma and Ba, 2015), or AdamW (Loshchilov and Hutter, 2019) with `adam_w_mode`.
 
-    Unlike torch's own, it counts steps in the parameter group and holds only ``exp_avg`` and ``exp_avg_sq`` for each
-    parameter, as Transformer Engine's optimizer of the same name does. That is the layout in which megatron's
-    distributed optimizer loads a checkpoint, so one saved on a CPU goes on on GPUs and the other way round.
+    Unlike torch's, it counts steps in the parameter group and has only ``exp_avg`` and ``exp_avg_sq`` per parameter,
+    like Transformer Engine's optimizer of this name. Megatron's distributed optimizer loads this layout, so checkpoints
+    can be exchanged between CPU and GPU.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class FusedAdam(torch.optim.Optimizer):
         """Update every parameter that has a gradient."""
         assert closure is None, "megatron calls step without a closure"
         for group in self.param_groups:
-            # A group whose parameters all live on other ranks has to stay as it was made: see the checkpoint format.
+            # A group whose parameters are all on other ranks must stay unchanged for the checkpoint format.
             if not group["params"]:
                 continue
             group["step"] = int(group.get("step", 0)) + 1

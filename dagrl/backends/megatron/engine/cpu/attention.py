@@ -1,9 +1,9 @@
-"""Causal attention over packed sequences in plain torch: megatron's own refuses them without Transformer Engine.
+"""Causal attention over packed sequences in plain torch, which Megatron's own lacks without Transformer Engine.
 
-Sequences of similar length are laid side by side, padded to the longest of them, and go through one call of torch's
-scaled-dot-product attention. As attention is causal and the padding stands at the end, no token ever sees it.
+Sequences of similar length are padded to the longest and share one call of torch's scaled-dot-product attention. As
+attention is causal and padding is at the end, no token attends to it.
 
-With context parallelism a rank attends from its own tokens to the keys and values of all ranks, which it gathers.
+With context parallelism a rank attends from its own tokens to the gathered keys and values of all ranks.
 """
 
 from __future__ import annotations
@@ -26,31 +26,33 @@ from torch.nn.functional import scaled_dot_product_attention
 from dagrl.backends.megatron.engine.context_parallel import zigzag_index
 
 _SHORT = 32
-"""Sequences up to this length share a call whatever their lengths: a further call costs more than their padding."""
+"""Length up to which sequences share a call whatever their lengths, because another call costs more than padding."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Rectangle:
-    """Sequences that share a call: S of them, padded to Q of the rank's tokens and K of all ranks'."""
+    """Sequences that share a call: S of them, padded to Q tokens of the rank and K of all ranks."""
 
     queries: torch.Tensor
-    """Place of each token among the rank's, int64 [S * Q]; padding repeats the last token of its sequence."""
+    """Index of each token among the rank's, int64 [S * Q]; padding repeats the last token of its sequence."""
     keys: torch.Tensor
-    """Place of each token among all ranks', one rank after the other, int64 [S * K]; padding as in queries."""
+    """Index of each token among all ranks', concatenated, int64 [S * K]; padding as in queries."""
     sequences: int
     mask: torch.Tensor | None
-    """True where a query sees a key, bool [S, 1, Q, K]; None where a rank holds all and sees what stands before."""
+    """True where a query attends to a key, bool [S, 1, Q, K]; None if a rank holds all tokens and is_causal
+    suffices.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
     rectangles: tuple[_Rectangle, ...]
     inverse: torch.Tensor
-    """Where each of the rank's tokens stands in the rectangles, laid end to end, int64 [tokens of the rank]."""
+    """Index of each of the rank's tokens in the concatenated rectangles, int64 [tokens of the rank]."""
 
 
 class PackedAttention(MegatronModule):
-    """Core attention of a layer spec, for grouped queries too. Takes the arguments that Transformer Engine's takes."""
+    """Core attention of a layer spec, with grouped queries. Same arguments as Transformer Engine's."""
 
     def __init__(
         self,
@@ -65,7 +67,7 @@ class PackedAttention(MegatronModule):
         **unused: Any,
     ) -> None:
         super().__init__(config=config)
-        assert config.window_size is None and config.softmax_type == "vanilla", "only plain attention runs on the CPU"
+        assert config.window_size is None and config.softmax_type == "vanilla", "the CPU supports only plain attention"
         self._scale = softmax_scale or 1.0 / math.sqrt(k_channels or config.kv_channels)
         self._dropout = config.attention_dropout if attention_dropout is None else attention_dropout
         self._context = None
@@ -84,10 +86,10 @@ class PackedAttention(MegatronModule):
     ) -> torch.Tensor:
         """Attend within each sequence of the pack.
 
-        Query is [tokens, heads, channels], key and value are [tokens, query groups, channels]: the tokens that this
-        rank holds of the pack whose bounds `packed_seq_params` gives. Returns [tokens, heads * channels of value].
+        Query is [tokens, heads, channels], key and value are [tokens, query groups, channels], for this rank's tokens
+        of the pack described by `packed_seq_params`. Returns [tokens, heads * channels of value].
         """
-        assert packed_seq_params is not None, "attention on the CPU takes packed sequences only"
+        assert packed_seq_params is not None, "attention on the CPU needs packed sequences"
         bounds = packed_seq_params.cu_seqlens_q_padded
         if bounds is None:
             bounds = packed_seq_params.cu_seqlens_q
@@ -96,7 +98,7 @@ class PackedAttention(MegatronModule):
         expected = len(layout.inverse)
         assert expected == len(query), f"{len(query)} tokens where the pack has {expected} for rank {rank} of {size}"
         if self._context is not None:
-            # In the backward pass every rank gets back what all ranks' queries ask of its keys and values.
+            # The backward pass sums the gradients of all ranks' queries.
             both = gather_from_sequence_parallel_region(torch.cat([key, value], dim=-1), group=self._context)
             key, value = both.split([key.shape[-1], value.shape[-1]], dim=-1)
         parts = [self._attend(query, key, value, rectangle) for rectangle in layout.rectangles]
@@ -122,9 +124,9 @@ class PackedAttention(MegatronModule):
 
 @lru_cache(maxsize=64)
 def _layout(lengths: tuple[int, ...], rank: int, size: int) -> _Layout:
-    """Rectangles for sequences of these lengths; all layers of a pass share it, and its recomputation does.
+    """Rectangles for sequences of these lengths, shared by all layers of a pass and by recomputation.
 
-    The sequences are cut over `size` ranks as in `context_parallel`; queries are those of `rank`.
+    The sequences are divided over `size` ranks as in `context_parallel`; queries are those of `rank`.
     """
     length = torch.tensor(lengths)
     start = length.cumsum(0) - length
@@ -148,7 +150,7 @@ def _layout(lengths: tuple[int, ...], rank: int, size: int) -> _Layout:
 
 
 def _side_by_side(start: torch.Tensor, length: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Places of the tokens of sequences, padded to the longest, int64 [sequences, longest]; and which are no padding.
+    """Indices of the tokens of sequences, padded to the longest, int64 [sequences, longest], and which are not padding.
 
     Padding repeats its sequence's last token.
     """
@@ -157,7 +159,9 @@ def _side_by_side(start: torch.Tensor, length: torch.Tensor) -> tuple[torch.Tens
 
 
 def _similar(lengths: tuple[int, ...]) -> list[list[int]]:
-    """Indices of non-empty sequences, longest first, cut where one is shorter than half of its group's longest."""
+    """Indices of non-empty sequences, longest first, in groups whose shortest is at least half as long as the
+    longest.
+    """
     groups: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         if not lengths[index]:

@@ -1,7 +1,7 @@
-"""Plain-torch modules under Transformer Engine's class and parameter names, and the spec provider that hands them out.
+"""Plain-torch modules with Transformer Engine's class and parameter names, and a spec provider for them.
 
-With them a model built without Transformer Engine has the same parameters as one built with it, so that weights are
-converted, and checkpoints read, by one set of names.
+A model built with them has the same parameters as with Transformer Engine, so that weights and checkpoints have the
+same names.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ Initialize = Callable[[torch.Tensor], Any]
 
 
 def use_plain_modules() -> None:
-    """Let megatron's layer specs for Transformer Engine take the modules of this file instead."""
+    """Let Megatron's layer specs for Transformer Engine use the modules of this file."""
     gpt_layer_specs.TESpecProvider = PlainSpecProvider
     gpt_layer_specs.TENorm = TENorm
-    # Latent attention asks for its modules a second time, past the spec.
+    # Latent attention imports its modules directly, not through the spec.
     multi_latent_attention.TELinear = TELinear
     mla_qk_norm_config.get_backend = _backend
 
 
 class TENorm(torch.nn.RMSNorm):
-    """An RMS norm, whose weight is marked as megatron marks those that see only a part of the sequence."""
+    """An RMS norm; its weight is marked for sequence parallelism as Megatron does."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float, **unused: Any) -> None:
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
@@ -52,7 +52,7 @@ class TENorm(torch.nn.RMSNorm):
 
 
 class TELinear(torch.nn.Module):
-    """A linear layer that every tensor-parallel rank holds whole: latent attention's projections to small sizes."""
+    """A linear layer replicated on all tensor-parallel ranks, for latent attention's down projections."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class TELinear(torch.nn.Module):
         **unused: Any,
     ) -> None:
         super().__init__()
-        assert parallel_mode == "duplicated" and not bias, "only what latent attention asks for runs on the CPU"
+        assert parallel_mode == "duplicated" and not bias, "the CPU supports only layers for latent attention"
         self.parallel_mode = None
         self.weight = torch.nn.Parameter(torch.empty(output_size, input_size, dtype=config.params_dtype))
         if config.perform_initialization:
@@ -82,7 +82,7 @@ class TELinear(torch.nn.Module):
 
 
 class TELayerNormColumnParallelLinear(ColumnParallelLinear):
-    """A column-parallel linear layer behind an RMS norm, which holds its weight as ``layer_norm_weight``."""
+    """A column-parallel linear layer after an RMS norm, whose weight is ``layer_norm_weight``."""
 
     def __init__(self, input_size: int, output_size: int, *, config: TransformerConfig, **kwargs: Any) -> None:
         super().__init__(input_size, output_size, config=config, **kwargs)
@@ -96,7 +96,7 @@ class TELayerNormColumnParallelLinear(ColumnParallelLinear):
 
 
 class _GroupedLinear(torch.nn.Module):
-    """The linear layers of a rank's experts, ``weight0`` and on. The token dispatcher does all communication."""
+    """Linear layers of a rank's experts, ``weight0`` and on. The token dispatcher does all communication."""
 
     parallel_mode: ClassVar[str]
     split_axis: ClassVar[int]
@@ -116,7 +116,7 @@ class _GroupedLinear(torch.nn.Module):
         **unused: Any,
     ) -> None:
         super().__init__()
-        assert is_expert and not bias, "only experts without biases run on the CPU"
+        assert is_expert and not bias, "the CPU supports only experts without biases"
         self._groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups()
         self.num_gemms = num_gemms
         shape = [output_size, input_size]
@@ -134,7 +134,7 @@ class _GroupedLinear(torch.nn.Module):
         _set_expert_parameter_attributes(self, self.parallel_mode, own_groups)
 
     def forward(self, x: torch.Tensor, m_splits: list[int]) -> tuple[torch.Tensor, None]:
-        """Multiply each expert's tokens, which lie one expert after the other, `m_splits` of them each."""
+        """Multiply each expert's tokens, which are consecutive, `m_splits` of them each."""
         outputs = [
             torch.nn.functional.linear(tokens, getattr(self, f"weight{expert}"))
             for expert, tokens in enumerate(x.split(m_splits))
@@ -150,7 +150,7 @@ class _GroupedLinear(torch.nn.Module):
         sharded: ShardedStateDict = {}
         for index in range(self.num_gemms):
             expert = self._groups.ep.rank() * self.num_gemms + index
-            # Each expert under a key of its own, or as one entry along an axis put in front.
+            # Each expert under its own key, or as one entry along a new first axis.
             alone = metadata.get("singleton_local_shards", False)
             offsets = sharded_offsets if alone else (*sharded_offsets, (len(sharded_offsets), expert, experts))
             entry = make_sharded_tensors_for_checkpoint(
@@ -183,14 +183,14 @@ class TERowParallelGroupedLinear(_GroupedLinear):
 
 
 class PlainSpecProvider(LocalSpecProvider):
-    """Stands where megatron asks for Transformer Engine's modules."""
+    """Provides plain modules where Megatron asks for Transformer Engine's."""
 
     def linear(self) -> type:
-        """Linear layers that are not split."""
+        """Replicated linear layers."""
         return TELinear
 
     def fuse_layernorm_and_linear(self) -> bool:
-        """As in Transformer Engine, a norm belongs to the linear layer behind it."""
+        """As in Transformer Engine, a norm belongs to the following linear layer."""
         return True
 
     def column_parallel_layer_norm_linear(self) -> type:
@@ -198,7 +198,7 @@ class PlainSpecProvider(LocalSpecProvider):
         return TELayerNormColumnParallelLinear
 
     def layer_norm(self, rms_norm: bool = False, for_qk: bool = False, has_residual: bool = False) -> type:
-        """Norms that stand alone: of queries and keys, and before experts."""
+        """Separate norms: of queries and keys, and before experts."""
         return TENorm
 
     def core_attention(self) -> type:
@@ -206,7 +206,7 @@ class PlainSpecProvider(LocalSpecProvider):
         return PackedAttention
 
     def grouped_mlp_modules(self, moe_use_grouped_gemm: bool) -> ExpertsBuilder:
-        """Experts whose weights lie in one module, or each in its own."""
+        """Experts with weights in one module, or in one module each."""
         if not moe_use_grouped_gemm:
             return super().grouped_mlp_modules(moe_use_grouped_gemm)
         linears = GroupedMLPSubmodules(linear_fc1=TEColumnParallelGroupedLinear, linear_fc2=TERowParallelGroupedLinear)

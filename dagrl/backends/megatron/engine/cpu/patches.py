@@ -1,7 +1,7 @@
-"""What megatron takes from CUDA, given on a machine without it: one function for each thing, with the reason.
+"""Replaces what Megatron needs from CUDA on a machine without it: one function per patch, with its reason.
 
-They change torch and megatron for the whole process, so an engine's worker process is the place for them.
-`dagrl.backends.megatron.engine` installs them before any of its modules imports megatron. With CUDA nothing is changed.
+The patches change torch and Megatron for the whole process, so they belong into an engine's worker process.
+`dagrl.backends.megatron.engine` installs them before any of its modules imports Megatron. With CUDA nothing is changed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _installed = False
 
 
 def install() -> None:
-    """Put all stand-ins in place; once in a process, and only where there is no CUDA. Imports megatron."""
+    """Install all patches, once per process and only without CUDA. Imports Megatron."""
     global _installed
     if _installed or torch.cuda.is_available():
         return
@@ -41,7 +41,7 @@ def install() -> None:
     tensor_types_read_as_cuda()
     streams_do_nothing()
     random_state_is_the_cpus()
-    # From here on megatron is imported: what stands above has to be there first.
+    # Megatron is imported from here on, so the patches above must come first.
     kernels_for_gpus_are_not_looked_for()
     rng_tracker_forks_the_cpu_generator()
     adam_has_the_layout_of_transformer_engine()
@@ -54,9 +54,9 @@ def install() -> None:
 
 
 def disable_compilation() -> None:
-    """Megatron's ``jit_fuser`` is torch.compile, which would start a C++ compiler for minutes to fuse small functions.
+    """Megatron's ``jit_fuser`` is torch.compile, which would run a C++ compiler for minutes to fuse small functions.
 
-    torch asks this variable whenever it is told to compile something, which megatron does when it is imported.
+    torch checks this variable when Megatron's modules compile functions at import.
     """
     os.environ["TORCHDYNAMO_DISABLE"] = "1"
 
@@ -68,8 +68,8 @@ def current_device_is_the_cpu() -> None:
 
 def constructors_take_cuda_for_the_cpu() -> None:
     """Optimizers, gradient clipping and schedules make small tensors with the literal ``device="cuda"``."""
-    # torch recognises constructors, in `with torch.device(...)`, by a set of functions that it collects when first
-    # asked. It must hold the originals: with ours in it, transformers 5 leaves rotary buffers uninitialised.
+    # torch's `with torch.device(...)` recognises constructors by a set of functions that it collects at first use. It
+    # must have the originals: with ours, transformers 5 leaves rotary buffers uninitialised.
     from torch.utils._device import _device_constructors
 
     _device_constructors()
@@ -96,7 +96,7 @@ def moving_to_cuda_stays() -> None:
 
 
 def tensor_types_read_as_cuda() -> None:
-    """The optimizers sort parameters by ``tensor.type()``, a string, and know only the ones of CUDA."""
+    """The optimizers sort parameters by ``tensor.type()``, a string, and only know CUDA's."""
     original = torch.Tensor.type
 
     def read_as_cuda(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -108,7 +108,7 @@ def tensor_types_read_as_cuda() -> None:
 
 
 class _NothingToWaitFor:
-    """A stream or an event on a device where every operation is done when its call returns."""
+    """A stream or an event on a device where operations are synchronous."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
     def record(self, *args: Any) -> None: ...
@@ -125,7 +125,7 @@ class _NothingToWaitFor:
 
 
 def streams_do_nothing() -> None:
-    """Gradient reduction and checkpoints order themselves behind CUDA streams and events."""
+    """Gradient reduction and checkpoints are ordered by CUDA streams and events."""
     stream = _NothingToWaitFor()
     torch.cuda.Stream = torch.cuda.Event = _NothingToWaitFor  # type: ignore[misc, assignment]
     torch.cuda.current_stream = torch.cuda.default_stream = lambda *args: stream  # type: ignore[assignment]
@@ -135,16 +135,16 @@ def streams_do_nothing() -> None:
 
 
 def random_state_is_the_cpus() -> None:
-    """Seeds and states that megatron sets on the device go to the one generator that there is."""
+    """Seeds and states of the device go to the only generator."""
     torch.cuda.manual_seed = torch.manual_seed  # type: ignore[assignment]
     torch.cuda.get_rng_state = lambda *args: torch.get_rng_state()
     torch.cuda.set_rng_state = lambda state, *args: torch.set_rng_state(state)
 
 
 def kernels_for_gpus_are_not_looked_for() -> None:
-    """Megatron imports flashinfer and flash-attn where SGLang has brought them: seconds, and no use without a GPU.
+    """Megatron imports flashinfer and flash-attn if SGLang has installed them, which takes seconds.
 
-    Nor are the trackers that its timers could write to.
+    The same for trackers that its timers could write to.
     """
     with without_packages("flashinfer", "flash_attn", "wandb", "tensorboard"):
         import megatron.core.models.gpt.gpt_layer_specs  # noqa: F401
@@ -156,12 +156,12 @@ def rng_tracker_forks_the_cpu_generator() -> None:
 
     random._get_cuda_rng_state = lambda *args, **kwargs: torch.get_rng_state()
     random._set_cuda_rng_state = lambda state, *args, **kwargs: torch.set_rng_state(state)
-    # The tracker warns when the CPU's generator moves within a fork of the device's: here they are one.
+    # The tracker warns if the CPU's generator changes within a fork of the device's: here they are the same.
     logging.getLogger(random.__name__).addFilter(lambda record: "CPU RNG state changed" not in record.getMessage())
 
 
 def adam_has_the_layout_of_transformer_engine() -> None:
-    """With torch's AdamW the distributed optimizer cannot load a state into a fresh optimizer."""
+    """With torch's AdamW the distributed optimizer cannot load a state into a new optimizer."""
     from megatron.core import optimizer
     from megatron.core.optimizer import distrib_optimizer
 
@@ -173,9 +173,9 @@ def adam_has_the_layout_of_transformer_engine() -> None:
 
 
 def checkpoint_results_stay_in_the_process() -> None:
-    """A save reports its results through a multiprocessing manager, which costs seconds and imports ``__main__`` again.
+    """A save reports its results through a multiprocessing manager, which takes seconds and imports ``__main__`` again.
 
-    Written by threads of the same process, they need no more than a queue.
+    Threads of the same process only need a queue.
     """
     from megatron.core.dist_checkpointing.strategies import filesystem_async
 
@@ -183,10 +183,9 @@ def checkpoint_results_stay_in_the_process() -> None:
 
 
 def packed_rope_is_one_operation() -> None:
-    """Without a fused kernel megatron rotates packed sequences one by one, writing each into its place.
+    """Without a fused kernel Megatron rotates packed sequences one by one, in place.
 
-    Its backward pass copies the whole pack once for each sequence. Picking the angle of every token's position does the
-    same in one operation.
+    The backward pass then copies the whole pack once per sequence. Indexing the angles by position takes one operation.
     """
     from megatron.core.models.common.embeddings import rope_utils
 
@@ -205,7 +204,7 @@ def packed_rope_is_one_operation() -> None:
 
 @functools.lru_cache(maxsize=64)
 def _positions(bounds: tuple[int, ...], rank: int, size: int) -> torch.Tensor:
-    """Place within its sequence of each token that a context-parallel rank holds of a pack, int64 [tokens]."""
+    """Position within its sequence of each token of a context-parallel rank, int64 [tokens]."""
     from dagrl.backends.megatron.engine.context_parallel import zigzag_index
 
     starts, lengths = np.array(bounds[:-1]), np.diff(bounds)
@@ -213,7 +212,7 @@ def _positions(bounds: tuple[int, ...], rank: int, size: int) -> torch.Tensor:
 
 
 def expert_splits_are_host_numbers() -> None:
-    """The all-to-all of experts takes its sizes as numbers; megatron converts only those that it finds on a GPU."""
+    """The all-to-all of experts takes its sizes as numbers; Megatron converts only tensors on a GPU."""
     from megatron.core.transformer.moe import token_dispatcher
 
     def convert(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
@@ -223,7 +222,7 @@ def expert_splits_are_host_numbers() -> None:
 
 
 def gathering_takes_uneven_parts() -> None:
-    """Expert tensor parallelism gathers as many tokens as each rank was sent; gloo takes only equal parts."""
+    """Expert tensor parallelism gathers as many tokens as each rank received; gloo requires equal parts."""
     gather = torch.distributed.all_gather
 
     @functools.wraps(gather)
@@ -232,7 +231,7 @@ def gathering_takes_uneven_parts() -> None:
     ) -> Any:
         if all(part.shape == tensor_list[0].shape for part in tensor_list):
             return gather(tensor_list, tensor, group=group, async_op=async_op)
-        assert not async_op, "uneven parts are gathered at once"
+        assert not async_op, "uneven parts are gathered synchronously"
         for source, part in enumerate(tensor_list):
             if source == torch.distributed.get_rank(group):
                 part.copy_(tensor)
@@ -243,10 +242,10 @@ def gathering_takes_uneven_parts() -> None:
 
 
 def recomputation_knows_no_fp8() -> None:
-    """Recomputing parts of a layer asks Transformer Engine about fp8 whether it is used or not.
+    """Recomputation of parts of a layer asks Transformer Engine about fp8, even if it is not used.
 
-    ``CheckpointWithoutOutput`` takes fp8=False for an answer other than None. Without Transformer Engine the names that
-    it then reads do not exist.
+    ``CheckpointWithoutOutput`` takes fp8=False for an answer other than None, and then reads names that do not exist
+    without Transformer Engine.
     """
     from megatron.core.tensor_parallel import random
 
@@ -255,10 +254,10 @@ def recomputation_knows_no_fp8() -> None:
 
 
 def recomputed_outputs_are_copied() -> None:
-    """An output that was given up and computed again is put back by a C++ extension, compiled when first needed.
+    """A discarded and recomputed output is restored by a C++ extension, compiled at first use.
 
-    It swaps the memory below the tensors, so that autograd takes no notice. Copying into the old memory is seen as
-    little, and needs no compiler.
+    It swaps the tensors' memory without autograd's notice. Copying into the old memory is not noticed either, and needs
+    no compiler.
     """
     from megatron.core.tensor_parallel import random
 
