@@ -45,18 +45,18 @@ def name_of(number: int) -> str:
 class Server:
     """The handle of a worker."""
 
-    def __init__(self, name: str, fleet: Servers) -> None:
-        self.name, self._fleet = name, fleet
+    def __init__(self, name: str, fake: Servers) -> None:
+        self.name, self._fake = name, fake
 
     async def call(self, waits_for: str, method: Callable[..., Any], *args: Any) -> Any:
-        return self._fleet.call(self.name, method, *args)
+        return self._fake.call(self.name, method, *args)
 
     def stream(self, work: RolloutWork, count_bytes: Callable[[int], None]) -> AsyncIterator[Block | Heartbeat]:
-        return self._fleet.stream(self, work)
+        return self._fake.stream(self, work)
 
 
 class Servers:
-    """Stands in for a fleet: servers that finish a group whenever the loop comes to it, `patience` rounds apiece."""
+    """Stands in for a fake: servers that finish a group whenever the loop comes to it, `patience` rounds apiece."""
 
     def __init__(self, limits: RequestLimits, patience: Sequence[int], gives_up: int | None = None) -> None:
         self.request_limits, self.patience, self.gives_up = limits, patience, gives_up
@@ -118,7 +118,7 @@ def block_of(groups: Sequence[int], ref: str) -> Block:
     return Block(rows, ref, np.full(len(rows), 3), 0.0, 1.0, usage=Usage(3 * len(rows), None, None, None))
 
 
-class WatchedLedger(BatchIndex):
+class WatchedIndex(BatchIndex):
     """Knows what was put into it."""
 
     def __init__(self, group_size: int, shards: int) -> None:
@@ -136,9 +136,9 @@ class Ran:
     """A run that is over."""
 
     sampling: RolloutController
-    ledger: WatchedLedger
+    index: WatchedIndex
     record: StepRecord
-    fleet: Servers
+    fake: Servers
     shards: list[int]
     told: list[Progress]
     deaths: int = 0
@@ -149,26 +149,26 @@ def ran(lab) -> Any:
     """Runs a rollout; `begun` by places in the data set, which are 100 and the group's number."""
 
     def run(
-        fleet: Servers, groups: int, needed: int, shards: int, servers: int, *, partial: bool, begun=None, round_=None
+        fake: Servers, groups: int, needed: int, shards: int, servers: int, *, partial: bool, begun=None, round_=None
     ) -> Ran:
         declared = lab.tiny_pipeline()
         declared["data"]["prompts_per_step"] = needed
         declared["nodes"]["rollout"] |= {"n": N, "partial_rollout": partial}
         if groups > needed:
             declared["nodes"]["rollout"]["over_sampling_batch_size"] = groups
-        ledger, record = WatchedLedger(N, shards), StepRecord(4)
+        index, record = WatchedIndex(N, shards), StepRecord(4)
         for shard, (begin, end) in enumerate(shard_bounds(groups * N, N, shards)):
             rows = np.arange(begin, end)
             places = 100 + np.unique(rows // N)
-            ledger.add_source("prompts", Block(rows, f"p{shard}", None, 0, 1, (shard,), positions=places))
+            index.add_source("prompts", Block(rows, f"p{shard}", None, 0, 1, (shard,), positions=places))
         complete: list[int] = []
         told: list[Progress] = []
         sampling = RolloutController(
             Run(4, "rollout", tuple(range(shards)), round_ or 0),
             replace(ROLLOUT, in_rounds=round_ is not None),
             Pipeline.model_validate(declared),
-            fleet.servers(servers),
-            RolloutReports(ledger, record, complete.append, told.append, {}),
+            fake.servers(servers),
+            RolloutReports(index, record, complete.append, told.append, {}),
             committed=3,
             begun=begun or {},
         )
@@ -178,19 +178,19 @@ def ran(lab) -> Any:
                 asyncio.run(sampling.run())
             except WorkerDiedError as loss:
                 deaths += 1
-                assert set(loss.lost) == {name for name, left in fleet.lives.items() if left <= 0}
-                fleet.revive()
+                assert set(loss.lost) == {name for name, left in fake.lives.items() if left <= 0}
+                fake.revive()
                 todo = tuple(shard for shard in range(shards) if shard not in complete)
-                sampling.retry(Run(4, "rollout", todo), fleet.servers(servers))
+                sampling.retry(Run(4, "rollout", todo), fake.servers(servers))
             else:
-                return Ran(sampling, ledger, record, fleet, complete, told, deaths)
+                return Ran(sampling, index, record, fake, complete, told, deaths)
 
     return run
 
 
 def filled(ran: Ran, layout: dict[str, int]) -> set[int]:
     """Shards that have rows."""
-    return {shard for shard in range(layout["shards"]) if len(ran.ledger.rows((shard,)))}
+    return {shard for shard in range(layout["shards"]) if len(ran.index.rows((shard,)))}
 
 
 def metrics(ran: Ran) -> dict[str, float]:
@@ -206,15 +206,15 @@ patience = st.lists(st.integers(0, 5), min_size=1, max_size=7)
 
 @settings(deadline=None)
 @given(limits=request_limits, layout=layouts, patience=patience, groups=st.integers(1, 12))
-def test_every_group_is_sampled_once_and_no_shard_told_twice(ran, limits, layout, patience, groups) -> None:
+def test_every_group_is_sampled_once_and_no_shard_reported_twice(ran, limits, layout, patience, groups) -> None:
     over = ran(Servers(limits, patience), groups, groups, partial=False, **layout)
-    dealt = [row for _, work in over.fleet.works for part in work.parts for row in part.rows.tolist()]
-    assert sorted(dealt) == list(range(groups * N))
-    assert over.ledger.complete("rollout")
+    sent = [row for _, work in over.fake.works for part in work.parts for row in part.rows.tolist()]
+    assert sorted(sent) == list(range(groups * N))
+    assert over.index.complete("rollout")
     assert len(over.shards) == len(set(over.shards))
     assert set(over.shards) < filled(over, layout), "the run ends with the last"
     assert over.told[-1] == Progress("rollout", 4, groups, groups, groups * N * 3, over.told[-1].seconds)
-    assert over.fleet.aborts == set()
+    assert over.fake.aborts == set()
     assert "rollout/aborted_prompts" not in metrics(over)
 
 
@@ -227,19 +227,21 @@ def test_every_group_is_sampled_once_and_no_shard_told_twice(ran, limits, layout
     more=st.integers(1, 8),
     partial=st.booleans(),
 )
-def test_enough_is_enough_and_what_is_left_is_known(ran, limits, layout, patience, needed, more, partial) -> None:
+def test_a_full_batch_stops_the_rollout_and_unfinished_prompts_are_known(
+    ran, limits, layout, patience, needed, more, partial
+) -> None:
     groups = needed + more
     over = ran(Servers(limits, patience), groups, needed, partial=partial, **layout)
-    chosen = np.unique(over.ledger.rows(tuple(range(layout["shards"]))) // N).tolist()
+    chosen = np.unique(over.index.rows(tuple(range(layout["shards"]))) // N).tolist()
     assert len(chosen) == needed
     left = over.sampling.unfinished()
     assert sorted([*(place - 100 for place, _ in left), *chosen]) == list(range(groups)), "lost, or there twice"
     assert [place for place, _ in left] == sorted(place for place, _ in left), "in their order"
-    assert set(over.fleet.aborts) == {name_of(number) for number in range(layout["servers"])}
-    dealt = {group for _, work in over.fleet.works for group in (work.parts[0].rows // N).tolist()}
+    assert set(over.fake.aborts) == {name_of(number) for number in range(layout["servers"])}
+    sent = {group for _, work in over.fake.works for group in (work.parts[0].rows // N).tolist()}
     for place, begun in left:
-        # What was dealt and left is there to go on with, under the ids that it had.
-        assert (begun is not None) == (partial and place - 100 in dealt)
+        # What was sent and left is there to go on with, under the ids that it had.
+        assert (begun is not None) == (partial and place - 100 in sent)
         if begun is not None:
             assert begun.rows.tolist() == [(place - 100) * N, (place - 100) * N + 1]
             assert str(place - 100) in begun.ref
@@ -261,17 +263,17 @@ lives = st.dictionaries(st.integers(0, 3), st.integers(0, 8), max_size=4)
     more=st.integers(0, 8),
     partial=st.booleans(),
 )
-def test_whoever_dies_no_group_is_lost_or_there_twice(
+def test_no_group_is_lost_or_added_twice_if_servers_die(
     ran, limits, layout, patience, lives, needed, more, partial
 ) -> None:
-    fleet = Servers(limits, patience)
-    fleet.lives = {f"generator/{number}": groups for number, groups in lives.items() if number < layout["servers"]}
-    doomed = dict(fleet.lives)
-    over = ran(fleet, needed + more, needed, partial=partial, **layout)
+    fake = Servers(limits, patience)
+    fake.lives = {f"generator/{number}": groups for number, groups in lives.items() if number < layout["servers"]}
+    doomed = dict(fake.lives)
+    over = ran(fake, needed + more, needed, partial=partial, **layout)
     shards = tuple(range(layout["shards"]))
-    chosen = np.unique(over.ledger.rows(shards) // N).tolist()
+    chosen = np.unique(over.index.rows(shards) // N).tolist()
     assert len(chosen) == needed
-    added = over.ledger.added
+    added = over.index.added
     assert len(added) == len(set(added)), "there twice"
     assert {group * N for group in chosen} <= set(added)
     left = [place - 100 for place, _ in over.sampling.unfinished()]
@@ -283,48 +285,48 @@ def test_whoever_dies_no_group_is_lost_or_there_twice(
         assert over.deaths, "nobody lived to sample anything"
 
 
-def test_what_was_begun_goes_to_whoever_gets_the_prompt_and_is_kept_where_nobody_does(ran) -> None:
+def test_partial_rollouts_go_with_their_prompts_and_are_kept_otherwise(ran) -> None:
     begun = {100 + group: PartialRollout(f"older {group}", np.arange(N)) for group in (0, 1, 5)}
     # One group at a time; the first is enough.
     over = ran(Servers(RequestLimits(1, 1), [0]), 6, 1, 1, 1, partial=True, begun=begun)
-    handed = {group: what.ref for _, work in over.fleet.works for group, what in work.begun.items()}
+    handed = {group: what.ref for _, work in over.fake.works for group, what in work.begun.items()}
     assert handed[0] == "older 0"
     left = dict(over.sampling.unfinished())
     assert set(left) == {101, 102, 103, 104, 105}
-    assert left[105].ref == "older 5", "it was not dealt"
+    assert left[105].ref == "older 5", "it was not sent"
 
 
-def test_a_server_that_gives_up_by_itself_ends_the_run(ran) -> None:
+def test_a_server_that_ends_early_ends_the_run(ran) -> None:
     with pytest.raises(RunError, match="generator has ended the responses to 1 of 4 prompts early"):
         ran(Servers(RequestLimits(2, 2), [0], gives_up=1), 4, 4, 1, 1, partial=False)
 
 
-def test_servers_say_how_much_they_take_at_a_time_once(ran) -> None:
-    fleet = Servers(RequestLimits(2, 4), [1])
-    fleet.lives = {"generator/0": 1}
-    over = ran(fleet, 6, 6, partial=False, shards=2, servers=2)
-    assert (over.deaths, fleet.asked) == (1, 1)
+def test_servers_are_asked_for_their_limits_once(ran) -> None:
+    fake = Servers(RequestLimits(2, 4), [1])
+    fake.lives = {"generator/0": 1}
+    over = ran(fake, 6, 6, partial=False, shards=2, servers=2)
+    assert (over.deaths, fake.asked) == (1, 1)
 
 
 @pytest.mark.parametrize(("patience", "told"), [([0], []), ([0, 50], [0])], ids=["together", "one after the other"])
-def test_shards_that_are_there_when_the_run_ends_are_told_of_with_its_end(ran, patience, told) -> None:
+def test_the_last_shards_are_reported_by_the_end_of_the_rollout(ran, patience, told) -> None:
     """So that they are taken together."""
     assert ran(Servers(RequestLimits(1, 1), patience), 2, 2, 2, 2, partial=False).shards == told
 
 
-def lost_with_a_sync(lab, *, dealt: bool) -> tuple[Servers, WorkerDiedError]:
+def lost_with_a_sync(lab, *, sent: bool) -> tuple[Servers, WorkerDiedError]:
     """What becomes of a rollout that stands behind a sync in which a server dies that has no share of it."""
     declared = lab.tiny_pipeline()
     declared["data"]["prompts_per_step"] = 1
     declared["nodes"]["rollout"] |= {"n": N}
-    fleet, ledger = Servers(RequestLimits(1, 1), [1000]), WatchedLedger(N, 1)
-    ledger.add_source("prompts", Block(np.arange(N), "p", None, 0, 1, (0,), positions=np.array([100])))
+    fake, index = Servers(RequestLimits(1, 1), [1000]), WatchedIndex(N, 1)
+    index.add_source("prompts", Block(np.arange(N), "p", None, 0, 1, (0,), positions=np.array([100])))
     sampling = RolloutController(
         Run(4, "rollout", (0,)),
         ROLLOUT,
         Pipeline.model_validate(declared),
-        fleet.servers(2),
-        RolloutReports(ledger, StepRecord(4), lambda _: None, lambda _: None, {}),
+        fake.servers(2),
+        RolloutReports(index, StepRecord(4), lambda _: None, lambda _: None, {}),
         committed=3,
         begun={},
         weights=COMING,
@@ -334,30 +336,30 @@ def lost_with_a_sync(lab, *, dealt: bool) -> tuple[Servers, WorkerDiedError]:
 
     async def act() -> WorkerDiedError:
         finishing = asyncio.ensure_future(sampling.run())
-        while dealt and not fleet.works:
+        while sent and not fake.works:
             await asyncio.sleep(0)
         sampling.lose(loss)
         with pytest.raises(WorkerDiedError) as caught:
             await finishing
         return caught.value
 
-    return fleet, asyncio.run(act())
+    return fake, asyncio.run(act())
 
 
-@pytest.mark.parametrize("dealt", [True, False])
-def test_a_rollout_behind_a_sync_ends_with_the_loss_of_that(lab, dealt) -> None:
-    fleet, loss = lost_with_a_sync(lab, dealt=dealt)
+@pytest.mark.parametrize("sent", [True, False])
+def test_a_rollout_queued_behind_a_sync_ends_with_its_loss(lab, sent) -> None:
+    fake, loss = lost_with_a_sync(lab, sent=sent)
     assert loss.lost == ("generator/1",)
-    assert fleet.aborts == {"generator/0", "generator/1"}, "somebody waits for weights that do not come"
-    assert [work.weights for _, work in fleet.works] == [COMING] * dealt
+    assert fake.aborts == {"generator/0", "generator/1"}, "somebody waits for weights that do not come"
+    assert [work.weights for _, work in fake.works] == [COMING] * sent
 
 
 @settings(deadline=None)
 @given(limits=request_limits, layout=layouts, patience=patience, needed=st.integers(1, 8), more=st.integers(0, 8))
-def test_a_round_is_told_to_be_complete_when_nothing_of_it_can_come(ran, limits, layout, patience, needed, more):
-    fleet = Servers(limits, patience)
-    over = ran(fleet, needed + more, needed, partial=True, round_=2, **layout)
-    assert {work.round for _, work in fleet.works} == {2}
+def test_a_round_is_complete_when_nothing_more_can_arrive(ran, limits, layout, patience, needed, more):
+    fake = Servers(limits, patience)
+    over = ran(fake, needed + more, needed, partial=True, round_=2, **layout)
+    assert {work.round for _, work in fake.works} == {2}
     # The last shard comes with the end of the run, when the aborted groups are there too.
     assert len(over.shards) < len(filled(over, layout))
     assert len(over.sampling.unfinished()) == more

@@ -66,7 +66,7 @@ class Worker:
         return {name: column.values.tolist() for name, column in part.batch.columns.items()}
 
 
-def test_what_was_sent_before_is_named_and_what_was_made_there_never_sent(store) -> None:
+def test_cached_objects_are_named_by_key(store) -> None:
     worker, tokens = Worker(), store.put([1, 2, 3], 10)
     read = ColumnSource((tokens,), {"tokens": "x"})
     made, logprobs = Batch(np.array([1, 2]), {"x": Column(np.array([-1, -2]))}), ray.ObjectRef.from_random()
@@ -77,14 +77,14 @@ def test_what_was_sent_before_is_named_and_what_was_made_there_never_sent(store)
     assert store.read == [tokens, advantages]
 
 
-def test_an_object_that_work_mentions_twice_is_brought_once(store) -> None:
+def test_an_object_that_work_names_twice_is_fetched_once(store) -> None:
     worker, both = Worker(), store.put([1, 2], 10)
     twice = work_on(ColumnSource((both,), {"tokens": "x"}), ColumnSource((both,), {"again": "x"}))
     assert worker.does(twice) == {"tokens": [20, 10], "again": [20, 10]}
     assert store.read == [both]
 
 
-def test_when_a_step_is_committed_both_sides_have_forgotten_it(store) -> None:
+def test_both_sides_forget_a_committed_step(store) -> None:
     worker, tokens = Worker(), store.put([1, 2], 10)
     read = ColumnSource((tokens,), {"tokens": "x"})
     worker.does(work_on(read, step=1))
@@ -99,7 +99,7 @@ def test_when_a_step_is_committed_both_sides_have_forgotten_it(store) -> None:
 
 
 @given(data=st.data())
-def test_any_work_reads_what_it_would_read_without(data) -> None:
+def test_any_work_reads_the_same_with_and_without_the_cache(data) -> None:
     """Steps overlap, and are committed one after the other; any work reads any objects of its step."""
     store, worker, committed = Store(), Worker(), 0
     objects: dict[int, list[ray.ObjectRef]] = {}

@@ -68,18 +68,18 @@ def test_an_update_is_three_times_that_for_each_epoch(pipeline) -> None:
     assert (usage.tokens, usage.flops) == (2 * sum(LENGTHS), 2 * 3 * FORWARD)
 
 
-def test_what_was_told_with_an_output_is_not_told_again(pipeline) -> None:
+def test_usage_is_reported_once(pipeline) -> None:
     first, second = usages(pipeline(), "old", rows(0), rows(1, 2), outputs=2)
     assert (first.tokens, first.flops) == (sum(LENGTHS), FORWARD)
     assert (second.tokens, second.flops) == (0, 0)
 
 
-def test_a_rank_that_does_not_hand_in_leaves_it_to_the_one_that_does(pipeline) -> None:
+def test_only_the_output_rank_reports_usage(pipeline) -> None:
     (usage,) = usages(pipeline(), "update", rows(0, 1, 2), is_output_rank=False)
     assert (usage.tokens, usage.flops) == (0, 0)
 
 
-def test_a_rank_without_rows_has_nothing_to_tell(pipeline) -> None:
+def test_a_rank_without_rows_reports_zero(pipeline) -> None:
     (usage,) = usages(pipeline(), "update", rows())
     assert (usage.tokens, usage.flops) == (0, 0)
 

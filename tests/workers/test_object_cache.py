@@ -101,7 +101,7 @@ def test_parts_with_the_same_blocks_read_them_once(asked) -> None:
     assert asked == ["1"]
 
 
-def test_an_engines_blocks_are_read_once_until_their_step_is_committed(asked) -> None:
+def test_an_engine_fetches_blocks_once_until_their_step_is_committed(asked) -> None:
     blocks = ObjectCache(1.0, keep=True)
     blocks.parts(4, [reward_of([1], "1")])
     blocks.parts(5, [reward_of([7], "7")])
@@ -114,14 +114,14 @@ def test_an_engines_blocks_are_read_once_until_their_step_is_committed(asked) ->
     assert asked == ["1", "7", "3", "1"]
 
 
-def test_the_hosts_blocks_are_nobodys_between_two_calls(asked) -> None:
+def test_cpu_workers_cache_nothing_between_calls(asked) -> None:
     blocks = ObjectCache(1.0, keep=False)
     for _ in range(2):
         blocks.parts(4, [reward_of([1], "1")])
     assert asked == ["1", "1"]
 
 
-def test_what_an_earlier_step_has_begun_comes_in_the_groups_order_under_the_ops_names(asked) -> None:
+def test_a_partial_rollout_has_the_groups_order_and_the_ops_names(asked) -> None:
     names = {"tokens": "response_tokens", "logprobs": "response_logprobs"}
     batch = ObjectCache(1.0, keep=True).partial_rollout(PartialRollout(Ref("5"), np.array([6, 5])), names)
     assert (batch.rows.tolist(), set(batch.columns)) == ([6, 5], {"tokens"}), "what it has not is left out"

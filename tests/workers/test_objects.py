@@ -17,7 +17,7 @@ from dagrl.workers.object_cache import ObjectTimeoutError, get_objects
     ],
     ids=lambda each: type(each).__name__,
 )
-def test_why_they_do_not_come_is_one_sentence(monkeypatch, failure, told) -> None:
+def test_a_timeout_is_described_in_one_sentence(monkeypatch, failure, told) -> None:
     def get(*_: object, **__: object) -> None:
         raise failure
 

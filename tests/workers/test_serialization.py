@@ -37,7 +37,7 @@ def size_of(message: Any) -> int:
     return message_bytes(*serialize(message))
 
 
-def test_a_message_comes_out_as_it_was_packed_and_each_ref_goes_along_once() -> None:
+def test_a_message_survives_serialization_and_has_each_ref_once() -> None:
     refs = [ray.ObjectRef.from_random() for _ in range(3)]
     work = work_on(12, [*refs, refs[0]])
     data, beside = serialize(work)
@@ -50,7 +50,7 @@ def test_a_message_comes_out_as_it_was_packed_and_each_ref_goes_along_once() -> 
     assert all(ref.binary() not in data for ref in refs), "Ray has to see the refs, or it would drop their objects"
 
 
-def test_columns_stand_beside_a_message_and_their_object_is_named_in_their_place() -> None:
+def test_columns_leave_the_message_and_a_ref_takes_their_place() -> None:
     batch = Batch(np.arange(3), {"reward": Column(np.ones(3))})
     first, second = (replace(block_of([5, 7, 6]), ref=batch) for _ in range(2))
     data, beside = serialize([first, second])
@@ -64,7 +64,7 @@ def test_a_ref_counts_as_its_id() -> None:
     assert 2 * BYTES_OF_AN_ID <= three - one < 2 * (BYTES_OF_AN_ID + 16)
 
 
-def test_a_message_without_refs_counts_as_it_is_pickled() -> None:
+def test_a_message_without_refs_counts_its_pickled_size() -> None:
     message = {"rows": np.arange(100), "name": "reward"}
     assert size_of(message) == pytest.approx(len(pickle.dumps(message, protocol=5)), abs=8)
 
@@ -77,7 +77,7 @@ def test_work_grows_with_its_rows_by_their_ids() -> None:
     assert small < 100 * 12 + 2 * BYTES_OF_AN_ID + 2000
 
 
-def test_a_block_weighs_the_same_whatever_lies_behind_it() -> None:
+def test_the_size_of_a_block_does_not_depend_on_its_columns() -> None:
     short, long = block_of([1] * 50), block_of([100_000] * 50)
     assert abs(size_of(long) - size_of(short)) < 16
     assert size_of(block_of([1] * 150)) - size_of(short) == pytest.approx(100 * (8 + 8), rel=0.01)

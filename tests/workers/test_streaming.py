@@ -20,7 +20,7 @@ def taken(items_of: BackgroundIterator[int]) -> list[list[int]]:
     return found
 
 
-def test_items_come_in_order_and_what_has_come_comes_together() -> None:
+def test_items_come_in_order_and_all_that_are_ready_together() -> None:
     gate, done = threading.Event(), threading.Event()
 
     def items() -> Iterator[int]:
@@ -39,7 +39,7 @@ def test_items_come_in_order_and_what_has_come_comes_together() -> None:
     assert items_of.take(LONG_S) is None
 
 
-def test_what_comes_within_a_while_behind_the_first_comes_with_it() -> None:
+def test_items_are_gathered_for_a_while() -> None:
     def items() -> Iterator[int]:
         time.sleep(0.02)
         yield from (1, 2, 3)
@@ -53,7 +53,7 @@ def test_an_empty_iterator_ends_at_once() -> None:
     assert taken(BackgroundIterator(iter(()))) == []
 
 
-def test_a_failure_comes_after_what_was_made_before_it() -> None:
+def test_a_failure_comes_after_the_items_before_it() -> None:
     def items() -> Iterator[int]:
         yield 1
         raise ValueError("no more")
@@ -64,7 +64,7 @@ def test_a_failure_comes_after_what_was_made_before_it() -> None:
         items_of.take(LONG_S)
 
 
-def test_the_iterator_runs_in_one_other_thread() -> None:
+def test_the_iterator_runs_in_another_thread() -> None:
     def items() -> Iterator[int]:
         for _ in range(3):
             yield threading.get_ident()
@@ -74,7 +74,7 @@ def test_the_iterator_runs_in_one_other_thread() -> None:
     assert threading.get_ident() not in idents
 
 
-def test_a_heartbeat_tells_news_and_not_too_often() -> None:
+def test_heartbeats_are_rate_limited() -> None:
     limiter = HeartbeatLimiter()
     assert limiter.next(lambda: 0) is None, "nothing was sampled yet"
     heartbeat = limiter.next(lambda: 5)

@@ -14,7 +14,7 @@ def never() -> bool:
     return False
 
 
-def test_nobody_waits_for_what_is_there_and_nothing_is_no_sync() -> None:
+def test_the_gate_is_open_for_weights_that_have_arrived() -> None:
     gate = WeightVersionGate()
     assert gate.wait_for(0, 0.0, unless=never)
     assert not gate.wait_for(2, 0.01, unless=never)
@@ -24,7 +24,7 @@ def test_nobody_waits_for_what_is_there_and_nothing_is_no_sync() -> None:
 
 
 @pytest.mark.parametrize("comes", [True, False])
-def test_whoever_waits_goes_on_at_once(comes: bool) -> None:
+def test_a_waiting_thread_continues_at_once(comes: bool) -> None:
     gate, over = WeightVersionGate(), threading.Event()
 
     def act() -> None:

@@ -119,7 +119,7 @@ def bench(lab, monkeypatch, tmp_path) -> Bench:
 
 
 @pytest.mark.parametrize("aborted", [False, True])
-def test_a_share_that_is_behind_a_sync_shows_life_until_the_weights_are_there(bench, monkeypatch, aborted) -> None:
+def test_a_chunk_queued_behind_a_sync_sends_messages_until_the_weights_arrive(bench, monkeypatch, aborted) -> None:
     monkeypatch.setattr("dagrl.workers.worker.HEARTBEAT_S", 0.05)
     monkeypatch.setattr(bench.worker, "_update_weights", lambda take, handed: 0.5)
     told = bench.worker.stream(replace(bench.work([0]), weights=PendingWeights(5, 3)))
@@ -136,7 +136,7 @@ def test_a_share_that_is_behind_a_sync_shows_life_until_the_weights_are_there(be
         assert bench.said(block) == {0: [7, 7], 1: [7, 7]}
 
 
-def test_a_share_comes_out_group_by_group_or_together_with_signs_of_life(bench) -> None:
+def test_a_chunk_is_streamed_group_by_group_or_together_with_heartbeats(bench) -> None:
     messages = bench.told(bench.work([0, 1, 2]))
     assert next(messages) == Heartbeat(0), "that it has begun"
     bench.engine.gate.release(2)
@@ -151,7 +151,7 @@ def test_a_share_comes_out_group_by_group_or_together_with_signs_of_life(bench) 
     assert rest[-1] == Heartbeat(2 * (2 + 3 + 4)), "the last word has all tokens"
 
 
-def test_shares_of_a_run_are_sampled_at_once(bench) -> None:
+def test_chunks_of_a_rollout_run_at_the_same_time(bench) -> None:
     first, second = (bench.told(bench.work([group])) for group in (0, 1))
     assert [type(next(messages)) for messages in (first, second)] == [Heartbeat, Heartbeat]
     bench.engine.gate.release(4)
@@ -161,7 +161,7 @@ def test_shares_of_a_run_are_sampled_at_once(bench) -> None:
     assert earlier.usage.tokens + later.usage.tokens == 10
 
 
-def test_an_abort_ends_a_share_and_those_that_come_after_it_and_what_there_is_goes_on_later(bench) -> None:
+def test_an_abort_ends_current_and_later_chunks_and_partial_rollouts_continue(bench) -> None:
     messages = bench.told(bench.work([4, 5]))
     next(messages)
     bench.engine.gate.release(3)
@@ -192,7 +192,7 @@ def test_the_abort_of_a_round_does_not_end_the_next(bench) -> None:
     assert [each.rows.tolist() for each in messages if isinstance(each, Block)] == [[0, 1]]
 
 
-def test_what_the_engine_raises_ends_the_share(bench) -> None:
+def test_an_exception_of_the_engine_ends_the_chunk(bench) -> None:
     def broken(requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> Iterator[Completion]:
         raise ValueError("prompt 0 is empty")
         yield
@@ -202,7 +202,7 @@ def test_what_the_engine_raises_ends_the_share(bench) -> None:
         list(bench.told(bench.work([0])))
 
 
-def test_the_cache_of_a_run_have_their_columns_in_one_object(bench, monkeypatch) -> None:
+def test_the_blocks_of_a_task_have_their_columns_in_one_object(bench, monkeypatch) -> None:
     def block(rows: list[int]) -> Block:
         columns = Batch(np.array(rows), {"reward": Column(10 * np.array(rows))})
         return Block(columns.rows, columns if rows else None, None, 0, 1)
@@ -217,7 +217,7 @@ def test_the_cache_of_a_run_have_their_columns_in_one_object(bench, monkeypatch)
         assert [each.ref for each in told] == ["the object" if rows else None for rows in several]
 
 
-def test_what_a_worker_has_made_it_keeps_under_the_name_that_it_was_told(bench, monkeypatch) -> None:
+def test_a_worker_caches_its_output_under_the_given_key(bench, monkeypatch) -> None:
     made = Batch(np.array([0, 1]), {"reward": Column(np.array([5, 7]))})
     work = work_of(ScoreWork, "ref", cache_as=b"mine")
     monkeypatch.setattr(bench.worker, "run", lambda work: iter([Block(made.rows, made, None, 0, 1)]))
@@ -233,7 +233,7 @@ def test_a_call_names_the_function_and_its_arguments(bench, monkeypatch) -> None
     assert bench.worker.call(*serialize((Worker.receive_weights, (UpdateWeightsRequest(5, 3),), {}))) == 0.75
 
 
-def test_weights_in_the_object_store_are_taken_when_they_are_all_there(bench, monkeypatch) -> None:
+def test_weights_in_the_object_store_are_received_once_they_are_complete(bench, monkeypatch) -> None:
     handed, ref = SendResult(0.5, 8, refs=("bucket",)), ray.ObjectRef.from_random()
     bench.store[ref] = handed
     monkeypatch.setattr(bench.worker, "_update_weights", lambda take, handed: (take.version, handed))
@@ -242,7 +242,7 @@ def test_weights_in_the_object_store_are_taken_when_they_are_all_there(bench, mo
     ) == (3, handed)
 
 
-def test_the_driver_and_the_hosts_ops_do_without_torch() -> None:
+def test_the_driver_and_cpu_workers_do_not_import_torch() -> None:
     """It takes each of their processes two seconds, for nothing."""
     modules = (
         "dagrl.orchestrator.run",

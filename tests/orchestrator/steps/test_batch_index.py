@@ -32,14 +32,14 @@ def test_rows_come_by_shard_whatever_the_order_of_arrival():
     assert index.groups(index.rows((0, 1))).tolist() == [0, 0, 1, 1]
 
 
-def test_tokens_of_a_row_add_up_over_the_blocks_that_bring_some():
+def test_tokens_of_a_row_add_up_over_blocks():
     index = index_of_two_shards()
     index.add("rollout", block([3, 0], tokens=[7, 1]))
     assert index.tokens(np.array([0, 1, 2, 3])).tolist() == [4, 3, 5, 12]
     assert index.total_tokens == 24
 
 
-def test_what_is_promised_is_found_as_what_is_there():
+def test_promised_objects_are_found_like_others():
     update = PlannedTask(
         "update", "update", "update", "actor", Scope.BATCH, Rows.TRAIN, inputs={"ref_logprob": ("ref", "ref_logprob")}
     )
@@ -108,7 +108,7 @@ def test_shards_are_filled_with_the_groups_that_come_first(groups, needed, group
     assert index.total_tokens == sum(row % 7 for row in chosen.tolist())
 
 
-def test_the_place_of_a_prompt_in_the_data_set_is_known_by_its_group():
+def test_a_group_has_the_data_set_position_of_its_prompt():
     index = BatchIndex(group_size=2, shards=2)
     for shard, (rows, places) in enumerate((([0, 1, 2, 3], [17, 4]), ([4, 5], [18]))):
         index.add_source("prompts", replace(block(rows, "p", shards=(shard,)), positions=np.array(places)))

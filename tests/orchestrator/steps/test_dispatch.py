@@ -43,13 +43,13 @@ class Step:
         self.rows = np.arange(groups * group_size)
         self.lengths = np.resize(np.array(lengths, dtype=np.int64), len(self.rows))
         self.store: dict[str, np.ndarray] = {}
-        self.ledger = BatchIndex(group_size, shards)
+        self.index = BatchIndex(group_size, shards)
         for shard, (begin, end) in enumerate(shard_bounds(len(self.rows), group_size, shards)):
             rows = self.rows[begin:end]
-            self.ledger.add_source("prompts", self._block(f"prompts {shard}", rows, (shard,)))
+            self.index.add_source("prompts", self._block(f"prompts {shard}", rows, (shard,)))
             for producer in range(producers):
                 mine = rows[(self.lengths[rows] + rows) % producers == producer]
-                self.ledger.add("rollout", self._block(f"rollout {shard} {producer}", mine, (shard,)))
+                self.index.add("rollout", self._block(f"rollout {shard} {producer}", mine, (shard,)))
 
     def _block(self, ref: str, rows: np.ndarray, shards: tuple[int, ...]) -> Block:
         self.store[ref] = rows
@@ -60,7 +60,7 @@ class Step:
         declared = self.declared
         declared["nodes"]["update"].update(update)
         run = Run(5, task.name, self.shards if shards is None else shards)
-        return dispatch(run, task, executor, self.ledger, Pipeline.model_validate(declared), position=40, committed=4)
+        return dispatch(run, task, executor, self.index, Pipeline.model_validate(declared), position=40, committed=4)
 
     def fetched(self, part: PartWork) -> dict[str, list[int]]:
         """The part's rows of each column in the blocks that its sources name, each of which holds some."""
@@ -104,12 +104,12 @@ batches = st.fixed_dictionaries(
 
 
 @given(layout=layouts, batch=batches)
-def test_each_row_of_a_run_goes_to_one_replica_with_the_places_of_its_columns(lab, layout, batch) -> None:
+def test_each_row_of_a_run_goes_to_one_replica_with_the_sources_of_its_columns(lab, layout, batch) -> None:
     step, executor = Step(lab, **batch), actor(*layout)
     for shard in step.shards:
         work = step.share(REF, executor, (shard,))
         given_out = rows_of_replicas(work, executor)
-        wanted = step.ledger.rows((shard,)).tolist()
+        wanted = step.index.rows((shard,)).tolist()
         assert sorted(row for parts in given_out.values() for rows in parts for row in rows) == wanted
         for part in (part for share in work for part in share.parts):
             assert part.index == shard
@@ -117,12 +117,12 @@ def test_each_row_of_a_run_goes_to_one_replica_with_the_places_of_its_columns(la
 
 
 @given(batch=batches, data=st.data())
-def test_a_portion_holds_all_samples_of_its_prompts_with_the_places_of_their_columns(lab, batch, data) -> None:
+def test_a_chunk_holds_all_samples_of_its_prompts_with_the_sources_of_their_columns(lab, batch, data) -> None:
     step = Step(lab, **batch)
     groups = data.draw(st.permutations(range(batch["groups"])))[: data.draw(st.integers(1, batch["groups"]))]
     begun = {group: PartialRollout(f"begun {group}", np.arange(2)) for group in range(0, batch["groups"], 2)}
     run, pipeline = Run(5, "rollout", step.shards), Pipeline.model_validate(step.declared)
-    work = dispatch_chunk(run, ROLLOUT, step.ledger, pipeline, groups, committed=4, begun=begun)
+    work = dispatch_chunk(run, ROLLOUT, step.index, pipeline, groups, committed=4, begun=begun)
     (part,) = work.parts
     size = batch["group_size"]
     assert part.rows.tolist() == [row for group in groups for row in range(group * size, (group + 1) * size)]
@@ -144,9 +144,9 @@ def test_mini_batches_are_of_the_prompts_that_over_sampling_has_left(
     needed = mini_batches * prompts
     step = Step(lab, needed + more, group_size, 2, [3])
     step.declared["data"]["prompts_per_step"] = needed
-    step.ledger.expect("rollout", choose=needed)
+    step.index.expect("rollout", choose=needed)
     order = data.draw(st.permutations(range(needed + more)))
-    step.ledger.arrived("rollout", step.ledger.rows_of(order))
+    step.index.arrived("rollout", step.index.rows_of(order))
     (share,) = step.share(UPDATE, actor(1, 1), mini_batch=prompts)
     chosen = sorted(order[:needed])
     expected = [chosen[begin : begin + prompts] for begin in range(0, needed, prompts)]
@@ -192,7 +192,7 @@ def test_replicas_are_balanced_by_tokens(lab) -> None:
 
 
 @given(servers=st.integers(1, 3), slots=st.integers(1, 4), batch=batches)
-def test_of_a_servers_slots_only_the_first_is_given_rows(lab, servers: int, slots: int, batch) -> None:
+def test_only_the_first_slot_of_a_server_gets_rows(lab, servers: int, slots: int, batch) -> None:
     step = Step(lab, **batch)
     places = [Coordinates(slot, 0, server, 0, primary=slot == 0) for server in range(servers) for slot in range(slots)]
     wise = Executor("wise", "train", tuple(places), ("wise",), leaders_speak=True)
@@ -204,7 +204,7 @@ def test_of_a_servers_slots_only_the_first_is_given_rows(lab, servers: int, slot
         assert place.primary or not share.parts
 
 
-def test_a_host_worker_takes_the_whole_run_however_many_there_are(lab) -> None:
+def test_one_cpu_worker_takes_the_whole_run(lab) -> None:
     step = Step(lab, groups=4, group_size=2, shards=2, lengths=[5, 1], producers=2)
     host = Executor(HOST, None, tuple(Coordinates(0, 0, rank, 0, primary=True) for rank in range(3)))
     (share,) = step.share(REWARD, host, (1,))
@@ -214,10 +214,10 @@ def test_a_host_worker_takes_the_whole_run_however_many_there_are(lab) -> None:
     assert [part.rows.tolist() for part in share.parts] == [list(range(8))], "an op of the whole batch has one part"
 
 
-def test_a_shard_without_rows_is_no_work_for_nobody_has_written_its_columns(lab) -> None:
+def test_a_shard_without_rows_is_no_work(lab) -> None:
     step = Step(lab, groups=2, group_size=3, shards=4, lengths=[1])
     executor = actor(1, 1)
-    assert [len(step.ledger.rows((shard,))) for shard in step.shards] == [0, 3, 0, 3]
+    assert [len(step.index.rows((shard,))) for shard in step.shards] == [0, 3, 0, 3]
     (share,) = step.share(REF, executor, (0,))
     assert share.parts == ()
 

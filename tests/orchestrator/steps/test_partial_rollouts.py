@@ -9,7 +9,7 @@ from dagrl.orchestrator.steps.partial_rollouts import PartialRolloutBuffer
 from dagrl.workers.messages import PartialRollout
 
 
-def test_what_was_left_comes_first_oldest_first_with_what_there_is_of_it() -> None:
+def test_unfinished_prompts_come_first_oldest_first_with_their_tokens() -> None:
     carried = PartialRolloutBuffer.from_checkpoint([40, 7])
     begun = PartialRollout("ref", None)
     carried.add(3, [(50, begun), (51, None)])
@@ -20,7 +20,7 @@ def test_what_was_left_comes_first_oldest_first_with_what_there_is_of_it() -> No
     assert carried.take(6, 3) == ()
 
 
-def test_a_prompt_may_be_left_again() -> None:
+def test_a_prompt_may_be_unfinished_again() -> None:
     carried = PartialRolloutBuffer()
     carried.add(1, [(9, PartialRollout("one", None))])
     assert carried.take(2, 4) == (9,)
@@ -41,7 +41,7 @@ def test_a_prompt_may_be_left_again() -> None:
     ahead=st.integers(0, 2),
     draw=st.data(),
 )
-def test_no_prompt_is_lost_wherever_a_run_is_taken_up_again(needed: int, more: int, ahead: int, draw) -> None:
+def test_no_prompt_is_lost_wherever_a_run_resumes(needed: int, more: int, ahead: int, draw) -> None:
     """Steps take prompts up to `ahead` steps before earlier ones are committed."""
     carried, position = PartialRolloutBuffer(), 0
     cursor: dict[int, int] = {0: 0}

@@ -180,7 +180,7 @@ def test_what_engines_tell_of_a_tasks_runs_is_taken_together() -> None:
     assert found["memory/rollout_peak_gib"] == 2
 
 
-def test_the_host_has_no_share_in_it() -> None:
+def test_cpu_workers_report_no_usage() -> None:
     record, run = StepRecord(3), Run(3, "rollout", (0,))
     record.add_block(run, block(1, 2, 0), "host/0")
     record.finish_run(run, ROLLOUT, ON_HOST)
@@ -188,12 +188,12 @@ def test_the_host_has_no_share_in_it() -> None:
     assert not [name for name in names if name.startswith(("mfu/", "memory/", "throughput/rollout"))]
 
 
-def test_what_went_through_the_driver_is_counted() -> None:
+def test_messages_through_the_driver_are_counted() -> None:
     record = StepRecord(3, driver_bytes=1234)
     assert record.metrics(tokens=1, policy_version=3, slots=1)["driver/bytes"] == 1234
 
 
-def test_of_what_a_sleeping_engine_gave_back_the_most_counts() -> None:
+def test_the_most_memory_that_an_executor_has_freed_counts() -> None:
     record = StepRecord(3)
     for gib in (30.0, 42.5, 41.0):
         record.add_freed("generator", gib)

@@ -10,7 +10,7 @@ from dagrl.workers.groups.worker_handle import Timeout, WorkerHandle
 HOSTS = [WorkerHandle(f"host/{rank}", None, Timeout(1.0, "node_timeout_s")) for rank in range(3)]
 
 
-def test_who_has_read_ahead_reads_again_whoever_was_idle_last() -> None:
+def test_the_last_reader_reads_again() -> None:
     idle = CpuWorkerPool(HOSTS)
     reader = idle.take(reads=True)
     idle.give_back(reader)
@@ -21,14 +21,14 @@ def test_who_has_read_ahead_reads_again_whoever_was_idle_last() -> None:
     assert idle.take(reads=True) is reader
 
 
-def test_nobody_is_kept_where_there_is_no_other() -> None:
+def test_the_reader_takes_other_tasks_if_no_other_worker_is_idle() -> None:
     idle = CpuWorkerPool(HOSTS)
     reader = idle.take(reads=True)
     idle.give_back(reader)
     assert {idle.take(reads=False).name for _ in HOSTS} == {host.name for host in HOSTS}
 
 
-def test_where_the_reader_is_busy_another_reads_and_goes_on_with_it() -> None:
+def test_if_the_reader_is_busy_another_worker_becomes_the_reader() -> None:
     idle = CpuWorkerPool(HOSTS)
     first, second = idle.take(reads=True), idle.take(reads=True)
     assert first is not second
@@ -38,6 +38,6 @@ def test_where_the_reader_is_busy_another_reads_and_goes_on_with_it() -> None:
 
 
 @pytest.mark.parametrize("reads", [True, False])
-def test_each_is_taken_once(reads: bool) -> None:
+def test_each_worker_is_taken_once(reads: bool) -> None:
     idle = CpuWorkerPool(HOSTS)
     assert len({idle.take(reads=reads).name for _ in HOSTS}) == len(HOSTS)

@@ -17,35 +17,35 @@ class Table:
 
     def __init__(self, groups: int, servers: int, size: ChunkLimits) -> None:
         self.balancer = LoadBalancer(range(groups), servers, size)
-        self.hands: list[deque[list[int]]] = [deque() for _ in range(servers)]
-        """Of each server, its portions, with the groups that it has not finished."""
-        self.dealt: list[tuple[int, tuple[int, ...]]] = []
+        self.chunks: list[deque[list[int]]] = [deque() for _ in range(servers)]
+        """Of each server, its chunks, with the groups that it has not finished."""
+        self.sent: list[tuple[int, tuple[int, ...]]] = []
         self.finished: list[int] = []
-        self.deal()
+        self.send()
 
-    def deal(self) -> None:
+    def send(self) -> None:
         while handed := list(self.balancer.next_chunks()):
-            self.dealt += handed
-            for server, portion in handed:
-                self.hands[server].append(list(portion))
+            self.sent += handed
+            for server, chunk in handed:
+                self.chunks[server].append(list(chunk))
                 self.balancer.started(server)
 
     def finish(self, server: int, which: int) -> None:
-        """A server finishes one group of one of its portions, and tells when that was the last."""
-        if portions := self.hands[server]:
-            portion = portions[which % len(portions)]
-            self.finished.append(portion.pop(which % len(portion)))
+        """A server finishes one group of one of its chunks, and tells when that was the last."""
+        if chunks := self.chunks[server]:
+            chunk = chunks[which % len(chunks)]
+            self.finished.append(chunk.pop(which % len(chunk)))
             self.balancer.finished(server, 1)
-            if not portion:
-                portions.remove(portion)
+            if not chunk:
+                chunks.remove(chunk)
                 self.balancer.end_chunk(server, 0)
-            self.deal()
+            self.send()
 
-    def in_hand(self) -> list[int]:
-        return [sum(map(len, portions)) for portions in self.hands]
+    def inflight(self) -> list[int]:
+        return [sum(map(len, chunks)) for chunks in self.chunks]
 
 
-sizes = st.builds(lambda portion, more: ChunkLimits(portion, portion + more), st.integers(1, 6), st.integers(0, 8))
+sizes = st.builds(lambda chunk, more: ChunkLimits(chunk, chunk + more), st.integers(1, 6), st.integers(0, 8))
 
 
 @given(
@@ -54,62 +54,62 @@ sizes = st.builds(lambda portion, more: ChunkLimits(portion, portion + more), st
     size=sizes,
     luck=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 50)), max_size=80),
 )
-def test_every_group_is_dealt_once_in_the_same_portions_whoever_is_faster(groups, servers, size, luck) -> None:
+def test_every_group_is_sent_once_in_the_same_chunks_whatever_the_servers_speed(groups, servers, size, luck) -> None:
     table = Table(groups, servers, size)
     for server, which in luck:
         table.finish(server % servers, which)
-        assert max(table.in_hand()) <= size.max_inflight
-    while any(table.in_hand()):
+        assert max(table.inflight()) <= size.max_inflight
+    while any(table.inflight()):
         for server in range(servers):
             table.finish(server, 0)
-    portions = [portion for _, portion in table.dealt]
-    assert [group for portion in portions for group in portion] == list(range(groups)), "in order, each once"
-    assert all(len(portion) == size.chunk for portion in portions[:-1])
+    chunks = [chunk for _, chunk in table.sent]
+    assert [group for chunk in chunks for group in chunk] == list(range(groups)), "in order, each once"
+    assert all(len(chunk) == size.chunk for chunk in chunks[:-1])
     assert sorted(table.finished) == list(range(groups)), "lost"
 
 
 @given(groups=st.integers(1, 60), servers=st.integers(1, 6), size=sizes)
-def test_at_first_all_get_the_same(groups, servers, size) -> None:
-    in_hand = Table(groups, servers, size).in_hand()
-    assert max(in_hand) - min(in_hand) <= size.chunk
+def test_all_servers_start_with_the_same_load(groups, servers, size) -> None:
+    inflight = Table(groups, servers, size).inflight()
+    assert max(inflight) - min(inflight) <= size.chunk
 
 
-def test_the_next_portion_goes_to_whoever_has_finished_one() -> None:
+def test_the_next_chunk_goes_to_the_server_that_has_finished_one() -> None:
     table = Table(10, 2, ChunkLimits(2, 4))
-    assert table.dealt == [(0, (0, 1)), (1, (2, 3)), (0, (4, 5)), (1, (6, 7))]
+    assert table.sent == [(0, (0, 1)), (1, (2, 3)), (0, (4, 5)), (1, (6, 7))]
     table.finish(1, 0)
-    assert len(table.dealt) == 4, "one group of two makes no room for two"
+    assert len(table.sent) == 4, "one group of two makes no room for two"
     table.finish(1, 0)
-    assert table.dealt[4:] == [(1, (8, 9))]
+    assert table.sent[4:] == [(1, (8, 9))]
 
 
-def test_a_server_that_has_nothing_gets_a_portion_however_large() -> None:
-    assert [server for server, _ in Table(6, 2, ChunkLimits(3, 3)).dealt] == [0, 1]
+def test_an_idle_server_gets_a_chunk_of_any_size() -> None:
+    assert [server for server, _ in Table(6, 2, ChunkLimits(3, 3)).sent] == [0, 1]
 
 
-def test_a_server_has_only_so_many_portions_at_once() -> None:
+def test_the_number_of_open_chunks_is_limited() -> None:
     table = Table(3 * MAX_OPEN_CHUNKS, 1, ChunkLimits(1, 1000))
-    assert len(table.dealt) == MAX_OPEN_CHUNKS
+    assert len(table.sent) == MAX_OPEN_CHUNKS
     table.finish(0, 5)
-    assert len(table.dealt) == MAX_OPEN_CHUNKS + 1
+    assert len(table.sent) == MAX_OPEN_CHUNKS + 1
 
 
-def test_a_server_gets_the_next_portion_only_when_it_has_begun_with_the_last() -> None:
+def test_a_server_gets_the_next_chunk_after_it_has_started_the_last() -> None:
     balancer = LoadBalancer(range(6), 2, ChunkLimits(1, 9))
     assert list(balancer.next_chunks()) == [(0, (0,)), (1, (1,))]
     assert list(balancer.next_chunks()) == []
     balancer.started(1)
     assert list(balancer.next_chunks()) == [(1, (2,))]
-    # One that was told to stop is through with its portion without having begun.
+    # One that was told to stop is through with its chunk without having begun.
     balancer.end_chunk(0, 1)
     assert list(balancer.next_chunks()) == [(0, (3,))]
 
 
-def test_what_a_server_gives_up_is_no_longer_in_its_hand_and_after_a_stop_nothing_is_dealt() -> None:
+def test_aborted_groups_are_not_in_flight_and_nothing_is_sent_after_a_stop() -> None:
     balancer = LoadBalancer(range(6), 1, ChunkLimits(2, 2))
-    assert [portion for _, portion in balancer.next_chunks()] == [(0, 1)]
+    assert [chunk for _, chunk in balancer.next_chunks()] == [(0, 1)]
     balancer.end_chunk(0, 2)
-    assert [portion for _, portion in balancer.next_chunks()] == [(2, 3)]
+    assert [chunk for _, chunk in balancer.next_chunks()] == [(2, 3)]
     balancer.stop()
     balancer.end_chunk(0, 2)
     assert list(balancer.next_chunks()) == []
@@ -126,20 +126,20 @@ def test_what_a_server_gives_up_is_no_longer_in_its_hand_and_after_a_stop_nothin
         (RequestLimits(4, 8), 8, 16, 2, ChunkLimits(1, 1)),
     ],
 )
-def test_helpings_follow_the_appetite_and_leave_something_for_the_others(
+def test_chunk_limits_follow_the_request_limits_and_the_even_share(
     limits, groups, group_size, servers, expected
 ) -> None:
     assert chunk_limits(limits, groups, group_size, servers) == expected
 
 
-def test_a_helping_is_never_more_than_an_even_share() -> None:
+def test_a_chunk_is_never_larger_than_an_even_share() -> None:
     table = Table(16, 4, chunk_limits(RequestLimits(1000, 2000), 16, 2, 4))
-    assert Counter(server for server, _ in table.dealt) == {0: 1, 1: 1, 2: 1, 3: 1}
-    assert table.in_hand() == [4, 4, 4, 4]
+    assert Counter(server for server, _ in table.sent) == {0: 1, 1: 1, 2: 1, 3: 1}
+    assert table.inflight() == [4, 4, 4, 4]
 
 
 @given(st.integers(1, 4096))
-def test_messages_come_no_faster_than_the_driver_can_take_them_and_no_shard_is_late_by_more_than_a_second(
+def test_gathering_bounds_the_message_rate_and_takes_at_most_a_second(
     servers,
 ) -> None:
     assert gather_seconds(servers) == min(1.0, max(0.05, servers / 200))

@@ -75,7 +75,7 @@ def moves_of(workers: Workers, residency: dict[str, Residency]) -> Offloader:
     return Offloader(workers, PLAN, residency.__getitem__)  # type: ignore[arg-type]
 
 
-def test_what_was_freed_adds_up_on_the_way_down_and_begins_anew_above():
+def test_freed_memory_adds_up_until_the_executor_wakes_up():
     workers = Workers(30.0, 12.5, 40.0)
     moves = moves_of(workers, ALL_AWAKE)
     asyncio.run(moves.move(DOWN))
@@ -94,7 +94,7 @@ def test_what_was_freed_adds_up_on_the_way_down_and_begins_anew_above():
     ]
 
 
-def test_who_holds_what_is_said_of_groups_that_take_turns():
+def test_residency_is_described_for_time_shared_groups():
     residency = {**ALL_AWAKE, "actor": Residency.WEIGHTS, "generator": Residency.ASLEEP}
     moves = moves_of(Workers(61.25), residency)
     asyncio.run(moves.move(OFF))
@@ -104,7 +104,7 @@ def test_who_holds_what_is_said_of_groups_that_take_turns():
     assert moves.describe([]) == ""
 
 
-def test_a_move_that_fails_is_told_with_where_it_went():
+def test_a_failed_move_is_described_with_its_target():
     workers = Workers()
     workers.fails = True
     moves = moves_of(workers, ALL_AWAKE)

@@ -62,5 +62,5 @@ def told_of(second: str, *, first: str = "ref", fails: bool = True) -> str:
     ],
     ids=["of the one ahead", "its own, where that is well", "on the host", "of other workers"],
 )
-def test_a_failure_is_that_of_the_run_ahead(first, second, fails, said):
+def test_a_queued_run_fails_with_the_failure_of_the_run_before(first, second, fails, said):
     assert told_of(second, first=first, fails=fails) == said

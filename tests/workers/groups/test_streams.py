@@ -19,11 +19,11 @@ import ray
 from dagrl.data.batch import Batch, Column
 from dagrl.workers.groups.worker_handle import next_pair
 
-told_in = sys.argv[1]
+output = sys.argv[1]
 
 
 def gate(ending):
-    return f"{told_in} {ending}"
+    return f"{output} {ending}"
 
 
 class Teller:
@@ -60,7 +60,7 @@ async def follow(ending):
         failure = type(getattr(error, "cause", None) or error).__name__
     reader = ray.remote(Teller).remote()
     assert ray.get(reader.first_numbers.remote([columns for columns, _ in pairs]), timeout=30) == [0, 1, 2]
-    with open(told_in, "a") as told:
+    with open(output, "a") as told:
         print(f"{ending}: {[number for _, number in pairs]} {failure}", file=told)
 
 

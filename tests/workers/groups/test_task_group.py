@@ -26,7 +26,7 @@ def test_results_come_in_order() -> None:
     assert asyncio.run(run_all([])) == []
 
 
-def test_whoever_starts_others_is_waited_for_with_them() -> None:
+def test_coroutines_started_by_others_are_joined_too() -> None:
     done = []
 
     async def chain(group: TaskGroup, left: int) -> None:
@@ -44,19 +44,19 @@ def test_whoever_starts_others_is_waited_for_with_them() -> None:
     assert done == [3, 2, 1, 0]
 
 
-def test_a_death_is_raised_before_what_its_witnesses_say() -> None:
+def test_a_dead_worker_is_raised_before_other_failures() -> None:
     with pytest.raises(WorkerDiedError, match="gone"):
         asyncio.run(run_all([failure(RunError("a peer is silent")), failure(WorkerDiedError("gone")), value(1)]))
 
 
-def test_a_loss_that_says_who_it_is_of_is_raised_before_one_that_only_misses_somebody() -> None:
+def test_a_loss_with_a_name_is_raised_before_one_without() -> None:
     named = WorkerLostError("its server has died")
     named.lost = ("generator/0",)
     with pytest.raises(WorkerLostError, match="its server has died"):
         asyncio.run(run_all([failure(WorkerLostError("a peer has ended")), failure(named), value(1)]))
 
 
-def test_a_death_is_told_of_at_once(monkeypatch) -> None:
+def test_a_dead_worker_is_raised_at_once(monkeypatch) -> None:
     monkeypatch.setattr("dagrl.workers.groups.task_group._SECOND_FAILURE_S", 3600)
 
     async def run() -> None:

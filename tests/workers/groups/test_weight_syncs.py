@@ -122,7 +122,7 @@ def carry_out(workers: Workers, given: Pipeline, times: int = 1) -> list[dict[st
     return asyncio.run(act())
 
 
-def test_both_sides_are_in_it_together_and_meet_where_they_met_before():
+def test_both_sides_are_called_together_and_endpoints_are_asked_for_once():
     workers = Workers()
     first, second = carry_out(workers, pipeline(backend="sglang"), times=2)
     assert first == second == {"sync/gb": 0.008, "sync/send_s": 1.5, "sync/receive_s": 0.75}
@@ -133,7 +133,7 @@ def test_both_sides_are_in_it_together_and_meet_where_they_met_before():
     assert [args[2] for _, method, args in workers.log if method is Worker.send_weights] == [1, 2]
 
 
-def test_weights_lie_in_the_object_store_before_anybody_takes_them():
+def test_weights_are_in_the_object_store_before_they_are_received():
     workers = Workers(meet=False)
     carry_out(workers, pipeline(backend="hf"))
     methods = [(executor, method) for executor, method, _ in workers.log]
@@ -143,7 +143,7 @@ def test_weights_lie_in_the_object_store_before_anybody_takes_them():
 
 
 @pytest.mark.parametrize("backend", ["hf", "sglang"])
-def test_behind_an_update_weights_that_may_lie_about_are_asked_for_at_once(backend):
+def test_a_send_through_the_object_store_is_queued_behind_the_update(backend):
     """Those that both sides hand over must wait for it: servers that are in a sync do nothing else."""
     workers, seen = Workers(meet=backend == "sglang"), []
     syncs = WeightSyncs(workers, pipeline(backend=backend))  # type: ignore[arg-type]
@@ -158,7 +158,7 @@ def test_behind_an_update_weights_that_may_lie_about_are_asked_for_at_once(backe
     assert syncs.pending("generator") is None
 
 
-def test_where_the_update_fails_its_weights_go_nowhere_and_it_says_why():
+def test_a_failed_update_ends_the_sync_with_its_failure():
     workers = Workers(meet=False, lost="actor/1")
 
     async def ahead() -> None:
@@ -179,7 +179,7 @@ class SlowSecond(Workers):
         return SendResult(0.5 + rank, 8_000_000, None, ("ref",) if rank == 0 else ())
 
 
-def test_what_lies_in_the_object_store_is_taken_when_the_first_rank_which_has_put_it_there_is_through():
+def test_receivers_wait_for_the_first_rank_alone():
     (figures,) = carry_out(SlowSecond(), pipeline(backend="hf"))
     assert figures == {"sync/gb": 0.008, "sync/send_s": 1.5, "sync/receive_s": 0.75}
 
@@ -208,21 +208,21 @@ class FullStore(Workers):
         return await super().send(rank)
 
 
-def test_where_weights_cannot_be_handed_out_the_failure_is_the_senders():
+def test_the_failure_of_a_sender_is_raised_and_not_that_of_a_receiver():
     with pytest.raises(RunError, match="the object store is full") as caught:
         carry_out(FullStore(meet=False), pipeline(backend="hf"))
     assert caught.value.worker == "actor/0"
     assert isinstance(caught.value.__cause__, RunError), "what has become of it is still known"
 
 
-def test_what_no_rank_of_the_generator_has_a_place_for_ends_the_run():
+def test_weights_that_no_rank_of_the_generator_knows_end_the_run():
     with pytest.raises(RunError, match=r"the generator has no parameter for b; use the same model") as caught:
         carry_out(Workers(used=(0b01, None)), pipeline(backend="sglang"))
     assert caught.value.node == "the weights of actor to reach generator"
 
 
 @pytest.mark.parametrize("meet", [True, False])
-def test_the_loss_of_a_follower_is_told_when_everybody_else_has_left(meet, monkeypatch):
+def test_a_lost_receiver_is_reported_after_all_others_have_left_the_sync(meet, monkeypatch):
     told = []
 
     def connect(address: Address, timeout_s: float, whose: str, **hello: Any) -> Any:
@@ -239,7 +239,7 @@ def test_the_loss_of_a_follower_is_told_when_everybody_else_has_left(meet, monke
     assert told == ([excuse] * 2 if meet else [])
 
 
-def test_whoever_leaves_a_sync_without_its_trainer_is_not_waited_for():
+def test_a_lost_sender_is_reported_at_once():
     workers = Workers(lost="actor/0", meet=True)
     with pytest.raises(WorkerDiedError, match="actor/0 died"):
         carry_out(workers, pipeline(backend="sglang"))

@@ -18,7 +18,7 @@ EXECUTORS = {ROLLOUT: ("generator",), SYNC: ("generator", "actor"), REWARD: ("ho
 
 
 class Workers:
-    """Stands in for a fleet."""
+    """Stands in for a groups."""
 
     def __init__(self) -> None:
         self.given_up: list[str] = []
@@ -34,11 +34,11 @@ class Scene:
     """Commands under way, each ended by what the test says of it."""
 
     def __init__(self, most: int = 3, bound_s: float = 5.0) -> None:
-        self.fleet, self.notes, self.heard = Workers(), [], []
+        self.groups, self.notes, self.heard = Workers(), [], []
         restarts = RestartPolicy(most)
         restarts.has_run = True
         self.under_way: dict[asyncio.Task[Any], Command] = {}
-        self.failures = WorkerFailures(self.fleet, restarts, bound_s, self.under_way, EXECUTORS.__getitem__)  # type: ignore[arg-type]
+        self.failures = WorkerFailures(self.groups, restarts, bound_s, self.under_way, EXECUTORS.__getitem__)  # type: ignore[arg-type]
 
     def begin(self, command: Command, action: Callable[[], Awaitable[None]]) -> asyncio.Task[Any]:
         async def carry_out() -> None:
@@ -80,21 +80,21 @@ def play(scene: Scene, **actions: Callable[[], Awaitable[None]]) -> list[Any]:
     return scene.heard
 
 
-def test_a_generator_that_is_lost_is_told_of() -> None:
+def test_a_lost_generator_is_reported() -> None:
     scene = Scene()
     assert play(scene, rollout=dies("generator/1")) == [WorkerLost("generator")]
-    assert scene.fleet.given_up == ["generator/1"]
+    assert scene.groups.given_up == ["generator/1"]
     assert scene.notes == [
         "generator/1 is lost: died; generator goes on when generator/1 is restarted (restart 1 of 3)"
     ]
 
 
-def test_one_that_is_lost_in_a_sync_is_told_of_too() -> None:
+def test_a_generator_lost_in_a_sync_is_reported() -> None:
     assert play(Scene(), sync=dies("generator/0")) == [WorkerLost("generator")]
 
 
 @pytest.mark.parametrize("first", ["rollout", "sync"])
-def test_a_loss_that_ends_two_commands_is_told_once_and_last(first) -> None:
+def test_a_loss_that_ends_two_commands_is_reported_once_and_last(first) -> None:
     """A sync in flight, in the midst of a rollout."""
     scene = Scene()
     actions = {name: dies("generator/1", after_s=0.0 if name == first else 0.1) for name in ("rollout", "sync")}
@@ -102,23 +102,23 @@ def test_a_loss_that_ends_two_commands_is_told_once_and_last(first) -> None:
     assert len(scene.notes) == 1
 
 
-def test_what_comes_to_its_end_all_the_same_is_told_before_the_loss() -> None:
+def test_commands_that_succeed_are_reported_before_the_loss() -> None:
     assert play(Scene(), rollout=dies("generator/1"), sync=ends(0.1)) == [SYNC, WorkerLost("generator")]
 
 
 @pytest.mark.parametrize("names", [("actor/0",), ("generator/0", "actor/0"), ()])
-def test_any_others_end_the_run(names) -> None:
+def test_other_losses_end_the_run(names) -> None:
     scene = Scene()
     with pytest.raises(WorkerDiedError, match="died"):
         play(scene, rollout=dies(*names))
-    assert (scene.heard, scene.fleet.given_up) == ([], [])
+    assert (scene.heard, scene.groups.given_up) == ([], [])
 
 
-def test_a_loss_too_many_ends_the_run() -> None:
+def test_a_spent_restart_budget_ends_the_run() -> None:
     with pytest.raises(WorkerDiedError, match="died"):
         play(Scene(most=0), rollout=dies("generator/1"))
 
 
-def test_the_wait_for_the_others_has_a_bound_that_says_for_whom() -> None:
+def test_the_wait_for_other_commands_has_a_timeout_that_names_them() -> None:
     with pytest.raises(WorkerHungError, match=r"waited 0.1 s for Sync\(.*\) to end, as generator has lost workers"):
         play(Scene(bound_s=0.1), rollout=dies("generator/1"), sync=ends(1.0))

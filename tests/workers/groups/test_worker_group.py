@@ -83,7 +83,7 @@ USERS = [ValueError("no such column"), OSError(28, "No space left on device"), K
 
 
 @pytest.mark.parametrize("cause", USERS, ids=lambda cause: type(cause).__name__)
-def test_what_an_op_raises_is_nobody_s_loss(answer, cause) -> None:
+def test_an_exception_of_an_op_is_not_a_lost_worker(answer, cause) -> None:
     error = answer(failed_with(cause))
     assert type(error) is RunError
     assert str(cause) in error.cause
@@ -101,7 +101,7 @@ LOSSES = [
 
 
 @pytest.mark.parametrize(("failure", "kind", "lost"), LOSSES, ids=lambda each: type(each).__name__)
-def test_a_loss_says_who_is_lost_where_that_is_known(answer, failure, kind, lost) -> None:
+def test_a_lost_worker_is_named_if_it_is_known(answer, failure, kind, lost) -> None:
     error = answer(failure)
     assert type(error) is kind
     assert error.lost == lost
@@ -109,7 +109,7 @@ def test_a_loss_says_who_is_lost_where_that_is_known(answer, failure, kind, lost
     assert error.node == "the generator to say something"
 
 
-def test_a_worker_that_says_nothing_is_lost_and_the_message_has_all_there_is_to_know(answer) -> None:
+def test_a_worker_that_does_not_answer_is_lost_and_the_message_is_complete(answer) -> None:
     error = answer(5.0, 0.1)
     assert type(error) is WorkerHungError
     assert error.lost == ("generator/1",)
@@ -125,12 +125,12 @@ def test_a_worker_that_does_not_start_is_not_lost(answer) -> None:
     assert error.hint == "raise run.start_timeout_s if it needs longer"
 
 
-def test_one_that_answers_in_time_is_heard(answer) -> None:
+def test_an_answer_in_time_is_returned(answer) -> None:
     assert answer(0.0) == "answered"
 
 
 class Streaming:
-    """A worker that tells these parcels of a task; a stream that nobody waits for ends when the test does."""
+    """A worker that tells these messages of a task; a stream that nobody waits for ends when the test does."""
 
     def __init__(self, told: list[StreamMessage]) -> None:
         self._told, self._had_last = told, False
@@ -139,7 +139,7 @@ class Streaming:
     def stream_task(self) -> Streaming:
         return self
 
-    def remote(self, *parcel: Any) -> Streaming:
+    def remote(self, *message: Any) -> Streaming:
         return self
 
     def _get_next_ref_n(self, count: int) -> list[Any]:
@@ -169,16 +169,16 @@ class Ready:
 
 
 @pytest.mark.parametrize("last", [True, False])
-def test_of_a_stream_nobody_waits_for_more_than_the_last_word(last) -> None:
+def test_a_stream_ends_with_its_last_message(last) -> None:
     worker = Streaming([StreamMessage((Heartbeat(0),)), StreamMessage((Heartbeat(1), Heartbeat(2)), last=last)])
     handle = WorkerHandle("generator/0", worker, FOREVER, HERE)
 
     async def follow() -> list[Block | Heartbeat]:
-        return [each async for each in handle.stream(work_of(RolloutWork, "rollout"), tally.append)]
+        return [each async for each in handle.stream(work_of(RolloutWork, "rollout"), sizes.append)]
 
-    tally: list[int] = []
+    sizes: list[int] = []
     assert asyncio.run(follow()) == [Heartbeat(0), Heartbeat(1), Heartbeat(2)]
-    assert len(tally) == 3, "a parcel there, two back"
+    assert len(sizes) == 3, "a message there, two back"
 
 
 class InARow:
@@ -191,7 +191,7 @@ class InARow:
     def run_task(self) -> InARow:
         return self
 
-    def remote(self, *parcel: Any) -> tuple[DueAt, Ready]:
+    def remote(self, *message: Any) -> tuple[DueAt, Ready]:
         self._through = max(asyncio.get_running_loop().time(), self._through) + self._seconds
         return DueAt(self._through, serialize([])[0]), Ready(None)
 
@@ -208,7 +208,7 @@ class DueAt:
 
 
 @pytest.mark.parametrize(("seconds", "in_time"), [(0.3, True), (0.6, False)])
-def test_what_was_sent_behind_another_has_its_time_from_the_end_of_that(seconds, in_time) -> None:
+def test_the_timeout_of_a_queued_call_starts_when_the_one_before_ends(seconds, in_time) -> None:
     handle = WorkerHandle("actor/0", InARow(seconds), Timeout(0.4, "node_timeout_s"), HERE)
     works = [work_of(ScoreWork, name, step=1) for name in ("ref", "update")]
 
@@ -224,7 +224,7 @@ def test_what_was_sent_behind_another_has_its_time_from_the_end_of_that(seconds,
 
 
 @pytest.mark.parametrize("answer", [OSError("the device is gone"), 60.0, 0.0])
-def test_at_the_end_nobody_is_told_of_one_that_cannot_free_what_it_holds(lab, monkeypatch, caplog, answer) -> None:
+def test_failures_to_close_are_ignored(lab, monkeypatch, caplog, answer) -> None:
     monkeypatch.setattr("dagrl.workers.groups.worker_group._CLOSE_TIMEOUT_S", 0.05)
     ended: list[object] = []
     groups = WorkerGroups(ray, Plan({}, (), shards=1, steps=1), Pipeline.model_validate(lab.tiny_pipeline()))
