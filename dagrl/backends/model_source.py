@@ -20,7 +20,7 @@ import torch
 from dagrl.backends.families.tensors import OUTPUT, SCORE
 from dagrl.config.schema import ModelSpec
 from dagrl.imports import UNUSED, import_transformers, without_packages
-from dagrl.models.config_class import UNDECLARED
+from dagrl.models.library_classes import UNDECLARED
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -17,9 +17,8 @@ from dagrl.config.capability import Capability
 from dagrl.config.errors import Place, suggest
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import Pipeline
-from dagrl.models.config_class import model_fields
 from dagrl.models.gpus import GPUS, gpu_named
-from dagrl.models.library_fields import check_names
+from dagrl.models.library_classes import NO_CLASS, check_names, config_class
 
 _MOST_PARAMETERS = 10**13
 """Several times the largest models that have been trained."""
@@ -35,7 +34,7 @@ def check_config(section: Place, config: Mapping[str, Any], file: Path | None, f
     config.json, which may have fields of its own. Returns whether all values are of the right kind.
     """
     family = find_family(config.get("model_type"))
-    class_name, types = (model_fields(family.model_type) if family else None) or ("", {})
+    class_name, types, _ = config_class(family.model_type) if family else NO_CLASS
     if file is None and types:
         given = [name for name in config if name != "model_type"]
         check_names(section, given, types, class_name, "transformers", findings)

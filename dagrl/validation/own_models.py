@@ -1,4 +1,4 @@
-"""Engines with a model of their own: that it reads the tokens of the pipeline, and is what its head says."""
+"""Engines with a model of their own: it reads the tokens of the pipeline, and is what its head says."""
 
 from __future__ import annotations
 
@@ -15,25 +15,27 @@ _CLASSIFIER = "ForSequenceClassification"
 def check_own_models(pipeline: Pipeline, findings: Findings) -> None:
     """Report models of another vocabulary than the pipeline's, and folders of language models where scores are needed.
 
-    Reads small files of the models' folders; of what is not there, `model.py` speaks.
+    Reads small files of the models' folders; `model.py` reports those that cannot be read.
     """
     for name, engine in pipeline.engines.items():
         section = pipeline.model_section(name)
-        if engine.model is not None and section[1] == name and _reads_tokens(pipeline, name):
-            _check_vocabulary(pipeline, name, section, findings)
-        if engine.reads_messages and engine.head == "reward":
-            _check_classifier(pipeline, name, findings)
+        try:
+            if engine.model is not None and section[1] == name and _reads_tokens(pipeline, name):
+                _check_vocabulary(pipeline, name, section, findings)
+            if engine.reads_messages and engine.head == "reward":
+                _check_classifier(pipeline, name, section, findings)
+        except ValueError:
+            continue
 
 
 def _reads_tokens(pipeline: Pipeline, name: str) -> bool:
-    """Whether the engine, or who follows or shares it, works on the pipeline's tokens as they are."""
-    used = [
-        node
+    """Whether an engine with this model works on the pipeline's tokens as they are."""
+    return any(
+        _on_tokens(pipeline, node)
         for node in pipeline.nodes.values()
         if (engine := getattr(node, "engine", None)) in pipeline.engines
         and pipeline.model_section(str(engine)) == ("engines", name, "model")
-    ]
-    return any(_on_tokens(pipeline, node) for node in used)
+    )
 
 
 def _on_tokens(pipeline: Pipeline, node: NodeBase) -> bool:
@@ -44,11 +46,8 @@ def _on_tokens(pipeline: Pipeline, node: NodeBase) -> bool:
 
 def _check_vocabulary(pipeline: Pipeline, name: str, section: Place, findings: Findings) -> None:
     own = pipeline.model_of(name)
-    try:
-        ours = token_ids(pipeline.model.tokenizer or pipeline.model.path)
-        rows = read_config(own).get("vocab_size")
-    except ValueError:
-        return  # `model.py` speaks of files that cannot be read, and without a list there is nothing to compare.
+    ours = token_ids(pipeline.model.tokenizer or pipeline.model.path)
+    rows = read_config(own).get("vocab_size")
     needed = max(ours.values(), default=-1) + 1
     if isinstance(rows, int) and rows < needed:
         message = f"it has rows for {rows} tokens, and the pipeline's tokenizer has {needed}"
@@ -57,10 +56,7 @@ def _check_vocabulary(pipeline: Pipeline, name: str, section: Place, findings: F
     source = own.tokenizer or own.path
     if not isinstance(source, Path) or not (source.expanduser() / "tokenizer.json").is_file():
         return
-    try:
-        theirs = token_ids(source)
-    except ValueError:
-        return
+    theirs = token_ids(source)
     moved = next((token for token, number in ours.items() if theirs.get(token, number) != number), None)
     unknown = next((token for token in ours if token not in theirs), None)
     if moved is not None:
@@ -74,15 +70,10 @@ def _check_vocabulary(pipeline: Pipeline, name: str, section: Place, findings: F
         findings.warning(section, message + "policy's chat template does without them", depends_on=[("model",)])
 
 
-def _check_classifier(pipeline: Pipeline, name: str, findings: Findings) -> None:
-    """Report the folder of a language model, which has no score; a classifier's is told by its config."""
-    model, section = pipeline.model_of(name), pipeline.model_section(name)
-    if model.path is None:
-        return
-    try:
-        classes = read_config(model).get("architectures")
-    except ValueError:
-        return  # `model.py` says so.
+def _check_classifier(pipeline: Pipeline, name: str, section: Place, findings: Findings) -> None:
+    """Report the folder of a language model, which has no score; the config names the class of a classifier."""
+    model = pipeline.model_of(name)
+    classes = read_config(model).get("architectures") if model.path else None
     if isinstance(classes, list) and classes and not any(str(each).endswith(_CLASSIFIER) for each in classes):
         message = (
             f"{model.path} is a {classes[0]}, which has no score; give `{name}` the folder of a reward model under "

@@ -36,21 +36,21 @@ def check_tokenizer_use(pipeline: Pipeline, findings: Findings) -> None:
 
 
 def _folder_of(model: ModelSpec, section: Place) -> tuple[Path | None, Place]:
-    """The folder that the tokenizer is read from, where there is one, and what names it."""
+    """Return the folder that holds the tokenizer, where there is one, and the place that names it."""
     source, key = (model.path, "path") if model.tokenizer is None else (model.tokenizer, "tokenizer")
-    is_folder = isinstance(source, Path) and source.is_dir() and has_tokenizer(source)
-    return source if is_folder and isinstance(source, Path) else None, (*section, key)
+    folder = source if isinstance(source, Path) and source.is_dir() and has_tokenizer(source) else None
+    return folder, (*section, key)
 
 
 def _prompt_files(pipeline: Pipeline) -> Iterator[Path]:
-    """The data files whose prompts are chats."""
+    """Yield the data files whose prompts are chats."""
     for key, path in pipeline.data.files.items():
         if holds_chats(path, columns_read(pipeline, validation=key != "train")):
             yield path
 
 
 def _readers_of_chats(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
-    """Who asks a model by a chat template of its own, and the engine with that model."""
+    """Yield what asks a model by the model's own chat template, and the engine with that model."""
     for name, engine in pipeline.engines.items():
         if engine.reads_messages and engine.head == "reward":
             yield f"reward model `{name}`", name

@@ -14,7 +14,7 @@ from dagrl.backends.families.config_fields import COMMON_RANGES, EXPERT_RANGES, 
 from dagrl.backends.families.parts import Attention, GatedExperts, GatedMlp, GroupedQueryAttention
 from dagrl.backends.families.shape import ModelShape
 from dagrl.config.errors import shown
-from dagrl.models.config_class import model_defaults
+from dagrl.models.library_classes import config_class
 
 _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """Parameters of ``llama3`` rope scaling that Megatron holds as constants."""
@@ -60,7 +60,7 @@ class Family:
 
     def fields(self, config: Mapping[str, Any]) -> ConfigFields:
         """Return the fields of a config, with the defaults of its class in the installed transformers."""
-        return ConfigFields(dict(config), model_defaults(self.model_type))
+        return ConfigFields(dict(config), config_class(self.model_type).defaults)
 
     def attention(self, config: ConfigFields) -> Attention:
         """Return the attention of a layer."""

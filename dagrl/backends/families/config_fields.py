@@ -6,17 +6,16 @@ other fields, and which fields may be null; it refuses anything else when an eng
 
 from __future__ import annotations
 
-import ast
 import math
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from typing_extensions import TypeIs
 
 from dagrl.config.errors import shown
+from dagrl.models.library_classes import has_type, is_whole, words_of_type
 
 
 class ConfigFields(ChainMap[str, Any]):
@@ -40,7 +39,7 @@ class ConfigFields(ChainMap[str, Any]):
 
 def is_size(value: Any) -> TypeIs[int]:
     """Whether a value is a whole number above 0."""
-    return _is_whole(value) and value > 0
+    return is_whole(value) and value > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class Range:
 def whole(low: int, high: int, *, nullable: bool = True) -> Range:
     """Whole numbers between two bounds."""
     return Range(
-        f"a whole number from {low} to {high}", lambda value: _is_whole(value) and low <= value <= high, nullable
+        f"a whole number from {low} to {high}", lambda value: is_whole(value) and low <= value <= high, nullable
     )
 
 
@@ -65,13 +64,9 @@ def number(words: str, holds: Callable[[float], bool], *, nullable: bool = True)
     return Range(words, lambda value: _is_number(value) and math.isfinite(value) and holds(value), nullable)
 
 
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def _is_number(value: Any) -> bool:
     # The bound: a larger whole number has no float.
-    return isinstance(value, float) or (_is_whole(value) and abs(value) < 10**300)
+    return isinstance(value, float) or (is_whole(value) and abs(value) < 10**300)
 
 
 # The bounds are far above any model that has been trained, and far below what a run, or a plan, would not survive.
@@ -80,7 +75,7 @@ RANK = whole(1, 2**18)
 HEADS = whole(1, 2**14)
 COUNT = whole(1, 2**16)
 LAYERS = whole(0, 10_000, nullable=False)
-LAYER_NUMBERS = Range("a list of layers' numbers", lambda value: isinstance(value, list) and all(map(_is_whole, value)))
+LAYER_NUMBERS = Range("a list of layers' numbers", lambda value: isinstance(value, list) and all(map(is_whole, value)))
 ABOVE_ZERO = number("a number above 0", lambda value: value > 0)
 NOT_NEGATIVE = number("a number of 0 or more", lambda value: value >= 0)
 _SHARE = number("a number from 0 to 1", lambda value: 0 <= value <= 1)
@@ -133,15 +128,6 @@ _NEEDED_BY_ROPE = {
     **dict.fromkeys(("linear", "dynamic", "yarn"), ("factor",)),
 }
 """Kind of rotary embedding -> the other parameters that it needs."""
-_WORDS = {
-    "int": "a whole number",
-    "float": "a number with a decimal point",
-    "bool": "true or false",
-    "str": "text",
-    "None": "null",
-    "list[int]": "a list of whole numbers",
-    "list[str]": "a list of text",
-}
 
 
 def wrong_values(
@@ -157,8 +143,10 @@ def wrong_values(
         needed = known is not None and (not known.nullable or (field == "head_dim" and annotation == "Any"))
         if known is not None and (value is not None or needed) and not known.holds(value):
             yield field, f"expected {known.words}, got {shown(value)}"
-        elif annotation is not None and not any(allows(value) for allows in _tests(annotation)):
-            words = known.words if known is not None and value is None else _words(annotation, value)
+        elif annotation is not None and not has_type(annotation, value):
+            words = known.words if known is not None and value is None else words_of_type(annotation)
+            if annotation == "float" and is_whole(value):
+                words += ", which transformers insists on"
             yield field, f"expected {words}, got {shown(value)}"
         elif known is _ROPE and value:
             yield from ((field, message) for message in _wrong_rope(value))
@@ -174,53 +162,3 @@ def _wrong_rope(rope: Mapping[str, Any]) -> Iterator[str]:
     missing = [name for name in _NEEDED_BY_ROPE.get(kind, ()) if name not in rope]
     if missing:
         yield f"lacks `{missing[0]}`, which {kind} needs"
-
-
-def _words(annotation: str, value: Any) -> str:
-    if annotation == "float" and _is_whole(value):
-        return "a number with a decimal point, which transformers insists on"
-    return " or ".join(_WORDS.get(part.strip(), part.strip()) for part in annotation.split("|"))
-
-
-@cache
-def _tests(annotation: str) -> tuple[Callable[[Any], bool], ...]:
-    """Return a test for each member of a union; transformers checks plain types as strictly as these do."""
-    try:
-        return tuple(_members(ast.parse(annotation, mode="eval").body))
-    except SyntaxError:
-        return (lambda value: True,)
-
-
-_PLAIN: dict[str, Callable[[Any], bool]] = {
-    "int": _is_whole,
-    "float": lambda value: isinstance(value, float),
-    "bool": lambda value: isinstance(value, bool),
-    "str": lambda value: isinstance(value, str),
-    "dict": lambda value: isinstance(value, Mapping),
-}
-
-
-def _members(node: ast.expr) -> Iterator[Callable[[Any], bool]]:
-    match node:
-        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-            yield from _members(left)
-            yield from _members(right)
-        case ast.Subscript(value=ast.Name(id="Union" | "Optional" as name), slice=inner):
-            for member in inner.elts if isinstance(inner, ast.Tuple) else [inner]:
-                yield from _members(member)
-            if name == "Optional":
-                yield lambda value: value is None
-        case ast.Subscript(value=ast.Name(id="Literal"), slice=inner):
-            options = ast.literal_eval(inner)
-            yield lambda value: value in (options if isinstance(options, tuple) else (options,))
-        case ast.Subscript(value=ast.Name(id="list"), slice=inner):
-            tests = tuple(_members(inner))
-            yield lambda value: isinstance(value, list) and all(any(test(each) for test in tests) for each in value)
-        case ast.Subscript(value=ast.Name(id="dict")):
-            yield _PLAIN["dict"]
-        case ast.Constant(value=None):
-            yield lambda value: value is None
-        case ast.Name(id=name) if name in _PLAIN:
-            yield _PLAIN[name]
-        case _:
-            yield lambda value: True

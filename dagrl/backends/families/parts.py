@@ -8,54 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
-from dagrl.backends.families.tensor_maps import GateUp, GroupedQkv, MappedTensor, Parallel, Replicated
+from dagrl.backends.families.tensor_maps import GroupedQkv, MappedTensor, Parallel, Replicated
 
 Tensors = tuple[MappedTensor, ...]
 
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 GATED_MLP_MATRICES = len(_PROJECTIONS)
 _INPUT_NORM, _MLP_NORM = "input_layernorm.weight", "post_attention_layernorm.weight"
-
-
-class Attention(Protocol):
-    """Attention of a layer, with the norm before it. Implementations are frozen dataclasses."""
-
-    def __hash__(self) -> int: ...
-
-    @property
-    def heads(self) -> int:
-        """Heads of the queries."""
-        ...
-
-    @property
-    def key_value_heads(self) -> int:
-        """Heads of the keys and values."""
-        ...
-
-    @property
-    def head_dim(self) -> int:
-        """Width of a head's value."""
-        ...
-
-    @property
-    def pair_products(self) -> int:
-        """Multiply-adds on one query and one key: the score, and the weighted value."""
-        ...
-
-    @property
-    def cache_values_per_token(self) -> int:
-        """Values that inference keeps for each token."""
-        ...
-
-    def tensors(self) -> Tensors:
-        """Tensors of one layer, without the layer's prefix."""
-        ...
-
-    def transformer_fields(self) -> dict[str, Any]:
-        """Fields of Megatron's TransformerConfig that describe it."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +235,7 @@ class GatedExperts:
         }
 
 
+Attention = GroupedQueryAttention | LatentAttention
 Mlp = GatedMlp | GatedExperts
 
 MIXTURE_DEFAULTS: dict[str, Any] = {
@@ -292,7 +254,7 @@ MIXTURE_DEFAULTS: dict[str, Any] = {
 def _gated(megatron: str, block: str, projections: Sequence[str], hidden: int, width: int) -> Tensors:
     gate, up, down = (f"{block}.{name}.weight" for name in projections)
     return (
-        MappedTensor(megatron.format(1), (gate, up), ((width, hidden), (width, hidden)), GateUp()),
+        MappedTensor(megatron.format(1), (gate, up), ((width, hidden), (width, hidden)), Parallel(dim=0)),
         _row_parallel(megatron.format(2), down, (hidden, width)),
     )
 

@@ -99,44 +99,28 @@ class Replicated:
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
-    """Cut into equal parts: `dim` 0 (outputs) for column-parallel layers, 1 (inputs) for row-parallel ones."""
+    """Cut into equal parts: `dim` 0 (outputs) for column-parallel layers, 1 (inputs) for row-parallel ones.
+
+    Each rank holds its parts of several tensors, such as gate and up projection, one behind the other.
+    """
 
     dim: int
     split = True
 
     def shard(self, full: Sequence[Tensor], part: int, parts: int) -> Tensor:
-        """One slice."""
-        return _slice(full[0], self.dim, part, parts)
+        """Return the rank's part of each tensor."""
+        slices = [_slice(tensor, self.dim, part, parts) for tensor in full]
+        return _concatenated(slices, self.dim) if len(slices) > 1 else slices[0]
 
     def pieces(self, full: Sequence[Tensor], shards: Sequence[Tensor]) -> Pieces:
-        """All slices."""
+        """Pair the parts of each tensor, rank by rank."""
         for part, shard in enumerate(shards):
-            yield _slice(full[0], self.dim, part, len(shards)), shard
+            for tensor, piece in zip(full, shard.chunk(len(full), self.dim), strict=True):
+                yield _slice(tensor, self.dim, part, len(shards)), piece
 
     def shard_shape(self, full: Sequence[Shape], parts: int) -> Shape:
-        """One slice."""
-        return (*full[0][: self.dim], full[0][self.dim] // parts, *full[0][self.dim + 1 :])
-
-
-@dataclass(frozen=True, slots=True)
-class GateUp:
-    """Gate and up projection of a gated MLP, one below the other on each rank."""
-
-    split = True
-
-    def shard(self, full: Sequence[Tensor], part: int, parts: int) -> Tensor:
-        """The rank's rows of the gate, then its rows of the up projection."""
-        return _concatenated([_slice(tensor, 0, part, parts) for tensor in full], 0)
-
-    def pieces(self, full: Sequence[Tensor], shards: Sequence[Tensor]) -> Pieces:
-        """Gate and up projection, rank by rank."""
-        for part, shard in enumerate(shards):
-            for tensor, half in zip(full, shard.chunk(2), strict=True):
-                yield _slice(tensor, 0, part, len(shards)), half
-
-    def shard_shape(self, full: Sequence[Shape], parts: int) -> Shape:
-        """Both, one below the other."""
-        return _stacked(full, parts)
+        """Return the shape of all parts together."""
+        return _stacked(full, parts, self.dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,5 +207,5 @@ def _slice(tensor: Tensor, dim: int, part: int, parts: int) -> Tensor:
     return tensor.narrow(dim, part * length, length)
 
 
-def _stacked(full: Sequence[Shape], parts: int) -> Shape:
-    return (sum(shape[0] for shape in full) // parts, *full[0][1:])
+def _stacked(full: Sequence[Shape], parts: int, dim: int = 0) -> Shape:
+    return (*full[0][:dim], sum(shape[dim] for shape in full) // parts, *full[0][dim + 1 :])

@@ -17,8 +17,7 @@ from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.backends.megatron.unsupported import SECTIONS, clashes_of
 from dagrl.config.errors import Place, shown, suggest
 from dagrl.config.loading.positions import Findings
-from dagrl.models.library_classes import fields_of_class, source_of
-from dagrl.models.library_fields import check_fields
+from dagrl.models.library_classes import check_fields, fields_of_class, source_of
 
 _MODEL_PARALLEL = ("core/model_parallel_config.py", "ModelParallelConfig")
 _TRANSFORMER = ("core/transformer/transformer_config.py", "TransformerConfig")

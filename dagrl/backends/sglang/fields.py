@@ -11,8 +11,7 @@ from functools import cache
 from dagrl.backends.backend import EngineCheck
 from dagrl.backends.sglang.section import SglangEngineSpec
 from dagrl.backends.sglang.unsupported import clashes_of
-from dagrl.models.library_classes import fields_of_class, source_of
-from dagrl.models.library_fields import check_fields
+from dagrl.models.library_classes import check_fields, fields_of_class, source_of
 
 
 def check_fields_of(check: EngineCheck[SglangEngineSpec]) -> None:

@@ -13,6 +13,7 @@ from tiny_models import DENSE, MIXTURES, tiny_hf_model
 from dagrl.backends.families.registry import model_shape, shape_of
 from dagrl.backends.families.shape import ModelShape
 from dagrl.config.schema import ModelSpec
+from dagrl.models.library_classes import NO_CLASS
 
 PUBLISHED: dict[str, dict[str, Any]] = {
     "Qwen3-1.7B": {
@@ -147,7 +148,7 @@ def test_a_shape_that_cannot_be_known_says_why(fields: dict[str, Any], complaint
 
 def test_a_size_that_nobody_says_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     # As where transformers is not installed.
-    monkeypatch.setattr("dagrl.backends.families.base.model_defaults", lambda family: {})
+    monkeypatch.setattr("dagrl.backends.families.base.config_class", lambda family: NO_CLASS)
     with pytest.raises(ValueError, match="the model's config does not say hidden_size; add it"):
         shape_of({"model_type": "llama", "vocab_size": 1000, "num_attention_heads": 4})
 

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagrl.backends.families.tensor_maps import (
-    GateUp,
     GroupedQkv,
     Parallel,
     Replicated,
@@ -31,7 +30,7 @@ def test_queries_stand_before_their_groups_key_and_value():
 
 def test_each_rank_has_its_part_of_the_gate_above_its_part_of_the_up_projection():
     full = [rows(0, 1, 2, 3), rows(10, 11, 12, 13)]
-    assert [GateUp().shard(full, part, 2).tolist() for part in (0, 1)] == [[0, 1, 10, 11], [2, 3, 12, 13]]
+    assert [Parallel(dim=0).shard(full, part, 2).tolist() for part in (0, 1)] == [[0, 1, 10, 11], [2, 3, 12, 13]]
 
 
 def test_a_vocabulary_is_filled_up_with_zeros():
@@ -57,7 +56,7 @@ def maps(draw) -> tuple[TensorMap, list[torch.Tensor], int]:
         "replicated": (Replicated(), [(each, *rest)]),
         "column": (Parallel(dim=0), [(parts * each, *rest)]),
         "row": (Parallel(dim=1), [(width, parts * each)]),
-        "gate-up": (GateUp(), [(parts * each, width)] * 2),
+        "gate-up": (Parallel(dim=0), [(parts * each, width)] * 2),
         "qkv": (GroupedQkv(groups, head_dim), [(groups * n * head_dim, *rest) for n in (queries, 1, 1)]),
         # As many ranks as there are channels in a head, for one group.
         "shared keys": (GroupedQkv(each, parts), [(each * n * parts, *rest) for n in (queries, 1, 1)]),
