@@ -1,13 +1,12 @@
-"""Names of number formats, as Megatron's command line and torch have them, for fields of Megatron's that take one."""
+"""Number formats, by the names that libraries' command lines and torch have for them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class NumberFormat:
-    """How a number is held."""
+class NumberFormat(NamedTuple):
+    """A format by its name in torch, and its bytes."""
 
     torch_name: str
     nbytes: int
@@ -22,7 +21,7 @@ NUMBER_FORMATS: dict[str, NumberFormat] = {
     "float16": _FLOAT16,
     "bf16": _BFLOAT16,
     "bfloat16": _BFLOAT16,
-    # Megatron holds fp8 moments as bytes, and their scales beside them.
+    # Optimizers hold moments in fp8 as bytes, and their scales beside them.
     "fp8": NumberFormat("uint8", 1),
     "uint8": NumberFormat("uint8", 1),
 }

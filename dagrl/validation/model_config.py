@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from dagrl.backends.families.config_fields import wrong_values
-from dagrl.backends.families.registry import UNKNOWN, family_names, find_family, model_shape
+from dagrl.backends.families.registry import UNKNOWN, find_family, model_shape, unknown_family
 from dagrl.backends.registry import backend_of
 from dagrl.config.capability import Capability
-from dagrl.config.errors import Place, suggest
+from dagrl.config.errors import Place
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import Pipeline
 from dagrl.models.gpus import GPUS, gpu_named
@@ -62,7 +62,7 @@ def check_config(section: Place, config: Mapping[str, Any], file: Path | None, f
 def check_family(
     pipeline: Pipeline, names: Sequence[str], section: Place, config: Mapping[str, Any], findings: Findings
 ) -> None:
-    """Report what megatron engines cannot build of the model that the engines `names` have.
+    """Report what those of the engines `names` that build families themselves cannot build.
 
     The config has no values that `check_config` reports.
     """
@@ -73,8 +73,7 @@ def check_family(
     depends: list[Place] = [("engines", name, "bridge") for name in native]
     family = find_family(model_type)
     if family is None:
-        message = f"the megatron engine has no model type {model_type!r}; {suggest(model_type, family_names())}"
-        findings.error(_place_of(section, "model_type"), message, depends_on=depends)
+        findings.error(_place_of(section, "model_type"), unknown_family(model_type), depends_on=depends)
         return
     fields = family.fields(config)
     for field, message in family.unsupported(fields):

@@ -57,11 +57,8 @@ class GroupedQueryAttention:
         ]
         if self.qk_norm:
             found += [
-                MappedTensor(
-                    f"self_attention.{name}_layernorm.weight",
-                    (f"self_attn.{name}_norm.weight",),
-                    ((self.head_dim,),),
-                    Replicated(),
+                _replicated(
+                    f"self_attention.{name}_layernorm.weight", f"self_attn.{name}_norm.weight", (self.head_dim,)
                 )
                 for name in "qk"
             ]
@@ -183,7 +180,7 @@ class GatedMlp:
 
     def tensors(self) -> Tensors:
         """The norm and the projections."""
-        norm = MappedTensor("mlp.linear_fc1.layer_norm_weight", (_MLP_NORM,), ((self.hidden,),), Replicated())
+        norm = _replicated("mlp.linear_fc1.layer_norm_weight", _MLP_NORM, (self.hidden,))
         return (norm, *_gated("mlp.linear_fc{}.weight", "mlp", _PROJECTIONS, self.hidden, self.width))
 
 

@@ -17,6 +17,7 @@ import dagrl.backends.families as package
 from dagrl.backends.families.base import Family
 from dagrl.backends.families.config_fields import ConfigFields
 from dagrl.backends.families.shape import ModelShape
+from dagrl.config.errors import suggest
 from dagrl.config.schema import ModelSpec, Pipeline
 from dagrl.models.hf_config import read_config
 
@@ -56,6 +57,11 @@ def family_named(model_type: object) -> Family:
     return family
 
 
+def unknown_family(model_type: str) -> str:
+    """Return the message for a model that the Megatron backend has no family for."""
+    return f"the megatron engine has no model type {model_type!r}; {suggest(model_type, family_names())}"
+
+
 def family_names() -> list[str]:
     """Return the model types of all families."""
     return list(_built_in() | installed_families() | _registered)
@@ -87,10 +93,7 @@ def buildable(config: Mapping[str, Any]) -> tuple[Family, ConfigFields]:
     """
     family = find_family(config.get("model_type"))
     if family is None:
-        raise ValueError(
-            f"the megatron engine does not know model type {config.get('model_type')!r}; it knows "
-            f"{', '.join(family_names())}"
-        )
+        raise ValueError(unknown_family(str(config.get("model_type"))))
     fields = family.fields(config)
     for _, reason in family.unsupported(fields):
         raise ValueError(reason)

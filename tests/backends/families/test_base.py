@@ -47,7 +47,7 @@ def tensors(model: PretrainedConfig, rows: int, head: str = "lm") -> Iterator[Ma
 def test_an_unknown_model_type_is_answered_with_the_known_ones():
     with pytest.raises(
         ValueError,
-        match="does not know model type 'gemma2'; it knows deepseek_v3, llama, mixtral, qwen2, qwen3, qwen3_moe",
+        match="has no model type 'gemma2'; choose from: deepseek_v3, llama, mixtral, qwen2, qwen3, qwen3_moe",
     ):
         transformer_fields(config("gemma2"))
 
