@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
+from dagrl.cli.errors import exit_on
 from dagrl.cli.parameters import OutputFolder, RunFolder
-from dagrl.config.errors import PipelineError
 
 
 def export(
@@ -34,11 +33,6 @@ def print_result(command: str, write: Callable[[], str]) -> int:
     """Call `write`, which writes weights, and print its summary, or why it failed."""
     from dagrl.orchestrator.export import WrongCallError
 
-    try:
+    with exit_on(command, ValueError, OSError, code=1), exit_on(command, WrongCallError):
         print(write())
-    except PipelineError:
-        raise
-    except (ValueError, OSError) as error:
-        print(f"dagrl {command}: {error}", file=sys.stderr)
-        return 2 if isinstance(error, WrongCallError) else 1
     return 0

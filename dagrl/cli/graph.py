@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from dagrl.cli.errors import exit_on
 from dagrl.cli.parameters import Overrides, Pipeline, parse_path
 
 
@@ -33,9 +33,6 @@ def graph(
     if output is None:
         print(draw_text(dag), end="")
         return 0
-    try:
+    with exit_on("graph", ValueError, OSError):
         write_drawing(dag, output)
-    except (ValueError, OSError) as error:
-        print(f"dagrl graph: {error}", file=sys.stderr)
-        return 2
     return 0

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from dagrl.cli.errors import exit_on
 from dagrl.cli.parameters import Overrides, Pipeline, parse_path
-from dagrl.config.errors import PipelineError
 
 _DOES_NOT_FIT = 3
 
@@ -64,7 +64,7 @@ def plan(
     asked = {"gpus": gpus, "nodes": nodes, "gpus_per_node": gpus_per_node, "top": top}
     cluster = {name: count for name, count in asked.items() if count is not None}
     assumed = Assumed(prompt_tokens, response_tokens)
-    try:
+    with exit_on("plan", ValueError):
         if search and simulate is not None:
             raise ValueError("--simulate shows one layout; take --search out, or simulate what it proposes")
         if cluster and not search:
@@ -74,11 +74,6 @@ def plan(
             sections = show_steps.search_sections(pipeline, overrides, gpu=gpu, assumed=assumed, **cluster)
         else:
             sections = [*show.memory_sections(found), show_steps.step_section(found, assumed)]
-    except PipelineError:
-        raise
-    except ValueError as error:
-        print(f"dagrl plan: {error}", file=sys.stderr)
-        return 2
     if gpu is not None and not search and (why := why_unread(found.pipeline)):
         print(f"dagrl plan: --gpu {gpu} has no effect, as {why}", file=sys.stderr)
     print((show.as_json if as_json else show.as_text)(found, sections), end="", flush=True)
@@ -87,11 +82,8 @@ def plan(
     if simulate is not None and found.fits:
         from dagrl.reporting.run_report import write_planned
 
-        try:
+        with exit_on("plan", OSError):
             written = write_planned(found, simulate, assumed)
-        except OSError as error:
-            print(f"dagrl plan: {error}", file=sys.stderr)
-            return 2
         # Keep stdout one JSON object.
         print(written, file=sys.stderr if as_json else sys.stdout)
     for line in show.problems_in_words(found):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
+from dagrl.cli.errors import exit_on
 from dagrl.cli.parameters import RunFolder
-from dagrl.config.errors import PipelineError
 
 
 def report(
@@ -24,13 +23,8 @@ def report(
     """Summarize a run from its folder, also while it runs: rewards, seconds by node, idle groups and restarts."""
     from dagrl.reporting.run_report import report_run
 
-    try:
+    with exit_on("report", ValueError):
         if gpu is not None and not timeline:
             raise ValueError("--gpu is for --timeline; add that, or take it out")
         print(report_run(run_dir, timeline=timeline, gpu=gpu), end="")
-    except PipelineError:
-        raise
-    except ValueError as error:
-        print(f"dagrl report: {error}", file=sys.stderr)
-        return 2
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 
 
 class Verdict(Enum):
@@ -25,16 +26,6 @@ class Finding:
     text: str
 
 
-def ok(name: str, text: str) -> Finding:
-    """Report a check that passes."""
-    return Finding(Verdict.OK, name, text)
-
-
-def hint(name: str, text: str) -> Finding:
-    """Report something that could be better."""
-    return Finding(Verdict.HINT, name, text)
-
-
-def missing(name: str, text: str) -> Finding:
-    """Report something without which runs fail."""
-    return Finding(Verdict.MISSING, name, text)
+ok = partial(Finding, Verdict.OK)
+hint = partial(Finding, Verdict.HINT)
+missing = partial(Finding, Verdict.MISSING)

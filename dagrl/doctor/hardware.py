@@ -86,4 +86,4 @@ def _sandbox() -> Finding:
 
 
 def _number(text: str) -> int:
-    return int(text) if text.isdigit() else 0
+    return int(text) if text.isdigit() else 0  # MIG slices show [N/A]

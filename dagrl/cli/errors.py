@@ -1,0 +1,23 @@
+"""Ends a command with one sentence on stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+from dagrl.config.errors import PipelineError
+
+
+@contextmanager
+def exit_on(command: str, *errors: type[Exception], code: int = 2) -> Iterator[None]:
+    """Exit with `code` after one of `errors`. A PipelineError passes: `main` prints its lines."""
+    try:
+        yield
+    except PipelineError:
+        raise
+    except errors as error:
+        print(f"dagrl {command}: {error}", file=sys.stderr)
+        raise typer.Exit(code) from None
