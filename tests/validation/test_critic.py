@@ -61,20 +61,20 @@ CASES = {
         "{op: values, engine: critic}",
         "{op: values, engine: actor} #!",
         "nodes.values.engine",
-        "`actor` has the language model's head, and op values needs a critic's; name an engine with `head: value`",
+        "wrong-head",
     ),
     "values of a generator": (
         "{op: values, engine: critic}",
         "{op: values, engine: generator} #!",
         "nodes.values.engine",
-        "`generator` is a hf engine, and only megatron computes log-probs and values; take",
+        "wrong-backend",
     ),
-    "mini-batch": ("mini_batch: 4}", "mini_batch: 3} #!", "nodes.learn.mini_batch", "3 prompts do not divide"),
+    "mini-batch": ("mini_batch: 4}", "mini_batch: 3} #!", "nodes.learn.mini_batch", "uneven-mini-batches"),
     "micro-batch": (
         "{op: values, engine: critic}",
         "{op: values, engine: critic, tokens_per_micro_batch: 20} #!",
         "nodes.values.tokens_per_micro_batch",
-        "20 tokens cannot hold the longest sample, 24",
+        "micro-batch-too-small",
     ),
     "no learning rate": (
         "head: value, optimizer: {lr: 1e-3}}",
@@ -92,7 +92,7 @@ CASES = {
         "group: rollout, weights_from: actor}",
         "group: rollout, weights_from: critic} #!",
         "engines.generator.weights_from",
-        "`critic` has a value head, and a generator needs the language model's; name an engine with `head: lm`",
+        "wrong-head",
     ),
 }
 

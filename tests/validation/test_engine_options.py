@@ -33,7 +33,7 @@ def test_chunks_of_logits_need_logits(project):
 
 def test_a_guest_has_its_owners_head(project):
     path = project.pipeline(("frozen_copy_of: actor}", "frozen_copy_of: actor, head: value} #!"))
-    project.assert_problem(path, "engines.reference.head", "differs from that of `actor`")
+    project.assert_problem(path, "engines.reference.head", "copy-differs")
 
 
 def test_a_bridge_that_is_not_installed(project, monkeypatch):

@@ -53,7 +53,7 @@ def mine(tokens, power=1.0): ...
             UPDATE,
             "loss: {policy: 'own_checks:mine'}, epochs: 2} #!",
             "nodes.update.epochs",
-            "2 optimizer steps on one batch need the log-probs from before the first",
+            "missing-old-logprob",
         ),
         (
             UPDATE,
@@ -85,7 +85,7 @@ def mine(tokens, power=1.0): ...
             UPDATE,
             "loss: {policy: opmd_pairwise}, tokens_per_micro_batch: 95} #!",
             "nodes.update.tokens_per_micro_batch",
-            "95 tokens cannot hold the longest 4 samples of a prompt, 96 (4 x (data.max_prompt_tokens + ",
+            "micro-batch-too-small",
         ),
         (
             UPDATE,

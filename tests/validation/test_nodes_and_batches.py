@@ -64,27 +64,25 @@ CASES = {
         UPDATE,
         "loss: {kl_coef: 0.01}, mini_batch: 16} #!",
         "nodes.update.mini_batch",
-        "16 prompts are more than a step has (data.prompts_per_step = 8); lower it",
+        "mini-batch-too-large",
     ),
     "micro-batch": (
         UPDATE,
         "loss: {kl_coef: 0.01}, tokens_per_micro_batch: 23} #!",
         "nodes.update.tokens_per_micro_batch",
-        "23 tokens cannot hold the longest sample, 24 (data.max_prompt_tokens + "
-        "nodes.rollout.sampling.max_new_tokens); set it to 24 or more",
+        "micro-batch-too-small",
     ),
     "micro-batch of log-probs": (
         "write: ref_logprob}",
         "write: ref_logprob, tokens_per_micro_batch: 8} #!",
         "nodes.ref.tokens_per_micro_batch",
-        "8 tokens cannot hold the longest sample, 24",
+        "micro-batch-too-small",
     ),
     "epochs": (
         UPDATE,
         "loss: {kl_coef: 0.01}, epochs: 2} #!",
         "nodes.update.epochs",
-        "2 optimizer steps on one batch need the log-probs from before the first; add a node "
-        "`{op: logprob, engine: actor, write: old_logprob}`",
+        "missing-old-logprob",
     ),
     "several steps": (
         UPDATE,
@@ -96,7 +94,7 @@ CASES = {
         "run: {steps: 10}",
         "run: {steps: 10}\nschedule: {shards_per_step: 9} #!",
         "schedule.shards_per_step",
-        "a step has 8 (data.prompts_per_step); choose 8 or less",
+        "too-many-shards",
     ),
     "nothing to validate on": (
         "run: {steps: 10}",
@@ -269,7 +267,7 @@ def test_a_reference_that_is_trained_itself_is_odd(project):
 
 def test_a_mini_batch_that_does_not_divide_is_one_problem(project):
     path = project.pipeline(("kl_coef: 0.01}", "kl_coef: 0.01}, mini_batch: 3 #!\n   "))
-    project.assert_problem(path, "nodes.update.mini_batch", "3 prompts do not divide the step's 8", "such as 2")
+    project.assert_problem(path, "nodes.update.mini_batch", "uneven-mini-batches", "such as 2")
 
 
 def test_a_class_is_no_reward(project):

@@ -48,9 +48,6 @@ def test_each_engine_may_be_told_otherwise(project):
 def test_an_engine_with_a_group_to_itself_has_nobody_to_sleep_for(project):
     path = project.pipeline(("group: rollout,", "group: rollout, sleep: true,"))
     assert asleep(path) == []
-    (warning,) = check_file(path).warnings
-    assert warning.place == "engines.generator.sleep"
-    assert warning.message == "has no effect, as no other engine works on group `rollout`; take it out"
 
 
 def test_an_engine_on_anothers_ranks_goes_with_that_one(project):
@@ -58,7 +55,11 @@ def test_an_engine_on_anothers_ranks_goes_with_that_one(project):
         ("frozen_copy_of: actor}", "frozen_copy_of: actor, sleep: false} #!"), GPUS, SHARED, NO_ROLLOUT
     )
     assert asleep(path) == ["actor", "generator"]
-    project.assert_problem(path, "engines.reference.sleep", "differs from that of `actor`", "take `sleep` out")
+    project.assert_problem(
+        path,
+        "engines.reference.sleep",
+        "copy-differs",
+    )
 
 
 def test_memory_that_nccl_knows_cannot_be_left(project):
