@@ -21,12 +21,11 @@ from dagrl.validation.batches import check_batches
 from dagrl.validation.data_files import check_data_files
 from dagrl.validation.engines import check_engines
 from dagrl.validation.model import check_models
-from dagrl.validation.own_models import check_own_models
 from dagrl.validation.rewards import check_rewards
 from dagrl.validation.rollouts import check_rollouts, check_rollouts_in_graph
 from dagrl.validation.run import check_best_metric, check_run
 from dagrl.validation.schedule import check_schedule
-from dagrl.validation.tokenizer_use import check_tokenizer_use
+from dagrl.validation.tokenizers import check_own_models, check_tokenizers
 from dagrl.validation.training import check_training, check_training_in_graph
 
 
@@ -59,7 +58,7 @@ def _checked(loaded: LoadedPipeline, findings: Findings, *, with_files: bool) ->
     check_own_models(pipeline, findings)
     rows = check_data_files(pipeline, graph, folder, findings) if with_files else {}
     if with_files:
-        check_tokenizer_use(pipeline, findings)
+        check_tokenizers(pipeline, findings)
     check_engines(pipeline, findings)
     for name, engine in pipeline.engines.items():
         backend_of(engine).validate(EngineCheck(pipeline, name, engine, sizes[name], findings))

@@ -1,0 +1,156 @@
+"""Tokenizers and models beside the pipeline's own: chat templates, end tokens, equal vocabularies, reward heads.
+
+Without these checks a run would fail only after its engines have started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from dagrl.config.errors import Place
+from dagrl.config.loading.positions import Findings
+from dagrl.config.schema import (
+    JudgeNode,
+    LogprobNode,
+    ModelSpec,
+    NodeBase,
+    Pipeline,
+    RewardModelNode,
+    RolloutNode,
+    TrainingNode,
+    ValuesNode,
+)
+from dagrl.graph.offline import columns_read
+from dagrl.graph.rollouts import rollouts
+from dagrl.models.hf_config import read_config, token_ids
+from dagrl.validation.data_files import holds_chats
+from dagrl.validation.tokenizer_files import has_end_token, has_tokenizer, template_problem
+
+_TEMPLATE = "put the model's own into the folder, as chat_template.jinja"
+_CLASSIFIER = "ForSequenceClassification"
+
+
+def check_tokenizers(pipeline: Pipeline, findings: Findings) -> None:
+    """Report tokenizers without a chat template or end token that the pipeline needs."""
+    folder, place = _folder_of(pipeline.model, ("model",))
+    if folder is not None:
+        files = pipeline.data.files.items()
+        responses = {key: columns_read(pipeline, validation=key != "train") for key, _ in files}
+        chats = next((path for key, path in files if holds_chats(path, responses[key])), None)
+        if chats is not None and (problem := template_problem(folder)):
+            message = f"{chats} has chats as prompts, and {problem}; {_TEMPLATE}, or write prompts as text"
+            findings.error(place, message, code="missing-chat-template")
+        if not has_end_token(folder):
+            _report_no_end(pipeline, folder, place, findings)
+    for user, engine in _readers_of_chats(pipeline):
+        section = pipeline.model_section(engine)
+        folder, place = _folder_of(pipeline.model_of(engine), section)
+        if folder is not None and (problem := template_problem(folder)):
+            message = f"{user} reads chats, and {problem}; {_TEMPLATE}"
+            findings.error(place, message, code="missing-chat-template", depends_on=[section])
+
+
+def check_own_models(pipeline: Pipeline, findings: Findings) -> None:
+    """Report engines whose own model has another vocabulary than the pipeline's, or lacks a reward head."""
+    for name, engine in pipeline.engines.items():
+        section = pipeline.model_section(name)
+        if engine.model is not None and section[1] == name and _reads_tokens(pipeline, name):
+            _check_vocabulary(pipeline, name, section, findings)
+        if engine.reads_messages and engine.head == "reward":
+            _check_classifier(pipeline, name, section, findings)
+
+
+def _folder_of(model: ModelSpec, section: Place) -> tuple[Path | None, Place]:
+    """The folder of a model's tokenizer, if it has one, and the place that names it."""
+    source, key = (model.path, "path") if model.tokenizer is None else (model.tokenizer, "tokenizer")
+    if isinstance(source, Path) and source.is_dir() and has_tokenizer(source):
+        return source, (*section, key)
+    return None, (*section, key)
+
+
+def _readers_of_chats(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
+    """Nodes and engines that use a chat template of their own model, and the engine with that model."""
+    for name, engine in pipeline.engines.items():
+        if engine.reads_messages and engine.head == "reward":
+            yield f"reward model `{name}`", name
+    for name, node in pipeline.nodes.items():
+        if isinstance(node, JudgeNode) and node.engine in pipeline.engines:
+            yield f"judge `{name}`", str(node.engine)
+
+
+def _report_no_end(pipeline: Pipeline, folder: Path, place: Place, findings: Findings) -> None:
+    fact = f"the tokenizer in {folder} has no eos_token"
+    if pipeline.data.responses:
+        message = f"{fact}, which ends the responses of data.responses; add it to tokenizer_config.json"
+        findings.error(place, message, code="missing-eos-token")
+    elif any(not node.sampling.stop_token_ids for node in rollouts(pipeline).values()):
+        message = f"{fact}, so responses may end at max_new_tokens only; add it to tokenizer_config.json"
+        findings.warning(place, message, code="missing-eos-token")
+
+
+def _reads_tokens(pipeline: Pipeline, name: str) -> bool:
+    """Whether the model of an engine is used on the pipeline's token ids."""
+    return any(
+        _is_on_tokens(pipeline, node)
+        for node in pipeline.nodes.values()
+        if (engine := getattr(node, "engine", None)) in pipeline.engines
+        and pipeline.model_section(str(engine)) == ("engines", name, "model")
+    )
+
+
+def _is_on_tokens(pipeline: Pipeline, node: NodeBase) -> bool:
+    if isinstance(node, RewardModelNode):
+        return not pipeline.engines[node.engine].reads_messages
+    return isinstance(node, RolloutNode | LogprobNode | ValuesNode | TrainingNode)
+
+
+def _check_vocabulary(pipeline: Pipeline, name: str, section: Place, findings: Findings) -> None:
+    own, depends = pipeline.model_of(name), [("model",)]
+    try:
+        ours = token_ids(pipeline.model.tokenizer or pipeline.model.path)
+        rows = read_config(own).get("vocab_size")
+    except ValueError:
+        return  # `model.py` reports unreadable files.
+    needed = max(ours.values(), default=-1) + 1
+    if isinstance(rows, int) and rows < needed:
+        message = f"it has rows for {rows} tokens, and the pipeline's tokenizer has {needed}"
+        remedy = "use a model of the same family"
+        findings.error(section, f"{message}; {remedy}", code="other-vocabulary", depends_on=depends)
+        return
+    source = own.tokenizer or own.path
+    if not isinstance(source, Path) or not (source.expanduser() / "tokenizer.json").is_file():
+        return
+    try:
+        theirs = token_ids(source)
+    except ValueError:
+        return
+    moved = next((token for token, number in ours.items() if theirs.get(token, number) != number), None)
+    unknown = next((token for token in ours if token not in theirs), None)
+    if moved is not None:
+        message = (
+            f"it would read other words than the policy has written: {moved!r} is token {ours[moved]} of the "
+            f"pipeline's tokenizer, and {theirs[moved]} of its own; use a model of the same family"
+        )
+        findings.error(section, message, code="other-vocabulary", depends_on=depends)
+    elif unknown is not None:
+        message = (
+            f"it was not trained with all of the pipeline's tokens: it has no {unknown!r}; check that the policy's "
+            "chat template does not use them"
+        )
+        findings.warning(section, message, code="unknown-tokens", depends_on=depends)
+
+
+def _check_classifier(pipeline: Pipeline, name: str, section: Place, findings: Findings) -> None:
+    model = pipeline.model_of(name)
+    try:
+        classes = read_config(model).get("architectures") if model.path else None
+    except ValueError:
+        return  # `model.py` reports it.
+    if isinstance(classes, list) and classes and not any(str(each).endswith(_CLASSIFIER) for each in classes):
+        message = (
+            f"{model.path} is a {classes[0]}, which has no score; set `model: {{path: ...}}` of `{name}` to a reward "
+            "model, a sequence classifier with one label"
+        )
+        place: Place = (*section, "path") if section != ("model",) else ("engines", name, "head")
+        findings.error(place, message, code="no-reward-head", depends_on=[section])
