@@ -1,1 +1,1 @@
-"""What a pipeline file may say: its schema and its loading. Imports neither torch nor Ray."""
+"""The schema of a pipeline file, and its loading. Imports neither torch nor Ray."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 COLUMN_NAME = re.compile(r"[a-z][a-z0-9_]*")
-"""How columns are called, dagrl's own and those of users."""
+"""Names of columns."""
 
 
 class Shape(Enum):
@@ -55,7 +55,9 @@ _CORE = (
     ColumnSpec("policy_version", "int64", Shape.SAMPLE, "version of the oldest weights that sampled the row"),
     ColumnSpec("finish_reason", "uint8", Shape.TEXT, "why the response ended: stop, length, turns or error"),
     ColumnSpec("turns", "int64", Shape.SAMPLE, "turns of the policy in the response, where it may have several"),
-    ColumnSpec("token_turn", "int16", Shape.RESPONSE, "turn that the policy said the token in, from 1; 0 in answers"),
+    ColumnSpec(
+        "token_turn", "int16", Shape.RESPONSE, "turn in which the policy sampled the token, from 1; 0 in answers"
+    ),
     ColumnSpec("token_reward", "float32", Shape.RESPONSE, "reward of a turn, at its last token; 0 elsewhere"),
     ColumnSpec("routed_experts", "int16", Shape.ROUTES, "experts that the generator sent each token to"),
     ColumnSpec("logprob", "float32", Shape.RESPONSE, "log-prob of the token under an engine's weights"),

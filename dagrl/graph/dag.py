@@ -52,7 +52,7 @@ _ALL_NODES: Place = ("nodes",)
 
 
 class Wire(NamedTuple):
-    """Where a column comes from."""
+    """The source of a column."""
 
     node: str
     """The node that writes it."""

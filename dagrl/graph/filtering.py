@@ -1,4 +1,4 @@
-"""The filter of a pipeline, if it has one: how large its rounds are, and what a rule of the user's own looks at."""
+"""The filter of a pipeline: the size of its rounds, and the columns of a user's rule."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ def filter_of(pipeline: Pipeline) -> FilterNode | None:
 
 
 def prompts_per_round(pipeline: Pipeline) -> int:
-    """Prompts of which a step's first round takes the responses: without a filter the only one."""
+    """Prompts whose responses the first round of a step takes; without a filter the only round."""
     node = filter_of(pipeline)
     return (node.prompts_per_round if node else None) or pipeline.data.prompts_per_step
 
 
 def over_sampled(pipeline: Pipeline) -> int:
-    """Prompts that a round begins beyond those of which it takes the responses."""
+    """Prompts that a round starts in excess of those it takes."""
     found = rollouts(pipeline)
     begun = found[leading_rollout(pipeline)].over_sampling_batch_size if found else None
     return begun - prompts_per_round(pipeline) if begun else 0
 
 
 def prompts_begun(pipeline: Pipeline, taken: int | None = None) -> int:
-    """Prompts that a round begins which takes so many; by default a first round."""
+    """Prompts that a round starts to take `taken`; by default a first round."""
     return (taken or prompts_per_round(pipeline)) + over_sampled(pipeline)
 
 
 def expected_rounds(pipeline: Pipeline) -> int:
-    """Rounds that a step is likely to take, by what the file expects the filter to keep; one where it says nothing."""
+    """Expected rounds of a step, by ``expected_kept_fraction`` of the filter; 1 by default."""
     node = filter_of(pipeline)
     if node is None or node.expected_kept_fraction is None:
         return 1
@@ -47,14 +47,14 @@ def expected_rounds(pipeline: Pipeline) -> int:
 
 
 def filter_contract(node: FilterNode, folder: Path | None) -> OpContract:
-    """What a filter reads; ValueError where its own rule, looked for in `folder` too, cannot be used."""
+    """The contract of a filter. ValueError if the user's rule is invalid."""
     looks_at = (node.metric,) if node.fn is None else rule_columns(load_plain_function(node.fn, folder), node.args)
-    # A round is judged as a whole: only then is it known whether another one is needed.
+    # Only a whole round shows whether another one is needed.
     return OpContract(tuple(dict.fromkeys(("group_id", *looks_at))), (), Scope.BATCH)
 
 
 def rule_columns(rule: Callable[..., Any], args: dict[str, Any]) -> tuple[str, ...]:
-    """Columns that a rule takes: its parameters without those in `args`. ValueError where it cannot be called so."""
+    """Columns that a rule takes: its parameters without those in `args`. ValueError if it has others."""
     name, columns = name_of(rule), []
     parameters = signature_of(rule, name).parameters.values()
     for parameter in parameters:

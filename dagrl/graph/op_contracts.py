@@ -1,7 +1,4 @@
-"""What each op reads and writes, and what it asks of the engine it runs on: the arrows of the graph come from here.
-
-Free of torch and ray, so that a pipeline is checked on any machine. The functions behind the ops are in `dagrl.ops`.
-"""
+"""Contracts of the ops: columns in and out, and the capability that an engine needs. The ops are in `dagrl.ops`."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ from dagrl.graph.rollouts import rollouts
 
 
 class Scope(Enum):
-    """How much of a step's batch an op must see at once."""
+    """The part of a step's batch that an op processes at once."""
 
     ROW = "row"
     """Each row alone: starts on finished shards."""
@@ -53,21 +50,21 @@ class OpContract:
     writes: tuple[str, ...]
     scope: Scope = Scope.ROW
     reads_if_written: tuple[str, ...] = ()
-    """Read where some node writes them, done without otherwise."""
+    """Optional columns, read if a node writes them."""
     needs: Capability | None = None
-    """What its engine must be able to do; None: runs on the host, without an engine."""
+    """The capability that its engine needs; None: runs on the host, without an engine."""
     whole_groups: bool = False
     """Whether an engine's rank that gets a row gets all of its group."""
     replaces: tuple[str, ...] = ()
-    """Columns that it reads of one node and gives to all others in place of that one's."""
+    """Columns that it reads from one node and replaces for all others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """What an advantage estimator or a policy loss must see."""
+    """Inputs of an advantage estimator or a policy loss."""
 
     reads: tuple[str, ...]
-    """Columns, beside those that every one of its kind reads."""
+    """Columns, beside those that all of its kind read."""
     scope: Scope
 
 
@@ -79,13 +76,13 @@ _ESTIMATORS = {
     "remax": Formula(("baseline_reward",), Scope.ROW),
     "gpg": Formula(("group_id",), Scope.BATCH),
 }
-"""Estimators that want anything else than to compare within groups."""
+"""Estimators that do not just compare within groups."""
 _WITH_OLD = Formula(("old_logprob",), Scope.BATCH)
 _LOSSES = {
     **dict.fromkeys(("clip_cov", "kl_cov"), Formula(("old_logprob", "clip_cov_mask"), Scope.BATCH)),
     "opmd_pairwise": Formula(("old_logprob", "group_id"), Scope.BATCH),
 }
-"""Losses that want anything else than the log-probs from before the update."""
+"""Losses with other inputs than the old log-probs."""
 
 ROLLOUT_WRITES = (
     "response_tokens",
@@ -95,14 +92,13 @@ ROLLOUT_WRITES = (
     "finish_reason",
     "routed_experts",
 )
-"""Columns of a rollout; the last only where the engine tells them."""
+"""Columns of a rollout; the last one only if the engine reports it."""
 
 OF_TURNS = ("token_turn", "token_reward")
-"""Columns of a rollout of several turns that say something of each token of its response; the last is there only with
-an environment, which gives the rewards."""
+"""Token columns of a rollout with several turns; the last one only with an environment, which gives the rewards."""
 
 MIXED = ("response_tokens", "response_mask", "rollout_logprob", "finish_reason")
-"""Columns of a rollout of which experts' responses have their own."""
+"""Columns of a rollout that ``mix`` replaces."""
 
 
 def source_contract(pipeline: Pipeline) -> OpContract:
@@ -230,5 +226,5 @@ def _of_update(node: UpdateNode, engines: Mapping[str, EngineSpec], formula: For
 
 
 def _routes(engine: EngineSpec | None) -> tuple[str, ...]:
-    """What an op on the engine reads of the routes that tokens took."""
+    """The column of routes, if the engine replays them."""
     return ("routed_experts",) if engine is not None and engine.replays_routes else ()

@@ -1,4 +1,4 @@
-"""Nodes whose work would change nothing, and why. The plan leaves them out; `dagrl validate` and `graph` say so."""
+"""Nodes that do not change the result, and why. The plan skips them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def redundant_nodes(pipeline: Pipeline, nodes: Mapping[str, GraphNode]) -> dict[str, str]:
     """Name of each such node -> the reason.
 
-    The old log-probs are such a node, where nobody but an update of the same engine reads them, with one optimizer step
+    Old log-probs are redundant if only an update of the same engine reads them, with one optimizer step
     for each batch: they are those of the weights that the update begins with, however old the samples are, so its own
     log-probs are the same, at the same temperature, and the ratio is 1. (Dropout, which would make them differ, is
     refused by the checks. How far older samples are from these weights is for `rollout_correction`.)

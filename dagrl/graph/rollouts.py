@@ -11,7 +11,7 @@ def rollouts(pipeline: Pipeline) -> dict[str, RolloutNode]:
 
 
 def leading_rollout(pipeline: Pipeline) -> str:
-    """The one whose ``n`` says how many rows a prompt has, and whose responses `samples` shows.
+    """The rollout that sets the rows of a prompt, and whose responses `samples` stores.
 
     The first with the largest ``n``: others sample as many for each prompt, or answer each row once. There must be one.
     """
@@ -25,7 +25,7 @@ def longest_sample(pipeline: Pipeline, name: str) -> int:
 
 
 def longest_by_key(pipeline: Pipeline, name: str, *, validated: bool) -> dict[str, int]:
-    """Tokens of the longest prompt and response of a rollout, by the key that says how they are sampled.
+    """Tokens of the longest prompt and response of a rollout, by the key of its sampling options.
 
     That of training, and that of validation where it is another one and the pipeline validates (`validated`).
     """

@@ -1,4 +1,4 @@
-"""Which metrics a validation has: what `dagrl.ops.validation` measures, and what may be asked for before a run."""
+"""Names of the metrics of a validation, which `dagrl.ops.validation` measures."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Vote:
     fn: str
     """One of `VOTES`, or ``module:function``."""
     args: dict[str, Any] = field(default_factory=dict)
-    """Of the reward."""
+    """Arguments of the reward."""
 
 
 def vote_of(pipeline: Pipeline) -> Vote | None:
-    """What the file says, or else what its first reward with an answer to compare does."""
+    """``data.val_vote``, or else the first reward that extracts an answer."""
     rewards = [node for node in pipeline.nodes.values() if isinstance(node, RewardNode) and node.fn in VOTES]
     named = pipeline.data.val_vote
     if named is None:
@@ -43,7 +43,7 @@ def set_prefixes(pipeline: Pipeline) -> dict[str, str]:
 
 
 def ks_of(n: int) -> tuple[int, ...]:
-    """The k that are told of n responses: powers of two, and n itself."""
+    """Values of k for n responses: powers of two, and n itself."""
     powers = [1 << power for power in range(n.bit_length()) if 1 << power < n]
     return (*powers, n)
 

@@ -116,7 +116,7 @@ def _unknown_key(place: Place, tree: dict[str, Any]) -> Fault:
 
 
 def _instead(place: Place, tree: dict[str, Any]) -> str:
-    """What an incomplete node or engine may stand for: often a misspelt name of an inherited one."""
+    """The remedy for an incomplete node or engine: often it is a misspelt name of an inherited one."""
     section, name = str(place[0]), str(place[1])
     others = [other for other, value in tree[section].items() if isinstance(value, dict) and place[-1] in value]
     near = nearest(name, others)

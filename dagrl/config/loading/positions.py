@@ -17,7 +17,7 @@ _REMOVE = re.compile(r"(?:remove|take) (?:it|`([^`]+)`)(?: out)?$")
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a key or value was written."""
+    """The position of a key or value."""
 
     file: str
     line: int

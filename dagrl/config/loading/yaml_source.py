@@ -68,7 +68,7 @@ class TooLargeError(ValueError):
 
 @dataclass
 class Allowance:
-    """What a pipeline may still grow by, over all its files and overrides."""
+    """The remaining size of a pipeline, over all its files and overrides."""
 
     bytes: int = MOST_BYTES
     values: int = MOST_VALUES

@@ -32,22 +32,22 @@ from dagrl.config.schema.section import (
 
 
 class NodeBase(Section):
-    """What every node may say."""
+    """Options of every node."""
 
     read: dict[str, str] = Field(default_factory=dict)
     """Column the op reads -> where it comes from: another column, or ``node.column``."""
     read_from: tuple[Name, ...] = ()
-    """Nodes that are meant where several write a column that the op reads, instead of saying so column by column."""
+    """Nodes to read from where several write a column, instead of naming them column by column."""
     write: str | dict[str, str] | None = None
     """Name of the column it writes, or (op's name -> name in this pipeline) where it writes several."""
 
     def written_as(self, column: str) -> str:
-        """What the pipeline calls the column `column` of an op that writes no other."""
+        """The pipeline's name of the only column of an op, `column`."""
         return self.write.get(column, column) if isinstance(self.write, dict) else self.write or column
 
 
 class TrainingNode(NodeBase):
-    """What every node may say that trains an engine, in optimizer steps of one mini-batch each."""
+    """Options of every node that trains an engine, in optimizer steps of one mini-batch each."""
 
     op: str
     """Names this kind of node."""
@@ -67,8 +67,8 @@ class TrainingNode(NodeBase):
         return -(-prompts_per_step // (self.mini_batch or prompts_per_step)) * self.epochs
 
 
-_OTHER_POLICY = "changes the logits, and log-probs would be those of another policy; take it out"
-_OF_TEXT = "is about text, and tokens go in and out by their ids; take it out"
+_OTHER_POLICY = "changes the logits, and log-probs would be those of another policy; remove it"
+_OF_TEXT = "concerns text, but input and output are token ids; remove it"
 
 
 class SamplingSpec(Section):
@@ -78,9 +78,9 @@ class SamplingSpec(Section):
         **dict.fromkeys(("frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias"), _OTHER_POLICY),
         **dict.fromkeys(("min_new_tokens", "json_schema", "regex", "ebnf", "structural_tag"), _OTHER_POLICY),
         **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"), _OF_TEXT),
-        **dict.fromkeys(("stop", "stop_regex"), "is text, and tokens go out by their ids; say `stop_token_ids`"),
-        "n": "is said by the node; write it beside `sampling`",
-        "sampling_seed": "follows from run.seed; take it out",
+        **dict.fromkeys(("stop", "stop_regex"), "is text, but output is token ids; use `stop_token_ids`"),
+        "n": "is an option of the node; write it beside `sampling`",
+        "sampling_seed": "follows from run.seed; remove it",
     }
     temperature: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = 1.0
     """0 takes the likeliest token."""
@@ -99,53 +99,49 @@ class SamplingSpec(Section):
 
 
 class TurnOptions(Section):
-    """Several turns: the policy speaks, tools or an environment answer, the policy goes on behind that.
+    """Several turns: tools or an environment answer the policy, and it continues.
 
-    All of it is one response: what the policy did not say itself has ``response_mask`` 0. `docs/multi_turn.md` is about
-    this.
+    All of it is one response; tokens that the policy did not sample have ``response_mask`` 0. See `docs/multi_turn.md`.
     """
 
     max_turns: PositiveInt = 8
-    """Turns of the policy in a response, where there are `tools` or an `environment`; what it says in the last of them
-    is not answered any more."""
+    """Turns of the policy in a response with `tools` or an `environment`; the last one is not answered."""
     tools: tuple[str, ...] = ()
-    """What the policy may call: ``calculator``, ``python``, or your own as ``module:function``. The chat template tells
-    the policy of them."""
+    """Functions that the policy may call: ``calculator``, ``python``, or your own as ``module:function``. The chat
+    template describes them."""
     tool_args: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Tool -> arguments that are set here, and that the policy does not know of."""
+    """Tool -> arguments that are set here, and hidden from the policy."""
     tool_format: str = "hermes"
-    """How the policy writes its calls: ``hermes``, as Qwen 2.5 and 3 do; the name of another of SGLang's parsers, such
-    as ``llama3``; or a parser of your own, ``module:function``."""
+    """Syntax of the policy's calls: ``hermes``, as in Qwen 2.5 and 3; another parser of SGLang, for example ``llama3``;
+    or your own parser, ``module:function``."""
     max_parallel_calls: Concurrency = 4
-    """Calls of one turn that are answered, at the same time; all that follow are answered with an error."""
+    """Calls of one turn that run in parallel; further ones are answered with an error."""
     tool_timeout_s: Seconds = 30.0
     """Seconds that a call, or a step of the environment, may take."""
     tool_concurrency: Concurrency = 32
     """Calls and steps of the environment at a time, on each worker that samples."""
     max_observation_tokens: Tokens = 512
-    """Longest answer of a tool or the environment, in tokens; of a longer one the middle is left out."""
+    """Longest answer of a tool or the environment, in tokens; longer ones lose their middle."""
     environment: OwnFunction | None = None
-    """Your own class, ``module:Class``, that answers what the policy says, and rewards it turn by turn."""
+    """Your own class, ``module:Class``, that answers and rewards the policy turn by turn."""
     environment_args: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments that the environment is made with, for each response anew."""
+    """Keyword arguments of the environment's constructor, called for each response."""
     on_environment_error: Literal["stop", "end"] = "stop"
-    """When the environment raises or takes too long: stop the run and say where, or end the response there."""
+    """When the environment raises or takes too long: stop the run, or end the response."""
 
     expected_turns: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
-    """Turns that a response takes on average, for `dagrl plan` alone. Default: half of `max_turns`, if
-    `expected_call_s` is said."""
+    """Turns of a response on average, for `dagrl plan` only. Default: half of `max_turns`."""
     expected_call_s: Coefficient | None = None
-    """Seconds that the calls of a turn, or a step of the environment, take, for `dagrl plan` alone. Default: it counts
-    with none."""
+    """Seconds of the calls of a turn, or of a step of the environment, for `dagrl plan` only. Default: 0."""
 
     @property
     def expected_answers(self) -> float:
-        """Turns of a response that somebody answers, on average, as the plan counts with them."""
+        """Answered turns of a response on average, for the plan."""
         return (self.expected_turns or max(1.0, self.max_turns / 2)) - 1 if self.multi_turn else 0.0
 
     @property
     def multi_turn(self) -> bool:
-        """Whether somebody answers the policy."""
+        """Whether tools or an environment answer the policy."""
         return bool(self.tools) or self.environment is not None
 
 
@@ -165,7 +161,7 @@ class CovarianceNode(NodeBase):
 
 
 class ValuesNode(NodeBase):
-    """A critic's values: what it expects of a response from each of its tokens on, for ``estimator: gae``."""
+    """A critic's values: the expected return from each token on, for ``estimator: gae``."""
 
     op: Literal["values"]
     """Names this kind of node."""
@@ -220,7 +216,7 @@ class FilterNode(NodeBase):
     """A group passes if its standard deviation is above this. Default: 0 where there is neither `lower` nor `upper`, so
     that its values are not all the same."""
     fn: OwnFunction | None = None
-    """Your own rule instead, ``module:function``: it takes columns of a group by their names and says whether it
+    """Your own rule instead, ``module:function``: it takes columns of a group by name and returns whether it
     passes."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Further keyword arguments of `fn`."""
@@ -236,12 +232,12 @@ class FilterNode(NodeBase):
 
     @property
     def least_std(self) -> float | None:
-        """What a group's standard deviation has to be above, if there is such a bound."""
+        """Lower bound of a group's standard deviation, if there is one."""
         return 0.0 if self.min_std is None and self.lower is None and self.upper is None else self.min_std
 
 
 class JudgeNode(NodeBase):
-    """Asks a language model about each response, and finds a score in what it says."""
+    """Asks a language model about each response, and finds a score in its reply."""
 
     op: Literal["judge"]
     """Names this kind of node."""
@@ -260,13 +256,12 @@ class JudgeNode(NodeBase):
     system: str | None = None
     """A system message before it, as it is. Default: none."""
     parser: str = r"-?\d+(?:\.\d+)?"
-    """Where the score is in the reply: a regular expression, whose last match counts (its first group, where it has
-    one), or your own function as ``module:function``."""
+    """Finds the score in the reply: a regular expression, whose last match counts (or its first group), or your own
+    function as ``module:function``."""
     scores: Annotated[dict[str, Reward], Field(min_length=1)] | None = None
-    """What the words that the regular expression finds are worth, as ``{GOOD: 1, BAD: 0}``. Default: it finds a
-    number."""
+    """Scores of the words that the regular expression finds, as ``{GOOD: 1, BAD: 0}``. Default: it finds a number."""
     sampling: SamplingSpec = SamplingSpec(temperature=0.0, max_new_tokens=1024)
-    """How the reply is drawn."""
+    """Sampling of the reply."""
     max_prompt_tokens: Tokens = 8192
     """Engines only: longest question, chat template applied; a sample with a longer one fails."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -283,12 +278,12 @@ class JudgeNode(NodeBase):
     """Endpoints only: seconds that an answer takes, for `dagrl plan` alone. Default: 15 ms for each token of the reply,
     which is taken to be half as long as it may be."""
     on_error: Literal["stop"] | Reward = "stop"
-    """When there is no answer, or no score in it: stop the run and name the sample, or give it this reward. A key or
-    an address that is refused always stops the run."""
+    """When there is no reply, or no score in it: stop the run and name the sample, or give it this reward. A refused
+    key or address always stops the run."""
 
 
 class DemonstrationNode(TrainingNode):
-    """What the nodes that train on demonstrations may say."""
+    """Options of the nodes that train on demonstrations."""
 
     val_loss: bool = True
     """Tell the loss on ``data.val`` too, in each validation, where nothing is trained on samples: its files need the
@@ -301,7 +296,7 @@ class DemonstrationNode(TrainingNode):
 
 
 class SftNode(DemonstrationNode):
-    """Trains an engine to say what the data set's responses say: supervised fine-tuning."""
+    """Trains an engine on the data set's responses: supervised fine-tuning."""
 
     op: Literal["sft"]
     """Names this kind of node."""
@@ -328,9 +323,8 @@ class DpoNode(DemonstrationNode):
 class MixNode(NodeBase):
     """Puts responses of the data set into the groups of a rollout: the last of each group become an expert's.
 
-    Nodes behind it, rewards too, see the group as it is then; ``is_expert`` says which rows are whose. Advantages are
-    those of the policy's own rows, compared among themselves. What an update makes of the expert's is
-    ``loss.sft_coef``. In validation there is nothing to mix.
+    Later nodes, rewards too, see the mixed group; ``is_expert`` marks the expert's rows. Advantages compare the
+    policy's rows only. ``loss.sft_coef`` of an update weighs the expert's rows. In validation nothing is mixed.
     """
 
     op: Literal["mix"]
@@ -349,23 +343,23 @@ class RolloutNode(NodeBase, TurnOptions):
     n: Responses = 1
     """Responses for each prompt; together they are a group. A rollout behind another one answers each row once."""
     sampling: SamplingSpec
-    """How tokens are drawn in training."""
+    """Sampling in training."""
     val_sampling: SamplingSpec | None = None
-    """How they are drawn in validation. Default: as in training, with temperature 0."""
+    """Sampling in validation. Default: as in training, with temperature 0."""
     val_n: Responses = 1
     """Responses for each prompt in validation; several need a `val_sampling` with a temperature."""
     over_sampling_batch_size: PositiveInt | None = None
     """Prompts that a training step begins, more than it needs: the first ``data.prompts_per_step`` whose responses are
     complete make the step, the slowest are aborted. Default: no more than it needs."""
     partial_rollout: bool = False
-    """Aborted prompts come first in the next step, and their responses go on where they were. Default: they are given
-    up, and come again in the next epoch."""
+    """Continue aborted responses in the next step. Default: they are discarded, and their prompts come again in the
+    next epoch."""
     mask_offpolicy_in_partial_rollout: bool = False
-    """Train on no tokens that older weights have sampled: their ``response_mask`` is 0."""
+    """Mask tokens that older weights sampled: their ``response_mask`` is 0."""
     partial_rollout_max_age: PositiveInt = 4
-    """Policy versions that begun tokens may be behind: where there are older ones, the response begins anew."""
+    """Policy versions that sampled tokens may be behind; a response with older ones starts again."""
     max_prompt_tokens: Tokens | None = None
-    """Longest prompt where a node of the pipeline makes the prompts: it has to see to that, a longer one ends the run.
+    """Longest prompt where a node of the pipeline makes the prompts: a longer one ends the run.
     Default: ``data.max_prompt_tokens``."""
 
     def prompts_begun(self, prompts_per_step: int) -> int:
@@ -385,18 +379,18 @@ class RewardNode(NodeBase):
     on_error: Literal["stop"] | Reward = "stop"
     """When the function raises: stop the run and name the sample, or give the sample this reward."""
     concurrency: Concurrency | None = None
-    """Samples scored at once, each in a thread of its own: more than one where the function waits for others. Default:
-    what the function is marked for; for ``code`` the number of cores, for the others one."""
+    """Samples scored at once, each in a thread: useful if the function waits for others. Default: as the function is
+    marked; for ``code`` the number of cores, otherwise one."""
     expected_s: Coefficient | None = None
-    """Seconds that a sample takes, for `dagrl plan` alone, which divides them by `concurrency`. Default: what ``math``
-    and ``code`` took elsewhere; next to nothing for others."""
+    """Seconds per sample, for `dagrl plan` only, which divides them by `concurrency`. Default: measured figures for
+    ``math`` and ``code``, almost nothing for others."""
 
 
 class LogprobNode(NodeBase):
     """Log-probs of the sampled tokens under an engine's current weights.
 
-    Left out of the run where nobody but an update of the same engine reads it, as ``old_logprob``, and the update takes
-    one optimizer step for each batch: the ratio is 1 then.
+    Skipped if only an update of the same engine reads it, as ``old_logprob``, with one optimizer step for each batch:
+    the ratio is 1 then.
     """
 
     op: Literal["logprob"]
@@ -469,7 +463,7 @@ class UpdateNode(TrainingNode):
     loss: LossSpec = LossSpec()
     """The objective."""
     rollout_correction: RolloutCorrectionSpec | None = None
-    """What to do about samples whose log-probs differ between generator and trainer. Default: report, do nothing."""
+    """Correction of samples whose log-probs differ between generator and trainer. Default: report only."""
     critic_warmup: Annotated[int, Field(ge=0)] = 0
     """Steps, from the first, in which the policy is left as it is while a critic learns."""
 

@@ -1,4 +1,4 @@
-"""What an update optimizes: rewards become advantages, log-probs a loss."""
+"""Options of advantages and losses."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class KlInRewardSpec(Section):
 
 
 class OverlongBufferSpec(Section):
-    """Take points off responses that come near the longest: DAPO's soft overlong punishment."""
+    """Penalty for responses near the maximum length: DAPO's soft overlong punishment."""
 
     len: PositiveInt
     """Tokens before the rollout's ``max_new_tokens`` in which the penalty grows, from 0 to `penalty_factor`."""
     penalty_factor: Weight = 1.0
-    """What a response of ``max_new_tokens`` loses."""
+    """The penalty of a response of ``max_new_tokens``."""
 
 
 class LengthRewardSpec(Section):
@@ -45,7 +45,7 @@ class LengthRewardSpec(Section):
     coef: Weight = 1.0
     """Weight of it, beside the reward that it is added to."""
     right_above: FiniteFloat = 0.0
-    """A reward above this is that of a right answer."""
+    """Rewards above this belong to right answers."""
 
 
 class CosineRewardSpec(Section):
@@ -55,13 +55,13 @@ class CosineRewardSpec(Section):
     """
 
     right: tuple[Reward, Reward] = (2.0, 1.0)
-    """Of a right answer: of the shortest and of the longest."""
+    """Rewards of a right answer: the shortest and the longest."""
     wrong: tuple[Reward, Reward] = (-10.0, 0.0)
-    """Of a wrong one: of the shortest and of the longest."""
+    """Rewards of a wrong answer: the shortest and the longest."""
     exceeded: Reward = -10.0
-    """Of a response that has used up ``max_new_tokens``."""
+    """Reward of a response with ``max_new_tokens``."""
     right_above: FiniteFloat = 0.0
-    """A reward above this is that of a right answer."""
+    """Rewards above this belong to right answers."""
 
 
 PolicyForm = Literal[
@@ -102,7 +102,7 @@ class LossSpec(Section):
     """Ratio is kept within 1 - clip_ratio and 1 + clip_ratio; with ``cispo`` there is only the upper bound, with
     ``gmpo`` the log of the ratio is kept within -clip_ratio and clip_ratio, 0.4 in the paper."""
     clip_ratio_high: Annotated[float, Field(gt=0)] | None = None
-    """Upper bound of its own. Default: clip_ratio."""
+    """A separate upper bound. Default: clip_ratio."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
     """``ppo_clip`` only: bound on the loss of negative advantages (dual-clip PPO), 3.0 in the paper. Default: none."""
     kl_cov_coef: Weight = 1.0

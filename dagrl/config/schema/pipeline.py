@@ -35,7 +35,7 @@ class Pipeline(Section):
     profile: ProfileSpec | None = None
     """Traces of some steps."""
     track: tuple[Literal["console", "tensorboard", "wandb", "mlflow", "swanlab"], ...] = ("console",)
-    """Where metrics and tables of samples go, beside metrics.jsonl."""
+    """Trackers of metrics and tables of samples, beside metrics.jsonl."""
 
     def model_section(self, engine: str) -> tuple[str, ...]:
         """Section of an engine's model: its own, that of the engine it has its weights from, or the pipeline's."""

@@ -1,4 +1,4 @@
-"""How a run goes: how steps overlap, how long, how safely, what is looked into."""
+"""Length, checkpoints, schedule and profiles of a run."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ class ScheduleSpec(Section):
     """Policy versions that a sample may be behind the weights it trains. 0 is on-policy; above, so many steps are
     generated ahead while others are trained on."""
     stale_samples: Literal["auto", "mask", "drop", "stop"] = "auto"
-    """What the update does with samples that are further behind: ``mask`` trains on none of their tokens, ``drop``
-    leaves them out of the batch, ``stop`` ends the run. ``auto``: mask; what partial rollouts have begun may be older,
-    by ``partial_rollout_max_age``."""
+    """Treatment of samples that are further behind: ``mask`` trains on none of their tokens, ``drop``
+    leaves them out of the batch, ``stop`` ends the run. ``auto``: mask; partial rollouts may be older, by
+    ``partial_rollout_max_age``."""
     in_flight_weight_update: bool = False
-    """Bring new weights to generators in the midst of a rollout; ``weight_sync.pause`` says what becomes of responses
-    under way. Default: between two rollouts."""
+    """Update generators during a rollout; ``weight_sync.pause`` sets the treatment of unfinished responses. Default:
+    between two rollouts."""
     stream_update: bool = False
-    """Begin each mini-batch of the update as soon as its own shards are ready, before the step's last response is."""
+    """Start each mini-batch of the update as soon as its shards are ready, before the step's last response."""
     shards_per_step: PositiveInt = 4
     """Pieces of a step's batch, whole groups each: row-wise nodes start on finished ones."""
 
 
 class KeepBestSpec(Section):
-    """Which checkpoint is the best."""
+    """Choice of the best checkpoint."""
 
     metric: str = "val/reward/mean"
     """A metric of the steps that are saved, by its name in metrics.jsonl."""
@@ -47,9 +47,9 @@ class RunSpec(Section):
     save_every: PositiveInt | None = None
     """Steps between checkpoints. The last step is always saved."""
     keep: PositiveInt = 3
-    """Checkpoints that stay."""
+    """Checkpoints to keep."""
     keep_best: KeepBestSpec | None = None
-    """Keep the best checkpoint, too, however old it is."""
+    """Also keep the best checkpoint."""
     async_save: bool = False
     """Write checkpoints while training goes on; a step's checkpoint counts once it is whole."""
     validate_every: PositiveInt | None = None
@@ -70,8 +70,8 @@ class RunSpec(Section):
     node_timeout_s: Seconds = 1800.0
     """Longest wait for a sign of life from a running node, a weight sync or a save."""
     max_restarts: Annotated[int, Field(ge=0)] = 3
-    """How often lost workers are made up for: a generator's are started again, any others' loss takes all of the run
-    back to its last checkpoint. Then a loss ends the run. See docs/failures.md."""
+    """Restarts of lost workers: those of a generator start again, any others return the run to its last checkpoint.
+    After that, a lost worker ends the run. See docs/failures.md."""
 
     @property
     def validates(self) -> bool:
@@ -80,7 +80,7 @@ class RunSpec(Section):
 
 
 class ProfileSpec(Section):
-    """Which steps to look into, and with what."""
+    """Profiles of some steps."""
 
     tool: Literal["torch", "nsys"] = "torch"
     """``torch``: a Chrome trace of each rank in ``profile/``. ``nsys``: NVTX ranges, captured by ``nsys profile``."""

@@ -1,4 +1,4 @@
-"""What all sections of the pipeline file have in common."""
+"""Base class and number ranges of all sections."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 
 
 PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]
-"""A count. None of a run's comes near the bound, which keeps what is worked out from it small."""
+"""A count. The bound keeps products of counts small."""
 
 
 Concurrency = Annotated[int, Field(ge=1, le=4096)]
-"""Processes or threads that a key starts. Far above the cores of a machine, and low enough to leave it usable."""
+"""Processes or threads that a key starts."""
 
 
 SlotsPerNode = Annotated[int, Field(ge=0, le=1024)]
@@ -36,7 +36,7 @@ Reward = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
 
 
 Tokens = Annotated[int, Field(ge=1, le=10**8)]
-"""Length of a text, ten times the longest context of any model. Memory is set aside for so many tokens."""
+"""Length of a text, up to ten times the longest context of any model."""
 
 
 Responses = Annotated[int, Field(ge=1, le=10**6)]
@@ -44,7 +44,7 @@ Responses = Annotated[int, Field(ge=1, le=10**6)]
 
 
 Seconds = Annotated[float, Field(gt=0, le=1e7, allow_inf_nan=False)]
-"""A bound on a wait: some months at most, which Ray can still count."""
+"""A timeout, some months at most."""
 
 
 OwnFunction = Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
@@ -57,4 +57,4 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     refused: ClassVar[dict[str, str]] = {}
-    """Keys that are looked for here by those who know them from elsewhere, and why they are not here."""
+    """Keys of other frameworks, and why they are not supported here."""

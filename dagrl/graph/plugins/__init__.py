@@ -1,1 +1,1 @@
-"""What users bring themselves: ops, rewards, formulas, tools, environments and judges; found, imported, called."""
+"""User code: ops, rewards, formulas, tools, environments and parsers."""

@@ -29,7 +29,7 @@ FIELDS = ("prompt", "response", "answer", "data_source", "extra_info", "turns", 
 """Keyword arguments that a reward function may ask for."""
 
 _SHOWN_CHARACTERS = 500
-"""Of the message of a failed function."""
+"""Length of the message of a failed function."""
 _HERE = Path(__file__).parent
 
 
@@ -39,7 +39,7 @@ class RewardTraits:
 
     batched: bool = False
     concurrency: int = 1
-    """Calls at once, each in a thread of its own."""
+    """Calls at once, each in its own thread."""
 
 
 def node(

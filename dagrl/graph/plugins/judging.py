@@ -58,12 +58,12 @@ def parse(reply: str, pattern: re.Pattern[str], scores: Mapping[str, float] | No
     found = (matches[-1][1 if pattern.groups else 0] or "").strip()
     if scores is not None:
         if found not in scores:
-            raise ValueError(f"it says {found!r}, which is none of {', '.join(scores)}")
+            raise ValueError(f"it contains {found!r}, which is none of {', '.join(scores)}")
         return scores[found]
     try:
         return finite(float(found))
     except ValueError as error:
-        raise ValueError(f"it says {found!r}, which is no number") from error
+        raise ValueError(f"it contains {found!r}, which is no number") from error
 
 
 def finite(score: Any) -> float:

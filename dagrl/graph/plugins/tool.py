@@ -1,4 +1,4 @@
-"""Tools: functions that a policy may call in its responses; how they are declared and what a policy is told of them.
+"""Tools: functions that a policy may call in its responses, and their description for the policy.
 
 A pipeline names its own as ``module:function``; those that come with dagrl are in `dagrl.tools`.
 """
@@ -31,7 +31,7 @@ class ToolUnavailableError(OSError):
 
 
 def tool[Function: Callable[..., Any]](function: Function) -> Function:
-    """Declare a function as a tool: its name, its docstring and its signature are what the policy is told.
+    """Declare a function as a tool, described to the policy by its name, docstring and signature.
 
     The policy sees the parameters before a ``*``, which have type hints. Those behind it are set by the pipeline's
     ``tool_args`` or keep their defaults, but for `OF_THE_ROW`. It reads what the function returns, text as it is and
@@ -64,7 +64,7 @@ class Tool:
         except (PydanticUserError, NameError, TypeError) as error:
             reason = str(error).splitlines()[0].partition(". Set ")[0]  # what to set is nothing of the user's
             raise ValueError(
-                f"the tool {name_of(function)} has type hints that JSON has no words for: {reason}; mend them"
+                f"the tool {name_of(function)} has type hints that JSON cannot express: {reason}; change them"
             ) from error
         self.schema: dict[str, Any] = {
             "type": "function",
@@ -74,10 +74,10 @@ class Tool:
                 "parameters": _plain(parameters_schema),
             },
         }
-        """What chat templates tell a policy of the tool, in the form that OpenAI has made common."""
+        """The description for chat templates, in OpenAI's format."""
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """What a policy's `arguments` are for the function; ToolArgumentError where it does not take them."""
+        """The validated arguments of a call. ToolArgumentError if they do not fit."""
         try:
             return self._arguments.validate_python(dict(arguments))
         except ValidationError as error:
@@ -87,7 +87,7 @@ class Tool:
             raise ToolArgumentError(f"{self.name} does not take these arguments: {faults}") from error
 
     def call(self, arguments: Mapping[str, Any], extra_info: Mapping[str, Any]) -> Any:
-        """What the function returns for a policy's `arguments`. ToolArgumentError, and whatever the function raises."""
+        """Call the function. ToolArgumentError if the arguments do not fit, and any error of the function."""
         row = {OF_THE_ROW: dict(extra_info)} if self._takes_row else {}
         result = self.function(**self.check(arguments), **row, **self._args)
         return asyncio.run(result) if inspect.iscoroutine(result) else result
@@ -112,14 +112,14 @@ def check_tool(place: str, args: Mapping[str, Any], folder: Path | None = None) 
 
 
 def offered[Item](tools: Mapping[str, Item], extra_info: Any) -> dict[str, Item]:
-    """Of a pipeline's tools, by name, those of a row: those that its ``extra_info.tools`` names, or all."""
+    """The tools of a row: those that its ``extra_info.tools`` names, or all."""
     # A file may hold text there, or anything else.
     named = extra_info.get("tools") if isinstance(extra_info, Mapping) else None
     return {name: item for name, item in tools.items() if not isinstance(named, list) or name in named}
 
 
 def tool_name(place: str) -> str:
-    """What the policy calls a tool of the pipeline's."""
+    """The name of a tool for the policy."""
     return place.rpartition(":")[2]
 
 
@@ -135,7 +135,7 @@ def _check_parameters(
 ) -> None:
     name = name_of(function)
     if not inspect.getdoc(function):
-        raise ValueError(f"the tool {name} has no docstring; write one, for it is what the policy is told of the tool")
+        raise ValueError(f"the tool {name} has no docstring; write one, which describes the tool to the policy")
     for each in parameters.values():
         if each.kind is each.KEYWORD_ONLY:
             if each.default is each.empty and each.name not in (*args, OF_THE_ROW):
@@ -150,7 +150,7 @@ def _check_parameters(
     for key in args:
         if key in parameters and key not in settable:
             whose = "the row's" if key == OF_THE_ROW else "the policy's"
-            raise ValueError(f"{key!r} of the tool {name} is {whose}; take it out of `tool_args`")
+            raise ValueError(f"{key!r} of the tool {name} is {whose}; remove it from `tool_args`")
         if key not in parameters:
             raise ValueError(f"the tool {name} has no parameter {key!r} behind a `*`; {suggest(key, settable)}")
 
