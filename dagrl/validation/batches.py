@@ -117,7 +117,7 @@ def _check_micro_batch(
                 f"({source}){padding if padded > whole else ''}; set it to {padded} or more"
             )
             place: Place = ("nodes", name, "tokens_per_micro_batch")
-            depends: list[Place] = [("engines", engine)]
+            depends: list[Place] = [("engines", engine, "parallel")]
             findings.error(place, message, code="micro-batch-too-small", depends_on=depends)
 
 
