@@ -35,7 +35,6 @@ class SftObjective:
         self.longest_response = longest_response
 
     def token_weights(self, batch: Batch) -> tuple[Column, tuple[float, ...]]:
-        """See `dagrl.algorithms.aggregation`."""
         return self.weights(_ones(batch["response_tokens"]))
 
     def weights(self, mask: Column) -> tuple[Column, tuple[float, ...]]:

@@ -42,7 +42,6 @@ class MetricsFile:
             self._file.flush()
 
     def close(self, ok: bool) -> None:
-        """Close the file."""
         file, self._file = self._file, None
         if file is not None:
             with naming(self._path):

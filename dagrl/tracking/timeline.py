@@ -64,7 +64,6 @@ class Timeline:
             self._append([told for event in some for told in self._names.with_ids(event)])
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

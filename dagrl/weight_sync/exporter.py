@@ -56,12 +56,10 @@ class BucketExporter:
         self.process_group: dist.ProcessGroup | None = None
 
     def exporting(self) -> AbstractContextManager[None]:
-        """See `WeightExporter.exporting`."""
         return nullcontext()
 
     @torch.no_grad()
     def fill(self, index: int, buffer: torch.Tensor | None) -> None:
-        """See `WeightExporter.fill`."""
         if buffer is not None:
             views = self.manifest.buckets[index].views(buffer)
             for (_, view), (_, tensor) in zip(views, self._buckets[index], strict=True):
@@ -90,12 +88,10 @@ class IteratedExporter:
         self._round: Iterator[tuple[str, torch.Tensor]] = iter(())
 
     def exporting(self) -> AbstractContextManager[None]:
-        """See `WeightExporter.exporting`."""
         return self._present()
 
     @torch.no_grad()
     def fill(self, index: int, buffer: torch.Tensor | None) -> None:
-        """See `WeightExporter.fill`."""
         if index == 0:
             self._round = self._start()
         for placed in self.manifest.buckets[index].tensors:

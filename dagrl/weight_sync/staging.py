@@ -79,7 +79,6 @@ class HostStaging:
                 self._buffers.append(_mapped(self._files[-1], nbytes))
 
     def share(self) -> list[dict[str, Any]]:
-        """See `DeviceStaging.share`."""
         named = [f"/proc/{os.getpid()}/fd/{file}" for file in self._files]
         return [{"file": file, "nbytes": nbytes} for file, nbytes in zip(named, self._sizes, strict=True)]
 

@@ -111,7 +111,7 @@ def test_numbers_of_any_make_are_rewards(number: Any) -> None:
 )
 def test_what_is_not_a_finite_number_is_a_failure(nonsense: Any) -> None:
     with pytest.raises(
-        RewardError, match=r"\(.*test_score\.py:\d+\) returned .*; a reward is a (finite )?number"
+        RewardError, match=r"\(.*test_score\.py:\d+\) returned .*; a reward must be a (finite )?number"
     ) as caught:
         stop(lambda: nonsense)
     assert "sample 10 data_source: demo" in str(caught.value)

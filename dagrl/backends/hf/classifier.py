@@ -75,15 +75,12 @@ class HfClassifier:
         return ModelScores(values, cut)
 
     def sleep(self, residency: Residency) -> SleepReport:
-        """See `ScoreEngine.sleep`."""
         return self._weights.sleep(residency)
 
     def wake(self, residency: Residency) -> None:
-        """See `ScoreEngine.wake`."""
         self._weights.wake(residency)
 
     def close(self) -> None:
-        """Free the model."""
         del self._model
 
     def _tokens(self, conversations: Sequence[Conversation]) -> list[list[int]]:

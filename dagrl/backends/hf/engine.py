@@ -79,7 +79,6 @@ class HfEngine:
         return self._batches(requests, sampling, self._aborts)
 
     def abort(self) -> None:
-        """See `GenerateEngine.abort`."""
         self._aborts += 1
 
     def load_weights(self, buckets: Iterator[Bucket], version: int) -> None:
@@ -92,18 +91,15 @@ class HfEngine:
         self.policy_version = version
 
     def sleep(self, residency: Residency) -> SleepReport:
-        """See `GenerateEngine.sleep`."""
         slept = self._weights.sleep(residency)
         if self._follows and self._weights.asleep:
             self.policy_version = NO_WEIGHTS
         return slept
 
     def wake(self, residency: Residency) -> None:
-        """See `GenerateEngine.wake`."""
         self._weights.wake(residency)
 
     def close(self) -> None:
-        """Free the model."""
         del self._model
 
     def _batches(

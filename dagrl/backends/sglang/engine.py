@@ -75,7 +75,6 @@ class SglangEngine:
 
     @property
     def sampled_tokens(self) -> int:
-        """See `GenerateEngine.sampled_tokens`."""
         return self._responses.sampled
 
     def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> Iterator[Completion]:
@@ -90,7 +89,6 @@ class SglangEngine:
         return self._completions(requests, sampling, self._responses.born)
 
     def abort(self) -> None:
-        """See `GenerateEngine.abort`."""
         self._server.run(_called(self._responses.abort), "abort", self._timeout_s)
 
     def _completions(
@@ -214,7 +212,6 @@ class SglangEngine:
         return SleepReport(held - after[0].used_gib if after else 0.0, held)
 
     def wake(self, residency: Residency) -> None:
-        """See `GenerateEngine.wake`."""
         coming = self._gone - _KINDS[residency]
         if coming and self._gpus:
             self._server.run(self._client.resume(sorted(coming)), "take memory again", self._timeout_s)

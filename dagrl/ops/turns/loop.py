@@ -62,7 +62,6 @@ class Conversations:
         self._jobs = Jobs(self._events.put, max_running=node.tool_concurrency, timeout_s=node.tool_timeout_s)
 
     def run(self) -> Iterator[tuple[int, Response]]:
-        """See `converse`."""
         try:
             for row in self._open:
                 self._ask(row)

@@ -70,7 +70,6 @@ class ErrorDeferringTransport:
         self.give_up, self.close = transport.give_up, transport.close
 
     def buffer(self, index: int) -> Tensor | None:
-        """See `Transport.buffer`."""
         try:
             return self._transport.buffer(index)
         except (PeerError, ValueError) as failure:

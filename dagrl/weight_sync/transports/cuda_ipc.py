@@ -37,13 +37,11 @@ class IpcTransport:
         """Per buffer, the value of `_sent` after its last bucket."""
 
     def buffer(self, index: int) -> Tensor:
-        """See `Transport.buffer`."""
         slot = index % BUFFERS
         self._wait_for_acknowledgements(self._last_sent[slot])
         return self._staging.buffers[slot]
 
     def send(self, index: int) -> None:
-        """See `Transport.send`."""
         slot = index % BUFFERS
         buffer = self._staging.buffers[slot]
         if self._group is not None:
@@ -62,7 +60,6 @@ class IpcTransport:
         self._last_sent[slot] = self._sent
 
     def finish(self) -> list[dict[str, Any]]:
-        """See `Transport.finish`."""
         self._wait_for_acknowledgements(self._sent)
         return self._clients.reports() if self._clients else []
 
@@ -73,7 +70,6 @@ class IpcTransport:
             self._clients = None
 
     def close(self) -> None:
-        """See `Transport.close`."""
         self.give_up()
         self._staging.close()
 

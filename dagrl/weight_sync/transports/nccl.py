@@ -45,7 +45,6 @@ class NcclTransport:
         self._given_up = False
 
     def buffer(self, index: int) -> Tensor:
-        """See `Transport.buffer`."""
         slot = index % BUFFERS
         if not self._given_up and (work := self._works[slot]) is not None:
             assert self._group is not None
@@ -54,7 +53,6 @@ class NcclTransport:
         return self._buffers[slot]
 
     def send(self, index: int) -> None:
-        """See `Transport.send`."""
         if self._given_up:
             return
         if self._group is None:
@@ -64,7 +62,6 @@ class NcclTransport:
         self._works[slot] = self._group.broadcast(buffer)
 
     def finish(self) -> list[dict[str, Any]]:
-        """See `Transport.finish`."""
         reports = self._clients.reports()
         for slot in range(BUFFERS):
             self.buffer(slot)
@@ -74,12 +71,10 @@ class NcclTransport:
         return reports
 
     def give_up(self) -> None:
-        """See `Transport.give_up`."""
         self._given_up = True
         self._clients.close()
 
     def close(self) -> None:
-        """See `Transport.close`."""
         self._clients.close()
 
     def _join_group(self) -> UpdateGroup:

@@ -54,7 +54,6 @@ class NativeExporter:
 
     @contextmanager
     def exporting(self) -> Iterator[None]:
-        """See `WeightExporter.exporting`."""
         with self._present():
             gatherer = self._ready()
             gatherer.allocate()
@@ -67,7 +66,6 @@ class NativeExporter:
 
     @torch.no_grad()
     def fill(self, index: int, buffer: torch.Tensor | None) -> None:
-        """See `WeightExporter.fill`."""
         assert self._gatherer is not None, "fill outside of exporting()"
         parts = self._gatherer.gather(index)
         if buffer is None or dist.get_rank():

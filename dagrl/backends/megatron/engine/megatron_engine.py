@@ -197,7 +197,6 @@ class MegatronEngine:
                 yield
 
     def weight_exporter(self, bucket_bytes: int) -> WeightExporter:
-        """See `TrainEngine.weight_exporter`."""
         chunks = self._model.chunks
         return self._converter.make_exporter(chunks, self._hf_config, bucket_bytes, present=self._weights_alone)
 
@@ -208,7 +207,6 @@ class MegatronEngine:
             yield
 
     def export_weights(self, bucket_bytes: int) -> Iterator[Bucket]:
-        """See `TrainEngine.export_weights`."""
         return exported(self.weight_exporter(bucket_bytes), is_root=torch.distributed.get_rank() == 0)
 
     def save(self, folder: Path, *, asynchronous: bool = False) -> None:

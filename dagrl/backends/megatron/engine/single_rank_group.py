@@ -20,13 +20,11 @@ class SingleRankCollectives:
     """Mixin before a ProcessGroup class, which then only handles point-to-point operations."""
 
     def allreduce(self, tensors: Tensors, opts: Any) -> dist.Work:
-        """Do nothing."""
         return _done(opts)
 
     allreduce_coalesced = reduce = broadcast = allreduce
 
     def barrier(self, opts: Any = None) -> dist.Work:
-        """Do nothing."""
         return _done(opts)
 
     def _allgather_base(self, output: torch.Tensor, mine: torch.Tensor, opts: Any = None) -> dist.Work:
@@ -35,7 +33,6 @@ class SingleRankCollectives:
     _reduce_scatter_base = _allgather_base
 
     def allgather_into_tensor_coalesced(self, outputs: Tensors, mine: Tensors, opts: Any = None) -> dist.Work:
-        """Copy."""
         return _copied(outputs, mine, opts)
 
     reduce_scatter_tensor_coalesced = alltoall = allgather_into_tensor_coalesced
@@ -43,7 +40,6 @@ class SingleRankCollectives:
     def alltoall_base(
         self, output: torch.Tensor, mine: torch.Tensor, output_sizes: Any, sizes: Any, opts: Any = None
     ) -> dist.Work:
-        """Copy."""
         return _copied([output], [mine], opts)
 
     def allgather(self, outputs: Sequence[Tensors], mine: Tensors, opts: Any = None) -> dist.Work:
