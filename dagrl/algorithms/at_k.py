@@ -74,13 +74,13 @@ def _trials(n: int, k: int, seed: int) -> np.ndarray:
 def _majority(rewards: np.ndarray, votes: Sequence[str | None], trials: np.ndarray) -> float:
     """Mean over `trials` for one prompt; `rewards` [n]."""
     answers = list(dict.fromkeys(vote for vote in votes if vote is not None))
-    nobody = (trials @ rewards) / trials.sum(axis=1)
+    without_votes = (trials @ rewards) / trials.sum(axis=1)
     if not answers:
-        return float(nobody.mean())
+        return float(without_votes.mean())
     given = np.array([[vote == answer for answer in answers] for vote in votes], dtype=np.float64)
     worth = rewards @ given / given.sum(axis=0)
     counts = trials.astype(np.float64) @ given
     most = counts.max(axis=1, keepdims=True)
     won = (counts == most) & (most > 0)
     shared = won @ worth / np.maximum(won.sum(axis=1), 1)
-    return float(np.where(most[:, 0] > 0, shared, nobody).mean())
+    return float(np.where(most[:, 0] > 0, shared, without_votes).mean())

@@ -21,7 +21,7 @@ class Turn:
     begin: int
     """Index of its first token in the response."""
     end: int
-    """Index behind its last token."""
+    """Index after its last token."""
     reward: float = 0.0
     calls: int = 0
     """Tool calls in the turn."""

@@ -28,7 +28,7 @@ EXPERIMENT = "dagrl"
 """Default of ``MLFLOW_EXPERIMENT_NAME``."""
 PATIENCE_S = 30.0
 """Longest wait for a server when the run starts."""
-_KNOCK_TIMEOUT_S, _PAUSE_S = 5.0, 1.0
+_CONNECT_TIMEOUT_S, _PAUSE_S = 5.0, 1.0
 _PARAMETERS_AT_ONCE = 100
 _METRICS_AT_ONCE = 1000
 _LONGEST_PARAMETER = 500
@@ -149,7 +149,7 @@ def _check_reachable(address: str) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
-            socket.create_connection((parts.hostname, port), timeout=_KNOCK_TIMEOUT_S).close()
+            socket.create_connection((parts.hostname, port), timeout=_CONNECT_TIMEOUT_S).close()
         except OSError as error:
             if time.monotonic() > deadline:
                 raise OSError(

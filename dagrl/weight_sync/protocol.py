@@ -1,4 +1,4 @@
-"""What senders of weights tell the driver. Does not import torch."""
+"""Messages from senders of weights to the driver. Does not import torch."""
 
 from __future__ import annotations
 

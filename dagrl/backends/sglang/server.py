@@ -122,7 +122,7 @@ class ServerProcess:
     def _live(self) -> None:
         try:
             engine = _engine_class(self._log_prefix, self._note_processes)(**self._arguments)
-        except BaseException as failure:  # noqa: BLE001 - handed to whoever waits for the start, which raises it
+        except BaseException as failure:  # noqa: BLE001 - raised in the thread that waits for the start
             self._started.set_exception(failure)
             return
         self._started.set_result(engine)
