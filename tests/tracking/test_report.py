@@ -129,5 +129,5 @@ def test_spans_come_from_the_timeline_and_a_foreign_one_is_an_error(tmp_path):
         read_run(folder)
     event = {"ph": "X", "name": "n", "cat": "c", "ts": "soon", "dur": 1, "args": {"step": 1}}
     (folder / "timeline.json").write_text(f"[\n{json.dumps(event)}\n]\n")
-    with pytest.raises(ValueError, match="an event holds what none does"):
+    with pytest.raises(ValueError, match="an event has an unexpected value"):
         read_run(folder)
