@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dagrl.backends.changes import Ladder, LayoutChoice, Room, general_ladders
+from dagrl.backends.costs import EngineCosts
+from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.families.sizes import ModelSizes
+from dagrl.backends.memory import EngineMemory, memory_in_worker
+from dagrl.backends.planned_engine import PlannedEngine
 from dagrl.backends.tool_calls import Parser
 from dagrl.config.errors import Place
 from dagrl.config.loading.positions import Findings
-from dagrl.config.schema import EngineSpec, ModelSpec, Pipeline
+from dagrl.config.schema import EngineSpec, GroupSpec, ModelSpec, Pipeline
 from dagrl.config.schema.engine import Head
 
 
@@ -100,6 +105,8 @@ class Backend(ABC):
     """Packages that it imports, by their import names."""
     gpu_requires: tuple[str, ...] = ()
     """Further packages on a machine with GPUs."""
+    any_layout: LayoutChoice | None = None
+    """A layout that every group can have; None if a search cannot lay the engines out."""
 
     @abstractmethod
     def build(self, start: EngineStart) -> Any:
@@ -139,3 +146,26 @@ class Backend(ABC):
     def start_folder(self, engine: EngineSpec) -> str | None:
         """A folder of start weights that the engine reads instead of the model's."""
         return None
+
+    # -- planning: without torch, and without a device
+
+    def memory(self, engine: PlannedEngine[Any]) -> EngineMemory:
+        """Estimate the memory of its fullest device. Default: the weights of a whole model in 16 bits."""
+        weights, sleeps = 2 * engine.shape.parameters, engine.executor.sleeps
+        return memory_in_worker(weights, {}, moment="work", on_gpu=engine.gpu is not None, sleeps=sleeps)
+
+    def costs(self, engine: PlannedEngine[Any]) -> EngineCosts:
+        """Estimate the seconds of its work and moves. Default: those of ranks that hold whole models."""
+        return EngineCosts(engine)
+
+    def changes(self, engine: PlannedEngine[Any], room: Room) -> Iterable[Ladder]:
+        """Yield ways to make it take less memory, those that cost the least time first."""
+        return general_ladders(engine)
+
+    def suits_machines(self, engine: EngineSpec, group: GroupSpec) -> bool:
+        """Whether ranks that must share a machine do so on a group of several machines."""
+        return True
+
+    def layouts(self, pipeline: Pipeline, shapes: Sequence[ModelShape], group: GroupSpec) -> Iterable[LayoutChoice]:
+        """Yield the layouts on a group that a search tries for engines with models of these shapes."""
+        return ()

@@ -16,11 +16,10 @@ def run(pipeline: Pipeline, overrides: Overrides = None, run_dir: NewRunFolder =
 
     Ctrl-C saves and stops. Exits 0 at the end; 1 if the run failed, with node, worker and cause on the last lines.
     """
-    from dagrl.planner.fitting.sleep_policy import decide_sleep
-    from dagrl.planner.fitting.warning import warn_of_memory
     from dagrl.validation import check_file
+    from dagrl.validation.placing import place_engines
 
-    checked = warn_of_memory(decide_sleep(check_file(pipeline, overrides or [])))
+    checked, plan = place_engines(check_file(pipeline, overrides or []))
     for warning in checked.warnings:
         print(f"dagrl run: warning: {warning}", file=sys.stderr)
     folder = run_dir or Path("runs") / checked.loaded.pipeline.name
@@ -30,7 +29,7 @@ def run(pipeline: Pipeline, overrides: Overrides = None, run_dir: NewRunFolder =
     from dagrl.workers.errors import InterruptedRunError, RefusedFolderError, RunError
 
     try:
-        outcome = run_pipeline(checked, folder)
+        outcome = run_pipeline(checked, plan, folder)
     except RefusedFolderError as error:
         print(f"dagrl run: {error}", file=sys.stderr)
         return 2

@@ -11,10 +11,10 @@ def validate(pipeline: Pipeline, overrides: Overrides = None) -> int:
     Prints a summary and exits 0, or prints every problem as FILE:LINE: place: what is wrong; what to do, and exits 2.
     Needs no GPU.
     """
-    from dagrl.planner.fitting.sleep_policy import decide_sleep
-    from dagrl.planner.fitting.warning import warn_of_memory
     from dagrl.validation import check_file
+    from dagrl.validation.placing import place_engines
     from dagrl.validation.summary import summarize
 
-    print(summarize(warn_of_memory(decide_sleep(check_file(pipeline, overrides or [])))), end="")
+    checked, _ = place_engines(check_file(pipeline, overrides or []))
+    print(summarize(checked), end="")
     return 0

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dagrl.config.errors import suggest
+from dagrl.config.schema import Pipeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,12 @@ def gpu_named(name: str) -> Gpu:
     if found := _by_driver_name(plain):
         return found
     raise ValueError(f"no GPU is known as {name!r}; {suggest(plain, names())}")
+
+
+def gpu_of_group(pipeline: Pipeline, group: str, otherwise: str = DEFAULT_GPU) -> Gpu | None:
+    """Return the GPUs of a group, `otherwise` if the file does not name them; None for a group of CPU slots."""
+    spec = pipeline.groups[group]
+    return None if spec.is_cpu else gpu_named(spec.gpu or otherwise)
 
 
 def gpu_of_driver(driver_name: str) -> Gpu | None:

@@ -15,7 +15,6 @@ from dagrl.orchestrator.export import policies
 from dagrl.orchestrator.folder.run_folder import RunFolder, open_run_folder
 from dagrl.orchestrator.outcome import RunOutcome
 from dagrl.orchestrator.steps.kl_control import KlControl
-from dagrl.scheduler.placement import make_plan
 from dagrl.scheduler.plan import Plan
 from dagrl.scheduler.scheduler import Scheduler
 from dagrl.tracking import Trackers, open_trackers
@@ -28,14 +27,13 @@ from dagrl.workers.interrupts import InterruptHandler, signals_as_ctrl_c
 from dagrl.workers.messages import StartEngine
 
 
-def run_pipeline(checked: CheckedPipeline, run_dir: Path) -> RunOutcome:
+def run_pipeline(checked: CheckedPipeline, plan: Plan, run_dir: Path) -> RunOutcome:
     """Train from the start, or from the last checkpoint in the run folder.
 
     Raises RunError for any failure, RefusedFolderError if the folder is not for this run. If workers are lost that
     cannot be restarted one by one, all workers restart from the last checkpoint.
     """
     began = time.monotonic()
-    plan = make_plan(checked.loaded.pipeline, checked.graph)
     restarts = RestartPolicy(checked.loaded.pipeline.run.max_restarts)
     told = ""
     with signals_as_ctrl_c():

@@ -1,24 +1,17 @@
-"""Which GPUs a group has: those that the file says, else those that the caller does; `spec.models.gpus` has a table."""
+"""What the planner assumes of machines and GPUs that the file does not describe."""
 
 from __future__ import annotations
 
 from dagrl.config.schema import Pipeline
-from dagrl.models.gpus import DEFAULT_GPU, Gpu, gpu_named
+from dagrl.models.gpus import DEFAULT_GPU, gpu_named
 
-__all__ = ["DEFAULT_GPU", "GPUS_OF_MACHINE", "Gpu", "gpu_named", "gpu_of_group", "why_unread"]
+__all__ = ["DEFAULT_GPU", "GPUS_OF_MACHINE", "gpu_named", "why_unread"]
 
 GPUS_OF_MACHINE = 8
-"""Of a machine of which nobody says more."""
-
-
-def gpu_of_group(pipeline: Pipeline, group: str, otherwise: str = DEFAULT_GPU) -> Gpu | None:
-    """The GPUs of a group; `otherwise` where the file does not say. None for a group of CPU slots."""
-    spec = pipeline.groups[group]
-    return None if spec.is_cpu else gpu_named(spec.gpu or otherwise)
 
 
 def why_unread(pipeline: Pipeline) -> str | None:
-    """Why the name of a GPU from the command line is read for no group; None where it is."""
+    """Return why ``--gpu`` has no effect on a pipeline; None if it has one."""
     if all(group.is_cpu for group in pipeline.groups.values()):
         return "all groups have CPU slots"
     if all(group.is_cpu or group.gpu for group in pipeline.groups.values()):

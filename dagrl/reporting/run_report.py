@@ -12,23 +12,22 @@ from statistics import fmean
 from rich.console import RenderableType
 
 from dagrl.backends.families.registry import model_shape
+from dagrl.backends.fit import place
 from dagrl.config.errors import PipelineError
 from dagrl.config.loading.loader import LoadedPipeline, load_pipeline
 from dagrl.config.schema import Pipeline
 from dagrl.graph.dag import build_graph
 from dagrl.graph.plugins.isolation import isolated_imports
 from dagrl.graph.rollouts import rollouts
+from dagrl.models.gpus import DEFAULT_GPU, gpu_named
 from dagrl.orchestrator.folder.run_folder import modules_of
 from dagrl.planner.cost.costs import PipelineCosts
 from dagrl.planner.cost.lengths import Assumed
-from dagrl.planner.fitting.sleep_policy import with_sleep_decided
-from dagrl.planner.hardware import DEFAULT_GPU, gpu_named
 from dagrl.planner.showing.report import Report
 from dagrl.planner.simulation.costs import Costs
 from dagrl.planner.simulation.measured import measured_costs
 from dagrl.planner.simulation.simulate import Activity, Simulated, simulate
 from dagrl.scheduler.intervals import Interval, busy_seconds
-from dagrl.scheduler.placement import make_plan
 from dagrl.scheduler.plan import Plan
 from dagrl.tables import render, table
 from dagrl.tracking.report import RunRecord, read_run, summary
@@ -129,8 +128,8 @@ def plan_again(run: RunRecord, loaded: LoadedPipeline, actual: Sequence[Activity
     """Simulate the run's first steps with the cost model, or with the run's own times if that lacks GPUs or model."""
     with isolated_imports():
         graph = build_graph(loaded.pipeline, modules_of(run.folder), loaded.positions)
-    pipeline = with_sleep_decided(loaded.pipeline, graph)
-    plan = make_plan(pipeline, graph)
+    placed = place(loaded.pipeline, graph)
+    pipeline, plan = placed.pipeline, placed.plan
     steps = min(run.last_step, MOST_STEPS)
     costs, basis = _costs(run, pipeline, plan, actual, gpu)
     longer = replace(plan, steps=max(plan.steps, steps))

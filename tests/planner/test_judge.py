@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from dagrl.backends.families.registry import model_shape
+from dagrl.backends.fit import engine_memory
 from dagrl.models.gpus import gpu_named
 from dagrl.planner.cost.costs import PipelineCosts
 from dagrl.planner.cost.estimate import estimate_step
-from dagrl.planner.memory.engines import engine_memory
 from dagrl.scheduler.placement import make_plan
 from dagrl.validation import check_file
 

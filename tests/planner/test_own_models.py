@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from dagrl.backends.families.registry import model_shape
+from dagrl.backends.fit import Fit, engine_memory, fit
+from dagrl.backends.megatron.planning.layouts import MegatronLayout
 from dagrl.config.loading.loader import load_pipeline
 from dagrl.config.residency import Residency
 from dagrl.models.gpus import gpu_named
 from dagrl.planner.cost.costs import PipelineCosts
 from dagrl.planner.cost.estimate import estimate_step
-from dagrl.planner.fitting.fit import fit
-from dagrl.planner.memory.engines import engine_memory
 from dagrl.planner.search.proposals import search
 from dagrl.planner.search.space import Cluster
 from dagrl.scheduler.commands import Run, Sleep
@@ -76,11 +76,19 @@ def test_a_critic_that_sleeps_takes_its_states_along_as_it_waits_for_no_sync(sam
 def test_a_critic_of_its_own_model_is_counted_by_that(same, small) -> None:
     assert memory(small, "critic").awake["weights"] < 0.12 * memory(same, "critic").awake["weights"]
     assert memory(small, "actor") == memory(same, "actor")
-    assert {tenant.name for group in fit(small.loaded.pipeline, small.graph).groups for tenant in group.tenants} == {
+    assert {
+        tenant.name
+        for group in fit(small.loaded.pipeline, make_plan(small.loaded.pipeline, small.graph)).groups
+        for tenant in group.tenants
+    } == {
         "actor",
         "critic",
         "generator",
     }
+
+
+def place_all(checked: CheckedPipeline) -> Fit:
+    return fit(checked.loaded.pipeline, make_plan(checked.loaded.pipeline, checked.graph))
 
 
 def costs_of(checked: CheckedPipeline) -> PipelineCosts:
@@ -110,6 +118,7 @@ def test_a_search_lays_out_what_trains_so_that_it_suits_all_models(tmp_path) -> 
     found = search(checked.loaded.path, ("data.prompts_per_step=32",), Cluster(1, 2, "H200"))
     assert found
     for proposal in found:
+        assert isinstance(proposal.trainer, MegatronLayout)
         assert proposal.trainer.parallel.pipeline_model_parallel_size == 1
         engines = load_pipeline(checked.loaded.path, proposal.overrides).pipeline.engines
         assert engines["critic"].parallel == engines["actor"].parallel == proposal.trainer.parallel

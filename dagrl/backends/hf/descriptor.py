@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from dagrl.backends.backend import Backend, EngineStart, WeightReader
+from dagrl.backends.hf.costs import HfCosts
+from dagrl.backends.hf.memory import classifier_memory, generator_memory
 from dagrl.backends.hf.section import HfEngineSpec
+from dagrl.backends.memory import EngineMemory
+from dagrl.backends.planned_engine import PlannedEngine
 from dagrl.config.schema import EngineSpec
 
 
@@ -31,6 +35,16 @@ class HfBackend(Backend):
             return None
         reward = engine.head == "reward"
         return WeightReader(engine.head, strict=not reward, quantised=reward)
+
+    def memory(self, engine: PlannedEngine[HfEngineSpec]) -> EngineMemory:
+        """Weights, and the cache of a batch or the activations of a pass."""
+        if engine.spec.head == "reward":
+            return classifier_memory(engine)
+        return generator_memory(engine.shape, engine.spec, engine.work, on_gpu=engine.gpu is not None)
+
+    def costs(self, engine: PlannedEngine[HfEngineSpec]) -> HfCosts:
+        """A generator that goes batch after batch, or the matrix products of a reward model."""
+        return HfCosts(engine)
 
 
 BACKEND = HfBackend()

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from dagrl.backends.backend import Backend, EngineCheck, EngineStart, WeightReader
+from dagrl.backends.changes import Ladder, Room
+from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.megatron.field_rules import check_field_rules
 from dagrl.backends.megatron.fields import check_fields_of
 from dagrl.backends.megatron.layout_rules import check_layout
 from dagrl.backends.megatron.options import check_learning_rate, check_options
+from dagrl.backends.megatron.planning.changes import ladders
+from dagrl.backends.megatron.planning.costs import MegatronCosts
+from dagrl.backends.megatron.planning.layouts import ANY_LAYOUT, MegatronLayout, layouts
+from dagrl.backends.megatron.planning.memory import trainer_memory
 from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.backends.megatron.stored_folder import CONFIG, LATEST
 from dagrl.backends.megatron.unused_fields import warn_of_unused_fields
 from dagrl.backends.megatron.vocabulary import padded_vocab_size
-from dagrl.config.schema import EngineSpec, ModelSpec, TrainingNode
+from dagrl.backends.memory import EngineMemory
+from dagrl.backends.planned_engine import PlannedEngine
+from dagrl.config.schema import EngineSpec, GroupSpec, ModelSpec, Pipeline, TrainingNode
 from dagrl.config.schema.engine import Head
 from dagrl.graph.sleeping import stays_beside_sleepers
 
@@ -26,6 +35,7 @@ class MegatronBackend(Backend):
     summary = "Megatron-core with TP, PP, CP, EP and DP: trains, computes log-probs and values"
     requires = ("megatron.core",)
     gpu_requires = ("transformer_engine",)
+    any_layout = ANY_LAYOUT
 
     def validate(self, check: EngineCheck[Any]) -> None:
         """Layout, fields of Megatron's configs, options, and the learning rate of an engine that is trained."""
@@ -89,6 +99,29 @@ class MegatronBackend(Backend):
             keep_start_weights=start.keeps_start_weights,
             keeps_no_cache=stays_beside_sleepers(start.pipeline, start.name),
         )
+
+    def memory(self, engine: PlannedEngine[MegatronEngineSpec]) -> EngineMemory:
+        """Weights, gradients, optimizer and activations of the fullest stage. ValueError if layers do not divide."""
+        on_gpu = engine.gpu is not None
+        return trainer_memory(engine.shape, engine.spec, engine.executor.ranks, engine.work, on_gpu=on_gpu)
+
+    def costs(self, engine: PlannedEngine[MegatronEngineSpec]) -> MegatronCosts:
+        """Layer by layer, with the pipeline's schedule and the communication of the ranks."""
+        return MegatronCosts(engine)
+
+    def changes(self, engine: PlannedEngine[MegatronEngineSpec], room: Room) -> Iterable[Ladder]:
+        """Recomputation, offloading and further splits of the model."""
+        return ladders(engine, room)
+
+    def suits_machines(self, engine: EngineSpec, group: GroupSpec) -> bool:
+        """Tensor-parallel ranks share a machine."""
+        assert isinstance(engine, MegatronEngineSpec)
+        each = group.gpus_per_node or group.cpus_per_node
+        return each % engine.parallel.tensor_model_parallel_size == 0
+
+    def layouts(self, pipeline: Pipeline, shapes: Sequence[ModelShape], group: GroupSpec) -> Iterable[MegatronLayout]:
+        """Parallel sizes and tokens of a micro-batch."""
+        return layouts(pipeline, shapes, group)
 
 
 BACKEND = MegatronBackend()

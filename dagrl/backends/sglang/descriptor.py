@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dagrl.backends.backend import Backend, EngineCheck, EngineStart, WeightReader
+from dagrl.backends.changes import Ladder, Room
+from dagrl.backends.families.shape import ModelShape
+from dagrl.backends.memory import EngineMemory
+from dagrl.backends.planned_engine import PlannedEngine
+from dagrl.backends.sglang.costs import SglangCosts
 from dagrl.backends.sglang.fields import check_fields_of
-from dagrl.backends.sglang.layout import ROUTED_EXPERTS, nodes_per_server, server_slots
+from dagrl.backends.sglang.layout import ROUTED_EXPERTS, gpus_per_server, nodes_per_server, server_slots
+from dagrl.backends.sglang.layouts import ANY_LAYOUT, SglangLayout, ladders, layouts
+from dagrl.backends.sglang.memory import server_memory
 from dagrl.backends.sglang.section import SglangEngineSpec
 from dagrl.backends.sglang.server_rules import check_server
 from dagrl.backends.sglang.tool_parsers import parser_names, tool_parser
 from dagrl.backends.tool_calls import Parser
-from dagrl.config.schema import EngineSpec, Pipeline
+from dagrl.config.schema import EngineSpec, GroupSpec, Pipeline
 from dagrl.graph.router_replay import wants_routed_experts
 from dagrl.graph.sleeping import sleeps
 
@@ -27,6 +34,7 @@ class SglangBackend(Backend):
     name = "sglang"
     summary = "SGLang servers: generates and judges"
     requires = ("sglang",)
+    any_layout = ANY_LAYOUT
 
     def validate(self, check: EngineCheck[Any]) -> None:
         """Fields of ServerArgs, the place of servers, their model, and the route of new weights."""
@@ -80,6 +88,28 @@ class SglangBackend(Backend):
         )
         kind = SglangEngine if slot.leads else NodeShare
         return kind(start.model, spec, ranks, share, sleeps=sleeps(pipeline, start.name))
+
+    def memory(self, engine: PlannedEngine[SglangEngineSpec]) -> EngineMemory:
+        """Weights, cache, graphs and activations, by SGLang's own accounting."""
+        return server_memory(engine.shape, engine.spec, engine.gpu, engine.work)
+
+    def costs(self, engine: PlannedEngine[SglangEngineSpec]) -> SglangCosts:
+        """Servers that decode with graphs and share prompts."""
+        return SglangCosts(engine)
+
+    def changes(self, engine: PlannedEngine[SglangEngineSpec], room: Room) -> Iterable[Ladder]:
+        """Other shares of the GPUs, and larger servers."""
+        return ladders(engine, room)
+
+    def suits_machines(self, engine: EngineSpec, group: GroupSpec) -> bool:
+        """A server takes a part of a machine, or whole ones."""
+        assert isinstance(engine, SglangEngineSpec)
+        each, size = group.gpus_per_node or group.cpus_per_node, gpus_per_server(engine.server)
+        return each % size == 0 or size % each == 0
+
+    def layouts(self, pipeline: Pipeline, shapes: Sequence[ModelShape], group: GroupSpec) -> Iterable[SglangLayout]:
+        """Sizes of servers and their shares of the GPUs."""
+        return layouts(shapes, group)
 
 
 def section_to_start(pipeline: Pipeline, name: str) -> SglangEngineSpec:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from dagrl.backends.decoding import Lengths
 from dagrl.backends.families.shape import ModelShape
 from dagrl.graph.columns import CORE_COLUMNS, ColumnSpec, Shape
-from dagrl.planner.cost.lengths import Lengths
 from dagrl.scheduler.plan import PlannedTask
 
 _OFFSET_BYTES = 8

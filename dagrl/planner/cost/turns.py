@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dagrl.backends.decoding import Generation
 from dagrl.config.schema import RolloutNode
-from dagrl.planner.cost.decoding import Generation
 
 
 def answered_ends(ends: Sequence[float], work: Generation, node: RolloutNode) -> Sequence[float]:

@@ -1,38 +1,38 @@
-"""The search: for every placing the fastest trainers and servers that fit, then all of them by the simulated step.
+"""The search: for every placing the fastest trainers and generators that fit, ranked by the simulated step.
 
-Trainers and servers are looked at apart first, for thousands of layouts: what their tasks take, and whether they fit
-beside a sleeper. What is left is put together, must fit as a whole, and is simulated; the best are held against the
-checks of ``dagrl validate``.
+Trainers and generators are first estimated apart, in thousands of layouts: the seconds of their tasks, and whether they
+fit beside a sleeper. The best ones are combined, must fit as a whole, and are simulated; the best combinations are
+validated.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import count, islice, product
 from pathlib import Path
 
+from dagrl.backends.backend import Backend
+from dagrl.backends.changes import LayoutChoice
 from dagrl.backends.families.registry import engine_shape, model_shape
 from dagrl.backends.families.shape import ModelShape
-from dagrl.backends.hf.section import HfEngineSpec
-from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
-from dagrl.backends.sglang.section import SglangEngineSpec
+from dagrl.backends.fit import ROOM, engine_memory, fit, with_sleep_decided
+from dagrl.backends.registry import backend_of, backends
+from dagrl.config.capability import Capability
 from dagrl.config.errors import PipelineError
 from dagrl.config.loading.loader import load_pipeline
-from dagrl.config.schema import GroupSpec, Pipeline, Section, TrainingNode
-from dagrl.graph.offline import is_offline, longest_row, rows_per_prompt
+from dagrl.config.schema import Pipeline, TrainingNode
+from dagrl.config.schema.backends import engine_sections
+from dagrl.graph.offline import is_offline
 from dagrl.graph.op_contracts import Scope
 from dagrl.graph.plugins.isolation import isolated_imports
+from dagrl.models.gpus import DEFAULT_GPU, Gpu, gpu_of_group
 from dagrl.planner.cost.costs import PipelineCosts
 from dagrl.planner.cost.estimate import StepEstimate, estimate_step
 from dagrl.planner.cost.lengths import Assumed
-from dagrl.planner.fitting.fit import fit
-from dagrl.planner.fitting.sleep_policy import ROOM, with_sleep_decided
-from dagrl.planner.hardware import DEFAULT_GPU, Gpu, gpu_of_group
-from dagrl.planner.memory.engines import engine_memory
-from dagrl.planner.search.choices import RECOMPUTE, Placing, ServerChoice, TrainerChoice
-from dagrl.planner.search.space import Cluster, budgets, layouts, placings, servers
+from dagrl.planner.search.space import Cluster, Placing, placings
 from dagrl.scheduler.commands import Run
 from dagrl.scheduler.placement import make_plan
 from dagrl.scheduler.plan import HOST, Plan, Rows
@@ -41,15 +41,12 @@ from dagrl.validation import CheckedPipeline, check_file
 _ASSUMED = Assumed()
 _KEPT_TRAINERS = 5
 _KEPT_SERVERS = 2
-"""Of each placing, for the simulation: layouts, and sizes of servers."""
+"""Layouts of trainers and of generators that are simulated for each placing."""
 _ABOUT_AS_FAST = 1.05
 _OF_SLEEPERS = 4 << 30
-"""Bytes that those who sleep beside a trainer keep, with some to spare; the whole is asked later."""
+"""Bytes that sleepers beside a trainer keep, with a margin; the whole is estimated later."""
 _OF_ONE_PLACING = 2
-"""Proposals of one placing that are shown before any further, so that there is a choice."""
-_ANY_TRAINER, _ANY_SERVER = TrainerChoice(ParallelSpec()), ServerChoice(1, 0.8)
-_WAYS_TO_FIT = tuple(product((False, True), RECOMPUTE))
-"""Optimizer offloaded, and what is recomputed: from the fastest on."""
+"""Proposals of one placing that are shown before others, so that there is a choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +54,12 @@ class Proposal:
     """Choices that fit together."""
 
     placing: Placing
-    trainer: TrainerChoice
-    server: ServerChoice | None
-    """None where nothing is sampled."""
+    trainer: LayoutChoice
+    server: LayoutChoice | None
+    """None if nothing is sampled."""
     estimate: StepEstimate
     overrides: tuple[str, ...]
-    """What makes the user's pipeline this one."""
+    """Overrides that turn the user's pipeline into this one."""
 
 
 @isolated_imports()
@@ -75,9 +72,10 @@ def search(
     assumed: Assumed = _ASSUMED,
     top: int = 5,
 ) -> list[Proposal]:
-    """The `top` proposals for a pipeline file on a cluster, fastest step first; none where nothing fits. `gpu` is what
-    the cluster has where it does not say. PipelineError for a file that is wrong, ValueError for a pipeline that a
-    search cannot change.
+    """Return the `top` proposals for a pipeline file on a cluster, fastest step first; none if nothing fits.
+
+    `gpu` is that of a cluster that names none. PipelineError if the file is wrong, ValueError for a pipeline that a
+    search cannot lay out.
     """
     checked = check_file(path, overrides, with_files=False)
     pipeline = checked.loaded.pipeline
@@ -100,20 +98,31 @@ def search(
     return sorted([*found, *islice(spare, top - len(found))], key=_seconds_per_token)
 
 
-def _kind(proposal: Proposal) -> tuple[TrainerChoice, int | None]:
-    """Proposals that differ in a server's share of memory alone are one for those who choose."""
-    return proposal.trainer, proposal.server.tp_size if proposal.server else None
+def _kind(proposal: Proposal) -> tuple[LayoutChoice, Hashable]:
+    """Return what users choose by: not, for example, a server's share of the memory alone."""
+    return proposal.trainer, proposal.server.layout if proposal.server else None
 
 
 def _seconds_per_token(proposal: Proposal) -> float:
-    """In the order of the steps, unless ``prompts_per_node`` makes larger steps of more machines that train."""
+    """Return the key of the order: the step's seconds, and its size if that grows with the machines that train."""
     return proposal.estimate.step_s / proposal.estimate.response_tokens
 
 
 def _refuse(pipeline: Pipeline) -> None:
+    used: dict[bool, str] = {}
     for name, engine in pipeline.engines.items():
-        if isinstance(engine, HfEngineSpec):
-            raise ValueError(f"engine `{name}` has the backend hf, which has no layout to search for; choose sglang")
+        if backend_of(engine).any_layout is None:
+            wanted = engine.capabilities & {Capability.GENERATE}
+            known = " or ".join(
+                known
+                for known, section in engine_sections().items()
+                if backends()[known].any_layout and section.capabilities >= wanted
+            )
+            raise ValueError(
+                f"engine `{name}` has the backend {engine.backend}, which has no layout to search for; choose {known}"
+            )
+        if used.setdefault(engine.generates, engine.backend) != engine.backend:
+            raise ValueError(f"engine `{name}`: a search lays out one backend that generates and one that does not")
     if not any(isinstance(node, TrainingNode) for node in pipeline.nodes.values()):
         raise ValueError("nothing is trained, and layouts are ranked by steps of training; add a node that trains")
 
@@ -128,7 +137,7 @@ def _passes(path: Path, overrides: Sequence[str], proposal: Proposal) -> bool:
 
 @dataclass(frozen=True)
 class _Seeker:
-    """A pipeline, and what its layouts are judged by."""
+    """A pipeline, and what its layouts are estimated with."""
 
     path: Path
     overrides: Sequence[str]
@@ -138,15 +147,17 @@ class _Seeker:
     assumed: Assumed
 
     def proposals(self, cluster: Cluster) -> Iterator[Proposal]:
-        """Of every placing, the best combinations of what is best alone."""
+        """Yield the best combinations for every placing."""
         given = self.checked.loaded.pipeline
-        # GPUs apart are for those who sample what is trained on.
+        # Engines are placed apart only if their samples are trained on.
         for placing in placings(cluster, together=is_offline(given)):
-            # On every group any number of ranks can have these; the file's layouts are for its own groups.
-            loaded = load_pipeline(self.path, [*self.overrides, *placing.overrides(given)])
-            placed = _ANY_SERVER.applied(_ANY_TRAINER.applied(loaded.pipeline))
+            # The file's layouts are for its own groups.
+            placed = load_pipeline(self.path, [*self.overrides, *placing.overrides(given)]).pipeline
+            for backend in self._backends.values():
+                assert backend.any_layout is not None, f"{backend.name} is refused"
+                placed = backend.any_layout.applied(placed)
             generating = self._fastest_servers(placed, placing)
-            choices: list[ServerChoice | None] = [*generating] if self._shapes(placed, SglangEngineSpec) else [None]
+            choices: list[LayoutChoice | None] = [*generating] if True in self._backends else [None]
             training = [
                 choice
                 for room in self._rooms(placed, placing, generating)
@@ -155,21 +166,27 @@ class _Seeker:
             for trainer, server in product(dict.fromkeys(training), choices):
                 laid_out = trainer.applied(placed)
                 laid_out = server.applied(laid_out) if server else laid_out
-                pipeline = with_sleep_decided(laid_out, self.checked.graph)
-                fitted = fit(pipeline, self.checked.graph, gpu=self.gpu, shape=self.shape)
+                plan = make_plan(laid_out, self.checked.graph)
+                fitted = with_sleep_decided(fit(laid_out, plan, gpu=self.gpu, shape=self.shape))
                 if not fitted.problems:
                     of_server = server.overrides(given) if server else ()
                     overrides = (*placing.overrides(given), *trainer.overrides(given), *of_server)
-                    estimate = estimate_step(self._costs(pipeline, fitted.plan))
+                    estimate = estimate_step(self._costs(fitted.pipeline, fitted.plan))
                     yield Proposal(placing, trainer, server, estimate, overrides)
 
-    def _shapes(self, pipeline: Pipeline, kind: type[Section]) -> list[ModelShape]:
-        """Of the models of all engines of that kind, which get one layout."""
-        named = [name for name, engine in pipeline.engines.items() if isinstance(engine, kind)]
-        return list(dict.fromkeys(engine_shape(pipeline, name, self.shape) for name in named))
+    @cached_property
+    def _backends(self) -> dict[bool, Backend]:
+        """Whether engines generate -> their backend, whose engines get one layout."""
+        return {engine.generates: backend_of(engine) for engine in self.checked.loaded.pipeline.engines.values()}
 
-    def _rooms(self, placed: Pipeline, placing: Placing, generating: Sequence[ServerChoice]) -> Iterator[float]:
-        """Bytes that a trainer may take of a GPU: alone or by turns, and where it stays beside the smallest servers."""
+    def _layouts(self, placed: Pipeline, placing: Placing, *, generates: bool) -> Iterable[LayoutChoice]:
+        named = [name for name, engine in placed.engines.items() if engine.generates == generates]
+        shapes = list(dict.fromkeys(engine_shape(placed, name, self.shape) for name in named))
+        group = placing.groups[placing.generators if generates else placing.trainers]
+        return self._backends[generates].layouts(placed, shapes, group) if named else ()
+
+    def _rooms(self, placed: Pipeline, placing: Placing, generating: Sequence[LayoutChoice]) -> Iterator[float]:
+        """Yield the bytes of a GPU for a trainer: alone or in turns, and beside the smallest servers."""
         gpu = gpu_of_group(placed, placing.trainers, self.gpu)
         assert gpu is not None, "trainers are placed on GPUs"
         yield gpu.memory_bytes - (_OF_SLEEPERS if placing.together else 0)
@@ -178,83 +195,65 @@ class _Seeker:
             for choice in generating:
                 pipeline = choice.applied(placed)
                 plan = make_plan(pipeline, self.checked.graph)
-                peaks.append(sum(self._peaks(pipeline, plan, gpu, SglangEngineSpec)))
+                peaks.append(sum(self._peaks(pipeline, plan, gpu, generates=True)))
             yield ROOM * gpu.memory_bytes - min(peaks, default=0)
 
-    def _fastest_trainers(self, placed: Pipeline, placing: Placing, room: float) -> list[TrainerChoice]:
-        """Layouts that fit into `room` bytes of each GPU, the best budget of each.
+    def _fastest_trainers(self, placed: Pipeline, placing: Placing, room: float) -> list[LayoutChoice]:
+        """Return the best choices, one for each layout, that fit into `room` bytes of each GPU.
 
-        What fits is asked as seldom as can be, best first: with something recomputed or offloaded a layout is slower.
+        Memory is estimated best first, as ways to fit only make a layout slower.
         """
-        # What a trainer takes of time and memory does not hang on where its ranks sit: one plan does for all layouts.
+        # A trainer's seconds and memory are the same wherever its ranks are: one plan does for all layouts.
         plan = make_plan(placed, self.checked.graph)
-        group = placing.groups[placing.trainers]
-        longest = longest_row(placed)
-        open_choices: list[tuple[float, int, bool, TrainerChoice]] = []
+        open_choices: list[tuple[float, int, bool, LayoutChoice]] = []
         numbers = count()
 
-        def consider(choice: TrainerChoice, *, fits: bool) -> None:
+        def consider(choice: LayoutChoice, *, fits: bool) -> None:
             seconds = self._seconds(choice.applied(placed), plan, generates=False)
             heapq.heappush(open_choices, (seconds, next(numbers), fits, choice))
 
-        for parallel in self._layouts(placed, group, longest):
-            for budget in budgets(parallel, longest):
-                consider(TrainerChoice(parallel, tokens_per_micro_batch=budget), fits=False)
-        found: dict[ParallelSpec, TrainerChoice] = {}
+        for choice in self._layouts(placed, placing, generates=False):
+            consider(choice, fits=False)
+        found: dict[Hashable, LayoutChoice] = {}
         while open_choices and len(found) < _KEPT_TRAINERS:
             _, _, fits, choice = heapq.heappop(open_choices)
-            if choice.parallel in found:
+            if choice.layout in found:
                 continue
             if fits:
-                found[choice.parallel] = choice
+                found[choice.layout] = choice
             elif fitting := self._first_that_fits(placed, placing, plan, choice, room):
                 consider(fitting, fits=True)
         return list(found.values())
 
-    def _layouts(self, placed: Pipeline, group: GroupSpec, longest: int) -> Iterator[ParallelSpec]:
-        """Those that suit every model that is laid out so."""
-        first, *others = self._shapes(placed, MegatronEngineSpec)
-        rows = _rows_of_an_optimizer_step(placed)
-        suitable = [set(layouts(shape, group, longest, rows)) for shape in others]
-        for parallel in layouts(first, group, longest, rows):
-            if all(parallel in those for those in suitable):
-                yield parallel
-
     def _first_that_fits(
-        self, placed: Pipeline, placing: Placing, plan: Plan, choice: TrainerChoice, room: float
-    ) -> TrainerChoice | None:
+        self, placed: Pipeline, placing: Placing, plan: Plan, choice: LayoutChoice, room: float
+    ) -> LayoutChoice | None:
         gpu = gpu_of_group(placed, placing.trainers, self.gpu)
-        for offload, recompute in _WAYS_TO_FIT:
-            smaller = replace(choice, recompute=recompute, offload_optimizer=offload)
-            if max(self._peaks(smaller.applied(placed), plan, gpu, MegatronEngineSpec)) <= room:
+        for smaller in choice.smaller():
+            if max(self._peaks(smaller.applied(placed), plan, gpu, generates=False)) <= room:
                 return smaller
         return None
 
-    def _peaks(self, pipeline: Pipeline, plan: Plan, gpu: Gpu | None, kind: type[Section]) -> list[int]:
-        """Bytes that each engine of that kind takes of a GPU at its fullest."""
-        names = [name for name in plan.executors if isinstance(pipeline.engines.get(name), kind)]
+    def _peaks(self, pipeline: Pipeline, plan: Plan, gpu: Gpu | None, *, generates: bool) -> list[int]:
+        """Return the bytes of a GPU that each engine takes at its peak."""
+        names = [name for name in plan.executors if name != HOST and pipeline.engines[name].generates == generates]
         return [engine_memory(pipeline, plan, name, self.shape, gpu).peak for name in names]
 
-    def _fastest_servers(self, placed: Pipeline, placing: Placing) -> list[ServerChoice]:
-        """Of each size the one with the largest cache, and beside a trainer the smallest that is about as fast."""
-        timed: dict[int, list[tuple[float, ServerChoice]]] = {}
-        first, *others = self._shapes(placed, SglangEngineSpec) or [self.shape]
-        group = placing.groups[placing.generators]
-        suitable = [set(servers(shape, group)) for shape in others]
-        for choice in servers(first, group):
-            if not all(choice in those for those in suitable):
-                continue
+    def _fastest_servers(self, placed: Pipeline, placing: Placing) -> list[LayoutChoice]:
+        """Return the first choice of each fast layout, and beside a trainer the last one that is about as fast."""
+        timed: dict[Hashable, list[tuple[float, LayoutChoice]]] = {}
+        for choice in self._layouts(placed, placing, generates=True):
             pipeline = choice.applied(placed)
             seconds = self._seconds(pipeline, make_plan(pipeline, self.checked.graph), generates=True)
-            timed.setdefault(choice.tp_size, []).append((seconds, choice))
-        kept: list[ServerChoice] = []
+            timed.setdefault(choice.layout, []).append((seconds, choice))
+        kept: list[LayoutChoice] = []
         for found in heapq.nsmallest(_KEPT_SERVERS, timed.values(), key=lambda each: each[0][0]):
             enough = [choice for seconds, choice in found if seconds <= found[0][0] * _ABOUT_AS_FAST]
             kept += dict.fromkeys((enough[0], enough[-1]) if placing.together else enough[:1])
         return kept
 
     def _seconds(self, pipeline: Pipeline, plan: Plan, *, generates: bool) -> float:
-        """Of a step's tasks on the engines that generate, or on the others, one after the other."""
+        """Return the seconds of a step's tasks on engines that generate, or on the others, one after the other."""
         costs = self._costs(pipeline, plan)
         total = 0.0
         for task in plan.tasks:
@@ -267,10 +266,3 @@ class _Seeker:
 
     def _costs(self, pipeline: Pipeline, plan: Plan) -> PipelineCosts:
         return PipelineCosts(pipeline, plan, self.shape, self.gpu, self.assumed)
-
-
-def _rows_of_an_optimizer_step(pipeline: Pipeline) -> int:
-    """Of the smallest one."""
-    updates = [node for node in pipeline.nodes.values() if isinstance(node, TrainingNode)]
-    prompts = min(node.mini_batch or pipeline.data.prompts_per_step for node in updates)
-    return prompts * rows_per_prompt(pipeline)

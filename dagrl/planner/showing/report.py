@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dagrl.backends.changes import Change
+from dagrl.backends.fit import Fit, fit, with_sleep_decided
 from dagrl.config.errors import PipelineError
 from dagrl.config.schema import Pipeline
 from dagrl.graph.plugins.isolation import isolated_imports
-from dagrl.planner.fitting.changes import Change, nearest_change
-from dagrl.planner.fitting.fit import Fit, fit
-from dagrl.planner.fitting.sleep_policy import decide_sleep
-from dagrl.planner.hardware import DEFAULT_GPU, gpu_named
+from dagrl.models.gpus import DEFAULT_GPU, gpu_named
+from dagrl.planner.changes import nearest_change
+from dagrl.scheduler.placement import make_plan
 from dagrl.validation import CheckedPipeline, check_file
 
 
@@ -21,7 +22,6 @@ class Report:
     """A pipeline, the memory it needs, and the change that makes it fit."""
 
     checked: CheckedPipeline
-    """With ``sleep: auto`` decided."""
     fit: Fit
     gpu: str
     """The GPU of groups that name none."""
@@ -30,8 +30,8 @@ class Report:
 
     @property
     def pipeline(self) -> Pipeline:
-        """The pipeline of the plan."""
-        return self.checked.loaded.pipeline
+        """The pipeline of the plan, with ``sleep: auto`` decided."""
+        return self.fit.pipeline
 
     @property
     def fits(self) -> bool:
@@ -46,9 +46,9 @@ def report(path: Path, overrides: Sequence[str], *, gpu: str = DEFAULT_GPU) -> R
     PipelineError if the file is wrong; ValueError for an unknown GPU or model.
     """
     gpu = gpu_named(gpu).name
-    checked = decide_sleep(check_file(path, overrides, with_files=False))
+    checked = check_file(path, overrides, with_files=False)
     pipeline = checked.loaded.pipeline
-    found = fit(pipeline, checked.graph, gpu=gpu)
+    found = with_sleep_decided(fit(pipeline, make_plan(pipeline, checked.graph), gpu=gpu))
 
     def is_valid(change: Change) -> bool:
         try:
@@ -57,5 +57,5 @@ def report(path: Path, overrides: Sequence[str], *, gpu: str = DEFAULT_GPU) -> R
             return False
         return True
 
-    change = nearest_change(pipeline, checked.graph, found, gpu=gpu, is_valid=is_valid)
+    change = nearest_change(checked.graph, found, gpu=gpu, is_valid=is_valid)
     return Report(checked, found, gpu, change)

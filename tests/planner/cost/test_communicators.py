@@ -8,8 +8,8 @@ import pytest
 from models import QWEN3_8B, QWEN3_30B
 
 from dagrl.backends.families.shape import ModelShape
+from dagrl.backends.megatron.planning.communicators import closing_seconds, connecting_seconds, gathering_seconds
 from dagrl.backends.megatron.section import ParallelSpec
-from dagrl.planner.cost.communicators import closing_seconds, connecting_seconds, gathering_seconds
 
 TIED = replace(QWEN3_8B, tied=True)
 ONE = connecting_seconds(QWEN3_8B, ParallelSpec(tensor_model_parallel_size=2), 2, updates=False)

@@ -7,21 +7,23 @@ from typing import Any
 
 import pytest
 
+from dagrl.backends.costs import Batch, server_sleep_seconds, server_wake_seconds
+from dagrl.backends.decoding import Generation, Lengths, Server, shard_ends
+from dagrl.backends.device_rates import rates_of
 from dagrl.backends.families.registry import shape_of
 from dagrl.backends.families.shape import ModelShape
+from dagrl.backends.megatron.planning.costs import trainer_down_seconds, trainer_sleep_seconds, trainer_wake_seconds
+from dagrl.backends.megatron.planning.optimizer import STATE_BYTES, OptimizerSteps
+from dagrl.backends.megatron.planning.passes import Passes
 from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
 from dagrl.models.gpus import gpu_named
 from dagrl.planner.cost import transfers
 from dagrl.planner.cost.costs import PipelineCosts
-from dagrl.planner.cost.decoding import Generation, Server, shard_ends
-from dagrl.planner.cost.device import device_of
 from dagrl.planner.cost.estimate import estimate_step
-from dagrl.planner.cost.lengths import Assumed, Lengths
-from dagrl.planner.cost.optimizer import STATE_BYTES, OptimizerSteps
-from dagrl.planner.cost.passes import Batch, Passes
+from dagrl.planner.cost.lengths import Assumed
 from dagrl.planner.showing.report import report
 
-H200 = device_of(gpu_named("H200"))
+H200 = rates_of(gpu_named("H200"))
 QWEN3 = {"model_type": "qwen3", "head_dim": 128, "vocab_size": 151936, "num_key_value_heads": 8}
 BILLIONS_1_7 = shape_of(
     QWEN3
@@ -165,29 +167,29 @@ def test_a_trainer_takes_turns_on_a_gpu(down: float) -> None:
     """In the steps after the second: the first two take the host's memory. `down`: two runs of a day."""
     weights, state = PARAMETERS * 2, PARAMETERS * STATE_BYTES
     # Before a sync all but the weights goes, after it the rest.
-    assert transfers.trainer_down_seconds(state, H200, ranks=1) == pytest.approx(down, rel=0.2)
-    assert transfers.trainer_sleep_seconds(weights, H200, closing=1) == pytest.approx(0.076, rel=0.2)
-    assert transfers.trainer_wake_seconds(weights + state, H200, closed=1) == pytest.approx(0.488, rel=0.2)
+    assert trainer_down_seconds(state, H200, ranks=1) == pytest.approx(down, rel=0.2)
+    assert trainer_sleep_seconds(weights, H200, closing=1) == pytest.approx(0.076, rel=0.2)
+    assert trainer_wake_seconds(weights + state, H200, closed=1) == pytest.approx(0.488, rel=0.2)
 
 
 def test_two_replicas_go_down_to_their_weights() -> None:
     """Each with half of the optimizer: means of the measured steps of three runs, the slower rank."""
     for measured in (0.347, 0.391, 0.353):
-        down = transfers.trainer_down_seconds(PARAMETERS * STATE_BYTES / 2, H200, ranks=2)
+        down = trainer_down_seconds(PARAMETERS * STATE_BYTES / 2, H200, ranks=2)
         assert down == pytest.approx(measured, rel=0.2)
 
 
 def test_a_server_takes_turns_on_a_gpu() -> None:
     """Its room for weights comes back before that of its cache, in two moves."""
-    assert transfers.server_sleep_seconds(0.0, H200, ranks=1) == pytest.approx(0.047, rel=0.2)
-    assert transfers.server_wake_seconds(PARAMETERS * 2, 0.0, H200) == pytest.approx(0.06, rel=0.2)
-    assert transfers.server_wake_seconds(0.0, 0.0, H200) == pytest.approx(0.021, rel=0.2)
+    assert server_sleep_seconds(0.0, H200, ranks=1) == pytest.approx(0.047, rel=0.2)
+    assert server_wake_seconds(PARAMETERS * 2, 0.0, H200) == pytest.approx(0.06, rel=0.2)
+    assert server_wake_seconds(0.0, 0.0, H200) == pytest.approx(0.021, rel=0.2)
     # 8B, all of it on one GPU.
-    assert transfers.server_wake_seconds(2 * BILLIONS_8.parameters, 0.0, H200) == pytest.approx(0.13, rel=0.2)
+    assert server_wake_seconds(2 * BILLIONS_8.parameters, 0.0, H200) == pytest.approx(0.13, rel=0.2)
 
 
 def test_ranks_close_their_communicators_when_they_sleep() -> None:
     """The arithmetic task with TP2, whose weights are next to nothing; 1.7B, replicas with their weights. All that was
     measured was of engines that do."""
-    assert transfers.trainer_sleep_seconds(0.0, H200, closing=2) == pytest.approx(0.40, rel=0.2)
-    assert transfers.trainer_sleep_seconds(PARAMETERS * 2, H200, closing=2) == pytest.approx(0.53, rel=0.2)
+    assert trainer_sleep_seconds(0.0, H200, closing=2) == pytest.approx(0.40, rel=0.2)
+    assert trainer_sleep_seconds(PARAMETERS * 2, H200, closing=2) == pytest.approx(0.53, rel=0.2)

@@ -10,21 +10,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dagrl.backends.costs import Batch
+from dagrl.backends.decoding import Generation, Lengths, Server, shard_ends
+from dagrl.backends.device_rates import rates_of
 from dagrl.backends.families.registry import model_shape, shape_of
 from dagrl.backends.families.shape import ModelShape
+from dagrl.backends.megatron.planning.communicators import gathering_seconds
+from dagrl.backends.megatron.planning.layers import Pack
+from dagrl.backends.megatron.planning.optimizer import OptimizerSteps
+from dagrl.backends.megatron.planning.passes import Passes, recompute_of
 from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
 from dagrl.config.residency import Residency
 from dagrl.graph.rollouts import rollouts
 from dagrl.models.gpus import GPUS, gpu_named
-from dagrl.planner.cost.communicators import gathering_seconds
 from dagrl.planner.cost.costs import PipelineCosts
-from dagrl.planner.cost.decoding import Generation, Server, shard_ends
-from dagrl.planner.cost.device import device_of
 from dagrl.planner.cost.estimate import StepEstimate, estimate_step
-from dagrl.planner.cost.layers import Pack
-from dagrl.planner.cost.lengths import Assumed, Lengths, lengths_of, lengths_of_demonstrations
-from dagrl.planner.cost.optimizer import OptimizerSteps
-from dagrl.planner.cost.passes import Batch, Passes, recompute_of
+from dagrl.planner.cost.lengths import Assumed, lengths_of, lengths_of_demonstrations
 from dagrl.planner.cost.transfers import sync_seconds
 from dagrl.scheduler.commands import Command, Run, Save, Sleep, Sync, Wake
 from dagrl.scheduler.placement import make_plan
@@ -32,7 +33,7 @@ from dagrl.scheduler.plan import Rows
 from dagrl.validation import check_file
 
 TEMPLATES = Path(__file__).parents[3] / "dag_templates"
-H200 = device_of(gpu_named("H200"))
+H200 = rates_of(gpu_named("H200"))
 DENSE = shape_of(
     {"model_type": "qwen3", "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36}
     | {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936}
@@ -258,7 +259,7 @@ def test_shards_come_in_order_and_the_last_ends_the_run() -> None:
         replace(SERVER, largest_graph=0),
         replace(SERVER, shares_prompts=False),
         replace(SERVER, tensor=8, per_node=4, device=replace(H200, network=1e8)),
-        replace(SERVER, device=device_of(gpu_named("A100-80GB"))),
+        replace(SERVER, device=rates_of(gpu_named("A100-80GB"))),
     ],
 )
 def test_less_of_a_server_takes_longer(server: Server) -> None:
@@ -333,7 +334,7 @@ def whole_seconds(node: str, *overrides: str) -> float:
 def test_what_rests_on_the_host_comes_for_each_shard_of_log_probs() -> None:
     """A shard is a pass of its own; start weights, which are swapped in, stay for all of them."""
     offloaded, trained = "engines.actor.offload={param: true}", "nodes.ref.engine=actor"
-    brought = costs_of("qwen3_8b_megatron", (offloaded,)).engines["actor"].brought_in_s
+    brought = costs_of("qwen3_8b_megatron", (offloaded,)).engines["actor"].load_s
     for shards in (1, 8):
         cut = f"schedule.shards_per_step={shards}"
         added = whole_seconds("ref", cut, trained, offloaded) - whole_seconds("ref", cut, trained)
@@ -442,7 +443,7 @@ def test_weights_go_over_the_network_unless_both_groups_find_room_on_one_machine
     group = f"{{nodes: {nodes}, gpus_per_node: {gpus}}}"
     costs = costs_of("qwen3_8b_megatron", (f"groups={{train: {group}, rollout: {group}}}", *APART[1:]))
     actor = costs.engines["actor"]
-    sent = actor.shape.parameters * 2
+    sent = actor.parameters * 2
     between = H200.network if nodes > 1 else H200.peers
     expected = sync_seconds("broadcast", sent, H200, link=getattr(H200, link), gathered=0.75, neighbours=between)
     assert costs.seconds(Sync(1, "generator", "actor", 0)) == pytest.approx(expected, rel=1e-3)

@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
+from dagrl.backends.changes import Change
+from dagrl.backends.fit import Fit, fit, place
+from dagrl.backends.memory import GIB
 from dagrl.config.loading.loader import load_pipeline
 from dagrl.config.schema import Pipeline
 from dagrl.graph.dag import Graph, build_graph
-from dagrl.planner.fitting.changes import Change, changed, nearest_change
-from dagrl.planner.fitting.fit import Fit, fit
-from dagrl.planner.fitting.sleep_policy import with_sleep_decided
-from dagrl.planner.fitting.warning import warn_of_memory
-from dagrl.planner.memory.estimate import GIB
+from dagrl.planner.changes import changed, nearest_change
+from dagrl.scheduler.placement import make_plan
 from dagrl.validation import check_file
+from dagrl.validation.placing import place_engines
 
 TEMPLATES = Path(__file__).parents[3] / "dag_templates"
 FOUR_GPUS = ("groups.gpu.gpus_per_node=4", "engines.actor.parallel.pipeline_model_parallel_size=2")
@@ -32,7 +33,11 @@ def loaded(name: str, *overrides: str) -> tuple[Pipeline, Graph]:
 
 
 def fitted(name: str, gpu: str, *overrides: str) -> Fit:
-    return fit(*loaded(name, *overrides), gpu=gpu)
+    return planned(*loaded(name, *overrides), gpu=gpu)
+
+
+def planned(pipeline: Pipeline, graph: Graph, *, gpu: str) -> Fit:
+    return fit(pipeline, make_plan(pipeline, graph), gpu=gpu)
 
 
 def test_templates_fit_the_machines_that_they_name() -> None:
@@ -146,17 +151,17 @@ def test_groups_say_their_gpus_themselves() -> None:
 )
 def test_the_nearest_change_is_found(name: str, gpu: str, overrides: tuple[str, ...], remedy: set[str]) -> None:
     pipeline, graph = loaded(name, *overrides)
-    change = nearest_change(pipeline, graph, fit(pipeline, graph, gpu=gpu), gpu=gpu)
+    change = nearest_change(graph, planned(pipeline, graph, gpu=gpu), gpu=gpu)
     assert change is not None and set(change.overrides()) == remedy
     assert fitted(name, gpu, *overrides, *change.overrides()).problems == ()
 
 
 def test_where_a_group_is_too_small_the_change_makes_it_larger() -> None:
     pipeline, graph = loaded("qwen3_8b_megatron", *ONE_GPU)
-    change = nearest_change(pipeline, graph, fit(pipeline, graph, gpu="L40S"), gpu="L40S")
+    change = nearest_change(graph, planned(pipeline, graph, gpu="L40S"), gpu="L40S")
     assert change is not None
     assert ("groups", "gpu", "gpus_per_node") in change.values
-    assert fit(changed(pipeline, change), graph, gpu="L40S").problems == ()
+    assert planned(changed(pipeline, change), graph, gpu="L40S").problems == ()
 
 
 def judged_by(fraction: float) -> str:
@@ -179,29 +184,29 @@ def judged_by(fraction: float) -> str:
 )
 def test_a_change_is_found_where_one_step_alone_helps_nothing(overrides: tuple[str, ...]) -> None:
     pipeline, graph = loaded("qwen3_8b_megatron", *overrides)
-    change = nearest_change(pipeline, graph, fit(pipeline, graph, gpu="A30"), gpu="A30")
+    change = nearest_change(graph, planned(pipeline, graph, gpu="A30"), gpu="A30")
     assert change is not None
     checked = check_file(TEMPLATES / "qwen3_8b_megatron.yaml", [*overrides, *change.overrides()], with_files=False)
-    assert fit(checked.loaded.pipeline, checked.graph, gpu="A30").problems == ()
+    assert planned(checked.loaded.pipeline, checked.graph, gpu="A30").problems == ()
 
 
 def test_a_change_that_the_checks_refuse_is_not_proposed() -> None:
     pipeline, graph = loaded("qwen3_8b_megatron", *FOUR_GPUS)
-    found = fit(pipeline, graph, gpu="H100")
+    found = planned(pipeline, graph, gpu="H100")
     refused = []
 
     def is_valid(change: Change) -> bool:
         refused.append(change)
         return len(refused) > 2
 
-    change = nearest_change(pipeline, graph, found, gpu="H100", is_valid=is_valid)
+    change = nearest_change(graph, found, gpu="H100", is_valid=is_valid)
     assert change is refused[2] and change not in refused[:2]
-    assert nearest_change(pipeline, graph, found, gpu="H100", is_valid=lambda change: False) is None
+    assert nearest_change(graph, found, gpu="H100", is_valid=lambda change: False) is None
 
 
 def test_what_fits_needs_no_change() -> None:
     pipeline, graph = loaded("qwen3_8b_megatron")
-    assert nearest_change(pipeline, graph, fit(pipeline, graph, gpu="H100"), gpu="H100") is None
+    assert nearest_change(graph, planned(pipeline, graph, gpu="H100"), gpu="H100") is None
 
 
 SMALL = ("engines.generator.server.mem_fraction_static=0.2", "engines.actor.transformer.recompute_granularity=full")
@@ -221,14 +226,14 @@ SMALL = ("engines.generator.server.mem_fraction_static=0.2", "engines.actor.tran
 )
 def test_engines_live_together_where_the_plan_finds_room(overrides: tuple[str, ...], together: bool) -> None:
     pipeline, graph = loaded("qwen3_8b_megatron", *overrides)
-    decided = with_sleep_decided(pipeline, graph)
+    decided = place(pipeline, graph).pipeline
     sleeps: dict[str, Any] = {name: engine.sleep for name, engine in decided.engines.items()}
     assert sleeps == {"actor": False, "reference": "auto", "generator": False} if together else decided == pipeline
 
 
 def test_who_says_that_it_sleeps_sleeps() -> None:
     pipeline, graph = loaded("qwen3_8b_megatron", "groups.gpu.gpu=H200", "engines.actor.sleep=true", *SMALL)
-    decided = with_sleep_decided(pipeline, graph)
+    decided = place(pipeline, graph).pipeline
     assert decided.engines["actor"].sleep is True
     assert decided.engines["generator"].sleep is False
 
@@ -248,7 +253,7 @@ def test_a_check_warns_of_what_does_not_fit_the_gpus_that_the_file_names(tmp_pat
         f"extends: qwen3_8b_megatron\nname: p\ndata: {{train: {prompts}, val: null, prompts_per_step: 16}}\n"
         f"run: {{validate_every: null}}\ngroups: {{gpu: {{\n  {said}}}}}\n"
     )
-    found = [str(each) for each in warn_of_memory(check_file(file)).warnings]
+    found = [str(each) for each in place_engines(check_file(file))[0].warnings]
     assert len(found) == bool(told), found
     if told:
         assert found[0].startswith(f"{file}:6: groups.gpu.gpu: {told}")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from dagrl.backends.families.registry import model_shape
+from dagrl.backends.fit import engine_memory
+from dagrl.backends.memory import EngineMemory
 from dagrl.config.loading.loader import load_pipeline
 from dagrl.graph.dag import build_graph
 from dagrl.models.gpus import gpu_named
-from dagrl.planner.memory.engines import engine_memory
-from dagrl.planner.memory.estimate import EngineMemory
 from dagrl.scheduler.placement import make_plan
 
 TEMPLATE = Path(__file__).parents[3] / "dag_templates" / "qwen3_8b_megatron.yaml"

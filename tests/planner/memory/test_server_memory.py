@@ -1,4 +1,4 @@
-"""Memory of generators: SGLang's own rules, worked out by hand."""
+"""Memory of SGLang's servers: its own rules, computed by hand."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ import pytest
 from models import DEEPSEEK_V3, QWEN3_1B7, QWEN3_8B, QWEN3_30B
 
 from dagrl.backends.families.shape import ModelShape
-from dagrl.backends.hf.section import HfEngineSpec
-from dagrl.backends.sglang.section import SglangEngineSpec
-from dagrl.models.gpus import gpu_named
-from dagrl.planner.memory.estimate import CONTEXT, GIB, EngineMemory
-from dagrl.planner.memory.server import (
-    Serving,
+from dagrl.backends.memory import CONTEXT, GIB, EngineMemory
+from dagrl.backends.planned_engine import Workload
+from dagrl.backends.sglang.memory import (
     cache_bytes_per_token,
     cache_tokens,
     fraction_of,
-    hf_memory,
     server_memory,
 )
+from dagrl.backends.sglang.section import SglangEngineSpec
+from dagrl.models.gpus import gpu_named
 
 H200, H100, A100 = gpu_named("H200"), gpu_named("H100"), gpu_named("A100-40GB")
 
@@ -29,7 +27,7 @@ def engine(**server: Any) -> SglangEngineSpec:
 
 
 def memory(shape: ModelShape = QWEN3_8B, *, sleeps: bool = False, gpu: Any = H200, **server: Any) -> EngineMemory:
-    return server_memory(shape, engine(**server), gpu, Serving(4096, 2**28, sleeps=sleeps))
+    return server_memory(shape, engine(**server), gpu, Workload(longest=4096, bucket_bytes=2**28, sleeps=sleeps))
 
 
 def test_weights_are_split_and_nothing_else_is_whole() -> None:
@@ -110,7 +108,7 @@ def test_a_sleeper_leaves_all_but_its_process() -> None:
     assert asleep.asleep < asleep.weights_alone < asleep.peak
     assert asleep.host == 0, "its weights come anew"
     alone = SglangEngineSpec(backend="sglang", group="gpu", server={})
-    assert server_memory(QWEN3_8B, alone, H200, Serving(4096, sleeps=True)).host == 2 * QWEN3_8B.parameters
+    assert server_memory(QWEN3_8B, alone, H200, Workload(longest=4096, sleeps=True)).host == 2 * QWEN3_8B.parameters
     # One that has its GPUs to itself keeps the room for two buckets.
     assert (asleep.awake["buffers"], memory().awake["buffers"]) == (0, 2**29)
 
@@ -121,13 +119,6 @@ def test_a_fraction_that_nobody_gave_is_told() -> None:
 
 
 def test_a_server_on_the_host_has_the_cache_that_bounds_it() -> None:
-    found = server_memory(QWEN3_1B7, engine(), None, Serving(4096))
+    found = server_memory(QWEN3_1B7, engine(), None, Workload(longest=4096))
     assert found.awake == {"weights": 4 * QWEN3_1B7.parameters, "cache": 16384 * 2 * 8 * 128 * 28 * 4}
     assert found.asleep == 0
-
-
-def test_a_model_inside_a_worker_has_the_cache_of_a_batch() -> None:
-    spec = HfEngineSpec(backend="hf", group="gpu", max_batch_size=16)
-    found = hf_memory(QWEN3_1B7, spec, 1000, on_gpu=True)
-    assert found.awake["cache"] == 16 * 1000 * 2 * 8 * 128 * 28 * 2
-    assert hf_memory(QWEN3_1B7, spec, 1000, on_gpu=False).awake["weights"] == 4 * QWEN3_1B7.parameters

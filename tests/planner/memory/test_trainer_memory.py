@@ -12,13 +12,13 @@ from models import DEEPSEEK_V3, QWEN3_1B7, QWEN3_8B, QWEN3_30B, SIXTEEN_LAYERS
 
 from dagrl.backends.families.registry import shape_of
 from dagrl.backends.families.shape import ModelShape
+from dagrl.backends.megatron.planning.activations import stage_activations
+from dagrl.backends.megatron.planning.memory import trainer_memory
+from dagrl.backends.megatron.planning.stages import rank_parameters, stages_of
 from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.backends.megatron.vocabulary import padded_vocab_size
-from dagrl.planner.memory.activations import stage_activations
-from dagrl.planner.memory.estimate import GIB, EngineMemory
-from dagrl.planner.memory.parameters import rank_parameters
-from dagrl.planner.memory.stages import stages_of
-from dagrl.planner.memory.trainer import Work, trainer_memory
+from dagrl.backends.memory import GIB, EngineMemory
+from dagrl.backends.planned_engine import Workload
 
 SPLIT = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
@@ -44,15 +44,15 @@ class Measured:
     shape: ModelShape
     engine: MegatronEngineSpec
     ranks: int
-    work: Work
+    work: Workload
     off: float
     """The estimate over the measurement, less 1."""
 
 
 MEASURED = {
-    "1.7B, 16384 tokens": Measured(69.1, QWEN3_1B7, engine(), 1, Work(16384), -0.002),
-    "1.7B, 32768 tokens": Measured(109, QWEN3_1B7, engine(), 1, Work(32768), 0.000),
-    "8B, TP2 + sequence parallel, 16384 tokens": Measured(111.3, QWEN3_8B, engine(SPLIT), 2, Work(16384), 0.000),
+    "1.7B, 16384 tokens": Measured(69.1, QWEN3_1B7, engine(), 1, Workload(16384), -0.002),
+    "1.7B, 32768 tokens": Measured(109, QWEN3_1B7, engine(), 1, Workload(32768), 0.000),
+    "8B, TP2 + sequence parallel, 16384 tokens": Measured(111.3, QWEN3_8B, engine(SPLIT), 2, Workload(16384), 0.000),
 }
 
 
@@ -65,7 +65,7 @@ def test_the_peak_of_an_update_is_the_one_that_was_measured(case: Measured) -> N
 def test_the_peak_of_a_pipelines_first_update_is_the_one_that_was_measured() -> None:
     # 8B on four GPUs, TP2 x PP2: five rows of 3072 tokens go into a micro-batch of 16384. The peak is of the first step
     # of a run, before whose end Adam has no moments: 8 of the 12 bytes of a parameter's optimizer.
-    memory = trainer_memory(QWEN3_8B, engine({**SPLIT, "pipeline_model_parallel_size": 2}), 4, Work(5 * 3072))
+    memory = trainer_memory(QWEN3_8B, engine({**SPLIT, "pipeline_model_parallel_size": 2}), 4, Workload(5 * 3072))
     assert memory.moment == "update, stage 1 of 2"
     moments = memory.awake["optimizer"] * 8 / 12 / GIB
     assert in_tensors(memory) - moments == pytest.approx(55, rel=0.02)
@@ -73,7 +73,7 @@ def test_the_peak_of_a_pipelines_first_update_is_the_one_that_was_measured() -> 
 
 def test_the_peak_of_its_later_updates_is_the_one_that_was_measured() -> None:
     # The same run from its second update on, with Adam's moments: the micro-batches are of five whole rows still.
-    memory = trainer_memory(QWEN3_8B, engine({**SPLIT, "pipeline_model_parallel_size": 2}), 4, Work(5 * 3072))
+    memory = trainer_memory(QWEN3_8B, engine({**SPLIT, "pipeline_model_parallel_size": 2}), 4, Workload(5 * 3072))
     assert in_tensors(memory) == pytest.approx(70.3, rel=0.02)
 
 
@@ -104,7 +104,7 @@ def test_a_mixture_on_256_gpus_takes_what_can_be_worked_out_by_hand() -> None:
         "pipeline_model_parallel_size": 2,
         "expert_model_parallel_size": 16,
     }
-    memory = trainer_memory(shape, engine(parallel, transformer=FULL), 256, Work(16384))
+    memory = trainer_memory(shape, engine(parallel, transformer=FULL), 256, Workload(16384))
     experts, others = 7_096_762_368, 837_812_224 + 25_038_592 + 156_237_824
     assert memory.moment == "update, stage 1 of 2"
     assert memory.awake["weights"] == 2 * (experts + others)
@@ -117,8 +117,8 @@ def test_a_mixture_on_256_gpus_takes_what_can_be_worked_out_by_hand() -> None:
 )
 def test_a_pass_of_log_probs_adds_what_was_measured(shape: ModelShape, parallel: Any, ranks: int, gib: float) -> None:
     # The engine that was measured trains too: what it holds between tasks is that of an update, without its pass.
-    rests = trainer_memory(shape, engine(parallel), ranks, Work(16384))
-    passing = trainer_memory(shape, engine(parallel), ranks, Work(0, logprob_tokens=16384))
+    rests = trainer_memory(shape, engine(parallel), ranks, Workload(16384))
+    passing = trainer_memory(shape, engine(parallel), ranks, Workload(0, logprob_tokens=16384))
     states = sum(rests.awake[kind] for kind in ("weights", "gradients", "optimizer")) / GIB
     assert passing.moment == "log-probs"
     estimate = states + (passing.awake["activations"] + passing.awake["logits"]) / GIB
@@ -134,7 +134,7 @@ HELD = {
 
 
 def states_of(optimizer: dict[str, Any]) -> float:
-    memory = trainer_memory(SIXTEEN_LAYERS, engine(optimizer=optimizer), 1, Work(2048))
+    memory = trainer_memory(SIXTEEN_LAYERS, engine(optimizer=optimizer), 1, Workload(2048))
     return sum(memory.awake[kind] for kind in ("weights", "gradients", "optimizer")) / GIB
 
 
@@ -160,13 +160,13 @@ BARE_CONTEXT = 0.5
 )
 def test_a_sleeper_leaves_what_was_measured(parallel: Any, ranks: int, gib: float) -> None:
     closing = engine(parallel, keep_communicators=False)
-    asleep = trainer_memory(SIXTEEN_LAYERS, closing, ranks, Work(2048), sleeps=True).asleep
+    asleep = trainer_memory(SIXTEEN_LAYERS, closing, ranks, Workload(2048, sleeps=True)).asleep
     assert asleep / GIB - BARE_CONTEXT == pytest.approx(gib, abs=0.1)
 
 
 def test_a_trainer_of_two_gpus_holds_the_communicators_that_were_measured() -> None:
     # TP2, after two updates and before any sleep, by the driver's count less what torch had reserved: 10.30 - 8.21.
-    memory = trainer_memory(SIXTEEN_LAYERS, engine(SPLIT), 2, Work(2048), sleeps=True)
+    memory = trainer_memory(SIXTEEN_LAYERS, engine(SPLIT), 2, Workload(2048, sleeps=True))
     assert memory.awake["runtime"] / GIB - BARE_CONTEXT == pytest.approx(2.09, rel=0.05)
 
 
@@ -177,10 +177,9 @@ def test_a_trainer_of_two_gpus_holds_the_communicators_that_were_measured() -> N
     ids=["TP2", "DP2"],
 )
 def test_communicators_that_stay_are_counted_of_a_sleeper_too(parallel: Any, gib: float) -> None:
-    work = Work(2048, bucket_bytes=2**28)
+    work = Workload(2048, bucket_bytes=2**28, sleeps=True)
     keeps, closes = (
-        trainer_memory(SIXTEEN_LAYERS, engine(parallel, keep_communicators=keep), 2, work, sleeps=True)
-        for keep in (True, False)
+        trainer_memory(SIXTEEN_LAYERS, engine(parallel, keep_communicators=keep), 2, work) for keep in (True, False)
     )
     assert (keeps.asleep - closes.asleep) / GIB == pytest.approx(gib, rel=0.01)
     # Those that closed connect again what passes and updates need.
@@ -188,7 +187,7 @@ def test_communicators_that_stay_are_counted_of_a_sleeper_too(parallel: Any, gib
 
 
 def test_a_rank_alone_has_no_communicators() -> None:
-    alone = trainer_memory(SIXTEEN_LAYERS, engine(), 1, Work(2048), sleeps=True)
+    alone = trainer_memory(SIXTEEN_LAYERS, engine(), 1, Workload(2048, sleeps=True))
     assert alone.asleep == alone.awake["runtime"]
     assert alone.asleep / GIB - BARE_CONTEXT == pytest.approx(0.24, abs=0.01)
 
@@ -196,7 +195,7 @@ def test_a_rank_alone_has_no_communicators() -> None:
 def test_states_of_a_mixture_are_those_its_template_tells() -> None:
     # dag_templates/qwen3_30b_a3b_8gpu.yaml: 67 GiB a GPU.
     spec = engine({**SPLIT, "expert_model_parallel_size": 8}, transformer=FULL)
-    memory = trainer_memory(QWEN3_30B, spec, 8, Work(16384))
+    memory = trainer_memory(QWEN3_30B, spec, 8, Workload(16384))
     assert sum(memory.awake[kind] for kind in ("weights", "gradients", "optimizer")) / GIB == pytest.approx(67, abs=0.5)
 
 
@@ -210,7 +209,7 @@ def test_a_layer_keeps_what_is_counted_by_hand() -> None:
 
 
 def states(parallel: dict[str, Any], ranks: int, **sections: Any) -> dict[str, int]:
-    memory = trainer_memory(QWEN3_8B, engine(parallel, **sections), ranks, Work(16384))
+    memory = trainer_memory(QWEN3_8B, engine(parallel, **sections), ranks, Workload(16384))
     return {kind: memory.awake[kind] for kind in ("weights", "gradients", "optimizer")}
 
 
@@ -237,7 +236,7 @@ def test_bytes_of_states_follow_their_numbers() -> None:
 
 
 def activations(shape: ModelShape = QWEN3_8B, tokens: int = 16384, ranks: int = 8, **sections: Any) -> int:
-    memory = trainer_memory(shape, engine(sections.pop("parallel", {}), **sections), ranks, Work(tokens))
+    memory = trainer_memory(shape, engine(sections.pop("parallel", {}), **sections), ranks, Workload(tokens))
     return memory.awake["activations"]
 
 
@@ -260,11 +259,11 @@ def test_layouts_and_recomputation_make_activations_smaller() -> None:
 
 
 def test_the_first_stage_is_the_fullest_and_says_so() -> None:
-    memory = trainer_memory(QWEN3_8B, engine({"pipeline_model_parallel_size": 4}), 8, Work(16384))
+    memory = trainer_memory(QWEN3_8B, engine({"pipeline_model_parallel_size": 4}), 8, Workload(16384))
     assert memory.moment == "update, stage 1 of 4"
     # Four micro-batches of a quarter of the layers: as many activations as one stage of all layers has.
     assert memory.awake["activations"] == pytest.approx(activations(), rel=0.05)
-    few = Work(16384, micro_batches=1)
+    few = Workload(16384, micro_batches=1)
     assert trainer_memory(QWEN3_8B, engine({"pipeline_model_parallel_size": 4}), 8, few).peak < memory.peak
     interleaved = {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2}
     assert activations(parallel=interleaved) > activations(parallel={"pipeline_model_parallel_size": 2})
@@ -272,7 +271,7 @@ def test_the_first_stage_is_the_fullest_and_says_so() -> None:
 
 def test_logits_in_chunks_take_little() -> None:
     def logits(**sections: Any) -> float:
-        return trainer_memory(QWEN3_8B, engine(**sections), 1, Work(16384)).awake["logits"] / GIB
+        return trainer_memory(QWEN3_8B, engine(**sections), 1, Workload(16384)).awake["logits"] / GIB
 
     # 16384 x 152576 in bfloat16, and their gradient: 9.3 GiB; twice the hidden states: 0.25.
     assert logits() == pytest.approx(9.3125 + 0.25, abs=0.01)
@@ -284,24 +283,24 @@ def test_logits_in_chunks_take_little() -> None:
 
 
 def test_what_is_offloaded_is_not_there_at_the_peak_and_waits_on_the_host() -> None:
-    plain = trainer_memory(QWEN3_8B, engine(SPLIT), 2, Work(16384))
-    away = trainer_memory(QWEN3_8B, engine(SPLIT, offload=EVERYTHING), 2, Work(16384))
+    plain = trainer_memory(QWEN3_8B, engine(SPLIT), 2, Workload(16384))
+    away = trainer_memory(QWEN3_8B, engine(SPLIT, offload=EVERYTHING), 2, Workload(16384))
     assert "optimizer" not in away.awake or away.awake["optimizer"] == 0 or away.moment == "optimizer's step"
     assert away.peak < plain.peak and plain.host == 0
     assert away.host == plain.awake["weights"] + plain.awake["optimizer"]
 
 
 def test_a_sleeper_and_a_frozen_copy_wait_on_the_host() -> None:
-    plain = trainer_memory(QWEN3_8B, engine(), 1, Work(16384))
-    asleep = trainer_memory(QWEN3_8B, engine(), 1, Work(16384), sleeps=True)
+    plain = trainer_memory(QWEN3_8B, engine(), 1, Workload(16384))
+    asleep = trainer_memory(QWEN3_8B, engine(), 1, Workload(16384, sleeps=True))
     assert asleep.host == plain.awake["weights"] + plain.awake["optimizer"]
-    copied = trainer_memory(QWEN3_8B, engine(), 1, Work(16384, keeps_start_weights=True), sleeps=True)
+    copied = trainer_memory(QWEN3_8B, engine(), 1, Workload(16384, keeps_start_weights=True, sleeps=True))
     assert copied.host == asleep.host + plain.awake["weights"]
     assert plain.asleep < plain.weights_alone < plain.peak
 
 
 def test_an_engine_that_never_trains_has_weights_alone() -> None:
-    frozen = trainer_memory(QWEN3_1B7, engine(), 1, Work(0, logprob_tokens=16384))
+    frozen = trainer_memory(QWEN3_1B7, engine(), 1, Workload(0, logprob_tokens=16384))
     assert {kind for kind, nbytes in frozen.awake.items() if nbytes} <= {
         "weights",
         "logits",
@@ -315,7 +314,7 @@ def test_latent_attention_and_experts_are_counted() -> None:
     # Of 671 billion parameters, 653 are of experts, over 16 stages and 16 ranks, and 18 are over 16 stages alone.
     layout = {"pipeline_model_parallel_size": 16, "expert_model_parallel_size": 16, "context_parallel_size": 1}
     fields = {**FULL, "num_layers_in_first_pipeline_stage": 4, "num_layers_in_last_pipeline_stage": 1}
-    memory = trainer_memory(DEEPSEEK_V3, engine(layout, transformer=fields), 256, Work(4096))
+    memory = trainer_memory(DEEPSEEK_V3, engine(layout, transformer=fields), 256, Workload(4096))
     assert memory.awake["weights"] / GIB == pytest.approx((653 / 256 + 18 / 16) * 2e9 / GIB, rel=0.03)
     assert 0 < memory.awake["activations"] / GIB < 20
     # Values of one token in a layer: norms and residual 4 x 7168; compressed 2 x 1536 + 2 x 512 + 64; 128 heads with
@@ -357,14 +356,14 @@ def test_ranks_of_any_layout_hold_the_model_and_nothing_twice(
     # Experts are whole on every tensor-parallel rank, unless they have ranks of their own.
     experts = sum(each.experts for each in held)
     assert dense + experts == cut + tensor * (whole + extra)
-    memory = trainer_memory(shape, spec, tensor * stages * context * replicas, Work(4096, bucket_bytes=2**28))
+    memory = trainer_memory(shape, spec, tensor * stages * context * replicas, Workload(4096, bucket_bytes=2**28))
     assert all(nbytes >= 0 for nbytes in memory.awake.values())
     assert 0 < memory.asleep <= memory.weights_alone <= memory.peak
 
 
 def test_on_cpu_slots_all_is_float32_and_the_hosts() -> None:
-    on_cpu = trainer_memory(SIXTEEN_LAYERS, engine(), 1, Work(2048), on_gpu=False)
-    on_gpu = trainer_memory(SIXTEEN_LAYERS, engine(), 1, Work(2048))
+    on_cpu = trainer_memory(SIXTEEN_LAYERS, engine(), 1, Workload(2048), on_gpu=False)
+    on_gpu = trainer_memory(SIXTEEN_LAYERS, engine(), 1, Workload(2048))
     assert on_cpu.awake["weights"] == 2 * on_gpu.awake["weights"]
     assert on_cpu.awake["runtime"] == on_cpu.asleep == 0
     assert on_cpu.weights_alone == on_cpu.awake["weights"]

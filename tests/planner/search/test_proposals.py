@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagrl.backends.families.registry import model_shape
+from dagrl.backends.fit import place
+from dagrl.backends.megatron.planning.layouts import RECOMPUTE, MegatronLayout, parallels
+from dagrl.backends.sglang.layouts import layouts
 from dagrl.config.loading.loader import load_pipeline
 from dagrl.config.schema import Pipeline
 from dagrl.planner.cost.costs import PipelineCosts
 from dagrl.planner.cost.estimate import estimate_step
 from dagrl.planner.cost.lengths import Assumed
-from dagrl.planner.fitting.fit import fit
-from dagrl.planner.fitting.sleep_policy import decide_sleep
-from dagrl.planner.search.choices import RECOMPUTE, ServerChoice, TrainerChoice
 from dagrl.planner.search.proposals import Proposal, search
-from dagrl.planner.search.space import Cluster, cluster_of, layouts, placings, servers
+from dagrl.planner.search.space import Cluster, cluster_of, placings
 from dagrl.planner.showing.report import report
 from dagrl.validation import check_file
 
@@ -43,12 +43,12 @@ def test_proposals_are_in_order_and_of_several_kinds(found: list[Proposal]) -> N
 
 def test_a_proposal_pasted_behind_a_call_is_what_was_estimated(found: list[Proposal]) -> None:
     for proposal in found:
-        checked = decide_sleep(check_file(DENSE, [*FEWER, *proposal.overrides], with_files=False))
-        pipeline = checked.loaded.pipeline
+        checked = check_file(DENSE, [*FEWER, *proposal.overrides], with_files=False)
+        placed = place(checked.loaded.pipeline, checked.graph)
+        pipeline = placed.pipeline
         assert sum(group.ranks for group in pipeline.groups.values()) == 4
-        fitted = fit(pipeline, checked.graph)
-        assert not fitted.problems
-        costs = PipelineCosts(pipeline, fitted.plan, fitted.shape, assumed=Assumed(response_tokens=500))
+        assert placed.fit is not None and not placed.fit.problems
+        costs = PipelineCosts(pipeline, placed.plan, placed.fit.shape, assumed=Assumed(response_tokens=500))
         assert estimate_step(costs).step_s == pytest.approx(proposal.estimate.step_s)
 
 
@@ -85,8 +85,8 @@ def test_what_learns_from_the_data_set_has_all_gpus() -> None:
     # Servers that sample in validation alone are laid out beside the trainer, not apart from it.
     validating = search(DENSE, LEARNED, Cluster(1, 4, "H200"), top=3)
     assert all(proposal.server is not None and proposal.placing.together for proposal in validating)
-    assert validating[0].trainer.parallel == found[0].trainer.parallel
-    kinds = [(proposal.trainer, proposal.server.tp_size) for proposal in validating if proposal.server]
+    assert validating[0].trainer.layout == found[0].trainer.layout
+    kinds = [(proposal.trainer, proposal.server.layout) for proposal in validating if proposal.server]
     assert len(set(kinds)) == len(kinds)
 
 
@@ -109,10 +109,9 @@ def test_a_choice_means_the_same_as_its_overrides(
     given_ = PIPELINES[path]
     shape = model_shape(given_.model)
     placing = data.draw(st.sampled_from(list(placings(cluster))))
-    parallel = data.draw(st.sampled_from(list(layouts(shape, placing.groups[placing.trainers], 3072, 1024))))
-    trainer = TrainerChoice(parallel, recompute, offload, data.draw(st.sampled_from([8192, 32768])))
-    server = data.draw(st.sampled_from(list(servers(shape, placing.groups[placing.generators]))))
-    assert isinstance(server, ServerChoice)
+    parallel = data.draw(st.sampled_from(list(parallels(shape, placing.groups[placing.trainers], 3072, 1024))))
+    trainer = MegatronLayout(parallel, recompute, offload, data.draw(st.sampled_from([8192, 32768])))
+    server = data.draw(st.sampled_from(list(layouts([shape], placing.groups[placing.generators]))))
     overrides = [*placing.overrides(given_), *trainer.overrides(given_), *server.overrides(given_)]
     checked = check_file(path, overrides, with_files=False)
     placed = load_pipeline(path, list(placing.overrides(given_))).pipeline
@@ -130,6 +129,7 @@ def test_a_search_for_the_files_own_gpus_finds_nothing_slower_than_the_file() ->
     costs = PipelineCosts(own.pipeline, own.fit.plan, own.fit.shape)
     best = search(MIXTURE, overrides, cluster_of(own.pipeline), top=1)[0]
     assert best.estimate.step_s <= estimate_step(costs).step_s
+    assert isinstance(best.trainer, MegatronLayout)
     assert best.trainer.parallel.expert_model_parallel_size > 1
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dagrl.planner.memory.estimate import KINDS
+from dagrl.backends.memory import KINDS
 from dagrl.planner.showing.report import Report, report
 from dagrl.planner.showing.show import Section, as_json, as_text, memory_sections, problems_in_words
 

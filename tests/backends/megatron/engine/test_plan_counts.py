@@ -9,9 +9,8 @@ import pytest
 from test_layouts import DENSE, LATENT, MIXTURE, SHARED_KEYS, parallel_of
 
 from dagrl.backends.families.registry import shape_of
+from dagrl.backends.megatron.planning.stages import rank_parameters, stages_of
 from dagrl.backends.megatron.section import MegatronEngineSpec
-from dagrl.planner.memory.parameters import rank_parameters
-from dagrl.planner.memory.stages import stages_of
 
 LAYOUTS = {
     **{f"qwen3_tied {name}": layout for name, layout in DENSE.items()},

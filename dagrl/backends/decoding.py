@@ -1,8 +1,8 @@
 """Seconds of generation: prefill by operations, decoding by the bytes that each step reads.
 
-A step of a server reads its weights and the keys and values of all that it decodes, multiplies, draws tokens, and has
-the host note them; responses end one by one and others take their places, until the last one is there. The steps are
-followed from end to end of a response, not token by token.
+A step of a server reads its weights and the keys and values of all responses in the batch, multiplies, draws tokens,
+and passes them to the host. Responses end one by one and others take their places, until the last one ends. The
+simulation goes from one end of a response to the next, not token by token.
 """
 
 from __future__ import annotations
@@ -12,33 +12,80 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
+from dagrl.backends.device_rates import DeviceRates
 from dagrl.backends.families.flops import ModelFlops, model_flops
 from dagrl.backends.families.shape import ModelShape
-from dagrl.planner.cost.device import Device
-from dagrl.planner.cost.lengths import Lengths
 
 _BYTES = 2
 _SAMPLING_PASSES = 6
-"""Times that float32 logits are read or written to draw tokens and tell their log-probs."""
+"""Times that float32 logits are read or written for tokens and their log-probs."""
 _STEP_S = 1.1e-3
-"""Of the host between two steps, that it does not hide. This and the next two: the rollouts that
-tests/planner/cost/test_measured.py holds, of 64 to 512 responses at a time."""
+"""Seconds of the host between two steps that the GPU waits for. This and the next two are fitted to the rollouts of
+tests/planner/cost/test_measured.py, of 64 to 512 responses at a time."""
 _REQUEST_S = 7e-6
-"""Of the host for each response in a step."""
+"""Seconds of the host for each response in a step."""
 _SHARED_PROMPT_SHARE = 0.75
-"""Of the prompt's keys and values, where several responses are decoded to each: they are read together, partly from the
-GPU's own cache."""
+"""Share of a prompt's keys and values that is read if several responses share it: partly, the GPU's cache has them."""
 _REDUCTION_S = 10e-6
-"""Start of SGLang's all-reduce within a step; two in each layer."""
+"""Start of an all-reduce within a step; two in each layer."""
 _WITHOUT_GRAPH_S = 0.4e-3
 """A layer whose kernels are launched one by one: 512 responses beyond the largest graph ran at 19.8k instead of 34.3k
 tokens/s."""
 _PREFILL_SHARE = 0.7
-"""Of the rate of training's products, in chunks of some thousand tokens, without a graph."""
+"""Share of the rate of training's products, in chunks of some thousand tokens, without a graph."""
 _HF_LAYER_S = {True: 0.9e-3, False: 0.35e-3}
-"""A layer of Transformers' Python, on a GPU and on a CPU: typical, not measured."""
+"""A layer of the Python of Transformers, on a GPU and on a CPU: typical, not measured."""
 _BUNDLES = 128
-"""Responses of one server are followed in at most so many bundles, or as many as there are shards."""
+"""Bundles that the responses of one server are simulated in at most, unless there are more shards."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Tokens of the rows of a rollout.
+
+    Responses are spread between 0 and the longest that is allowed: a share ``(x / longest) ** a`` of them is shorter
+    than x, with `a` chosen for the mean. Half of the longest is an even spread; a mean of the longest means that all
+    are cut. The longest ones always come near the limit, and a rollout waits for them.
+    """
+
+    prompt: float
+    """Mean."""
+    response: float
+    """Mean."""
+    longest: int
+    """Longest response."""
+
+    @property
+    def row(self) -> float:
+        """Mean tokens of a prompt and its response."""
+        return self.prompt + self.response
+
+    @property
+    def mean_square(self) -> float:
+        """Mean of the square of a row's tokens, for attention; all prompts count as the mean."""
+        return self.prompt**2 + 2 * self.prompt * self.response + self._square_of_responses
+
+    @property
+    def varied(self) -> bool:
+        """Whether responses differ in length."""
+        return self.response < self.longest
+
+    def quantile(self, share: float) -> float:
+        """Return the length below which that share of the responses is."""
+        if not self.varied:
+            return float(self.longest)
+        return max(1.0, self.longest * share ** (1 / self._shape))
+
+    @property
+    def _shape(self) -> float:
+        """The exponent `a`; the mean is ``a / (a + 1)`` of the longest."""
+        return self.response / (self.longest - self.response)
+
+    @property
+    def _square_of_responses(self) -> float:
+        if not self.varied:
+            return float(self.longest) ** 2
+        return self._shape / (self._shape + 2) * self.longest**2
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +93,7 @@ class Server:
     """One copy of the model that generates."""
 
     shape: ModelShape
-    device: Device
+    device: DeviceRates
     tensor: int = 1
     """GPUs that share each layer."""
     stages: int = 1
@@ -59,12 +106,12 @@ class Server:
     largest_graph: int = 512
     """Responses up to which a step is one CUDA graph; 0 without graphs."""
     shares_prompts: bool = True
-    """Whether responses to one prompt read it once (SGLang's radix cache)."""
+    """Whether responses to one prompt read it once, from a radix cache."""
     in_process: bool = False
     """Transformers in the worker, batch after batch."""
 
     def step(self, running: float, context: float) -> float:
-        """Seconds to decode one token of so many responses, `context` tokens each on average."""
+        """Return the seconds to decode a token of `running` responses with a mean of `context` tokens."""
         shape, gpus, device = self.shape, self.tensor * self.stages, self.device
         flops = _flops(shape)
         read = self._weights_read(running) * _BYTES / gpus / device.decode_memory
@@ -73,7 +120,7 @@ class Server:
         parts = 1 if shape.latent else min(self.tensor, shape.key_value_heads)
         cached = running * context * shape.cache_values_per_token * shape.layers * _BYTES / (parts * self.stages)
         drawn = running * shape.vocabulary * 4 * _SAMPLING_PASSES / device.decode_memory
-        # Where a product takes about as long as its weights are read, neither hides the other: 8B with 128 responses.
+        # If a product takes about as long as its weights are read, neither hides the other: 8B with 128 responses.
         seconds = math.hypot(read, multiplied) + cached / device.decode_memory
         seconds = self.stages * seconds + drawn  # A token passes all stages before the next begins.
         if self.tensor > 1:
@@ -87,13 +134,13 @@ class Server:
         return seconds + _STEP_S + running * _REQUEST_S
 
     def prefill(self, tokens: float, length: float) -> float:
-        """Seconds to take in prompts of so many tokens together, `length` each."""
+        """Return the seconds to prefill prompts of so many tokens together, `length` each."""
         flops = _flops(self.shape)
         operations = tokens * (flops.per_token + flops.per_pair * length / 2)
         return operations / (self.tensor * self.stages) / (self.device.matmul * _PREFILL_SHARE)
 
     def _weights_read(self, running: float) -> float:
-        """Parameters that a step reads: of a mixture, the experts that some token of it is sent to."""
+        """Return the parameters that a step reads: in a mixture, the experts that some token is sent to."""
         always, routed = _parameters(self.shape)
         if self.shape.experts is None:
             return always
@@ -108,7 +155,7 @@ def _flops(shape: ModelShape) -> ModelFlops:
 
 @lru_cache(maxsize=64)
 def _parameters(shape: ModelShape) -> tuple[int, int]:
-    """Of all layers and the head, without the embedding; and of routed experts, which are not among the former."""
+    """Count the parameters of layers and head without routed experts and the embedding, and of routed experts."""
     layers = [shape.layer(index) for index in shape.positions]
     routed = sum(layer.experts for layer in layers)
     return sum(layer.total for layer in layers) - routed + shape.embedding, routed
@@ -116,26 +163,26 @@ def _parameters(shape: ModelShape) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What one server has to generate."""
+    """The work of one server."""
 
     prompts: float
     per_prompt: int
     lengths: Lengths
     shards: int = 1
-    """Its prompts lie in so many shards of the step, evenly."""
+    """Shards of the step that its prompts are spread over, evenly."""
     enough: float = 1.0
-    """Share of the prompts after which it stops: below 1 where more are begun than the step needs."""
+    """Share of the prompts after which it stops: below 1 if it begins more than the step needs."""
 
 
 @lru_cache(maxsize=4096)
 def shard_ends(server: Server, work: Generation) -> tuple[float, ...]:
-    """Seconds after the begin at which each shard is there, ascending; the last is the end of the generation."""
+    """Return the ends of the shards, in seconds after the start, ascending; the last is the end of the generation."""
     responses = work.prompts * work.per_prompt
     bundles = max(1, min(max(_BUNDLES, work.shards), round(responses)))
     each = responses / bundles
     lengths = [work.lengths.quantile(_spread(index, bundles)) for index in range(bundles)]
     if work.lengths.varied:
-        # Of so many responses the longest comes near the limit, whatever bundle it is in.
+        # The longest of so many responses comes near the limit, in any bundle.
         longest = max(range(bundles), key=lengths.__getitem__)
         lengths[longest] = work.lengths.quantile(1 - 0.5 / max(1.0, responses))
     prefix = work.lengths.prompt
@@ -154,16 +201,16 @@ def shard_ends(server: Server, work: Generation) -> tuple[float, ...]:
 def _follow(
     server: Server, lengths: list[float], each: float, prompt: float, read: float, *, prefill: float
 ) -> list[float]:
-    """When each bundle of `each` responses of these lengths is over, seconds; of a prompt, `read` tokens in each step.
+    """Return the ends of bundles of `each` responses of these lengths; a step reads `read` tokens of a prompt.
 
-    They begin in order, as places in the batch and in the cache come free; prefill is spread over their begins.
+    Bundles start in order, when the batch and the cache have room; prefill is spread over their starts.
     """
     mean = sum(lengths) / len(lengths)
     places = max(each, min(server.running, server.cache_tokens / (prompt + mean)))
     most = max(1, int(places / each + 1e-9))
     ends = [0.0] * len(lengths)
     running: list[tuple[float, int]] = []
-    """Steps at which bundles end, and which."""
+    """Steps at which bundles end, and their indices."""
     waiting, now, step, begun_at = 0, 0.0, 0.0, 0.0
     if server.in_process:
         return _batch_after_batch(server, lengths, each, prompt, most, prefill=prefill)
@@ -200,7 +247,8 @@ def _batch_after_batch(
 
 
 def _spread(index: int, count: int) -> float:
-    """The middle of one of `count` equal shares; neighbours get shares far apart (golden ratio), so that any run of
-    bundles has short and long ones.
+    """Return the middle of one of `count` equal shares.
+
+    Neighbours get distant shares (golden ratio), so that any run of bundles has short and long responses.
     """
     return ((index * 0.6180339887498949) % 1.0 * (count - 1) + 0.5) / count

@@ -1,6 +1,6 @@
-"""Which layers lie on which pipeline stage, as Megatron shares them out, and how many micro-batches are under way.
+"""Pipeline stages: their layers, their micro-batches in flight, and the parameters of each of their ranks.
 
-Plain arithmetic on the `parallel:` and `transformer:` sections of an engine.
+Arithmetic on the ``parallel:`` and ``transformer:`` sections of an engine.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dagrl.backends.megatron.section import MegatronEngineSpec
+from dagrl.backends.families.shape import ModelShape
+from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
+from dagrl.backends.megatron.vocabulary import padded_vocab_size
 
 _LAYOUT_WORDS = {"e": "embedding", "t": "decoder", "l": "loss", "m": "mtp"}
 
@@ -24,7 +26,7 @@ class Stage:
     chunks: tuple[tuple[int, ...], ...]
     """Layers of each chunk, by their numbers in the whole model; one chunk without virtual stages."""
     round_size: int
-    """Micro-batches that the interleaved schedule takes through a chunk before the next chunk's turn."""
+    """Micro-batches that the interleaved schedule takes through a chunk before it goes on to the next chunk."""
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -42,10 +44,10 @@ class Stage:
         return self.index == self.stages - 1
 
     def in_flight(self, micro_batches: int) -> float:
-        """Micro-batches whose activations the whole stage holds at most; of a chunk alone, its share of one.
+        """Return how many micro-batches the stage holds the activations of at most, as a multiple of all its chunks.
 
-        One-forward-one-backward: as many forward passes as there are stages to come, and its own. Interleaved: as in
-        Megatron's ``get_pp_rank_microbatches`` (arXiv 2104.04473, section 2.2).
+        One-forward-one-backward: one for the stage and each stage after it. Interleaved: as in Megatron's
+        ``get_pp_rank_microbatches`` (arXiv 2104.04473, section 2.2).
         """
         if len(self.chunks) == 1:
             return min(self.stages - self.index, micro_batches)
@@ -54,7 +56,7 @@ class Stage:
 
 
 def stages_of(engine: MegatronEngineSpec, layers: int) -> list[Stage]:
-    """The stages of a model of so many layers. ValueError where they cannot be shared out so."""
+    """Return the stages of a model. ValueError if its layers do not divide so."""
     sizes, fields = engine.parallel, engine.transformer
     stages, chunks = sizes.pipeline_model_parallel_size, sizes.virtual_pipeline_model_parallel_size or 1
     counts = _counts(fields, stages, chunks, layers)
@@ -75,8 +77,60 @@ def stages_of(engine: MegatronEngineSpec, layers: int) -> list[Stage]:
     return [Stage(index, stages, tuple(chunks), round_size) for index, chunks in enumerate(held)]
 
 
+@dataclass(frozen=True, slots=True)
+class RankParameters:
+    """Parameters of one rank. The ranks that hold the same of a kind share its optimizer states."""
+
+    dense: int
+    """All but routed experts: data- and context-parallel ranks hold the same."""
+    experts: int
+    """Routed experts: expert-data-parallel ranks hold the same."""
+    largest: int
+    """The largest single one."""
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.dense + self.experts
+
+
+def rank_parameters(shape: ModelShape, engine: MegatronEngineSpec, stage: Stage) -> RankParameters:
+    """Count the parameters of a rank of a stage; all its ranks hold equally many."""
+    sizes = engine.parallel
+    tensor = sizes.tensor_model_parallel_size
+    expert_ranks = sizes.expert_model_parallel_size * sizes.expert_tensor_parallel_size
+    dense = experts = largest = 0
+    for index in stage.layers:
+        layer = shape.layer(index)
+        dense += (layer.attention + layer.mlp) // tensor + layer.whole
+        experts += layer.experts // expert_ranks
+        largest = max(largest, layer.attention // 2 // tensor, 2 * layer.mlp // 3 // tensor)
+    vocabulary = padded_vocab_size(shape.vocabulary, tensor) // tensor * shape.hidden
+    # With a value or reward head the output layer is a vector, and nothing is tied to it.
+    tied = shape.tied and engine.head == "lm"
+    if stage.is_first:
+        dense += vocabulary
+        largest = max(largest, vocabulary)
+    if stage.is_last:
+        dense += shape.final_norm
+        if engine.head != "lm":
+            dense += shape.hidden
+        elif not (tied and stage.is_first):
+            # If first and last stage differ, a tied output layer is a copy of the embedding.
+            dense += vocabulary
+            largest = max(largest, vocabulary)
+    return RankParameters(dense, experts, largest)
+
+
+def replicas_of_parameters(parallel: ParallelSpec, ranks: int) -> tuple[int, int]:
+    """Return how many ranks hold the same dense parameters, and how many the same experts."""
+    stage = ranks // parallel.pipeline_model_parallel_size
+    experts = parallel.expert_model_parallel_size * parallel.expert_tensor_parallel_size
+    return stage // parallel.tensor_model_parallel_size, stage // experts
+
+
 def _counts(fields: dict[str, Any], stages: int, chunks: int, layers: int) -> list[list[int]]:
-    """Layers of each chunk of each stage."""
+    """Return the number of layers of each chunk of each stage."""
     if layout := fields.get("pipeline_model_parallel_layout"):
         return _of_layout(layout, stages)
     first, last = (fields.get(f"num_layers_in_{which}_pipeline_stage") for which in ("first", "last"))
@@ -99,7 +153,7 @@ def _counts(fields: dict[str, Any], stages: int, chunks: int, layers: int) -> li
 
 
 def _of_layout(layout: str | Sequence[Sequence[str]], stages: int) -> list[list[int]]:
-    """Megatron's own notation: ``Et*3|t*4|...|L`` or lists of words, chunk by chunk and within one stage by stage."""
+    """Read Megatron's notation: ``Et*3|t*4|...|L`` or lists of words, chunk by chunk, within one stage by stage."""
     parts = _words(layout) if isinstance(layout, str) else layout
     counts = [sum(str(word).strip().lower() == "decoder" for word in part) for part in parts]
     if len(counts) % stages:
@@ -112,7 +166,7 @@ def _of_layout(layout: str | Sequence[Sequence[str]], stages: int) -> list[list[
 
 def _words(layout: str) -> list[list[str]]:
     text = layout.replace(",", "").replace(" ", "")
-    # Brackets are repeated first, single letters then: `(tt|)*2` and `t*3`.
+    # Expand brackets before single letters: `(tt|)*2` and `t*3`.
     text = re.sub(r"\(([^()]*)\)\*(\d+)", lambda found: found[1] * int(found[2]), text)
     text = re.sub(r"(.)\*(\d+)", lambda found: found[1] * int(found[2]), text)
     return [[_LAYOUT_WORDS.get(letter.lower(), letter) for letter in part] for part in text.split("|")]

@@ -1,29 +1,29 @@
-"""Seconds that one layer, and the head, take of one rank of a Megatron engine, for a micro-batch of packed tokens.
+"""Seconds of one layer, and of the head, on one rank of a Megatron engine, for a micro-batch of packed tokens.
 
-A layer is its matrix products, its attention, what only reads and writes, and what its ranks tell each other:
+A layer is its matrix products, its attention, kernels that only read and write, and the communication of its ranks:
 
-- matrix products at the rate of `device`, less where there are few tokens or narrow matrices, and never faster than
-  their weights can be read;
+- matrix products at the rate of `device`, slower with few tokens or narrow matrices, and never faster than their
+  weights can be read;
 - attention by the squares of the rows' lengths, causal;
 - norms, rotary embedding, activation and residuals by the bytes that they move;
 - tensor parallelism: four collectives of the activations each way ("Reducing Activation Recomputation in Large
   Transformer Models", arXiv 2205.05198, section 4.2), context parallelism: a ring of keys and values behind attention,
   experts: tokens to them and back.
 
-A kernel has to be launched, too: below some thousands of tokens the host is what a layer waits for.
+Kernels are launched, too: below some thousands of tokens a layer waits for the host.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dagrl.backends.device_rates import DeviceRates
 from dagrl.backends.families.parts import GATED_MLP_MATRICES
 from dagrl.backends.families.shape import ModelShape, attention_weights
 from dagrl.backends.megatron.section import ParallelSpec
-from dagrl.planner.cost.device import Device
 
 _BYTES = 2
-"""Of a value in bfloat16."""
+"""A value in bfloat16."""
 _HALF_SPEED_TOKENS = 256
 """Rows of a matrix product at which it reaches half of its rate: 1.7B at 16k and 32k tokens, 519 and 535 TFLOP/s."""
 _HALF_SPEED_WIDTH = 96
@@ -37,7 +37,7 @@ _ACTIVATION_WIDTHS = 3
 _ROUTED_WIDTHS = 6
 """For each token and expert: permuted and brought back, with their weights."""
 _LOGIT_PASSES = 3
-"""Times that the logits are written or read, forward; as often backward."""
+"""Times that the logits are written or read in a forward pass; as often in a backward pass."""
 _BACKWARD_PRODUCTS = 2.0
 _BACKWARD_ATTENTION = 2.5
 """Five products to the forward's two (FlashAttention-2, arXiv 2307.08691)."""
@@ -46,15 +46,15 @@ _COLLECTIVES = 4
 _COLLECTIVE_S = 30e-6
 """Start of a collective between GPUs."""
 _LAUNCHES_S = {"dense": (1.5e-3, 2.0e-3), "mixture": (1.8e-3, 2.2e-3)}
-"""What the host takes for a layer of Megatron with Transformer Engine, forward and backward: typical, not measured."""
+"""Host time for a layer of Megatron with Transformer Engine, forward and backward: typical, not measured."""
 _EXPERT_LAUNCHES_S = (0.31e-3, 0.5e-3)
-"""What it takes for each expert that a rank holds, whose products and gradients are handled one by one. Six layers of
-30B-A3B, 64 experts a rank, took 28 ms each forward and 43 backward; all 48, with half as many experts and tokens a rank
-and a second forward pass, 45 ms in all. GPUs would need a third of that. That it is the host is concluded: times vary
+"""Host time for each expert of a rank, whose products and gradients are launched one by one. Six layers of 30B-A3B, 64
+experts a rank, took 28 ms each forward and 43 backward; all 48, with half as many experts and tokens a rank and a
+second forward pass, 45 ms in all. GPUs would need a third of that. That the host is the cause is concluded: times vary
 by a third, and bare Megatron, whose permutations are fused, takes as long."""
 _COLLECTIVE_LAUNCH_S = 0.5e-3
-"""What it takes for each collective of tensor parallelism, in which ranks wait for the slowest of their processes: a
-layer of 1.7B with TP2 and 16k tokens took 3.1 ms forward, and 4.7 on a busier host, where the GPUs need 2.2."""
+"""Host time for each collective of tensor parallelism, in which ranks wait for the slowest process: a layer of 1.7B
+with TP2 and 16k tokens took 3.1 ms forward, and 4.7 on a busier host; the GPUs need 2.2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Pack:
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """Of a forward and of a backward pass; the forward is done again first where the layer is recomputed."""
+    """Seconds of a forward and of a backward pass, which includes recomputation."""
 
     forward: float
     backward: float
@@ -79,18 +79,18 @@ class Seconds:
         return Seconds(self.forward + other.forward, self.backward + other.backward)
 
     def times(self, factor: float) -> Seconds:
-        """So often."""
+        """Return `factor` times as many."""
         return Seconds(self.forward * factor, self.backward * factor)
 
 
 @dataclass(frozen=True, slots=True)
 class Recompute:
-    """What of a layer's forward pass is done once more before its backward pass."""
+    """The part of a layer's forward pass that runs again before its backward pass."""
 
     whole: float = 0.0
     """Share of the layers that are recomputed as a whole."""
     modules: frozenset[str] = frozenset()
-    """Else: Megatron's names of the parts that are."""
+    """Otherwise Megatron's names of the recomputed parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +99,13 @@ class LayerSeconds:
 
     shape: ModelShape
     parallel: ParallelSpec
-    device: Device
+    device: DeviceRates
     per_node: int
     """Ranks on a machine."""
     recompute: Recompute = field(default_factory=Recompute)
 
     def of(self, pack: Pack, layer: int) -> Seconds:
-        """Of that layer, on one of the ranks that share it."""
+        """Return the seconds of that layer on one of the ranks that share it."""
         mixture = self.shape.is_mixture(layer)
         products = self._attention_products(pack) + self._mlp_products(pack, mixture)
         attention, moved = self._attention(pack), self._moved(pack, mixture)
@@ -130,7 +130,7 @@ class LayerSeconds:
         return Seconds(forward, max(backward, to_launch_back) + again)
 
     def head(self, pack: Pack, *, outputs: int | None = None, fused: bool = False) -> Seconds:
-        """Of the output layer and what is read off it; `outputs` for one position, by default the vocabulary."""
+        """Return the seconds of the head, with `outputs` for one position, by default the vocabulary."""
         width = outputs or self.shape.vocabulary / self._tensor
         positions = pack.predictions / self.parallel.context_parallel_size
         products = self._product(positions, self.shape.hidden * width, self.shape.hidden)
@@ -141,7 +141,7 @@ class LayerSeconds:
     # -- parts of a layer
 
     def _launches(self, mixture: bool) -> tuple[float, float]:
-        """What the host takes, forward and backward."""
+        """Return the seconds of the host, forward and backward."""
         forward, backward = _LAUNCHES_S["mixture" if mixture else "dense"]
         if self._tensor > 1:
             forward += _COLLECTIVES * _COLLECTIVE_LAUNCH_S
@@ -160,7 +160,7 @@ class LayerSeconds:
         return pack.tokens / self.parallel.context_parallel_size
 
     def _product(self, rows: float, weights: float, width: float) -> float:
-        """Of `rows` with a matrix of so many weights on this rank, whose narrower side is `width`."""
+        """Return the seconds of `rows` times this rank's part of a matrix, whose narrower side is `width`."""
         if rows <= 0:
             return 0.0
         rate = self.device.matmul
@@ -180,7 +180,7 @@ class LayerSeconds:
         sizes = self.parallel
         width = experts.width / sizes.expert_tensor_parallel_size
         held = experts.count / sizes.expert_model_parallel_size
-        # A rank's share of its stage's work: tokens are spread evenly over experts, experts over ranks.
+        # Tokens are spread evenly over experts, and experts over ranks.
         sent = tokens / self._tensor * experts.chosen * sizes.expert_tensor_parallel_size
         weights = GATED_MLP_MATRICES * hidden * width
         seconds = held * self._product(sent / held, weights, width)
@@ -221,7 +221,7 @@ class LayerSeconds:
         return (ranks - 1) * (size / link + _COLLECTIVE_S)
 
     def _experts_exchange(self, pack: Pack) -> float:
-        """To the experts and back."""
+        """Return the seconds in which tokens go to their experts and come back."""
         sizes, experts = self.parallel, self.shape.experts
         ranks = sizes.expert_model_parallel_size * sizes.expert_tensor_parallel_size
         if ranks == 1 or experts is None:

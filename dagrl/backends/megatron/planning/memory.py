@@ -1,4 +1,4 @@
-"""Memory of a Megatron engine: weights, gradients and optimizer of its ranks, and what its passes need beside them."""
+"""Memory of a Megatron engine: weights, gradients and optimizer of its ranks, and what its passes need besides."""
 
 from __future__ import annotations
 
@@ -8,53 +8,38 @@ from dataclasses import dataclass
 from typing import Any
 
 from dagrl.backends.families.shape import ModelShape
+from dagrl.backends.megatron.planning.activations import StageActivations, stage_activations, value_bytes
+from dagrl.backends.megatron.planning.communicators import communicator_bytes
+from dagrl.backends.megatron.planning.stages import (
+    RankParameters,
+    Stage,
+    rank_parameters,
+    replicas_of_parameters,
+    stages_of,
+)
 from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.backends.megatron.vocabulary import padded_vocab_size
+from dagrl.backends.memory import CONTEXT, GIB, EngineMemory, Kind
+from dagrl.backends.planned_engine import Workload
 from dagrl.models.number_formats import NUMBER_FORMATS
-from dagrl.planner.memory.activations import StageActivations, stage_activations, value_bytes
-from dagrl.planner.memory.communicators import communicator_bytes
-from dagrl.planner.memory.estimate import CONTEXT, GIB, EngineMemory, Kind
-from dagrl.planner.memory.parameters import RankParameters, rank_parameters
-from dagrl.planner.memory.stages import Stage, stages_of
 
 _KERNELS = int(0.24 * GIB)
-"""Code and workspaces that stay, even asleep, beside the bare context; measured on H200s."""
+"""Code and workspaces that stay in a sleep, besides the bare context; measured on H200s."""
 _KERNELS_OF_SEVERAL = int(0.3 * GIB)
-"""More of that where ranks talk to each other, NCCL's code among it; measured on H200s: 0.27 to 0.38 GiB."""
+"""In addition with several ranks, NCCL's code among it; measured on H200s: 0.27 to 0.38 GiB."""
 _UNUSABLE = 0.05
-"""Of activations: blocks of torch's allocator that no later tensor fits into. A guess."""
+"""Share of activations: blocks of torch's allocator that no later tensor fits into. A guess."""
 _LOGIT_CHUNK = 2**27
-"""Logits that are worked on at once where they are never whole; see `dagrl.backends.megatron.engine.logprob`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What is asked of an engine, at its largest."""
-
-    update_tokens: int = 0
-    """Of an update's micro-batch; 0 where the engine is not trained."""
-    logprob_tokens: int = 0
-    """Of a micro-batch of log-probs or values."""
-    micro_batches: int = 1_000_000
-    """Of one update, at most: fewer than pipeline stages leave stages empty."""
-    bucket_bytes: int = 0
-    """Of weights that are sent; 0 where nobody follows."""
-    keeps_start_weights: bool = False
-    """Whether another engine is its frozen copy."""
-
-    @property
-    def trains(self) -> bool:
-        """Whether there are gradients and an optimizer."""
-        return self.update_tokens > 0
+"""Logits of a chunk if they are never whole; see `dagrl.backends.megatron.engine.logprob`."""
 
 
 def trainer_memory(
-    shape: ModelShape, engine: MegatronEngineSpec, ranks: int, work: Work, *, sleeps: bool = False, on_gpu: bool = True
+    shape: ModelShape, engine: MegatronEngineSpec, ranks: int, work: Workload, *, on_gpu: bool = True
 ) -> EngineMemory:
-    """Of the fullest of its GPUs: pipeline stages differ. ValueError where layers cannot be shared out."""
+    """Return the memory of the fullest GPU: pipeline stages differ. ValueError if the layers do not divide so."""
     stages = stages_of(engine, shape.layers)
     return max(
-        (_Rank(shape, engine, stage, ranks, work, sleeps, on_gpu).memory() for stage in stages),
+        (_Rank(shape, engine, stage, ranks, work, on_gpu).memory() for stage in stages),
         key=lambda memory: memory.peak,
     )
 
@@ -67,8 +52,7 @@ class _Rank:
     engine: MegatronEngineSpec
     stage: Stage
     ranks: int
-    work: Work
-    sleeps: bool
+    work: Workload
     on_gpu: bool
 
     def memory(self) -> EngineMemory:
@@ -87,7 +71,7 @@ class _Rank:
         )
 
     def _moments(self, parameters: RankParameters, states: _States) -> Iterator[tuple[str, dict[Kind, int]]]:
-        """When the engine works, and what it holds then."""
+        """Yield the moments in which the engine works, with what it holds then."""
         offload, work = self.engine.offload, self.work
         rests: dict[Kind, int] = {
             "gradients": 0 if offload.grad else states.gradients,
@@ -103,7 +87,7 @@ class _Rank:
             return
         passing = self._activations(work.update_tokens)
         logits = self._logits(work.update_tokens, parameters, trains=True)
-        # The output layer's gradient is gone before the layers' backward passes begin.
+        # The gradient of the output layer is freed before the backward passes of the layers.
         working = passing.working + parameters.largest * value_bytes(self.engine, on_gpu=self.on_gpu)
         rest = passing.kept + max(0.0, working - logits)
         yield "update", {**weights, **rests, "gradients": states.gradients, **_of_pass(int(rest), logits)}
@@ -115,8 +99,9 @@ class _Rank:
         )
 
     def _logits(self, tokens: int, parameters: RankParameters, *, trains: bool) -> int:
-        """What the head needs for every token of a micro-batch, at most: logits and their gradient, and the hidden
-        states that it reads, which tensor-parallel ranks have whole.
+        """Return what the head needs for a micro-batch, at most.
+
+        Logits and their gradient, and the hidden states that it reads, which tensor-parallel ranks have whole.
         """
         if not self.stage.is_last:
             return 0
@@ -124,7 +109,7 @@ class _Rank:
         rows = tokens // sizes.context_parallel_size
         hidden = 2 * rows * self.shape.hidden * value
         if self.engine.head != "lm":
-            # Read at every token, hidden states and their gradient are there in float32 too.
+            # A value head reads hidden states in float32 at every token.
             return hidden + (rows * self.shape.hidden * 4 * (1 + trains) if self.engine.head == "value" else 0)
         tensor = sizes.tensor_model_parallel_size
         width = padded_vocab_size(self.shape.vocabulary, tensor) // tensor
@@ -135,17 +120,17 @@ class _Rank:
         return hidden + logits + trains * max(logits, parameters.largest * value)
 
     def _buffers(self, states: _States) -> int:
-        # One bucket is being filled while the one before is on its way; they hold whole tensors of all ranks.
+        # One bucket is filled while the one before is sent; they hold whole tensors of all ranks.
         sizes = self.engine.parallel
         model = states.weights * sizes.tensor_model_parallel_size * sizes.pipeline_model_parallel_size
         return min(2 * self.work.bucket_bytes, model)
 
     def _runtime(self) -> tuple[int, int]:
-        """Beside tensors: what stays while it sleeps, and all of it. Without devices it is the host's."""
+        """Return what there is besides tensors: the part that stays in a sleep, and all of it."""
         if not self.on_gpu:
             return 0, 0
         bare = CONTEXT + _KERNELS + (_KERNELS_OF_SEVERAL if self.ranks > 1 else 0)
-        closes = self.sleeps and not self.engine.keep_communicators
+        closes = self.work.sleeps and not self.engine.keep_communicators
         whole = bare + communicator_bytes(
             self.shape,
             self.engine.parallel,
@@ -157,10 +142,10 @@ class _Rank:
         return bare if closes else whole, whole
 
     def _host(self, states: _States) -> int:
-        """Pinned memory that is taken once: gradients are not kept anywhere."""
+        """Return the pinned memory. Gradients are not kept in a sleep."""
         offload = self.engine.offload
-        waiting = states.weights if self.sleeps or offload.param else 0
-        waiting += states.optimizer if self.sleeps or offload.optimizer else 0
+        waiting = states.weights if self.work.sleeps or offload.param else 0
+        waiting += states.optimizer if self.work.sleeps or offload.optimizer else 0
         return waiting + states.on_host + (states.weights if self.work.keeps_start_weights else 0)
 
 
@@ -171,13 +156,13 @@ def _of_pass(activations: int, logits: int) -> dict[Kind, int]:
 
 @dataclass(frozen=True, slots=True)
 class _States:
-    """Bytes of a rank that do not depend on the batch."""
+    """Bytes of a rank for any batch."""
 
     weights: int
     gradients: int = 0
     optimizer: int = 0
     on_host: int = 0
-    """Of the optimizer, where it takes its step on the CPU."""
+    """States of an optimizer that takes its step on the CPU."""
 
     @staticmethod
     def of(
@@ -192,27 +177,18 @@ class _States:
         if not fields.get("use_distributed_optimizer", True):
             optimized = parameters.total
         else:
-            dense, experts = _copies(engine, ranks)
+            dense, experts = replicas_of_parameters(engine.parallel, ranks)
             optimized = math.ceil(parameters.dense / dense) + math.ceil(parameters.experts / experts)
         state = state_bytes(fields, value)
         if not fields.get("optimizer_cpu_offload"):
             return _States(weights, gradients, optimized * state)
-        # Float32 weights, moments, and a gradient in the precision of the float32 weights, wherever a parameter's
-        # step is taken; here they are not the remainders that bfloat16 weights leave.
+        # Float32 weights, moments and gradients, on either side; float32 weights are not kept as remainders here.
         there = float(fields.get("optimizer_offload_fraction", 1.0))
         return _States(weights, gradients, int(optimized * 16 * (1 - there)), int(optimized * 16 * there))
 
 
-def _copies(engine: MegatronEngineSpec, ranks: int) -> tuple[int, int]:
-    """Ranks that hold the same parameters, and the same experts: each has its share of their optimizer."""
-    sizes = engine.parallel
-    stage = ranks // sizes.pipeline_model_parallel_size
-    experts = sizes.expert_model_parallel_size * sizes.expert_tensor_parallel_size
-    return stage // sizes.tensor_model_parallel_size, stage // experts
-
-
 def state_bytes(fields: dict[str, Any], value: int) -> int:
-    """Of one parameter: its float32 weight, where the model has it in fewer bits, and what the optimizer remembers."""
+    """Return the bytes for one parameter: its float32 weight, if the model has fewer bits, and the moments."""
     precise = bool(fields.get("use_precision_aware_optimizer"))
 
     def number(name: str) -> int:
@@ -224,7 +200,7 @@ def state_bytes(fields: dict[str, Any], value: int) -> int:
     if value == 4:
         return moments
     main = number("main_params_dtype")
-    # What a bfloat16 weight lacks of a float32 one are two bytes.
+    # The remainder of a bfloat16 weight is two bytes.
     if precise and main == 4 and fields.get("store_param_remainders", True):
         main = 2
     return main + moments

@@ -1,8 +1,8 @@
-"""What one rank reaches in practice, of what the maker's data sheet promises for its GPU.
+"""Rates that one rank reaches in practice, as shares of the figures in the data sheet of its GPU.
 
-Every share is named with its source. "Measured" is benchmarks/RESULTS.md and ``train_step.py``, ``rollout.py`` and
+Every share names its source. "Measured" is benchmarks/RESULTS.md and ``train_step.py``, ``rollout.py`` and
 ``weight_sync.py`` beside it, on H200s with 1.7B and 8B parameters; tests/planner/cost/test_measured.py compares the
-estimate with all of those figures. Shares of other GPUs are those of H200s unless said otherwise.
+estimates with all of those figures. Other GPUs have the shares of H200s unless a comment says otherwise.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from dataclasses import dataclass
 from dagrl.models.gpus import Gpu
 
 _MATMUL_SHARE = 0.69
-"""Of the bfloat16 peak, in matrix products of training: fitted to the log-prob passes of 1.7B (521 TFLOP/s in all) and
-8B with TP2 (497). A product of 8192^3 alone reaches 0.81."""
+"""Share of the bfloat16 peak in the matrix products of training: fitted to the log-prob passes of 1.7B (521 TFLOP/s in
+all) and 8B with TP2 (497). A product of 8192^3 alone reaches 0.81."""
 _MATMUL_SHARE_AMPERE = 0.78
 """Slower tensor cores are easier to feed: Megatron-LM's 52 % of an A100's peak over whole steps (arXiv 2104.04473)."""
 _AMPERE_TFLOPS = 320.0
 _ATTENTION_SHARE = 0.40
 """FlashAttention 3, packed and causal, forward; rows of 2048 tokens."""
 _DECODE_MATMUL_SHARE = 0.60
-"""Products of some hundred rows at a time, in SGLang."""
+"""Products of some hundred rows at a time, in decoding."""
 _MEMORY_SHARE = 0.78
-"""Of the device memory's bandwidth, in kernels that do little but read and write: norms, activations, the optimizer."""
+"""Share of the memory's bandwidth in kernels that mostly read and write: norms, activations, the optimizer."""
 _DECODE_MEMORY_SHARE = 0.85
-"""The same for what decoding reads: weights, and the cache by FlashAttention. A copy alone reaches 0.90."""
+"""The same for the reads of decoding: weights, and the cache by FlashAttention. A copy alone reaches 0.90."""
 _PEERS_SHARE = 0.70
-"""Of NVLink in NCCL's collectives: 300 to 360 of 450 GB/s on H200s, with 64 to 512 MiB."""
+"""Share of NVLink in NCCL's collectives: 300 to 360 of 450 GB/s on H200s, with 64 to 512 MiB."""
 _NETWORK_SHARE = 0.75
-"""Of a GPU's share of the network in NCCL's collectives; not measured here."""
+"""Share of the network in NCCL's collectives; not measured."""
 _FROM_HOST_SHARE = 0.76
-"""Of PCIe, from pinned memory: a trainer of 1.7B wakes with 49 GB/s of 64 ("Plans beside runs")."""
+"""Share of PCIe from pinned memory: a trainer of 1.7B wakes with 49 GB/s of 64 ("Plans beside runs")."""
 _TO_HOST_SHARE = 0.74
 """The other way: 46 to 48 GB/s of 64, in the same runs."""
 
@@ -45,11 +45,11 @@ _CPU = {
     "from_host": 5e9,
     "to_host": 5e9,
 }
-"""A slot of a CPU, one thread in float32: orders of magnitude, for pipelines that are tried out."""
+"""One thread of a CPU in float32: orders of magnitude, for pipelines that are tried out."""
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class DeviceRates:
     """Rates that a rank reaches: operations a second, and bytes a second."""
 
     matmul: float
@@ -66,19 +66,17 @@ class Device:
     is_gpu: bool
 
     def link(self, span: int, per_node: int) -> float:
-        """The rate between ranks of a group that lie within `span` neighbouring ranks, `per_node` of them on a
-        machine.
-        """
+        """Return the rate between ranks that lie within `span` neighbouring ones, with `per_node` on a machine."""
         return self.peers if span <= per_node else self.network
 
 
-def device_of(gpu: Gpu | None) -> Device:
-    """What a rank on such a GPU reaches; of None, on a CPU slot."""
+def rates_of(gpu: Gpu | None) -> DeviceRates:
+    """Return the rates of a rank on such a GPU; None is a CPU slot."""
     if gpu is None:
-        return Device(**_CPU, is_gpu=False)
+        return DeviceRates(**_CPU, is_gpu=False)
     peak, memory, pcie = gpu.tflops * 1e12, gpu.memory_gb_per_s * 1e9, gpu.pcie_gb_per_s * 1e9
     ampere = gpu.tflops < _AMPERE_TFLOPS
-    return Device(
+    return DeviceRates(
         matmul=peak * (_MATMUL_SHARE_AMPERE if ampere else _MATMUL_SHARE),
         attention=peak * _ATTENTION_SHARE,
         decode_matmul=peak * _DECODE_MATMUL_SHARE,

@@ -1,30 +1,30 @@
-"""Seconds of an optimizer step of a Megatron engine: gradients joined over replicas, Adam, weights told to all.
+"""Seconds of an optimizer step of a Megatron engine: gradients are reduced over replicas, and weights gathered.
 
-With the distributed optimizer each replica keeps its share of the states (ZeRO, arXiv 1910.02054): gradients are
-scattered, and weights gathered afterwards. Context-parallel ranks count as replicas; a mixture's experts have fewer.
+With the distributed optimizer each replica keeps its share of the states (ZeRO, arXiv 1910.02054). Context-parallel
+ranks count as replicas; the experts of a mixture have fewer.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dagrl.backends.device_rates import DeviceRates
+from dagrl.backends.megatron.planning.memory import state_bytes
+from dagrl.backends.megatron.planning.stages import RankParameters, replicas_of_parameters
 from dagrl.backends.megatron.section import MegatronEngineSpec
-from dagrl.planner.cost.device import Device
-from dagrl.planner.memory.parameters import RankParameters
-from dagrl.planner.memory.trainer import state_bytes
 
 _WEIGHT_BYTES = 2
 _ADAM_BYTES = 10
-"""Read and written for a parameter: gradient (4) and its norm (4), weight (2), beside the states, both ways."""
+"""Read and written for a parameter: gradient (4) and its norm (4), weight (2), besides the states, both ways."""
 _ZERO_BYTES = 4
 STATE_BYTES = 12
-"""Float32 weight and two moments, unless the optimizer says otherwise."""
+"""Float32 weight and two moments, by default."""
 _EXPOSED = 0.15
-"""Of a reduction or gathering that overlaps with the passes: the last bucket."""
+"""Share of a reduction or gathering that does not overlap with the passes: the last bucket."""
 _BEGIN_S = 3e-3
-"""Adam's kernels, the norm, and the host's look at it."""
+"""Adam's kernels, and the norm on the host."""
 _HOST_ADAM_BYTES_PER_S = 30e9
-"""What torch's Adam moves on a host, for each GPU; an order of magnitude, not measured here."""
+"""Rate of torch's Adam on a host, for each GPU; an order of magnitude, not measured."""
 _HOST_ADAM_BYTES = 28
 
 
@@ -36,44 +36,40 @@ class OptimizerSteps:
     spec: MegatronEngineSpec
     ranks: int
     per_node: int
-    device: Device
+    device: DeviceRates
 
     def seconds(self) -> float:
-        """Of one."""
+        """Return the seconds of one step."""
         return _BEGIN_S + self._reduce() + self._adam() + self._gather()
-
-    @property
-    def copies(self) -> tuple[int, int]:
-        """Ranks that hold the same dense parameters, and the same experts."""
-        sizes = self.spec.parallel
-        stage = self.ranks // sizes.pipeline_model_parallel_size
-        experts = sizes.expert_model_parallel_size * sizes.expert_tensor_parallel_size
-        return stage // sizes.tensor_model_parallel_size, stage // experts
 
     @property
     def own_share(self) -> float:
         """Parameters whose states a rank keeps."""
         if not self.spec.optimizer.get("use_distributed_optimizer", True):
             return self.held.total
-        dense, experts = self.copies
+        dense, experts = self._copies
         return self.held.dense / dense + self.held.experts / experts
 
     @property
     def state_bytes(self) -> float:
-        """Of the states on a rank's GPU, but for those whose step is taken on the host."""
+        """Bytes of the states on a rank's GPU."""
         fields = self.spec.optimizer
-        # Beside a step on the host nothing is kept in fewer bits.
+        # A step on the host needs all states in float32.
         each = STATE_BYTES if fields.get("optimizer_cpu_offload") else state_bytes(fields, _WEIGHT_BYTES)
         return self.own_share * each * (1 - self._on_host)
 
     @property
     def state_bytes_on_host(self) -> float:
-        """And of those."""
+        """Bytes of the states whose step runs on the host."""
         return self.own_share * STATE_BYTES * self._on_host
 
     @property
+    def _copies(self) -> tuple[int, int]:
+        return replicas_of_parameters(self.spec.parallel, self.ranks)
+
+    @property
     def _on_host(self) -> float:
-        """Share of the parameters whose step is taken on the host."""
+        """Share of the parameters whose step runs on the host."""
         fields = self.spec.optimizer
         return fields.get("optimizer_offload_fraction", 1.0) if fields.get("optimizer_cpu_offload") else 0.0
 
@@ -90,9 +86,9 @@ class OptimizerSteps:
         return exposed * self._collective(_WEIGHT_BYTES)
 
     def _collective(self, each: int) -> float:
-        """Of `each` bytes for every parameter, scattered to, or gathered from, those that hold the same."""
+        """Return the seconds to scatter or gather `each` bytes of every parameter among ranks that hold the same."""
         link = self.device.link(self.ranks // self.spec.parallel.pipeline_model_parallel_size, self.per_node)
-        held = zip((self.held.dense, self.held.experts), self.copies, strict=True)
+        held = zip((self.held.dense, self.held.experts), self._copies, strict=True)
         return sum(each * parameters * (copies - 1) / copies for parameters, copies in held) / link
 
     def _adam(self) -> float:

@@ -1,8 +1,8 @@
-"""What a forward pass leaves for the backward pass, layer by layer, and what each of them needs while it works.
+"""Activations: what a forward pass keeps for the backward pass, layer by layer, and what both need while they run.
 
-As counted in "Reducing Activation Recomputation in Large Transformer Models" (arXiv 2205.05198), for the layers that
-Megatron builds of Transformer Engine today: rows are packed, attention is fused and keeps no scores, a gated MLP has
-three matrices, and norms keep their input and their output. Sizes are in bytes for one token that the rank works on.
+Counted as in "Reducing Activation Recomputation in Large Transformer Models" (arXiv 2205.05198), for the layers that
+Megatron builds with Transformer Engine: rows are packed, fused attention keeps no scores, a gated MLP has three
+matrices, and norms keep their input and their output. Sizes are bytes for one token of the rank.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dagrl.backends.families.shape import ModelShape
+from dagrl.backends.megatron.planning.stages import Stage
 from dagrl.backends.megatron.section import MegatronEngineSpec
-from dagrl.planner.memory.stages import Stage
 
 _UNEVEN_EXPERTS = 1.25
-"""Tokens on the fullest of the ranks that share experts, over their mean: routers without a balancing loss favour some
-experts. A guess: it depends on the model."""
+"""Tokens of the fullest expert-parallel rank over their mean: routers without a balancing loss favour some experts. A
+guess: it depends on the model."""
 _RECOMPUTED: dict[str, tuple[str, ...]] = {
     "core_attn": (),
     "layernorm": ("attention norm", "mlp norm"),
@@ -27,8 +27,8 @@ _RECOMPUTED: dict[str, tuple[str, ...]] = {
     "shared_experts": ("mlp up", "mlp act"),
     "mla_up_proj": ("attention norms", "queries", "keys", "values"),
 }
-"""Megatron's ``recompute_modules`` -> what of a layer need not be kept. Fused attention keeps nothing that recomputing
-would save."""
+"""Megatron's ``recompute_modules`` -> parts of a layer that are not kept. Fused attention keeps nothing that
+recomputing would save."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,22 +36,22 @@ class StageActivations:
     """Bytes on one rank of a pipeline stage."""
 
     kept: float
-    """Of all micro-batches under way."""
+    """By all micro-batches in flight."""
     working: float
-    """More than that, while a layer's backward pass runs."""
+    """In addition, while a layer's backward pass runs."""
     forward: float
-    """At most, while a layer's forward pass runs and nothing is kept."""
+    """At most, in a forward pass that keeps nothing."""
 
 
 def value_bytes(engine: MegatronEngineSpec, *, on_gpu: bool) -> int:
-    """Of one weight or activation: bfloat16 on a GPU and float32 without one, unless the file says otherwise."""
+    """Return the bytes of a weight or activation: by default bfloat16 on a GPU and float32 without one."""
     return 2 if engine.transformer.get("bf16", on_gpu) is True else 4
 
 
 def stage_activations(
     shape: ModelShape, engine: MegatronEngineSpec, stage: Stage, tokens: int, micro_batches: int, *, on_gpu: bool = True
 ) -> StageActivations:
-    """Of micro-batches of `tokens`, padding included, over all context-parallel ranks."""
+    """Count micro-batches of `tokens`, padding included, over all context-parallel ranks."""
     own = tokens / engine.parallel.context_parallel_size
     layers = {index: _Layer.of(shape, engine, index, on_gpu=on_gpu) for index in stage.layers}
     kept = sum(_kept_of_chunk(engine, [layers[index] for index in chunk]) for chunk in stage.chunks)
@@ -80,7 +80,7 @@ def _layers_of_recompute(engine: MegatronEngineSpec) -> int:
 
 
 def _recomputed_at_once(engine: MegatronEngineSpec) -> int:
-    """Layers whose activations come back together."""
+    """Return how many layers are recomputed together."""
     return 1 if engine.transformer.get("recompute_method") == "block" else _layers_of_recompute(engine)
 
 
@@ -89,19 +89,19 @@ class _Layer:
     """Bytes for one token on one rank."""
 
     parts: dict[str, float]
-    """What the backward pass needs, by what it is of."""
+    """Tensors that the backward pass needs."""
     kept: float
-    """The parts that are not computed anew."""
+    """The parts that are not recomputed."""
     forward: float
     backward: float
-    """Gradients that live together while the widest part of the layer is taken back."""
+    """Gradients that live together during the backward pass of the widest part of the layer."""
 
     @staticmethod
     def of(shape: ModelShape, engine: MegatronEngineSpec, index: int, *, on_gpu: bool) -> _Layer:
         sizes = engine.parallel
         tensor = sizes.tensor_model_parallel_size
         value = value_bytes(engine, on_gpu=on_gpu)
-        # What lies between tensor-parallel regions is shared out only with sequence parallelism.
+        # Tensors between tensor-parallel regions are split only with sequence parallelism.
         between = shape.hidden * value / (tensor if sizes.sequence_parallel else 1)
         parts = {"input": between, "attention norm": between, "residual": between, "mlp norm": between}
         attention = _latent_attention(shape, tensor) if shape.latent else _grouped_attention(shape, tensor)
@@ -130,7 +130,7 @@ def _parts_computed_anew(engine: MegatronEngineSpec) -> Iterator[str]:
 
 
 def _grouped_attention(shape: ModelShape, tensor: int) -> dict[str, float]:
-    """Values on one rank. A key head that several ranks share is whole on each of them."""
+    """Count values on one rank. A key head that several ranks share is whole on each of them."""
     queries, keys = shape.heads / tensor * shape.head_dim, math.ceil(shape.key_value_heads / tensor) * shape.head_dim
     return {
         # Norms keep their inputs, rotations nothing.
@@ -143,12 +143,12 @@ def _grouped_attention(shape: ModelShape, tensor: int) -> dict[str, float]:
 
 
 def _latent_attention(shape: ModelShape, tensor: int) -> dict[str, float]:
-    """The same; each rank compresses, and keeps what it compressed before and behind the norm."""
+    """Count the same for latent attention: each rank compresses, and keeps that before and after the norm."""
     assert shape.latent is not None
     sizes, heads = shape.latent, shape.heads / tensor
     return {
         "attention norms": 2 * (sizes.query_rank or 0) + 2 * sizes.key_rank + sizes.rotary_dim,
-        # Before the part with positions is rotated, and behind it; of keys, the expanded ones and the joined ones.
+        # Before and after the rotation of the part with positions; keys are kept expanded and joined.
         "queries": 2 * heads * sizes.query_dim,
         "keys": heads * (sizes.plain_dim + sizes.query_dim),
         "values": 2 * heads * sizes.value_dim,
@@ -168,10 +168,9 @@ def _mlp(shape: ModelShape, engine: MegatronEngineSpec, index: int, value: int) 
     if experts.shared_width:
         yield "mlp up", 2 * experts.shared_width / tensor * value
         yield "mlp act", experts.shared_width / tensor * value
-    # Scores, probabilities, what they were chosen from and who was: float32 for every expert.
+    # Scores, probabilities, and the choice of experts: float32 for every expert.
     yield "router", 4 * 4 * experts.count / tensor
-    # A rank's share of the tokens, each as often as experts are chosen for it; ranks that share an expert's matrices
-    # have each other's too.
+    # A rank's share of the tokens, once for each chosen expert. Expert-tensor-parallel ranks have each other's too.
     choices = experts.chosen / tensor * (_UNEVEN_EXPERTS if sizes.expert_model_parallel_size > 1 else 1)
     yield "experts in", choices * sizes.expert_tensor_parallel_size * shape.hidden * value
     yield "experts up", choices * 2 * experts.width * value

@@ -1,8 +1,8 @@
 """Seconds of a batch through a Megatron engine: micro-batches through layers, stages and their pipeline.
 
 The schedule is Megatron's ("Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM",
-arXiv 2104.04473, section 2.2): with p stages of v chunks and m micro-batches the pipeline is filled and emptied in
-``(p - 1) / v`` of a micro-batch's forward and backward time, beside the m of its slowest stage.
+arXiv 2104.04473, section 2.2): with p stages of v chunks and m micro-batches, filling and draining the pipeline takes
+``(p - 1) / v`` of a micro-batch's forward and backward time, besides the m of the slowest stage.
 """
 
 from __future__ import annotations
@@ -12,43 +12,32 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
+from dagrl.backends.costs import Batch
+from dagrl.backends.device_rates import DeviceRates
 from dagrl.backends.families.shape import ModelShape
+from dagrl.backends.megatron.planning.layers import LayerSeconds, Pack, Recompute, Seconds
+from dagrl.backends.megatron.planning.stages import RankParameters, Stage, rank_parameters, stages_of
 from dagrl.backends.megatron.section import MegatronEngineSpec
-from dagrl.planner.cost.device import Device
-from dagrl.planner.cost.layers import LayerSeconds, Pack, Recompute, Seconds
-from dagrl.planner.cost.lengths import Lengths
-from dagrl.planner.memory.parameters import RankParameters, rank_parameters
-from dagrl.planner.memory.stages import Stage, stages_of
 
 _BEGIN_S = 10e-3
-"""To pack a batch, agree on its micro-batches and hand the result over."""
+"""To pack a batch, agree on its micro-batches and return the result."""
 _STAGE_S = 0.2e-3
-"""Start of a message between stages, its length told first."""
+"""Start of a message between stages, with its length before it."""
 _BYTES = 2
 _ADDED_BYTES = 10
 """A weight's gradient read (2), and its sum read and written (8)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Rows that go through a model together, shared out over its replicas."""
-
-    rows: float
-    lengths: Lengths
-    budget: int
-    """Tokens of a micro-batch at most."""
-
-
 @dataclass(frozen=True)
 class Passes:
-    """A model in its layout, on so many ranks."""
+    """Passes of a model in its layout, on so many ranks."""
 
     shape: ModelShape
     spec: MegatronEngineSpec
     ranks: int
     per_node: int
     """Ranks on a machine."""
-    device: Device
+    device: DeviceRates
 
     @property
     def replicas(self) -> int:
@@ -57,28 +46,28 @@ class Passes:
 
     @cached_property
     def held(self) -> RankParameters:
-        """Parameters of a rank of the stage that holds most."""
+        """Parameters of a rank of the stage that holds the most."""
         held = (rank_parameters(self.shape, self.spec, stage) for stage in self._stages)
         return max(held, key=lambda each: each.total)
 
     def forward(self, batch: Batch) -> float:
-        """Seconds of a pass without gradients."""
+        """Return the seconds of a pass without gradients."""
         count, pack = self.micro_batches(batch)
-        told = self._told(pack)
-        stages = [stage.forward + told for stage in self._of_stages(pack)]
+        sent = self._sent(pack)
+        stages = [stage.forward + sent for stage in self._of_stages(pack)]
         return _BEGIN_S + count * max(stages) + (sum(stages) - max(stages)) / self._chunks
 
     def train(self, batch: Batch) -> float:
-        """Seconds of a forward and a backward pass, without what comes after: see `optimizer`."""
+        """Return the seconds of a forward and a backward pass, without the optimizer's step."""
         count, pack = self.micro_batches(batch)
         # Gradients are added to float32 buffers, weight by weight.
         added = self.held.total * _ADDED_BYTES / self.device.memory
-        told = 2 * self._told(pack)
-        stages = [stage.forward + stage.backward + told for stage in self._of_stages(pack)]
+        sent = 2 * self._sent(pack)
+        stages = [stage.forward + stage.backward + sent for stage in self._of_stages(pack)]
         return _BEGIN_S + count * (max(stages) + added) + (sum(stages) - max(stages)) / self._chunks
 
     def micro_batches(self, batch: Batch) -> tuple[int, Pack]:
-        """How many a replica has, and their mean."""
+        """Return how many micro-batches a replica has, and their mean."""
         rows = max(1.0, batch.rows / self.replicas)
         alignment = self.spec.parallel.row_alignment
         row = math.ceil(batch.lengths.row / alignment) * alignment
@@ -98,7 +87,7 @@ class Passes:
 
     @property
     def _chunks(self) -> int:
-        """Of each stage."""
+        """Chunks of each stage."""
         return self.spec.parallel.virtual_pipeline_model_parallel_size or 1
 
     @cached_property
@@ -112,7 +101,7 @@ class Passes:
         return stages_of(self.spec, self.shape.layers)
 
     def _of_stages(self, pack: Pack) -> list[Seconds]:
-        """Of each pipeline stage, for one micro-batch."""
+        """Return the seconds of each pipeline stage for one micro-batch."""
         kinds = {self.shape.is_mixture(layer): layer for layer in self.shape.positions}
         each = {kind: self._seconds.of(pack, layer) for kind, layer in kinds.items()}
         found = []
@@ -127,8 +116,8 @@ class Passes:
         outputs = None if self.spec.head == "lm" else 1
         return self._seconds.head(pack, outputs=outputs, fused=self.spec.fused_linear_cross_entropy)
 
-    def _told(self, pack: Pack) -> float:
-        """From one stage to the next, for one micro-batch in one direction: once for each chunk."""
+    def _sent(self, pack: Pack) -> float:
+        """Return the seconds of one micro-batch between two stages, in one direction: once for each chunk."""
         sizes = self.spec.parallel
         if sizes.pipeline_model_parallel_size == 1:
             return 0.0
@@ -138,7 +127,7 @@ class Passes:
 
 
 def recompute_of(spec: MegatronEngineSpec, shape: ModelShape) -> Recompute:
-    """What the engine's ``transformer:`` says of recomputation, in Megatron's names and with its defaults."""
+    """Read the fields of ``transformer:`` on recomputation, with Megatron's defaults."""
     fields = spec.transformer
     match fields.get("recompute_granularity"):
         case "full" if fields.get("recompute_method") == "block":

@@ -1,7 +1,7 @@
-"""Memory of generators: SGLang's servers, by their own accounting, and Hugging Face models inside a worker.
+"""Memory of SGLang's servers, by their own accounting.
 
-Held against SGLang 0.5.17: ``mem_fraction_static`` is the share of what is free at the start that weights and cache may
-take (``KVCacheConfigurator._profile_available_bytes``); graphs and activations live in the rest.
+Checked with SGLang 0.5.17: ``mem_fraction_static`` is the share of the memory free at the start that weights and cache
+may take (``KVCacheConfigurator._profile_available_bytes``); graphs and activations take the rest.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from dagrl.backends.families.shape import ModelShape
-from dagrl.backends.hf.section import HfEngineSpec
+from dagrl.backends.memory import CONTEXT, GIB, EngineMemory
+from dagrl.backends.planned_engine import Workload
 from dagrl.backends.sglang.layout import CPU_CACHE_TOKENS, LARGEST_GRAPH, SLEEPER_FRACTION
 from dagrl.backends.sglang.section import SglangEngineSpec
 from dagrl.models.gpus import Gpu
-from dagrl.planner.memory.estimate import CONTEXT, GIB, EngineMemory
 
 _MIB = 2**20
 _GRAPH_MIB = 2
@@ -23,51 +23,40 @@ _GRAPH_MIB = 2
 _PREFILL_MIB = 1.5
 """For each token of a prefill; SGLang's reserve for activations."""
 _LIBRARIES = int(1.0 * GIB)
-"""Kernels, workspaces and samplers: they stay, even asleep. Measured on H200s, context included: 1.1 to 1.5 GiB for
-1.7B on one GPU, 2.2 on two. It was 3.0 while communicators that trainers left behind were taken for SGLang's."""
+"""Kernels, workspaces and samplers, which stay in a sleep. Measured on H200s, context included: 1.1 to 1.5 GiB for 1.7B
+on one GPU, 2.2 on two."""
 _WORKING = int(2.0 * GIB)
-"""What passes and CUDA's own part of graphs take beside what is counted, given back in a sleep. With all of the above
-H200s had 1.8 GiB for 1.7B on one GPU, 3.6 for 1.7B and 8B on two, 5.5 for 8B on one."""
+"""What passes and CUDA's part of graphs take besides the other kinds, freed in a sleep. With all of the above H200s had
+1.8 GiB for 1.7B on one GPU, 3.6 for 1.7B and 8B on two, 5.5 for 8B on one."""
 _NCCL = int(0.8 * GIB)
-"""Buffers of the ranks of one server, those of its own reductions among them. A guess."""
+"""Buffers of the ranks of one server, with those of SGLang's all-reduce. A guess."""
 _LEAST_CACHE_TOKENS = 16384
-"""With fewer a server spends its time waiting for room."""
+"""With fewer a server spends its time waiting for space in the cache."""
 
 
-@dataclass(frozen=True, slots=True)
-class Serving:
-    """What is asked of a server, at its largest."""
-
-    longest: int
-    """Tokens of the longest prompt and response."""
-    bucket_bytes: int = 0
-    """Of weights that come; 0 where it follows nobody."""
-    sleeps: bool = False
-
-
-def server_memory(shape: ModelShape, engine: SglangEngineSpec, gpu: Gpu | None, serving: Serving) -> EngineMemory:
-    """Of the fullest GPU of a server, the first pipeline stage's. Without a `gpu`, of a process on the host."""
+def server_memory(shape: ModelShape, engine: SglangEngineSpec, gpu: Gpu | None, work: Workload) -> EngineMemory:
+    """Return the memory of a server's fullest GPU, in the first pipeline stage; without a `gpu` that of the host."""
     fields = engine.server
     value = 4 if fields.get("dtype", "float32" if gpu is None else "bfloat16") in ("float32", "float") else 2
     split = _Split.of(fields)
     weights = _weights(shape, split, fields, value)
     per_token = cache_bytes_per_token(shape, engine, on_gpu=gpu is not None)
-    least = max(serving.longest, _LEAST_CACHE_TOKENS) * per_token
+    least = max(work.longest, _LEAST_CACHE_TOKENS) * per_token
     bound = fields.get("max_total_tokens") or (CPU_CACHE_TOKENS if gpu is None else None)
     if gpu is None:
         return EngineMemory({"weights": weights, "cache": int(bound or 0) * per_token}, "rollout", weights, 0)
     begins = CONTEXT + (_NCCL if split.gpus > 1 else 0)
     stays = begins + _LIBRARIES
     runtime = stays + _WORKING
-    fraction = fraction_of(engine, gpu, sleeps=serving.sleeps)
-    # What SGLang finds before it loads anything: of that, the fraction is for weights and cache.
+    fraction = fraction_of(engine, gpu, sleeps=work.sleeps)
+    # SGLang measures this before it loads anything; the fraction is for weights and cache.
     free = gpu.memory_bytes - begins
     cache = int(free * fraction) - weights
     notes = () if "mem_fraction_static" in fields else (f"mem_fraction_static is {fraction:.3g}, as it is not given",)
     if bound is not None:
         cache = min(cache, int(bound) * per_token)
     graphs, passing = _graphs(fields), _activations(shape, fields, gpu, split, value)
-    buffers = 0 if serving.sleeps else 2 * serving.bucket_bytes
+    buffers = 0 if work.sleeps else 2 * work.bucket_bytes
     needed = weights + min(least, int(bound) * per_token if bound else least) + graphs + passing + buffers + runtime
     return EngineMemory(
         awake={
@@ -79,18 +68,20 @@ def server_memory(shape: ModelShape, engine: SglangEngineSpec, gpu: Gpu | None, 
             "runtime": runtime,
         },
         moment="rollout",
-        weights_alone=weights + 2 * serving.bucket_bytes + stays,
+        weights_alone=weights + 2 * work.bucket_bytes + stays,
         asleep=stays,
-        # Weights that nobody sends again wait on the host.
-        host=weights if serving.sleeps and engine.weights_from is None else 0,
+        # Weights that no other engine sends again wait on the host.
+        host=weights if work.sleeps and engine.weights_from is None else 0,
         needs=needed,
+        filled_by="mem_fraction_static",
         notes=notes,
     )
 
 
 def fraction_of(engine: SglangEngineSpec, gpu: Gpu, *, sleeps: bool) -> float:
-    """``mem_fraction_static`` that a server has: the file's, dagrl's for one that sleeps, or SGLang's own choice, which
-    leaves room for a prefill's activations and for graphs.
+    """Return a server's ``mem_fraction_static``: the file's, dagrl's for a server that sleeps, or SGLang's choice.
+
+    SGLang leaves space for the activations of a prefill and for graphs.
     """
     fields = engine.server
     if fields.get("mem_fraction_static") is not None:
@@ -106,13 +97,13 @@ def fraction_of(engine: SglangEngineSpec, gpu: Gpu, *, sleeps: bool) -> float:
 
 
 def cache_tokens(shape: ModelShape, engine: SglangEngineSpec, memory: EngineMemory, *, on_gpu: bool = True) -> int:
-    """Tokens that one server's cache holds."""
+    """Return how many tokens one server's cache holds."""
     per_token = cache_bytes_per_token(shape, engine, on_gpu=on_gpu)
     return memory.awake.get("cache", 0) // max(per_token, 1)
 
 
 def cache_bytes_per_token(shape: ModelShape, engine: SglangEngineSpec, *, on_gpu: bool = True) -> int:
-    """On one GPU of a server: keys and values of its heads, of which it has one at least, in its stage's layers."""
+    """Return the bytes on one GPU: keys and values of its heads, of which it has at least one, in its layers."""
     fields = engine.server
     split = _Split.of(fields)
     kind = str(fields.get("kv_cache_dtype", "auto"))
@@ -126,32 +117,14 @@ def cache_bytes_per_token(shape: ModelShape, engine: SglangEngineSpec, *, on_gpu
     return 2 * heads * shape.head_dim * value * layers
 
 
-def hf_memory(
-    shape: ModelShape, engine: HfEngineSpec, longest: int, *, on_gpu: bool, sleeps: bool = False
-) -> EngineMemory:
-    """Of a model that generates inside its worker: weights, the cache of one batch, and its logits in float32."""
-    value = 2 if on_gpu else 4
-    weights = shape.parameters * value
-    cache = shape.cache_values_per_token * shape.layers * value * engine.max_batch_size * longest
-    logits = 2 * 4 * engine.max_batch_size * shape.vocabulary
-    stays = CONTEXT if on_gpu else 0
-    return EngineMemory(
-        awake={"weights": weights, "cache": cache, "logits": logits, "runtime": stays},
-        moment="rollout",
-        weights_alone=weights + stays,
-        asleep=stays,
-        host=weights if sleeps else 0,
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """How many ways a server's parts are cut."""
+    """How many ways the parts of a server are split."""
 
     tensor: int
     stages: int
     attention: int
-    """Ways that attention is cut: with DP attention, tensor-parallel ranks hold whole copies of it."""
+    """Attention is split so many ways: with DP attention, tensor-parallel ranks hold whole copies of it."""
     experts: int
     copies: int
 
@@ -179,7 +152,7 @@ class _Split:
 
 
 def _weights(shape: ModelShape, split: _Split, fields: dict[str, Any], value: int) -> int:
-    """Of the first stage, which holds the embedding; the last one has as large an output layer."""
+    """Return the weights of the first stage, with the embedding; the last stage has an output layer of that size."""
     matrices = 1 if str(fields.get("quantization", "")).endswith("fp8") else value
     layers = math.ceil(shape.layers / split.stages)
     total = 0
@@ -191,18 +164,18 @@ def _weights(shape: ModelShape, split: _Split, fields: dict[str, Any], value: in
             missing = math.ceil(shape.key_value_heads / split.attention) * split.attention - shape.key_value_heads
             attention += 2 * missing * shape.head_dim * shape.hidden
         else:
-            # What expands keys and values lies there once more, laid out for decoding.
+            # The matrices that expand keys and values are there once more, laid out for decoding.
             attention += shape.latent.key_rank * shape.heads * (shape.latent.plain_dim + shape.latent.value_dim)
         total += matrices * (attention // split.attention + layer.mlp // split.tensor + layer.experts // split.experts)
         total += value * layer.whole
-    # Rows are filled up to a multiple of 64.
+    # SGLang pads rows to a multiple of 64.
     vocabulary = math.ceil(shape.vocabulary / 64) * 64 * shape.hidden // split.attention
     outputs = 0 if shape.tied or split.stages > 1 else vocabulary
     return total + value * (vocabulary + outputs + shape.final_norm)
 
 
 def _graphs(fields: dict[str, Any]) -> int:
-    """SGLang's estimate of what capturing decoding takes."""
+    """Return SGLang's estimate for the capture of decoding."""
     if fields.get("disable_cuda_graph") or fields.get("cuda_graph_backend_decode") == "disabled":
         return 0
     return _GRAPH_MIB * _MIB * _largest_batch(fields)
@@ -216,7 +189,7 @@ def _largest_batch(fields: dict[str, Any]) -> int:
 
 
 def _prefill_tokens(fields: dict[str, Any], gpu: Gpu) -> int:
-    """``chunked_prefill_size``; by default SGLang goes by the size of the GPU."""
+    """Return ``chunked_prefill_size``, whose default depends on the size of the GPU."""
     if fields.get("chunked_prefill_size"):
         given = int(fields["chunked_prefill_size"])
         return given if given > 0 else int(fields.get("max_prefill_tokens") or 16384)
@@ -225,7 +198,7 @@ def _prefill_tokens(fields: dict[str, Any], gpu: Gpu) -> int:
 
 
 def _activations(shape: ModelShape, fields: dict[str, Any], gpu: Gpu, split: _Split, value: int) -> int:
-    """Of a prefill's widest layer, or of the logits of a batch that is sampled, float32 and a copy of them."""
+    """Return the bytes of a prefill's widest layer, or of the float32 logits of a batch and a copy of them."""
     widest = 2 * shape.dense_width / split.tensor
     if shape.experts is not None:
         experts = shape.experts

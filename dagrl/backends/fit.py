@@ -1,0 +1,250 @@
+"""The engines on the GPUs of each group: what they take in turns, what does not fit, and ``sleep: auto``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from dagrl.backends.changes import replaced
+from dagrl.backends.families.registry import model_shape
+from dagrl.backends.families.shape import ModelShape
+from dagrl.backends.memory import GIB, EngineMemory
+from dagrl.backends.planned_engine import PlannedEngine
+from dagrl.backends.registry import backend_of
+from dagrl.config.schema import Pipeline
+from dagrl.graph.dag import Graph
+from dagrl.graph.sleeping import neighbours
+from dagrl.models.gpus import DEFAULT_GPU, Gpu, gpu_of_group
+from dagrl.scheduler.placement import make_plan
+from dagrl.scheduler.plan import Executor, Plan
+
+ROOM = 0.92
+"""Share of a GPU that engines may fill together; the rest is for what the estimates do not count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """An engine on the GPUs of a group, and what it takes of the fullest."""
+
+    executor: Executor
+    memory: EngineMemory
+
+    @property
+    def name(self) -> str:
+        """Its engine's name."""
+        return self.executor.name
+
+    @property
+    def at_rest(self) -> int:
+        """Bytes that it holds while another engine works: little if it sleeps, else its peak."""
+        return self.memory.asleep if self.executor.sleeps else self.memory.peak
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What a GPU holds at one time."""
+
+    what: str
+    """``actor: update``."""
+    engine: str
+    """The engine that works."""
+    parts: dict[str, int]
+    """Engine -> bytes."""
+
+    @property
+    def total(self) -> int:
+        """Of all engines."""
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """An engine that does not fit."""
+
+    group: str
+    engine: str
+    over: int
+    """Bytes that are missing on the fullest GPU."""
+    text: str
+    """All of this in a sentence."""
+
+
+@dataclass(frozen=True)
+class GroupFit:
+    """One group."""
+
+    name: str
+    gpu: Gpu | None
+    """None for a group of CPU slots, whose memory is unknown."""
+    nodes: int
+    slots_per_node: int
+    tenants: tuple[Tenant, ...]
+
+    @cached_property
+    def moments(self) -> tuple[Moment, ...]:
+        """Each engine at work, and each weight sync between two engines of the group."""
+        return tuple(self._moments())
+
+    @property
+    def fullest(self) -> Moment | None:
+        """The moment with the least memory left; None in a group without engines."""
+        return max(self.moments, key=lambda moment: moment.total, default=None)
+
+    @property
+    def host_per_node(self) -> int:
+        """Bytes of host memory that the engines take on each machine."""
+        return self.slots_per_node * sum(tenant.memory.host for tenant in self.tenants)
+
+    def problems(self) -> Iterator[Problem]:
+        """Yield the engines that do not fit."""
+        if self.gpu is None:
+            return
+        full = self.fullest
+        if full is not None and full.total > self.gpu.memory_bytes:
+            over = full.total - self.gpu.memory_bytes
+            others = [f"{name} {gib(size)}" for name, size in full.parts.items() if name != full.engine]
+            beside = f", beside {' and '.join(others)}" if others else ""
+            text = (
+                f"group {self.name}: {full.engine} needs {gib(full.parts[full.engine])} GiB of each {self.gpu.name} "
+                f"({full.what.partition(': ')[2]}){beside}: {gib(over)} GiB more than its {self.gpu.memory_gib:g}"
+            )
+            yield Problem(self.name, full.engine, over, text)
+        for tenant in self.tenants:
+            needs = tenant.memory.needs
+            if needs is not None and needs > tenant.memory.peak:
+                over = needs - tenant.memory.peak
+                text = (
+                    f"group {self.name}: {tenant.name} needs {gib(needs)} GiB for weights, a cache for its longest "
+                    f"samples and graphs, and takes {gib(tenant.memory.peak)} by its {tenant.memory.filled_by}: "
+                    f"{gib(over)} GiB too few"
+                )
+                yield Problem(self.name, tenant.name, over, text)
+
+    @property
+    def over(self) -> int:
+        """Missing bytes, summed over all moments and engines, so that less is nearer to a fit; 0 if all fits."""
+        if self.gpu is None:
+            return 0
+        missing = [moment.total - self.gpu.memory_bytes for moment in self.moments]
+        needs = [(tenant.memory.needs or 0) - tenant.memory.peak for tenant in self.tenants]
+        return sum(each for each in (*missing, *needs) if each > 0)
+
+    def _moments(self) -> Iterator[Moment]:
+        rest = {tenant.name: tenant.at_rest for tenant in self.tenants}
+        for tenant in self.tenants:
+            what = f"{tenant.name}: {tenant.memory.moment}"
+            yield Moment(what, tenant.name, {**rest, tenant.name: tenant.memory.peak})
+            source = next((each for each in self.tenants if each.name == tenant.executor.weights_from), None)
+            if source is not None:
+                both = {
+                    each.name: each.memory.weights_alone if each.executor.sleeps else each.memory.peak
+                    for each in (tenant, source)
+                }
+                yield Moment(f"{tenant.name}: sync from {source.name}", tenant.name, {**rest, **both})
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """All groups of a pipeline."""
+
+    pipeline: Pipeline
+    shape: ModelShape
+    """The shape of the pipeline's model."""
+    plan: Plan
+    groups: tuple[GroupFit, ...]
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """The engines that do not fit, the worst first."""
+        found = (problem for group in self.groups for problem in group.problems())
+        return tuple(sorted(found, key=lambda problem: -problem.over))
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A pipeline whose engines have their ranks, with ``sleep: auto`` decided."""
+
+    pipeline: Pipeline
+    plan: Plan
+    fit: Fit | None
+    """None if the file names no GPUs, or the model's shape is unknown."""
+
+
+def place(pipeline: Pipeline, graph: Graph) -> Placement:
+    """Plan a checked pipeline. Engines stay awake together if they are known to fit on the GPUs that the file names."""
+    plan = make_plan(pipeline, graph)
+    if not any(group.gpu for group in pipeline.groups.values()):
+        return Placement(pipeline, plan, None)
+    try:
+        found = with_sleep_decided(fit(pipeline, plan))
+    except ValueError:
+        return Placement(pipeline, plan, None)
+    return Placement(found.pipeline, found.plan, found)
+
+
+def fit(pipeline: Pipeline, plan: Plan, *, gpu: str = DEFAULT_GPU, shape: ModelShape | None = None) -> Fit:
+    """Estimate what the engines of a plan take; `gpu` is that of groups that name none.
+
+    ValueError if the model's shape is unknown or does not suit a layout.
+    """
+    shape = shape or model_shape(pipeline.model)
+    groups = tuple(group_fit(pipeline, plan, name, gpu, shape) for name in pipeline.groups)
+    return Fit(pipeline, shape, plan, groups)
+
+
+def with_sleep_decided(found: Fit) -> Fit:
+    """Set ``sleep: false`` for the engines with ``sleep: auto`` in groups in which all engines fit at once.
+
+    Groups that name no GPU keep ``auto``: they take turns.
+    """
+    for group in found.groups:
+        undecided = [
+            tenant.name
+            for tenant in group.tenants
+            if found.pipeline.engines[tenant.name].sleep == "auto" and neighbours(found.pipeline, tenant.name)
+        ]
+        if found.pipeline.groups[group.name].gpu is not None and undecided:
+            awake = _awake(found, group, undecided)
+            found = awake if _is_roomy(awake, group.name) else found
+    return found
+
+
+def engine_memory(pipeline: Pipeline, plan: Plan, name: str, shape: ModelShape, gpu: Gpu | None) -> EngineMemory:
+    """Estimate one engine of a plan; `shape` is that of the pipeline's model."""
+    return backend_of(pipeline.engines[name]).memory(PlannedEngine(pipeline, plan, name, shape, gpu))
+
+
+def group_fit(pipeline: Pipeline, plan: Plan, name: str, gpu: str, shape: ModelShape) -> GroupFit:
+    """Estimate what the engines of one group take; see `fit`."""
+    group, device = pipeline.groups[name], gpu_of_group(pipeline, name, gpu)
+    tenants = tuple(
+        Tenant(executor, engine_memory(pipeline, plan, executor.name, shape, device))
+        for executor in plan.executors.values()
+        if executor.group == name
+    )
+    return GroupFit(name, device, group.nodes, group.gpus_per_node or group.cpus_per_node, tenants)
+
+
+def _awake(found: Fit, group: GroupFit, engines: list[str]) -> Fit:
+    """Return the fit with these engines of a group awake; the other groups stay as they are."""
+    sections = {name: found.pipeline.engines[name].model_copy(update={"sleep": False}) for name in engines}
+    executors = {name: replace(found.plan.executors[name], sleeps=False) for name in engines}
+    pipeline = replaced(found.pipeline, sections)
+    plan = replace(found.plan, executors={**found.plan.executors, **executors})
+    assert group.gpu is not None, "engines stay awake only on GPUs that are known"
+    fitted = group_fit(pipeline, plan, group.name, group.gpu.name, found.shape)
+    groups = tuple(fitted if each.name == group.name else each for each in found.groups)
+    return Fit(pipeline, found.shape, plan, groups)
+
+
+def _is_roomy(found: Fit, name: str) -> bool:
+    group = next(each for each in found.groups if each.name == name)
+    full = group.fullest
+    assert group.gpu is not None and full is not None
+    return not list(group.problems()) and full.total <= ROOM * group.gpu.memory_bytes
+
+
+def gib(nbytes: float) -> str:
+    """Return GiB with one decimal."""
+    return f"{nbytes / GIB:.1f}"

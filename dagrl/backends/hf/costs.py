@@ -1,0 +1,28 @@
+"""Seconds of Hugging Face models inside a worker."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from dagrl.backends.costs import EngineCosts
+from dagrl.backends.decoding import Server
+from dagrl.backends.hf.memory import classifier_parameters
+from dagrl.backends.hf.section import HfEngineSpec
+from dagrl.backends.planned_engine import PlannedEngine
+
+
+class HfCosts(EngineCosts):
+    """Seconds of a generator or a reward model."""
+
+    engine: PlannedEngine[HfEngineSpec]
+
+    @cached_property
+    def parameters(self) -> float:
+        """Parameters of the whole model; a reward model has no output layer for words."""
+        return classifier_parameters(self.engine) if self.engine.spec.head == "reward" else super().parameters
+
+    @cached_property
+    def server(self) -> Server:
+        """One rank, which generates batch after batch."""
+        size = self.engine.spec.max_batch_size
+        return Server(self.engine.shape, self.device, running=size, shares_prompts=False, in_process=True)

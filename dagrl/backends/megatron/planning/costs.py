@@ -1,0 +1,156 @@
+"""Seconds of a Megatron engine: its passes, its optimizer, and its moves between GPU and host."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from dagrl.backends.costs import WEIGHT_BYTES, Batch, EngineCosts
+from dagrl.backends.device_rates import DeviceRates
+from dagrl.backends.megatron.planning.communicators import closing_seconds, connecting_seconds, gathering_seconds
+from dagrl.backends.megatron.planning.optimizer import OptimizerSteps
+from dagrl.backends.megatron.planning.passes import Passes
+from dagrl.backends.megatron.section import MegatronEngineSpec
+from dagrl.backends.planned_engine import PlannedEngine
+from dagrl.config.residency import Residency
+
+_DOWN_S = 0.06
+"""Of a trainer that keeps its weights alone: the memory of its passes is freed (0.06 to 0.16 s)."""
+_DOWN_OF_SEVERAL_S = 0.15
+"""The same for the slower of two ranks: 0.15 s on average of 16 sleeps in eight runs (0.07 to 0.31)."""
+_SLEEP_S = 0.01
+"""The same from there to asleep."""
+_OPEN_S = 0.02
+"""Of several ranks that wake: groups are created; communicators connect in the first task."""
+
+
+class MegatronCosts(EngineCosts):
+    """Seconds of one Megatron engine."""
+
+    engine: PlannedEngine[MegatronEngineSpec]
+
+    @cached_property
+    def passes(self) -> Passes:
+        """Batches through the model."""
+        engine = self.engine
+        return Passes(engine.shape, engine.spec, engine.group.ranks, engine.per_node, self.device)
+
+    @cached_property
+    def optimizer(self) -> OptimizerSteps:
+        """Optimizer steps."""
+        engine = self.engine
+        return OptimizerSteps(self.passes.held, engine.spec, engine.group.ranks, engine.per_node, self.device)
+
+    @property
+    def weight_bytes(self) -> float:
+        """Weights of a rank of the fullest stage."""
+        return self.passes.held.total * WEIGHT_BYTES
+
+    @property
+    def state_bytes(self) -> float:
+        """Optimizer states on one GPU between steps."""
+        return self.optimizer.state_bytes if self.engine.executor.trained else 0.0
+
+    @property
+    def state_bytes_on_host(self) -> float:
+        """Optimizer states whose step runs on the host."""
+        return self.optimizer.state_bytes_on_host if self.engine.executor.trained else 0.0
+
+    def forward(self, batch: Batch) -> float:
+        """Return the seconds of a pass without gradients."""
+        return self.passes.forward(batch)
+
+    def update(self, batch: Batch) -> float:
+        """Return the seconds of a forward and a backward pass, and of the optimizer's step."""
+        return self.passes.train(batch) + self.optimizer.seconds()
+
+    @property
+    def load_s(self) -> float:
+        """Seconds in which offloaded weights come to the GPU and go again, once for each task."""
+        if not self.engine.spec.offload.param:
+            return 0.0
+        return self.weight_bytes * (1 / self.device.from_host + 1 / self.device.to_host)
+
+    def reconnect_s(self, *, updates: bool) -> float:
+        """Return what communicators add that the engine closed when it went to sleep."""
+        engine = self.engine
+        if not self._closes_communicators:
+            return 0.0
+        return connecting_seconds(engine.shape, engine.spec.parallel, engine.group.ranks, updates=updates)
+
+    @property
+    def gathered_share(self) -> float:
+        """Share of the weights that other ranks hold."""
+        return max(0.0, 1 - self.passes.held.total / self.engine.shape.parameters)
+
+    @property
+    def gather_rate(self) -> float:
+        """The rate to those ranks: pipeline stages are as far from each other as the group reaches."""
+        engine = self.engine
+        staged = engine.spec.parallel.pipeline_model_parallel_size > 1
+        return self.device.link(engine.group.ranks if staged else self._weight_ranks, engine.per_node)
+
+    @property
+    def reconnect_to_send_s(self) -> float:
+        """Seconds that the first sync after a wake takes longer."""
+        return gathering_seconds(self._weight_ranks) if self._closes_communicators else 0.0
+
+    def sleep(self, residency: Residency) -> float:
+        """Return the seconds in which the engine leaves its GPUs, or keeps its weights alone."""
+        weights, state = self._moved
+        ranks = self.engine.group.ranks
+        if residency is Residency.WEIGHTS:
+            return trainer_down_seconds(state, self.device, ranks=ranks)
+        # An engine that sends weights within its own group has left all but its weights before the sync.
+        moved = weights + (0.0 if self._sends_at_home else state)
+        return trainer_sleep_seconds(moved, self.device, closing=self._closing)
+
+    def wake(self, residency: Residency) -> float:
+        """Return the seconds in which the engine comes back."""
+        weights, state = self._moved
+        moved = weights + (state if residency is Residency.AWAKE else 0.0)
+        return trainer_wake_seconds(moved, self.device, closed=self._closing)
+
+    @property
+    def _weight_ranks(self) -> int:
+        """Ranks that hold one copy of the weights: experts go beyond replicas, and context does not count."""
+        sizes = self.engine.spec.parallel
+        experts = sizes.expert_model_parallel_size * sizes.expert_tensor_parallel_size
+        split = max(sizes.tensor_model_parallel_size, 1 if self.engine.shape.experts is None else experts)
+        return sizes.pipeline_model_parallel_size * split
+
+    @property
+    def _moved(self) -> tuple[float, float]:
+        """Bytes of weights and optimizer on one GPU that a sleep moves."""
+        offload = self.engine.spec.offload
+        return 0.0 if offload.param else self.weight_bytes, 0.0 if offload.optimizer else self.state_bytes
+
+    @property
+    def _closing(self) -> int:
+        return 0 if self.engine.spec.keep_communicators else self.engine.group.ranks
+
+    @property
+    def _closes_communicators(self) -> bool:
+        return self.device.is_gpu and not self.engine.spec.keep_communicators
+
+    @property
+    def _sends_at_home(self) -> bool:
+        executors, ours = self.engine.plan.executors, self.engine.executor
+        return any(each.weights_from == ours.name and each.group == ours.group for each in executors.values())
+
+
+def trainer_down_seconds(kept: float, device: DeviceRates, *, ranks: int) -> float:
+    """Return the seconds in which a trainer frees all but its weights; `kept` bytes of each GPU go to the host."""
+    fixed = _DOWN_S if ranks == 1 else _DOWN_OF_SEVERAL_S
+    return (fixed if device.is_gpu else 0.0) + kept / device.to_host
+
+
+def trainer_sleep_seconds(kept: float, device: DeviceRates, *, closing: int) -> float:
+    """Return the seconds in which a trainer leaves its GPUs; `closing` ranks close their communicators."""
+    if not device.is_gpu:
+        return kept / device.to_host
+    return _SLEEP_S + kept / device.to_host + closing_seconds(closing)
+
+
+def trainer_wake_seconds(kept: float, device: DeviceRates, *, closed: int) -> float:
+    """Return the seconds in which a trainer comes back, without the communicators that `closed` ranks have closed."""
+    return kept / device.from_host + (_OPEN_S if device.is_gpu and closed > 1 else 0.0)

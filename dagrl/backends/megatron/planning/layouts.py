@@ -1,0 +1,188 @@
+"""Layouts of Megatron engines that a search tries, and their overrides.
+
+A search has thousands of layouts, so a choice changes a pipeline directly; its overrides mean the same. Layouts that
+hardly ever pay are left out: tensor parallelism across machines, more context-parallel ranks than rows are long for,
+pipeline stages without micro-batches for them, more replicas than an optimizer step has rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from typing_extensions import TypeIs
+
+from dagrl.backends.changes import LayoutChoice, flow, powers_of_two, replaced
+from dagrl.backends.families.shape import ModelShape
+from dagrl.backends.megatron.layout_rules import UNEVEN_FIELDS
+from dagrl.backends.megatron.planning.changes import FULL_RECOMPUTE
+from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
+from dagrl.config.schema import EngineSpec, GroupSpec, PackingNode, Pipeline, TrainingNode
+from dagrl.graph.offline import longest_row, rows_per_prompt
+
+_LAYOUT_FIELDS = (*UNEVEN_FIELDS, "microbatch_group_size_per_vp_stage")
+"""Fields of ``transformer:`` that belong to the file's own layout."""
+_RECOMPUTE: Mapping[str, dict[str, Any]] = {
+    "none": {},
+    "selective": {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]},
+    "full": FULL_RECOMPUTE,
+}
+RECOMPUTE = tuple(_RECOMPUTE)
+"""Names of what is recomputed, from the fastest to the smallest."""
+_CHOSEN_FIELDS = (*FULL_RECOMPUTE, "recompute_modules", *_LAYOUT_FIELDS)
+_TOKENS_OF_CONTEXT_RANK = 8192
+"""Rows with fewer tokens for each context-parallel rank are not worth splitting."""
+_MOST_RANKS = 8
+"""Tensor-parallel or context-parallel ranks at most."""
+_CHUNKS = (None, 2, 4)
+_BUDGETS = (8192, 16384, 32768, 65536)
+"""Tokens of a micro-batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class MegatronLayout(LayoutChoice):
+    """A layout of the engines that train, and what they do to fit."""
+
+    parallel: ParallelSpec
+    recompute: str = "none"
+    offload_optimizer: bool = False
+    tokens_per_micro_batch: int = 16384
+
+    @property
+    def layout(self) -> ParallelSpec:
+        """The parallel sizes."""
+        return self.parallel
+
+    def applied(self, pipeline: Pipeline) -> Pipeline:
+        """Return the pipeline with this choice."""
+        engines = {name: self._engine(engine) for name, engine in pipeline.engines.items() if _is_chosen(engine)}
+        budget = {"tokens_per_micro_batch": self.tokens_per_micro_batch}
+        nodes = {
+            name: node.model_copy(update=budget) if isinstance(node, PackingNode) else node
+            for name, node in pipeline.nodes.items()
+        }
+        return replaced(pipeline, engines).model_copy(update={"nodes": nodes})
+
+    def overrides(self, pipeline: Pipeline) -> Iterator[str]:
+        """Yield the same as overrides of the pipeline's file."""
+        for name, engine in pipeline.engines.items():
+            if not _is_chosen(engine):
+                continue
+            if engine.parallel != self.parallel:
+                yield f"engines.{name}.parallel={flow(self.parallel.model_dump(exclude_defaults=True))}"
+            transformer = self._transformer(engine)
+            for key in _CHOSEN_FIELDS:
+                if engine.transformer.get(key) != transformer.get(key):
+                    yield f"engines.{name}.transformer.{key}={flow(transformer.get(key))}"
+            if engine.offload.optimizer != self.offload_optimizer:
+                yield f"engines.{name}.offload.optimizer={flow(self.offload_optimizer)}"
+        for name, node in pipeline.nodes.items():
+            if isinstance(node, PackingNode) and node.tokens_per_micro_batch != self.tokens_per_micro_batch:
+                yield f"nodes.{name}.tokens_per_micro_batch={self.tokens_per_micro_batch}"
+
+    def told(self) -> str:
+        """Return what differs from the defaults, for people."""
+        sizes = self.parallel
+        names = {
+            "TP": sizes.tensor_model_parallel_size,
+            "PP": sizes.pipeline_model_parallel_size,
+            "VPP": sizes.virtual_pipeline_model_parallel_size or 1,
+            "CP": sizes.context_parallel_size,
+            "EP": sizes.expert_model_parallel_size,
+        }
+        words = [f"{name}{size}" for name, size in names.items() if size > 1] or ["DP only"]
+        if self.recompute != "none":
+            words.append(f"recompute {self.recompute}")
+        if self.offload_optimizer:
+            words.append("offload optimizer")
+        return " ".join([*words, f"{self.tokens_per_micro_batch // 1024}k"])
+
+    def smaller(self) -> Iterator[MegatronLayout]:
+        """Yield the same layout with recomputation and an offloaded optimizer, the fastest first."""
+        for offload, recompute in product((False, True), RECOMPUTE):
+            yield replace(self, recompute=recompute, offload_optimizer=offload)
+
+    def _engine(self, engine: MegatronEngineSpec) -> MegatronEngineSpec:
+        offload = engine.offload.model_copy(update={"optimizer": self.offload_optimizer})
+        changes = {"parallel": self.parallel, "transformer": self._transformer(engine), "offload": offload}
+        return engine.model_copy(update=changes)
+
+    def _transformer(self, engine: MegatronEngineSpec) -> dict[str, Any]:
+        kept = {key: value for key, value in engine.transformer.items() if key not in _CHOSEN_FIELDS}
+        return kept | _RECOMPUTE[self.recompute]
+
+
+ANY_LAYOUT = MegatronLayout(ParallelSpec())
+"""Every group can have it."""
+
+
+def layouts(pipeline: Pipeline, shapes: Sequence[ModelShape], group: GroupSpec) -> Iterator[MegatronLayout]:
+    """Yield the layouts on a group that suit all of these models."""
+    longest = longest_row(pipeline)
+    updates = [node for node in pipeline.nodes.values() if isinstance(node, TrainingNode)]
+    prompts = min(node.mini_batch or pipeline.data.prompts_per_step for node in updates)
+    first, *others = (
+        dict.fromkeys(parallels(shape, group, longest, prompts * rows_per_prompt(pipeline))) for shape in shapes
+    )
+    for parallel in first:
+        if all(parallel in each for each in others):
+            for budget in _budgets(parallel, longest):
+                yield MegatronLayout(parallel, tokens_per_micro_batch=budget)
+
+
+def parallels(shape: ModelShape, group: GroupSpec, longest: int, rows: int) -> Iterator[ParallelSpec]:
+    """Yield the parallel sizes for rows of up to `longest` tokens, with `rows` of them in an optimizer step."""
+    in_machine = min(group.gpus_per_node, _MOST_RANKS)
+    for tensor, context in product(powers_of_two(in_machine), powers_of_two(_MOST_RANKS)):
+        if not _divides_widths(shape, tensor) or context * _TOKENS_OF_CONTEXT_RANK > max(longest, 8192):
+            continue
+        for stages in range(1, shape.layers + 1):
+            model_ranks = tensor * context * stages
+            if group.ranks % model_ranks or shape.layers % stages or group.ranks // model_ranks > rows:
+                continue
+            for chunks, experts in product(_chunks(shape, stages), _expert_ranks(shape, group.ranks // stages)):
+                yield ParallelSpec(
+                    tensor_model_parallel_size=tensor,
+                    pipeline_model_parallel_size=stages,
+                    virtual_pipeline_model_parallel_size=chunks,
+                    context_parallel_size=context,
+                    expert_model_parallel_size=experts,
+                    sequence_parallel=tensor > 1,
+                )
+
+
+def _is_chosen(engine: EngineSpec) -> TypeIs[MegatronEngineSpec]:
+    return isinstance(engine, MegatronEngineSpec) and engine.frozen_copy_of is None
+
+
+def _budgets(parallel: ParallelSpec, longest: int) -> list[int]:
+    """Return tokens of a micro-batch, enough for the longest row."""
+    padded = -(-longest // parallel.row_alignment) * parallel.row_alignment
+    return [budget for budget in _BUDGETS if budget >= padded] or [padded]
+
+
+def _divides_widths(shape: ModelShape, tensor: int) -> bool:
+    """Whether so many ranks divide every matrix; `dagrl.backends.megatron.layout_rules` checks the same."""
+    widths = [shape.heads]
+    if not all(shape.is_mixture(layer) for layer in shape.positions):
+        widths.append(shape.dense_width)
+    if shape.experts and shape.experts.shared_width:
+        widths.append(shape.experts.shared_width)
+    keys = shape.key_value_heads
+    whole_heads = bool(shape.latent) or keys % tensor == 0 or tensor % keys == 0
+    return whole_heads and not any(width % tensor for width in widths)
+
+
+def _chunks(shape: ModelShape, stages: int) -> list[int | None]:
+    if stages == 1:
+        return [None]
+    return [chunks for chunks in _CHUNKS if shape.layers % (stages * (chunks or 1)) == 0]
+
+
+def _expert_ranks(shape: ModelShape, stage_ranks: int) -> list[int]:
+    if shape.experts is None:
+        return [1]
+    count = shape.experts.count
+    return [ranks for ranks in powers_of_two(min(stage_ranks, count)) if stage_ranks % ranks == 0 == count % ranks]

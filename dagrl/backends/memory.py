@@ -1,0 +1,54 @@
+"""The memory of an engine on its fullest device and on the host, by kind: the result of every estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+GIB = 2**30
+
+Kind = Literal[
+    "weights", "gradients", "optimizer", "activations", "logits", "cache", "graphs", "buffers", "allocator", "runtime"
+]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+"""In the order in which they are shown. ``buffers`` are those of weight syncs, ``allocator`` is what torch cannot use
+between tensors, ``runtime`` is CUDA's context, kernels, libraries and NCCL."""
+
+CONTEXT = int(0.5 * GIB)
+"""Bytes that a process takes of a GPU before it does anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMemory:
+    """Bytes on the fullest GPU of an engine."""
+
+    awake: Mapping[Kind, int]
+    """At the peak, by kind."""
+    moment: str
+    """When the peak is."""
+    weights_alone: int
+    """With its weights alone: enough to send or to take them."""
+    asleep: int
+    host: int = 0
+    """Host memory for one rank: offloaded states, the contents of a sleeper, frozen start weights."""
+    needs: int | None = None
+    """The least that an engine works with, if it fills what it is given. Default: all that it takes."""
+    filled_by: str = ""
+    """The field that says how much such an engine fills."""
+    notes: tuple[str, ...] = ()
+    """Assumptions that are worth knowing."""
+
+    @property
+    def peak(self) -> int:
+        """All kinds together."""
+        return sum(self.awake.values())
+
+
+def memory_in_worker(
+    weights: int, others: Mapping[Kind, int], *, moment: str, on_gpu: bool, sleeps: bool, notes: tuple[str, ...] = ()
+) -> EngineMemory:
+    """Return the memory of a model inside a worker, whose weights wait on the host while it sleeps."""
+    stays = CONTEXT if on_gpu else 0
+    awake: dict[Kind, int] = {"weights": weights, **others, "runtime": stays}
+    return EngineMemory(awake, moment, weights + stays, stays, host=weights if sleeps else 0, notes=notes)

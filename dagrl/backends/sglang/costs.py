@@ -1,0 +1,46 @@
+"""Seconds of SGLang servers."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from dagrl.backends.costs import WEIGHT_BYTES, EngineCosts
+from dagrl.backends.decoding import Server
+from dagrl.backends.planned_engine import PlannedEngine, Workload
+from dagrl.backends.sglang.layout import LARGEST_GRAPH, gpus_per_server
+from dagrl.backends.sglang.memory import cache_tokens, server_memory
+from dagrl.backends.sglang.section import SglangEngineSpec
+
+_MOST_RUNNING = 2048
+
+
+class SglangCosts(EngineCosts):
+    """Seconds of one engine of SGLang servers."""
+
+    engine: PlannedEngine[SglangEngineSpec]
+
+    @property
+    def weight_bytes(self) -> float:
+        """Weights on one GPU."""
+        return self.parameters * WEIGHT_BYTES / gpus_per_server(self.engine.spec.server)
+
+    @cached_property
+    def server(self) -> Server:
+        """One server."""
+        engine = self.engine
+        fields, shape = engine.spec.server, engine.shape
+        stages = int(fields.get("pp_size", 1))
+        running = fields.get("max_running_requests")
+        graph = int(fields.get("cuda_graph_max_bs_decode") or min(running or LARGEST_GRAPH, LARGEST_GRAPH))
+        memory = server_memory(shape, engine.spec, engine.gpu, Workload(sleeps=engine.executor.sleeps))
+        return Server(
+            shape,
+            self.device,
+            tensor=gpus_per_server(fields) // stages,
+            stages=stages,
+            per_node=engine.per_node,
+            running=int(running or _MOST_RUNNING),
+            cache_tokens=max(1, cache_tokens(shape, engine.spec, memory, on_gpu=engine.gpu is not None)),
+            largest_graph=0 if fields.get("disable_cuda_graph") else graph,
+            shares_prompts=not fields.get("disable_radix_cache"),
+        )
