@@ -7,14 +7,10 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from dagrl.config.errors import Place, nearest, shown, suggest
-from dagrl.config.loading.positions import Findings
-from dagrl.models.number_formats import NUMBER_FORMATS
 
 UNDECLARED = ("rope_theta", "rope_scaling", "head_dim")
 """Fields that models of transformers read though a config class may not declare them: such classes fold the names of
@@ -51,7 +47,7 @@ def fields_of_class(source: str, class_name: str) -> dict[str, str]:
     In an annotation with further words for other readers, ``A[type, ...]``, the type counts, or the values that can be
     chosen.
     """
-    fields = {name: _plain_type(line.annotation) for name, line in _declarations(source, class_name)}
+    fields = {name: ast.unparse(line.annotation) for name, line in _declarations(source, class_name)}
     return {
         name: kind.removeprefix("Optional[").removesuffix("]") if kind.startswith("Optional[") else kind
         for name, kind in fields.items()
@@ -78,40 +74,6 @@ def config_class(model_type: str) -> ConfigClass:
             }
             return ConfigClass(statement.name, dict.fromkeys(UNDECLARED, "Any") | types, defaults)
     return NO_CLASS
-
-
-def check_fields(
-    place: Place, given: Mapping[str, Any], known: Mapping[str, str], owner: str, library: str, findings: Findings
-) -> None:
-    """Report names that are not `known`, and values of another type than the class `owner` of `library` says."""
-    check_names(place, given, known, owner, library, findings)
-    for field, value in given.items():
-        kind, message = known.get(field), None
-        if kind == "torch.dtype":
-            if not isinstance(value, str) or value not in NUMBER_FORMATS:
-                message = f"{shown(value)} is no number format; {suggest(str(value), NUMBER_FORMATS)}"
-        elif kind is not None and "Callable" in kind:
-            message = "takes a function, which a pipeline file cannot hold; take it out"
-        elif kind is not None and kind.startswith("Literal["):
-            if not has_type(kind, value):
-                options = ast.literal_eval(kind.removeprefix("Literal"))
-                message = f"{shown(value)} is not known here; {suggest(str(value), map(str, options))}"
-        elif kind is not None and not has_type(kind, value, whole_floats=True):
-            words = words_of_type(kind.replace("float", "a number"))
-            message = f"expected {words}, got {shown(value)}; write {words}"
-        if message:
-            findings.error((*place, field), message)
-
-
-def check_names(
-    place: Place, given: Iterable[str], known: Mapping[str, str], owner: str, library: str, findings: Findings
-) -> None:
-    """Report names that are not fields of the class `owner` of `library`."""
-    for field in given:
-        if field not in known:
-            # A list of the hundreds of names would not help.
-            near = suggest(field, known) if nearest(field, known) else f"look the name up in {library}, or take it out"
-            findings.error((*place, field), f"{owner} has no field `{field}`; {near}")
 
 
 def has_type(annotation: str, value: Any, *, whole_floats: bool = False) -> bool:
@@ -191,16 +153,3 @@ def _declarations(source: str, class_name: str) -> Iterator[tuple[str, ast.AnnAs
             for line in statement.body:
                 if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
                     yield line.target.id, line
-
-
-def _plain_type(annotation: ast.expr) -> str:
-    if not isinstance(annotation, ast.Subscript) or ast.unparse(annotation.value) not in ("A", "Annotated"):
-        return ast.unparse(annotation)
-    assert isinstance(annotation.slice, ast.Tuple)
-    wanted, *words = annotation.slice.elts
-    for word in words:
-        for keyword in word.keywords if isinstance(word, ast.Call) else ():
-            # Lists that have a name can be longer at run time.
-            if keyword.arg == "choices" and isinstance(keyword.value, ast.List | ast.Tuple):
-                return f"Literal[{', '.join(map(ast.unparse, keyword.value.elts))}]"
-    return ast.unparse(wanted)

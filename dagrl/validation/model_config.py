@@ -14,11 +14,11 @@ from dagrl.backends.families.config_fields import wrong_values
 from dagrl.backends.families.registry import UNKNOWN, find_family, model_shape, unknown_family
 from dagrl.backends.registry import backend_of
 from dagrl.config.capability import Capability
-from dagrl.config.errors import Place
+from dagrl.config.errors import Place, nearest, suggest
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import Pipeline
 from dagrl.models.gpus import GPUS, gpu_named
-from dagrl.models.library_classes import NO_CLASS, check_names, config_class
+from dagrl.models.library_classes import NO_CLASS, config_class
 
 _MOST_PARAMETERS = 10**13
 """Several times the largest models that have been trained."""
@@ -36,8 +36,9 @@ def check_config(section: Place, config: Mapping[str, Any], file: Path | None, f
     family = find_family(config.get("model_type"))
     class_name, types, _ = config_class(family.model_type) if family else NO_CLASS
     if file is None and types:
-        given = [name for name in config if name != "model_type"]
-        check_names(section, given, types, class_name, "transformers", findings)
+        for name in config.keys() - types.keys() - {"model_type"}:
+            remedy = suggest(name, types) if nearest(name, types) else "look the name up in transformers, or remove it"
+            findings.error((*section, name), f"{class_name} has no field `{name}`; {remedy}")
     known = family or UNKNOWN
     wrong = [
         (field, message)

@@ -54,13 +54,13 @@ def test_the_server_is_told_to_tell(project):
             ["its model is that of `actor`", "set it there too"],
         ),
         ([*RIGHT, f"engines.generator.server.{FLAG}=false"], ["`actor` routes tokens as they were routed here"]),
-        ([*RIGHT, "engines.generator.server.enable_hierarchical_cache=true"], ["host's cache has lost its routes"]),
+        ([*RIGHT, "engines.generator.extra={server: {enable_hierarchical_cache: true}}"], ["host's cache loses"]),
         ([*RIGHT, "engines.generator.server.chunked_prefill_size=-1"], ["a long prompt was routed", "would die"]),
         (
             [MIXTURE, SGLANG, f"engines.generator.server={{{FLAG}: true, chunked_prefill_size: -1}}"],
             ["a long prompt was routed"],
         ),
-        ([*RIGHT, "engines.actor.transformer.moe_router_fusion=true"], ["chooses experts by itself"]),
+        ([*RIGHT, "engines.actor.extra={transformer: {moe_router_fusion: true}}"], ["chooses experts by itself"]),
         (
             [MIXTURE, SGLANG, "engines.actor.transformer.moe_enable_routing_replay=true"],
             ["`router_replay` of the engine"],

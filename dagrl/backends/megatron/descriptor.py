@@ -8,9 +8,9 @@ from typing import Any
 
 from dagrl.backends.backend import Backend, EngineCheck, EngineStart, WeightReader
 from dagrl.backends.changes import Ladder, Room
+from dagrl.backends.extra_fields import check_extra
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.megatron.field_rules import check_field_rules
-from dagrl.backends.megatron.fields import check_fields_of
 from dagrl.backends.megatron.layout_rules import check_layout
 from dagrl.backends.megatron.options import check_learning_rate, check_options
 from dagrl.backends.megatron.planning.changes import ladders
@@ -19,7 +19,6 @@ from dagrl.backends.megatron.planning.layouts import ANY_LAYOUT, MegatronLayout,
 from dagrl.backends.megatron.planning.memory import trainer_memory
 from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.backends.megatron.stored_folder import CONFIG, LATEST
-from dagrl.backends.megatron.unused_fields import warn_of_unused_fields
 from dagrl.backends.megatron.vocabulary import padded_vocab_size
 from dagrl.backends.memory import EngineMemory
 from dagrl.backends.planned_engine import PlannedEngine
@@ -45,9 +44,8 @@ class MegatronBackend(Backend):
             check_layout(check)
             if trained:
                 check_learning_rate(check)
-            warn_of_unused_fields(check)
         check_options(check)
-        check_fields_of(check)
+        check_extra(check)
         check_field_rules(check)
 
     def weight_reader(self, engine: EngineSpec) -> WeightReader | None:

@@ -1,114 +1,168 @@
-"""``transformer:``, ``optimizer:`` and ``ddp:`` of an engine, held against the installed Megatron-core.
+"""Fields of Megatron-core's config classes that are tested with dagrl, and those that dagrl sets itself.
 
-Its config classes are read as text: importing megatron would import torch. Without Megatron-core nothing is checked
-here; the engine checks once more, and more closely, when it is built.
+Checked against Megatron-core 0.19.2. Other fields go under ``extra:`` of an engine.
 """
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Mapping
-from functools import cache
-from itertools import pairwise
-from typing import Any
+from typing import Annotated, ClassVar, Literal
 
-from dagrl.backends.backend import EngineCheck
-from dagrl.backends.megatron.section import MegatronEngineSpec
-from dagrl.backends.megatron.unsupported import SECTIONS, clashes_of
-from dagrl.config.errors import Place, shown, suggest
-from dagrl.config.loading.positions import Findings
-from dagrl.models.library_classes import check_fields, fields_of_class, source_of
+from pydantic import Field
 
-_MODEL_PARALLEL = ("core/model_parallel_config.py", "ModelParallelConfig")
-_TRANSFORMER = ("core/transformer/transformer_config.py", "TransformerConfig")
-_CLASSES: dict[str, tuple[tuple[str, str], ...]] = {
-    "transformer": (_TRANSFORMER, _MODEL_PARALLEL),
-    "latent attention": (
-        ("core/transformer/transformer_config.py", "MLATransformerConfig"),
-        _TRANSFORMER,
-        _MODEL_PARALLEL,
-    ),
-    "optimizer": (("core/optimizer/optimizer_config.py", "OptimizerConfig"),),
-    "ddp": (("core/distributed/distributed_data_parallel_config.py", "DistributedDataParallelConfig"),),
-}
-"""Section -> files and classes that its fields come from, the class itself first."""
-_ENUMERATIONS = "core/transformer/enums.py"
-_MODULE_LISTS = ("recompute_modules", "offload_modules")
-"""Fields of ``transformer:`` that name parts of a layer."""
+from dagrl.config.schema.library_fields import UNSET, LibraryFields
+from dagrl.config.schema.section import Coefficient, PositiveInt
 
+_Decay = Annotated[float, Field(ge=0, lt=1)]
+_BalancingLoss = Literal["aux_loss", "global_aux_loss", "none"]
+_NumberFormat = Literal["fp32", "float32", "fp16", "float16", "bf16", "bfloat16", "fp8", "uint8"]
+"""The keys of `dagrl.models.number_formats.NUMBER_FORMATS`."""
+_RecomputedModule = Literal[
+    "core_attn", "gdn_norm_out", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"
+]
 
-def check_fields_of(check: EngineCheck[MegatronEngineSpec]) -> None:
-    """Report fields that Megatron does not have, that dagrl does not support, or that have a wrong value."""
-    refused = {(section, field): reason for section, field, reason in clashes_of(check.engine)}
-    for (section, field), reason in refused.items():
-        check.findings.error((*check.place, section, field), reason)
-    for section in SECTIONS:
-        given = {key: value for key, value in getattr(check.engine, section).items() if (section, key) not in refused}
-        kind = "latent attention" if section == "transformer" and check.sizes.latent_attention else section
-        _check_section((*check.place, section), kind, given, check.findings)
-    _check_module_names((*check.place, "transformer"), check.engine.transformer, check.findings)
+_PARALLEL = """
+    tensor_model_parallel_size pipeline_model_parallel_size virtual_pipeline_model_parallel_size
+    context_parallel_size expert_model_parallel_size expert_tensor_parallel_size sequence_parallel
+""".split()  # noqa: SIM905 (a list would take a line for each)
+_MODEL = """
+    num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups kv_channels
+    normalization layernorm_epsilon layernorm_zero_centered_gamma qk_layernorm qk_l2_norm
+    add_bias_linear add_qkv_bias gated_linear_unit activation_func glu_linear_offset
+    activation_func_clamp_value apply_residual_connection_post_layernorm attention_output_gate
+    rotary_interleaved no_rope_freq mrope_section softmax_scale softmax_type
+    window_size window_attn_skip_freq experimental_attention_variant linear_attention_freq
+    multi_latent_attention q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim
+    rope_type rotary_base rotary_percent rotary_scaling_factor original_max_position_embeddings
+    beta_fast beta_slow mscale mscale_all_dim mtp_num_layers mla_down_proj_fusion
+    num_moe_experts moe_layer_freq moe_ffn_hidden_size moe_latent_size moe_router_topk
+    moe_shared_expert_intermediate_size moe_shared_expert_gate moe_router_num_groups
+    moe_router_group_topk moe_router_topk_limited_devices moe_router_pre_softmax
+    moe_router_topk_scaling_factor moe_router_score_function moe_router_enable_expert_bias
+    moe_apply_probs_on_input moe_mlp_glu_interleave_size moe_shared_expert_glu_interleave_size
+    use_mup is_hybrid_model heterogeneous_block_specs
+""".split()  # noqa: SIM905 (a list would take a line for each)
+_NO_FP16 = "dagrl trains in bfloat16 or float32; remove it, and set `transformer.bf16`"
 
 
-def _check_module_names(place: Place, given: Mapping[str, Any], findings: Findings) -> None:
-    for field in _MODULE_LISTS:
-        names = given.get(field)
-        if not isinstance(names, list) or not (known := module_names(field)):
-            continue
-        for index, name in enumerate(names):
-            if isinstance(name, str) and name not in known:
-                message = f"{shown(name)} is no part of a layer that {field} knows; {suggest(name, known)}"
-                findings.error((*place, field, index), message)
+class TransformerFields(LibraryFields):
+    """Fields of Megatron's TransformerConfig that are tested with dagrl; others go under ``extra``."""
+
+    bf16: bool = UNSET
+    """Compute in bfloat16 instead of float32. Default: on GPUs."""
+    deallocate_pipeline_outputs: bool = UNSET
+    """Default: true."""
+    microbatch_group_size_per_vp_stage: PositiveInt = UNSET
+    """At least the number of pipeline stages."""
+    num_layers_in_first_pipeline_stage: PositiveInt = UNSET
+    num_layers_in_last_pipeline_stage: PositiveInt = UNSET
+    pipeline_model_parallel_layout: str | list[list[str]] = UNSET
+    account_for_embedding_in_pipeline_split: bool = UNSET
+    account_for_loss_in_pipeline_split: bool = UNSET
+    attention_backend: Literal["flash", "fused", "unfused", "auto"] = UNSET
+    bias_activation_fusion: bool = UNSET
+    """Default: on GPUs."""
+    apply_rope_fusion: bool = UNSET
+    """Default: on GPUs."""
+    recompute_granularity: Literal["full", "selective"] = UNSET
+    """``full`` needs the two fields below too."""
+    recompute_method: Literal["uniform", "block"] = UNSET
+    recompute_num_layers: PositiveInt = UNSET
+    recompute_modules: list[_RecomputedModule] = UNSET
+    """For ``selective``."""
+    moe_router_load_balancing_type: _BalancingLoss | list[_BalancingLoss] = UNSET
+    """Others route a token by its neighbours in the pack, so that log-probs depend on the packing. Default: none."""
+    moe_router_dtype: Literal["fp32", "fp64"] = UNSET
+    """Default: fp32."""
+    moe_router_bias_update_rate: Coefficient = UNSET
+    """Default: 0."""
+    moe_grouped_gemm: bool = UNSET
+    """Default: true."""
+    moe_aux_loss_coeff: Coefficient | list[Coefficient] = UNSET
+    """Default: 0."""
+    moe_z_loss_coeff: Coefficient = UNSET
+    moe_token_dispatcher_type: Literal["allgather", "alltoall"] = UNSET
+    """``allgather`` without pipeline stages only. Default: alltoall."""
+    moe_layer_recompute: bool = UNSET
+    moe_permute_fusion: bool = UNSET
+
+    refused: ClassVar = {
+        **{name: f"has another place; set `parallel.{name}` of the engine" for name in _PARALLEL},
+        **dict.fromkeys(_MODEL, "follows from the model; remove it, or change the model's config"),
+        **dict.fromkeys(("params_dtype", "pipeline_dtype", "autocast_dtype"), "follows from `bf16`; remove it"),
+        **dict.fromkeys(("fp16", "enable_autocast"), _NO_FP16),
+        **dict.fromkeys(
+            ("perform_initialization", "use_cpu_initialization", "init_model_with_meta_device"),
+            "dagrl loads all weights; remove it",
+        ),
+        **dict.fromkeys(
+            ("variable_seq_lengths", "overlap_p2p_comm", "batch_p2p_comm", "pipeline_model_parallel_comm_backend"),
+            "follows from the pipeline layout: other values give wrong numbers; remove it",
+        ),
+        **dict.fromkeys(
+            ("hidden_dropout", "attention_dropout", "moe_input_jitter_eps"),
+            "is 0: log-probs in training must not depend on chance; remove it",
+        ),
+        "calculate_per_token_loss": "is true: the loss is a mean over the global batch; remove it",
+        "transformer_impl": "follows from the devices; remove it",
+        "moe_enable_routing_replay": "has another place; set `router_replay` of the engine",
+    }
 
 
-def _check_section(place: Place, kind: str, given: Mapping[str, Any], findings: Findings) -> None:
-    known = megatron_fields(kind) if given else None
-    if known is not None:
-        check_fields(place, given, known, f"Megatron's {_CLASSES[kind][0][1]}", "Megatron-core", findings)
+class OptimizerFields(LibraryFields):
+    """Fields of Megatron's OptimizerConfig that are tested with dagrl; others go under ``extra``."""
+
+    lr: Annotated[float, Field(gt=0, le=1)] = UNSET
+    """Peak of the learning rate. Required for an engine that a node trains."""
+    weight_decay: Coefficient = UNSET
+    use_precision_aware_optimizer: bool = UNSET
+    """Needs adam and the distributed optimizer."""
+    store_param_remainders: bool = UNSET
+    main_grads_dtype: _NumberFormat = UNSET
+    """Less than float32 needs the precision-aware optimizer; so do the three fields below."""
+    main_params_dtype: _NumberFormat = UNSET
+    exp_avg_dtype: _NumberFormat = UNSET
+    exp_avg_sq_dtype: _NumberFormat = UNSET
+    optimizer: Literal["adam", "sgd"] = UNSET
+    """The state of others cannot be saved for another layout."""
+    adam_beta1: _Decay = UNSET
+    adam_beta2: _Decay = UNSET
+    adam_eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = UNSET
+    """Must not be 0: the step of a weight without a gradient would be 0 / 0."""
+    decoupled_weight_decay: bool = UNSET
+    sgd_momentum: _Decay = UNSET
+    use_distributed_optimizer: bool = UNSET
+    """Default: true."""
+    optimizer_cpu_offload: bool = UNSET
+    """The optimizer's step on the host."""
+    optimizer_offload_fraction: Annotated[float, Field(gt=0, le=1)] = UNSET
+    """Part of the optimizer on the host. Default: 1."""
+    clip_grad: Coefficient = UNSET
+    """Largest norm of the gradient; 0: none. Default: 1."""
+
+    refused: ClassVar = {
+        "min_lr": "has another place; set `lr_schedule.min_lr` of the engine",
+        "overlap_param_gather": "has another place; set `ddp.overlap_param_gather` of the engine",
+        **dict.fromkeys(("bf16", "params_dtype"), "follows from `transformer.bf16`; remove it"),
+        "fp16": _NO_FP16,
+        "loss_scale": "is for fp16, which dagrl does not train in; remove it",
+    }
 
 
-@cache
-def megatron_fields(section: str) -> dict[str, str] | None:
-    """Fields of the section's config class -> their type as Megatron writes it; None without Megatron-core."""
-    fields: dict[str, str] = {}
-    for file, class_name in reversed(_CLASSES[section]):
-        source = source_of("megatron", file)
-        if source is None:
-            return None
-        fields |= fields_of_class(source, class_name)
-    return {field: _named(kind) for field, kind in fields.items()} or None
+class DdpFields(LibraryFields):
+    """Fields of Megatron's DistributedDataParallelConfig that are tested with dagrl; others go under ``extra``."""
 
+    grad_reduce_in_fp32: bool = UNSET
+    """Default: true."""
+    overlap_grad_reduce: bool = UNSET
+    overlap_param_gather: bool = UNSET
+    """Needs the distributed optimizer."""
+    bucket_size: PositiveInt = UNSET
+    """Parameters in a bucket, with ``overlap_grad_reduce``."""
+    nccl_ub: bool = UNSET
+    """Not on an engine that sleeps or offloads."""
 
-@cache
-def _named(kind: str) -> str:
-    """The type, and of an enumeration of Megatron's the names that it has, by which the engine takes them."""
-    source = source_of("megatron", _ENUMERATIONS) if kind.isidentifier() else None
-    for statement in ast.parse(source).body if source else ():
-        if isinstance(statement, ast.ClassDef) and statement.name == kind:
-            names = [line.targets[0] for line in statement.body if isinstance(line, ast.Assign)]
-            return f"Literal[{', '.join(repr(ast.unparse(name)) for name in names)}]"
-    return kind
-
-
-@cache
-def module_names(field: str) -> tuple[str, ...]:
-    """What may stand in a list of parts of a layer, such as ``recompute_modules``; nothing where that cannot be read.
-
-    Megatron knows it where it checks it::
-
-        allowed_modules = {"core_attn", ...}
-        invalid_modules = set(self.recompute_modules) - allowed_modules
-    """
-    source = source_of("megatron", _TRANSFORMER[0])
-    if source is None:
-        return ()
-    blocks = (getattr(node, name, ()) for node in ast.walk(ast.parse(source)) for name in ("body", "orelse"))
-    for block in blocks:
-        for allowed, check in pairwise(block if isinstance(block, list) else ()):
-            if (
-                isinstance(allowed, ast.Assign)
-                and isinstance(allowed.value, ast.Set)
-                and isinstance(check, ast.Assign)
-                and ast.unparse(check.value) == f"set(self.{field}) - {ast.unparse(allowed.targets[0])}"
-            ):
-                return tuple(sorted(ast.literal_eval(allowed.value)))
-    return ()
+    refused: ClassVar = {
+        "use_distributed_optimizer": "has another place; set `optimizer.use_distributed_optimizer` of the engine",
+        "average_in_collective": "is false: gradients are parts of one global loss; remove it",
+        **dict.fromkeys(("use_megatron_fsdp", "use_custom_fsdp"), "is false: dagrl has no FSDP; remove it"),
+    }

@@ -122,7 +122,7 @@ class _Layout:
     def _check_rounds(self, stages: int) -> None:
         field = "microbatch_group_size_per_vp_stage"
         each = self._engine.transformer.get(field)
-        if isinstance(each, int) and each < stages:
+        if each is not None and each < stages:
             message = f"{each} micro-batches at a time leave some of {stages} stages idle, which Megatron refuses; "
             self._findings.error(("engines", self._name, "transformer", field), f"{message}choose {stages} or more")
 
@@ -152,19 +152,6 @@ class _Layout:
             able = [ranks for ranks in range(1, min(most, 64) + 1) if all(shares(ranks, size) for size in widths)]
             message = f"{tensor} does not divide the model's {named}; choose from: {', '.join(map(str, able))}"
             self._error(_TP, message, ("model",))
-        if "a2a" in _listed(self._engine.transformer.get("cp_comm_type")):
-            self._check_exchange_of_heads(model.heads, keys)
-
-    def _check_exchange_of_heads(self, *heads: Size | None) -> None:
-        """Report heads of a rank that context-parallel ranks cannot share out."""
-        tensor, context = self._sizes.tensor_model_parallel_size, self._sizes.context_parallel_size
-        for size in heads:
-            # Of more ranks than key heads, each has one, and others the same.
-            own = max(size.value // tensor, 1) if size else 0
-            if size and own % context and (size.value % tensor == 0 or tensor % size.value == 0):
-                remedy = f"choose a divisor of {own}, or another cp_comm_type"
-                self._undivided(_CP, f"{context} ranks that exchange heads (a2a) do", size, remedy)
-                break
 
     def _divides(self, name: str, size: Size | None) -> None:
         parts = getattr(self._sizes, name)
@@ -180,7 +167,3 @@ class _Layout:
 
     def _first_above_1(self, *names: str) -> str:
         return next((name for name in names if getattr(self._sizes, name) > 1), "")
-
-
-def _listed(value: object) -> list[object]:
-    return value if isinstance(value, list) else [value]

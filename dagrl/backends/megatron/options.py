@@ -8,7 +8,7 @@ from pathlib import Path
 from dagrl.backends.backend import EngineCheck
 from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.backends.megatron.stored_folder import CONFIG, format_of, newest_checkpoint
-from dagrl.config.errors import Place, listed, shown
+from dagrl.config.errors import Place, listed
 from dagrl.config.loading.positions import Findings
 from dagrl.graph.router_replay import wants_routed_experts
 from dagrl.graph.sleeping import neighbours, sleeps
@@ -46,17 +46,17 @@ def check_learning_rate(check: EngineCheck[MegatronEngineSpec]) -> None:
         findings.error((*place, "optimizer"), message)
         return
     schedule = engine.lr_schedule
-    peak = engine.optimizer["lr"]
-    if isinstance(peak, bool) or not isinstance(peak, int | float):
-        return  # `fields.py` reports it.
-    lr: Place = (*place, "optimizer", "lr")
-    if not 0 < peak <= 1:
-        # A step of Adam moves each weight by about so much, and weights are far below 1.
-        findings.error(lr, f"the learning rate is {shown(peak)}; choose a number above 0, at most 1, such as 1e-6")
-    elif schedule.min_lr > peak:
+    peak, steps, end = engine.optimizer["lr"], check.pipeline.run.steps, schedule.lr_decay_steps
+    if schedule.min_lr > peak:
         message = f"the floor {schedule.min_lr:g} is above the peak, optimizer.lr = {peak:g}; lower it"
-        findings.error((*place, "lr_schedule", "min_lr"), message, depends_on=[lr])
-    end = schedule.lr_decay_steps
+        findings.error((*place, "lr_schedule", "min_lr"), message, depends_on=[(*place, "optimizer", "lr")])
+    if schedule.lr_decay_style == "constant":
+        for field in sorted(schedule.model_fields_set & {"lr_decay_steps", "min_lr"}):
+            message = "the rate stays constant; choose another `lr_decay_style`, or remove it"
+            findings.warning((*place, "lr_schedule", field), message, code="constant-learning-rate")
+    elif end is None and schedule.lr_warmup_steps >= steps:
+        message = f"the warm-up takes {schedule.lr_warmup_steps} steps and the run {steps} (run.steps); shorten it"
+        findings.warning((*place, "lr_schedule", "lr_decay_style"), message, code="warmup-too-long")
     if end is not None and schedule.lr_warmup_steps >= end:
         message = (
             f"the warm-up takes {schedule.lr_warmup_steps} steps, and the decay ends at lr_decay_steps = {end}; "

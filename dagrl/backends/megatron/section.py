@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from dagrl.backends.megatron.fields import DdpFields, OptimizerFields, TransformerFields
 from dagrl.config.capability import Capability
 from dagrl.config.coordinates import Coordinates
 from dagrl.config.schema.engine import EngineSpec
+from dagrl.config.schema.library_fields import GivenFields, add_extra
 from dagrl.config.schema.model import GroupSpec
 from dagrl.config.schema.section import Coefficient, PositiveInt, Section
 
@@ -77,14 +79,16 @@ class MegatronEngineSpec(EngineSpec):
     """Megatron-core, with Transformer Engine on GPUs."""
     parallel: ParallelSpec = ParallelSpec()
     """Parallel layout."""
-    transformer: dict[str, Any] = Field(default_factory=dict)
-    """Any field of Megatron's TransformerConfig."""
-    optimizer: dict[str, Any] = Field(default_factory=dict)
-    """Any field of Megatron's OptimizerConfig."""
+    transformer: GivenFields[TransformerFields] = Field(default_factory=dict)
+    """Fields of Megatron's TransformerConfig."""
+    optimizer: GivenFields[OptimizerFields] = Field(default_factory=dict)
+    """Fields of Megatron's OptimizerConfig."""
     lr_schedule: LearningRateSpec = LearningRateSpec()
     """How the learning rate moves from ``optimizer.lr``."""
-    ddp: dict[str, Any] = Field(default_factory=dict)
-    """Any field of Megatron's DistributedDataParallelConfig."""
+    ddp: GivenFields[DdpFields] = Field(default_factory=dict)
+    """Fields of Megatron's DistributedDataParallelConfig."""
+    extra: dict[Literal["transformer", "optimizer", "ddp"], dict[str, Any]] = Field(default_factory=dict)
+    """Further fields of these three, which are not tested with dagrl: ``extra: {transformer: {...}}``."""
     head: Literal["lm", "value", "reward"] = "lm"
     """What stands on the last layer: the language model's output, a value for each token, or a score for each row."""
     bridge: Literal["native", "megatron-bridge"] = "native"
@@ -100,6 +104,8 @@ class MegatronEngineSpec(EngineSpec):
     keep_communicators: bool = True
     """Leave NCCL's communicators on the GPUs while the engine sleeps, half a GiB or more for each group that ranks meet
     in, some 2 GiB in all. Closed, each has to connect again: half a second a step, and more."""
+
+    _add_extra = model_validator(mode="after")(add_extra)
 
     capabilities: ClassVar = frozenset({Capability.SCORE, Capability.JUDGE, Capability.TRAIN})
     holds_frozen_copies: ClassVar = True

@@ -9,7 +9,6 @@ from typing import Any
 from dagrl.backends.sglang.layout import CPU_CACHE_TOKENS, KEPT_BACK, LARGEST_GRAPH, SLEEPER_FRACTION
 from dagrl.backends.sglang.section import SglangEngineSpec
 from dagrl.backends.sglang.share import ServerShare
-from dagrl.backends.sglang.unsupported import clashes_of
 
 WEIGHT_LOADER = "dagrl.backends.sglang.loader.update_weights"
 """Function that SGLang calls in its processes for an update."""
@@ -40,12 +39,7 @@ _CPU_DEFAULTS: dict[str, Any] = {
 def server_arguments(
     spec: SglangEngineSpec, share: ServerShare, folder: Path, *, positions: int, seed: int, sleeps: bool
 ) -> dict[str, Any]:
-    """Keyword arguments of ServerArgs for one machine's share of a server; the model has `positions` positions.
-
-    Raises ValueError for a field that dagrl sets itself.
-    """
-    for field, reason in clashes_of(spec):
-        raise ValueError(f"server.{field} {reason}")
+    """Keyword arguments of ServerArgs for one machine's share of a server, for a model with so many positions."""
     on_gpus = bool(share.gpus)
     saves_memory = on_gpus and sleeps
     defaults = _DEFAULTS | (_GPU_DEFAULTS if on_gpus else _CPU_DEFAULTS) | (_SLEEPER_DEFAULTS if saves_memory else {})

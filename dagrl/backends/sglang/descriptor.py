@@ -8,11 +8,11 @@ from typing import Any
 
 from dagrl.backends.backend import Backend, EngineCheck, EngineStart, WeightReader
 from dagrl.backends.changes import Ladder, Room
+from dagrl.backends.extra_fields import check_extra
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.memory import EngineMemory
 from dagrl.backends.planned_engine import PlannedEngine
 from dagrl.backends.sglang.costs import SglangCosts
-from dagrl.backends.sglang.fields import check_fields_of
 from dagrl.backends.sglang.layout import ROUTED_EXPERTS, gpus_per_server, nodes_per_server, server_slots
 from dagrl.backends.sglang.layouts import ANY_LAYOUT, SglangLayout, ladders, layouts
 from dagrl.backends.sglang.memory import server_memory
@@ -38,7 +38,7 @@ class SglangBackend(Backend):
 
     def validate(self, check: EngineCheck[Any]) -> None:
         """Fields of ServerArgs, the place of servers, their model, and the route of new weights."""
-        check_fields_of(check)
+        check_extra(check)
         check_server(check)
 
     def weight_reader(self, engine: EngineSpec) -> WeightReader | None:

@@ -1,40 +1,83 @@
-"""``server:`` of an engine, held against the installed SGLang.
+"""Fields of SGLang's ServerArgs that are tested with dagrl, and those that dagrl sets itself.
 
-ServerArgs is read as text: importing sglang takes seconds and torch. Without SGLang nothing is checked here; it checks
-once more, and more closely, when the server starts.
+Checked against SGLang 0.5.17. Other fields go under ``extra:`` of an engine.
 """
 
 from __future__ import annotations
 
-from functools import cache
+from typing import Annotated, ClassVar, Literal
 
-from dagrl.backends.backend import EngineCheck
-from dagrl.backends.sglang.section import SglangEngineSpec
-from dagrl.backends.sglang.unsupported import clashes_of
-from dagrl.models.library_classes import check_fields, fields_of_class, source_of
+from pydantic import Field
 
+from dagrl.config.schema.library_fields import UNSET, LibraryFields
+from dagrl.config.schema.section import PositiveInt
 
-def check_fields_of(check: EngineCheck[SglangEngineSpec]) -> None:
-    """Report fields that SGLang does not have, that dagrl does not support, or that have a wrong value."""
-    place = (*check.place, "server")
-    refused = dict(clashes_of(check.engine))
-    for field, reason in refused.items():
-        check.findings.error((*place, field), reason)
-    known = sglang_fields()
-    if known is not None:
-        given = {field: value for field, value in check.engine.server.items() if field not in refused}
-        check_fields(place, given, known, "SGLang's ServerArgs", "SGLang", check.findings)
+_Graphs = Literal["full", "breakable", "tc_piecewise", "disabled"]
 
 
-@cache
-def sglang_fields() -> dict[str, str] | None:
-    """Fields of ServerArgs -> their type as SGLang writes it; None without SGLang."""
-    source = source_of("sglang", "srt/server_args.py")
-    return _fields(source) if source else None
+class ServerFields(LibraryFields):
+    """Fields of SGLang's ServerArgs that are tested with dagrl; others go under ``extra``."""
 
+    context_length: PositiveInt = UNSET
+    """Longest sample. Default: the model's longest."""
+    dtype: Literal["auto", "float16", "bfloat16", "float32"] = UNSET
+    """Default: bfloat16, on CPUs float32."""
+    kv_cache_dtype: Literal["auto", "fp8_e5m2", "fp8_e4m3", "bfloat16"] = UNSET
+    mem_fraction_static: Annotated[float, Field(gt=0, lt=1)] = UNSET
+    """Part of a GPU's free memory for weights and cache."""
+    max_running_requests: PositiveInt = UNSET
+    max_total_tokens: PositiveInt = UNSET
+    """Tokens in the cache. Default on CPUs: 16384."""
+    chunked_prefill_size: Annotated[int, Field(ge=-1)] = UNSET
+    max_prefill_tokens: PositiveInt = UNSET
+    page_size: PositiveInt = UNSET
+    disable_radix_cache: bool = UNSET
+    disable_overlap_schedule: bool = UNSET
+    tp_size: PositiveInt = UNSET
+    dcp_size: PositiveInt = UNSET
+    pp_size: PositiveInt = UNSET
+    dp_size: PositiveInt = UNSET
+    """Above 1 with ``enable_dp_attention``, or without ``weights_from``."""
+    attn_cp_size: PositiveInt = UNSET
+    moe_dp_size: PositiveInt = UNSET
+    enable_dp_attention: bool = UNSET
+    sleep_on_idle: bool = UNSET
+    log_level: Literal["critical", "error", "warning", "info", "debug"] = UNSET
+    """Default: warning."""
+    attention_backend: str = UNSET
+    sampling_backend: str = UNSET
+    cuda_graph_backend_decode: _Graphs = UNSET
+    cuda_graph_backend_prefill: _Graphs = UNSET
+    """Default: disabled."""
+    cuda_graph_max_bs_decode: PositiveInt = UNSET
+    """Default: ``max_running_requests``, at most 512."""
+    cuda_graph_bs_decode: list[PositiveInt] = UNSET
+    disable_cuda_graph: bool = UNSET
+    enforce_disable_flashinfer_allreduce_fusion: bool = UNSET
+    ep_size: PositiveInt = UNSET
+    enable_deterministic_inference: bool = UNSET
+    """Draw each sample by its seed."""
+    enable_return_routed_experts: bool = UNSET
+    """Set by dagrl if a trainer replays routes."""
 
-def _fields(source: str) -> dict[str, str] | None:
-    """The fields stand before the methods, which are two thirds of a very long file."""
-    start = source.find("\nclass ServerArgs:")
-    end = source.find("\n    def ", start)
-    return fields_of_class(source[start:end], "ServerArgs") or None
+    refused: ClassVar = {
+        **dict.fromkeys(
+            ("model_path", "revision", "tokenizer_path", "json_model_override_args"),
+            "follows from `model`; remove it",
+        ),
+        **dict.fromkeys(
+            ("nnodes", "node_rank", "dist_init_addr", "nccl_port", "base_gpu_id", "gpu_id_step", "device"),
+            "follows from the group; remove it",
+        ),
+        "random_seed": "follows from `run.seed`; remove it",
+        **dict.fromkeys(
+            ("sampling_defaults", "preferred_sampling_params"), "follows from `sampling` of the rollout; remove it"
+        ),
+        "skip_tokenizer_init": "is true: tokens go in and out by their ids; remove it",
+        **dict.fromkeys(("host", "port"), "is for the HTTP server, which dagrl does not start; remove it"),
+        **dict.fromkeys(("custom_weight_loader", "weight_version"), "belongs to dagrl's weight sync; remove it"),
+        **dict.fromkeys(
+            ("enable_memory_saver", "enable_weights_cpu_backup", "enable_draft_weights_cpu_backup"),
+            "follows from `sleep` of the engine; remove it",
+        ),
+    }

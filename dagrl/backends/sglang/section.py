@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from dagrl.backends.sglang.fields import ServerFields
 from dagrl.backends.sglang.layout import gpus_per_server, server_slots
 from dagrl.config.capability import Capability
 from dagrl.config.coordinates import Coordinates
 from dagrl.config.schema.engine import EngineSpec
+from dagrl.config.schema.library_fields import GivenFields, add_extra
 from dagrl.config.schema.model import GroupSpec
 
 
@@ -20,8 +22,12 @@ class SglangEngineSpec(EngineSpec):
     """SGLang: its schedulers run in processes of their own, without an HTTP server."""
     head: Literal["lm"] = "lm"
     """Servers have the language model's head."""
-    server: dict[str, Any] = Field(default_factory=dict)
+    server: GivenFields[ServerFields] = Field(default_factory=dict)
     """Fields of SGLang's ServerArgs. A server takes tp_size x pp_size GPUs, times dp_size without DP attention."""
+    extra: dict[Literal["server"], dict[str, Any]] = Field(default_factory=dict)
+    """Further fields of ServerArgs, which are not tested with dagrl: ``extra: {server: {...}}``."""
+
+    _add_extra = model_validator(mode="after")(add_extra)
 
     capabilities: ClassVar = frozenset({Capability.GENERATE, Capability.REPLY})
     transports: ClassVar = ("cuda_ipc", "broadcast", "object_store")

@@ -1,6 +1,6 @@
 """SGLang servers: that they fit their group, the model and each other's options, and that weights can reach them.
 
-Single fields are `sglang_fields.py`'s. SGLang would find most of it out late, when it has loaded a model.
+`fields.py` has the rules for single fields. SGLang refuses most of these late, once it has loaded a model.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dagrl.backends.backend import EngineCheck
-from dagrl.backends.families.config_fields import is_size
 from dagrl.backends.families.sizes import ModelSizes
 from dagrl.backends.sglang.layout import (
     CPU_CACHE_TOKENS,
@@ -23,36 +22,23 @@ from dagrl.backends.sglang.section import SglangEngineSpec
 from dagrl.config.errors import Place
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import GroupSpec, JudgeNode, Pipeline, RolloutNode
-from dagrl.config.unsupported import Clash
 from dagrl.graph.rollouts import longest_by_key
 from dagrl.graph.router_replay import wants_routed_experts
 
-_GPU_ONLY = ("enable_dp_attention", "enable_torch_compile", "enable_two_batch_overlap", "enable_symm_mem")
-_COUNTS = (
-    *("max_running_requests", "max_total_tokens", "context_length", "page_size", "max_prefill_tokens"),
-    "decode_log_interval",
-)
-_ROUTE_CLASHES = (
-    Clash((ROUTED_EXPERTS,), "this turns off to tell of that; take it out", harmless=(None, True)),
-    Clash(("pp_size",), "each stage of a server tells of its own layers only; leave it at 1", harmless=(1,)),
-    Clash(
-        ("enable_hierarchical_cache",),
-        "what comes back from the host's cache has lost its routes; take it out",
-        harmless=(False,),
-    ),
-)
-"""Fields with which not all routes are reported, and why."""
-_REPEATABLE = ("enable_deterministic_inference", "rl_on_policy_target")
-"""Fields that have SGLang draw by the seeds of samples."""
+_REPLAYABLE = {
+    ROUTED_EXPERTS: (True, "this turns off reporting routes; remove it"),
+    "pp_size": (1, "each stage of a server reports its own layers only; leave it at 1"),
+    "enable_hierarchical_cache": (False, "the host's cache loses routes; remove it"),
+}
+"""Values that fields must have for servers to report all routes, and why."""
 
 
 def check_server(check: EngineCheck[SglangEngineSpec]) -> None:
     """Report servers that cannot be placed or built, and weights that cannot reach them."""
     server = _Server(check.pipeline, check.name, check.engine, check.findings)
-    if server.sizes_are_usable():
+    if server.can_take_weights():
         server.check_place()
         server.check_split(check.sizes)
-    server.check_numbers()
     server.check_lengths(check.sizes)
     server.check_sampling()
     server.check_experts(check.sizes)
@@ -72,19 +58,14 @@ class _Server:
         self._findings = findings
         self._place: Place = ("engines", name, "server")
 
-    def sizes_are_usable(self) -> bool:
-        """Whether the sizes that say what a server takes can be reckoned with."""
-        wrong = [field for field in PARALLEL_SIZES if field in self._given and not is_size(self._given[field])]
-        for field in wrong:
-            self._error(field, "must be a whole number of 1 or more; choose such a number")
+    def can_take_weights(self) -> bool:
+        """Whether new weights can reach every copy of the model within a server."""
         copies = self._given.get("dp_size", 1)
-        if not wrong and self._engine.weights_from and copies > 1 and not self._given.get("enable_dp_attention"):
-            message = (
-                "copies within a server cannot take new weights; take it out: each further server is a copy anyway"
-            )
+        if self._engine.weights_from and copies > 1 and not self._given.get("enable_dp_attention"):
+            message = "copies within a server cannot take new weights; remove it: each further server is a copy anyway"
             self._error("dp_size", message)
             return False
-        return not wrong
+        return True
 
     def check_place(self) -> None:
         """Whether whole servers fill the group, and lie well on its machines."""
@@ -172,50 +153,34 @@ class _Server:
         if message:
             self._error("moe_dp_size", message, *((*self._place, field) for field in PARALLEL_SIZES))
 
-    def check_numbers(self) -> None:
-        """Whether numbers are in the range that SGLang can use."""
-        fraction = self._given.get("mem_fraction_static")
-        if isinstance(fraction, int | float) and not isinstance(fraction, bool) and not 0 < fraction < 1:
-            message = f"is the part of a GPU's memory for weights and cache, and {fraction:g} is none"
-            self._error("mem_fraction_static", f"{message}; choose a number between 0 and 1, such as 0.8")
-        for field in _COUNTS:
-            if isinstance(self._given.get(field), int) and not is_size(self._given[field]):
-                self._error(field, "must be a whole number of 1 or more; choose such a number, or take it out")
-        if self._group is not None and self._group.is_cpu and self._group.ranks:
-            for field in _GPU_ONLY:
-                if self._given.get(field):
-                    message = f"is for GPUs, and group `{self._engine.group}` has CPU slots; take it out"
-                    self._error(field, message, ("groups", str(self._engine.group)))
-
     def check_lengths(self, model: ModelSizes) -> None:
         """Whether the longest sample fits into the server's context and its cache."""
         context, cache = self._given.get("context_length"), self._given.get("max_total_tokens")
         if cache is None and self._group is not None and self._group.is_cpu:
             cache = CPU_CACHE_TOKENS
-        given = self._given.get("page_size")
-        page = given if is_size(given) else 1
+        page = self._given.get("page_size", 1)
         for longest, what, depends in self._longest():
             for field, room, wanted in (
                 ("context_length", context, longest),
                 ("max_total_tokens", cache, -(-(longest + kept_of_cache(page)) // page) * page),
             ):
-                if is_size(room) and room < wanted:
+                if room is not None and room < wanted:
                     message = f"{room} tokens cannot hold the longest sample, {longest} ({what})"
                     self._error(field, f"{message}; set {field} to {wanted} or more", *depends)
-        if is_size(context) and model.positions and context > model.positions.value:
+        if context is not None and model.positions and context > model.positions.value:
             message = f"is more than the model's {model.positions.name}, {model.positions.value}"
             self._error("context_length", f"{message}; choose at most that", ("model",))
 
     def check_sampling(self) -> None:
         """Whether SGLang can draw tokens, and stop responses, as the file says."""
-        repeatable = next((field for field in _REPEATABLE if self._given.get(field)), None)
+        repeatable = "enable_deterministic_inference"
         for name, node in self._nodes():
             for key, sampling in (("sampling", node.sampling), ("val_sampling", getattr(node, "val_sampling", None))):
                 if sampling is not None and sampling.ignore_eos and sampling.stop_token_ids:
                     message = "SGLang stops at no token at all where it ignores the end of a sequence, and "
                     message += "stop_token_ids names some; take one of the two out"
                     self._findings.error(("nodes", name, key, "ignore_eos"), message)
-                if sampling is not None and sampling.min_p and repeatable:
+                if sampling is not None and sampling.min_p and self._given.get(repeatable):
                     message = (
                         f"SGLang dies of it with `{repeatable}`, which `{self._name}` has; take one of the two out"
                     )
@@ -230,12 +195,10 @@ class _Server:
                 "take a model without mlp_only_layers and with decoder_sparse_step 1, or sample with hf"
             )
             self._findings.error(("engines", self._name, "backend"), message, depends_on=[("model",)])
-        if model.mixture is False:
-            for field in (ROUTED_EXPERTS, "moe_a2a_backend", "enable_eplb"):
-                if self._given.get(field) not in (None, False, "none"):
-                    self._error(field, "is about experts, and the model has none; take it out", ("model",))
+        if model.mixture is False and self._given.get(ROUTED_EXPERTS):
+            self._error(ROUTED_EXPERTS, "is about experts, and the model has none; remove it", ("model",))
         chunk = self._given.get("chunked_prefill_size")
-        if isinstance(chunk, int) and chunk <= 0 and self._tells_routes():
+        if chunk is not None and chunk <= 0 and self._tells_routes():
             message = (
                 "SGLang has no room to tell how a long prompt was routed that is computed in one go, and would die"
             )
@@ -246,11 +209,10 @@ class _Server:
         if not wants_routed_experts(self._pipeline, self._name):
             return
         trainer = next(name for name, engine in self._pipeline.engines.items() if engine.replays_routes)
-        for field, value in self._given.items():
-            for clash in _ROUTE_CLASHES:
-                if clash.hits(self._engine, field, value):
-                    message = f"`{trainer}` routes tokens as they were routed here, but {clash.reason}"
-                    self._error(field, message, ("engines", trainer, "router_replay"))
+        for field, (needed, why) in _REPLAYABLE.items():
+            if self._given.get(field, needed) != needed:
+                message = f"`{trainer}` routes tokens as they were routed here, but {why}"
+                self._error(field, message, ("engines", trainer, "router_replay"))
 
     def _tells_routes(self) -> bool:
         return bool(self._given.get(ROUTED_EXPERTS)) or wants_routed_experts(self._pipeline, self._name)
@@ -318,6 +280,8 @@ class _Server:
         return max((field for field in fields if field in self._given), key=lambda each: self._given[each], default="")
 
     def _error(self, field: str, message: str, *depends_on: Place) -> None:
-        place = (*self._place, field) if field else self._place
+        extra = field in self._engine.extra.get("server", {})
+        own: Place = ("extra", "server") if extra else ("server",)
+        place = ("engines", self._name, *own, *([field] if field else []))
         # One mistake in a field is enough.
         self._findings.error(place, message, depends_on=[place, *depends_on])

@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 
 from dagrl.config.errors import Place, nearest, shown, suggest
 from dagrl.config.schema import Pipeline, Section
+from dagrl.config.schema.library_fields import LibraryFields
 
 MOST_FAULTS = 100
 _YAML_WORDS = {
@@ -105,13 +106,18 @@ def _wanted(details: ErrorDetails) -> str:
 
 def _unknown_key(place: Place, tree: dict[str, Any]) -> Fault:
     key = str(place[-1])
-    known = [name for section in _sections_at(place[:-1], tree) for name in section.model_fields]
-    for section in _sections_at(place[:-1], tree):
+    sections = _sections_at(place[:-1], tree)
+    known = [name for section in sections for name in section.model_fields]
+    for section in sections:
         if reason := section.refused.get(key):
             return Fault(place, "refused-key", reason)
     if key in known_keys(place[:-1]):
         return Fault(place, "unknown-key", f"`{key}` belongs to other kinds of {place[0]}; remove it")
     near = nearest(key, known)
+    if any(issubclass(section, LibraryFields) for section in sections):
+        other = f", or did you mean `{near}`?" if near else ""
+        message = f"not tested with dagrl; put it under `extra: {{{place[-2]}: {{{key}: ...}}}}`{other}"
+        return Fault(place, "untested-field", message)
     return Fault(place, "unknown-key", f"unknown key `{key}`; {suggest(key, known)}", (*place[:-1], near or ""))
 
 

@@ -1,98 +1,188 @@
+"""Tested fields of Megatron's configs: what their values may be, and what becomes of all other fields."""
+
 import dataclasses
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import pytest
+from pydantic import TypeAdapter
 
-from dagrl.backends.megatron import fields as megatron_fields
+from dagrl.backends.megatron.fields import _PARALLEL, DdpFields, OptimizerFields, TransformerFields, _NumberFormat
+from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
+from dagrl.models.number_formats import NUMBER_FORMATS
 from dagrl.validation import check_file
+
+GPUS = ("train: {cpus_per_node: 2}", "train: {gpus_per_node: 2}")
+TABLES = {"transformer": TransformerFields, "optimizer": OptimizerFields, "ddp": DdpFields}
+WRONG = [
+    ("transformer", "recompute_granlarity: full", "untested-field", "`recompute_granularity`"),
+    ("transformer", "no_such_thing_at_all_here: 1", "untested-field", "extra: {transformer: {"),
+    ("transformer", "init_method: normal", "untested-field", "init_method"),
+    ("transformer", "tp_comm_overlap: true", "untested-field", "tp_comm_overlap"),
+    ("transformer", "cuda_graph_impl: local", "untested-field", "cuda_graph_impl"),
+    ("transformer", "cp_comm_type: a2a+p2p", "untested-field", "cp_comm_type"),
+    ("transformer", "fp8: hybrid", "untested-field", "fp8"),
+    ("transformer", "moe_expert_capacity_factor: 1.0", "untested-field", "moe_expert_capacity_factor"),
+    ("transformer", "moe_router_force_load_balancing: true", "untested-field", "moe_router_force_load_balancing"),
+    ("transformer", "cross_entropy_loss_fusion: true", "untested-field", "cross_entropy_loss_fusion"),
+    ("transformer", "cache_mla_latents: true", "untested-field", "cache_mla_latents"),
+    ("transformer", "recompute_granularity: ful", "unknown-option", "`full`"),
+    ("transformer", "recompute_num_layers: 1.5", "invalid-value", "integer"),
+    ("transformer", "recompute_num_layers: 0", "invalid-value", "greater"),
+    ("transformer", "recompute_modules: mlp", "invalid-value", "list"),
+    ("transformer", "attention_backend: flahs", "unknown-option", "`flash`"),
+    ("transformer", "moe_router_dtype: 16", "unknown-option", "fp32"),
+    ("transformer", "moe_router_load_balancing_type: sinkhorn", "invalid-value", "aux_loss"),
+    ("transformer", "moe_token_dispatcher_type: flex", "unknown-option", "alltoall"),
+    ("transformer", "q_lora_rank: 8", "refused-key", "model"),
+    ("transformer", "num_layers: 4", "refused-key", "model"),
+    ("transformer", "tensor_model_parallel_size: 2", "refused-key", "`parallel.tensor_model_parallel_size`"),
+    ("transformer", "sequence_parallel: true", "refused-key", "`parallel.sequence_parallel`"),
+    ("transformer", "calculate_per_token_loss: false", "refused-key", "mean"),
+    ("transformer", "params_dtype: bfloat16", "refused-key", "`bf16`"),
+    ("transformer", "fp16: true", "refused-key", "`transformer.bf16`"),
+    ("transformer", "variable_seq_lengths: false", "refused-key", "layout"),
+    ("transformer", "overlap_p2p_comm: true", "refused-key", "layout"),
+    ("transformer", "hidden_dropout: 0.1", "refused-key", "chance"),
+    ("transformer", "moe_enable_routing_replay: true", "refused-key", "`router_replay`"),
+    ("optimizer", "clip_gard: 1.0", "untested-field", "`clip_grad`"),
+    ("optimizer", "overlap_param_gather_with_optimizer_step: true", "untested-field", "overlap_param_gather_with"),
+    ("optimizer", "optimizer: muon", "unknown-option", "adam"),
+    ("optimizer", "exp_avg_dtype: bf61", "unknown-option", "`bf16`"),
+    ("optimizer", "clip_grad: -1.0", "invalid-value", "0"),
+    ("optimizer", "weight_decay: .nan", "invalid-value", "finite"),
+    ("optimizer", "adam_beta1: 1", "invalid-value", "less than 1"),
+    ("optimizer", "adam_beta2: 2.0", "invalid-value", "less than 1"),
+    ("optimizer", "sgd_momentum: -0.1", "invalid-value", "0"),
+    ("optimizer", "adam_eps: 0", "invalid-value", "greater than 0"),
+    ("optimizer", "adam_eps: -1e-8", "invalid-value", "greater than 0"),
+    ("optimizer", "optimizer_offload_fraction: 0", "invalid-value", "greater than 0"),
+    ("optimizer", "optimizer_offload_fraction: 1.5", "invalid-value", "1"),
+    ("optimizer", "min_lr: 1e-4", "refused-key", "`lr_schedule.min_lr`"),
+    ("optimizer", "bf16: true", "refused-key", "`transformer.bf16`"),
+    ("optimizer", "loss_scale: 1024.0", "refused-key", "fp16"),
+    ("optimizer", "overlap_param_gather: true", "refused-key", "`ddp.overlap_param_gather`"),
+    ("ddp", "overlap_grad_reduc: true", "untested-field", "`overlap_grad_reduce`"),
+    ("ddp", "num_distributed_optimizer_instances: 2", "untested-field", "num_distributed_optimizer_instances"),
+    ("ddp", "overlap_grad_reduce: 1", "invalid-value", "true or false"),
+    ("ddp", "bucket_size: -1", "invalid-value", "greater"),
+    ("ddp", "use_distributed_optimizer: true", "refused-key", "`optimizer.use_distributed_optimizer`"),
+    ("ddp", "average_in_collective: true", "refused-key", "global loss"),
+    ("ddp", "use_megatron_fsdp: true", "refused-key", "FSDP"),
+]
+
+
+def engine(section: str, field: str, *more: str) -> tuple[str, str]:
+    given = ", ".join(["lr: 1e-3"] * (section == "optimizer") + [field])
+    lines = [f"{section}: {{{given}}} #!", *more] + ["optimizer: {lr: 1e-3}"] * (section != "optimizer")
+    return ("    optimizer: {lr: 1e-3}\n", "".join(f"    {line}\n" for line in lines))
+
+
+@pytest.mark.parametrize(("section", "field", "code", "named"), WRONG, ids=[field for _, field, *_ in WRONG])
+def test_wrong_fields(project, section, field, code, named):
+    path = project.pipeline(engine(section, field), GPUS)
+    project.assert_problem(path, f"engines.actor.{section}.{field.partition(':')[0]}", code, named)
 
 
 @pytest.mark.parametrize(
-    ("line", "place", "fragment"),
+    "field",
     [
-        ("transformer: {recompute_granlarity: full}", "transformer.recompute_granlarity", "`recompute_granularity`?"),
-        ("transformer: {no_such_thing_at_all_here: 1}", "transformer.no_such_thing_at_all_here", "look the name up"),
-        ("ddp: {overlap_grad_reduc: true}", "ddp.overlap_grad_reduc", "did you mean `overlap_grad_reduce`?"),
-        ("ddp: {overlap_grad_reduce: 1}", "ddp.overlap_grad_reduce", "expected true or false, got 1; write"),
-        ("transformer: {init_method_std: small}", "transformer.init_method_std", "expected a number, got 'small'"),
-        ("transformer: {recompute_granularity: ful}", "transformer.recompute_granularity", "did you mean `full`?"),
-        ("transformer: {init_method: normal}", "transformer.init_method", "takes a function, which a pipeline file"),
-        ("transformer: {q_lora_rank: 8}", "transformer.q_lora_rank", "follows from the model; take it out"),
-        ("transformer: {cache_mla_latents: true}", "transformer.cache_mla_latents", "has no field"),
-        ("transformer: {recompute_num_layers: 1.5}", "transformer.recompute_num_layers", "a whole number, got 1.5"),
-        ("transformer: {recompute_modules: mlp}", "transformer.recompute_modules", "a list of names, got 'mlp'; write"),
-        ("transformer: {recompute_modules: [mlp, 3]}", "transformer.recompute_modules", "a list of names, got a list"),
-        ("transformer: {recompute_modules: [mlp, core_atn]}", "transformer.recompute_modules[1]", "mean `core_attn`?"),
-        ("transformer: {offload_modules: [core_attn, mlp]}", "transformer.offload_modules[1]", "'mlp' is no part of a"),
-        (
-            "transformer: {tensor_model_parallel_size: 2}",
-            "transformer.tensor_model_parallel_size",
-            "is not said here; say it as `parallel.tensor_model_parallel_size` of the engine",
-        ),
-        ("transformer: {sequence_parallel: true}", "transformer.sequence_parallel", "`parallel.sequence_parallel`"),
+        "recompute_modules: [mlp, core_atn]",
+        "recompute_modules: [mlp, 3]",
+        "moe_router_load_balancing_type: [aux_loss, seq_aux_loss]",
     ],
 )
-def test_fields_are_held_against_megatron(project, line, place, fragment):
-    path = project.pipeline(("    group: train\n", f"    group: train\n    {line} #!\n"))
-    project.assert_problem(path, f"engines.actor.{place}", fragment)
+def test_wrong_entries_of_a_list(project, field):
+    path = project.pipeline(engine("transformer", field))
+    project.assert_problem(path, f"engines.actor.transformer.{field.partition(':')[0]}[1]", "unknown-option")
 
 
-def test_optimizer_fields_are_held_against_megatron(project):
-    path = project.pipeline(("{lr: 1e-3}", "{lr: 1e-3, clip_gard: 1.0} #!"))
-    project.assert_problem(path, "engines.actor.optimizer.clip_gard", "OptimizerConfig has no field", "`clip_grad`?")
-    path = project.pipeline(("{lr: 1e-3}", "{lr: 1e-3, min_lr: 1e-4} #!"))
-    project.assert_problem(path, "engines.actor.optimizer.min_lr", "say it as `lr_schedule.min_lr`")
-    path = project.pipeline(("{lr: 1e-3}", "{lr: fast} #!"))
-    project.assert_problem(path, "engines.actor.optimizer.lr", "expected a number, got 'fast'")
-    aware = ("{lr: 1e-3}", "{lr: 1e-3, use_precision_aware_optimizer: true, exp_avg_dtype: bf61} #!")
-    path = project.pipeline(("train: {cpus_per_node: 2}", "train: {gpus_per_node: 2}"), aware)
-    project.assert_problem(path, "engines.actor.optimizer.exp_avg_dtype", "'bf61' is no number format; did", "`bf16`?")
+@pytest.mark.parametrize("value", ["fast", "0", "1.1", "true", "'1e-6'"])
+def test_a_learning_rate_that_cannot_be(project, value):
+    path = project.pipeline(("{lr: 1e-3}", f"{{lr: {value}}} #!"))
+    project.assert_problem(path, "engines.actor.optimizer.lr", "invalid-value")
 
 
-def test_right_fields_of_base_class_and_class_pass(project):
-    check_file(
-        project.folder / "p.yaml",
+@pytest.mark.parametrize(
+    "override",
+    [
+        "transformer={deallocate_pipeline_outputs: true, bf16: true}",
+        "transformer={moe_router_load_balancing_type: [aux_loss, global_aux_loss], moe_aux_loss_coeff: [0.1, 0]}",
+        "transformer={moe_token_dispatcher_type: allgather}",
+        "optimizer={lr: 1, adam_beta1: 0, clip_grad: 0.0, weight_decay: 0, use_distributed_optimizer: true}",
+        "optimizer={lr: 1e-3, optimizer: sgd, sgd_momentum: 0.8}",
+        "ddp={overlap_grad_reduce: true, overlap_param_gather: true, bucket_size: 1000}",
+    ],
+)
+def test_right_fields(project, override):
+    assert check_file(project.folder / "p.yaml", [f"engines.actor.{override}"]).warnings == ()
+
+
+class TestExtra:
+    def test_untested_fields_are_passed_on_with_one_warning(self, project):
+        extra = "extra: {transformer: {fp8: hybrid, no_such_field: 1}, ddp: {num_buckets: 2}}"
+        checked = check_file(project.pipeline(("    group: train\n", f"    group: train\n    {extra}\n")))
+        (warning,) = checked.warnings
+        assert (warning.place, warning.code) == ("engines.actor.extra", "untested-fields")
+        assert all(field in warning.message for field in ("fp8", "no_such_field", "num_buckets"))
+        actor = checked.loaded.pipeline.engines["actor"]
+        assert isinstance(actor, MegatronEngineSpec)
+        assert actor.transformer == {"fp8": "hybrid", "no_such_field": 1}
+        assert (actor.ddp, actor.optimizer) == ({"num_buckets": 2}, {"lr": 1e-3})
+
+    @pytest.mark.parametrize(
+        ("extra", "place", "code"),
         [
-            "engines.actor.transformer={deallocate_pipeline_outputs: true, recompute_num_layers: 1, bf16: true}",
-            "engines.actor.optimizer={lr: 1, clip_grad: 1.0, use_distributed_optimizer: true}",
+            ("{transformer: {num_layers: 4}}", "extra.transformer.num_layers", "refused-key"),
+            ("{optimizer: {min_lr: 0.0}}", "extra.optimizer.min_lr", "refused-key"),
+            ("{ddp: {bucket_size: 1000}}", "extra.ddp.bucket_size", "tested-field"),
+            ("{transformr: {fp8: hybrid}}", "extra.transformr", "unknown-option"),
         ],
     )
+    def test_what_it_cannot_set(self, project, extra, place, code):
+        path = project.pipeline(("    group: train\n", f"    group: train\n    extra: {extra} #!\n"))
+        project.assert_problem(path, f"engines.actor.{place}", code)
+
+    def test_it_survives_a_change_of_the_pipeline(self, project):
+        override = "engines.actor.extra={transformer: {fp8: hybrid}}"
+        pipeline = check_file(project.folder / "p.yaml", [override]).loaded.pipeline
+        again = type(pipeline).model_validate(pipeline.model_dump(exclude_unset=True))
+        assert again == pipeline
 
 
-def test_models_of_latent_attention_have_fields_of_their_own(project):
-    path = project.pipeline(("model_type: qwen3", "model_type: deepseek_v3"))
-    check_file(path, ["engines.actor.transformer.cache_mla_latents=false"])
-    problem = project.only_problem(path, "engines.actor.transformer.cache_mla_latent=false")
-    assert problem.message.startswith("Megatron's MLATransformerConfig has no field `cache_mla_latent`; did you")
+def test_tables_name_the_parallel_sizes_and_the_number_formats():
+    assert set(_PARALLEL) == set(ParallelSpec.model_fields)
+    assert set(get_args(_NumberFormat)) == set(NUMBER_FORMATS)
 
 
-def test_without_megatron_only_clashes_are_told(project, monkeypatch):
-    monkeypatch.setattr(megatron_fields, "megatron_fields", lambda section: None)
-    path = project.folder / "p.yaml"
-    check_file(path, ["engines.actor.transformer.no_such_field=1"])
-    assert (
-        "packs vary in length" in project.only_problem(path, "engines.actor.transformer.tp_comm_overlap=true").message
-    )
-
-
-def test_fields_read_as_text_are_those_that_python_sees():
+@pytest.mark.parametrize("section", TABLES)
+def test_tables_are_in_the_order_and_of_the_types_of_megatron(section):
     pytest.importorskip("megatron.core")
     from megatron.core.distributed import DistributedDataParallelConfig
     from megatron.core.optimizer import OptimizerConfig
-    from megatron.core.transformer import MLATransformerConfig, TransformerConfig
+    from megatron.core.transformer import MLATransformerConfig
 
-    for section, config in (
-        ("transformer", TransformerConfig),
-        ("latent attention", MLATransformerConfig),
-        ("optimizer", OptimizerConfig),
-        ("ddp", DistributedDataParallelConfig),
-    ):
-        assert set(megatron_fields.megatron_fields(section)) == {field.name for field in dataclasses.fields(config)}
+    from dagrl.backends.megatron.engine.fields import _value
+
+    classes = {"transformer": MLATransformerConfig, "optimizer": OptimizerConfig, "ddp": DistributedDataParallelConfig}
+    kinds = {field.name: field.type for field in dataclasses.fields(classes[section])}
+    table = TABLES[section]
+    assert [name for name in kinds if name in table.model_fields] == list(table.model_fields)
+    assert set(table.refused) <= set(kinds)
+    for name, field in table.model_fields.items():
+        for value in samples(field.annotation):
+            adapter = TypeAdapter(kinds[name], config={"arbitrary_types_allowed": True})
+            adapter.validate_python(_value(kinds[name], value), strict=not isinstance(value, int))
 
 
-def test_the_names_of_an_enumeration_are_known(project):
-    gpus = ("train: {cpus_per_node: 2}", "train: {gpus_per_node: 2}")
-    path = project.pipeline(
-        gpus, ("    group: train\n", "    group: train\n    transformer: {attention_backend: flahs} #!\n")
-    )
-    project.assert_problem(path, "engines.actor.transformer.attention_backend", "'flahs' is not known", "`flash`?")
-    check_file(project.pipeline(gpus), ["engines.actor.transformer.attention_backend=fused"])
+def samples(annotation: Any) -> list[Any]:
+    """A few values of a type."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return samples(arguments[0])
+    if origin is Literal:
+        return list(arguments)
+    if origin is list:
+        return [samples(arguments[0])]
+    if annotation in (bool, int, float, str):
+        return [annotation(1)]
+    return [value for each in arguments for value in samples(each)]

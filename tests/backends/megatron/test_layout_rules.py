@@ -117,22 +117,6 @@ def test_rounds_of_the_interleaved_schedule_fill_every_stage(project, laid_out):
     assert "choose 4 or more" in problem.message
 
 
-def test_heads_that_are_exchanged_for_context_divide_too(project, laid_out):
-    further = "    transformer: {cp_comm_type: a2a}\n"
-    check_file(laid_out(f"{TP}: 2, {CP}: 2", further=further))
-    path = laid_out(f"{TP}: 8, {CP}: 2", gpus=16, further=further)
-    problem = project.only_problem(path)
-    assert problem.place == f"engines.actor.parallel.{CP}"
-    assert "choose a divisor of 1, or another cp_comm_type" in problem.message
-    # Two heads of each rank, and one key head, which another rank has too.
-    path.write_text(path.read_text().replace("num_attention_heads: 8", "num_attention_heads: 16"))
-    assert "model's num_key_value_heads, 4; choose a divisor of 1, or" in project.only_problem(path).message
-    path = laid_out(f"{TP}: 2, {CP}: 4", further=further)
-    project.assert_problem(
-        path, f"engines.actor.parallel.{CP}", "4 ranks that exchange heads (a2a) do not divide the model's num_key_valu"
-    )
-
-
 @pytest.mark.parametrize("machines", ["{nodes: 2, gpus_per_node: 4}", "{nodes: 4, gpus_per_node: 2}"])
 def test_ranks_that_share_matrices_stay_on_one_machine(project, laid_out, machines):
     path = laid_out(f"{TP}: 4", gpus=8)

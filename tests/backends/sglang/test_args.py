@@ -12,8 +12,16 @@ from dagrl.backends.sglang.section import SglangEngineSpec
 from dagrl.backends.sglang.share import ServerShare
 
 
-def told(*, server=None, gpus=("0",), seed=1, sleeps=False, node=0, nodes=1, index=0, weights_from="actor", **_):
-    spec = SglangEngineSpec(backend="sglang", group="rollout", weights_from=weights_from, server=server or {})
+def told(
+    *, server=None, extra=None, gpus=("0",), seed=1, sleeps=False, node=0, nodes=1, index=0, weights_from="actor", **_
+):
+    spec = SglangEngineSpec(
+        backend="sglang",
+        group="rollout",
+        weights_from=weights_from,
+        server=server or {},
+        extra={"server": extra or {}},
+    )
     share = ServerShare(f"generator/{index}", index, node, nodes, tuple(gpus), "10.0.0.1", 4000, Path("logs"), 60)
     return server_arguments(spec, share, Path("model"), positions=64, seed=seed, sleeps=sleeps)
 
@@ -26,9 +34,9 @@ def test_tokens_go_in_and_out_by_their_ids_and_weights_by_our_loader():
 
 def test_weights_that_come_from_another_engine_are_not_read():
     assert told()["load_format"] == "dummy"
-    assert told(server={"load_format": "auto"})["load_format"] == "dummy"
+    assert told(extra={"load_format": "auto"})["load_format"] == "dummy"
     assert told(weights_from=None)["load_format"] == "auto"
-    assert told(weights_from=None, server={"load_format": "presharded"})["load_format"] == "presharded"
+    assert told(weights_from=None, extra={"load_format": "presharded"})["load_format"] == "presharded"
 
 
 def test_responses_may_use_all_of_a_context():
@@ -85,6 +93,6 @@ def test_processes_of_a_machine_meet_at_a_port_and_those_of_several_at_an_addres
     assert spread["dist_init_addr"] == "10.0.0.1:4000"
 
 
-def test_what_clashes_is_refused_once_more():
-    with pytest.raises(ValueError, match=r"^server.port is of the HTTP server"):
-        told(server={"port": 30000})
+def test_untested_fields_are_passed_on_but_not_over_those_that_dagrl_sets():
+    arguments = told(extra={"schedule_policy": "fcfs", "model_path": "other"})
+    assert (arguments["schedule_policy"], arguments["model_path"]) == ("fcfs", "model")

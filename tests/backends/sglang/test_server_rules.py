@@ -1,8 +1,13 @@
 """What `server:` and `weight_sync:` of a SGLang engine may say, as users are told it."""
 
+import ast
+from typing import Literal, get_args, get_origin
+
 import pytest
 
-from dagrl.backends.sglang import fields as sglang_fields
+from dagrl.backends.sglang.fields import ServerFields
+from dagrl.backends.sglang.section import SglangEngineSpec
+from dagrl.models.library_classes import fields_of_class, source_of
 from dagrl.validation import check_file
 
 GENERATOR = "  generator: {backend: hf, group: rollout, weights_from: actor}\n"
@@ -30,7 +35,7 @@ def with_server(project):
         "server: {tp_size: 2, mem_fraction_static: 0.8, cuda_graph_max_bs_decode: 512, attention_backend: fa3}",
         "server: {tp_size: 4, dp_size: 2, enable_dp_attention: true}",
         "server: {pp_size: 2, log_level: warning, context_length: 24}",
-        "server: {skip_tokenizer_init: true, load_format: dummy}",
+        "server: {dtype: bfloat16, disable_radix_cache: true}",
         "weight_sync: {route: broadcast, bucket_mib: 512, checksum: true, pause: abort}",
         "weight_sync: {route: object_store}",
     ],
@@ -39,48 +44,106 @@ def test_servers_that_can_be(with_server, line):
     assert not check_file(with_server(line)).warnings
 
 
+WRONG = [
+    ("tp_sise: 2", "untested-field", "`tp_size`"),
+    ("cuda_graph_max_bs: 8", "untested-field", "`cuda_graph_max_bs_decode`"),
+    ("no_such_thing_at_all_here: 8", "untested-field", "extra: {server: {"),
+    ("schedule_policy: fcsf", "untested-field", "schedule_policy"),
+    ("custom_sigquit_handler: f", "untested-field", "custom_sigquit_handler"),
+    ("load_format: presharded", "untested-field", "load_format"),
+    ("quantization: fp8", "untested-field", "quantization"),
+    ("cpu_offload_gb: 4", "untested-field", "cpu_offload_gb"),
+    ("speculative_algorithm: EAGLE", "untested-field", "speculative_algorithm"),
+    ("delete_ckpt_after_loading: true", "untested-field", "delete_ckpt_after_loading"),
+    ("dwdp_size: 4", "untested-field", "dwdp_size"),
+    ("enable_lora: true", "untested-field", "enable_lora"),
+    ("enable_torch_compile: true", "untested-field", "enable_torch_compile"),
+    ("decode_log_interval: 0", "untested-field", "decode_log_interval"),
+    ("disable_radix_cache: 1", "invalid-value", "true or false"),
+    ("max_running_requests: many", "invalid-value", "integer"),
+    ("max_running_requests: 0", "invalid-value", "greater"),
+    ("cuda_graph_bs_decode: 8", "invalid-value", "list"),
+    ("tp_size: two", "invalid-value", "integer"),
+    ("tp_size: true", "invalid-value", "integer"),
+    ("dp_size: 0", "invalid-value", "greater"),
+    ("mem_fraction_static: 1.2", "invalid-value", "less than 1"),
+    ("mem_fraction_static: 0", "invalid-value", "greater than 0"),
+    ("cuda_graph_backend_prefill: of", "unknown-option", "disabled"),
+    ("model_path: other", "refused-key", "`model`"),
+    ("nnodes: 2", "refused-key", "group"),
+    ("skip_tokenizer_init: false", "refused-key", "tokens"),
+    ("port: 30000", "refused-key", "HTTP"),
+    ("random_seed: 3", "refused-key", "`run.seed`"),
+    ("enable_memory_saver: true", "refused-key", "`sleep`"),
+    ("tp_size: 3", "takes 3 GPUs, which do not divide the 4 of group `rollout`", ""),
+    ("context_length: 23", "24 (data.max_prompt_tokens + nodes.rollout", ""),
+    ("enable_return_routed_experts: true", "the model has none", ""),
+    ("enable_dp_attention: true", "set dp_size above 1", ""),
+]
+
+
+@pytest.mark.parametrize(("field", "code", "named"), WRONG, ids=[field for field, *_ in WRONG])
+def test_wrong_fields(project, with_server, field, code, named):
+    path = with_server(f"server: {{{field}}} #!")
+    project.assert_problem(path, f"engines.generator.server.{field.partition(':')[0]}", code, named)
+
+
+@pytest.mark.parametrize(
+    ("extra", "code"),
+    [("model_path: other", "refused-key"), ("nccl_port: 4000", "refused-key"), ("tp_size: 2", "tested-field")],
+)
+def test_what_extra_fields_cannot_set(project, with_server, extra, code):
+    path = with_server(f"extra: {{server: {{{extra}}}}} #!")
+    project.assert_problem(path, f"engines.generator.extra.server.{extra.partition(':')[0]}", code)
+
+
+def test_extra_fields_are_passed_on_with_one_warning(with_server):
+    checked = check_file(with_server("extra: {server: {enable_lora: true, no_such_field: 1}}"))
+    (warning,) = checked.warnings
+    assert (warning.place, warning.code) == ("engines.generator.extra", "untested-fields")
+    assert "`enable_lora` and `no_such_field`" in warning.message
+    generator = checked.loaded.pipeline.engines["generator"]
+    assert isinstance(generator, SglangEngineSpec)
+    assert generator.server == {"enable_lora": True, "no_such_field": 1}
+
+
+def test_the_table_is_in_the_order_and_of_the_types_of_sglang():
+    """ServerArgs is read as text: importing it takes a minute."""
+    source = source_of("sglang", "srt/server_args.py")
+    if source is None:
+        pytest.skip("SGLang is not installed")
+    start = source.find("\nclass ServerArgs:")
+    given = fields_of_class(source[start : source.find("\n    def ", start)], "ServerArgs")
+    table = ServerFields.model_fields
+    assert [name for name in given if name in table] == list(table)
+    assert set(ServerFields.refused) <= set(given)
+    for name, field in table.items():
+        kind = ast.parse(given[name], mode="eval").body
+        assert isinstance(kind, ast.Subscript) and isinstance(kind.slice, ast.Tuple), name  # A[type, Arg(...), NS(...)]
+        assert (
+            ast.unparse(kind.slice.elts[0])
+            .removeprefix("Optional[")
+            .removesuffix("]")
+            .lower()
+            .startswith(
+                {Literal: "str", list: "list[int"}.get(
+                    get_origin(field.annotation), getattr(field.annotation, "__name__", "")
+                )
+            )
+        ), name
+        options = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+        choices = [
+            ast.literal_eval(word.value)
+            for word in ast.walk(kind)
+            if isinstance(word, ast.keyword) and word.arg == "choices" and isinstance(word.value, ast.List)
+        ]
+        assert all(set(options) <= set(each) for each in choices), name
+
+
 @pytest.mark.parametrize(
     ("line", "place", "fragment"),
     [
-        (
-            "server: {tp_sise: 2}",
-            "server.tp_sise",
-            "SGLang's ServerArgs has no field `tp_sise`; did you mean `tp_size`?",
-        ),
-        ("server: {cuda_graph_max_bs: 8}", "server.cuda_graph_max_bs", "did you mean `cuda_graph_max_bs_"),
-        ("server: {no_such_thing_at_all_here: 8}", "server.no_such_thing_at_all_here", "look the name up in SGLang"),
-        ("server: {disable_radix_cache: 1}", "server.disable_radix_cache", "expected true or false, got 1"),
-        ("server: {max_running_requests: many}", "server.max_running_requests", "expected a whole number, got 'many'"),
-        ("server: {schedule_policy: fcsf}", "server.schedule_policy", "did you mean `fcfs`?"),
-        ("server: {cuda_graph_backend_prefill: of}", "server.cuda_graph_backend_prefill", "'of' is not known here"),
-        ("server: {cuda_graph_bs_decode: 8}", "server.cuda_graph_bs_decode", "expected a list of whole numbers, got 8"),
-        ("server: {custom_sigquit_handler: f}", "server.custom_sigquit_handler", "takes a function"),
-        ("server: {model_path: other}", "server.model_path", "follows from `model`; take it out"),
-        ("server: {nnodes: 2}", "server.nnodes", "follows from the group"),
-        ("server: {skip_tokenizer_init: false}", "server.skip_tokenizer_init", "must be true, as tokens go"),
-        ("server: {port: 30000}", "server.port", "is of the HTTP server"),
-        ("server: {random_seed: 3}", "server.random_seed", "follows from run.seed"),
-        ("server: {load_format: auto}\n    #", "", ""),
-        ("server: {load_format: presharded}", "server.load_format", "come from the engine that this one follows"),
-        ("server: {quantization: fp8}", "server.quantization", "new ones cannot be written into"),
-        ("server: {cpu_offload_gb: 4}", "server.cpu_offload_gb", "where new ones cannot be written to"),
-        ("server: {speculative_algorithm: EAGLE}", "server.speculative_algorithm", "no sync brings up to date"),
-        ("server: {delete_ckpt_after_loading: true}", "server.delete_ckpt_after_loading", "the model's own files"),
-        ("server: {tp_size: two}", "server.tp_size", "expected a whole number, got 'two'"),
-        ("server: {tp_size: true}", "server.tp_size", "expected a whole number, got true"),
-        ("server: {dp_size: 0}", "server.dp_size", "must be a whole number of 1 or more"),
-        ("server: {tp_size: 3}", "server.tp_size", "takes 3 GPUs, which do not divide the 4 of group `rollout`"),
         ("server: {tp_size: 2, pp_size: 4}", "server.pp_size", "takes 8 GPUs, which do not divide the 4"),
-        ("server: {mem_fraction_static: 1.2}", "server.mem_fraction_static", "1.2 is none; choose a number between"),
-        ("server: {mem_fraction_static: 0}", "server.mem_fraction_static", "0 is none"),
-        ("server: {max_running_requests: 0}", "server.max_running_requests", "a whole number of 1 or more"),
-        (
-            "server: {context_length: 23}",
-            "server.context_length",
-            "24 (data.max_prompt_tokens + nodes.rollout",
-        ),
-        ("server: {enable_return_routed_experts: true}", "server.enable_return_routed_experts", "the model has none"),
-        ("server: {enable_dp_attention: true}", "server.enable_dp_attention", "set dp_size above 1"),
         ("server: {tp_size: 4, ep_size: 3}", "server.ep_size", "taken out of tp_size = 4"),
         ("server: {tp_size: 4, dcp_size: 3}", "server.dcp_size", "taken out of tp_size = 4"),
         (
@@ -99,18 +162,11 @@ def test_servers_that_can_be(with_server, line):
             "2 copies of experts over 4 GPUs each (ep_size) are not tp_size = 4; choose sizes whose product is 4",
         ),
         ("server: {tp_size: 4, moe_dp_size: 2}", "server.moe_dp_size", "only where attn_cp_size is 2 too; set it"),
-        ("server: {tp_size: 4, dwdp_size: 4}", "server.dwdp_size", "is for servers that only compute prompts"),
-        ("server: {enable_lora: true}", "server.enable_lora", "is of adapters, which dagrl neither trains nor"),
-        ("server: {decode_log_interval: 0}", "server.decode_log_interval", "a whole number of 1 or more"),
         ("weight_sync: {route: cuda_ipc}", "weight_sync.route", "`actor` is on group `train`; choose broadcast"),
     ],
 )
 def test_what_is_wrong_with_a_server_is_told(project, with_server, line, place, fragment):
-    path = with_server(f"{line} #!")
-    if not place:
-        check_file(path)
-        return
-    project.assert_problem(path, f"engines.generator.{place}", fragment)
+    project.assert_problem(with_server(f"{line} #!"), f"engines.generator.{place}", fragment)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +175,6 @@ def test_what_is_wrong_with_a_server_is_told(project, with_server, line, place, 
         ("tp_size: 4", "nodes: 2, gpus_per_node: 6", "tp_size", "would lie on parts of machines with 6 GPUs"),
         ("tp_size: 2, pp_size: 6", "nodes: 4, gpus_per_node: 3", "pp_size", "do not split evenly over 4 machines"),
         ("tp_size: 2", "cpus_per_node: 2", "tp_size", "a server on CPU slots takes one of them; leave it at 1"),
-        ("enable_torch_compile: true", "cpus_per_node: 1", "enable_torch_compile", "is for GPUs, and group `rollout`"),
         ("tp_size: 4, dp_size: 3, enable_dp_attention: true", "gpus_per_node: 4", "dp_size", "choose a divisor of 4"),
     ],
 )
@@ -239,7 +294,7 @@ def test_weights_that_nobody_sends(project, with_server):
 
 
 def test_what_only_a_start_from_files_can_do(with_server):
-    path = with_server("server: {quantization: fp8, load_format: presharded, cpu_offload_gb: 4}")
+    path = with_server("extra: {server: {quantization: fp8, load_format: presharded, cpu_offload_gb: 4}}")
     path.write_text(path.read_text().replace("    weights_from: actor\n", ""))
     check_file(path)
 
@@ -302,14 +357,10 @@ def test_stops_that_sglang_would_not_see(project, with_server, key):
     )
 
 
-@pytest.mark.parametrize("field", ["enable_deterministic_inference: true", "rl_on_policy_target: fsdp"])
-def test_min_p_without_which_sglang_draws_by_seeds(project, with_server, field):
+def test_min_p_without_which_sglang_draws_by_seeds(project, with_server):
     nodes = ("sampling: {max_new_tokens: 8}}", "sampling: {max_new_tokens: 8, min_p: 0.1}} #!")
-    path = with_server(f"server: {{{field}}}", "gpus_per_node: 4", nodes)
-    project.assert_problem(path, "nodes.rollout.sampling.min_p", f"SGLang dies of it with `{field.split(':')[0]}`")
+    path = with_server("server: {enable_deterministic_inference: true}", "gpus_per_node: 4", nodes)
+    project.assert_problem(
+        path, "nodes.rollout.sampling.min_p", "SGLang dies of it with `enable_deterministic_inference`"
+    )
     check_file(path, ["nodes.rollout.sampling.min_p=0"])
-
-
-def test_without_sglang_its_fields_are_not_looked_at(with_server, monkeypatch):
-    monkeypatch.setattr(sglang_fields, "sglang_fields", lambda: None)
-    check_file(with_server("server: {no_such_thing: 8}"))

@@ -26,7 +26,7 @@ def start_with_sglang(version: str | None, monkeypatch) -> None:
     monkeypatch.setattr(start, "_positions", lambda model: 64)
     for switch in ("MEMORY_SAVER_CUDA_GRAPH", "BLOCK_NONZERO_RANK_CHILDREN", "ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"):
         monkeypatch.setenv(f"SGLANG_{switch}", "0")  # to be as it was afterwards
-    spec = SglangEngineSpec(backend="sglang", group="rollout", server={"port": 1})
+    spec = SglangEngineSpec(backend="sglang", group="rollout")
     model = ModelSpec(path=Path("no-such-model"))
     start.start_server(model, spec, SHARE, seed=0, sleeps=False)
 
@@ -46,7 +46,11 @@ def test_another_sglang_or_none_is_told_with_the_remedy(version, fault, monkeypa
 
 @pytest.mark.parametrize("version", ["0.5.17", "0.5.17.post1"])
 def test_builds_of_the_right_sglang_are_taken(version, monkeypatch) -> None:
-    with pytest.raises(ValueError, match=r"server\.port is of the HTTP server"):
+    def start_here(*_: object, **__: object) -> None:
+        raise LookupError("the version is right")
+
+    monkeypatch.setattr(start, "server_arguments", start_here)
+    with pytest.raises(LookupError, match="the version is right"):
         start_with_sglang(version, monkeypatch)
 
 

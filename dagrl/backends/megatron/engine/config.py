@@ -13,7 +13,7 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig, T
 from torch.nn.functional import silu
 
 from dagrl.backends.families.registry import buildable
-from dagrl.backends.megatron.engine.fields import Fixed, join_fields
+from dagrl.backends.megatron.engine.fields import arguments_of, build_config
 from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
 
 if TYPE_CHECKING:
@@ -24,8 +24,7 @@ def transformer_config(hf_config: PretrainedConfig, spec: MegatronEngineSpec) ->
     """Megatron's config: the model's fields, the engine's own, and those of ``spec.transformer``.
 
     Weights and activations are bfloat16 on a GPU and float32 without one, unless ``transformer.bf16`` says otherwise.
-    ValueError with a line for each field that is unknown, ill-typed or clashing, and where the layout does not divide
-    the model.
+    ValueError for fields that Megatron does not have or refuses, and where the layout does not divide the model.
     """
     from_model = transformer_fields(hf_config)
     family, _ = buildable(hf_config.to_dict())
@@ -43,20 +42,20 @@ def transformer_config(hf_config: PretrainedConfig, spec: MegatronEngineSpec) ->
         **family.transformer_defaults,
     }
     dtype = torch.bfloat16 if spec.transformer.get("bf16", on_gpu) is True else torch.float32
-    fixed = (
-        Fixed(from_model, "follows from the model"),
-        Fixed(_parallel_fields(spec.parallel), "is set by the engine's `parallel` section"),
-        Fixed(_pipeline_fields(spec.parallel), "follows from the pipeline layout: other values give wrong numbers"),
-        Fixed({"params_dtype": dtype, "pipeline_dtype": dtype, "fp16": False}, "follows from `bf16`"),
-        Fixed({"calculate_per_token_loss": True}, "makes the loss a mean over the global batch"),
-        Fixed({"perform_initialization": False}, "is of no use, as all weights are loaded"),
-    )
+    fixed = {
+        **from_model,
+        **spec.parallel.model_dump(),
+        **_pipeline_fields(spec.parallel),
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "fp16": False,
+        # The loss is a mean over the global batch.
+        "calculate_per_token_loss": True,
+        # All weights are loaded.
+        "perform_initialization": False,
+    }
     kind = MLATransformerConfig if from_model.get("multi_latent_attention") else TransformerConfig
-    fields = join_fields(kind, "transformer", spec.transformer, defaults=defaults, fixed=fixed)
-    try:
-        config = _build(kind, fields)
-    except (AssertionError, ValueError) as error:
-        raise ValueError(f"transformer: Megatron refuses these fields: {error}") from error
+    config = _build(kind, arguments_of(kind, "transformer", spec.transformer, defaults=defaults, fixed=fixed))
     stages = spec.parallel.virtual_pipeline_model_parallel_size
     if config.virtual_pipeline_model_parallel_size != stages:
         raise ValueError(
@@ -95,14 +94,10 @@ def _build(kind: type[TransformerConfig], fields: dict[str, Any]) -> Transformer
     Face computes exactly that. Megatron's router itself takes the field as it is set afterwards.
     """
     single = fields.get("moe_router_topk") == 1 and fields.get("moe_router_score_function") == "softmax"
-    config = kind(**fields | ({"moe_router_pre_softmax": True} if single else {}))
+    config = build_config(kind, "transformer", fields | ({"moe_router_pre_softmax": True} if single else {}))
     if single:
         config.moe_router_pre_softmax = fields["moe_router_pre_softmax"]
     return config
-
-
-def _parallel_fields(parallel: ParallelSpec) -> dict[str, Any]:
-    return parallel.model_dump()
 
 
 def _pipeline_fields(parallel: ParallelSpec) -> dict[str, Any]:

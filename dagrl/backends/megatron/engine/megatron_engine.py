@@ -16,7 +16,6 @@ from dagrl.backends.megatron.engine import checkpoint, communicators, distribute
 from dagrl.backends.megatron.engine.background_save import BackgroundWriter
 from dagrl.backends.megatron.engine.config import transformer_config
 from dagrl.backends.megatron.engine.converters import choose_converter
-from dagrl.backends.megatron.engine.fields import refuse_clashes
 from dagrl.backends.megatron.engine.loss import join_replicas
 from dagrl.backends.megatron.engine.memory import EngineOffloader, release_caches
 from dagrl.backends.megatron.engine.model import build_model
@@ -67,7 +66,6 @@ class MegatronEngine:
         of the pipeline, if possible before waiting for other ranks, and TimeoutError if the ranks do not meet.
         """
         self.policy_version = 0
-        refuse_clashes(spec)
         self._hf_config = load_hf_config(model)
         dtype = transformer_config(self._hf_config, spec).params_dtype
         optimizer_config(spec, dtype)

@@ -20,7 +20,7 @@ from megatron.core.transformer import MegatronModule
 from megatron.core.utils import get_model_config
 
 from dagrl.backends.megatron.engine import hybrid_optimizer
-from dagrl.backends.megatron.engine.fields import Fixed, join_fields
+from dagrl.backends.megatron.engine.fields import arguments_of, build_config
 from dagrl.backends.megatron.section import LearningRateSpec, MegatronEngineSpec
 
 OPTIMIZER_DEFAULTS: dict[str, Any] = {"lr": 1e-6, "use_distributed_optimizer": True}
@@ -33,39 +33,35 @@ DDP_DEFAULTS: dict[str, Any] = {"grad_reduce_in_fp32": True}
 
 
 def optimizer_config(spec: MegatronEngineSpec, dtype: torch.dtype) -> OptimizerConfig:
-    """Megatron's OptimizerConfig for weights of `dtype`. Raises ValueError with a line per wrong field."""
-    fixed = (
-        Fixed({"bf16": dtype == torch.bfloat16, "fp16": False, "params_dtype": dtype}, "follows from transformer.bf16"),
-        Fixed({"min_lr": spec.lr_schedule.min_lr}, "is lr_schedule.min_lr"),
-        Fixed({"overlap_param_gather": spec.ddp.get("overlap_param_gather", False)}, "is ddp.overlap_param_gather"),
-    )
+    """Megatron's OptimizerConfig for weights of `dtype`. Raises ValueError if Megatron rejects a field."""
+    fixed = {
+        "bf16": dtype == torch.bfloat16,
+        "fp16": False,
+        "params_dtype": dtype,
+        "min_lr": spec.lr_schedule.min_lr,
+        "overlap_param_gather": spec.ddp.get("overlap_param_gather", False),
+    }
     defaults = OPTIMIZER_DEFAULTS | hybrid_optimizer.defaults_for(spec.optimizer)
-    fields = join_fields(OptimizerConfig, "optimizer", spec.optimizer, defaults=defaults, fixed=fixed)
+    fields = arguments_of(OptimizerConfig, "optimizer", spec.optimizer, defaults=defaults, fixed=fixed)
     hybrid_optimizer.check_hybrid_fields(fields, dtype)
     if fields["lr"] < spec.lr_schedule.min_lr:
         raise ValueError(
             f"lr_schedule.min_lr: {spec.lr_schedule.min_lr} is above the peak, optimizer.lr {fields['lr']}"
         )
-    return _accepted(OptimizerConfig, "optimizer", fields)
+    return build_config(OptimizerConfig, "optimizer", fields)
 
 
 def ddp_config(spec: MegatronEngineSpec) -> DistributedDataParallelConfig:
-    """Megatron's DistributedDataParallelConfig. Raises ValueError with a line per wrong field."""
-    distributed = {**OPTIMIZER_DEFAULTS, **spec.optimizer}["use_distributed_optimizer"]
-    fixed = (
-        Fixed({"use_distributed_optimizer": distributed}, "is optimizer.use_distributed_optimizer"),
-        Fixed({"average_in_collective": False}, "would average gradients, which are parts of one global loss"),
-        Fixed({"use_megatron_fsdp": False, "use_custom_fsdp": False}, "is not in this version"),
-    )
-    fields = join_fields(DistributedDataParallelConfig, "ddp", spec.ddp, defaults=DDP_DEFAULTS, fixed=fixed)
-    return _accepted(DistributedDataParallelConfig, "ddp", fields)
-
-
-def _accepted(config_class: Any, section: str, fields: dict[str, Any]) -> Any:
-    try:
-        return config_class(**fields)
-    except (AssertionError, ValueError) as error:
-        raise ValueError(f"{section}: Megatron rejects these fields: {error}") from error
+    """Megatron's DistributedDataParallelConfig. Raises ValueError if Megatron rejects a field."""
+    fixed = {
+        "use_distributed_optimizer": {**OPTIMIZER_DEFAULTS, **spec.optimizer}["use_distributed_optimizer"],
+        # Gradients are parts of one global loss.
+        "average_in_collective": False,
+        "use_megatron_fsdp": False,
+        "use_custom_fsdp": False,
+    }
+    kind = DistributedDataParallelConfig
+    return build_config(kind, "ddp", arguments_of(kind, "ddp", spec.ddp, defaults=DDP_DEFAULTS, fixed=fixed))
 
 
 def wrap_for_training(chunks: list[MegatronModule], spec: MegatronEngineSpec) -> list[MegatronModule]:

@@ -1,4 +1,4 @@
-"""The engine and `dagrl validate` go by one table of what clashes, for every family."""
+"""The table of Megatron's fields fits every family, and Megatron's classes get what a file says."""
 
 import pytest
 import torch
@@ -8,39 +8,15 @@ from megatron.core.optimizer import OptimizerConfig
 from dagrl.backends.families.registry import family_names, find_family
 from dagrl.backends.families.sizes import sizes_of
 from dagrl.backends.megatron.engine.config import transformer_fields
-from dagrl.backends.megatron.engine.fields import join_fields, refuse_clashes
-from dagrl.backends.megatron.section import MegatronEngineSpec
-from dagrl.backends.megatron.unsupported import CLASHES, fields_from_the_model
-
-
-def test_every_clash_is_a_line_with_its_reason():
-    spec = MegatronEngineSpec(
-        backend="megatron",
-        group="train",
-        transformer={"tp_comm_overlap": True, "attention_dropout": 0.1, "moe_aux_loss_coeff": 0.1},
-        ddp={"average_in_collective": True},
-    )
-    with pytest.raises(ValueError) as caught:
-        refuse_clashes(spec)
-    lines = str(caught.value).splitlines()
-    assert [line.partition(": ")[0] for line in lines] == [
-        "transformer.tp_comm_overlap",
-        "transformer.attention_dropout",
-        "ddp.average_in_collective",
-    ]
-    assert "packs vary in length" in lines[0]
-
-
-def test_an_engine_without_a_clash_passes():
-    refuse_clashes(MegatronEngineSpec(backend="megatron", group="train", optimizer={"lr": 1e-6}))
+from dagrl.backends.megatron.engine.fields import arguments_of, build_config
+from dagrl.backends.megatron.fields import TransformerFields
 
 
 @pytest.mark.parametrize("family", family_names())
-def test_what_a_family_fixes_is_refused_and_what_it_suggests_is_not(family):
+def test_what_a_family_fixes_is_refused_and_what_it_suggests_is_in_the_table(family):
     config = transformers.AutoConfig.for_model(family)
-    told = {field for clash in CLASHES["transformer"] for field in clash.fields}
-    assert set(transformer_fields(config)) <= told
-    assert not set(find_family(family).transformer_defaults) & fields_from_the_model()
+    assert set(transformer_fields(config)) <= set(TransformerFields.refused)
+    assert set(find_family(family).transformer_defaults) <= set(TransformerFields.model_fields)
 
 
 @pytest.mark.parametrize("family", family_names())
@@ -66,5 +42,18 @@ def test_sizes_are_those_that_the_engine_builds_with(family):
 
 @pytest.mark.parametrize("name", ["bf16", "bfloat16"])
 def test_number_formats_have_the_names_of_megatrons_command_line_and_of_torch(name):
-    fields = join_fields(OptimizerConfig, "optimizer", {"exp_avg_dtype": name}, defaults={}, fixed=())
+    fields = arguments_of(OptimizerConfig, "optimizer", {"exp_avg_dtype": name}, defaults={}, fixed={})
     assert fields == {"exp_avg_dtype": torch.bfloat16}
+
+
+def test_fixed_values_prevail_and_given_ones_over_defaults():
+    given, defaults, fixed = {"lr": 0.1, "bf16": True}, {"lr": 0.2, "clip_grad": 0.5}, {"bf16": False}
+    fields = arguments_of(OptimizerConfig, "optimizer", given, defaults=defaults, fixed=fixed)
+    assert fields == {"lr": 0.1, "clip_grad": 0.5, "bf16": False}
+
+
+def test_fields_that_megatron_does_not_have_or_refuses():
+    with pytest.raises(ValueError, match=r"optimizer\.clip_gard: .*did you mean 'clip_grad'\?\noptimizer\.other: "):
+        arguments_of(OptimizerConfig, "optimizer", {"other": 1, "clip_gard": 1.0}, defaults={}, fixed={})
+    with pytest.raises(ValueError, match=r"^optimizer: Megatron rejects these fields: "):
+        build_config(OptimizerConfig, "optimizer", {"use_precision_aware_optimizer": True, "optimizer": "sgd"})

@@ -1,0 +1,43 @@
+"""Fields of a library's config classes in an engine's section: a table of tested ones, and ``extra:`` for others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import AfterValidator, PlainSerializer
+
+from dagrl.config.schema.section import Section
+
+UNSET: Any = None
+"""Default of the fields in a table: the library's own default, or dagrl's where the documentation names one."""
+
+
+class LibraryFields(Section):
+    """The tested fields of one config class, by the library's names and in its order.
+
+    Keys in `refused` are set by dagrl itself or follow from another key; ``extra:`` cannot set them either.
+    """
+
+
+if TYPE_CHECKING:
+    type GivenFields[Fields: LibraryFields] = dict[str, Any]
+else:
+
+    class GivenFields:
+        """``GivenFields[Table]``: the fields that a file sets, checked by the table, as a plain mapping."""
+
+        def __class_getitem__(cls, table):
+            def as_mapping(section):
+                return {name: getattr(section, name) for name in table.model_fields if name in section.model_fields_set}
+
+            def without_extra(given):
+                return {name: value for name, value in given.items() if name in table.model_fields}
+
+            return Annotated[table, AfterValidator(as_mapping), PlainSerializer(without_extra)]
+
+
+def add_extra[Spec: Section](spec: Spec) -> Spec:
+    """Add the fields under ``extra:`` to the sections they belong to, where readers see them like tested ones."""
+    for section, fields in spec.__dict__["extra"].items():
+        spec.__dict__[section] = {**fields, **spec.__dict__[section]}
+    return spec
