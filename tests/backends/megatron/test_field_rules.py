@@ -42,12 +42,7 @@ def test_gathered_parameters_need_the_distributed_optimizer(project):
 @pytest.mark.parametrize(
     ("fields", "place", "code", "named"),
     [
-        (
-            "exp_avg_dtype: bfloat16",
-            "exp_avg_dtype",
-            "needs-precision-aware-optimizer",
-            "use_precision_aware_optimizer",
-        ),
+        ("exp_avg_dtype: bfloat16", "exp_avg_dtype", "needs-precision-aware-optimizer", "add"),
         ("use_precision_aware_optimizer: true, optimizer: sgd", "use_precision_aware_optimizer",
          "conflicting-optimizer", "adam"),
         ("use_precision_aware_optimizer: true, use_distributed_optimizer: false", "use_precision_aware_optimizer",

@@ -1,18 +1,15 @@
 """Tested fields of Megatron's configs: what their values may be, and what becomes of all other fields."""
 
-import dataclasses
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import get_args
 
 import pytest
-from pydantic import TypeAdapter
 
-from dagrl.backends.megatron.fields import _PARALLEL, DdpFields, OptimizerFields, TransformerFields, _NumberFormat
+from dagrl.backends.megatron.fields import _PARALLEL, _NumberFormat
 from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
 from dagrl.models.number_formats import NUMBER_FORMATS
 from dagrl.validation import check_file
 
 GPUS = ("train: {cpus_per_node: 2}", "train: {gpus_per_node: 2}")
-TABLES = {"transformer": TransformerFields, "optimizer": OptimizerFields, "ddp": DdpFields}
 WRONG = [
     ("transformer", "recompute_granlarity: full", "untested-field", "`recompute_granularity`"),
     ("transformer", "no_such_thing_at_all_here: 1", "untested-field", "extra: {transformer: {"),
@@ -152,37 +149,3 @@ class TestExtra:
 def test_tables_name_the_parallel_sizes_and_the_number_formats():
     assert set(_PARALLEL) == set(ParallelSpec.model_fields)
     assert set(get_args(_NumberFormat)) == set(NUMBER_FORMATS)
-
-
-@pytest.mark.parametrize("section", TABLES)
-def test_tables_are_in_the_order_and_of_the_types_of_megatron(section):
-    pytest.importorskip("megatron.core")
-    from megatron.core.distributed import DistributedDataParallelConfig
-    from megatron.core.optimizer import OptimizerConfig
-    from megatron.core.transformer import MLATransformerConfig
-
-    from dagrl.backends.megatron.engine.fields import _value
-
-    classes = {"transformer": MLATransformerConfig, "optimizer": OptimizerConfig, "ddp": DistributedDataParallelConfig}
-    kinds = {field.name: field.type for field in dataclasses.fields(classes[section])}
-    table = TABLES[section]
-    assert [name for name in kinds if name in table.model_fields] == list(table.model_fields)
-    assert set(table.refused) <= set(kinds)
-    for name, field in table.model_fields.items():
-        for value in samples(field.annotation):
-            adapter = TypeAdapter(kinds[name], config={"arbitrary_types_allowed": True})
-            adapter.validate_python(_value(kinds[name], value), strict=not isinstance(value, int))
-
-
-def samples(annotation: Any) -> list[Any]:
-    """A few values of a type."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return samples(arguments[0])
-    if origin is Literal:
-        return list(arguments)
-    if origin is list:
-        return [samples(arguments[0])]
-    if annotation in (bool, int, float, str):
-        return [annotation(1)]
-    return [value for each in arguments for value in samples(each)]

@@ -1,13 +1,8 @@
 """What `server:` and `weight_sync:` of a SGLang engine may say, as users are told it."""
 
-import ast
-from typing import Literal, get_args, get_origin
-
 import pytest
 
-from dagrl.backends.sglang.fields import ServerFields
 from dagrl.backends.sglang.section import SglangEngineSpec
-from dagrl.models.library_classes import fields_of_class, source_of
 from dagrl.validation import check_file
 
 GENERATOR = "  generator: {backend: hf, group: rollout, weights_from: actor}\n"
@@ -105,39 +100,6 @@ def test_extra_fields_are_passed_on_with_one_warning(with_server):
     generator = checked.loaded.pipeline.engines["generator"]
     assert isinstance(generator, SglangEngineSpec)
     assert generator.server == {"enable_lora": True, "no_such_field": 1}
-
-
-def test_the_table_is_in_the_order_and_of_the_types_of_sglang():
-    """ServerArgs is read as text: importing it takes a minute."""
-    source = source_of("sglang", "srt/server_args.py")
-    if source is None:
-        pytest.skip("SGLang is not installed")
-    start = source.find("\nclass ServerArgs:")
-    given = fields_of_class(source[start : source.find("\n    def ", start)], "ServerArgs")
-    table = ServerFields.model_fields
-    assert [name for name in given if name in table] == list(table)
-    assert set(ServerFields.refused) <= set(given)
-    for name, field in table.items():
-        kind = ast.parse(given[name], mode="eval").body
-        assert isinstance(kind, ast.Subscript) and isinstance(kind.slice, ast.Tuple), name  # A[type, Arg(...), NS(...)]
-        assert (
-            ast.unparse(kind.slice.elts[0])
-            .removeprefix("Optional[")
-            .removesuffix("]")
-            .lower()
-            .startswith(
-                {Literal: "str", list: "list[int"}.get(
-                    get_origin(field.annotation), getattr(field.annotation, "__name__", "")
-                )
-            )
-        ), name
-        options = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
-        choices = [
-            ast.literal_eval(word.value)
-            for word in ast.walk(kind)
-            if isinstance(word, ast.keyword) and word.arg == "choices" and isinstance(word.value, ast.List)
-        ]
-        assert all(set(options) <= set(each) for each in choices), name
 
 
 @pytest.mark.parametrize(
