@@ -113,7 +113,7 @@ def _type(annotation: Any) -> str:
         return " \\| ".join(f"`{each}`" for each in arguments)
     if origin in (Union, UnionType):
         return " or ".join(dict.fromkeys(_type(each) for each in arguments if each is not NoneType))
-    if origin is tuple:
+    if origin in (tuple, list):
         return f"list of {_type(arguments[0])}"
     if origin is dict:
         return f"name -> {_type(arguments[1])}"
