@@ -5,6 +5,7 @@ Small files only; transformers, which loads them, would take seconds to import.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ _SPECIAL = ("eos_token", "bos_token", "pad_token", "unk_token")
 _KINDS = ("BPE", "Unigram", "WordLevel", "WordPiece")
 _GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes without special tokens of their own."""
+_GENERATION = re.compile(r"({%[-+]?\s*)(end)?generation\b")
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -68,7 +70,7 @@ def _object_or_empty(path: Path) -> Mapping[str, Any]:
 
 
 def template_problem(folder: Path) -> str | None:
-    """Why the folder's tokenizer cannot write a chat: no template, or one that Jinja cannot read."""
+    """Return why the folder's tokenizer cannot write a chat: no template, or one that Jinja cannot read."""
     templates = _templates(folder)
     text = templates.get("default")
     if not text:
@@ -76,15 +78,17 @@ def template_problem(folder: Path) -> str | None:
         return f"the tokenizer in {folder} has no chat template{f', only {others[0]}' if others else ''}"
     import jinja2
 
+    # transformers has a tag beside Jinja's own; a condition reads alike.
+    text = _GENERATION.sub(lambda tag: f"{tag[1]}{'endif' if tag[2] else 'if true'}", text)
     try:
-        jinja2.Environment(extensions=["jinja2.ext.loopcontrols", _generation_tag()]).parse(text)
+        jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(text)
     except jinja2.TemplateSyntaxError as error:
         return f"the chat template in {folder} cannot be read: {error.message}, line {error.lineno}"
     return None
 
 
 def _templates(folder: Path) -> dict[str, str]:
-    """The chat templates by name, as transformers finds them: files go before tokenizer_config.json."""
+    """Return the chat templates by name, as transformers finds them: files go before tokenizer_config.json."""
     files = {"default": folder / _TEMPLATE} if (folder / _TEMPLATE).is_file() else {}
     if (folder / _MORE_TEMPLATES).is_dir():
         files |= {path.stem: path for path in sorted((folder / _MORE_TEMPLATES).glob("*.jinja"))}
@@ -95,22 +99,6 @@ def _templates(folder: Path) -> dict[str, str]:
         pairs = [(each.get("name"), each.get("template")) for each in told if isinstance(each, dict)]
         return {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)}
     return {"default": told} if isinstance(told, str) else {}
-
-
-def _generation_tag() -> Any:
-    """The tag that templates of transformers may have beside Jinja's own."""
-    from jinja2 import nodes
-    from jinja2.ext import Extension
-    from jinja2.parser import Parser
-
-    class Generation(Extension):
-        tags = {"generation"}  # noqa: RUF012
-
-        def parse(self, parser: Parser) -> list[nodes.Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    return Generation
 
 
 def _check_vocabulary(path: Path, config: Mapping[str, Any], rows: int | None) -> None:
