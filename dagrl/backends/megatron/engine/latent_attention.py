@@ -14,7 +14,7 @@ _LATENT_NORM_EPSILON = 1e-6
 """Epsilon of the latent norms in the models' published code, whatever the config's other epsilon."""
 
 
-class LatentAttention(MLASelfAttention):
+class DeepseekLatentAttention(MLASelfAttention):
     """Differs from Megatron's class in two points, to give the same numbers as the published models.
 
     Latent norms have a separate epsilon; and if queries have no latent (``q_lora_rank: null``), their projection has no
@@ -34,9 +34,9 @@ class LatentAttention(MLASelfAttention):
 
 
 def use_latent_norms(block: TransformerBlockSubmodules) -> TransformerBlockSubmodules:
-    """Replace latent attention in all layers of `block` by `LatentAttention`; changes the specs in place."""
+    """Replace latent attention in all layers of `block` by `DeepseekLatentAttention`; changes the specs in place."""
     for layer in block.layer_specs:
         attention = layer.submodules.self_attention
         if isinstance(attention, ModuleSpec) and attention.module is MLASelfAttention:
-            attention.module = LatentAttention
+            attention.module = DeepseekLatentAttention
     return block
