@@ -252,7 +252,7 @@ def test_weights_that_nobody_sends(project, with_server):
     path.write_text(path.read_text().replace("    weights_from: actor\n", ""))
     warnings = {warning.place: warning.message for warning in check_file(path).warnings}
     assert warnings["engines.generator.weight_sync"].startswith("has no effect, as the engine follows none; ")
-    assert warnings["engines.generator"].startswith("samples come from the start weights for ever; ")
+    assert warnings["engines.generator"].startswith("samples always come from the start weights; ")
 
 
 def test_what_only_a_start_from_files_can_do(with_server):
