@@ -90,10 +90,12 @@ class TestInstalled:
         assert flops.forward(np.array([10]), 4) > 10 * flops.per_token
 
     def test_a_pipeline_with_it_has_a_plan(self, project) -> None:
-        from dagrl.planner.fitting.fit import fit
+        from dagrl.backends.fit import fit
+        from dagrl.scheduler.placement import make_plan
 
         checked = check_file(write_pipeline(project))
-        assert fit(checked.loaded.pipeline, checked.graph).shape.family == "mistral"
+        pipeline = checked.loaded.pipeline
+        assert fit(pipeline, make_plan(pipeline, checked.graph)).shape.family == "mistral"
 
     def test_the_engine_computes_what_hugging_face_computes(
         self, run_ranks: Callable[..., list[Any]], load_chunks: Any, megatron_spec: Any, hf_mistral: Any

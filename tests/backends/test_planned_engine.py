@@ -12,7 +12,7 @@ from dagrl.graph.dag import build_graph
 from dagrl.models.gpus import gpu_named
 from dagrl.scheduler.placement import make_plan
 
-TEMPLATE = Path(__file__).parents[3] / "dag_templates" / "qwen3_8b_megatron.yaml"
+TEMPLATE = Path(__file__).parents[2] / "dag_templates" / "qwen3_8b_megatron.yaml"
 NO_KL = ("nodes.update.loss.kl_coef=0",)
 APART = ("groups={gpu: {gpus_per_node: 8}, other: {gpus_per_node: 8}}", "engines.generator.group=other")
 

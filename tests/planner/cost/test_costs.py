@@ -1,25 +1,16 @@
-"""Parts of the estimate: what follows from their definitions, and in which direction each option moves them."""
+"""Seconds of commands and steps of whole pipelines."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from dagrl.backends.costs import Batch
-from dagrl.backends.decoding import Generation, Lengths, Server, shard_ends
+from dagrl.backends.decoding import Lengths
 from dagrl.backends.device_rates import rates_of
-from dagrl.backends.families.registry import model_shape, shape_of
-from dagrl.backends.families.shape import ModelShape
+from dagrl.backends.families.registry import model_shape
 from dagrl.backends.megatron.planning.communicators import gathering_seconds
-from dagrl.backends.megatron.planning.layers import Pack
-from dagrl.backends.megatron.planning.optimizer import OptimizerSteps
-from dagrl.backends.megatron.planning.passes import Passes, recompute_of
-from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
 from dagrl.config.residency import Residency
 from dagrl.graph.rollouts import rollouts
 from dagrl.models.gpus import GPUS, gpu_named
@@ -34,42 +25,6 @@ from dagrl.validation import check_file
 
 TEMPLATES = Path(__file__).parents[3] / "dag_templates"
 H200 = rates_of(gpu_named("H200"))
-DENSE = shape_of(
-    {"model_type": "qwen3", "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36}
-    | {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936}
-)
-MIXTURE = shape_of(
-    {"model_type": "qwen3_moe", "hidden_size": 2048, "moe_intermediate_size": 768, "num_hidden_layers": 48}
-    | {"num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936}
-    | {"num_experts": 128, "num_experts_per_tok": 8, "intermediate_size": 6144}
-)
-BATCH = Batch(512, Lengths(512, 1536, 1536), 16384)
-
-
-def engine(fields: dict[str, Any] | None = None, **sizes: Any) -> MegatronEngineSpec:
-    parallel = ParallelSpec(**sizes, sequence_parallel=sizes.get("tensor_model_parallel_size", 1) > 1)
-    return MegatronEngineSpec(backend="megatron", group="gpu", parallel=parallel, **(fields or {}))
-
-
-def passes(spec: MegatronEngineSpec, shape: ModelShape = DENSE, ranks: int = 8) -> Passes:
-    return Passes(shape, spec, ranks, 8, H200)
-
-
-def optimizer_seconds(spec: MegatronEngineSpec, ranks: int = 8, per_node: int = 8) -> float:
-    found = passes(spec, ranks=ranks)
-    return OptimizerSteps(found.held, spec, ranks, per_node, H200).seconds()
-
-
-# -- lengths
-
-
-@given(st.floats(0.05, 1.0), st.integers(16, 8192))
-def test_the_spread_of_lengths_has_the_mean_that_is_asked_for(share: float, longest: int) -> None:
-    lengths = Lengths(100, share * longest, longest)
-    drawn = [lengths.quantile((index + 0.5) / 4000) for index in range(4000)]
-    assert max(drawn) <= longest
-    assert sum(drawn) / 4000 == pytest.approx(lengths.response, rel=0.02, abs=1)
-    assert sum((100 + each) ** 2 for each in drawn) / 4000 == pytest.approx(lengths.mean_square, rel=0.03)
 
 
 def test_lengths_that_the_file_does_not_allow_are_refused() -> None:
@@ -110,193 +65,6 @@ def test_where_nothing_is_sampled_the_data_sets_responses_have_lengths() -> None
     # In validation the op computes log-probs alone.
     every = tuple(range(costs.plan.shards))
     assert costs.seconds(Run(1, "val/dpo", every)) < costs.seconds(Run(1, "dpo", every))
-
-
-# -- passes
-
-
-def test_micro_batches_fill_the_budget_and_rounds_of_chunks() -> None:
-    # 512 rows of 2048 tokens on 4 replicas: 128 rows, 8 to a micro-batch.
-    assert passes(engine(tensor_model_parallel_size=2)).micro_batches(BATCH)[0] == 16
-    chunked = engine(pipeline_model_parallel_size=2, virtual_pipeline_model_parallel_size=3)
-    odd = replace(BATCH, rows=4 * 8 * 3)
-    assert passes(chunked).micro_batches(odd)[0] == 4, "three micro-batches are not a whole round of two stages"
-    count, pack = passes(engine(tensor_model_parallel_size=2)).micro_batches(BATCH)
-    assert count * pack.tokens * 4 == 512 * 2048
-    assert count * pack.predictions * 4 == 512 * 1536
-    # Fewer rows than replicas: some have one, and the others wait for them.
-    assert passes(engine()).micro_batches(replace(BATCH, rows=1)) == (1, Pack(2048, BATCH.lengths.mean_square, 1536))
-
-
-def test_a_pipeline_costs_its_filling_once() -> None:
-    found = passes(engine(pipeline_model_parallel_size=4))
-    once, twice, thrice = (found.train(replace(BATCH, rows=512 * times)) for times in (1, 2, 3))
-    assert thrice - twice == pytest.approx(twice - once), "each further micro-batch costs the slowest stage"
-    assert 2 * once > twice
-    chunks = passes(engine(pipeline_model_parallel_size=4, virtual_pipeline_model_parallel_size=3))
-    assert chunks.train(BATCH) < found.train(BATCH)
-    assert chunks.forward(BATCH) < found.forward(BATCH)
-    # But each chunk sends what it has on.
-    slow = {"per_node": 1, "device": replace(H200, network=1e7)}
-    assert replace(chunks, **slow).forward(BATCH) > 2 * replace(found, **slow).forward(BATCH)
-    alone = replace(BATCH, rows=1)
-    # A single micro-batch is on one stage at a time.
-    assert found.forward(alone) == pytest.approx(passes(engine(), ranks=1).forward(alone), rel=0.05)
-
-
-def test_recomputation_adds_a_forward_pass_and_less_of_it_less() -> None:
-    full = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-    half = full | {"recompute_method": "block", "recompute_num_layers": 18}
-    selective = {"recompute_granularity": "selective"}
-    none, some, part, whole = (
-        passes(engine({"transformer": fields}), ranks=1).train(replace(BATCH, rows=64))
-        for fields in ({}, selective, half, full)
-    )
-    assert none < some < part < whole
-    # The output layer is not done again.
-    forward = passes(engine(), ranks=1).forward(replace(BATCH, rows=64))
-    assert 0.7 * forward < whole - none < forward
-    assert part - none == pytest.approx((whole - none) / 2)
-    # Megatron counts the layers of a stage's chunk.
-    for sizes, layers in ((1, None), 18), ((2, None), 9), ((2, 3), 3):
-        stages, chunks = sizes
-        split = {"pipeline_model_parallel_size": stages, "virtual_pipeline_model_parallel_size": chunks}
-        assert (
-            recompute_of(engine({"transformer": half | {"recompute_num_layers": layers}}, **split), DENSE).whole == 0.5
-        )
-
-
-@pytest.mark.parametrize(
-    ("shape", "sizes"),
-    [
-        (DENSE, {"tensor_model_parallel_size": 8}),
-        (DENSE, {"context_parallel_size": 4}),
-        (DENSE, {"pipeline_model_parallel_size": 4}),
-        (MIXTURE, {"expert_model_parallel_size": 8}),
-    ],
-)
-def test_what_crosses_machines_is_slower(shape: ModelShape, sizes: dict[str, int]) -> None:
-    inside = Passes(shape, engine(**sizes), 8, 8, H200)
-    assert replace(inside, per_node=2).train(BATCH) > inside.train(BATCH)
-
-
-def test_a_mixture_costs_by_the_experts_that_are_chosen() -> None:
-    assert MIXTURE.experts is not None
-    more = replace(MIXTURE, experts=replace(MIXTURE.experts, chosen=16))
-    # With fewer tokens a micro-batch the host is waited for, which handles all experts in any case.
-    large = replace(BATCH, budget=2**18)
-    assert passes(engine(), more).forward(large) > 1.2 * passes(engine(), MIXTURE).forward(large)
-
-
-def test_ranks_that_split_the_sequence_read_and_write_less_of_it() -> None:
-    large = replace(BATCH, budget=2**18)
-    split = engine(tensor_model_parallel_size=2)
-    whole = split.model_copy(update={"parallel": split.parallel.model_copy(update={"sequence_parallel": False})})
-    assert passes(split).forward(large) < passes(whole).forward(large)
-
-
-def test_little_work_waits_for_the_host() -> None:
-    short = replace(BATCH, rows=1, lengths=Lengths(8, 8, 8))
-    # 36 layers are launched, whatever is in the micro-batch.
-    assert passes(engine(), ranks=1).forward(short) > 36 * 0.5e-3
-
-
-# -- optimizer
-
-
-def test_overlapping_and_more_replicas_save_time_and_offloading_costs_it() -> None:
-    plain = optimizer_seconds(engine())
-    assert optimizer_seconds(engine({"ddp": {"overlap_grad_reduce": True}})) < plain
-    assert optimizer_seconds(engine({"offload": {"optimizer": True}})) > plain
-    assert optimizer_seconds(engine({"optimizer": {"optimizer_cpu_offload": True}})) > plain
-    assert optimizer_seconds(engine(), per_node=2) > plain
-    assert optimizer_seconds(engine({"ddp": {"overlap_param_gather": True}})) < plain
-    assert optimizer_seconds(engine({"optimizer": FEW_BITS})) < plain
-    assert optimizer_seconds(engine({"optimizer": {"use_distributed_optimizer": False}})) > plain
-    assert optimizer_seconds(engine(), ranks=1) < plain, "a single replica has nobody to tell"
-
-
-FEW_BITS = {"use_precision_aware_optimizer": True, "exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}
-
-
-@pytest.mark.parametrize(
-    ("fields", "each"),
-    [
-        ({}, 12 / 8),
-        ({"use_distributed_optimizer": False}, 12),
-        # Moments of two bytes, and the two that the weight lacks of its float32 one.
-        (FEW_BITS, 6 / 8),
-        ({"optimizer_cpu_offload": True}, 0),
-        ({"optimizer_cpu_offload": True, "optimizer_offload_fraction": 0.75}, 3 / 8),
-    ],
-)
-def test_states_on_a_gpu_are_its_share_of_them_and_leave_it_at_the_links_rates(fields, each) -> None:
-    spec, offloaded = (engine({"optimizer": fields, "offload": {"optimizer": away}}) for away in (False, True))
-    held = passes(spec).held
-    nbytes = OptimizerSteps(held, spec, 8, 8, H200).state_bytes
-    assert nbytes == pytest.approx(each * DENSE.parameters, rel=1e-3)
-    moved = optimizer_seconds(offloaded) - optimizer_seconds(spec)
-    assert moved == pytest.approx(nbytes / H200.to_host + nbytes / H200.from_host)
-
-
-# -- generation
-
-SERVER = Server(DENSE, H200, tensor=1, per_node=8, cache_tokens=1e6)
-WORK = Generation(64, 8, Lengths(512, 1024, 2048), shards=4)
-
-
-def test_shards_come_in_order_and_the_last_ends_the_run() -> None:
-    ends = shard_ends(SERVER, WORK)
-    assert len(ends) == 4 and list(ends) == sorted(ends) and ends[0] > 0
-    assert shard_ends(SERVER, replace(WORK, shards=1))[-1] == pytest.approx(ends[-1], rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    "server",
-    [
-        replace(SERVER, running=64),
-        replace(SERVER, cache_tokens=64 * 1536),
-        replace(SERVER, largest_graph=0),
-        replace(SERVER, shares_prompts=False),
-        replace(SERVER, tensor=8, per_node=4, device=replace(H200, network=1e8)),
-        replace(SERVER, device=rates_of(gpu_named("A100-80GB"))),
-    ],
-)
-def test_less_of_a_server_takes_longer(server: Server) -> None:
-    assert shard_ends(server, WORK)[-1] > shard_ends(SERVER, WORK)[-1]
-
-
-def test_more_gpus_and_less_work_take_less() -> None:
-    whole = shard_ends(SERVER, WORK)[-1]
-    assert shard_ends(replace(SERVER, tensor=4), WORK)[-1] < whole
-    assert shard_ends(SERVER, replace(WORK, prompts=32))[-1] < whole
-    assert shard_ends(SERVER, replace(WORK, lengths=Lengths(512, 512, 2048)))[-1] < whole
-    assert shard_ends(SERVER, replace(WORK, enough=0.75))[-1] < whole, "the slowest are not waited for"
-
-
-def test_a_single_response_waits_for_the_weights_that_it_reads() -> None:
-    to_read = 2 * (DENSE.parameters - DENSE.embedding) / H200.decode_memory
-    # What the host adds to a step is 1.1 ms.
-    assert to_read < SERVER.step(1, 0) < to_read + 1.2e-3
-    # A token passes all stages before the next begins.
-    assert replace(SERVER, stages=2).step(64, 4096) == pytest.approx(SERVER.step(64, 4096))
-
-
-def test_more_tokens_at_a_time_read_more_of_a_mixtures_experts() -> None:
-    server = replace(SERVER, shape=MIXTURE)
-    few, many = server.step(1, 0), server.step(64, 0)
-    assert few < 2 * 2 * MIXTURE.active_parameters / H200.decode_memory
-    assert many == pytest.approx(2 * MIXTURE.parameters / H200.decode_memory, rel=0.2)
-
-
-def test_batch_after_batch_takes_its_prompts_in_and_then_waits_for_its_longest() -> None:
-    server = Server(DENSE, H200, running=16, shares_prompts=False, in_process=True)
-    ends = shard_ends(server, Generation(32, 2, Lengths(1000, 10, 10), shards=4))
-    first = server.prefill(16 * 1000, 1000) + 10 * server.step(16, 1005)
-    assert ends == pytest.approx([first, 2 * first, 3 * first, 4 * first])
-
-
-# -- whole pipelines
 
 
 def costs_of(template: str, overrides: tuple[str, ...] = (), gpu: str = "H200") -> PipelineCosts:
