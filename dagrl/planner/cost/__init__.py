@@ -1,1 +1,1 @@
-"""Seconds of whatever a pipeline's plan tells its engines to do. `costs` is the door."""
+"""Seconds of a pipeline's commands and steps; start with `costs`."""

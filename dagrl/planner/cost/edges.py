@@ -1,4 +1,4 @@
-"""Bytes that go along the edges of a step's DAG: columns, by what their contract says of dtype and shape."""
+"""Bytes on the edges of a step's DAG, from the dtypes and shapes of its columns."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from dagrl.graph.columns import CORE_COLUMNS, ColumnSpec, Shape
 from dagrl.scheduler.plan import PlannedTask
 
 _OFFSET_BYTES = 8
-"""Of a ragged column, for each row: where its values begin."""
+"""The offset of each row of a ragged column."""
 _TEXT_BYTES = 64
-"""Of a text, such as a reference answer."""
+"""A text, such as a reference answer."""
 _UNKNOWN_BYTES = 4
-"""Of a user's own column: one float32 for each row."""
+"""A user's own column: one float32 for each row."""
 
 
 def edge_bytes(
     tasks: Mapping[str, PlannedTask], task: PlannedTask, rows: int, lengths: Lengths, shape: ModelShape
 ) -> dict[str, float]:
-    """Task that `task` reads from -> bytes of a step that it takes from there."""
+    """Return each task that `task` reads from -> bytes of a step."""
     found: dict[str, float] = {}
     for producer, column in dict.fromkeys(task.inputs.values()):
-        # The column by the name that its op has for it: the contract's.
+        # Contracts have the op's name of a column.
         names = {there: own for own, there in tasks[producer].outputs.items()}
         each = _row_bytes(CORE_COLUMNS.get(names.get(column, column)), lengths, shape)
         found[producer] = found.get(producer, 0.0) + rows * each

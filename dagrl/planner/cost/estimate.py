@@ -1,7 +1,6 @@
-"""What a step of a plan will take: seconds of each node, of the step, idle GPUs, and bytes along the edges.
+"""A step of a plan: seconds of each node and of the step, idle GPUs, and bytes on the edges.
 
-The step's time is not a sum: the plan's own scheduler is driven by the costs, and its steps are looked at once they
-follow each other evenly.
+The step's time is not a sum: the costs drive the plan's own scheduler, and steps are measured in its steady state.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from dagrl.scheduler.intervals import Interval, busy_seconds
 from dagrl.scheduler.plan import Rows
 
 _WARM_UP = 2
-"""Simulated steps before those that are looked at, beside the staleness of the plan: engines start awake or asleep."""
+"""Simulated steps before the measured ones, besides the staleness of the plan: engines start awake or asleep."""
 _STEADY = 3
 _TURNS = 6
-"""Turns that are simulated where whoever is awake works on as many steps as it may: with several engines it takes some
-until one turn is as the one before."""
+"""Turns that are simulated if an engine that is awake works on as many steps as it may: with several engines the turns
+take some time to repeat."""
 _OF_ENGINES = ("sleep", "wake")
 
 
@@ -34,24 +33,24 @@ class StepEstimate:
     step_s: float
     """From one step's end to the next one's."""
     node_s: Mapping[str, float]
-    """Task -> seconds in which at least one of its shards is worked on."""
+    """Task -> seconds in which at least one of its shards is in work."""
     move_s: Mapping[str, float]
-    """``sync``, ``sleep`` and ``wake``, with the engine's name behind the last two -> seconds of all of a step."""
+    """``sync``, ``sleep ENGINE`` and ``wake ENGINE`` -> seconds of a step."""
     idle: Mapping[str, float]
-    """Group -> share of the time in which none of its engines has anything to do."""
+    """Group -> share of the time in which no engine of it works."""
     edge_bytes: Mapping[tuple[str, str], float]
     """(writer, reader) -> bytes of a step."""
     response_tokens: float
-    """Tokens sampled in a step, or learned from where none are."""
+    """Tokens that a step samples, or learns from if it samples none."""
 
 
 def estimate_step(costs: PipelineCosts) -> StepEstimate:
-    """The estimate of the costs' plan."""
+    """Estimate a step of the costs' plan."""
     plan = costs.plan
     together = plan.max_staleness + 1
     in_turns = together > 1 and any(executor.sleeps for executor in plan.executors.values())
     last = _WARM_UP + (_TURNS * together if in_turns else plan.max_staleness + _STEADY)
-    # The run's last step is saved, and the last ones have none behind them to begin early: none of those is looked at.
+    # The last step of a run is saved, and the last ones start no further ones early: none of those is measured.
     steady = replace(plan, steps=last + together, save_every=None, validate_every=None, validate_first=False)
     simulated = simulate(steady, costs, last)
     added = [simulated.step_seconds[step] for step in range(1, last + 1)]
@@ -64,7 +63,7 @@ def estimate_step(costs: PipelineCosts) -> StepEstimate:
         if first < each.step <= last:
             name = f"{each.name} {each.executor}" if each.category in _OF_ENGINES else each.name
             named[name].append(Interval(each.start, each.end))
-    # A step's work goes on beside the end of the one before.
+    # The work of a step overlaps with the end of the one before.
     for each in (*simulated.activities, *simulated.under_way):
         if each.end > begin:
             by_group[each.group].append(Interval(max(each.start, begin), min(each.end, end)))
@@ -85,7 +84,7 @@ def estimate_step(costs: PipelineCosts) -> StepEstimate:
 
 
 def _alike(seconds: Sequence[float], least: int) -> int:
-    """Steps after which all repeats itself, `least` or more: the last so many are as those before them."""
+    """Return after how many steps, `least` or more, everything repeats itself."""
     for count in range(least, len(seconds) // 2 + 1):
         if all(
             isclose(*pair, rel_tol=1e-3) for pair in zip(seconds[-count:], seconds[-2 * count : -count], strict=True)

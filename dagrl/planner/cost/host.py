@@ -1,4 +1,4 @@
-"""Seconds of the nodes that run on hosts' CPUs: prompts, rewards, advantages, samples, and the user's own."""
+"""Seconds of nodes that run on CPUs: prompts, rewards, advantages, samples, and users' own."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from dagrl.planner.cost.lengths import MEAN_RESPONSE
 
 _NODE_S = 5e-3
 _ROW_S = 50e-6
-"""A row unpacked, looked at and packed: orders of magnitude, as are the others, on one core of a server."""
+"""A row is unpacked, read and packed: an order of magnitude, as the others, on one core of a server."""
 _MATH_ROW_S = 1.2e-3
 """A short answer compared by math-verify: measured on one core."""
 _CODE_ROW_S = 0.3
-"""A program tried with some tests in processes of 60 ms, measured on one core; others are tried beside it."""
+"""A program runs some tests in processes of 60 ms, measured on one core, while other programs run too."""
 _REMOTE_TOKEN_S = 0.015
-"""A token of a judge's reply, at a server that nobody here knows."""
+"""A token of a judge's reply, at an unknown server."""
 _ADVANTAGE_ROW_S = 20e-6
 _PROMPT_S = 150e-6
-"""A prompt read and tokenized."""
+"""To read and tokenize a prompt."""
 _SAMPLE_S = 0.5e-3
-"""A row decoded and written."""
+"""To decode and write a row."""
 
 
 def node_seconds(node: NodeBase | None, name: str, rows: float, pipeline: Pipeline) -> float:
-    """Of a node on `rows` rows; those without an entry in the file are known by their `name`."""
+    """Return the seconds of a node on `rows` rows; nodes without an entry in the file are known by `name`."""
     if name == PROMPTS_NODE:
         return _NODE_S + prompts_per_round(pipeline) * _PROMPT_S
     if name == SAMPLES_NODE:

@@ -1,4 +1,4 @@
-"""Seconds that a rollout of several turns waits for tools or an environment, as far as the pipeline says."""
+"""Seconds that a rollout of several turns waits for tools or an environment, if the pipeline says them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dagrl.config.schema import RolloutNode
 
 
 def answered_ends(ends: Sequence[float], work: Generation, node: RolloutNode) -> Sequence[float]:
-    """When each shard is done whose decoding alone is done at `ends`.
+    """Return the ends of shards whose decoding alone ends at `ends`.
 
-    A response waits for each of its answers, while the server goes on with others; and a worker has no more than
-    ``tool_concurrency`` of them under way. What is left out: that a server with fewer responses at a time takes their
-    steps faster, and what it takes in anew of each answer.
+    A response waits for each of its answers, while the server goes on with others; a worker waits for at most
+    ``tool_concurrency`` answers at a time. Not counted: steps are faster with fewer responses at a time, and answers
+    are prefilled.
     """
     if not node.multi_turn or node.expected_call_s is None:
         return ends

@@ -1,1 +1,1 @@
-"""Layouts for a cluster, proposed and ranked: `proposals` is the door."""
+"""Search for layouts on a cluster; start with `proposals`."""

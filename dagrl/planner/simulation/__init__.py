@@ -1,1 +1,1 @@
-"""What a run will be like: the scheduler, driven by what its commands cost. `simulate` is the door."""
+"""Simulation of a run: its scheduler, driven by the seconds of its commands; start with `simulate`."""

@@ -1,4 +1,4 @@
-"""How long commands take: what `dagrl.planner.simulation.simulate` asks, and a table that answers it."""
+"""Seconds of commands: the interface that a simulation needs, and a table that implements it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from dagrl.scheduler.commands import Command, Commit, Restart, Run, Save, Sleep,
 
 
 class Costs(Protocol):
-    """Seconds of whatever the scheduler may tell the driver to do."""
+    """Seconds of the scheduler's commands."""
 
     def seconds(self, command: Command) -> float:
-        """How long `command` takes; never negative."""
+        """Return the seconds of `command`; never negative."""
         ...
 
     def shard_offsets(self, run: Run) -> Sequence[float]:
-        """When each of `run.shards` is done, in seconds after the run's begin, of a task that streams.
+        """Return the end of each of `run.shards` of a task that streams, in seconds after the start of the run.
 
-        In the order of `run.shards`, ascending; the last is ``seconds(run)``.
+        Ascending, in the order of `run.shards`; the last is ``seconds(run)``.
         """
         ...
 
@@ -29,7 +29,7 @@ class CostTable:
     """Fixed seconds: the same in every step, and for every executor."""
 
     shard: Mapping[str, float] = field(default_factory=dict)
-    """Task -> seconds that each shard of a run takes; tasks that are not named take none."""
+    """Task -> seconds of each shard of a run; other tasks take none."""
     sync: float = 0.0
     sleep: float = 0.0
     wake: float = 0.0
@@ -38,7 +38,7 @@ class CostTable:
     commit: float = 0.0
 
     def seconds(self, command: Command) -> float:
-        """How long `command` takes."""
+        """Return the seconds of `command`."""
         match command:
             case Run(_, task, shards):
                 return self.shard.get(task, 0.0) * len(shards)
@@ -56,5 +56,5 @@ class CostTable:
                 return self.commit
 
     def shard_offsets(self, run: Run) -> Sequence[float]:
-        """One shard after the other."""
+        """Return the ends of shards that run one after the other."""
         return [self.shard.get(run.task, 0.0) * count for count in range(1, len(run.shards) + 1)]

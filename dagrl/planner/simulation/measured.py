@@ -1,4 +1,4 @@
-"""Costs out of what was measured: a run's own seconds, to be simulated by."""
+"""Costs from the measured seconds of a run, for a simulation."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from dagrl.scheduler.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCosts:
-    """See `dagrl.planner.simulation.costs.Costs`. What was never measured takes no time."""
+    """See `dagrl.planner.simulation.costs.Costs`. Commands that were never measured take no time."""
 
     runs: CostTable
     others: Mapping[tuple[str, str], float]
-    """Kind of command and executor -> seconds; a sync is its follower's."""
+    """Kind of command and executor -> seconds; the executor of a sync is its receiver."""
 
     def seconds(self, command: Command) -> float:
-        """How long `command` takes."""
+        """Return the seconds of `command`."""
         if isinstance(command, Run | Commit):
             return self.runs.seconds(command)
         executor = command.follower if isinstance(command, Sync) else command.executor
         return self.others.get((type(command).__name__.lower(), executor), 0.0)
 
     def shard_offsets(self, run: Run) -> Sequence[float]:
-        """One shard after the other."""
+        """Return the ends of shards that run one after the other."""
         return self.runs.shard_offsets(run)
 
 
 def measured_costs(plan: Plan, activities: Iterable[Activity]) -> MeasuredCosts:
-    """The median step's seconds of each task, shared out evenly among its shards; of all else, the mean.
+    """Return the median step's seconds of each task, divided evenly among its shards, and means of all else.
 
-    A median, for a run's first step takes longer than the others.
+    It is a median because the first step of a run takes longer than the others.
     """
     tasks = {task.name: task for task in plan.tasks}
     steps: dict[str, dict[int, list[Interval]]] = defaultdict(lambda: defaultdict(list))

@@ -1,7 +1,6 @@
-"""What a run will be like: the scheduler of a run, driven by what its commands cost instead of by workers.
+"""Simulates a run: the costs of commands drive its scheduler, instead of workers.
 
-Without chance: the same plan and costs give the same simulation. Of what happens at the same time, what was begun first
-is told first.
+The simulation is deterministic. Events at the same time come in the order in which their commands began.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from dagrl.scheduler.scheduler import Scheduler
 
 
 class Activity(NamedTuple):
-    """That something runs, from `start` to `end` in seconds since the first step began."""
+    """Something that runs from `start` to `end`, in seconds since the first step began."""
 
     name: str
     """The task, or ``sync``, ``sleep``, ``wake``, ``restart``, ``save``."""
@@ -40,32 +39,32 @@ class Activity(NamedTuple):
     """The op, or the name."""
     start: float
     end: float
-    """Of a run that streams, each shard has the time from the one before it to its own end."""
+    """Each shard of a run that streams has the time from the end of the one before it."""
     step: int
     shard: int | None
-    """None: all of the step's batch, or no rows at all."""
+    """None: the whole batch, or no rows at all."""
     executor: str
-    """Of a sync, the one that follows."""
+    """The receiver of a sync."""
     group: str
-    """The host's is ``host``."""
+    """``host`` for tasks without an engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """What a simulation has seen."""
+    """The result of a simulation."""
 
     activities: tuple[Activity, ...]
-    """All that had ended when the last step was committed, in the order of their ends."""
+    """Those that had ended when the last step was committed, in the order of their ends."""
     under_way: tuple[Activity, ...]
-    """What had begun by then and had not ended, with the ends that it would have had."""
+    """Those in progress then, with the ends that they would have had."""
     step_seconds: dict[int, float]
-    """Step -> what it adds to the run: from the commit of the step before it to its own."""
+    """Step -> seconds from the commit of the step before it to its own."""
     seconds: float
-    """From the beginning of the first step to the commit of the last."""
+    """From the start of the first step to the commit of the last."""
 
 
 def simulate(plan: Plan, costs: Costs, steps: int) -> Simulated:
-    """The first `steps` of the run that `plan` is for. Later steps are begun as they would be, and cut off."""
+    """Simulate the first `steps` of a run. Later steps start as they would, and are cut off."""
     assert 1 <= steps <= plan.steps, f"{steps} steps of a plan for {plan.steps}"
     simulation = _Simulation(plan, costs)
     simulation.go_on_until(steps)
@@ -80,16 +79,15 @@ class _Simulation:
         self._task_of = {task.name: task for task in plan.tasks}
         self._group_of = {name: executor.group or HOST for name, executor in plan.executors.items()}
         self._through = dict.fromkeys(plan.executors, 0.0)
-        """When each executor is through with the runs and syncs that it has been sent; nothing of the host, where runs
-        are beside each other."""
+        """When each executor has finished the runs and syncs that it got; not for the host, where runs overlap."""
         self._coming: list[tuple[float, int, float, Command, Event]] = []
-        """Heap of what will have happened: when, in which order, since when, the command, its event."""
+        """Heap of future events: when, in which order, since when, the command, its event."""
         self._order = count()
         self._activities: list[Activity] = []
         self._commits: dict[int, float] = {}
 
     def go_on_until(self, step: int) -> None:
-        """Carry out commands until `step` is committed."""
+        """Execute commands until `step` is committed."""
         self._begin(self._scheduler.start())
         while step not in self._commits:
             assert self._coming, "nothing is under way and nothing may start"
@@ -98,7 +96,7 @@ class _Simulation:
             self._begin(self._scheduler.handle(event))
 
     def seen(self) -> Simulated:
-        """What there was, up to now."""
+        """Return the result up to now."""
         ends = sorted(self._commits.items(), key=lambda commit: commit[1])
         begins = [0.0, *(end for _, end in ends)]
         step_seconds = {step: end - begin for (step, end), begin in zip(ends, begins, strict=False)}
@@ -125,7 +123,7 @@ class _Simulation:
             self._expect(since, now + seconds, command, self._outcome(command))
 
     def _beginning(self, command: Command, seconds: float) -> float:
-        """Now, or when what a run, or weights, were sent behind is over."""
+        """Return now, or the end of what a run or a sync waits for."""
         match command:
             case Run(_, task):
                 waits_for, busy = self._task_of[task].executor, {self._task_of[task].executor}
@@ -135,12 +133,12 @@ class _Simulation:
                 return self._now
         begins = max(self._now, self._through[waits_for])
         for name in busy - {HOST}:
-            # What is in flight comes in the midst of a run.
+            # Weights in flight arrive during a run.
             self._through[name] = max(self._through[name], begins + seconds)
         return begins
 
     def _outcome(self, command: Command) -> Event:
-        """As it is likely to be: a filter's batch is full in the round that the plan counts with."""
+        """Return the expected event: the batch of a filter is full in the round that the plan expects."""
         selects = isinstance(command, Run) and self._task_of[command.task].selects
         if isinstance(command, Run) and selects and command.round + 1 < self._plan.expected_rounds:
             return BatchShort(command)
@@ -155,7 +153,7 @@ class _Simulation:
         self._activities += self._activity(since, self._now, command, event)
 
     def _activity(self, start: float, end: float, command: Command, event: Event) -> Iterator[Activity]:
-        """What ends with `event`; nothing of a commit."""
+        """Yield what ends with `event`; nothing for a commit."""
         match command:
             case Run(step, name, shards, _):
                 task = self._task_of[name]
