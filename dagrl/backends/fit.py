@@ -32,7 +32,6 @@ class Tenant:
 
     @property
     def name(self) -> str:
-        """Its engine's name."""
         return self.executor.name
 
     @property
@@ -54,7 +53,6 @@ class Moment:
 
     @property
     def total(self) -> int:
-        """Of all engines."""
         return sum(self.parts.values())
 
 

@@ -41,7 +41,6 @@ class EngineMemory:
 
     @property
     def peak(self) -> int:
-        """All kinds together."""
         return sum(self.awake.values())
 
 

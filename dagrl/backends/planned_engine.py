@@ -38,7 +38,6 @@ class Workload:
 
     @property
     def trains(self) -> bool:
-        """Whether there are gradients and an optimizer."""
         return self.update_tokens > 0
 
 
@@ -86,7 +85,6 @@ class PlannedEngine[Spec: EngineSpec]:
 
     @cached_property
     def work(self) -> Workload:
-        """The most that is asked of it."""
         pipeline, plan, ours = self.pipeline, self.plan, self.executor
         nodes = [node for node in pipeline.nodes.values() if getattr(node, "engine", None) in ours.engines]
         updates = [node for node in nodes if isinstance(node, TrainingNode)]

@@ -23,6 +23,5 @@ class HfCosts(EngineCosts):
 
     @cached_property
     def server(self) -> Server:
-        """One rank, which generates batch after batch."""
         size = self.engine.spec.max_batch_size
         return Server(self.engine.shape, self.device, running=size, shares_prompts=False, in_process=True)

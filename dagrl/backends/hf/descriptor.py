@@ -37,13 +37,11 @@ class HfBackend(Backend):
         return WeightReader(engine.head, strict=not reward, quantised=reward)
 
     def memory(self, engine: PlannedEngine[HfEngineSpec]) -> EngineMemory:
-        """Weights, and the cache of a batch or the activations of a pass."""
         if engine.spec.head == "reward":
             return classifier_memory(engine)
         return generator_memory(engine.shape, engine.spec, engine.work, on_gpu=engine.gpu is not None)
 
     def costs(self, engine: PlannedEngine[HfEngineSpec]) -> HfCosts:
-        """A generator that goes batch after batch, or the matrix products of a reward model."""
         return HfCosts(engine)
 
 

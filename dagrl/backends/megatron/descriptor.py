@@ -99,26 +99,21 @@ class MegatronBackend(Backend):
         )
 
     def memory(self, engine: PlannedEngine[MegatronEngineSpec]) -> EngineMemory:
-        """Weights, gradients, optimizer and activations of the fullest stage. ValueError if layers do not divide."""
         on_gpu = engine.gpu is not None
         return trainer_memory(engine.shape, engine.spec, engine.executor.ranks, engine.work, on_gpu=on_gpu)
 
     def costs(self, engine: PlannedEngine[MegatronEngineSpec]) -> MegatronCosts:
-        """Layer by layer, with the pipeline's schedule and the communication of the ranks."""
         return MegatronCosts(engine)
 
     def changes(self, engine: PlannedEngine[MegatronEngineSpec], room: Room) -> Iterable[Ladder]:
-        """Recomputation, offloading and further splits of the model."""
         return ladders(engine, room)
 
     def suits_machines(self, engine: EngineSpec, group: GroupSpec) -> bool:
-        """Tensor-parallel ranks share a machine."""
         assert isinstance(engine, MegatronEngineSpec)
         each = group.gpus_per_node or group.cpus_per_node
         return each % engine.parallel.tensor_model_parallel_size == 0
 
     def layouts(self, pipeline: Pipeline, shapes: Sequence[ModelShape], group: GroupSpec) -> Iterable[MegatronLayout]:
-        """Parallel sizes and tokens of a micro-batch."""
         return layouts(pipeline, shapes, group)
 
 

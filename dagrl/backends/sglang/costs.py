@@ -21,12 +21,10 @@ class SglangCosts(EngineCosts):
 
     @property
     def weight_bytes(self) -> float:
-        """Weights on one GPU."""
         return self.parameters * WEIGHT_BYTES / gpus_per_server(self.engine.spec.server)
 
     @cached_property
     def server(self) -> Server:
-        """One server."""
         engine = self.engine
         fields, shape = engine.spec.server, engine.shape
         stages = int(fields.get("pp_size", 1))

@@ -90,25 +90,20 @@ class SglangBackend(Backend):
         return kind(start.model, spec, ranks, share, sleeps=sleeps(pipeline, start.name))
 
     def memory(self, engine: PlannedEngine[SglangEngineSpec]) -> EngineMemory:
-        """Weights, cache, graphs and activations, by SGLang's own accounting."""
         return server_memory(engine.shape, engine.spec, engine.gpu, engine.work)
 
     def costs(self, engine: PlannedEngine[SglangEngineSpec]) -> SglangCosts:
-        """Servers that decode with graphs and share prompts."""
         return SglangCosts(engine)
 
     def changes(self, engine: PlannedEngine[SglangEngineSpec], room: Room) -> Iterable[Ladder]:
-        """Other shares of the GPUs, and larger servers."""
         return ladders(engine, room)
 
     def suits_machines(self, engine: EngineSpec, group: GroupSpec) -> bool:
-        """A server takes a part of a machine, or whole ones."""
         assert isinstance(engine, SglangEngineSpec)
         each, size = group.gpus_per_node or group.cpus_per_node, gpus_per_server(engine.server)
         return each % size == 0 or size % each == 0
 
     def layouts(self, pipeline: Pipeline, shapes: Sequence[ModelShape], group: GroupSpec) -> Iterable[SglangLayout]:
-        """Sizes of servers and their shares of the GPUs."""
         return layouts(shapes, group)
 
 

@@ -61,11 +61,9 @@ class SglangLayout(LayoutChoice):
 
     @property
     def layout(self) -> int:
-        """GPUs of a server."""
         return self.tp_size
 
     def applied(self, pipeline: Pipeline) -> Pipeline:
-        """Return the pipeline with this choice."""
         servers = {
             name: engine.model_copy(update={"server": self._server(engine)})
             for name, engine in pipeline.engines.items()
@@ -74,7 +72,6 @@ class SglangLayout(LayoutChoice):
         return replaced(pipeline, servers)
 
     def overrides(self, pipeline: Pipeline) -> Iterator[str]:
-        """Yield the same as overrides of the pipeline's file."""
         for name, engine in pipeline.engines.items():
             if isinstance(engine, SglangEngineSpec):
                 wanted = self._server(engine)
@@ -83,7 +80,6 @@ class SglangLayout(LayoutChoice):
                         yield f"engines.{name}.server.{key}={flow(wanted.get(key))}"
 
     def told(self) -> str:
-        """Return it for people."""
         return f"TP{self.tp_size} {self.mem_fraction_static:g}"
 
     def _server(self, engine: SglangEngineSpec) -> dict[str, Any]:

@@ -13,19 +13,19 @@ from typing import Any
 
 from dagrl.backends.costs import WEIGHT_BYTES, Batch, EngineCosts
 from dagrl.backends.decoding import Generation, Lengths, shard_ends
+from dagrl.backends.device_rates import DeviceRates
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.planned_engine import PlannedEngine
 from dagrl.backends.registry import backend_of
 from dagrl.config.schema import JudgeNode, LogprobNode, Pipeline, RewardModelNode, RolloutNode, TrainingNode, ValuesNode
+from dagrl.config.schema.engine import Transport
 from dagrl.graph.filtering import prompts_per_round
 from dagrl.graph.offline import is_offline
 from dagrl.graph.op_contracts import Scope
 from dagrl.graph.rollouts import leading_rollout, rollouts
 from dagrl.models.gpus import DEFAULT_GPU, gpu_of_group
-from dagrl.planner.cost import transfers
 from dagrl.planner.cost.host import node_seconds
 from dagrl.planner.cost.lengths import Assumed, lengths_of, lengths_of_demonstrations, lengths_of_judgements
-from dagrl.planner.cost.turns import answered_ends
 from dagrl.planner.hardware import GPUS_OF_MACHINE
 from dagrl.scheduler.commands import Command, Commit, Restart, Run, Save, Sleep, Sync, Wake
 from dagrl.scheduler.plan import Plan, PlannedTask, Rows
@@ -33,6 +33,18 @@ from dagrl.scheduler.weight_route import weight_route
 
 _CALL_S = 5e-3
 """From a command to the worker and back: Ray, and the rows that it fetches."""
+_SYNC_S = 21e-3
+"""Of a weight sync of any size: the driver's calls and the pause of the servers (14 ms), and of their processes (7)."""
+_BROADCAST_SHARE = 1.03
+"""Buckets against a device's link to its peers: 9.4 ms for 3.44 GB, 51.5 ms for 16.4 GB."""
+_SAME_GPU_SHARE = 0.075
+"""Buckets handed over on one GPU, against its memory: tensors gathered, renamed, copied, at 284 GB/s."""
+_OBJECT_STORE_BYTES_PER_S = 0.5e9
+_OBJECT_STORE_S = 0.01
+_COMMIT_S = 5e-3
+"""The metrics of a step are written."""
+_RESTART_S = 60.0
+"""Worker, libraries and a server without prefill graphs; 1.7B takes about 30 s."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +60,6 @@ class PipelineCosts:
     """Known lengths."""
 
     def seconds(self, command: Command) -> float:
-        """Return the seconds of a command."""
         match command:
             case Run(_, task, shards):
                 return self._ends(task, len(shards))[-1]
@@ -59,11 +70,11 @@ class PipelineCosts:
             case Wake(_, executor, residency):
                 return self.engines[executor].wake(residency)
             case Restart():
-                return transfers.RESTART_S
+                return _RESTART_S
             case Save(_, executor):
                 return self.engines[executor].save(background=self.pipeline.run.async_save)
             case Commit():
-                return transfers.COMMIT_S
+                return _COMMIT_S
         raise AssertionError(f"no cost of {command!r}")
 
     def shard_offsets(self, run: Run) -> Sequence[float]:
@@ -196,7 +207,7 @@ class PipelineCosts:
     def _sync(self, follower: str, source: str) -> float:
         receiver, sender = self.engines[follower], self.engines[source]
         route = weight_route(self.pipeline, follower)
-        seconds = transfers.sync_seconds(
+        seconds = sync_seconds(
             route.way,
             route.passes * sender.parameters * WEIGHT_BYTES,
             sender.device,
@@ -214,3 +225,30 @@ class PipelineCosts:
         groups = {each.engine.executor.group: each.engine.group for each in costs}.values()
         machine = max(GPUS_OF_MACHINE, *(group.gpus_per_node for group in groups))
         return all(group.nodes == 1 for group in groups) and sum(group.ranks for group in groups) <= machine
+
+
+def sync_seconds(
+    way: Transport, weights: float, device: DeviceRates, *, link: float, gathered: float, neighbours: float
+) -> float:
+    """Return the seconds of a weight sync of `weights` bytes, with `link` bytes a second between sender and receiver.
+
+    The sender gathers a share `gathered` of the weights from its neighbours, at a rate of `neighbours`.
+    """
+    if way == "object_store":
+        return _OBJECT_STORE_S + weights / _OBJECT_STORE_BYTES_PER_S
+    rate = device.memory * _SAME_GPU_SHARE if way == "cuda_ipc" else link * _BROADCAST_SHARE
+    return _SYNC_S + weights / rate + gathered * weights / neighbours
+
+
+def answered_ends(ends: Sequence[float], work: Generation, node: RolloutNode) -> Sequence[float]:
+    """Return the ends of shards whose decoding alone ends at `ends`.
+
+    A response waits for each of its answers, while the server goes on with others; a worker waits for at most
+    ``tool_concurrency`` answers at a time. Not counted: steps are faster with fewer responses at a time, and answers
+    are prefilled.
+    """
+    if not node.multi_turn or node.expected_call_s is None:
+        return ends
+    waits = node.expected_answers * node.expected_call_s
+    in_all = work.prompts * work.per_prompt * waits / node.tool_concurrency
+    return [max(end + waits, in_all * (index + 1) / len(ends)) for index, end in enumerate(ends)]

@@ -10,12 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isclose
 
+import numpy as np
+
+from dagrl.backends.decoding import Lengths
+from dagrl.backends.families.shape import ModelShape
+from dagrl.graph.columns import CORE_COLUMNS, ColumnSpec, Shape
 from dagrl.graph.offline import is_offline
 from dagrl.planner.cost.costs import PipelineCosts
-from dagrl.planner.cost.edges import edge_bytes
 from dagrl.planner.simulation.simulate import simulate
 from dagrl.scheduler.intervals import Interval, busy_seconds
-from dagrl.scheduler.plan import Rows
+from dagrl.scheduler.plan import PlannedTask, Rows
 
 _WARM_UP = 2
 """Simulated steps before the measured ones, besides the staleness of the plan: engines start awake or asleep."""
@@ -24,6 +28,12 @@ _TURNS = 6
 """Turns that are simulated if an engine that is awake works on as many steps as it may: with several engines the turns
 take some time to repeat."""
 _OF_ENGINES = ("sleep", "wake")
+_OFFSET_BYTES = 8
+"""The offset of each row of a ragged column."""
+_TEXT_BYTES = 64
+"""A text, such as a reference answer."""
+_UNKNOWN_BYTES = 4
+"""A user's own column: one float32 for each row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +108,39 @@ def _edges(costs: PipelineCosts) -> dict[tuple[str, str], float]:
     found = {}
     for task in tasks.values():
         if task.rows is Rows.TRAIN:
-            taken = edge_bytes(tasks, task, costs.rows(task), costs.lengths(task), costs.shape)
+            taken = _edge_bytes(tasks, task, costs.rows(task), costs.lengths(task), costs.shape)
             rounds = costs.plan.rounds_of(task)
             found.update({(producer, task.name): rounds * nbytes for producer, nbytes in taken.items()})
     return found
+
+
+def _edge_bytes(
+    tasks: Mapping[str, PlannedTask], task: PlannedTask, rows: int, lengths: Lengths, shape: ModelShape
+) -> dict[str, float]:
+    """Return each task that `task` reads from -> bytes of a step."""
+    found: dict[str, float] = {}
+    for producer, column in dict.fromkeys(task.inputs.values()):
+        # Contracts have the op's name of a column.
+        names = {there: own for own, there in tasks[producer].outputs.items()}
+        each = _row_bytes(CORE_COLUMNS.get(names.get(column, column)), lengths, shape)
+        found[producer] = found.get(producer, 0.0) + rows * each
+    return found
+
+
+def _row_bytes(column: ColumnSpec | None, lengths: Lengths, shape: ModelShape) -> float:
+    if column is None:
+        return _UNKNOWN_BYTES
+    each = np.dtype(column.dtype).itemsize
+    match column.shape:
+        case Shape.SAMPLE:
+            return each
+        case Shape.PROMPT:
+            return each * lengths.prompt + _OFFSET_BYTES
+        case Shape.RESPONSE:
+            return each * lengths.response + _OFFSET_BYTES
+        case Shape.TEXT:
+            return _TEXT_BYTES + _OFFSET_BYTES
+        case Shape.ROUTES:
+            chosen = shape.experts.chosen if shape.experts else 0
+            return each * (lengths.row - 1) * shape.layers * chosen + _OFFSET_BYTES
+    raise AssertionError(f"no size of a {column.shape} column")

@@ -58,7 +58,6 @@ class Cluster:
 
     @property
     def gpus(self) -> int:
-        """All of them."""
         return self.nodes * self.gpus_per_node
 
     def group(self, gpus: int) -> GroupSpec:

@@ -56,5 +56,4 @@ class CostTable:
                 return self.commit
 
     def shard_offsets(self, run: Run) -> Sequence[float]:
-        """Return the ends of shards that run one after the other."""
         return [self.shard.get(run.task, 0.0) * count for count in range(1, len(run.shards) + 1)]

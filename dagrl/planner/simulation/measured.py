@@ -23,14 +23,12 @@ class MeasuredCosts:
     """Kind of command and executor -> seconds; the executor of a sync is its receiver."""
 
     def seconds(self, command: Command) -> float:
-        """Return the seconds of `command`."""
         if isinstance(command, Run | Commit):
             return self.runs.seconds(command)
         executor = command.follower if isinstance(command, Sync) else command.executor
         return self.others.get((type(command).__name__.lower(), executor), 0.0)
 
     def shard_offsets(self, run: Run) -> Sequence[float]:
-        """Return the ends of shards that run one after the other."""
         return self.runs.shard_offsets(run)
 
 

@@ -14,10 +14,9 @@ from dagrl.backends.megatron.planning.communicators import gathering_seconds
 from dagrl.config.residency import Residency
 from dagrl.graph.rollouts import rollouts
 from dagrl.models.gpus import GPUS, gpu_named
-from dagrl.planner.cost.costs import PipelineCosts
+from dagrl.planner.cost.costs import PipelineCosts, sync_seconds
 from dagrl.planner.cost.estimate import StepEstimate, estimate_step
 from dagrl.planner.cost.lengths import Assumed, lengths_of, lengths_of_demonstrations
-from dagrl.planner.cost.transfers import sync_seconds
 from dagrl.scheduler.commands import Command, Run, Save, Sleep, Sync, Wake
 from dagrl.scheduler.placement import make_plan
 from dagrl.scheduler.plan import Rows

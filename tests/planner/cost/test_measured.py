@@ -17,8 +17,7 @@ from dagrl.backends.megatron.planning.optimizer import STATE_BYTES, OptimizerSte
 from dagrl.backends.megatron.planning.passes import Passes
 from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
 from dagrl.models.gpus import gpu_named
-from dagrl.planner.cost import transfers
-from dagrl.planner.cost.costs import PipelineCosts
+from dagrl.planner.cost.costs import PipelineCosts, sync_seconds
 from dagrl.planner.cost.estimate import estimate_step
 from dagrl.planner.cost.lengths import Assumed
 from dagrl.planner.showing.report import report
@@ -116,7 +115,7 @@ def test_work(estimate: Any, measured: float) -> None:
 )
 def test_weight_syncs(shape: ModelShape, way: Any, measured: float) -> None:
     """From the end of the update to servers that are ready."""
-    seconds = transfers.sync_seconds(way, 2 * shape.parameters, H200, link=H200.peers, gathered=0.0, neighbours=1)
+    seconds = sync_seconds(way, 2 * shape.parameters, H200, link=H200.peers, gathered=0.0, neighbours=1)
     assert seconds == pytest.approx(measured, rel=0.2)
 
 

@@ -20,7 +20,7 @@ def ladders(engine: PlannedEngine[Any], room: Room) -> Iterator[Ladder]:
         return Change({("engines", engine.name, section, key): value for key, value in values.items()})
 
     def split(key: str, most: int, **also: Any) -> Ladder:
-        return Ladder([change("parallel", **{key: size}, **also) for size in doubled(getattr(sizes, key), most)])
+        return Ladder([change("parallel", **{key: size}, **also) for size in doubled(sizes.model_dump()[key], most)])
 
     if spec.sleep is not False and spec.keep_communicators:
         yield Ladder([Change({("engines", engine.name, "keep_communicators"): False})])

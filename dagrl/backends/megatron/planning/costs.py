@@ -30,48 +30,39 @@ class MegatronCosts(EngineCosts):
 
     @cached_property
     def passes(self) -> Passes:
-        """Batches through the model."""
         engine = self.engine
         return Passes(engine.shape, engine.spec, engine.group.ranks, engine.per_node, self.device)
 
     @cached_property
     def optimizer(self) -> OptimizerSteps:
-        """Optimizer steps."""
         engine = self.engine
         return OptimizerSteps(self.passes.held, engine.spec, engine.group.ranks, engine.per_node, self.device)
 
     @property
     def weight_bytes(self) -> float:
-        """Weights of a rank of the fullest stage."""
         return self.passes.held.total * WEIGHT_BYTES
 
     @property
     def state_bytes(self) -> float:
-        """Optimizer states on one GPU between steps."""
         return self.optimizer.state_bytes if self.engine.executor.trained else 0.0
 
     @property
     def state_bytes_on_host(self) -> float:
-        """Optimizer states whose step runs on the host."""
         return self.optimizer.state_bytes_on_host if self.engine.executor.trained else 0.0
 
     def forward(self, batch: Batch) -> float:
-        """Return the seconds of a pass without gradients."""
         return self.passes.forward(batch)
 
     def update(self, batch: Batch) -> float:
-        """Return the seconds of a forward and a backward pass, and of the optimizer's step."""
         return self.passes.train(batch) + self.optimizer.seconds()
 
     @property
     def load_s(self) -> float:
-        """Seconds in which offloaded weights come to the GPU and go again, once for each task."""
         if not self.engine.spec.offload.param:
             return 0.0
         return self.weight_bytes * (1 / self.device.from_host + 1 / self.device.to_host)
 
     def reconnect_s(self, *, updates: bool) -> float:
-        """Return what communicators add that the engine closed when it went to sleep."""
         engine = self.engine
         if not self._closes_communicators:
             return 0.0
@@ -79,7 +70,6 @@ class MegatronCosts(EngineCosts):
 
     @property
     def gathered_share(self) -> float:
-        """Share of the weights that other ranks hold."""
         return max(0.0, 1 - self.passes.held.total / self.engine.shape.parameters)
 
     @property
@@ -91,11 +81,9 @@ class MegatronCosts(EngineCosts):
 
     @property
     def reconnect_to_send_s(self) -> float:
-        """Seconds that the first sync after a wake takes longer."""
         return gathering_seconds(self._weight_ranks) if self._closes_communicators else 0.0
 
     def sleep(self, residency: Residency) -> float:
-        """Return the seconds in which the engine leaves its GPUs, or keeps its weights alone."""
         weights, state = self._moved
         ranks = self.engine.group.ranks
         if residency is Residency.WEIGHTS:
@@ -105,7 +93,6 @@ class MegatronCosts(EngineCosts):
         return trainer_sleep_seconds(moved, self.device, closing=self._closing)
 
     def wake(self, residency: Residency) -> float:
-        """Return the seconds in which the engine comes back."""
         weights, state = self._moved
         moved = weights + (state if residency is Residency.AWAKE else 0.0)
         return trainer_wake_seconds(moved, self.device, closed=self._closing)

@@ -79,7 +79,6 @@ class Seconds:
         return Seconds(self.forward + other.forward, self.backward + other.backward)
 
     def times(self, factor: float) -> Seconds:
-        """Return `factor` times as many."""
         return Seconds(self.forward * factor, self.backward * factor)
 
 

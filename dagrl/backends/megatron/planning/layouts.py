@@ -52,11 +52,9 @@ class MegatronLayout(LayoutChoice):
 
     @property
     def layout(self) -> ParallelSpec:
-        """The parallel sizes."""
         return self.parallel
 
     def applied(self, pipeline: Pipeline) -> Pipeline:
-        """Return the pipeline with this choice."""
         engines = {name: self._engine(engine) for name, engine in pipeline.engines.items() if _is_chosen(engine)}
         budget = {"tokens_per_micro_batch": self.tokens_per_micro_batch}
         nodes = {
@@ -66,7 +64,6 @@ class MegatronLayout(LayoutChoice):
         return replaced(pipeline, engines).model_copy(update={"nodes": nodes})
 
     def overrides(self, pipeline: Pipeline) -> Iterator[str]:
-        """Yield the same as overrides of the pipeline's file."""
         for name, engine in pipeline.engines.items():
             if not _is_chosen(engine):
                 continue
@@ -83,7 +80,6 @@ class MegatronLayout(LayoutChoice):
                 yield f"nodes.{name}.tokens_per_micro_batch={self.tokens_per_micro_batch}"
 
     def told(self) -> str:
-        """Return what differs from the defaults, for people."""
         sizes = self.parallel
         names = {
             "TP": sizes.tensor_model_parallel_size,

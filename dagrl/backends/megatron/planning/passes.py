@@ -41,7 +41,6 @@ class Passes:
 
     @property
     def replicas(self) -> int:
-        """Data-parallel ranks."""
         return self.spec.parallel.data_parallel_size(self.ranks)
 
     @cached_property

@@ -35,12 +35,10 @@ class Stage:
 
     @property
     def is_first(self) -> bool:
-        """Whether it has the embedding."""
         return self.index == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether it has the output layer."""
         return self.index == self.stages - 1
 
     def in_flight(self, micro_batches: int) -> float:
@@ -90,7 +88,6 @@ class RankParameters:
 
     @property
     def total(self) -> int:
-        """All of them."""
         return self.dense + self.experts
 
 
