@@ -17,9 +17,9 @@ from dagrl.config.residency import Residency
 WEIGHT_BYTES = 2
 _SERVER_SLEEP_S = 0.05
 _SERVERS_SLEEP_S = 0.1
-"""SGLang's release, and the calls: 0.02 to 0.06 s on one GPU; on two, the slower, 0.05 to 0.19 s."""
+"""Servers free their memory: 0.02 to 0.06 s on one GPU; on two, the slower, 0.05 to 0.19 s."""
 _SERVER_WAKE_S = 0.025
-"""SGLang's resume, and the calls."""
+"""Servers allocate it again."""
 _RETURN_BYTES_PER_S = 135e9
 """Allocation of weights that others have just left: 0.03 to 0.08 s for 3.4 GB, 0.12 to 0.14 s for 16.4."""
 _SWAP_SHARE = 0.56

@@ -15,7 +15,7 @@ _MATMUL_SHARE = 0.69
 """Share of the bfloat16 peak in the matrix products of training: fitted to the log-prob passes of 1.7B (521 TFLOP/s in
 all) and 8B with TP2 (497). A product of 8192^3 alone reaches 0.81."""
 _MATMUL_SHARE_AMPERE = 0.78
-"""Slower tensor cores are easier to feed: Megatron-LM's 52 % of an A100's peak over whole steps (arXiv 2104.04473)."""
+"""Slower tensor cores are easier to feed: 52 % of an A100's peak over whole steps (arXiv 2104.04473)."""
 _AMPERE_TFLOPS = 320.0
 _ATTENTION_SHARE = 0.40
 """FlashAttention 3, packed and causal, forward; rows of 2048 tokens."""

@@ -26,7 +26,7 @@ _LIBRARIES = int(1.0 * GIB)
 """Kernels, workspaces and samplers, which stay in a sleep. Measured on H200s, context included: 1.1 to 1.5 GiB for 1.7B
 on one GPU, 2.2 on two."""
 _WORKING = int(2.0 * GIB)
-"""What passes and CUDA's part of graphs take besides the other kinds, freed in a sleep. With all of the above H200s had
+"""Memory of passes and CUDA's part of graphs besides the other kinds, freed in a sleep. With all of the above H200s had
 1.8 GiB for 1.7B on one GPU, 3.6 for 1.7B and 8B on two, 5.5 for 8B on one."""
 _NCCL = int(0.8 * GIB)
 """Buffers of the ranks of one server, with those of SGLang's all-reduce. A guess."""

@@ -34,7 +34,7 @@ from dagrl.scheduler.weight_route import weight_route
 _CALL_S = 5e-3
 """From a command to the worker and back: Ray, and the rows that it fetches."""
 _SYNC_S = 21e-3
-"""Of a weight sync of any size: the driver's calls and the pause of the servers (14 ms), and of their processes (7)."""
+"""A weight sync of any size: the driver's calls and the pause of the servers (14 ms), and of their processes (7)."""
 _BROADCAST_SHARE = 1.03
 """Buckets against a device's link to its peers: 9.4 ms for 3.44 GB, 51.5 ms for 16.4 GB."""
 _SAME_GPU_SHARE = 0.075

@@ -14,13 +14,13 @@ from dagrl.backends.planned_engine import PlannedEngine
 from dagrl.config.residency import Residency
 
 _DOWN_S = 0.06
-"""Of a trainer that keeps its weights alone: the memory of its passes is freed (0.06 to 0.16 s)."""
+"""A trainer keeps its weights alone: the memory of its passes is freed (0.06 to 0.16 s)."""
 _DOWN_OF_SEVERAL_S = 0.15
 """The same for the slower of two ranks: 0.15 s on average of 16 sleeps in eight runs (0.07 to 0.31)."""
 _SLEEP_S = 0.01
 """The same from there to asleep."""
 _OPEN_S = 0.02
-"""Of several ranks that wake: groups are created; communicators connect in the first task."""
+"""Several ranks wake: groups are created; communicators connect in the first task."""
 
 
 class MegatronCosts(EngineCosts):
