@@ -250,9 +250,10 @@ def test_a_route_through_one_machines_memory(project, with_server, size, is_wron
 def test_weights_that_nobody_sends(project, with_server):
     path = with_server("weight_sync: {checksum: true}")
     path.write_text(path.read_text().replace("    weights_from: actor\n", ""))
-    warnings = {warning.place: warning.message for warning in check_file(path).warnings}
-    assert warnings["engines.generator.weight_sync"].startswith("has no effect, as the engine follows none; ")
-    assert warnings["engines.generator"].startswith("samples always come from the start weights; ")
+    assert {warning.place for warning in check_file(path).warnings} == {
+        "engines.generator.weight_sync",
+        "engines.generator",
+    }
 
 
 def test_what_only_a_start_from_files_can_do(with_server):
