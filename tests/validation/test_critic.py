@@ -153,7 +153,7 @@ def test_a_classifier_reads_messages_with_a_tokenizer_of_its_own(judged):
 
 def test_a_language_models_folder_has_no_score(project, judged):
     path = judged(classes=["Qwen3ForCausalLM"])
-    project.assert_problem(path, "engines.judge.model.path", "is a Qwen3ForCausalLM, which has no score; give `judge`")
+    project.assert_problem(path, "engines.judge.model.path", "no-reward-head", "Qwen3ForCausalLM", "judge")
 
 
 def test_a_folder_that_does_not_say_what_it_is_is_left_to_the_engine(judged):
@@ -182,9 +182,9 @@ TOKENS = {"a": 0, "b": 1, "<end>": 2}
 @pytest.mark.parametrize(
     ("rows", "tokens", "message", "is_error"),
     [
-        (2, TOKENS, "it has rows for 2 tokens, and the pipeline's tokenizer has 3; take a model of", True),
+        (2, TOKENS, "it has rows for 2 tokens, and the pipeline's tokenizer has 3;", True),
         (3, {"b": 0, "a": 1, "<end>": 2}, "'a' is token 0 of the pipeline's tokenizer, and 1 of its own", True),
-        (3, {"a": 0, "b": 1}, "it has no '<end>', for one; see that", False),
+        (3, {"a": 0, "b": 1}, "'<end>'", False),
         (9, {**TOKENS, "more": 3}, "", False),
     ],
 )

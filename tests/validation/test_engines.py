@@ -130,7 +130,7 @@ CASES = {
         "{lr: 1e-3}",
         "{lr: 0} #!",
         "engines.actor.optimizer.lr",
-        "the learning rate is 0; choose",
+        "invalid-value",
     ),
     "floor above peak": (
         ACTOR,

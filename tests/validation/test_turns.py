@@ -62,7 +62,7 @@ CASES = {
         "tools: [calculator], tool_args: {calculator: {expression: '1'}}",
         "tools[0]",
         "invalid-tool",
-        "is the policy's; take it out of `tool_args`",
+        "is the policy's; remove it from `tool_args`",
     ),
     "no such argument": (
         "tools: [python], tool_args: {python: {memory_mb: 3}}",

@@ -42,7 +42,7 @@ def test_the_last_match_is_the_score(pattern: str, reply: str, score: float) -> 
 def test_words_have_the_scores_that_they_are_given() -> None:
     pattern, scores = re.compile(r"\b(GOOD|BAD|so-so)\b"), {"GOOD": 1.0, "BAD": -1.0}
     assert parse("BAD? No, GOOD.", pattern, scores) == 1.0
-    with pytest.raises(ValueError, match="it says 'so-so', which is none of GOOD, BAD"):
+    with pytest.raises(ValueError, match="it contains 'so-so', which is none of GOOD, BAD"):
         parse("so-so", pattern, scores)
 
 
@@ -50,10 +50,10 @@ def test_words_have_the_scores_that_they_are_given() -> None:
     ("pattern", "reply", "what"),
     [
         (r"\d+", "no idea", r"nothing in it matches '\\\\d\+'"),
-        (r"score: (.*)", "score: high", "it says 'high', which is no number"),
+        (r"score: (.*)", "score: high", "it contains 'high', which is no number"),
         (r"score: (.*)", "score: nan", "which is no number"),
         (r"score: (.*)", "score: 1e999", "which is no number"),
-        (r"(\d)|x", "x", "it says '', which is no number"),
+        (r"(\d)|x", "x", "it contains '', which is no number"),
     ],
 )
 def test_a_reply_without_a_score_is_told(pattern: str, reply: str, what: str) -> None:

@@ -91,7 +91,7 @@ def test_type_hints_that_json_cannot_express_are_refused() -> None:
         """At a thing."""
 
     look.__annotations__["thing"] = Thing
-    with pytest.raises(ValueError, match=r"has type hints that JSON has no words for: .*Thing"):
+    with pytest.raises(ValueError, match=r"has type hints that JSON cannot express: .*Thing"):
         Tool(look, {})
 
 
