@@ -65,10 +65,6 @@ def test_optimizer_defaults_and_fields_by_name() -> None:
             {"extra": {"ddp": {"overlap_grad_reduc": True}}},
             r"ddp\.overlap_grad_reduc: .*did you mean 'overlap_grad_reduce'",
         ),
-        (
-            {"ddp": {"overlap_param_gather": True}, "optimizer": {"use_distributed_optimizer": False}},
-            "ddp: Megatron refuses",
-        ),
     ],
 )
 def test_fields_that_make_no_sense_are_refused(fields: dict[str, Any], message: str) -> None:
