@@ -1,4 +1,4 @@
-"""The sending side of weight syncs, on one rank of a trainer or in an SGLang worker."""
+"""The sending side of weight syncs, on one rank of a trainer or in a server's worker."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ _OF_TEXT = "concerns text, but input and output are token ids; remove it"
 
 
 class SamplingSpec(Section):
-    """How tokens are drawn, in SGLang's names."""
+    """How tokens are drawn."""
 
     refused: ClassVar[dict[str, str]] = {
         **dict.fromkeys(("frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias"), _OTHER_POLICY),
@@ -112,7 +112,7 @@ class TurnOptions(Section):
     tool_args: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Tool -> arguments that are set here, and hidden from the policy."""
     tool_format: str = "hermes"
-    """Syntax of the policy's calls: ``hermes``, as in Qwen 2.5 and 3; another parser of SGLang, for example ``llama3``;
+    """Syntax of the policy's calls: ``hermes``, as in Qwen 2.5 and 3; another backend's parser, for example ``llama3``;
     or your own parser, ``module:function``."""
     max_parallel_calls: Concurrency = 4
     """Calls of one turn that run in parallel; further ones are answered with an error."""
@@ -191,8 +191,8 @@ class RewardModelNode(NodeBase):
     op: Literal["reward_model"]
     """Names this kind of node."""
     engine: Name
-    """An engine with ``head: reward``. A megatron engine scores the sampled tokens as they are; a hf engine the prompt
-    and the response as a conversation, by the chat template of its own model."""
+    """An engine with ``head: reward``. It scores the sampled tokens as they are, or, if its backend reads messages
+    (``hf``), prompt and response as a conversation with the chat template of its own model."""
     tokens_per_micro_batch: PositiveInt = 16384
     """Packed tokens in one forward pass of a model replica."""
 
