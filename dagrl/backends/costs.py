@@ -30,7 +30,7 @@ _SAVE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class PlannedBatch:
     """Rows that go through a model together, divided among its replicas."""
 
     rows: float
@@ -80,12 +80,12 @@ class EngineCosts:
         """One replica that generates."""
         return Server(self.engine.shape, self.device, per_node=self.engine.per_node)
 
-    def forward(self, batch: Batch) -> float:
+    def forward(self, batch: PlannedBatch) -> float:
         """Return the seconds of a pass without gradients: its matrix products."""
         tokens = batch.rows * batch.lengths.row / self.engine.executor.replicas
         return 2 * self.parameters * tokens / self.device.matmul
 
-    def update(self, batch: Batch) -> float:
+    def update(self, batch: PlannedBatch) -> float:
         """Return the seconds of a forward and a backward pass, and of the optimizer's step."""
         return 3 * self.forward(batch)
 

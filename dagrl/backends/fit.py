@@ -57,7 +57,7 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class FitProblem:
     """An engine that does not fit."""
 
     group: str
@@ -94,7 +94,7 @@ class GroupFit:
         """Bytes of host memory that the engines take on each machine."""
         return self.slots_per_node * sum(tenant.memory.host for tenant in self.tenants)
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[FitProblem]:
         """Yield the engines that do not fit."""
         if self.gpu is None:
             return
@@ -107,7 +107,7 @@ class GroupFit:
                 f"group {self.name}: {full.engine} needs {gib(full.parts[full.engine])} GiB of each {self.gpu.name} "
                 f"({full.what.partition(': ')[2]}){beside}: {gib(over)} GiB more than its {self.gpu.memory_gib:g}"
             )
-            yield Problem(self.name, full.engine, over, text)
+            yield FitProblem(self.name, full.engine, over, text)
         for tenant in self.tenants:
             needs = tenant.memory.needs
             if needs is not None and needs > tenant.memory.peak:
@@ -117,7 +117,7 @@ class GroupFit:
                     f"samples and graphs, and takes {gib(tenant.memory.peak)} by its {tenant.memory.filled_by}: "
                     f"{gib(over)} GiB too few"
                 )
-                yield Problem(self.name, tenant.name, over, text)
+                yield FitProblem(self.name, tenant.name, over, text)
 
     @property
     def over(self) -> int:
@@ -153,7 +153,7 @@ class Fit:
     groups: tuple[GroupFit, ...]
 
     @property
-    def problems(self) -> tuple[Problem, ...]:
+    def problems(self) -> tuple[FitProblem, ...]:
         """The engines that do not fit, the worst first."""
         found = (problem for group in self.groups for problem in group.problems())
         return tuple(sorted(found, key=lambda problem: -problem.over))

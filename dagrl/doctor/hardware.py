@@ -23,7 +23,7 @@ _LEAST_DISK = 5 * _GIB
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class DetectedGpu:
     """A GPU as its driver sees it."""
 
     index: str
@@ -33,7 +33,7 @@ class Gpu:
     driver: str
 
 
-def list_gpus() -> list[Gpu]:
+def list_gpus() -> list[DetectedGpu]:
     """NVIDIA GPUs; none where there is no driver."""
     query = ["nvidia-smi", "--query-gpu=index,name,memory.total,memory.used,driver_version"]
     try:
@@ -43,10 +43,10 @@ def list_gpus() -> list[Gpu]:
     except (OSError, subprocess.TimeoutExpired):
         return []
     rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()]
-    return [Gpu(row[0], row[1], _number(row[2]), _number(row[3]), row[4]) for row in rows if len(row) == 5]
+    return [DetectedGpu(row[0], row[1], _number(row[2]), _number(row[3]), row[4]) for row in rows if len(row) == 5]
 
 
-def hardware(gpus: list[Gpu]) -> Iterator[Finding]:
+def hardware(gpus: list[DetectedGpu]) -> Iterator[Finding]:
     """Check the machine itself."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _GIB
     system = f"{platform.system()} {platform.release()} {platform.machine()}"

@@ -41,7 +41,7 @@ class Columns:
 
 
 @dataclass(slots=True)
-class Fault:
+class RowFault:
     """One kind of fault in some rows."""
 
     first: int = 0
@@ -58,12 +58,12 @@ class RowFaults:
 
     scanned: int = 0
     """The number of rows that were read."""
-    faults: dict[str, Fault] = field(default_factory=dict)
+    faults: dict[str, RowFault] = field(default_factory=dict)
     """By description, as the object of a sentence."""
 
     def add(self, what: str, first: int, rows: int = 1, last: int | None = None) -> None:
         """Count rows with a fault."""
-        self.faults.setdefault(what, Fault(first, 0, last)).rows += rows
+        self.faults.setdefault(what, RowFault(first, 0, last)).rows += rows
 
     def everywhere(self, what: str) -> bool:
         """Whether all scanned rows have a fault."""

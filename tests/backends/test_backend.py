@@ -9,7 +9,7 @@ import pytest
 
 from dagrl.backends.backend import Backend, EngineStart
 from dagrl.backends.changes import Room
-from dagrl.backends.costs import Batch
+from dagrl.backends.costs import PlannedBatch
 from dagrl.backends.decoding import Generation, Lengths, shard_ends
 from dagrl.backends.families.registry import model_shape
 from dagrl.backends.memory import CONTEXT
@@ -50,7 +50,7 @@ def test_memory_is_a_whole_model_in_16_bits() -> None:
 def test_work_and_moves_take_time() -> None:
     generator = planned("generator")
     costs, lengths = BACKEND.costs(generator), Lengths(512, 1024, 2048)
-    batch = Batch(64, lengths, 16384)
+    batch = PlannedBatch(64, lengths, 16384)
     tokens = 64 * 1536 / generator.executor.replicas
     assert costs.forward(batch) == pytest.approx(2 * generator.shape.parameters * tokens / costs.device.matmul)
     assert costs.update(batch) == 3 * costs.forward(batch)

@@ -10,15 +10,15 @@ import pytest
 
 from dagrl.doctor import hardware
 from dagrl.doctor.findings import Verdict
-from dagrl.doctor.hardware import Gpu, list_gpus
+from dagrl.doctor.hardware import DetectedGpu, list_gpus
 
 GIB = 2**30
 Usage = namedtuple("Usage", "total used free")
-IDLE = Gpu("0", "NVIDIA H200", 143771, 4, "570.124")
-BUSY = Gpu("0", "NVIDIA H200", 143771, 40960, "570.124")
+IDLE = DetectedGpu("0", "NVIDIA H200", 143771, 4, "570.124")
+BUSY = DetectedGpu("0", "NVIDIA H200", 143771, 40960, "570.124")
 
 
-def found(name: str, gpus: list[Gpu]) -> tuple[Verdict, str]:
+def found(name: str, gpus: list[DetectedGpu]) -> tuple[Verdict, str]:
     return next((each.verdict, each.text) for each in hardware.hardware(gpus) if each.name == name)
 
 

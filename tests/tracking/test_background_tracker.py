@@ -99,7 +99,7 @@ def test_a_guest_that_is_stuck_holds_nobody_up(
     tracker.close(ok=True)
     assert notes == [
         "swanlab is 10 steps behind and is dropped; metrics.jsonl has every step",
-        "waiting for swanlab to take what it has been told, 0.05 s at most",
+        "waiting for swanlab to finish, 0.05 s at most",
         notes[-1],
     ]
     assert re.fullmatch(r"swanlab was still busy after 0\.\d+ s; metrics\.jsonl has every step", notes[-1])

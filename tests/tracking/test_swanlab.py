@@ -79,7 +79,7 @@ def test_where_the_server_lets_nobody_in_it_logs_offline(tmp_path: Path, monkeyp
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setenv("SWANLAB_API_KEY", "0" * 21)
         monkeypatch.setenv("SWANLAB_API_HOST", f"http://127.0.0.1:{server.server_port}")
-        first, second = track(tmp_path, [1])
+        first, *_, second = track(tmp_path, [1])
         server.shutdown()
     assert first.startswith("swanlab: ")
     assert first.endswith("; logging offline")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from dagrl.backends.costs import WEIGHT_BYTES, Batch, EngineCosts
+from dagrl.backends.costs import WEIGHT_BYTES, EngineCosts, PlannedBatch
 from dagrl.backends.decoding import Generation, Lengths, shard_ends
 from dagrl.backends.device_rates import DeviceRates
 from dagrl.backends.families.shape import ModelShape
@@ -152,7 +152,7 @@ class PipelineCosts:
         engine = self.engines[task.executor]
         cuts = 1 if task.scope is Scope.BATCH else min(self.plan.shards, self.prompts(task))
         shards = max(1, round(cuts * share))
-        batch = Batch(self.rows(task) * share / shards, self.lengths(task), tokens_per_micro_batch)
+        batch = PlannedBatch(self.rows(task) * share / shards, self.lengths(task), tokens_per_micro_batch)
         seconds = shards * engine.forward(batch) + self._reconnecting(task) * share
         if task.frozen and engine.engine.executor.trained:
             # The start weights stay for all shards.
@@ -167,7 +167,7 @@ class PipelineCosts:
     def _update(self, task: PlannedTask, node: TrainingNode, share: float) -> float:
         engine = self.engines[task.executor]
         steps = node.optimizer_steps(self.pipeline.data.prompts_per_step)
-        batch = Batch(self.rows(task) * node.epochs / steps, self.lengths(task), node.tokens_per_micro_batch)
+        batch = PlannedBatch(self.rows(task) * node.epochs / steps, self.lengths(task), node.tokens_per_micro_batch)
         return share * (steps * engine.update(batch) + self._reconnecting(task)) + engine.load_s
 
     def _reconnecting(self, task: PlannedTask) -> float:

@@ -1,6 +1,6 @@
 """Prints a plan: sections of text for people, and one JSON object for programs.
 
-Each part of a plan is a `Section`: text and tables, and a key with plain values. `as_text` and `as_json` take a list of
+Each part of a plan is a `ReportSection`: text, tables, and a key with plain values. `as_text` and `as_json` take a list of
 them: `memory_sections` first, then those of `show_steps`.
 """
 
@@ -27,7 +27,7 @@ _STAYS = "stays awake"
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class ReportSection:
     """A part of the plan."""
 
     content: Sequence[RenderableType]
@@ -37,7 +37,7 @@ class Section:
     """An item of the JSON list with that key; None adds none."""
 
 
-def as_text(report: Report, sections: Iterable[Section]) -> str:
+def as_text(report: Report, sections: Iterable[ReportSection]) -> str:
     """All sections, with an empty line between them."""
     shape = report.fit.shape
     size = f"{_count(shape.parameters)} parameters"
@@ -50,7 +50,7 @@ def as_text(report: Report, sections: Iterable[Section]) -> str:
     return render(parts)
 
 
-def as_json(report: Report, sections: Iterable[Section]) -> str:
+def as_json(report: Report, sections: Iterable[ReportSection]) -> str:
     """One JSON object, which docs/plan.md describes."""
     shape = report.fit.shape
     found: dict[str, Any] = {
@@ -80,10 +80,10 @@ def problems_in_words(report: Report) -> list[str]:
     return [*lines, f"dagrl plan: it fits with {' '.join(report.change.overrides())}"]
 
 
-def memory_sections(report: Report) -> list[Section]:
+def memory_sections(report: Report) -> list[ReportSection]:
     """One section for each group: its engines, their memory by kind, and how full its GPUs are at each moment."""
     return [
-        Section(list(_group_content(report.pipeline, group)), "groups", _group_value(group))
+        ReportSection(list(_group_content(report.pipeline, group)), "groups", _group_value(group))
         for group in report.fit.groups
     ]
 

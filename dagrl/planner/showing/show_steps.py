@@ -20,18 +20,18 @@ from dagrl.planner.cost.lengths import Assumed
 from dagrl.planner.search.proposals import Proposal, search
 from dagrl.planner.search.space import Cluster, cluster_of
 from dagrl.planner.showing.report import Report
-from dagrl.planner.showing.show import Section
+from dagrl.planner.showing.show import ReportSection
 from dagrl.scheduler.plan import PlannedTask
 from dagrl.tables import table
 
 _MIB = 2**20
 
 
-def step_section(report: Report, assumed: Assumed) -> Section:
+def step_section(report: Report, assumed: Assumed) -> ReportSection:
     """A step in the steady state. ValueError if `assumed` contradicts the pipeline."""
     pipeline = report.pipeline
     if not report.fits:
-        return Section(["a step: not estimated, as it does not fit"], "steps", None)
+        return ReportSection(["a step: not estimated, as it does not fit"], "steps", None)
     costs = PipelineCosts(pipeline, report.fit.plan, report.fit.shape, report.gpu, assumed)
     estimate = estimate_step(costs)
     slots = sum(group.ranks for group in pipeline.groups.values())
@@ -52,7 +52,7 @@ def step_section(report: Report, assumed: Assumed) -> Section:
         "response_tokens_per_s": rate,
         "assumed": {"prompt_tokens": lengths.prompt, "response_tokens": lengths.response},
     }
-    return Section(content, "steps", value)
+    return ReportSection(content, "steps", value)
 
 
 def _leading(report: Report) -> PlannedTask:
@@ -73,7 +73,7 @@ def search_sections(
     nodes: int | None = None,
     gpus_per_node: int | None = None,
     top: int = 5,
-) -> list[Section]:
+) -> list[ReportSection]:
     """Search layouts of a pipeline file for `gpus` or `nodes`, by default for as many GPUs as it has.
 
     PipelineError if the file is wrong; ValueError if the call is, or if a search cannot change the pipeline.
@@ -85,11 +85,11 @@ def search_sections(
     return proposal_sections(found, cluster, gpu or DEFAULT_GPU)
 
 
-def proposal_sections(proposals: Sequence[Proposal], cluster: Cluster, gpu: str) -> list[Section]:
+def proposal_sections(proposals: Sequence[Proposal], cluster: Cluster, gpu: str) -> list[ReportSection]:
     """The proposals of a search, the best one as overrides to paste; `gpu` is the cluster's if that names none."""
     looked_for = f"{cluster.gpus} x {cluster.gpu or gpu}, {cluster.gpus_per_node} on a machine"
     if not proposals:
-        return [Section([f"layouts for {looked_for}: none that was tried fits"], "proposals", None)]
+        return [ReportSection([f"layouts for {looked_for}: none that was tried fits"], "proposals", None)]
     rows = []
     for number, each in enumerate(proposals, start=1):
         groups = " + ".join(f"{group.ranks} {name}" for name, group in each.placing.groups.items())
@@ -111,7 +111,7 @@ def proposal_sections(proposals: Sequence[Proposal], cluster: Cluster, gpu: str)
         }
         for each in proposals
     ]
-    return [Section(content if not number else [], "proposals", value) for number, value in enumerate(values)]
+    return [ReportSection(content if not number else [], "proposals", value) for number, value in enumerate(values)]
 
 
 def _servers(proposal: Proposal) -> str | None:

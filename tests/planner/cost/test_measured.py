@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dagrl.backends.costs import Batch, server_sleep_seconds, server_wake_seconds
+from dagrl.backends.costs import PlannedBatch, server_sleep_seconds, server_wake_seconds
 from dagrl.backends.decoding import Generation, Lengths, Server, shard_ends
 from dagrl.backends.device_rates import rates_of
 from dagrl.backends.families.registry import shape_of
@@ -62,9 +62,9 @@ def train_step(shape: ModelShape, tensor: int, micro_batches: int, tokens: int, 
     return passes.train(rows(passes, micro_batches, tokens)) + steps.seconds()
 
 
-def rows(passes: Passes, micro_batches: int, tokens: int) -> Batch:
+def rows(passes: Passes, micro_batches: int, tokens: int) -> PlannedBatch:
     """So many micro-batches of each replica."""
-    return Batch(passes.replicas * micro_batches * tokens / 2048, Lengths(1, 2047, 2047), tokens)
+    return PlannedBatch(passes.replicas * micro_batches * tokens / 2048, Lengths(1, 2047, 2047), tokens)
 
 
 def rollout(shape: ModelShape, tensor: int, prompts: int, n: int, lengths: Lengths) -> float:

@@ -9,7 +9,7 @@ import pytest
 
 from dagrl.backends.memory import KINDS
 from dagrl.planner.showing.report import Report, report
-from dagrl.planner.showing.show import Section, as_json, as_text, memory_sections, problems_in_words
+from dagrl.planner.showing.show import ReportSection, as_json, as_text, memory_sections, problems_in_words
 
 TEMPLATES = Path(__file__).parents[3] / "dag_templates"
 EIGHT_B, MIXTURE, TINY = (
@@ -100,7 +100,7 @@ def test_json_has_the_same_in_bytes() -> None:
 
 def test_others_add_sections() -> None:
     found = report(TINY, [])
-    sections = [*memory_sections(found), Section(["a step takes 3 s"], "seconds", {"step": 3.0})]
+    sections = [*memory_sections(found), ReportSection(["a step takes 3 s"], "seconds", {"step": 3.0})]
     assert as_text(found, sections).endswith("\n\na step takes 3 s\n")
     told = json.loads(as_json(found, sections))
     assert told["seconds"] == [{"step": 3.0}] and len(told["groups"]) == 2

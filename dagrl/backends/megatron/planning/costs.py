@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from dagrl.backends.costs import WEIGHT_BYTES, Batch, EngineCosts
+from dagrl.backends.costs import WEIGHT_BYTES, EngineCosts, PlannedBatch
 from dagrl.backends.device_rates import DeviceRates
 from dagrl.backends.megatron.planning.communicators import closing_seconds, connecting_seconds, gathering_seconds
 from dagrl.backends.megatron.planning.optimizer import OptimizerSteps
@@ -50,10 +50,10 @@ class MegatronCosts(EngineCosts):
     def state_bytes_on_host(self) -> float:
         return self.optimizer.state_bytes_on_host if self.engine.executor.trained else 0.0
 
-    def forward(self, batch: Batch) -> float:
+    def forward(self, batch: PlannedBatch) -> float:
         return self.passes.forward(batch)
 
-    def update(self, batch: Batch) -> float:
+    def update(self, batch: PlannedBatch) -> float:
         return self.passes.train(batch) + self.optimizer.seconds()
 
     @property

@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
-from dagrl.backends.costs import Batch
+from dagrl.backends.costs import PlannedBatch
 from dagrl.backends.device_rates import DeviceRates
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.megatron.planning.layers import LayerSeconds, Pack, Recompute, Seconds
@@ -49,14 +49,14 @@ class Passes:
         held = (rank_parameters(self.shape, self.spec, stage) for stage in self._stages)
         return max(held, key=lambda each: each.total)
 
-    def forward(self, batch: Batch) -> float:
+    def forward(self, batch: PlannedBatch) -> float:
         """Return the seconds of a pass without gradients."""
         count, pack = self.micro_batches(batch)
         sent = self._sent(pack)
         stages = [stage.forward + sent for stage in self._of_stages(pack)]
         return _BEGIN_S + count * max(stages) + (sum(stages) - max(stages)) / self._chunks
 
-    def train(self, batch: Batch) -> float:
+    def train(self, batch: PlannedBatch) -> float:
         """Return the seconds of a forward and a backward pass, without the optimizer's step."""
         count, pack = self.micro_batches(batch)
         # Gradients are added to float32 buffers, weight by weight.
@@ -65,7 +65,7 @@ class Passes:
         stages = [stage.forward + stage.backward + sent for stage in self._of_stages(pack)]
         return _BEGIN_S + count * (max(stages) + added) + (sum(stages) - max(stages)) / self._chunks
 
-    def micro_batches(self, batch: Batch) -> tuple[int, Pack]:
+    def micro_batches(self, batch: PlannedBatch) -> tuple[int, Pack]:
         """Return how many micro-batches a replica has, and their mean."""
         rows = max(1.0, batch.rows / self.replicas)
         alignment = self.spec.parallel.row_alignment

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dagrl.backends.costs import Batch
+from dagrl.backends.costs import PlannedBatch
 from dagrl.backends.decoding import Lengths
 from dagrl.backends.device_rates import rates_of
 from dagrl.backends.families.registry import shape_of
@@ -28,7 +28,7 @@ MIXTURE = shape_of(
     | {"num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936}
     | {"num_experts": 128, "num_experts_per_tok": 8, "intermediate_size": 6144}
 )
-BATCH = Batch(512, Lengths(512, 1536, 1536), 16384)
+BATCH = PlannedBatch(512, Lengths(512, 1536, 1536), 16384)
 
 
 def engine(fields: dict[str, Any] | None = None, **sizes: Any) -> MegatronEngineSpec:
