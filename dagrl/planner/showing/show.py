@@ -1,7 +1,7 @@
 """Prints a plan: sections of text for people, and one JSON object for programs.
 
-Each part of a plan is a `ReportSection`: text, tables, and a key with plain values. `as_text` and `as_json` take a list of
-them: `memory_sections` first, then those of `show_steps`.
+Each part of a plan is a `ReportSection`: text, tables, and a key with plain values. `as_text` and `as_json` take a list
+of them: `memory_sections` first, then those of `show_steps`.
 """
 
 from __future__ import annotations
