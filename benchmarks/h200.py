@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-MEGATRON = "tests/backends/megatron/engine"
+HELPERS = "tests/helpers"
 NOISE = ("warn", "it/s]", "__array")
 VERDICTS = ("ok  ", "NOT ")
 SUITES = ("rollout", "trainer", "plan")
@@ -125,14 +125,14 @@ def trainer_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
         return Part(name, (*command, "--json", str(out / f"{name}.json")), limit_s, gpus=gpus)
 
     def layouts(limit_s: int) -> Part:
-        command = (f"{MEGATRON}/gpu_layouts.py", "--ranks", str(gpus), "--out", str(out))
+        command = (f"{HELPERS}/gpu_layouts.py", "--ranks", str(gpus), "--out", str(out))
         return Part(f"layouts_{gpus}", command, limit_s, tail=80, gpus=gpus)
 
     def tests(name: str, limit_s: int, *arguments: str) -> Part:
         command = ("-m", "pytest", "-m", "gpu", "-rA", "-q", "-p", "no:cacheprovider", *arguments)
         return Part(name, command, limit_s, tail=30, gpus=gpus)
 
-    memory_command = (f"{MEGATRON}/gpu_memory.py", "--ranks", str(gpus), "--out", str(out))
+    memory_command = (f"{HELPERS}/gpu_memory.py", "--ranks", str(gpus), "--out", str(out))
     memory = Part("memory", memory_command, 300, tail=30, gpus=gpus)
     profile = ("--profile", str(out / "kernels"))
     mixture = ("--model", "a3b_6_layers", "--rounds", "6")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from gpu_sync import CASES
 
-SCRIPT = Path(__file__).parent / "gpu_sync.py"
+SCRIPT = Path(__file__).parents[1] / "helpers" / "gpu_sync.py"
 
 
 def run(gpus: int, *arguments: str, **environment: str) -> str:

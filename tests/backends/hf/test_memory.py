@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from models import QWEN3_1B7
+from published_shapes import QWEN3_1B7
 
 from dagrl.backends.hf.memory import generator_memory
 from dagrl.backends.hf.section import HfEngineSpec

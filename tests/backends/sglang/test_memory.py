@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from models import DEEPSEEK_V3, QWEN3_1B7, QWEN3_8B, QWEN3_30B
+from published_shapes import DEEPSEEK_V3, QWEN3_1B7, QWEN3_8B, QWEN3_30B
 
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.memory import CONTEXT, GIB, EngineMemory

@@ -13,7 +13,7 @@ import torch
 from gpu_cases import CASES
 from gpu_verdicts import judged
 
-SCRIPT = Path(__file__).parent / "gpu_layouts.py"
+SCRIPT = Path(__file__).parents[3] / "helpers" / "gpu_layouts.py"
 
 
 def run(ranks: int, out: Path, *arguments: str, **environment: str) -> dict[str, dict[str, Any]]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from gpu_memory import CASES, SHAPE
 
-SCRIPT = Path(__file__).parent / "gpu_memory.py"
+SCRIPT = Path(__file__).parents[3] / "helpers" / "gpu_memory.py"
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(1600)]
 
 

@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 import pytest
-from test_layouts import DENSE, LATENT, MIXTURE, SHARED_KEYS, parallel_of
+from layout_cases import DENSE, LATENT, MIXTURE, SHARED_KEYS, parallel_of
 
 from dagrl.backends.families.registry import shape_of
 from dagrl.backends.megatron.planning.stages import rank_parameters, stages_of

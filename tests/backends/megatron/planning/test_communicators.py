@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from models import QWEN3_8B, QWEN3_30B
+from published_shapes import QWEN3_8B, QWEN3_30B
 
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.megatron.planning.communicators import closing_seconds, connecting_seconds, gathering_seconds

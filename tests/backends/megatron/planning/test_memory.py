@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from models import DEEPSEEK_V3, QWEN3_1B7, QWEN3_8B, QWEN3_30B, SIXTEEN_LAYERS
+from published_shapes import DEEPSEEK_V3, QWEN3_1B7, QWEN3_8B, QWEN3_30B, SIXTEEN_LAYERS
 
 from dagrl.backends.families.registry import shape_of
 from dagrl.backends.families.shape import ModelShape

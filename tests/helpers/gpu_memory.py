@@ -1,6 +1,6 @@
 """Measure what sleeping and offloading free on GPUs, and that everything comes back to the bit.
 
-    python tests/backends/megatron/engine/gpu_memory.py --ranks 2 --out FOLDER [--only tp2 pp2] [--first-sleeps]
+    python tests/helpers/gpu_memory.py --ranks 2 --out FOLDER [--only tp2 pp2] [--first-sleeps]
 
 Each case has processes of its own, so that what the driver counts is the engine's: used memory is the driver's, less
 that of a bare CUDA context. A line of JSON for each case goes to FOLDER/memory_RANKS.jsonl, with the largest figure of

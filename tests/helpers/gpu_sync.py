@@ -1,6 +1,6 @@
 """Check on GPUs what only they can show of weight syncs: CUDA IPC, NCCL, memory, speed. Prints a line for each case.
 
-    python tests/weight_sync/gpu_sync.py --gpus 1          # and 2, and 4
+    python tests/helpers/gpu_sync.py --gpus 1          # and 2, and 4
 
 Trainers are Megatron engines; what takes the weights are processes that hold parts of a Qwen as SGLang does. Each
 process sees its own GPU, as under Ray. Without GPUs everything runs on the CPU, by shared memory and gloo.

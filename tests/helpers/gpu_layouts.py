@@ -1,6 +1,6 @@
 """Run the layouts of `gpu_cases` for a number of GPUs, and write what came out: a line of JSON for each.
 
-    python tests/backends/megatron/engine/gpu_layouts.py --ranks 2 --out FOLDER
+    python tests/helpers/gpu_layouts.py --ranks 2 --out FOLDER
 
 All cases run in the same processes, one after the other; a case that fails or hangs costs itself and a new start. What
 is reported is the distance of each case from one GPU that computes in float32 (without tensor-float rounding): of the
