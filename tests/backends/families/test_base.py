@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from megatron.core.transformer.transformer_config import MLATransformerConfig
 from transformers import AutoConfig, PretrainedConfig
 
 from dagrl.backends.families.registry import buildable, find_family, shape_of
@@ -166,6 +165,8 @@ def test_latent_attention_has_a_config_class_of_its_own():
 
 
 def test_every_field_and_default_is_one_of_megatrons():
+    from megatron.core.transformer.transformer_config import MLATransformerConfig
+
     for model in (deepseek(), config("mixtral"), config("qwen3_moe"), config("llama")):
         known = {field.name for field in dataclasses.fields(MLATransformerConfig)}
         assert transformer_fields(model).keys() | transformer_defaults(model).keys() <= known
