@@ -3,13 +3,15 @@
 import pytest
 import torch
 import transformers
-from megatron.core.optimizer import OptimizerConfig
 
 from dagrl.backends.families.registry import family_names, find_family
 from dagrl.backends.families.sizes import sizes_of
 from dagrl.backends.megatron.engine.config import transformer_fields
 from dagrl.backends.megatron.engine.fields import arguments_of, build_config
 from dagrl.backends.megatron.fields import TransformerFields
+
+# After the package that patches torch on machines without CUDA.
+from megatron.core.optimizer import OptimizerConfig  # isort: skip
 
 
 @pytest.mark.parametrize("family", family_names())
