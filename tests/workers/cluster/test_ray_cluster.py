@@ -106,7 +106,7 @@ def test_a_ray_of_our_own_has_no_processes_that_nobody_needs() -> None:
 
 def test_more_slots_than_the_machine_has_memory_for_are_refused_before_any_starts() -> None:
     _check_memory(4, 1)
-    asked = r"each of 1000000 CPU slots and 1 host workers .* take 100000 GiB of memory at least, and \d+ GiB are free"
+    asked = r"each of 1000000 CPU slots and 1 host workers .* take at least 100000 GiB of memory, and \d+ GiB are free"
     with pytest.raises(RunError, match=asked):
         _check_memory(1_000_000, 1)
     with pytest.raises(RunError, match="each of 1 CPU slots and 4096000 host workers"):
