@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dagrl.doctor.findings import Finding, hint, missing, ok
 from dagrl.launcher.errors import LaunchError
 from dagrl.launcher.node_rank import node_rank_from
-from dagrl.workers.cluster.addresses import OWN, is_of_a_client, knock, running_here
+from dagrl.workers.cluster.addresses import OWN, connect, is_of_a_client, running_here
 
 
 def network() -> Iterator[Finding]:
@@ -30,7 +30,7 @@ def _ray() -> Finding:
     if is_of_a_client(address):
         return missing("Ray", f"RAY_ADDRESS is {address}, which serves Ray clients; set it to the cluster's HOST:PORT")
     try:
-        knock(address)
+        connect(address)
     except OSError as error:
         return missing("Ray", f"RAY_ADDRESS is {address}, which does not answer ({error.strerror or error}); unset it")
     return hint("Ray", f"RAY_ADDRESS is {address}: `dagrl run` joins that cluster")

@@ -19,7 +19,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(1000 * GIB, 100 * GIB, 900 * GIB))
     monkeypatch.setattr(hardware.sandbox, "run", lambda code: None)
     monkeypatch.setattr(network, "running_here", lambda: None)
-    monkeypatch.setattr(network, "knock", lambda address: None)
+    monkeypatch.setattr(network, "connect", lambda address: None)
     monkeypatch.setattr(software.metadata, "requires", lambda package: ["ray<2.61,>=2.60", 'x==1; extra == "x"'])
     monkeypatch.setattr(software.metadata, "version", lambda package: "2.60.0")
     monkeypatch.setattr(software, "_is_installed", lambda package: True)

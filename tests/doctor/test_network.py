@@ -37,7 +37,7 @@ def test_an_address_that_serves_clients_or_is_silent_is_missing(monkeypatch: pyt
     monkeypatch.setenv("RAY_ADDRESS", "ray://h:10001")
     verdict, text = found("Ray")
     assert verdict is Verdict.MISSING and "serves Ray clients" in text
-    monkeypatch.setattr(network, "knock", refuse)
+    monkeypatch.setattr(network, "connect", refuse)
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.9:6379")
     verdict, text = found("Ray")
     assert verdict is Verdict.MISSING and "does not answer (Connection refused); unset it" in text

@@ -16,14 +16,14 @@ def running_here() -> str | None:
     """Address of the cluster that `ray start` has started on this machine. None if it does not answer."""
     try:
         address = RUNNING_CLUSTER.read_text().strip()
-        knock(address)
+        connect(address)
     except OSError:
         # The file remains if a cluster is killed, and may belong to another user.
         return None
     return address or None
 
 
-def knock(address: str) -> None:
+def connect(address: str) -> None:
     """Raise OSError within seconds if nothing listens at ``host:port``. Ray handles other kinds of addresses."""
     host, _, port = address.rpartition(":")
     if host and port.isdecimal():

@@ -15,7 +15,7 @@ import psutil
 from dagrl.config.schema import Pipeline
 from dagrl.scheduler.machines import Machine, MisfitError, assign_machines
 from dagrl.workers.cluster import reaper
-from dagrl.workers.cluster.addresses import OWN, RUNNING_CLUSTER, is_of_a_client, knock, running_here
+from dagrl.workers.cluster.addresses import OWN, RUNNING_CLUSTER, connect, is_of_a_client, running_here
 from dagrl.workers.cluster.session import (
     RAY_VARIABLES,
     fewer_processes,
@@ -66,7 +66,7 @@ def _joined(ray: ModuleType, address: str) -> Iterator[None]:
             hint="start `dagrl run` on a machine of the cluster, with the HOST:PORT of its head in RAY_ADDRESS",
         )
     try:
-        knock(address)
+        connect(address)
         with keep_signals_from_ray():
             ray.init(address=address, log_to_driver=False, logging_level="ERROR", namespace="dagrl")
     except (OSError, ValueError) as error:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from dagrl.workers.cluster import addresses
-from dagrl.workers.cluster.addresses import knock, running_here
+from dagrl.workers.cluster.addresses import connect, running_here
 from dagrl.workers.cluster.ray_cluster import cluster
 from dagrl.workers.errors import RunError
 
@@ -45,9 +45,9 @@ def test_one_that_was_killed_is_no_longer_there_though_its_file_is(noted: Path, 
 
 
 def test_what_is_no_address_is_left_to_ray() -> None:
-    knock("auto")
-    knock("local:")
-    knock("head:²")
+    connect("auto")
+    connect("local:")
+    connect("head:²")
 
 
 def refusal(pipeline, tmp_path: Path) -> RunError:
@@ -88,7 +88,7 @@ def test_a_driver_that_ray_ends_does_not_vanish_without_a_word(closed_port: int)
 import os
 from types import SimpleNamespace
 from dagrl.workers.cluster import ray_cluster
-ray_cluster.knock = lambda address: None
+ray_cluster.connect = lambda address: None
 with ray_cluster._joined(SimpleNamespace(init=lambda **options: None), "127.0.0.1:{closed_port}"):
     os._exit(1)
 """
